@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from ddpdoctor.base.findings import FAIL, Finding, Severity
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.engine.registry import Check, NotTested, Result
-from ddpdoctor.facts.fleet import Absent, Cell, Fleet, Link, Node, Passed, Phase, Reach
+from ddpdoctor.engine.registry import Check, Result, Skipped
+from ddpdoctor.facts.fleet import Cell, Fleet, Link, MissingNode, Node, Passed, Phase, Reach
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 
@@ -59,7 +59,7 @@ def make_fleet(
     *,
     cells: Mapping[tuple[int, int], Cell] | None = None,
     links: Sequence[Link] | None = None,
-    absent: Sequence[Absent] = (),
+    absent: Sequence[MissingNode] = (),
     phases: Sequence[Phase] = PHASES,
     nodes: Sequence[Node] | None = None,
 ) -> Fleet:
@@ -87,7 +87,7 @@ def make_fleet(
 def examined(
     count: int,
     found: Mapping[int, Sequence[Finding]] | None = None,
-    not_tested: Mapping[int, NotTested] | None = None,
+    not_tested: Mapping[int, Skipped] | None = None,
     hosts: Sequence[str] | None = None,
 ) -> list[Examination]:
     """An examination a node: `found` by the check "broken", by place; `not_tested` of the check "other"."""

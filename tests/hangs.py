@@ -9,7 +9,16 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ddpdoctor.facts.hang import Collective, Frame, Hang, Look, Recorded, RecordedGroup, Watched, WatchedRank
+from ddpdoctor.facts.hang import (
+    Frame,
+    Hang,
+    RankLook,
+    Recorded,
+    RecordedCollective,
+    RecordedGroup,
+    Watched,
+    WatchedRank,
+)
 
 SCRIPT = "/home/ada/train.py"
 LIB = "/opt/env/lib/python3.11"
@@ -123,7 +132,7 @@ def watched(
     """Two looks at a process; at one stack in both, if only one is given. cores, moved: what it did in between; wakes: how often its
     main thread woke up."""
     first, last = (stacks[0], stacks[-1]) if stacks else ((), ())
-    look = Look(
+    look = RankLook(
         frames=first, source=source if stacks else "not permitted", state=state, waits_in=waits_in, cpu_seconds=9.0,
         switches=2000, transferred=52_000_000, main_wakes=700, other_wakes=90,
     )  # fmt: skip
@@ -161,19 +170,19 @@ def hang(*ranks: WatchedRank, **more: object) -> Hang:
 
 def call(
     number: int, name: str = "nccl:all_reduce", state: str = "completed", line: int = 40, **more: object
-) -> Collective:
+) -> RecordedCollective:
     given: dict[str, object] = {
         "shapes": ((1024,),),
         "dtypes": ("Float",),
         "created": 1000.0 + number,
         "frames": own("main", line),
     }
-    return Collective(number=number, name=name, state=state, **{**given, **more})  # type: ignore[arg-type]
+    return RecordedCollective(number=number, name=name, state=state, **{**given, **more})  # type: ignore[arg-type]
 
 
 def dump(
     number: int,
-    *entries: Collective,
+    *entries: RecordedCollective,
     group: str = "0:default_pg",
     ranks: Iterable[int] = (),
     host: str = "node01",

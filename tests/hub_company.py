@@ -15,8 +15,8 @@ from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.agent import attend
 from ddpdoctor.netcheck.hub import Hub
-from ddpdoctor.netcheck.job import Job
-from ddpdoctor.netcheck.listener import Limits
+from ddpdoctor.netcheck.job import NetcheckJob
+from ddpdoctor.netcheck.listener import ConnectionLimits
 from ddpdoctor.netcheck.messages import (
     PROTOCOL,
     Answer,
@@ -41,7 +41,7 @@ HERE = "127.0.0.1"
 TOKEN = "abcd-efgh-ijkl"
 PART = Part(results=(), verdict=Verdict.OK, exit_code=0, lines=("all is well",))
 SEVEN = Counted(undelivered=7, untransmitted=None)
-QUICK = Limits(hello=0.4, grace=0.1, second_thoughts=0.3, ping=0.1, quiet=0.8, line=3.0)
+QUICK = ConnectionLimits(hello=0.4, grace=0.1, second_thoughts=0.3, ping=0.1, quiet=0.8, line=3.0)
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -61,7 +61,9 @@ def run(work: Coroutine[Any, Any, T], seconds: float = 20) -> T:
 
 
 @asynccontextmanager
-async def hub(nnodes: int = 2, token: str = TOKEN, limits: Limits = QUICK, **others: Any) -> AsyncIterator[Hub]:
+async def hub(
+    nnodes: int = 2, token: str = TOKEN, limits: ConnectionLimits = QUICK, **others: Any
+) -> AsyncIterator[Hub]:
     """A hub on a port of its own."""
     before = asyncio.all_tasks()
     one = Hub([HERE], 0, nnodes, token, limits=limits, **others)
@@ -93,7 +95,7 @@ async def agent(
     carry_out: Callable[[Order], Awaitable[Answer]] = counts,
     heard: Callable[[Waiting], None] = lambda waiting: None,
     address: str = HERE,
-    limits: Limits = QUICK,
+    limits: ConnectionLimits = QUICK,
 ) -> Part:
     """A real agent, from its dialling to its part of the verdict."""
     reader, writer = await asyncio.open_connection(HERE, port, local_addr=(address, 0))
@@ -102,7 +104,7 @@ async def agent(
     async def facts(welcome: Welcome) -> bytes:
         return manifest()
 
-    job = Job(master=HERE, port=port, nnodes=nnodes, node_rank=rank)
+    job = NetcheckJob(master=HERE, port=port, nnodes=nnodes, node_rank=rank)
     return await attend(Greeted(reader, writer, greeting), job, token, facts, carry_out, heard, own, limits)
 
 

@@ -26,8 +26,8 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.facts.log import Log, Sighting
-from ddpdoctor.logs.analyze.verdict import SLUGS, LogVerdict, Outcome, verdict_of
+from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.logs.analyze.verdict import SLUGS, LogVerdict, RunOutcome, verdict_of
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
 HEALTHY = "healthy"
@@ -87,7 +87,7 @@ class Judged(msgspec.Struct, frozen=True):
             return not self._says(slug)
         if self.of.sick:
             return self.named[:1] == [slug] if slug not in OUTCOMES else self._says(slug)
-        return verdict.outcome is Outcome.NOTHING and not self.named
+        return verdict.outcome is RunOutcome.NOTHING and not self.named
 
     @property
     def among_three(self) -> bool:
@@ -206,7 +206,7 @@ def told(one: Judged) -> list[str]:
     return found
 
 
-def _signs(sightings: Sequence[Sighting]) -> str:
+def _signs(sightings: Sequence[SignMatch]) -> str:
     return ", ".join(sorted({f"{one.sign!r} ({one.role.value})" for one in sightings})[:3])
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from ddpdoctor.base.log_signs import Role
-from ddpdoctor.facts.log import Exited, LastWords, Log, LogFile, LogFrame, LogLine, Raised, Sighting
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.facts.log import LastWords, Log, LogFile, LogFrame, LoggedException, LogLine, ProcessExit, SignMatch
 from ddpdoctor.logs.parse.reading import read_logs
 
 
@@ -28,17 +28,17 @@ def seen(
     *,
     number: int = 1,
     text: str = "words",
-    role: Role = Role.NAMES,
+    role: SignRole = SignRole.NAMES,
     sign: str = "",
     rank: int | None = None,
     host: str = "",
     time: float | None = None,
     file: int = 0,
     quoted: bool = False,
-) -> Sighting:
+) -> SignMatch:
     """A sign of an illness."""
     where = line(number, text, rank=rank, host=host, time=time, file=file)
-    return Sighting(slug=slug, sign=sign or f"the sign of {slug}", role=role, line=where, quoted=quoted)
+    return SignMatch(slug=slug, sign=sign or f"the sign of {slug}", role=role, line=where, quoted=quoted)
 
 
 def raised(
@@ -52,11 +52,11 @@ def raised(
     chained: bool = False,
     library: bool = False,
     caught: bool = False,
-) -> Raised:
+) -> LoggedException:
     """An exception of four lines. library: it came from below torch.distributed. caught: not from the script's first line."""
     own = LogFrame("/home/ada/train.py", 7, "step" if caught else "<module>", "run()")
     inner = LogFrame("/opt/conda/lib/python3.11/site-packages/torch/distributed/c10d.py", 99, "wait")
-    return Raised(
+    return LoggedException(
         exception=exception,
         message=message,
         line=line(number, f"{exception}: {message}", rank=rank, time=time, file=file),
@@ -69,15 +69,15 @@ def raised(
 
 def exited(
     rank: int | None, code: int | None, *, number: int = 900, first: bool = False, told_to: bool = False, pid: int = 0
-) -> Exited:
+) -> ProcessExit:
     """An end in torchrun's words."""
-    return Exited(
+    return ProcessExit(
         line=line(number, "exitcode"), said_by="torchrun", exit_code=code, rank=rank, first=first, told_to=told_to, pid=pid or None
     )  # fmt: skip
 
 
 def log(
-    *parts: Sighting | Raised | Exited,
+    *parts: SignMatch | LoggedException | ProcessExit,
     files: int = 1,
     ranks: tuple[int, ...] = (),
     hosts: tuple[str, ...] = (),
@@ -94,9 +94,9 @@ def log(
         world_size=world_size,
         ranks=ranks or tuple(sorted(set(said))),
         hosts=hosts,
-        sightings=tuple(one for one in parts if isinstance(one, Sighting)),
-        raised=tuple(one for one in parts if isinstance(one, Raised)),
-        exited=tuple(one for one in parts if isinstance(one, Exited)),
+        sightings=tuple(one for one in parts if isinstance(one, SignMatch)),
+        raised=tuple(one for one in parts if isinstance(one, LoggedException)),
+        exited=tuple(one for one in parts if isinstance(one, ProcessExit)),
         errors=errors,
         last=tuple(LastWords(rank=one.rank, line=one) for one in last),
     )

@@ -9,7 +9,7 @@ import random
 from collections import OrderedDict, defaultdict, deque
 from typing import Any, NamedTuple
 
-from ddpdoctor.checkpoints.pickles.nodes import Bytes, Call, Container, Global, Reference, Storage, Text, Tuple
+from ddpdoctor.checkpoints.pickles.nodes import Bytes, Call, ContainerNode, Global, Reference, Storage, Text, Tuple
 
 
 class Plain:
@@ -241,13 +241,13 @@ def canonical(value: Any, data: bytes = b"") -> Any:
             return ("tuple", *map(form, one.items))
         if kind is tuple:
             return ("tuple", *map(form, one))
-        if isinstance(one, Container) and one.kind in ("set", "frozenset"):
+        if isinstance(one, ContainerNode) and one.kind in ("set", "frozenset"):
             return (one.kind, *sorted({*map(_unordered, one.items)}))
         if kind in (set, frozenset):
             return (kind.__name__, *sorted({*map(_unordered, one)}))
         if (seen := again(one)) is not None:
             return seen
-        if isinstance(one, Container):
+        if isinstance(one, ContainerNode):
             return (one.kind, [form(item) for item in one.items], [(form(p.key), form(p.value)) for p in one.pairs])
         if kind is list:
             return ("list", [form(item) for item in one], [])

@@ -10,9 +10,9 @@ import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.environment import Setting
-from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
+from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
 from ddpdoctor.facts.hang import Frame
-from ddpdoctor.facts.processes import Identity, Place, Process, Processes, Role, ThreadActivity
+from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity, ProcessRole, RankPlace, ThreadActivity
 
 ME, SOMEBODY = 1000, 1001
 OWN_NAMESPACE = "pid:[4026531836]"
@@ -51,13 +51,13 @@ class Host:
     def __init__(self, dice: Random) -> None:
         self.dice = dice
         self.processes: list[Process] = []
-        self.holders: dict[int, list[Holder]] = {index: [] for index in range(4)}
+        self.holders: dict[int, list[GpuHolder]] = {index: [] for index in range(4)}
         self.utilisation: dict[int, int] = dict.fromkeys(range(4), 0)
         self.mps: set[int] = set()
-        self.dead: set[Identity] = set()
-        self.clear: set[Identity] = set()
+        self.dead: set[ProcessIdentity] = set()
+        self.clear: set[ProcessIdentity] = set()
         """Of the dead those that nothing hides."""
-        self.named: set[Identity] = set()
+        self.named: set[ProcessIdentity] = set()
         """What may be left over, and must not be passed over in silence."""
         self.namespace = OWN_NAMESPACE
         self.container = ""
@@ -121,9 +121,11 @@ class Host:
                 "elastic_extra", {}
             )
         settings = tuple(Setting(name, value) for name, value in given.items())
-        place = Place(rank=number, world_size=count, local_rank=number % local, local_world_size=local, source="RANK")
+        place = RankPlace(
+            rank=number, world_size=count, local_rank=number % local, local_world_size=local, source="RANK"
+        )
         plain = {
-            "role": Role.RANK,
+            "role": ProcessRole.RANK,
             "place": place,
             "settings": settings,
             "marks": RANK_MARKS,
@@ -151,10 +153,10 @@ class Host:
         }
 
     def worker(self, **facts: Any) -> Process:
-        return self.add(**{"role": Role.WORKER, "name": "pt_data_worker", "command": "python train.py", **facts})
+        return self.add(**{"role": ProcessRole.WORKER, "name": "pt_data_worker", "command": "python train.py", **facts})
 
     def hold(self, process: Process, gpu: int, kind: str = "compute") -> None:
-        self.holders[gpu].append(Holder(pid=process.pid, memory=1 << 30, kind=kind))
+        self.holders[gpu].append(GpuHolder(pid=process.pid, memory=1 << 30, kind=kind))
         self.change(process, devices=(gpu,))
 
     def change(self, process: Process, **facts: Any) -> Process:
@@ -193,7 +195,7 @@ Filler = Callable[[Host], None]
 
 def _launcher(host: Host, **facts: Any) -> Process:
     return host.add(
-        **{"role": Role.LAUNCHER, "name": "torchrun", "command": "torchrun train.py", "age": 5_000.0, **facts}
+        **{"role": ProcessRole.LAUNCHER, "name": "torchrun", "command": "torchrun train.py", "age": 5_000.0, **facts}
     )
 
 
@@ -317,7 +319,7 @@ def attended(host: Host) -> None:
 def notebook(host: Host) -> None:
     command = "python -m ipykernel_launcher -f /run/kernel.json"
     parent = 1 if host.dice.random() < 0.5 else host.add(name="jupyter-lab", command="jupyter lab").pid
-    role = host.dice.choice([Role.OTHER, Role.RANK])
+    role = host.dice.choice([ProcessRole.OTHER, ProcessRole.RANK])
     kernel = host.rank(0, 1, command=command, role=role, parent=parent, age=50.0)
     host.hold(kernel, host.dice.randrange(4))
 
@@ -369,7 +371,9 @@ def young(host: Host) -> None:
 
 def a_first_process_that_starts_ranks(host: Host) -> None:
     """In this container pid 1 is the script or shell that started the job."""
-    name, role = host.dice.choice([("python3", Role.OTHER), ("bash", Role.OTHER), ("python3", Role.LAUNCHER)])
+    name, role = host.dice.choice(
+        [("python3", ProcessRole.OTHER), ("bash", ProcessRole.OTHER), ("python3", ProcessRole.LAUNCHER)]
+    )
     host.change(host.init, name=name, executable=f"/usr/bin/{name}", role=role)
     host.init = host.processes[0]
     # What else was adopted here can't be told from what pid 1 started.
@@ -402,7 +406,7 @@ def reused_pid(host: Host) -> None:
     host.worker(parent=late.pid)
     # NVML still lists the pid of one that is long gone; an editor has it now.
     editor = host.add(name="vim", executable="/usr/bin/vim", terminal=host.dice.random() < 0.5)
-    host.holders[0].append(Holder(pid=editor.pid, memory=1 << 30))
+    host.holders[0].append(GpuHolder(pid=editor.pid, memory=1 << 30))
 
 
 def helped_by_a_child(host: Host) -> None:
@@ -457,7 +461,7 @@ def half_told(host: Host) -> None:
 
 
 SUBREAPERS: Sequence[dict[str, Any]] = (
-    {"name": "slurmstepd", "role": Role.LAUNCHER, "command": "slurmstepd: [4711.0]", "executable": "/usr/sbin/slurmstepd", "uid": 0},
+    {"name": "slurmstepd", "role": ProcessRole.LAUNCHER, "command": "slurmstepd: [4711.0]", "executable": "/usr/sbin/slurmstepd", "uid": 0},
     {"name": "containerd-shim", "command": "containerd-shim-runc-v2 -id c0ffee", "executable": "/usr/bin/containerd-shim-runc-v2", "uid": 0},
     {"name": "conmon", "command": "conmon --api-version 1", "executable": "/usr/bin/conmon"},
     {"name": "raylet", "command": "raylet --store_socket_name=x", "executable": "/opt/ray/raylet"},
@@ -489,7 +493,7 @@ def below_a_subreaper(host: Host) -> None:
 
 def tasks_of_a_step(host: Host) -> None:
     """Healthy: srun's ranks, which slurmstepd puts into the process group of the first of them."""
-    step = host.add(name="slurmstepd", command="slurmstepd: [1.0]", role=Role.LAUNCHER, age=70_000.0)
+    step = host.add(name="slurmstepd", command="slurmstepd: [1.0]", role=ProcessRole.LAUNCHER, age=70_000.0)
     first = 0
     for number in range(count := host.dice.randint(2, 8)):
         task = {"SLURM_PROCID": str(number), "SLURM_NTASKS": str(count)}
@@ -534,7 +538,7 @@ def spawned_and_adopted_by_a_subreaper(host: Host) -> None:
     )
     group = host.dice.choice([gone, parent.group])
     for number in range(2):
-        place = Place(rank=number, world_size=2, local_rank=number, local_world_size=2, source=source)
+        place = RankPlace(rank=number, world_size=2, local_rank=number, local_world_size=2, source=source)
         one = host.rank(
             number, 2, elastic=False, parent=parent.pid, group=group, session=group, place=place, command=command
         )
@@ -569,11 +573,11 @@ def dead_job(host: Host) -> None:
         for _ in range(host.dice.choice([0, 0, 2])):
             found.append(host.worker(parent=one.pid, age=40.0, group=one.pid, session=one.pid))
         if host.dice.random() < 0.3:
-            found.append(host.add(role=Role.HELPER, parent=one.pid, age=40.0, group=one.pid, session=one.pid))
+            found.append(host.add(role=ProcessRole.HELPER, parent=one.pid, age=40.0, group=one.pid, session=one.pid))
     host.dead |= {one.identity for one in found}
     plain = all(not host.processes[at].devices for at in range(len(host.processes)) if host.processes[at] in found)
     if there == count and plain:
-        host.clear |= {one.identity for one in found if one.role is Role.RANK}
+        host.clear |= {one.identity for one in found if one.role is ProcessRole.RANK}
 
 
 def dead_worker(host: Host) -> None:

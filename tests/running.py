@@ -7,8 +7,8 @@ from typing import Any
 
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment, Setting
-from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
-from ddpdoctor.facts.processes import Place, Process, Processes, Role
+from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
+from ddpdoctor.facts.processes import Process, Processes, ProcessRole, RankPlace
 from ddpdoctor.facts.snapshot import Snapshot
 
 GIB = 1 << 30
@@ -39,8 +39,8 @@ def rank(number: int, size: int = 4, **facts: Any) -> Process:
         "recent_switches": 40,
         "memory": 3 * GIB,
         "waits_in": "futex_wait_queue",
-        "role": Role.RANK,
-        "place": Place(rank=number, world_size=size, local_rank=number, local_world_size=size, source="RANK"),
+        "role": ProcessRole.RANK,
+        "place": RankPlace(rank=number, world_size=size, local_rank=number, local_world_size=size, source="RANK"),
         "settings": tuple(Setting(name, str(value)) for name, value in settings.items()),
         "devices": (number,),
     }
@@ -58,7 +58,7 @@ def launcher(**facts: Any) -> Process:
         "name": "torchrun",
         "command": "python torchrun --nproc-per-node=4 train.py",
         "age": 7510.0,
-        "role": Role.LAUNCHER,
+        "role": ProcessRole.LAUNCHER,
     }
     return Process(**usual | facts)
 
@@ -72,7 +72,7 @@ def processes(*listed: Process, **facts: Any) -> Processes:
     return Processes(listed=tuple(sorted((SHELL, *listed), key=lambda one: one.pid)), **usual | facts)
 
 
-def gpus(held: Mapping[int, Sequence[Holder]] = {}, count: int = 4) -> Gpus:
+def gpus(held: Mapping[int, Sequence[GpuHolder]] = {}, count: int = 4) -> Gpus:
     """GPUs, and who is on them by index."""
     devices = tuple(
         Gpu(
@@ -88,13 +88,13 @@ def gpus(held: Mapping[int, Sequence[Holder]] = {}, count: int = 4) -> Gpus:
     return Gpus(devices=devices, vendor="nvidia")
 
 
-def on_their_gpus(ranks: Sequence[Process], memory: int = 31 * GIB) -> dict[int, list[Holder]]:
+def on_their_gpus(ranks: Sequence[Process], memory: int = 31 * GIB) -> dict[int, list[GpuHolder]]:
     """Each on the GPU of its local rank."""
-    held: dict[int, list[Holder]] = {}
+    held: dict[int, list[GpuHolder]] = {}
     for one in ranks:
         assert one.place is not None
         assert one.place.local_rank is not None
-        held.setdefault(one.place.local_rank, []).append(Holder(pid=one.pid, memory=memory))
+        held.setdefault(one.place.local_rank, []).append(GpuHolder(pid=one.pid, memory=memory))
     return held
 
 

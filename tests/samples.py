@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ddpdoctor.checkpoints.kinds import recognition
+from ddpdoctor.checkpoints import recognising
 from ddpdoctor.checkpoints.kinds.recognised import Recognised
 
 STATE = {"w": torch.arange(1000.0), "b": torch.ones(3)}
@@ -48,7 +48,7 @@ def well_worded(found: Recognised) -> None:
 
 def recognise(path: Path) -> Recognised:
     """What we recognise, checked for how it is worded."""
-    found = recognition.recognise(path)
+    found = recognising.recognise(path)
     well_worded(found)
     return found
 

@@ -21,12 +21,12 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.hang import Frame, Hang
-from ddpdoctor.facts.processes import Identity, Place, Process, Processes, Role
+from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity, ProcessRole, RankPlace
 from ddpdoctor.hang import watching
-from ddpdoctor.hang.glances import Glance
+from ddpdoctor.hang.glances import ProcessGlance
 from ddpdoctor.hang.sampling import ALL_RATE, LEAST_RATE, RATE, Sampled, understood
 from ddpdoctor.probes.py_spy import Spied
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 from tests.hangs import (
     GETS_ITEM,
     IDLE_WORKER,
@@ -100,11 +100,11 @@ class Timeline:
     def at(self, now: float) -> int:
         return max(0, bisect_right(self.starts, now) - 1)
 
-    def glance(self, now: float) -> Glance:
+    def glance(self, now: float) -> ProcessGlance:
         place = self.at(now)
         cpu, wakes, others, moved = self._counted(place, now)
         span = self.spans[place]
-        return Glance(
+        return ProcessGlance(
             state=span.state,
             waits_in=span.waits_in if span.state == "S" else "",
             cpu_seconds=100.0 + cpu,
@@ -160,7 +160,7 @@ class SimulatedJob:
         async def sleep(seconds: float) -> None:
             clock.now += max(0.0, seconds)
 
-        def glance(one: Identity, proc: object) -> Glance:
+        def glance(one: ProcessIdentity, proc: object) -> ProcessGlance:
             return seen[one.pid].glance(clock.now)
 
         replaced: dict[str, Any] = {
@@ -174,7 +174,7 @@ class SimulatedJob:
             monkeypatch.setattr(watching, name, value)
         return asyncio.run(watching.watch(self._job(), Processes(), "node01", seconds))
 
-    def _job(self) -> Job:
+    def _job(self) -> TrainingJob:
         marks = ("gloo_tcp_loop", "pt_gloo_runloop") if self.backend == "gloo" else ("pt_nccl_watchdg",)
         size = len(self.ranks)
         ranks = [
@@ -183,16 +183,17 @@ class SimulatedJob:
                 start=number,
                 parent=LAUNCHER,
                 age=LAST,
-                role=Role.RANK,
+                role=ProcessRole.RANK,
                 marks=marks,
-                place=Place(rank=number, world_size=size, source="RANK"),
+                place=RankPlace(rank=number, world_size=size, source="RANK"),
             )
             for number, one in enumerate(self.ranks[: self.here])
         ]
         others = [
-            Process(pid=one.pid, start=one.pid, parent=pid, role=Role.WORKER) for pid, one in self.workers.items()
+            Process(pid=one.pid, start=one.pid, parent=pid, role=ProcessRole.WORKER)
+            for pid, one in self.workers.items()
         ]
-        return Job(
+        return TrainingJob(
             name=str(LAUNCHER),
             ranks=tuple(ranks),
             others=tuple(one for one in others if one.parent in {rank.pid for rank in ranks}),

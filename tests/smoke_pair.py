@@ -21,7 +21,7 @@ from unittest import mock
 
 import torch
 import torch.distributed
-from ddpdoctor_smoke.rank import Rank, Wrong
+from ddpdoctor_smoke.rank import Rank, WrongOutcome
 from ddpdoctor_smoke.stages import checkpointing, precision, training
 
 from tests.smoke_patient import PosesAsGpu, rank
@@ -158,7 +158,7 @@ def told_by(number: int, folder: Path) -> dict[str, dict[str, Any]]:
         one.rank, one.world_size = number, RANKS
         try:
             told[name] = {"words": stage(one), "culprits": None}
-        except Wrong as wrong:
+        except WrongOutcome as wrong:
             told[name] = {"words": str(wrong), "culprits": wrong.culprits}
     torch.distributed.barrier()
     return told

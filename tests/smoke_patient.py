@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed
-from ddpdoctor_smoke.orders import Order
+from ddpdoctor_smoke.orders import TrainerOrder
 from ddpdoctor_smoke.rank import Rank
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ class PosesAsGpu(Rank):  # type: ignore[misc]
 
 
 def rank(tmp_path: Path, kind: type[Rank] = Rank, fault: dict[str, object] | None = None) -> Rank:
-    order = Order(
+    order = TrainerOrder(
         backend="gloo",
         folder=os.fspath(tmp_path),
         world_size=1,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from ddpdoctor.base.findings import FAIL, Finding, Severity
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.engine.registry import Check, NotTested, Result, Why
+from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, Stage, State
+from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, Stage, StageState
 from ddpdoctor.facts.snapshot import Snapshot
 
 STAGES = ("import", "device", "barrier", "all_reduce", "training", "apex", "shutdown")
@@ -16,7 +16,7 @@ STAGES = ("import", "device", "barrier", "all_reduce", "training", "apex", "shut
 
 def rank_run(
     rank: int,
-    ending: Ending = Ending.FINISHED,
+    ending: RankEnding = RankEnding.FINISHED,
     stage: str = "shutdown",
     *,
     names: tuple[str, ...] = STAGES,
@@ -25,21 +25,21 @@ def rank_run(
 ) -> RankRun:
     """A rank that came to its end, or as far as that stage."""
     place = names.index(stage)
-    finished = ending is Ending.FINISHED
+    finished = ending is RankEnding.FINISHED
     stages = []
     for number, name in enumerate(names):
-        state = State.PASSED
+        state = StageState.PASSED
         if name == "apex":
-            state = State.NOT_TESTED if finished or number < place else State.NOT_RUN
+            state = StageState.NOT_TESTED if finished or number < place else StageState.NOT_RUN
         elif not finished and number == place:
-            by_itself = ending in (Ending.RAISED, Ending.WRONG, Ending.EXITED, Ending.KILLED)
-            state = State.FAILED if by_itself else State.HUNG
+            by_itself = ending in (RankEnding.RAISED, RankEnding.WRONG, RankEnding.EXITED, RankEnding.KILLED)
+            state = StageState.FAILED if by_itself else StageState.HUNG
         elif not finished and number > place:
-            state = State.NOT_RUN
+            state = StageState.NOT_RUN
         text = "Apex is not installed" if name == "apex" else words if number == place else ""
         stages.append(Stage(name=name, state=state, seconds=0.5 + rank / 100, words=text))
-    if ending is Ending.NEVER_CAME:
-        stages = [Stage(name=name, state=State.NOT_RUN) for name in names]
+    if ending is RankEnding.NEVER_CAME:
+        stages = [Stage(name=name, state=StageState.NOT_RUN) for name in names]
     given = {"local_rank": rank, "host": "node07", "pid": 1000 + rank, "ended_after": 4.2, "memory": 256 << 20} | more
     return RankRun(rank=rank, ending=ending, words=words, stages=tuple(stages), **given)  # type: ignore[arg-type]
 
@@ -83,7 +83,7 @@ def a_check(slug: str, family: str, severity: Severity = FAIL) -> Check:
 
 def result(slug: str, *findings: Finding, family: str = "smoke", severity: Severity = FAIL, why: str = "") -> Result:
     """A check's: what it found, or why it had nothing to look at."""
-    missing = NotTested(Why.NOT_APPLICABLE, why) if why else None
+    missing = Skipped(SkipReason.NOT_APPLICABLE, why) if why else None
     return Result(a_check(slug, family, severity), findings, missing)
 
 

@@ -9,7 +9,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import dotted, listed
 from ddpdoctor.checks.torch.extensions import cudart_major, other_python, unresolved
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.extensions import Apex, Extensions, SharedObject
 from ddpdoctor.facts.gpus import Gpus
@@ -163,7 +163,7 @@ def apex_wrong_package(extensions: Extensions, patient: Patient, torch: Maybe[To
         ),
         LogSign(
             "Warning:  multi_tensor_applier fused unscale kernel is unavailable",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             why="Training goes on with slower Python code",
             source="NVIDIA/apex: apex/amp/scaler.py",
         ),
@@ -429,7 +429,7 @@ def apex_arch_missing(
         ),
         LogSign(
             INSTALLED,
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             pattern=r"^\s*Successfully installed (?P<packages>\S.*)",
             near="No module named 'torch'",
             why="pip's own words: another try went through",
@@ -437,7 +437,7 @@ def apex_arch_missing(
         ),
         LogSign(
             "--build-option and --global-option are deprecated",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             why="pip goes on; whether the extensions were built, it doesn't say",
             source="pip 23.2.1: pip/_internal/req/req_install.py",
         ),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.wording import short
-from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.refuted import INSTALLED
 from ddpdoctor.logs.analyze.sightings import lines, sightings, where
@@ -46,7 +46,7 @@ COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )
         LogSign(
             INSTALLED,
             why="pip's own words: another try went through, mostly one without the CUDA extensions",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             pattern=r"Successfully installed (?:.* )?apex-\d",
             source="pip 23.2: pip/_internal/commands/install.py",
         ),
@@ -66,7 +66,7 @@ def apex_build_failed(log: Log) -> Iterator[Finding]:
     Look for the first "error:" of the build. `ddpdoctor explain apex` gives the commands that fit this host. For most uses torch
     itself has what Apex had: `torch.amp`, `torch.optim.AdamW(fused=True)`, `torch.nn.SyncBatchNorm`.
     """
-    seen = [one for one in sightings(log, "apex-build-failed") if one.role is not Role.NOISE]
+    seen = [one for one in sightings(log, "apex-build-failed") if one.role is not SignRole.NOISE]
     if not seen:
         return
     said = sorted((*log.errors, *(one.line for one in log.sightings)), key=lambda line: line.order)

@@ -24,7 +24,7 @@ from ddpdoctor.checkpoints.checkpoint_files import (
 )
 from ddpdoctor.checkpoints.loading import ALL, DO_NOT_LOAD, preparation
 from ddpdoctor.checkpoints.pickle_globals import NEEDS_IMPORT
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
@@ -197,14 +197,14 @@ def in_short(text: str, most: int) -> str:
         ),
         LogSign(
             "Weights only load failed",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Weights only load failed. (?!This file can)",
             why="The same refusal, also of files that are no checkpoint at all",
             source="torch 2.13.0 and 1.13.1: torch/serialization.py; made to happen",
         ),
         LogSign(
             "to learn more about types accepted by default with weights_only",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="The end of that refusal, where a log begins behind the rest of it",
             source="torch 2.13.0: torch/serialization.py; made to happen",
         ),
@@ -333,7 +333,7 @@ the library that lacks one can't load the file, whether or not a model is in it.
         LogSign(
             "Can't get attribute",
             near="torch/serialization.py",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=rf"Can't get attribute(?! '[^']*' on <module '{BESIDE_WEIGHTS}).* from '[^']*[/\\](?:site|dist)-packages[/\\]",
             why="A class of an installed package, which another version of it wrote: one of a model, or of what was saved beside it",
             source="Python 3.11: pickle.py; made to happen with torch 2.13.0",

@@ -23,7 +23,7 @@ from ddpdoctor.checkpoints.checkpoint_files import (
     subject,
     verb,
 )
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
@@ -327,7 +327,7 @@ def ckpt_rng_state(
         ),
         LogSign(
             "invalid device ordinal",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             near="torch.load(",
             why="Others say it where there are more ranks than GPUs; a checkpoint was loaded near",
             source="torch 2.9.1: libcudart",

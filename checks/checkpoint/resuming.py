@@ -12,7 +12,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Se
 from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.checkpoints.checkpoint_files import RANDOM_NUMBERS, all_read, paths, readable, seen, subject
 from ddpdoctor.checkpoints.model_wrappers import prefix_parts, writers
-from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints, KeyPrefix, RankFiles
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.plan import Plan
@@ -45,7 +45,7 @@ FRAMES: Final = 24
     log_signs=(
         LogSign(
             'Unexpected key(s) in state_dict: "module.',
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="The prefix of the DDP wrapper on the first key: named where the list of missing keys has it not",
             source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
         ),
@@ -57,14 +57,14 @@ FRAMES: Final = 24
         ),
         LogSign(
             'Missing key(s) in state_dict: "module.',
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="The prefix of the DDP wrapper on the first key: named where the list of unexpected keys has it not",
             source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
         ),
         *(
             LogSign(
                 f'{listing} key(s) in state_dict: "_orig_mod.',
-                role=Role.HINTS,
+                role=SignRole.HINTS,
                 why="The prefix of a compiled model on the first key: named where the list of the other keys has it not",
                 source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
             )
@@ -155,7 +155,7 @@ def planned_world(plan: Plan, environment: Environment) -> World:
         ),
         LogSign(
             "Didn't find an RNG file for process",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             why="The Trainer goes on, with other random numbers on that rank",
             source="transformers 5.23.0: trainer.py",
         ),
@@ -167,7 +167,7 @@ def planned_world(plan: Plan, environment: Environment) -> World:
         ),
         LogSign(
             "No such file or directory: ",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=rf"^(?:FileNotFoundError: )?\[Errno 2\] No such file or directory: ['\"]{OF_CHECKPOINT}(?:[^'\"]*[/_.-])?{OWN_PART}['\"]",
             why="A rank's own share of a checkpoint isn't there: counts only where other ranks don't lack theirs",
             source="Python's own words; files are called so by transformers' Trainer, accelerate and torch.distributed.checkpoint, others by scripts",
@@ -182,7 +182,7 @@ def planned_world(plan: Plan, environment: Environment) -> World:
         *(
             LogSign(
                 "The size of tensor a (",
-                role=Role.HINTS,
+                role=SignRole.HINTS,
                 pattern=r"The size of tensor a \(\d{6,}\) must match the size of tensor b \(\d{6,}\) at non-singleton dimension 0\b",
                 near=near,
                 within=FRAMES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 
@@ -74,20 +74,20 @@ def _start_anew(log: Log) -> tuple[Fix, ...]:
         LogSign(
             "CUDA error: an illegal memory access was encountered",
             why=PAST_AN_ARRAY,
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="CUDA runtime in torch 1.13.1 and 2.9.1: c10/cuda/CUDAException.cpp",
         ),
         LogSign(
             "'an illegal memory access was encountered'",
             why=PAST_AN_ARRAY,
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Cuda failure (?:\d+ )?'an illegal",
             source="NCCL 2.20.5 and 2.27.5: include/checks.h",
         ),
         LogSign(
             ") : an illegal memory access was encountered",
             why=PAST_AN_ARRAY,
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"cuda runtime error \(\d+\) : an illegal",
             source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
         ),
@@ -138,7 +138,7 @@ WHY_A_GUESS = "NCCL had to guess a barrier's GPU, and the first collective timed
         LogSign(
             "used by this process",
             why=WHY_A_GUESS,
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=GUESSES,
             near="WorkNCCL(SeqNum=1,",
             source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
@@ -146,7 +146,7 @@ WHY_A_GUESS = "NCCL had to guess a barrier's GPU, and the first collective timed
         LogSign(
             "Guessing device ID based on global rank",
             why=WHY_A_GUESS,
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             near="WorkNCCL(SeqNum=1,",
             source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
@@ -154,7 +154,7 @@ WHY_A_GUESS = "NCCL had to guess a barrier's GPU, and the first collective timed
             LogSign(
                 "WorkNCCL(SeqNum=1,",
                 why="the first collective timed out after a rank, which no label tells, had guessed",
-                role=Role.HINTS,
+                role=SignRole.HINTS,
                 near=guess,
                 anywhere=True,
                 source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
@@ -167,14 +167,14 @@ WHY_A_GUESS = "NCCL had to guess a barrier's GPU, and the first collective timed
         LogSign(
             "used by this process",
             why="most runs that say so guessed right, and go on",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             pattern=GUESSES,
             source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
         LogSign(
             "Guessing device ID based on global rank",
             why="most runs that say so guessed right, and go on",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
     ),
@@ -196,7 +196,7 @@ def barrier_device_unknown(log: Log) -> Iterator[Finding]:
     seen = sightings(log, "barrier-device-unknown")
     if not seen:
         return
-    gpu = word([one for one in seen if one.role is not Role.NOISE], "gpu")
+    gpu = word([one for one in seen if one.role is not SignRole.NOISE], "gpu")
     yield Finding(
         summary=f"NCCL guessed GPU {gpu} for a barrier, and the first collective timed out" if gpu else WHY_A_GUESS,
         evidence=lines(log, seen),

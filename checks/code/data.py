@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, Role, check
-from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 
 
@@ -75,7 +75,7 @@ def batchnorm_batch_of_one(log: Log) -> Iterator[Finding]:
         LogSign(
             "] Assertion `input_val >= zero && input_val <= one` failed",
             why="BCELoss's kernel: an input isn't between 0 and 1, for lack of a sigmoid; or it is NaN",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"thread: \[\d+,\d+,\d+\] Assertion `(?P<input>input_val) >= zero",
             source="aten/src/ATen/native/cuda/Loss.cu, as reported in public",
         ),
@@ -94,13 +94,13 @@ def batchnorm_batch_of_one(log: Log) -> Iterator[Finding]:
         LogSign(
             "CUDA error: device-side assert triggered",
             why="a kernel's assertion failed; which one stands in another line, and labels or indices are the usual ones",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="torch 2.9.1: c10/cuda/CUDAException.cpp with the CUDA runtime's text",
         ),
         LogSign(
             ") : device-side assert triggered",
             why="the same in older releases of torch",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"cuda runtime error \(\d+\) : device-side",
             source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
         ),
@@ -126,7 +126,7 @@ def user_label_out_of_range(log: Log) -> Iterator[Finding]:
     if not seen:
         return
     label = word(seen, "label")
-    certain = any(one.role is Role.NAMES for one in seen)
+    certain = any(one.role is SignRole.NAMES for one in seen)
     summary = "An assertion of a GPU kernel failed: a label or index out of range, mostly"
     where_said = Fix("See the line of the script that is to blame", ("export CUDA_LAUNCH_BLOCKING=1",))
     fixes: tuple[Fix, ...] = (
@@ -198,7 +198,7 @@ NOT_OF_TRAINING = "".join(rf"(?<!\b{word}{mark} )" for word in OTHERS for mark i
         LogSign(
             "probability tensor contains either `inf`, `nan`",
             why="what is to be sampled from is no number: the weights are lost, or fp16 overflows; a mask that leaves nothing does so, too",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"(?P<sampled>probability tensor) contains",
             source="torch 2.13.0: aten/src/ATen/native/Distributions.cpp, as reported in public",
         ),
@@ -304,7 +304,7 @@ def nan_loss(log: Log) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _how_it_shows(seen: Sequence[Sighting], function: str) -> str:
+def _how_it_shows(seen: Sequence[SignMatch], function: str) -> str:
     if function:
         return f"{function} made NaN in the backward pass"
     if word(seen, "scale"):

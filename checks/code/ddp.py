@@ -9,8 +9,8 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, Finding, Fix
 from ddpdoctor.base.wording import short
-from ddpdoctor.engine.registry import LogSign, Role, check
-from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.frameworks import FIND_UNUSED, LIGHTNING, framework_of
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 
@@ -97,7 +97,7 @@ def unused_parameters(log: Log) -> Iterator[Finding]:
     )
 
 
-def _other_graph(log: Log, seen: Sequence[Sighting]) -> Finding:
+def _other_graph(log: Log, seen: Sequence[SignMatch]) -> Finding:
     return Finding(
         summary="With static_graph=True other parameters took part in this step than in the first one",
         cause="DDP(static_graph=True) keeps which parameters get a gradient, and how often, from the first step. A branch that depends"
@@ -174,14 +174,14 @@ def ddp_reentrant_checkpoint(log: Log) -> Iterator[Finding]:
             "one of the variables needed for gradient computation has been modified by an inplace operation",
             why="a tensor that no operation made: a buffer, like position ids or BatchNorm's means. A weight that optimizer.step()"
             " changed between forward and backward looks the same; what an operation made, the script itself has changed",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"\[torch\.(?:cuda\.)?(?P<tensor>\w+Tensor \[[\d, ]*\])\] is at version \d+",
             source="torch 2.9.1: torch/csrc/autograd/saved_variable.cpp",
         ),
         LogSign(
             "]] is at version ",
             why="the same where the message was broken into lines: the tensor stands on the next one",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^\s*\[torch\.(?:cuda\.)?(?P<tensor>\w+Tensor \[[\d, ]*\])\] is at version \d+",
             near="has been modified by an inplace operation",
             within=2,
@@ -235,7 +235,7 @@ def ddp_buffer_inplace(log: Log) -> Iterator[Finding]:
         LogSign(
             "DDP expects same model across all ranks",
             why="the other rank had failed, or was in another collective, when DDP compared",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"while rank \d+ has inconsistent 0 params",
             source="torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
         ),
@@ -248,7 +248,7 @@ def ddp_buffer_inplace(log: Log) -> Iterator[Finding]:
         LogSign(
             "appears not to match strides of the same param in process 0",
             why="DDP has compared the layout of each parameter with rank 0's: the script laid it out otherwise, or another torch",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"params\[(?P<number>\d+)\] in this process with sizes (?P<sizes>\[[\d, ]*\])",
             source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
         ),
@@ -288,7 +288,7 @@ def ddp_param_mismatch(log: Log) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _counts(log: Log, seen: Sequence[Sighting]) -> dict[int, int]:
+def _counts(log: Log, seen: Sequence[SignMatch]) -> dict[int, int]:
     """How many parameters the ranks have, as far as the messages tell: each names two of them."""
     counts: dict[int, int] = {}
     for text in (*(one.line.text for one in seen), *(one.message for one in log.raised)):
@@ -310,7 +310,7 @@ def _odd_one(rank: int, counts: Mapping[int, int]) -> str:
     return f"Rank {rank} has {counts[rank]} parameters, the other ranks have {others}: rank {rank} built another model"
 
 
-def _how_they_differ(seen: Sequence[Sighting]) -> str:
+def _how_they_differ(seen: Sequence[SignMatch]) -> str:
     if word(seen, "own"):
         return (
             f"Rank {word(seen, 'rank')} has {word(seen, 'own')} parameters, rank {word(seen, 'other')} has "
@@ -328,7 +328,7 @@ def _how_they_differ(seen: Sequence[Sighting]) -> str:
         LogSign(
             "Grad strides do not match bucket view strides",
             why="a warning, once a run; it says itself that it is no error",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="torch 2.13.0, 2.9.1, 1.13.1: torch/csrc/distributed/c10d/reducer.cpp",
         ),
     ),
@@ -442,7 +442,7 @@ def fsdp_mixed_parameters(log: Log) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _quantised(log: Log, seen: Sequence[Sighting]) -> Finding:
+def _quantised(log: Log, seen: Sequence[SignMatch]) -> Finding:
     return Finding(
         summary="FSDP got parameters of whole numbers, as quantised weights are, of which it makes no flat tensor",
         cause="bitsandbytes keeps weights of 4 bits in uint8, unless told otherwise, and those of 8 bits in int8.",

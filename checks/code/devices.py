@@ -7,8 +7,8 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
 from ddpdoctor.base.wording import short
-from ddpdoctor.engine.registry import LogSign, Role, check
-from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 
 IN_DDP: Final = ("_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers")
@@ -74,7 +74,7 @@ NO_CPU_YET: Final = "Tensors must be CUDA and dense"
         LogSign(
             NO_CPU_YET,
             why="a tensor that NCCL was given lies on the CPU; or it is sparse, which it can't send either",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Tensors must be (?P<tensor>CUDA) and dense",
             source="torch 1.0 to 2.4: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
@@ -130,8 +130,8 @@ def model_not_on_device(log: Log) -> Iterator[Finding]:
     )
 
 
-def _tensor_not_on_device(log: Log, seen: Sequence[Sighting]) -> Finding:
-    sparse = ", or a sparse one" if all(one.role is Role.HINTS for one in seen) else ""
+def _tensor_not_on_device(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    sparse = ", or a sparse one" if all(one.role is SignRole.HINTS for one in seen) else ""
     return Finding(
         summary=f"A collective was given a tensor on the CPU{sparse}, and this group has NCCL alone, which works on GPUs",
         evidence=lines(log, seen),

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.fleet import Collective, Fleet
+from ddpdoctor.facts.fleet import Fleet, TriedCollective
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.knowledge.python_commands import in_patient
-from ddpdoctor.netcheck.blamed_ranks import BEFORE_THE_STORE, NOT_STARTED, STAGES, Kind, blamed, kind_of
+from ddpdoctor.netcheck.blamed_ranks import BEFORE_THE_STORE, NOT_STARTED, STAGES, ErrorKind, blamed, kind_of
 from ddpdoctor.netcheck.collective_meanings import Run, meaning
 
 SOURCE = "torch.distributed, in a subprocess"
@@ -57,14 +57,14 @@ def _why_none(fleet: Fleet) -> str:
     return next(iter(reasons), "no collective was run")
 
 
-def _failed(here: Collective, run: Run) -> Finding:
+def _failed(here: TriedCollective, run: Run) -> Finding:
     """This rank ended with an error of its own."""
     kind = kind_of(here)
-    waiting = [run.name(one) for one in run.ran if not one.ok and kind_of(one) is Kind.WAITED]
+    waiting = [run.name(one) for one in run.ran if not one.ok and kind_of(one) is ErrorKind.WAITED]
     cause, fixes = meaning(here, kind, run)
     return Finding(
         summary=_short(
-            f"{run.name(here)}: {_doing(here)} {'crashes' if kind is Kind.CRASH else 'fails'}: {here.words}"
+            f"{run.name(here)}: {_doing(here)} {'crashes' if kind is ErrorKind.CRASH else 'fails'}: {here.words}"
         ),
         cause=cause + (f" Meanwhile {listed(waiting, 4)} waited." if waiting else ""),
         evidence=_words(run),
@@ -76,7 +76,7 @@ def _all_waited(run: Run) -> Finding:
     """No rank has an error of its own: each waited for another one."""
     failed = [one for one in run.ran if not one.ok]
     first = min(failed, key=lambda one: STAGES.index(one.stage) if one.stage in STAGES else len(STAGES))
-    cause, fixes = meaning(first, Kind.WAITED, run)
+    cause, fixes = meaning(first, ErrorKind.WAITED, run)
     what = f"{_doing(first)} doesn't {'come up' if first.stage == 'store' else 'end'}"
     who = "all ranks" if len(failed) == len(run.ran) else listed((run.name(one) for one in failed), 4)
     seconds = max(one.seconds for one in failed)
@@ -88,7 +88,7 @@ def _all_waited(run: Run) -> Finding:
     )
 
 
-def _by_hand(one: Collective, run: Run) -> Fix:
+def _by_hand(one: TriedCollective, run: Run) -> Fix:
     """The same without ddpdoctor, with all that torch has to say."""
     rank = [other.node for other in run.ran].index(one.node)
     code = f'import torch.distributed as d; d.init_process_group({json.dumps(one.backend)}); d.barrier(); print("ok")'
@@ -109,11 +109,11 @@ def _words(run: Run) -> tuple[Evidence, ...]:
     return (*shown, Evidence(f"and {more} more", SOURCE)) if more else shown
 
 
-def _came_to(one: Collective) -> str:
+def _came_to(one: TriedCollective) -> str:
     return f"all well after {one.seconds:.1f} s" if one.ok else f"{one.stage}, after {one.seconds:.1f} s: {one.words}"
 
 
-def _doing(one: Collective) -> str:
+def _doing(one: TriedCollective) -> str:
     """The stage as the subject of a sentence."""
     what = {
         NOT_STARTED: "the start of torch",

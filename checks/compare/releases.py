@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.packages import Packages
@@ -276,7 +276,7 @@ def _minor(version: str) -> str:
         LogSign(
             "socketFinalizeAccept",
             why="what came over the socket isn't what this version expects; whatever else talks to NCCL's port is told so, too",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"socketFinalizeAccept.*: wrong type \d+ != \d+",
             source="nccl 2.20.5, 2.27.5: socket.cc",
         ),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.machine import Machine
@@ -91,7 +91,7 @@ def _with_gpus(container: Container) -> Fix:
         LogSign(
             "load library failed: lib",
             why="the toolkit is there, and finds no driver on the host; of a Docker that is a snap it can't",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"nvidia-container-cli: .*load library failed: lib(?:nvidia-ml|cuda)\.so\.1",
             fatal=True,
             source="libnvidia-container: src/nvc.c, as reported in public",
@@ -166,20 +166,20 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
         LogSign(
             "Found no NVIDIA driver on your system",
             why="in a container it got no GPU; outside of one there is no driver",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
         ),
         LogSign(
             "libcuda.so.1: cannot open shared object file",
             why="in a container it got no GPU; outside of one there is no driver. What NVIDIA's runtime says so of is the host",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^(?!.*nvidia-container-cli: ).*libcuda\.so\.1: cannot open",
             source="glibc: elf/dl-load.c",
         ),
         LogSign(
             "Failed to initialize NVML: GPU access blocked by the operating system",
             why="NVML's library is there, and the GPU isn't: a container that got none, mostly, or a WSL that lost it",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="nvidia-smi, as reported in public",
         ),
     ),
@@ -250,7 +250,7 @@ def _shut_nodes(driver: Driver) -> Evidence:
         LogSign(
             "Failed to initialize NVML: Unknown Error",
             why="in a container its devices were taken away; on a host a GPU may have failed",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="nvidia-smi, as reported in public",
         ),
         *(

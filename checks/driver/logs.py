@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 
@@ -23,7 +23,7 @@ from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
         LogSign(
             "'operation not supported'",
             why="a vGPU, a container or an old driver that lacks what NCCL asks for",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^(?!.*init\.cc:4(?:16|26) ).*Cuda failure (?:801 )?'(?P<said>operation not supported)'",
             source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h",
         ),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.kernel_log import KernelLog
@@ -71,18 +71,18 @@ def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
         LogSign(
             "Found no NVIDIA driver on your system",
             why="libcuda.so.1 wasn't found: no driver, or a container without the GPUs",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
         ),
         LogSign(
             "libcuda.so.1: cannot open shared object file",
             why="the same, said by the dynamic loader",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="glibc: elf/dl-load.c",
         ),
         LogSign(
             " Error: libcuda.so: cannot open shared object file",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Could not load library libcudnn\S* Error: libcuda\.so: cannot open",
             why="the same, said by cuDNN, which asks for it by the name without a number",
             source="cuDNN 8, as reported in public",
@@ -90,7 +90,7 @@ def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
         LogSign(
             "load library failed: lib",
             why="NVIDIA's container runtime looks for the driver on the host before a container starts, and finds none; from within a snap it can't",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"nvidia-container-cli: .*load library failed: lib(?:nvidia-ml|cuda)\.so\.1",
             source="libnvidia-container: src/nvc.c, as reported in public",
         ),
@@ -102,7 +102,7 @@ def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
         ),
         LogSign(
             "Cannot access accelerator device when none is",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="torch's word where this build has no accelerator; in the first releases with these words also where it saw none",
             source="aten/src/ATen/DeviceAccelerator.cpp",
         ),
@@ -115,7 +115,7 @@ def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
         LogSign(
             NO_MODULE,
             why="there is no kernel module for the running kernel: no driver, or one that wasn't built for this kernel",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="modprobe, as reported in public",
         ),
         NCCL_SEES_NONE,
@@ -188,7 +188,7 @@ def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Cont
         LogSign(
             NO_MODULE,
             why="there is no kernel module for the running kernel: no driver, or one that wasn't built for this kernel",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="modprobe, as reported in public",
         ),
         LogSign(
@@ -200,7 +200,7 @@ def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Cont
         LogSign(
             "No CUDA GPUs are available",
             why="CUDA_VISIBLE_DEVICES that hides all of them says the same",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="torch 1.13.1, 2.9.1 and 2.13.0: c10/cuda/CUDAFunctions.cpp",
         ),
         NCCL_SEES_NONE,
@@ -309,13 +309,13 @@ def _secure_boot(kernel_log: Maybe[KernelLog]) -> tuple[Evidence, ...]:
             IN_USE,
             why="lspci names the driver that has a card, and CUDA gets none: it may be a card for the display, beside the GPU",
             near="No CUDA GPUs are available",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="lspci -k, as reported in public",
         ),
         LogSign(
             NVIDIAS,
             why="NVIDIA's driver has a GPU: what nouveau has is another card, mostly for the display",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="lspci -k, as reported in public",
         ),
     ),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import listed
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
@@ -144,14 +144,14 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
         LogSign(
             "Can't initialize NVML",
             why="torch's warning; it goes on, and NCCL can't",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"UserWarning: Can't initialize NVML",
             source="torch 2.9.1: torch/cuda/__init__.py",
         ),
         LogSign(
             "Failed to initialize NVML: GPU access blocked by the operating system",
             why="NVML's library is there, and the GPU isn't: in a container that got none, or in WSL after its host's driver changed",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="nvidia-smi, as reported in public",
         ),
     ),
@@ -291,19 +291,19 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
         LogSign(
             ") : unknown error",
             why="errors 999 and 30 in older releases of torch; 30 was said by failed calls of any kind, too",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"cuda runtime error \((?:30|999)\) : unknown error",
             source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
         ),
         LogSign(
             "CUDA driver initialization failed, you might not have a CUDA gpu",
             why="error 3: the driver is there, and can't start; a worker that was forked after CUDA's start says so, too",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="made to happen with torch 2.9.1 over a driver that answers so: c10/cuda/CUDAFunctions.cpp",
         ),
         LogSign(
             "CUDA error: unknown error",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="errors 999 and 30 said by any call of CUDA's: its start that fails, or a GPU that fails later",
             source="CUDA runtime in torch 1.13.1 and 2.9.1; as reported in public",
         ),
@@ -315,7 +315,7 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
         ),
         LogSign(
             "Error 304: OS call failed or operation not supported on this OS",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="the driver could not do what it asked the system for: its device nodes are missing or shut, or a module is stuck",
             source="CUDA runtime in torch 2.9.1; as reported in public",
         ),

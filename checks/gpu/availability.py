@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import human, listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.machine import Machine
@@ -36,20 +36,20 @@ def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
         LogSign(
             "CUDA error: invalid device ordinal",
             why="a rank took a GPU that it doesn't see: too many ranks, CUDA_VISIBLE_DEVICES, MIG, or a number that stands in the script",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="CUDA runtime in torch 1.13.1 and 2.9.1",
         ),
         LogSign(
             ") : invalid device ordinal",
             why="the same in older releases of torch",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"cuda runtime error \(\d+\) : invalid device ordinal",
             source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
         ),
         LogSign(
             "GPU device may be out of range, do you have enough GPUs?",
             why="torch adds it to the same error",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="torch 2.9.1: c10/cuda/CUDAMiscFunctions.cpp",
         ),
         LogSign(
@@ -157,7 +157,7 @@ def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch
         LogSign(
             "device >= 0 && device < num_gpus INTERNAL ASSERT FAILED",
             why="more GPUs were counted than CUDA gives: MIG, or CUDA_VISIBLE_DEVICES changed after the start",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDAContext.cpp",
         ),
         LogSign(
@@ -176,7 +176,7 @@ def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch
             LogSign(
                 "Duplicate GPU detected : rank",
                 why="slices of one GPU have one PCI address, by which NCCL goes; the run itself lists slices, or was given some",
-                role=Role.HINTS,
+                role=SignRole.HINTS,
                 near=slices,
                 anywhere=True,
                 source="nccl 2.20.5 and 2.27.5: init.cc",
@@ -246,7 +246,7 @@ def mig_multi_instance(
         LogSign(
             "busy or unavailable",
             why="no compute mode says anything else; a vGPU without licence and a GPU that failed say it, too",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"(?:all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy or unavailable",
             source="CUDA runtime in torch 1.13.1 and 2.9.1; the first wording: CUDA up to 10.2",
         ),

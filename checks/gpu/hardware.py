@@ -8,7 +8,7 @@ from itertools import groupby
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpu, Gpus
@@ -179,21 +179,21 @@ def _count(value: Maybe[int]) -> int:
         ),
         LogSign(
             "RmInitAdapter failed!",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"NVRM: .*RmInitAdapter failed! \(",
             why="the driver can't start this GPU: it no longer answers, or module, firmware and GPU don't go together",
             source="NVIDIA's open kernel modules: src/nvidia/arch/nvalloc/unix/src/osinit.c; as reported in public",
         ),
         LogSign(
             "rm_init_adapter failed",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"NVRM: .*rm_init_adapter failed",
             why="the same, said by another part of the driver",
             source="NVIDIA's open kernel modules: kernel-open/nvidia/nv.c; as reported in public",
         ),
         LogSign(
             "*** Cannot attach gpu",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"NVRM: .*\*\*\* Cannot attach gpu",
             why="the same, said before it gives up",
             source="NVIDIA's open kernel modules: src/nvidia/arch/nvalloc/unix/src/osinit.c; as reported in public",
@@ -274,40 +274,40 @@ def _still_gone(log: KernelLog, gpus: Maybe[Gpus], driver: Maybe[Driver]) -> tup
     severity=FAIL,
     log_signs=(
         xid_sign(FAULTS, "hardware, driver or firmware: the program can't do that"),
-        xid_sign(PROGRAMS, "mostly the program's own doing, an index past an array", Role.HINTS),
-        xid_sign(FOLLOWING, "follows from another error", Role.EFFECT),
+        xid_sign(PROGRAMS, "mostly the program's own doing, an index past an array", SignRole.HINTS),
+        xid_sign(FOLLOWING, "follows from another error", SignRole.EFFECT),
         LogSign(
             "unspecified launch failure",
             why="mostly the program's own kernel; the kernel log tells a GPU's fault from it",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=ON_A_GPU,
             source="CUDA runtime in torch 1.13.1 and 2.9.1",
         ),
         LogSign(
             "an illegal memory access was encountered",
             why="mostly an index past an array; the kernel log tells a GPU's fault from it",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=ON_A_GPU,
             source="CUDA runtime in torch 1.13.1 and 2.9.1",
         ),
         LogSign(
             "an illegal instruction was encountered",
             why="a kernel for another GPU, or one that fails; the kernel log tells",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=ON_A_GPU,
             source="CUDA runtime in torch 1.13.1 and 2.9.1",
         ),
         LogSign(
             "the launch timed out and was terminated",
             why="a kernel that runs too long on a GPU with a display, or one that hangs; the kernel log tells",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=ON_A_GPU,
             source="CUDA runtime in torch 1.13.1 and 2.9.1",
         ),
         LogSign(
             "CUDA error: unknown error",
             why="in the midst of a training rather a GPU that fails than a driver that can't start; the kernel log tells",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="CUDA runtime in torch 1.13.1 and 2.9.1",
         ),
     ),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment
@@ -53,7 +53,7 @@ def _off(environment: Maybe[Environment], name: str) -> bool:
         LogSign(
             "NV_WARN_NOTHING_TO_DO",
             why="the manager was installed on a host without NVSwitches, and has nothing to manage",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="nvidia-fabricmanager, as reported in public",
         ),
         LogSign(
@@ -276,7 +276,7 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
         LogSign(
             "Watchdog caught collective operation timeout",
             why="the first collective of all never came through, and NCCL copies from GPU to GPU; the network between hosts and a rank that never came look the same",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"SeqNum=[1-3],",
             near="via P2P/",
             source="torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; nccl 2.27.5: transport/p2p.cc",
@@ -284,14 +284,14 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
         LogSign(
             "completion from peer",
             why="4 is IBV_WC_LOC_PROT_ERR: an IOMMU between card and GPU may be what refuses the access",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"with (?:error |status=)(?:\w+\()?4\b",
             source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: net_ib, with the numbers of libibverbs",
         ),
         LogSign(
             "peer access is not supported between these two devices",
             why="NCCL took a way from GPU to GPU that the driver refuses: something parts them, or each rank sees another GPU alone (under Ray)",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"NCCL WARN .*peer access|Cuda failure (?:217 )?'peer access",
             fatal=True,
             source="nccl 2.7 to 2.32.3: transport/p2p.cc; the CUDA runtime's own text",
@@ -305,7 +305,7 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
         LogSign(
             "DMAR: [DMA ",
             why="the IOMMU threw a device's access away; lspci tells whether it is a GPU",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"\[DMA (?:Read|Write)(?: NO_PASID)?\] Request device \[(?P<device>[0-9a-fx:.]+)\]",
             near="nvidia",
             source="Linux: drivers/iommu/intel/dmar.c",

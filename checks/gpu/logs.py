@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
 from ddpdoctor.base.wording import ranks_named
-from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.cuda_library_signs import CUBLAS_GIVES_UP, CUDNN_GIVES_UP
 from ddpdoctor.knowledge.cuda_oom import OWN_DOING
@@ -26,20 +26,20 @@ from ddpdoctor.logs.analyze.sightings import lines, sightings, word
         LogSign(
             "CUDA error: out of memory",
             why="outside of torch's allocator, with no figures: at the first use of a GPU that others fill, or where all of it is used",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="CUDA runtime in torch 1.13.1 and 2.9.1",
         ),
         LogSign(
             ") : out of memory",
             why="the same in older releases of torch, whose allocator gave no figures either",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"cuda runtime error \(2\) : out of memory",
             source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
         ),
         LogSign(
             "CUBLAS_STATUS_ALLOC_FAILED when calling",
             why="cuBLAS found no memory for its workspace: torch holds the rest; a driver that doesn't fit says the same",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDABlas.cpp",
         ),
         CUBLAS_GIVES_UP,

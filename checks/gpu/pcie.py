@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.pci import Pci, PciDevice
@@ -142,7 +142,7 @@ NONFATAL_FLOOR = 10
         LogSign(
             "PCIe Bus Error: severity=Uncorrect",
             why="of a port or another device: lspci -t tells what hangs below it",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=rf"{RUNNING}(?!.*nvidia [0-9a-f:.]+: ).*PCIe Bus Error",
             source="Linux: drivers/pci/pcie/aer.c",
         ),
@@ -155,20 +155,20 @@ NONFATAL_FLOOR = 10
         LogSign(
             "AER: Uncorrect",
             why="the port that reports it; the device is named in the next lines",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=rf"{RUNNING}.*AER: Uncorrect(?:ed|able) \(Non-Fatal\)",
             source="Linux: drivers/pci/pcie/aer.c",
         ),
         LogSign(
             "PCIe Bus Error: severity=Correct",
             why="corrected errors are normal, as long as they are few",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="Linux: drivers/pci/pcie/aer.c",
         ),
         LogSign(
             "AER: Correct",
             why="corrected errors are normal, as long as they are few",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="Linux: drivers/pci/pcie/aer.c",
         ),
     ),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed, plural, ranks_named
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.plan import Plan
@@ -18,10 +18,10 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import selector, visible_gpus
 from ddpdoctor.knowledge.evidence import planned
 from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
-from ddpdoctor.processes.gpu_holders import Held, Shared, all_told, holdings, of_process, own_jobs, shared_gpus
+from ddpdoctor.processes.gpu_holders import HeldGpu, SharedGpu, all_told, holdings, of_process, own_jobs, shared_gpus
 from ddpdoctor.processes.gpu_holders_words import evidence_of
 from ddpdoctor.processes.job_words import places
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 
 
 @check(
@@ -37,7 +37,7 @@ from ddpdoctor.processes.jobs import Job
         LogSign(
             "ncclInvalidUsage: This usually reflects invalid usage of NCCL library",
             why="says only that NCCL refused: mostly two ranks on one GPU",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="torch 1.13.1: torch/csrc/distributed/c10d/NCCLUtils.hpp",
         ),
     ),
@@ -101,7 +101,7 @@ def _running(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
             yield _runs_on_one(job, shared, held)
 
 
-def _runs_on_one(job: Job, shared: Sequence[Shared], held: Sequence[Held]) -> Finding:
+def _runs_on_one(job: TrainingJob, shared: Sequence[SharedGpu], held: Sequence[HeldGpu]) -> Finding:
     ranks = [rank for one in shared for rank in one.ranks]
     over_nccl = any("nccl" in mark.lower() for one in ranks for mark in one.marks)
     where = listed((f"{_named(one.ranks)} on GPU {one.gpu.index}" for one in shared), 3)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import known
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
@@ -27,7 +27,7 @@ from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
         LogSign(
             "'operation not supported'",
             why="NCCL's start, in which it makes its memory pool, in a release whose lines aren't known here",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"init\.cc:(?!416|426)\d+ (?:\(\w+\) )?NCCL WARN Cuda failure (?:801 )?'operation not supported'",
             source="nccl 2.32.3: init.cc",
         ),

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.base.wording import listed, short
-from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.fixes import end_the_rest, full_stacks, lines_of, read_the_code
-from ddpdoctor.hang.verdict import Kind, Verdict, verdict_for
+from ddpdoctor.hang.verdict import HangKind, HangVerdict, verdict_for
 from ddpdoctor.hang.wording import evidence_of, named, timeout_words, waiting_words
 from ddpdoctor.knowledge.stack_places import where
 
@@ -32,7 +32,7 @@ def rank_stopped(hang: Hang) -> Iterator[Finding]:
     `kill -CONT PID`, or `fg` in the terminal; let a debugger go on or detach. After a long stop NCCL's watchdog may have
     given the job up already.
     """
-    found = verdict_for(hang, Kind.STOPPED)
+    found = verdict_for(hang, HangKind.STOPPED)
     if found is None:
         return
     traced = [one for one in found.culprits if one.rank.watched and one.rank.watched.last.state == "t"]
@@ -73,51 +73,51 @@ def rank_stopped(hang: Hang) -> Iterator[Finding]:
         LogSign(
             "Connection closed by peer",
             why="gloo's words when another rank has ended, whatever ended it",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             source="made to happen with torch 2.13.0 over gloo",
         ),
         LogSign(
             "Connection reset by peer",
             why="a rank that was killed resets its connections; downloads and web servers say so, too, and warnings at a healthy end",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"(?i)^(?!\[W[\d ]).*(?:gloo|SocketImpl|TCPStore|recvValue|sendBytes|recvBytes|\bNCCL\b)",
             source="torch 2.13.0: torch/csrc/distributed/c10d/socket.cpp, gloo/transport/tcp/pair.cc",
         ),
         LogSign(
             "Horovod has been shut down",
             why="Horovod's words on all ranks once one of them has failed or ended; that one's own stand before",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"Horovod has been shut down\. This (?:was|has been) caused by an exception on one of the ranks",
             source="horovod: horovod/common/common.h, as reported in public",
         ),
         LogSign(
             "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely",
             why="NCCL's word for a connection that broke: the process at its other end knows why",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             source="torch 2.9.1: libtorch_cuda.so",
         ),
         LogSign(
             "Connection closed by remote peer",
             why="NCCL's words over sockets when the process at the other end has ended",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             source="nccl 2.20.5 and 2.27.5: misc/socket.cc",
         ),
         LogSign(
             "socketProgressOpt: Call to recv from",
             why="the same where the connection was reset",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             source="nccl 2.20.5: misc/socket.cc",
         ),
         LogSign(
             "NCCL communicator was aborted on rank",
             why="torch gave up a connection, since another rank's collective had failed or timed out",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/NCCLUtils.cpp",
         ),
         LogSign(
             "Please check rank 0 logs for faulty rank",
             why="a monitored barrier on the other ranks; rank 0 says which rank didn't come",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             source="torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
         ),
     ),
@@ -138,7 +138,7 @@ def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
     Read the log of the rank that is gone for its first error; the others only report what followed. Then end the rest, and
     start anew with torchrun, which ends all ranks when one fails.
     """
-    found = verdict_for(hang, Kind.CRASHED)
+    found = verdict_for(hang, HangKind.CRASHED)
     if found is None:
         return
     who = named(found.culprits, hang)
@@ -180,7 +180,7 @@ def rank_in_kernel(hang: Hang) -> Iterator[Finding]:
     ## Fix
     Bring back what it waits for; the process goes on by itself then. A GPU or driver that is gone needs a reset or a reboot.
     """
-    found = verdict_for(hang, Kind.KERNEL)
+    found = verdict_for(hang, HangKind.KERNEL)
     if found is None:
         return
     waits_in = [one.rank.watched.last.waits_in for one in found.culprits if one.rank.watched]
@@ -234,7 +234,7 @@ def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
     Take the breakpoint out, or answer questions by an option or environment variable. To debug one rank,
     `torch.distributed.breakpoint(rank=0)` holds the others in a barrier meanwhile.
     """
-    found = verdict_for(hang, Kind.INPUT)
+    found = verdict_for(hang, HangKind.INPUT)
     if found is None:
         return
     yield Finding(
@@ -260,17 +260,17 @@ def _see_whether_it_is_missed(who: str, hang: Hang) -> Fix:
     )
 
 
-def _will_wait(found: Verdict) -> str:
+def _will_wait(found: HangVerdict) -> str:
     return f"; the others will wait for {'it' if len(found.culprits) == 1 else 'them'} at their next collective"
 
 
-def _at(found: Verdict) -> str:
+def _at(found: HangVerdict) -> str:
     return listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)
 
 
-def _is(found: Verdict) -> str:
+def _is(found: HangVerdict) -> str:
     return "is" if len(found.culprits) == 1 else "are"
 
 
-def _s(found: Verdict) -> str:
+def _s(found: HangVerdict) -> str:
     return "s" if len(found.culprits) == 1 else ""

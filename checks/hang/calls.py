@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.base.wording import listed, ranks_named, short
-from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.fixes import (
@@ -18,9 +18,9 @@ from ddpdoctor.hang.fixes import (
     record_next_time,
     test_the_way,
 )
-from ddpdoctor.hang.rank_states import Standing
-from ddpdoctor.hang.recorded import Record, Sign
-from ddpdoctor.hang.verdict import Kind, Verdict, verdict_for
+from ddpdoctor.hang.rank_states import RankActivity
+from ddpdoctor.hang.recorded import RecordedHang, RecordedSign
+from ddpdoctor.hang.verdict import HangKind, HangVerdict, verdict_for
 from ddpdoctor.hang.waits import How, Lag
 from ddpdoctor.hang.wording import (
     evidence_of,
@@ -33,7 +33,7 @@ from ddpdoctor.hang.wording import (
     waiting_words,
     what_they_do,
 )
-from ddpdoctor.knowledge.stack_places import FORWARD, Where, file_line, where
+from ddpdoctor.knowledge.stack_places import FORWARD, PlaceKind, file_line, where
 
 GROUP = r"(?:\[(?P<group>PG .{1,120}?) Rank \d+\](?:(?!\[PG ).)*)?"
 """The process group whose timeout it is, in the watchdog's words since torch 2.3."""
@@ -66,7 +66,7 @@ def uneven_inputs(hang: Hang) -> Iterator[Finding]:
     Give all ranks as many batches: DistributedSampler with drop_last=True, or the smallest length, agreed by all_reduce
     before the loop. Or `with model.join():` around the loop (torch's Join), which lets ranks that are done take part.
     """
-    found = verdict_for(hang, Kind.UNEVEN)
+    found = verdict_for(hang, HangKind.UNEVEN)
     if found is None:
         return
     first = found.culprits[0]
@@ -96,16 +96,16 @@ def uneven_inputs(hang: Hang) -> Iterator[Finding]:
     )
 
 
-def _fewer(place: Where, what: str) -> str:
+def _fewer(place: PlaceKind, what: str) -> str:
     raised = "or raised an error, and wait in a `finally` or `except`: look into their logs."
-    if place is Where.LEAVING:
+    if place is PlaceKind.LEAVING:
         return f"The ranks that left had fewer batches, ended the loop early, {raised}"
     return f"The ranks that left had fewer batches, call {what} alone within the loop, {raised}"
 
 
 def different_calls(hang: Hang) -> Iterator[Finding]:
     """Of a running job: what collective-desync says."""
-    found = verdict_for(hang, Kind.DESYNC)
+    found = verdict_for(hang, HangKind.DESYNC)
     if found is None:
         return
     record = found.record
@@ -131,11 +131,11 @@ def different_calls(hang: Hang) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _in_forward(found: Verdict) -> bool:
+def _in_forward(found: HangVerdict) -> bool:
     return found.record is None and any(place.what == FORWARD for place, _ in found.places)
 
 
-def _where_one_runs_the_model(found: Verdict) -> tuple[Fix, ...]:
+def _where_one_runs_the_model(found: HangVerdict) -> tuple[Fix, ...]:
     if not _in_forward(found):
         return ()
     return (
@@ -147,7 +147,7 @@ def _where_one_runs_the_model(found: Verdict) -> tuple[Fix, ...]:
     )  # fmt: skip
 
 
-def _who_stands_where(found: Verdict, hang: Hang) -> str:
+def _who_stands_where(found: HangVerdict, hang: Hang) -> str:
     verb = "waits" if len(found.culprits) == 1 else "wait"
     if not found.waiting:
         return f"ranks call different collectives: {what_they_do(found.culprits, hang)}"
@@ -155,8 +155,8 @@ def _who_stands_where(found: Verdict, hang: Hang) -> str:
     return f"{named(found.culprits, hang)} {verb} in {at}, but {what_they_do(found.waiting, hang)}"
 
 
-def _recorded_calls(record: Record, hang: Hang) -> str:
-    if record.sign is Sign.CIRCLE:
+def _recorded_calls(record: RecordedHang, hang: Hang) -> str:
+    if record.sign is RecordedSign.CIRCLE:
         return f"{numbers_named(record.ranks, hang)} wait for each other in different groups: one has taken another way than the rest"
     group = "" if record.group.partition(":")[0] == "0" else f" of group {record.group}"
     at = f" at number {record.number}{group}" if record.number else ""
@@ -169,7 +169,7 @@ def _recorded_calls(record: Record, hang: Hang) -> str:
     return f"{who} called {odd}{line}{at}, where {others} called {record.calls[0][0]}"
 
 
-def _how_they_differ(found: Verdict, hang: Hang) -> str:
+def _how_they_differ(found: HangVerdict, hang: Hang) -> str:
     majority = found.waiting or (found.record and found.record.others)
     alone = "" if majority else "No majority tells which of them is wrong. "
     if _in_forward(found):
@@ -202,7 +202,7 @@ def _how_they_differ(found: Verdict, hang: Hang) -> str:
         LogSign(
             "Timed out waiting",
             why="gloo's timeout: said by a rank that waited, for whatever reason the other one didn't come",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"Timed out waiting (?P<milliseconds>\d+)ms for (?:recv|send) operation",
             source="made to happen with torch 2.13.0: gloo/transport/tcp/unbound_buffer.cc",
         ),
@@ -225,7 +225,7 @@ def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
     Look at what comes after its last call, which is named where it was recorded. On its host `ddpdoctor jobs --hang` shows where it stands now.
     gloo records no sends and receives: of several ranks that are named together there, stacks tell which.
     """
-    found = verdict_for(hang, Kind.BEHIND)
+    found = verdict_for(hang, HangKind.BEHIND)
     if found is None or found.record is None:
         return
     record = found.record
@@ -239,13 +239,13 @@ def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
     )
 
 
-def _first_known(record: Record, hang: Hang) -> int | None:
+def _first_known(record: RecordedHang, hang: Hang) -> int | None:
     """Not one of which there is neither a process nor a record."""
     known = {one.rank for one in hang.ranks} | {one.rank for one in hang.recorded}
     return next((rank for rank in record.ranks if rank in known or not record.lags), None)
 
 
-def _behind(record: Record, hang: Hang) -> str:
+def _behind(record: RecordedHang, hang: Hang) -> str:
     if not record.lags:
         who, others = numbers_named(record.ranks, hang), ranks_named(record.others)
         wait = "waits" if len(record.others) == 1 else "wait"
@@ -269,7 +269,7 @@ def _in_general(how: How, lags: Sequence[Lag], hang: Hang) -> str:
     return f"no dump of {who}, for which others wait"
 
 
-def _why_behind(found: Verdict, hang: Hang) -> str:
+def _why_behind(found: HangVerdict, hang: Hang) -> str:
     unsure = (
         "gloo doesn't record sends and receives: some of these ranks may wait for another one of them in such a call. "
         if found.record and found.record.unsure
@@ -278,12 +278,12 @@ def _why_behind(found: Verdict, hang: Hang) -> str:
     return f"{_now(found, hang)}{unsure}{not_known(found, hang)}".strip()
 
 
-def _now(found: Verdict, hang: Hang) -> str:
+def _now(found: HangVerdict, hang: Hang) -> str:
     words = what_they_do(found.culprits, hang)
     return f"{words[:1].upper()}{words[1:]} now. " if words else ""
 
 
-def _after_the_last_call(found: Verdict, hang: Hang) -> tuple[Fix, ...]:
+def _after_the_last_call(found: HangVerdict, hang: Hang) -> tuple[Fix, ...]:
     record = found.record
     frames = (record.last, record.frame) if record else ()
     hosts = {one.host for one in hang.recorded if record and one.rank in record.ranks} - {""}
@@ -314,7 +314,7 @@ def _look_at_its_gpu() -> tuple[Fix, ...]:
     )
 
 
-def _gather_its_dump(record: Record, hang: Hang) -> tuple[Fix, ...]:
+def _gather_its_dump(record: RecordedHang, hang: Hang) -> tuple[Fix, ...]:
     silent = numbers_named((one.rank for one in record.lags if one.how is How.SILENT), hang)
     return (
         Fix(
@@ -332,21 +332,21 @@ def _gather_its_dump(record: Record, hang: Hang) -> tuple[Fix, ...]:
         LogSign(
             "Watchdog caught collective operation timeout: WorkNCCL(",
             why="names the collective in which this rank waited, not why another one never came to it",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"WorkNCCL\((?:SeqNum=(?P<number>\d+), )?OpType=(?P<call>\w+)(?:, NumelIn=(?P<size>\d+))?",
             source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
         LogSign(
             "last enqueued NCCL work:",
             why="where this rank stood when the watchdog of torch 2.3 to 2.5 struck",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=GROUP + r"enqueued NCCL work: (?P<enqueued>-?\d+), last completed NCCL work: (?P<completed>-?\d+)",
             source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
         LogSign(
             "failure detected by watchdog at work sequence id:",
             why="where this rank stood when the watchdog of torch 2.6 and newer struck",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=GROUP
             + r"sequence id: (?P<number>\d+)(?:.*enqueued work: (?P<enqueued>-?\d+), last completed work: (?P<completed>-?\d+))?",
             source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
@@ -354,45 +354,45 @@ def _gather_its_dump(record: Record, hang: Hang) -> tuple[Fix, ...]:
         LogSign(
             "watchdog thread terminated with exception",
             why="the watchdog repeats what it ends the process for; where that is an error of CUDA, it is no mere effect",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"with exception: .*(?:Watchdog caught|remote process exited|communicator was aborted)",
             source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
         LogSign(
             "To avoid data inconsistency, we are taking the entire process down",
             why="said by every rank that the watchdog ends",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
         LogSign(
             "Received a dump signal due to a collective timeout",
             why="the timeout was another rank's, or another group's",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=GROUP + r"Received a dump signal(?:.*Last enqueued NCCL work: (?P<enqueued>-?\d+))?",
             source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
         LogSign(
             "Heartbeat monitor timed out! Process will be terminated",
             why="the watchdog itself waits in a call of CUDA or NCCL that doesn't return: it says where it hangs, not why",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             source="torch 2.2 to 2.5: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, as reported in public",
         ),
         LogSign(
             "ProcessGroupNCCL's watchdog got stuck for",
             why="the same; behind the end of a training mostly while the groups are taken down",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
         LogSign(
             "due to ProcessGroupNCCL watchdog hang",
             why="the monitor's last word, as it ends the process for that",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
         LogSign(
             "NCCL monitor thread timeout. Basically, this could be due to",
             why="the monitor's words in its first releases",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             source="torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp before pytorch pull request 115888",
         ),
     ),
@@ -413,11 +413,11 @@ def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
     Where a rank is named, look at its last call. Where all called the same, test the network and the GPUs. A longer timeout
     only helps where slowness is proven.
     """
-    found = verdict_for(hang, Kind.TIMED_OUT)
+    found = verdict_for(hang, HangKind.TIMED_OUT)
     if found is None or found.record is None:
         return
     record = found.record
-    if record.sign is Sign.BEHIND:
+    if record.sign is RecordedSign.BEHIND:
         summary, fixes = (
             f"timed out after {record.waited:.0f} s: {_behind(record, hang)}",
             _after_the_last_call(found, hang),
@@ -432,7 +432,7 @@ def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
         evidence=evidence_of(found, hang),
         fixes=fixes,
         severity=severity_of(found, hang),
-        rank=_first_known(record, hang) if record.sign is Sign.BEHIND else None,
+        rank=_first_known(record, hang) if record.sign is RecordedSign.BEHIND else None,
     )
 
 
@@ -451,7 +451,7 @@ def exit_hang(hang: Hang) -> Iterator[Finding]:
     Call `dist.barrier()` and then `dist.destroy_process_group()` on all ranks as the last of the script, after deleting the
     model and loaders; end threads and pools before. Once results are saved, ending the processes loses nothing.
     """
-    found = verdict_for(hang, Kind.EXIT)
+    found = verdict_for(hang, HangKind.EXIT)
     if found is None:
         return
     yield Finding(
@@ -488,10 +488,10 @@ def collective_stalled(hang: Hang) -> Iterator[Finding]:
     Look at the other hosts first (`ddpdoctor jobs --hang` there), then test the way between the ranks with `ddpdoctor smoke`
     and `ddpdoctor netcheck`. A flight recorder in the next run tells ranks apart where stacks don't.
     """
-    found = verdict_for(hang, Kind.STALLED)
+    found = verdict_for(hang, HangKind.STALLED)
     if found is None:
         return
-    sure = any(one.standing in (Standing.WAITS, Standing.ELSEWHERE) for one in found.culprits)
+    sure = any(one.standing in (RankActivity.WAITS, RankActivity.ELSEWHERE) for one in found.culprits)
     recorded = found.record is not None
     yield Finding(
         summary=short(_all_of_them(found, hang)),
@@ -516,7 +516,7 @@ def collective_stalled(hang: Hang) -> Iterator[Finding]:
     )
 
 
-def _all_of_them(found: Verdict, hang: Hang) -> str:
+def _all_of_them(found: HangVerdict, hang: Hang) -> str:
     if not found.culprits and found.record:
         record = found.record
         return f"all recorded ranks wait in {record.call} number {record.number}, and nothing tells them apart: {numbers_named(record.ranks, hang)}"
@@ -529,7 +529,7 @@ def _all_of_them(found: Verdict, hang: Hang) -> str:
     return f"{everybody}{what_they_do(found.culprits, hang)}, and nothing tells them apart"
 
 
-def _why_nobody(found: Verdict, hang: Hang, *, sure: bool) -> str:
+def _why_nobody(found: HangVerdict, hang: Hang, *, sure: bool) -> str:
     unknown = not_known(found, hang)
     if unknown:
         return f"{unknown} The one that all wait for may be among them."

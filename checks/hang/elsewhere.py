@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.base.wording import listed, plural, short
-from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang, Watched
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.fixes import full_stacks, lines_of, look_again, look_on_other_hosts, read_the_code
-from ddpdoctor.hang.rank_states import Stand, Standing, worker_idle
-from ddpdoctor.hang.verdict import Kind, verdict_for
+from ddpdoctor.hang.rank_states import RankActivity, RankState, worker_idle
+from ddpdoctor.hang.verdict import HangKind, verdict_for
 from ddpdoctor.hang.wording import evidence_of, named, not_known, timeout_words, waiting_words
-from ddpdoctor.knowledge.stack_places import Where, file_line, where, worker_place
+from ddpdoctor.knowledge.stack_places import PlaceKind, file_line, where, worker_place
 from ddpdoctor.processes.jobs import lone_setting
 
 WAITS_IN = {
@@ -47,13 +47,13 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
     Look at the line where the worker stands. `DataLoader(..., timeout=120)` turns the hang into an error that names it;
     `num_workers=0` tells data apart from workers; `multiprocessing_context="spawn"` avoids locks held across the fork.
     """
-    found = verdict_for(hang, Kind.LOADER)
+    found = verdict_for(hang, HangKind.LOADER)
     if found is None:
         return
     first = found.culprits[0]
     stuck = [worker for one in found.culprits for worker in one.rank.workers if not worker_idle(worker)]
     # One with workers that are gone is in the DataLoader, too; without workers the data set runs in the rank.
-    workers = any(one.place.where is Where.LOADER for one in found.culprits)
+    workers = any(one.place.where is PlaceKind.LOADER for one in found.culprits)
     frames = [worker_place(one.last).frame for one in stuck] or [one.place.frame for one in found.culprits]
     yield Finding(
         summary=short(f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} for data at"
@@ -78,8 +78,8 @@ def _lines(frames: list) -> str:  # type: ignore[type-arg]
     return listed(dict.fromkeys(filter(None, map(file_line, frames))), most=3) or "the data set's code"
 
 
-def _workers(stand: Stand, stuck: list[Watched]) -> str:
-    if stand.place.where is Where.DATA:
+def _workers(stand: RankState, stuck: list[Watched]) -> str:
+    if stand.place.where is PlaceKind.DATA:
         return f", and stands in the data set, {where(stand.place)}"
     if not stuck:
         return ", and no worker is there" if not stand.rank.workers else ""
@@ -91,8 +91,8 @@ def _workers(stand: Stand, stuck: list[Watched]) -> str:
     )
 
 
-def _why_no_data(stand: Stand, stuck: list[Watched]) -> str:
-    if stand.place.where is Where.DATA:
+def _why_no_data(stand: RankState, stuck: list[Watched]) -> str:
+    if stand.place.where is PlaceKind.DATA:
         waits = _what_it_waits_for(stand)
         return (
             f"Without workers (num_workers=0) the data set runs in the rank itself, which waits there. {waits}".strip()
@@ -100,7 +100,7 @@ def _why_no_data(stand: Stand, stuck: list[Watched]) -> str:
     held = [one for one in stuck if one.last.state == "D"]
     if held:
         return f"The kernel holds {plural(len(held), 'worker')} in {held[0].last.waits_in or 'a disk or network file system'}."
-    if stand.place.where is Where.LOADER and not stand.rank.workers:
+    if stand.place.where is PlaceKind.LOADER and not stand.rank.workers:
         return "Its workers are gone, killed perhaps: the DataLoader notices only a worker's end that it waits for."
     stopped = [one for one in stuck if one.last.state in "Tt"]
     return f"Worker {stopped[0].pid} is stopped: `kill -CONT {stopped[0].pid}` lets it go on." if stopped else ""
@@ -121,7 +121,7 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
     Look at the line where it stands. Start processes with "spawn" or before threads are started; `put` and `get` take a
     timeout.
     """
-    found = verdict_for(hang, Kind.LOCK)
+    found = verdict_for(hang, HangKind.LOCK)
     if found is None:
         return
     yield Finding(
@@ -152,7 +152,7 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
         LogSign(
             "ncclUniqueId from [0] via c10d key-value store by key",
             why="the store went away under this rank: the process that held it has ended, mostly rank 0 or its torchrun",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"got error: .*(?:reset by peer|Broken pipe|got 0 bytes|Connection was likely closed)",
             source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
@@ -173,7 +173,7 @@ def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
     Do it before init_process_group(), or on all ranks; save in the background or in shards; or give the group a longer
     timeout: `init_process_group(timeout=timedelta(hours=2))`.
     """
-    found = verdict_for(hang, Kind.SLOW_0)
+    found = verdict_for(hang, HangKind.SLOW_0)
     if found is None:
         return
     place = found.culprits[0].place
@@ -212,7 +212,7 @@ def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
     ## Fix
     Look at the line that is named. What one rank does alone must be short, or be done before the training.
     """
-    found = verdict_for(hang, Kind.BUSY)
+    found = verdict_for(hang, HangKind.BUSY)
     if found is None:
         return
     verb = "is busy" if found.moving else "stands"
@@ -238,7 +238,7 @@ def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
     )
 
 
-def _what_it_waits_for(stand: Stand) -> str:
+def _what_it_waits_for(stand: RankState) -> str:
     """By the function of the kernel in which its main thread is."""
     waits_in = stand.rank.watched.last.waits_in if stand.rank.watched else ""
     return next((words for start, words in WAITS_IN.items() if waits_in.startswith(start)), "")
@@ -268,7 +268,7 @@ def rendezvous_waiting(hang: Hang, processes: Maybe[Processes]) -> Iterator[Find
     Start the missing ranks, or correct WORLD_SIZE. `ddpdoctor netcheck` tests the way between hosts, and names who doesn't
     come. Call init_process_group early.
     """
-    found = verdict_for(hang, Kind.RENDEZVOUS)
+    found = verdict_for(hang, HangKind.RENDEZVOUS)
     if found is None:
         return
     late = found.culprits if found.waiting else ()
@@ -302,7 +302,7 @@ def rendezvous_waiting(hang: Hang, processes: Maybe[Processes]) -> Iterator[Find
     )
 
 
-def _left_in_the_shell(culprits: Sequence[Stand], processes: Maybe[Processes]) -> str:
+def _left_in_the_shell(culprits: Sequence[RankState], processes: Maybe[Processes]) -> str:
     """ "LOCAL_RANK=0", where the only rank there is was started with that alone."""
     if len(culprits) != 1 or isinstance(processes, Unknown):
         return ""
@@ -311,15 +311,15 @@ def _left_in_the_shell(culprits: Sequence[Stand], processes: Maybe[Processes]) -
     return lone_setting(process) if process else ""
 
 
-def _not_there(late: Sequence[Stand], hang: Hang) -> str:
+def _not_there(late: Sequence[RankState], hang: Hang) -> str:
     is_ = "is" if len(late) == 1 else "are"
-    if late[0].standing is Standing.GONE:
+    if late[0].standing is RankActivity.GONE:
         return f"{named(late, hang)} {is_} not there ({late[0].rank.gone}): never started, or ended"
     return f"{named(late, hang)} {is_} not in init_process_group but in {where(late[0].place)}"
 
 
-def _bring_them(late: Sequence[Stand], hang: Hang) -> tuple[Fix, ...]:
-    if late[0].standing is Standing.GONE:
+def _bring_them(late: Sequence[RankState], hang: Hang) -> tuple[Fix, ...]:
+    if late[0].standing is RankActivity.GONE:
         return (
             Fix(f"Start {named(late, hang)}, or read the log for why it ended; WORLD_SIZE must be what is started"),
         )

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.wording import listed, ranks_named
-from ddpdoctor.engine.registry import LogSign, Role, check
-from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, sightings, where
 from ddpdoctor.logs.analyze.timeouts import WATCHDOG
 
@@ -35,7 +35,7 @@ TRACEBACK = 40
     severity=FAIL,
     log_signs=(
         *(
-            LogSign(text, why=why, role=Role.HINTS, near=saving, anywhere=True, within=AT_ONCE, source=source)
+            LogSign(text, why=why, role=SignRole.HINTS, near=saving, anywhere=True, within=AT_ONCE, source=source)
             for saving, source in SAVING.items()
             for text, why in (
                 ("Watchdog caught collective operation timeout", TIMEOUT),
@@ -48,7 +48,7 @@ TRACEBACK = 40
         LogSign(
             "Timed out waiting",
             why=f"{TIMEOUT}, as the frames of the waiting rank say: another one was still saving",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Timed out waiting \d+ms for",
             near="in save_checkpoint",
             within=TRACEBACK,
@@ -86,7 +86,7 @@ def checkpoint_save_timeout(log: Log) -> Iterator[Finding]:
     )
 
 
-def _who_was_saving(log: Log, seen: Sequence[Sighting]) -> str:
+def _who_was_saving(log: Log, seen: Sequence[SignMatch]) -> str:
     """Where all ranks but a few say that they waited; else empty: the page tells who it mostly is."""
     all_timeouts = (*seen, *sightings(log, WATCHDOG))
     waited = {one.line.rank for one in all_timeouts if one.line.rank is not None}

@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
@@ -28,7 +28,7 @@ LAUNCHED = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "L
 """Set by a launcher for each rank: then what we see are one rank's own cores, if the launcher binds ranks to cores."""
 
 
-class Share(msgspec.Struct, frozen=True):
+class CoreShare(msgspec.Struct, frozen=True):
     """The cores of one rank. `own`: bound to this rank alone. `limited`: fewer than the machine has. `job`: of all ranks."""
 
     cores: float
@@ -38,7 +38,7 @@ class Share(msgspec.Struct, frozen=True):
     evidence: tuple[Evidence, ...]
 
 
-def share_of(machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Maybe[Environment], plan: Plan) -> Share:
+def share_of(machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Maybe[Environment], plan: Plan) -> CoreShare:
     """What one rank gets of the cores that this process may use: at most so many where not all that bounds them is known.
 
     Raises:
@@ -61,7 +61,7 @@ def share_of(machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Maybe[
     total = machine.logical_cores if isinstance(machine, Machine) else None
     limited = job < total if isinstance(total, int) else isinstance(cgroup, Cgroup) and job == cgroup.cpu_limit
     evidence.append(planned(plan))
-    return Share(job / plan.nproc, job, own, limited, tuple(evidence))
+    return CoreShare(job / plan.nproc, job, own, limited, tuple(evidence))
 
 
 def _bounds_are_known(machine: Maybe[Machine], cgroup: Maybe[Cgroup]) -> None:
@@ -148,7 +148,7 @@ def _more_cores(container: Maybe[Container], environment: Maybe[Environment], pl
         LogSign(
             "Setting OMP_NUM_THREADS environment variable for each process to be",
             why="torchrun says so in nearly every log: it is what keeps ranks from taking each other's cores",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="torch 2.13.0: torch/distributed/run.py",
         ),
     ),
@@ -259,13 +259,13 @@ def _other_launcher(environment: Environment) -> bool:
         LogSign(
             "worker processes in total. Our suggested max number of worker in current system is",
             why="a warning that runs live with: they get slower, rarely worse",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="torch 2.13.0: torch/utils/data/dataloader.py",
         ),
         LogSign(
             "DataLoader timed out after ",
             why="no batch came in time, and the loader warned that it has more workers than cores",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=TIMED_OUT,
             near="worker processes in total. Our suggested max number of worker in current system is",
             fatal=True,
@@ -274,7 +274,7 @@ def _other_launcher(environment: Environment) -> bool:
         LogSign(
             "DataLoader timed out after ",
             why="no batch came in time: the workers had too few cores, or waited for a slow disk, or for each other",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=TIMED_OUT,
             fatal=True,
             source="torch 2.13.0: torch/utils/data/dataloader.py",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.wording import human, listed
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.disks import Disk, Disks
 from ddpdoctor.knowledge.evidence import told
 
@@ -46,7 +46,7 @@ def _floors(disk: Disk) -> tuple[int, int]:
         LogSign(
             "[Errno 28] No space left on device",
             why="of a write; of a lock in shared memory Python says the same",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"No space left on device(?:\s*$|\. +joblib will operate in serial mode)",
             source="made to happen with Python 3.11",
         ),
@@ -96,7 +96,7 @@ def _floors(disk: Disk) -> tuple[int, int]:
         LogSign(
             "[Errno 5] Input/output error",
             why="the disk or its server failed; or a terminal is gone that was printed to",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="Python 3.11: Objects/exceptions.c",
         ),
     ),
@@ -249,7 +249,7 @@ def _seen(disk: Disk, figures: str) -> Evidence:
         LogSign(
             "cannot be opened.",
             why="torch.save could not make its file: the folder isn't writable, or there is none, or the disk is full",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^RuntimeError: File .+ cannot be opened\.",
             near="PyTorchFileWriter",
             source="torch 1.13.1: caffe2/serialize/inline_container.cc; as reported in public",
@@ -289,7 +289,7 @@ def folder_not_writable(disks: Disks) -> Iterator[Finding]:
         LogSign(
             "DataLoader timed out after ",
             why="no batch came in time: the workers may wait for a file; or they had too few cores",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^RuntimeError: DataLoader timed out after (?P<seconds>[\d.]+) seconds",
             source="torch 2.13.0: torch/utils/data/dataloader.py",
         ),
@@ -345,7 +345,7 @@ def disk_unanswered(disks: Disks) -> Iterator[Finding]:
         LogSign(
             "Intel oneMKL FATAL ERROR: Cannot load",
             why="MKL looks into the working folder; a broken installation says the same",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="made to happen with torch 2.13.0",
         ),
     ),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import human, listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
@@ -45,14 +45,14 @@ GIB = 1024**3
         LogSign(
             "Call to ibv_create_cq failed",
             why="older releases name no error: mostly memory that may be locked, else a device that is broken or not passed on",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Call to ibv_create_cq failed\s*$",
             source="nccl 2.20.5: misc/ibvwrap.cc",
         ),
         LogSign(
             "libibverbs: Warning: RLIMIT_MEMLOCK is",
             why="a warning that one host's training lives with",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="rdma-core: libibverbs/init.c",
         ),
     ),
@@ -159,7 +159,7 @@ def _nofile_floor(world: int) -> int:
         LogSign(
             "unable to open shared memory object",
             why="older releases of torch don't say why: mostly too many files are open, else shared memory is full",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"RuntimeError: (?P<object>unable to open shared memory object(?: </torch_[^>]*> in read-write mode)?)\s*$",
             fatal=True,
             source="torch 1.5 to 1.9: aten/src/TH/THAllocator.cpp, as reported in public",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 
@@ -50,7 +50,7 @@ SEEN = "made to happen with torch 2.13.0"
             LogSign(
                 error,
                 why="who receives a tensor fetches it from the worker that made it, and that one is gone: killed, or ended with the training itself",
-                role=Role.HINTS,
+                role=SignRole.HINTS,
                 pattern=rf"^{re.escape(error)}",
                 near="in rebuild_storage_fd",
                 within=300,
@@ -61,7 +61,7 @@ SEEN = "made to happen with torch 2.13.0"
         LogSign(
             ") exited unexpectedly",
             why="a worker is gone, and what ended it is said elsewhere, or by nobody",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"DataLoader worker \(pid\(s\) (?P<pid>\d+)(?!\d)[\d, ]*\) exited unexpectedly",
             source=SEEN,
         ),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import human, plural
-from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
@@ -48,13 +48,13 @@ def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
         LogSign(
             "Memory cgroup out of memory: Kill",
             why="the kernel killed by the limit of a container or job",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="Linux: mm/oom_kill.c, made to happen",
         ),
         LogSign(
             "memory: usage ",
             why="the kernel's report on a container or job that has reached its limit, as it looks for a process to kill",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"\bmemory: usage (?P<usage>\d+)kB, limit \d+kB, failcnt \d+",
             fatal=True,
             source="Linux: mm/memcontrol.c",
@@ -153,14 +153,14 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
         LogSign(
             "DefaultCPUAllocator: can't allocate memory",
             why="the host's memory, or a limit on it (ulimit -v); or a tensor of a wrong size",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"(?:RuntimeError|what\(\)): +\[enforce fail .*you tried to allocate (?P<bytes>\d+) bytes",
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
             "MemoryError",
             why="Python asked the system for memory and got none: a limit on it (ulimit -v), or an array of a wrong size",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^(?:numpy\S*\.)?_?(?:Array)?MemoryError(?:$|: )",
             source="made to happen with Python 3.11 and ulimit -v",
         ),
@@ -178,7 +178,7 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
         LogSign(
             RAYS_END,
             why="Ray's word on a training that came to its end: workers that it had ended before were started again",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="ray 2.x: python/ray/tune/experimental/output.py, as reported in public",
         ),
         LogSign(
@@ -195,14 +195,14 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
         LogSign(
             "cannot allocate memory for thread-local data: ABORT",
             why="the C library could not even start a thread: the host's memory, or a limit on it",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="glibc: elf/dl-tls.c, as reported in public",
             fatal=True,
         ),
         LogSign(
             "[Errno 12] Cannot allocate memory",
             why="the host's memory, or a limit on it",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="Python 3.11: Objects/exceptions.c",
         ),
     ),
@@ -259,7 +259,7 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
         LogSign(
             "ut of memory: Kill",
             why="the kernel's own word for it, of whatever process",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=rf"[Oo]ut of memory: Kill(?:ed)? process (?P<pid>\d+) \((?P<name>(?!{TRAINING})[^)]*)\)",
             source="Linux: mm/oom_kill.c",
         ),
@@ -280,7 +280,7 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
         LogSign(
             " invoked oom-killer: ",
             why="the kernel's first line on it: who asked for memory when there was none; whom it then killed, other lines say",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"(?P<name>(?<!\S)\S+) invoked oom-killer: gfp_mask=",
             source="Linux: mm/oom_kill.c",
         ),
@@ -305,7 +305,7 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
         LogSign(
             "Exit Code:",
             why="kubectl describe's word on a container that was killed by signal 9: mostly for want of memory",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^\s*Exit Code:\s+137\s*$",
             fatal=True,
             source="kubectl describe, as reported in public",
@@ -313,26 +313,26 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
         LogSign(
             "failed (exitcode: -9)",
             why="killed by signal 9: mostly for want of memory, else by somebody or the batch system",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
             "Signal 9 (SIGKILL) received by PID",
             why="the same, in torchrun's table",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
             "Killed",
             why="a shell's word for it, of the script that it started",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^\S+: line \d+: +(?P<pid>\d+) Killed +\S",
             source="made to happen with bash 5.2",
         ),
         LogSign(
             "Killed",
             why="a shell's whole word on what was started by hand in it, and was ended by signal 9: mostly for want of memory",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^Killed\s*$",
             fatal=True,
             source="made to happen with bash 5.2",
@@ -340,7 +340,7 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
         LogSign(
             "zsh: killed ",
             why="zsh's word for it: mostly for want of memory",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^zsh: killed +\S",
             fatal=True,
             source="zsh 5.9: Src/signals.c, Src/jobs.c, as reported in public",
@@ -348,7 +348,7 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
         LogSign(
             "Process finished with exit code 137",
             why="PyCharm's word for a process that was ended by signal 9: by the kernel for want of memory, or by PyCharm's Stop button",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Process finished with exit code 137 \(interrupted by signal 9: ?SIGKILL\)",
             fatal=True,
             source="PyCharm, as reported in public",
@@ -356,7 +356,7 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
         LogSign(
             "is killed by signal: Killed",
             why="a DataLoader's worker: mostly for want of memory",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="made to happen with torch 2.13.0",
         ),
         *worker_gone(

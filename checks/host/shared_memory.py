@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import human, listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
@@ -54,7 +54,7 @@ SHM_LOADER = 256 * MIB
         LogSign(
             "unable to open shared memory object",
             why="older releases of torch don't say why: mostly too many files are open, else shared memory is full",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"RuntimeError: unable to open shared memory object(?: </torch_[^>]*> in read-write mode)?\s*$",
             source="torch 1.5 to 1.9: aten/src/TH/THAllocator.cpp, as reported in public",
         ),
@@ -77,7 +77,7 @@ SHM_LOADER = 256 * MIB
         LogSign(
             "while creating shared memory segment",
             why="older releases don't say why: no room, mostly; CUDA that can't register the segment, or no right to make it, ends so, too",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"NCCL WARN Error while creating shared memory segment \S+ \(size \d+\)\s*$",
             source="nccl 2.7: include/shm.h; nccl 2.20.5: misc/shmutils.cc",
         ),
@@ -101,7 +101,7 @@ SHM_LOADER = 256 * MIB
         LogSign(
             "joblib will operate in serial mode",
             why="joblib tried to make a lock, and locks lie in shared memory; its temporary files on a full disk are rarer",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Errno 28\] No space left on device",
             source="joblib: joblib/_multiprocessing_helpers.py, as reported in public",
         ),

@@ -9,8 +9,8 @@ import msgspec
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
-from ddpdoctor.facts.fleet import Absent, Double, Fleet, Node
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.facts.fleet import Fleet, MissingNode, Node, RejectedNode
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.knowledge.evidence import told
@@ -40,14 +40,14 @@ STOPPED = "stopped by "
         LogSign(
             "clients joined",
             why="the store waited for a node: why it didn't come, only that node can say",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"waiting for clients\. (?P<came>\d+)/(?P<wanted>\d+) clients joined",
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
             "clients joined",
             why="Lightning has each rank tell its number, and the store waited for some: why they didn't come, only they can say",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"waiting for clients\. (?P<came>\d+)/(?P<wanted>\d+) clients joined",
             near="Initializing distributed: GLOBAL_RANK: ",
             source="lightning 2.6.6: lightning/fabric/utilities/distributed.py; torch 2.13.0: TCPStore.cpp",
@@ -55,14 +55,14 @@ STOPPED = "stopped by "
         LogSign(
             "workers joined.",
             why="the same in other releases",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"waiting for workers\. (?P<came>\d+)/(?P<wanted>\d+) workers joined",
             source="torch/csrc/distributed/c10d/TCPStore.cpp, in pytorch issue 111805",
         ),
         LogSign(
             "RendezvousTimeoutError",
             why="the join timeout ran out before enough nodes were there: why, only the others can say",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"^(?:torch\.distributed\.elastic\.rendezvous\.api\.|\s*\"message\": \")RendezvousTimeoutError",
             source="made to happen with torch 2.13.0; torch 1.13.1: torch/distributed/elastic/multiprocessing/errors/error_handler.py",
         ),
@@ -70,14 +70,14 @@ STOPPED = "stopped by "
         LogSign(
             "wait timeout after",
             why="a rank has not come to this group: not started, ended before, or another one took its number",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"wait timeout after \d+ms, keys: /default_pg/",
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
             "DistStoreError: ",
             why="what another rank or node was to leave in the store did not come in time: not started, ended before, or late",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"DistStoreError: (?:wait timeout after \d+ms(?!, keys: )|Socket Timeout)",
             source="torch 2.4 to 2.13: torch/csrc/distributed/c10d/TCPStore.cpp; strings of libtorch_cpu.so",
         ),
@@ -121,7 +121,7 @@ def rdzv_missing_node(fleet: Fleet, meeting: Meeting, network: Maybe[Network]) -
         yield _lost(fleet, meeting)
 
 
-def _unsettled(fleet: Fleet) -> list[Double]:
+def _unsettled(fleet: Fleet) -> list[RejectedNode]:
     """Who was turned away and hasn't come again since under a better rank; of one that came several times, the last.
     Nodes of the job, all of them: see `_unproved`."""
     settled = {(bare_host(one), one.address, one.rank) for one in fleet.nodes}
@@ -133,7 +133,7 @@ def _unsettled(fleet: Fleet) -> list[Double]:
     ]
 
 
-def _unproved(fleet: Fleet) -> list[Double]:
+def _unproved(fleet: Fleet) -> list[RejectedNode]:
     """Who came as a node, didn't show that it knows the token, and isn't here by now: a node with another token or version,
     or a stranger who says so."""
     here = {(bare_host(one), one.address) for one in fleet.nodes}
@@ -141,25 +141,25 @@ def _unproved(fleet: Fleet) -> list[Double]:
     return [one for place, one in last.items() if place not in here]
 
 
-def _seat(one: Double, fleet: Fleet) -> Absent | None:
+def _seat(one: RejectedNode, fleet: Fleet) -> MissingNode | None:
     """The seat that a node would have had that was turned away; None where it named none, or one that isn't free."""
     return None if one.code in RANK_CODES else next((seat for seat in fleet.absent if seat.rank == one.rank), None)
 
 
-def _free(fleet: Fleet) -> list[Absent]:
+def _free(fleet: Fleet) -> list[MissingNode]:
     """The seats that nobody came for who was turned away."""
     named = [_seat(one, fleet) for one in _unsettled(fleet)]
     return [seat for seat in fleet.absent if seat not in named]
 
 
-def _seats(fleet: Fleet) -> Iterator[tuple[Double, Absent | None]]:
+def _seats(fleet: Fleet) -> Iterator[tuple[RejectedNode, MissingNode | None]]:
     """Who was turned away, each with a seat to take when it comes again: its own, else one of the free ones."""
     free = iter(_free(fleet))
     for one in _unsettled(fleet):
         yield one, _seat(one, fleet) or next(free, None)
 
 
-def _so_missing(one: Double, fleet: Fleet) -> str:
+def _so_missing(one: RejectedNode, fleet: Fleet) -> str:
     """What it means for the others that it wasn't let in."""
     own = _seat(one, fleet)
     seats = [own] if own else _free(fleet)
@@ -169,7 +169,7 @@ def _so_missing(one: Double, fleet: Fleet) -> str:
     return f"{which} is missing, and all others would wait for it until their timeout."
 
 
-def _named(seat: Absent) -> str:
+def _named(seat: MissingNode) -> str:
     return f"node {seat.rank}" + (f" ({seat.host})" if seat.host else "")
 
 
@@ -177,7 +177,7 @@ def _place(host: str, address: str) -> str:
     return f"{host} ({address})" if host else address
 
 
-def _missing(missing: list[Absent], count: int, fleet: Fleet, meeting: Meeting) -> Finding:
+def _missing(missing: list[MissingNode], count: int, fleet: Fleet, meeting: Meeting) -> Finding:
     """count: so many of them; the others were turned away, and which seats they would have had isn't known."""
     who = listed(map(_named, missing), most=4)
     if count < len(missing):
@@ -212,7 +212,7 @@ def _missing(missing: list[Absent], count: int, fleet: Fleet, meeting: Meeting) 
     )
 
 
-def _knocked(unproved: list[Double]) -> str:
+def _knocked(unproved: list[RejectedNode]) -> str:
     """The end of a summary that says who came instead."""
     if not unproved:
         return ""
@@ -221,7 +221,7 @@ def _knocked(unproved: list[Double]) -> str:
     return f"; {who} came with {token_of_a_visitor(texts) if texts else 'another version and no proof'}"
 
 
-def _or_a_stranger(unproved: list[Double]) -> str:
+def _or_a_stranger(unproved: list[RejectedNode]) -> str:
     who = listed((_place(one.host, one.address) for one in unproved), most=4)
     return (
         f"Nothing proves who came as {who}: a node of yours, which must come with this run's token and version, or a stranger"
@@ -229,7 +229,7 @@ def _or_a_stranger(unproved: list[Double]) -> str:
     )
 
 
-def _same_version(unproved: list[Double], fleet: Fleet) -> tuple[Fix, ...]:
+def _same_version(unproved: list[RejectedNode], fleet: Fleet) -> tuple[Fix, ...]:
     """What a stranger says of his version goes into no command; node 0's own does."""
     ours = next((one.ddpdoctor for one in fleet.nodes if one.rank == 0 and one.ddpdoctor), "")
     if not ours or all(one.code != "version" for one in unproved):
@@ -265,7 +265,7 @@ def _by_srun(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
     )
 
 
-def _run_there(missing: list[Absent], fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
+def _run_there(missing: list[MissingNode], fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
     if meeting.launcher == "Slurm":
         return _by_srun(fleet, meeting)
     commands = tuple(netcheck_command(meeting, fleet.expected, one.rank) for one in missing[:COMMANDS_MOST])
@@ -290,7 +290,7 @@ def _fewer(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
     return (Fix(text, (netcheck_command(meeting, here, 0),)),)
 
 
-def _refused(one: Double, seat: Absent | None, fleet: Fleet, meeting: Meeting) -> Finding:
+def _refused(one: RejectedNode, seat: MissingNode | None, fleet: Fleet, meeting: Meeting) -> Finding:
     who = _place(one.host, one.address)
     command = netcheck_command(meeting, fleet.expected, seat.rank if seat else None)
     more = (meeting.nnodes or fleet.expected) + 1
@@ -325,7 +325,7 @@ def _refused(one: Double, seat: Absent | None, fleet: Fleet, meeting: Meeting) -
     )
 
 
-def _why_refused(one: Double, who: str, fleet: Fleet) -> str:
+def _why_refused(one: RejectedNode, who: str, fleet: Fleet) -> str:
     if one.code == "nnodes":
         return f"{who} was told that the job has {one.nnodes} nodes, node 0 that it has {fleet.expected}"
     if one.code == "full":
@@ -381,7 +381,7 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
         LogSign(
             "Bootstrap Root : mismatch in",
             why="ranks count the job's ranks differently",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"mismatch in (?:rank count from procs|info from procs, nranks)",
             source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
         ),
@@ -389,7 +389,7 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
         LogSign(
             "wait timeout after",
             why="a rank has not come to this group: perhaps another one took its number",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"wait timeout after \d+ms, keys: /default_pg/",
             source="made to happen with torch 2.13.0",
         ),
@@ -402,7 +402,7 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
         LogSign(
             "wait timeout after",
             why="all agents came to the store, but one node rank's words are missing: two have the same one, or one is out of range",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"keys: \S*/torchelastic/role_info/",
             source="made to happen with torch 2.13.0",
         ),
@@ -435,7 +435,7 @@ def duplicate_rank(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
             yield _double(one, seat, fleet, meeting)
 
 
-def _double(one: Double, free: Absent | None, fleet: Fleet, meeting: Meeting) -> Finding:
+def _double(one: RejectedNode, free: MissingNode | None, fleet: Fleet, meeting: Meeting) -> Finding:
     who = _place(one.host, one.address)
     if one.code == "rank-out-of-range":
         last = fleet.expected - 1

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
 from ddpdoctor.base.wording import short
-from ddpdoctor.engine.registry import LogSign, Role, check
+from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.frameworks import ACCELERATE
 from ddpdoctor.logs.analyze.launcher_options import launcher_of_log
@@ -55,14 +55,14 @@ FRAME = 3
         LogSign(
             "RendezvousConnectionError",
             why="torchrun's own record of its error, without the traceback: never there, or lost later",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^\s*\"message\": \"RendezvousConnectionError: The connection to the C10d store has failed",
             source="torch 1.13.1: torch/distributed/elastic/multiprocessing/errors/error_handler.py",
         ),
         LogSign(
             "RendezvousClosedError",
             why="the rendezvous was over when this node came: another one had failed before, or was done",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"^torch\.distributed\.elastic\.rendezvous\.api\.RendezvousClosedError",
             source="torch 1.13.1, 2.9.1 and 2.13.0: torch/distributed/elastic/rendezvous/dynamic_rendezvous.py",
         ),
@@ -231,38 +231,38 @@ def _as_address(name: str) -> str:
         LogSign(
             "DistNetworkError: Failed to recv, got 0 bytes",
             why="the store closed the connection: its process ended, before this rank was done",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source=MADE,
         ),
         LogSign(
             "DistNetworkError: failed to recv, got 0 bytes",
             why="releases before 2.8 say it in these words",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="torch 2.7: torch/csrc/distributed/c10d/Utils.hpp, in pytorch pull request 153586",
         ),
         LogSign(
             "DistNetworkError: Broken pipe",
             why="the store is no longer there: its process ended, before this rank was done",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source=MADE,
         ),
         LogSign(
             "DistNetworkError: Connection reset by peer",
             why="the store is no longer there: its process ended, before this rank was done",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="torch 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/Utils.hpp, with the C library's words for the error",
         ),
         LogSign(
             "via c10d key-value store by key",
             why="rank 0 was to leave NCCL's address in the store, and is gone",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"got error: .*(?:Connection reset by peer|Broken pipe|Failed to recv|Connection was likely closed)",
             source="torch 1.13.1 and 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
         LogSign(
             "has failed to send a keep-alive heartbeat to the rendezvous",
             why="a node's torchrun has lost the store of the first one; once, at the end of a run, it was only the first to be done",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"The node '(?P<node>[^']+?)(?:_\d+_\d+)?' has failed .* due to an error of type RendezvousConnectionError",
             source="torch 2.13.0: torch/distributed/elastic/rendezvous/dynamic_rendezvous.py",
         ),
@@ -270,7 +270,7 @@ def _as_address(name: str) -> str:
             LogSign(
                 f"RuntimeError: {words}",
                 why="the rank asked the store in which all ranks of a group are counted: its process ended, before this rank was done",
-                role=Role.HINTS,
+                role=SignRole.HINTS,
                 pattern=rf"^RuntimeError: {words}\s*$",
                 near="in _store_based_barrier",
                 within=FRAME,
@@ -281,44 +281,44 @@ def _as_address(name: str) -> str:
         LogSign(
             'Failed to check the "should dump" flag on TCPStore',
             why="said each second by a rank that still runs while the store is gone; a few times at the end of a healthy run, too",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"with error: ",
             source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
         LogSign(
             'Failed to check the "should dump" flag on TCPStore',
             why="a warning of ranks that end a little after rank 0, in healthy runs too",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         ),
         LogSign(
             "Failed to get exception dump flag from the global store",
             why="the same in torch 2.3 and 2.4, at the level of an error",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="torch 2.4: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, in pytorch issue 128680",
         ),
         LogSign(
             "recvValue failed on",
             why="a warning: the exception behind it counts, and at the end of a healthy run there is none",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="torch 2.9.1: torch/csrc/distributed/c10d/TCPStore.cpp",
         ),
         LogSign(
             "recvVector failed on",
             why="a warning: the exception behind it counts, and at the end of a healthy run there is none",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source=MADE,
         ),
         LogSign(
             "recvValueWithTimeout failed on",
             why="a warning: the exception behind it counts, and at the end of a healthy run there is none",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source=MADE,
         ),
         LogSign(
             "sendBytes failed on",
             why="a warning: the exception behind it counts, and at the end of a healthy run there is none",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source=MADE,
         ),
     ),
@@ -339,11 +339,11 @@ def rdzv_store_host_exited(log: Log) -> Iterator[Finding]:
     until all are done: `dist.barrier()` and then `dist.destroy_process_group()` at the end of the script, on every rank.
     """
     seen = sightings(log, "rdzv-store-host-exited")
-    if not any(one.role is not Role.NOISE for one in seen):
+    if not any(one.role is not SignRole.NOISE for one in seen):
         return
     yield Finding(
         summary="The process that hosts the store, rank 0 or the first node's torchrun, ended before the other ranks were done",
-        evidence=lines(log, [one for one in seen if one.role is not Role.NOISE]),
+        evidence=lines(log, [one for one in seen if one.role is not SignRole.NOISE]),
         fixes=(
             Fix(
                 "Read the log of rank 0 and of the first node's torchrun, or give it to the doctor with the others: the first error"

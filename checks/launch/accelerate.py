@@ -18,7 +18,7 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.processes import Processes, Role
+from ddpdoctor.facts.processes import Processes, ProcessRole
 from ddpdoctor.facts.visible import selector, visible_gpus
 from ddpdoctor.knowledge.accelerate import (
     DISTRIBUTED_TYPES,
@@ -387,7 +387,9 @@ def _main_process(
 
 def _job_runs(processes: Maybe[Processes]) -> bool:
     """Whether ranks run here, which may have that very port."""
-    return isinstance(processes, Unknown) or any(one.role in (Role.RANK, Role.LAUNCHER) for one in processes.listed)
+    return isinstance(processes, Unknown) or any(
+        one.role in (ProcessRole.RANK, ProcessRole.LAUNCHER) for one in processes.listed
+    )
 
 
 def _address(file: ConfigFile, rank: int | None, main: Resolution | None, network: Network) -> Iterator[_Main]:

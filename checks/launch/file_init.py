@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import WARN, Finding, Fix
 from ddpdoctor.base.unknown import known
 from ddpdoctor.checks.launch.launchers import with_torchrun
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.knowledge.store_barrier import too_many_came
@@ -28,7 +28,7 @@ from ddpdoctor.knowledge.store_barrier import too_many_came
         LogSign(
             "Gloo connectFullMesh failed with",
             why="an address that was read from a file doesn't answer: a rank of the run before wrote it, or the network keeps the ranks apart",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"No route to host|[Tt]imed out connecting|Connect timeout|Connection timed out",
             near="file://",
             source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
@@ -305,7 +305,7 @@ def local_rank_beyond_gpus(environment: Environment, gpus: Maybe[Gpus]) -> Itera
         LogSign(
             "clients joined",
             why="Lightning had said that srun is there and isn't used: it would have started the ranks that didn't come",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"waiting for clients\. \d+/\d+ clients joined",
             near="The `srun` command is available on your system but is not used",
             fatal=True,
@@ -315,13 +315,13 @@ def local_rank_beyond_gpus(environment: Environment, gpus: Maybe[Gpus]) -> Itera
             " slurm tasks.",
             pattern=r"You requested \d+ GPUs but launched \d+ slurm tasks\.",
             why="Lightning then starts the ranks itself, which does on one node; on several, each of them starts all",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="pytorch-lightning up to 0.8: pytorch_lightning/trainer/trainer.py",
         ),
         LogSign(
             "The `srun` command is available on your system but is not used",
             why="Lightning says so wherever srun is installed, also to a run that is right without it",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="made to happen with lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py",
         ),
     ),

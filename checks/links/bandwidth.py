@@ -14,9 +14,9 @@ from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.netcheck.link_figures import (
     FEWEST_NODES,
     HEAVY_LOSS,
+    LinkTrouble,
     Pair,
     Straggler,
-    Trouble,
     data_interface,
     limiter,
     rate_of,
@@ -125,7 +125,7 @@ class _Desk:
         limited = [rank for rank in pair if self._limiter(rank)]
         return limited[0] if len(limited) == 1 else pair[0]
 
-    def slow(self, where: str, found: Sequence[Trouble], ends: Sequence[int]) -> Finding:
+    def slow(self, where: str, found: Sequence[LinkTrouble], ends: Sequence[int]) -> Finding:
         """ends: the nodes that are to be looked at."""
         worst = max(found, key=lambda one: one.badness)
         return Finding(
@@ -146,7 +146,7 @@ class _Desk:
             severity=FAIL if one.fails else WARN,
         )
 
-    def _what(self, one: Trouble) -> str:
+    def _what(self, one: LinkTrouble) -> str:
         link, rate = one.link, rate_of(one.link)
         if link.error:
             return f"could not be measured: {link.error[:80]}"

@@ -9,8 +9,8 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.wording import LONGEST, ranks_named, short, signal_name
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
-from ddpdoctor.facts.log import Log, LogFrame, LogLine, Raised, Sighting
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine, SignMatch
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.exceptions import is_alike, short_name
 from ddpdoctor.logs.analyze.failures import stream
@@ -20,7 +20,7 @@ from ddpdoctor.logs.analyze.programs import is_of_a_program
 from ddpdoctor.logs.analyze.ray_words import worker_gone
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, own_line, sightings, where
 from ddpdoctor.logs.analyze.unreached_servers import FIXES, WHY, server_unreached
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 
 TABLE: Final = "made to happen with torch 2.13.0: torch/distributed/elastic/multiprocessing/errors"
 GLIBC: Final = "glibc 2.36: malloc/malloc.c; strings of libc.so.6"
@@ -123,7 +123,7 @@ def user_code_error(log: Log) -> Iterator[Finding]:
     """
     requires(log.files, NO_LOG)
     found = verdict_of(log)
-    if found.outcome is not Outcome.USER_ERROR or found.lead is None:
+    if found.outcome is not RunOutcome.USER_ERROR or found.lead is None:
         return
     if found.raised is None:
         yield _without_traceback(log, found)
@@ -191,7 +191,7 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
     )
 
 
-def _said_with(seen: Sighting) -> list[LogLine]:
+def _said_with(seen: SignMatch) -> list[LogLine]:
     """The lines before it that are of the same message."""
     if seen.sign == HYDRA:
         return list(seen.before)
@@ -231,13 +231,13 @@ def _capitalised(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def _traceback(log: Log, raised: Raised) -> tuple[Evidence, ...]:
+def _traceback(log: Log, raised: LoggedException) -> tuple[Evidence, ...]:
     ended = _ended_as(log, raised)
     said = (raised.line, *((ended.line,) if ended else ()))
     return (*own_line(log, raised), *(Evidence(one.text.strip(), where(log, one)) for one in said))
 
 
-def _ended_as(log: Log, raised: Raised) -> Raised | None:
+def _ended_as(log: Log, raised: LoggedException) -> LoggedException | None:
     """The last exception of the chain that one began."""
     last = raised
     for one in log.raised:
@@ -246,7 +246,7 @@ def _ended_as(log: Log, raised: Raised) -> Raised | None:
     return None if last is raised else last
 
 
-def _and_then(log: Log, raised: Raised) -> str:
+def _and_then(log: Log, raised: LoggedException) -> str:
     """What the script itself made of it, in words of its own."""
     ended = _ended_as(log, raised)
     if ended is None or not ended.message or not ended.frames or ended.frames[-1] != ended.own:
@@ -254,7 +254,7 @@ def _and_then(log: Log, raised: Raised) -> str:
     return f", and of it {short_name(ended.exception)}: {ended.message}"
 
 
-def _cause(raised: Raised, module: str) -> str:
+def _cause(raised: LoggedException, module: str) -> str:
     if raised.message.startswith(UNGUARDED):
         return STARTS_ITSELF
     if is_of_a_program(raised):
@@ -262,7 +262,7 @@ def _cause(raised: Raised, module: str) -> str:
     return NOT_THERE if module else WHY if server_unreached(raised) else ""
 
 
-def _what_to_do(log: Log, raised: Raised, module: str) -> tuple[Fix, ...]:
+def _what_to_do(log: Log, raised: LoggedException, module: str) -> tuple[Fix, ...]:
     if module:
         return missing_module_fixes(module, log)
     if raised.message.startswith(UNGUARDED):
@@ -283,24 +283,24 @@ def _where_to_look(own: LogFrame | None) -> Fix:
     "process-crashed",
     severity=FAIL,
     log_signs=(
-        LogSign("(SIGSEGV) received by PID", why=CRASH, role=Role.HINTS, source=TABLE),
-        LogSign("(SIGILL) received by PID", why=CRASH, role=Role.HINTS, source=TABLE),
-        LogSign("(SIGFPE) received by PID", why=CRASH, role=Role.HINTS, source=TABLE),
+        LogSign("(SIGSEGV) received by PID", why=CRASH, role=SignRole.HINTS, source=TABLE),
+        LogSign("(SIGILL) received by PID", why=CRASH, role=SignRole.HINTS, source=TABLE),
+        LogSign("(SIGFPE) received by PID", why=CRASH, role=SignRole.HINTS, source=TABLE),
         LogSign(
             "Signal 6 (SIGABRT) received by PID",
             why="a C++ library or the C library gave up; NCCL's watchdog ends its process so, too, and is then the one to hear",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source=TABLE,
         ),
         LogSign("failed (exitcode: -11)", why=CRASH, source=TABLE),
-        LogSign("terminated with signal SIGSEGV", why=CRASH, role=Role.HINTS, source="made to happen with torch 2.13.0: mp.spawn"),
-        LogSign("exited on signal 11 (Segmentation fault)", why=CRASH, role=Role.HINTS, source="made to happen with Open MPI 4.1.4"),
-        LogSign("exited on signal 4 (Illegal instruction)", why=CRASH, role=Role.HINTS, source="Open MPI 4.1.4, with strsignal()'s words"),
-        LogSign("exited on signal 8 (Floating point exception)", why=CRASH, role=Role.HINTS, source="Open MPI 4.1.4, with strsignal()'s words"),
+        LogSign("terminated with signal SIGSEGV", why=CRASH, role=SignRole.HINTS, source="made to happen with torch 2.13.0: mp.spawn"),
+        LogSign("exited on signal 11 (Segmentation fault)", why=CRASH, role=SignRole.HINTS, source="made to happen with Open MPI 4.1.4"),
+        LogSign("exited on signal 4 (Illegal instruction)", why=CRASH, role=SignRole.HINTS, source="Open MPI 4.1.4, with strsignal()'s words"),
+        LogSign("exited on signal 8 (Floating point exception)", why=CRASH, role=SignRole.HINTS, source="Open MPI 4.1.4, with strsignal()'s words"),
         LogSign(
             "Process finished with exit code 139",
             why=CRASH,
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Process finished with exit code 139 \(interrupted by signal 11: ?SIGSEGV\)",
             source="PyCharm, as reported in public",
         ),
@@ -314,14 +314,14 @@ def _where_to_look(own: LogFrame | None) -> Fix:
         LogSign(
             ABORTED,
             why="a library gave up, and mostly says before of what; NCCL's watchdog ends its process so, too",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="made to happen with Python 3.11",
         ),
         *(
             LogSign(
                 THREAD,
                 why="behind the fault handler's words: where the thread stood that crashed",
-                role=Role.HINTS if near == ABORTED else Role.NAMES,
+                role=SignRole.HINTS if near == ABORTED else SignRole.NAMES,
                 pattern=r"^Current thread 0x\w{1,16}\b.* \(most recent call first\):",
                 near=near,
                 source="made to happen with Python 3.11",
@@ -331,7 +331,7 @@ def _where_to_look(own: LogFrame | None) -> Fix:
         LogSign(
             "Segmentation fault",
             why=CRASH,
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^(?:\S+: (?:line \d+: +)?\d+ )?Segmentation fault\b|srun: error: .*: Segmentation fault",
             source="made to happen in bash; srun prints the same words of strsignal()",
         ),
@@ -339,7 +339,7 @@ def _where_to_look(own: LogFrame | None) -> Fix:
             LogSign(
                 words,
                 why=CRASH,
-                role=Role.HINTS,
+                role=SignRole.HINTS,
                 pattern=rf"^\S+: (?:line \d+: +)?\d+ {words}|^{words}(?: +\(core dumped\))?\s*$",
                 source="made to happen in bash",
             )
@@ -348,20 +348,20 @@ def _where_to_look(own: LogFrame | None) -> Fix:
         LogSign(
             "terminate called ",
             why="an exception of C++ that nobody caught ends the process by SIGABRT; torch's and NCCL's own say by what() what was the matter",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^terminate called (?:after throwing an instance of 'std::(?!runtime_error|system_error|exception)|recursively)",
             source="libstdc++ 12: strings of libstdc++.so.6",
         ),
-        LogSign("double free or corruption", why=HEAP, role=Role.HINTS, source=GLIBC),
-        LogSign("free(): invalid ", why=HEAP, role=Role.HINTS, source=GLIBC),
-        LogSign("corrupted size vs. prev_size", why=HEAP, role=Role.HINTS, source=GLIBC),
-        LogSign("corrupted double-linked list", why=HEAP, role=Role.HINTS, source=GLIBC),
-        LogSign("munmap_chunk(): invalid pointer", why=HEAP, role=Role.HINTS, source=GLIBC),
-        LogSign("*** stack smashing detected ***", why=HEAP, role=Role.HINTS, source="glibc 2.36: debug/stack_chk_fail.c"),
+        LogSign("double free or corruption", why=HEAP, role=SignRole.HINTS, source=GLIBC),
+        LogSign("free(): invalid ", why=HEAP, role=SignRole.HINTS, source=GLIBC),
+        LogSign("corrupted size vs. prev_size", why=HEAP, role=SignRole.HINTS, source=GLIBC),
+        LogSign("corrupted double-linked list", why=HEAP, role=SignRole.HINTS, source=GLIBC),
+        LogSign("munmap_chunk(): invalid pointer", why=HEAP, role=SignRole.HINTS, source=GLIBC),
+        LogSign("*** stack smashing detected ***", why=HEAP, role=SignRole.HINTS, source="glibc 2.36: debug/stack_chk_fail.c"),
         LogSign(
             "zsh: ",
             why="zsh's word on a process that a signal ended",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^zsh: (?:segmentation fault|abort|bus error|illegal hardware instruction|floating point exception)\b",
             source="zsh 5.9: Src/signals.c, Src/jobs.c, as reported in public",
         ),

@@ -7,13 +7,13 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.wording import signal_name
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.exceptions import short_name
 from ddpdoctor.logs.analyze.refuted import COMPLETED, TAKEN_BACK
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, own_line, sightings, where, word
-from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 
 SLURM: Final = "slurm: src/slurmd/slurmstepd/req.c"
 RESUME: Final = Fix("Save checkpoints often enough, and start again from the last one")
@@ -81,27 +81,27 @@ PASSED_ON: Final = {"HUP": "1", "INT": "2", "QUIT": "3"}
         LogSign(
             COMPLETED,
             why="submitit's word on a job that came to its end: one that was taken back before was started again",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="submitit 1.5.4: core/submission.py",
         ),
         LogSign(
             ":Need to kill Pod",
             why="the kubelet's event as it ends a pod, by order or to save the node",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Killing container with (?:docker )?id \S+:Need to kill Pod",
             source="kubernetes 1.12: pkg/kubelet/kuberuntime/kuberuntime_container.go",
         ),
         LogSign(
             "Evicted",
             why="the kubelet ended the pod to save the node; of what, the event's message says",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"\bWarning\s+Evicted\s|^(?:Status|Reason):\s+(?:Failed\s+Reason:\s+)?Evicted\s*$",
             source="kubectl describe and get events, as reported in public",
         ),
         LogSign(
             "death signal, shutting down workers",
             why="torchrun was told to end; Slurm does so, too, where another node's torchrun has failed",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Received (?P<signal>\d+) death signal",
             source="torch 2.13.0: torch/distributed/elastic/agent/server/api.py",
         ),
@@ -132,9 +132,9 @@ def stopped_from_outside(log: Log) -> Iterator[Finding]:
     """
     requires(log.files, NO_LOG)
     found = verdict_of(log)
-    if found.outcome is not Outcome.STOPPED or found.lead is None:
+    if found.outcome is not RunOutcome.STOPPED or found.lead is None:
         return
-    seen = [one for one in sightings(log, "stopped-from-outside") if one.role is not Role.NOISE]
+    seen = [one for one in sightings(log, "stopped-from-outside") if one.role is not SignRole.NOISE]
     said = lines(log, seen) or (Evidence(found.lead.text.strip(), where(log, found.lead)),)
     reason, signal = word(seen, "reason"), word(seen, "signal") or PASSED_ON.get(word(seen, "passed_on"), "")
     if reason:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.fleet import Cell, Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
@@ -71,13 +71,13 @@ from ddpdoctor.knowledge.privileges import by_root
         LogSign(
             "Connection refused, remote=[127.0.0.1]",
             why="GLOO_SOCKET_IFNAME=lo says so, too, and a hostname that doesn't resolve; gloo warns of the latter before",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
             "connect [127.0.0.1]:",
             why="the words of older releases of gloo",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"connect \[127\.0\.0\.1\]:\d+: Connection refused",
             source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
         ),
@@ -150,7 +150,7 @@ def hostname_resolves_loopback(network: Network, environment: Environment, nccl:
         LogSign(
             "interface or hostname can't be empty",
             why="this host's name is empty, as it may be on Windows; or GLOO_SOCKET_IFNAME has nothing between two commas",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"GlooDeviceFactory::make\w+Device\(\): interface or hostname can't be empty",
             source="strings of torch 2.13.0's libtorch_cpu.so: GlooDeviceFactory.cpp; pytorch issue 106271",
         ),
@@ -163,13 +163,13 @@ def hostname_resolves_loopback(network: Network, environment: Environment, nccl:
         LogSign(
             "Unable to resolve hostname to a (local) address",
             why="a warning of gloo's, harmless on a single node",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
         ),
         LogSign(
             "The hostname of the client socket cannot be retrieved",
             why="torch wants a peer's name for its messages, and does without; healthy runs say it wherever addresses have no names",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="torch 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
         ),
     ),
@@ -312,20 +312,20 @@ def _is_loopback_text(name: str) -> bool:
         LogSign(
             "any network address of (",
             why="the host has no IPv6, in which the name has an address, and no way to the other; that may be wrong by itself",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"errno: 97 - .*errno: 101 - ",
             source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
         ),
         LogSign(
             "Socket creation failed : Address family not supported by protocol",
             why="NCCL was given an IPv6 address on a host without IPv6, or one that was never filled in, as rank 0 found no interface",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="NCCL 2.14 (in torch 1.13.1) and 2.20.5: misc/socket.cc",
         ),
         LogSign(
             "(errno: 97 - Address family not supported by protocol)",
             why="torch tries IPv6 first, and goes on with IPv4",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
         ),
     ),

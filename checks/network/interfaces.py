@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Interface, Network
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.interface_choice import (
-    Choice,
+    InterfaceChoice,
     left_out_by_family,
     names_in,
     nccl_choices,
@@ -98,13 +98,13 @@ def _name_it(network: Network, variable: str, wrong: str) -> tuple[Fix, ...]:
         LogSign(
             "Bootstrap : no socket interface found",
             why="without NCCL_DEBUG=INFO nothing tells whether a setting leaves NCCL none, or the host has none",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="NCCL 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
         ),
         LogSign(
             "is neither AF_INET(2) nor AF_INET6(10)",
             why="NCCL was given an address that was never filled in; the setting is the usual reason",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"connecting to address\s+with family \d+ is neither",
             source="NCCL 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
         ),
@@ -224,7 +224,7 @@ def _missing_names(
         LogSign(
             "onnect to 127.0.0.1<",
             why="NCCL dials 127.0.0.1 because it was told to take lo, or has nothing else",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"[Cc]onnect to 127\.0\.0\.1<\d+> (?:failed|returned)(?!.*retrying).*(?:refused|connection abort)",
             source="NCCL 2.20.5 and 2.27.5: misc/socket.cc",
         ),
@@ -254,7 +254,7 @@ def _missing_names(
         LogSign(
             "Connection refused, remote=[127.0.0.1]",
             why="GLOO_SOCKET_IFNAME=lo; a hostname that resolves to the loopback says the same",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="made to happen with torch 2.13.0",
         ),
     ),
@@ -309,13 +309,13 @@ def loopback_ifname(network: Network, environment: Environment, nccl: Maybe[Nccl
         LogSign(
             "Bootstrap : no socket interface found",
             why="a setting that leaves NCCL none says the same",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
         ),
         LogSign(
             "NET/Socket : 0 interfaces found",
             why="older releases count what they may use; a setting that leaves NCCL none says the same",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="NCCL 2.4: transport/net_socket.cc, in NVIDIA/nccl issue 210",
         ),
         LogSign(
@@ -369,7 +369,7 @@ def nccl_no_interface(
     )
 
 
-def _choices_by_name(nccl: Nccl, network: Network, environment: Environment) -> list[Choice]:
+def _choices_by_name(nccl: Nccl, network: Network, environment: Environment) -> list[InterfaceChoice]:
     """What NCCL would take if there were no NCCL_COMM_ID."""
     family, ifname = environment.get("NCCL_SOCKET_FAMILY"), environment.get("NCCL_SOCKET_IFNAME")
     return nccl_choices(network.interfaces, ifname=ifname, family=family, version=version_of(nccl.version))

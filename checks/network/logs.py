@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.base.wording import short
-from ddpdoctor.engine.registry import LogSign, Role, check
-from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.nccl_connecting import TO_THE_LAST
 from ddpdoctor.logs.analyze.refuted import CLOSED, INVALID_USAGE, USES_IB
 from ddpdoctor.logs.analyze.sightings import lines, sightings, word
@@ -42,7 +42,7 @@ OFI = "aws-ofi-nccl: issues 174 and 889, with whole logs"
         *(
             LogSign(
                 words,
-                role=Role.HINTS,
+                role=SignRole.HINTS,
                 why="NCCL takes an eth0 in docker's own network, which no other host can dial: ranks in one container don't mind, and may lose a peer",
                 pattern=pattern,
                 near="eth0:172.17.0.",
@@ -129,14 +129,14 @@ NOT_TO_BE_HAD = (NO_PLUGIN, NO_IB, NO_OFI)
         ),
         LogSign(
             NO_PLUGIN,
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="the network that NCCL_NET asks for is not to be had: InfiniBand, or one of a plugin",
             fatal=True,
             source="NCCL 2.27, as reported in public",
         ),
         LogSign(
             INVALID_USAGE,
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             near="NCCL_NET set by environment to IB",
             why="NCCL refuses so where it sees no device, and NCCL_NET=IB asks for one; two ranks on one GPU are refused so, too",
             fatal=True,
@@ -151,25 +151,25 @@ NOT_TO_BE_HAD = (NO_PLUGIN, NO_IB, NO_OFI)
         LogSign(
             USES_IB,
             why="NCCL goes over InfiniBand: a device that it may not open is one of several, and the container has /dev/infiniband",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source=f"{NCCL}: init.cc or net.cc",
         ),
         LogSign(
             "NCCL WARN Call to ibv_open_device failed",
             why="the next line names the device, which NCCL passes over",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source=f"{NCCL}: ibvwrap.cc",
         ),
         LogSign(
             "NET/IB : No device found",
             why="hosts without InfiniBand say so, too, and go over TCP",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source=f"{NCCL}: net_ib",
         ),
         LogSign(
             "Failed to open libibverbs.so",
             why="hosts without InfiniBand say so, too, and go over TCP",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="NCCL 2.20.5 and 2.27.5: ibvsymbols.cc",
         ),
     ),
@@ -189,7 +189,7 @@ def ib_device_missing_in_container(log: Log) -> Iterator[Finding]:
     `docker run --network=host --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 ...`. Until then
     `NCCL_IB_DISABLE=1` goes over TCP, slower.
     """
-    seen = [one for one in sightings(log, "ib-device-missing-in-container") if one.role is not Role.NOISE]
+    seen = [one for one in sightings(log, "ib-device-missing-in-container") if one.role is not SignRole.NOISE]
     if not seen:
         return
     closed = word(seen, "device")
@@ -236,14 +236,14 @@ REFUSED = "Got completion from peer"
         LogSign(
             REFUSED,
             why="4 is IBV_WC_LOC_PROT_ERR: the card may not go into that memory; a GPU's, where the way into it is broken",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"with (?:error |status=)(?:\w+\()?4\b",
             source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: net_ib, with the numbers of libibverbs",
         ),
         LogSign(
             "GPU Direct RDMA Disabled for GPU",
             why="said of a pair that is too far apart: each GPU may have a nearer network card",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="NCCL 2.14 (in torch 1.13.1), 2.20.5 and 2.27.5: graph/paths.cc",
         ),
     ),
@@ -262,7 +262,7 @@ def gdr_disabled(log: Log) -> Iterator[Finding]:
     ## Fix
     As root `modprobe nvidia-peermem`, and for the next boot `echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf`.
     """
-    seen = [one for one in sightings(log, "gdr-disabled") if one.role is not Role.NOISE]
+    seen = [one for one in sightings(log, "gdr-disabled") if one.role is not SignRole.NOISE]
     if not seen:
         return
     if all(one.sign == REFUSED for one in seen):
@@ -317,7 +317,7 @@ def gdr_disabled(log: Log) -> Iterator[Finding]:
         ),
         LogSign(
             NO_PLUGIN,
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="the network that NCCL_NET asks for is not to be had: InfiniBand, or one of a plugin",
             fatal=True,
             source="NCCL 2.27, as reported in public",
@@ -358,7 +358,7 @@ def gdr_disabled(log: Log) -> Iterator[Finding]:
         ),
         LogSign(
             "NET/OFI Request completed with error. RC: ",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             why="a transfer failed: a peer that can't be reached (its security group), a fault of the provider, or a rank that ended",
             pattern=r"NET/OFI Request completed with error\. RC: (?P<completion>\d+)",
             source="aws-ofi-nccl: src/nccl_ofi_rdma.cpp, nccl_ofi_cq",
@@ -412,7 +412,7 @@ def efa_plugin_misconfigured(log: Log) -> Iterator[Finding]:
     )
 
 
-def _plugin_fails(log: Log, seen: Sequence[Sighting], what: str) -> Finding:
+def _plugin_fails(log: Log, seen: Sequence[SignMatch], what: str) -> Finding:
     started = what == "send or receive"
     return Finding(
         summary=f"aws-ofi-nccl could not {what}: libfabric refused it{', or the peer was gone' if started else ''}",

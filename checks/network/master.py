@@ -9,11 +9,11 @@ from typing import NamedTuple
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
-from ddpdoctor.facts.meeting import Attempt, Meeting, Met
+from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.knowledge.firewall_fixes import LOOK, job_subnet, opening
 from ddpdoctor.knowledge.job_intent import (
@@ -71,7 +71,7 @@ BESIDE_THE_STORE = (
         LogSign(
             "nslookup: can't resolve '",
             why="a pod that waits for its master asks so; without torchrun's end it may have come later",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"nslookup: can't resolve '(?P<host>[\w.-]{0,253}master[\w.-]{0,253})'",
             near="= agent.run()",
             source="busybox, in the images by which pods wait for the master; as reported in public",
@@ -86,7 +86,7 @@ BESIDE_THE_STORE = (
         LogSign(
             "network addresses of (",
             why="again and again, and the last that is heard; it is harmless while a pod is starting, and of IPv6 where IPv4 does",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"network addresses of \((?P<host>[^,]+), (?P<port>\d+)\) cannot be retrieved \(gai error: (?!-9 )",
             source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
         ),
@@ -130,7 +130,7 @@ def master_addr_unresolvable(network: Network, environment: Environment, meeting
         LogSign(
             "The client socket has timed out",
             why="the master didn't answer for the whole timeout; a rank 0 that died before it listened looks the same",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"while trying to connect to \(?(?P<host>[^,\s:()]+)(?:, |:)(?P<port>\d+)",
             source="made to happen with torch 2.13.0",
         ),
@@ -151,7 +151,7 @@ def master_addr_unresolvable(network: Network, environment: Environment, meeting
         LogSign(
             "The client socket has failed to connect to any network address of (",
             why="no route, or rejected by a packet filter; the addresses that torch 2.13 prints behind it are garbage",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"any network address of \((?P<host>[^,]+), (?P<port>\d+)\)\.(?:\s*$|.*errno: (?!99\b))",
             source="made to happen with torch 2.13.0",
         ),
@@ -172,20 +172,20 @@ def master_addr_unresolvable(network: Network, environment: Environment, meeting
         LogSign(
             "The client socket has failed to connect to [",
             why="torch tries on until its timeout, and warns of each try; it counts where the log ends so",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"failed to connect to \[(?P<host>[^\]]+)\]:(?P<port>\d+) \(errno: 11[03] - ",
             source="torch 2.9.1: torch/csrc/distributed/c10d/socket.cpp",
         ),
         LogSign(
             "connect() timed out. Original timeout was",
             why="the words of releases before 1.11",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="torch 1.10: torch/lib/c10d/Utils.hpp, in pytorch issues 67581 and 69197",
         ),
         LogSign(
             "RuntimeError: connect() timed out.",
             why="the words of releases before 1.8",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^RuntimeError: connect\(\) timed out\.\s*$",
             source="torch 1.4: torch/lib/c10d/Utils.cpp, as reported in public",
         ),
@@ -279,7 +279,7 @@ def _by_experiment(
     meeting: Meeting, variable: str, master: Resolution, network: Network, firewall: Maybe[Firewall], note: str
 ) -> Iterator[Finding]:
     one = furthest(meeting)
-    if one.met is Met.CONNECTED:
+    if one.met is ConnectOutcome.CONNECTED:
         return  # Somebody else answered, and port-squatted says who.
     here = is_here(master, network)
     if meeting.node_rank == 0 and not here:
@@ -361,30 +361,30 @@ def _told(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _T
     way = Fix("See which way its packets go", (f"ip route get {shlex.quote(address)}",))
     open_it = _let_in(address, network)
     another = Fix(f"Show node 0's addresses there, and set {variable} to one of them", ("hostname -I",))
-    if one.met is Met.REFUSED:
+    if one.met is ConnectOutcome.REFUSED:
         cause = (
             "The host is there, and says that nobody listens at this port. Node 0 hasn't been started, or with another port"
             " or address; netcheck there has ended already (--wait gives it more time for late nodes); or a packet filter"
             " rejects the connections with a reset."
         )
         return _Told(f"{where} refuses {host}'s connections: nobody listens there", cause, (start, listening, open_it))
-    if one.met is Met.SILENT:
+    if one.met is ConnectOutcome.SILENT:
         cause = _why_silent(address, meeting, network)
         return _Told(f"{where} doesn't answer {host} at all", cause, (open_it, listening, way))
-    if one.met is Met.PROHIBITED:
+    if one.met is ConnectOutcome.PROHIBITED:
         return _Told(
             f"A packet filter rejects {host}'s connections to {where}: {one.words}",
             "An ICMP message came back at once: a filter on the master, on a router or on this host sends it.",
             (open_it, way),
         )
-    if one.met is Met.RESET:
+    if one.met is ConnectOutcome.RESET:
         return _Told(
             f"{where} accepts {host}'s connections and cuts them off at once",
             "Something accepts on the master's behalf and finds nobody behind it: a published port of a container, a"
             " Kubernetes Service, a load balancer, an ssh tunnel; or a filter cuts what it first let through.",
             (start, who_listens(port)),
         )
-    if one.met is Met.NO_HOST:
+    if one.met is ConnectOutcome.NO_HOST:
         return _Told(
             f"No host has the address {address}: {host} asked its network for it in vain",
             "The master's host is down or unplugged, is on another network with the same numbers, or the address is wrong.",
@@ -396,7 +396,7 @@ def _told(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _T
                 ),
             ),
         )
-    if one.met is Met.NO_ROUTE:
+    if one.met is ConnectOutcome.NO_ROUTE:
         return _Told(
             f"{host} has no route to the master, {address}: {one.words}",
             "The address is of a network that this host isn't connected to, and no router that it knows leads there.",
@@ -434,7 +434,7 @@ def _filtered_on_the_way_out(
 ) -> _Told | None:
     """Where this host's kernel kept at least a packet a try from leaving."""
     kept = meeting.untransmitted or 0
-    if one.met not in (Met.SILENT, Met.REFUSED, Met.PROHIBITED) or kept < one.tries:
+    if one.met not in (ConnectOutcome.SILENT, ConnectOutcome.REFUSED, ConnectOutcome.PROHIBITED) or kept < one.tries:
         return None
     where = place(one.address, meeting.port)
     return _Told(
@@ -448,7 +448,7 @@ def _answers_filtered(one: Attempt, meeting: Meeting, network: Network, firewall
     """Where this host's kernel received the answers and handed them to nobody, at half of the tries at the least: one may
     have coincided with packets that were sent again."""
     taken = meeting.undelivered or 0
-    if one.met is not Met.SILENT or taken < 2 * one.tries:
+    if one.met is not ConnectOutcome.SILENT or taken < 2 * one.tries:
         return None
     where, host = place(one.address, meeting.port), network.hostname
     whence = (shared_network(one.address, network) or one.address,)

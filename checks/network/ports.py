@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
@@ -65,7 +65,7 @@ PORTS_A_RANK = 64
         LogSign(
             "The server socket has failed to bind to",
             why="older releases name the port here, and the error behind",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"failed to bind to (?P<address>\S+?)(?::(?P<port>\d+))? \(errno: 98 - ",
             source="torch 1.13.1 and 2.9.1: torch/csrc/distributed/c10d/socket.cpp",
         ),
@@ -78,7 +78,7 @@ PORTS_A_RANK = 64
         LogSign(
             "has failed to bind. TORCHELASTIC_USE_AGENT_STORE is enabled so ignoring the error",
             why="a script that opens a store of its own under torchrun, which has one there already",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             source="made to happen with torch 2.13.0",
         ),
     ),

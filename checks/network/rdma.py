@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network
@@ -84,7 +84,7 @@ QUEUE_PAIR = r"[Ff]ailed to modify QP(?: \w+)? to RT[RS]"
         LogSign(
             "Failed to modify QP",
             why="a queue pair that can't be set up: the link, or an address (GID) that leads nowhere",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=QUEUE_PAIR,
             fatal=True,
             source="perftest: src/perftest_resources.c; other libraries on libibverbs say the same",
@@ -92,7 +92,7 @@ QUEUE_PAIR = r"[Ff]ailed to modify QP(?: \w+)? to RT[RS]"
         LogSign(
             "NCCL_IB_TIMEOUT is set too short",
             why="NCCL's own hint",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="NCCL 2.32.3",
         ),
         LogSign(
@@ -104,7 +104,7 @@ QUEUE_PAIR = r"[Ff]ailed to modify QP(?: \w+)? to RT[RS]"
         LogSign(
             "Got completion from peer",
             why="another number than that of a peer that answers no more: 5 are requests thrown away after the connection had failed",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"with (?:error |status=)(?:\w+\()?(?!12\b)\d",
             source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: net_ib, with the numbers of libibverbs",
         ),
@@ -264,14 +264,14 @@ def _errors(port: RdmaPort) -> list[tuple[str, int]]:
         LogSign(
             "Failed to modify QP",
             why="a queue pair that can't be set up: an address (GID) that leads nowhere, or the link",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=QUEUE_PAIR,
             source="perftest: src/perftest_resources.c; other libraries on libibverbs say the same",
         ),
         LogSign(
             "an incorrect GID index is forced by NCCL_IB_GID_INDEX",
             why="NCCL's own hint",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="NCCL 2.32.3",
         ),
     ),

@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed
 from ddpdoctor.checks.network.interfaces import INTERNAL, has_nccl, named, needs_nccl
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
@@ -59,34 +59,34 @@ from ddpdoctor.netcheck.tried_addresses import Tried, Unreached, tried, unreache
         LogSign(
             "Connect: exceeded retries (",
             why="releases before 2.24 don't name the address: its interface is wrong, or the peer is dead",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="NCCL 2.20.5: misc/socket.cc",
         ),
         LogSign(
             "nnect to ",
             why="the peer's address can't be reached: its interface, a packet filter, or it is dead",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"onnect to (?P<address>[\w.:%]+)<\d+> (?:failed|returned)" + TO_THE_LAST,
             source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
         ),
         LogSign(
             "ct: connect ",
             why="the last try, or that it gave up: the peer's interface, a packet filter, or it is dead",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Connect: connect returned " + TO_THE_LAST,
             source="NCCL before 2.27, as reported in public",
         ),
         LogSign(
             "Call to connect returned ",
             why="it tries on, and says so each time; it counts where the log ends so: the peer's interface, a packet filter, or it is dead",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"returned (?:Connection refused|Connection timed out|No route to host), retrying",
             source="NCCL 2.14 (in torch 1.13.1) and 2.20.5: misc/socket.cc",
         ),
         LogSign(
             "NCCL WARN Call to connect",
             why="releases before 2.5 name no address: its interface, a packet filter, or the peer is dead",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Call to connect (?:timeout|failed) : ",
             source="NCCL 2.3: include/socket.h, in horovod issue 584",
         ),
@@ -226,21 +226,21 @@ def _internal(interface: Interface, address: str | None) -> bool:
         LogSign(
             "refused, remote=[",
             why="a filter that refuses says it, too, and so does a peer that has died",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"refused, remote=\[(?P<address>(?!127\.)[^\]]+)\]",
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
             "] connect [",
             why="older releases of gloo; a peer that has died says it, too",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"pair\.cc:\d+\] connect \[(?P<address>(?!127\.|172\.17\.0\.)[^\]]+)\]:\d+: Connection refused",
             source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
         ),
         LogSign(
             "Gloo connectFullMesh failed with",
             why="these releases say no more: mostly the address of a wrong interface; a filter, or a peer that has died",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"connectFullMesh failed with \[\S*pair\.cc:\d+\] no error",
             source="torch 2.3 to 2.6: gloo/transport/tcp/pair.cc, in vllm issue 5094, sglang issue 3226 and verl issue 967",
         ),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, NotKnown
 from ddpdoctor.base.wording import listed, ranks_named, spans
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.torch import Torch
@@ -15,10 +15,19 @@ from ddpdoctor.knowledge.cuda_oom import ALIKE
 from ddpdoctor.knowledge.gpu_assignment import own_gpu
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.sharing import lacks_nccl
-from ddpdoctor.processes.gpu_holders import ENDED, Held, Shared, all_told, holdings, of_process, own_jobs, shared_gpus
+from ddpdoctor.processes.gpu_holders import (
+    ENDED,
+    HeldGpu,
+    SharedGpu,
+    all_told,
+    holdings,
+    of_process,
+    own_jobs,
+    shared_gpus,
+)
 from ddpdoctor.processes.gpu_holders_words import evidence_of
 from ddpdoctor.processes.job_words import places
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 
 NO_JOB = "no training job of several ranks runs on this host"
 
@@ -31,14 +40,14 @@ NO_JOB = "no training job of several ranks runs on this host"
             "Expected all tensors to be on the same device",
             why="two GPUs in one process: the model went to its own, the data to the default, or the other way round; models that"
             " are spread over GPUs on purpose fail so, too",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"found at least two devices, (?P<one>cuda:\d+) and (?P<other>cuda:\d+)",
             source="torch 2.9.1: aten/src/ATen/native/TensorIterator.cpp",
         ),
         LogSign(
             "out of memory. Tried to allocate",
             why="processes that hold the same are on GPU 0: all ranks of this run, where none has chosen its GPU; or another job's",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=ALIKE,
             source="torch 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
         ),
@@ -69,7 +78,7 @@ def missing_set_device(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     all_told(gpus.devices)
 
 
-def _all_on_one(job: Job, shared: Shared, held: Sequence[Held], gpus: Gpus) -> Finding:
+def _all_on_one(job: TrainingJob, shared: SharedGpu, held: Sequence[HeldGpu], gpus: Gpus) -> Finding:
     ranks = places(shared.ranks)
     own = listed(spans(at for one in shared.ranks if (at := own_gpu(one, gpus)) is not None), 8)
     return Finding(
@@ -104,7 +113,7 @@ def _all_on_one(job: Job, shared: Shared, held: Sequence[Held], gpus: Gpus) -> F
         LogSign(
             " in Gloo process group",
             why="FSDP's collectives, which gloo lacked up to torch 2.1: mostly of a script that was meant for NCCL; without a GPU, too",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"no support for \w+ in Gloo process group",
             fatal=True,
             source="torch up to 2.1, as reported in public",

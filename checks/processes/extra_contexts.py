@@ -9,7 +9,7 @@ from ddpdoctor.base.wording import human, plural, ranks_named
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.processes.extra_contexts import Extra, ExtraKind, extra_contexts
-from ddpdoctor.processes.gpu_holders import Held, holdings, left_on_gpus, own_jobs
+from ddpdoctor.processes.gpu_holders import HeldGpu, holdings, left_on_gpus, own_jobs
 from ddpdoctor.processes.gpu_holders_words import (
     alike,
     capital,
@@ -20,7 +20,7 @@ from ddpdoctor.processes.gpu_holders_words import (
     why_left,
 )
 from ddpdoctor.processes.job_words import places
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 from ddpdoctor.processes.leftover import Leftover
 
 CAUSES = {
@@ -54,7 +54,7 @@ def of_running_jobs(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
         yield _leaked(group, [each for one in group for each in beside[one]], processes)
 
 
-def _of_job(job: Job, kind: ExtraKind, extra: Sequence[Extra]) -> Finding:
+def _of_job(job: TrainingJob, kind: ExtraKind, extra: Sequence[Extra]) -> Finding:
     pids = {one.process.pid for one in extra}
     ranks = places([one.process for one in extra])
     who = ranks_named(ranks) if ranks else plural(len(pids), "rank")
@@ -74,7 +74,7 @@ def _of_job(job: Job, kind: ExtraKind, extra: Sequence[Extra]) -> Finding:
     )
 
 
-def _leaked(group: Sequence[Leftover], held: Sequence[Held], processes: Processes) -> Finding:
+def _leaked(group: Sequence[Leftover], held: Sequence[HeldGpu], processes: Processes) -> Finding:
     size, proven = sum(each.memory for each in held), group[0].proven
     be = ("is" if len(group) == 1 else "are") if proven else "may be"
     return Finding(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import human, listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
@@ -19,7 +19,7 @@ from ddpdoctor.knowledge.cuda_oom import ALIKE, BY_NOBODY, SURELY_BY_OTHERS
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.privileges import by_root, on_the_host
 from ddpdoctor.processes.gpu_holders import (
-    Held,
+    HeldGpu,
     all_told,
     for_this_job,
     held_by_nobody,
@@ -42,7 +42,7 @@ from ddpdoctor.processes.gpu_holders_words import (
 from ddpdoctor.processes.jobs import jobs_of
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.unowned_memory import unowned
-from ddpdoctor.report.reported_leftovers import Kind
+from ddpdoctor.report.reported_leftovers import LeftoverKind
 
 MUCH = 0.1
 """Of a GPU's memory. Below, batches that fitted still fit."""
@@ -89,10 +89,10 @@ def zombie_gpu_process(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     _all_seen(holdings(gpus, processes), processes)
 
 
-def _left(group: Sequence[Leftover], held: Sequence[Held], processes: Processes) -> Finding:
+def _left(group: Sequence[Leftover], held: Sequence[HeldGpu], processes: Processes) -> Finding:
     first, one = group[0], len({each.holder.pid for each in held}) == 1
     hand = may_be_by_hand(group, processes)
-    if first.kind is Kind.ENDED:
+    if first.kind is LeftoverKind.ENDED:
         state = f"{'has' if one else 'have'} ended, and still"
     elif first.proven:
         state = f"{'is' if one else 'are'} left over, and"
@@ -105,18 +105,18 @@ def _left(group: Sequence[Leftover], held: Sequence[Held], processes: Processes)
         cause=why_left(first),
         evidence=evidence_of(held),
         fixes=end_it(group, held, processes),
-        severity=FAIL if first.fails or first.kind is Kind.ENDED else INFO if hand else WARN,
+        severity=FAIL if first.fails or first.kind is LeftoverKind.ENDED else INFO if hand else WARN,
     )
 
 
-def _holds(held: Sequence[Held]) -> str:
+def _holds(held: Sequence[HeldGpu]) -> str:
     """ "hold 31.2 GiB"."""
     verb = "holds" if len({one.holder.pid for one in held}) == 1 else "hold"
     total = sum(one.memory for one in held)
     return f"{verb} {human(total) if total else 'memory'}"
 
 
-def _all_seen(held: Iterable[Held], processes: Processes) -> None:
+def _all_seen(held: Iterable[HeldGpu], processes: Processes) -> None:
     """Raises:
     NotKnown: somebody holds a GPU whom this user can't see.
     """
@@ -140,7 +140,7 @@ def _all_seen(held: Iterable[Held], processes: Processes) -> None:
         LogSign(
             "out of memory. Tried to allocate",
             why="torch lists processes on GPU 0 that hold the same: ranks of this very run may do that, or another job",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=ALIKE,
             source="torch 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
         ),
@@ -148,7 +148,7 @@ def _all_seen(held: Iterable[Held], processes: Processes) -> None:
             LogSign(
                 "CUDA error: out of memory",
                 why="there was no room for this process' very first use of the GPU: it holds nothing yet",
-                role=Role.HINTS,
+                role=SignRole.HINTS,
                 near=call,
                 within=3,
                 source="CUDA runtime in torch 1.13.1 and 2.9.1; torch/cuda/__init__.py, torch/distributed/distributed_c10d.py",
@@ -193,7 +193,9 @@ def gpu_memory_held_by_others(
     all_told(ours)
 
 
-def _held(held: Sequence[Held], full: Sequence[Gpu], free: Sequence[Gpu], processes: Processes, plan: Plan) -> Finding:
+def _held(
+    held: Sequence[HeldGpu], full: Sequence[Gpu], free: Sequence[Gpu], processes: Processes, plan: Plan
+) -> Finding:
     most = max(_share(sum(one.memory for one in held if one.gpu == gpu), gpu) for gpu in full)
     pids = ",".join(str(pid) for pid in sorted({one.holder.pid for one in held if one.process})[:16])
     choose = ",".join(str(one.index) for one in free)
@@ -305,7 +307,7 @@ def _unowned(bad: Sequence[tuple[Gpu, int]], processes: Processes, container: Ma
     )
 
 
-def _gone(held: Sequence[Held]) -> Finding:
+def _gone(held: Sequence[HeldGpu]) -> Finding:
     one = len({each.holder.pid for each in held}) == 1
     return Finding(
         summary=f"{capital(holders_named(held))} {_holds(held)} on {gpus_named(held)} by the driver's account, and "

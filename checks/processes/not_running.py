@@ -13,10 +13,10 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.processes.gpu_holders import left_on_gpus, own_jobs
 from ddpdoctor.processes.job_words import NOT_RUNNING, Oddity, Remark
-from ddpdoctor.processes.jobs import Job, asked_for, jobs_of
+from ddpdoctor.processes.jobs import TrainingJob, asked_for, jobs_of
 from ddpdoctor.processes.leftover_processes import left_by_processes
 from ddpdoctor.processes.rank_remarks import remarks_on
-from ddpdoctor.report.reported_leftovers import Certainty, Kind
+from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
 NO_GPUS = Unknown("they don't matter here")
 
@@ -60,7 +60,7 @@ def _uncollected(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Process]:
     told = {one.leftover.pid for one in left_on_gpus(gpus, processes)} if isinstance(gpus, Gpus) else set()
     for left in left_by_processes(processes, gpus):
         process = processes.get(left.pid)
-        if left.kind is not Kind.ENDED or left.certainty is Certainty.NOT_OURS or process is None:
+        if left.kind is not LeftoverKind.ENDED or left.certainty is Certainty.NOT_OURS or process is None:
             continue
         if process.name.startswith(("python", "pypy", "pt_")) and not {process.pid, process.parent} & (of_jobs | told):
             yield process
@@ -89,7 +89,7 @@ def _ended(processes: Sequence[Process], parent: Process | None) -> Finding:
     )
 
 
-def _found(job: Job, remarks: Sequence[Remark]) -> Finding:
+def _found(job: TrainingJob, remarks: Sequence[Remark]) -> Finding:
     said = [f"{_subject(one)} {one.oddity.value}" for one in remarks]
     summary = f"Job {job.name}: {listed(said, 4)}"
     fixes = {fix.commands: fix for one in remarks for fix in _fixes(job, one)}
@@ -107,7 +107,7 @@ def _subject(remark: Remark) -> str:
     return f"pid{'' if len(remark.pids) == 1 else 's'} {listed(remark.pids, 3)}"
 
 
-def _fixes(job: Job, remark: Remark) -> Iterator[Fix]:
+def _fixes(job: TrainingJob, remark: Remark) -> Iterator[Fix]:
     pids = " ".join(map(str, remark.pids))
     see = f"ps -o pid,ppid,user,lstart,args -p {pids}"
     if remark.oddity is Oddity.STOPPED:

@@ -15,10 +15,10 @@ from ddpdoctor.processes.gpu_holders import left_on_gpus, own_jobs, works
 from ddpdoctor.processes.gpu_holders_words import age, alike, capital, end_leftovers, may_be_by_hand, why_left
 from ddpdoctor.processes.job_settings import Difference, comparable, differences
 from ddpdoctor.processes.job_words import who
-from ddpdoctor.processes.jobs import Job, jobs_of, perhaps_of_several_runs
+from ddpdoctor.processes.jobs import TrainingJob, jobs_of, perhaps_of_several_runs
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_processes import left_by_processes
-from ddpdoctor.report.reported_leftovers import Kind
+from ddpdoctor.report.reported_leftovers import LeftoverKind
 
 
 @check("orphaned-rank", severity=WARN)
@@ -41,7 +41,7 @@ def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     orphans = [
         one
         for one in left_by_processes(processes, gpus)
-        if one.kind in (Kind.RANK, Kind.WORKER) and one.identity not in told
+        if one.kind in (LeftoverKind.RANK, LeftoverKind.WORKER) and one.identity not in told
     ]
     hands = {one.identity for one in orphans if may_be_by_hand([one], processes)}
     for group in alike(one for one in orphans if one.identity not in hands):
@@ -56,12 +56,12 @@ def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
 def _orphans(group: Sequence[Leftover], processes: Processes) -> Finding:
     first, one = group[0], len(group) == 1
     some = [process for left in group if (process := processes.get(left.pid))]
-    named = f"{'DataLoader workers: ' if first.kind is Kind.WORKER else ''}{who(some)}"
+    named = f"{'DataLoader workers: ' if first.kind is LeftoverKind.WORKER else ''}{who(some)}"
     if any(works(left, processes) for left in group):
         state = "may still be at work"
     else:
         state = ("is left over" if one else "are left over") if first.proven else "may be left over"
-    owner = "a launcher" if first.kind is Kind.RANK else "its rank" if one else "their rank"
+    owner = "a launcher" if first.kind is LeftoverKind.RANK else "its rank" if one else "their rank"
     ports = sorted({port for left in group for port in left.ports})
     held = human(sum(left.memory for left in group))
     word = "port" if len(ports) == 1 else "ports"
@@ -83,7 +83,7 @@ def _but(left: Leftover) -> str:
     return f"; but {left.doubts[0]}" if left.doubts else ""
 
 
-def _by_hand(job: Job, ranks: Sequence[Process]) -> Finding:
+def _by_hand(job: TrainingJob, ranks: Sequence[Process]) -> Finding:
     one, pids = len(ranks) == 1, [str(each.pid) for each in ranks]
     return Finding(
         summary=f"{capital(who(ranks))} {'runs' if one else 'run'} without a launcher, as if started by hand, and "
@@ -136,7 +136,7 @@ def job_settings_differ(processes: Processes) -> Iterator[Finding]:
     requires(compared, "the ranks set for themselves, or were forked with, what can't be seen from outside")
 
 
-def _differ(job: Job, found: Sequence[Difference]) -> Finding:
+def _differ(job: TrainingJob, found: Sequence[Difference]) -> Finding:
     fatal = [one for one in found if one.fatal]
     first = (fatal or list(found))[0]
     names = listed((one.name for one in found), 4)

@@ -9,7 +9,7 @@ from itertools import groupby
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.base.wording import listed
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Cell, Fleet, Reach
 from ddpdoctor.facts.meeting import Meeting
@@ -17,7 +17,7 @@ from ddpdoctor.facts.network import Network
 from ddpdoctor.knowledge.firewall_fixes import of_family, opening, subnets_of, whom
 from ddpdoctor.knowledge.nccl_connecting import FAILED
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.netcheck.reachability import Block, Cut, Way, Where, blame
+from ddpdoctor.netcheck.reachability import Block, LostPackets, NetworkCut, Way, blame
 
 ONE_HOST = "only netcheck looks at other nodes"
 NOT_DIALLED = "the nodes didn't dial each other"
@@ -46,40 +46,40 @@ LUCK = "gloo dials one way only, so a job may pass by luck: NCCL's root connects
         LogSign(
             "No route to host, remote=[",
             why="the store on the master's port was reached before: a filter rejects the other ports",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
             "Connect timeout [none]",
             why="a filter drops the packets, where no rank says anything else",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
             "refused, remote=[",
             why="a filter that answers with a reset; a wrong interface or a peer that has died says it, too",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"refused, remote=\[(?!127\.|::1\]|localhost|172\.17\.0\.1\])[^\]]+\]",
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
             "The client socket has timed out after",
             why="so high a port is one of the kernel's choice, on which a c10d rendezvous passes its store on; no filter is in a host's way to itself",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"while trying to connect to \((?P<host>(?!127\.|localhost|\[?::1\b)[^,]+), (?P<port>3[3-9]\d{3}|32[89]\d{2}|3276[89]|327[789]\d|[456]\d{4})\)",
             source="made to happen with torch 2.13.0",
         ),
         LogSign(
             "No route to host",
             why="from a host that answered before it is a filter that rejects; or its address is one that leads nowhere",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=FAILED + r".*No route to host",
             source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
         ),
         LogSign(
             "Connection timed out",
             why="a filter that drops; or the address is one that leads nowhere",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=FAILED + r".*Connection timed out",
             source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
         ),
@@ -87,7 +87,7 @@ LUCK = "gloo dials one way only, so a job may pass by luck: NCCL's root connects
             LogSign(
                 f"Call to connect returned {word}, retrying",
                 why="releases before 2.24 try on, and name no address; it may be one that leads nowhere",
-                role=Role.HINTS,
+                role=SignRole.HINTS,
                 source="NCCL 2.14 (in torch 1.13.1) and 2.20.5: misc/socket.cc",
             )
             for word in ("Connection timed out", "No route to host")
@@ -95,14 +95,14 @@ LUCK = "gloo dials one way only, so a job may pass by luck: NCCL's root connects
         LogSign(
             "] connect [",
             why="older releases of gloo; the store was reached before: a filter takes or rejects the other ports",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"pair\.cc:\d+\] connect \[(?P<address>(?!127\.|172\.17\.0\.)[^\]]+)\]:\d+: (?:No route to host|Connection timed out)",
             source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
         ),
         LogSign(
             "Gloo connectFullMesh failed with",
             why="these releases say no more: mostly the address of a wrong interface",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"connectFullMesh failed with \[\S*pair\.cc:\d+\] no error",
             source="torch 2.3 to 2.6: gloo/transport/tcp/pair.cc, in vllm issue 5094, sglang issue 3226 and verl issue 967",
         ),
@@ -184,18 +184,18 @@ class _View:
     def blocks(self, way: Way) -> list[Block]:
         return [one for one in self.blame.blocks if one.node == self.me and one.way is way]
 
-    def cuts(self, *, both: bool) -> Iterator[tuple[Cut, ...]]:
+    def cuts(self, *, both: bool) -> Iterator[tuple[NetworkCut, ...]]:
         """This node's, those together that begin at the same node."""
         mine = [one for one in self.blame.cuts if one.both is both and self._speaker(one) == self.me]
         for _, together in groupby(mine, key=_begins):
             yield tuple(together)
 
     @staticmethod
-    def _speaker(cut: Cut) -> int:
+    def _speaker(cut: NetworkCut) -> int:
         """Who tells of it: the node whose own filter it is, else the first of all."""
-        if cut.where_there is Where.HERE:
+        if cut.where_there is LostPackets.HERE:
             return cut.there[0]
-        return cut.here[0] if cut.where_here is Where.HERE else min(*cut.here, *cut.there)
+        return cut.here[0] if cut.where_here is LostPackets.HERE else min(*cut.here, *cut.there)
 
     # --- a whole node ---------------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class _View:
         ports = self.ports_of(block)
         met = f"{self.peers(block)}; {self.other_way(block)}".removesuffix("; ")
         # Answers go the other way.
-        answers = block.where in (Where.ANSWERS, Where.DOUBTFUL)
+        answers = block.where in (LostPackets.ANSWERS, LostPackets.DOUBTFUL)
         way, where = (block.way.other if answers else block.way), block.where
         return Finding(
             summary=f"{self.verdict(block, ports)} ({met})",
@@ -219,12 +219,12 @@ class _View:
     def verdict(self, block: Block, ports: str) -> str:
         name = self.name(block.node)
         silent = block.cells.startswith(Cell.SILENT.value)
-        if block.where is Where.DOUBTFUL:
+        if block.where is LostPackets.DOUBTFUL:
             whose = "connections to it" if block.way is Way.INBOUND else "its connections"
             return f"{name}: {whose} on {ports} fail, and its filter on what {_goes(block.way)} lets them pass"
-        if block.where is Where.ANSWERS:
+        if block.where is LostPackets.ANSWERS:
             return f"{name} drops the answers to {'connections' if block.way is Way.INBOUND else 'its connections'} on {ports}"
-        if block.where is Where.ELSEWHERE:
+        if block.where is LostPackets.ELSEWHERE:
             done = "dropped" if silent else "rejected"
             if block.way is Way.INBOUND:
                 return f"{name}: inbound {ports} is {done} before it arrives there"
@@ -250,7 +250,7 @@ class _View:
         inbound = block.way is Way.INBOUND
         at = (block.node,) if inbound else block.peers
         failed, passed = self.dialled_ports(block.ports, at)
-        if isinstance(self.filters, Firewall) and block.where in (Where.HERE, Where.UNTOLD):
+        if isinstance(self.filters, Firewall) and block.where in (LostPackets.HERE, LostPackets.UNTOLD):
             shut = self.filters.shut_ephemeral if inbound else self.filters.shut_outbound
             told = 0 < len(shut) <= FEW_RANGES and all(_among(port, shut) for port in failed)
             if told and not any(_among(port, shut) for port in passed):
@@ -281,9 +281,9 @@ class _View:
             evidence=(
                 filters.seen("shut_ephemeral", listed(shut)),
                 Evidence(f"dialled: {_numbers(tried)}", DIALLED),
-                *self.rules(Way.INBOUND, Where.UNTOLD),
+                *self.rules(Way.INBOUND, LostPackets.UNTOLD),
             ),
-            fixes=self.opening(Way.INBOUND, Where.HERE, peers),
+            fixes=self.opening(Way.INBOUND, LostPackets.HERE, peers),
             severity=WARN,
         )
 
@@ -315,21 +315,21 @@ class _View:
         text = f"{self.names(block.peers)} dialled {address}, {_numbers(failed)}: {_meant(block.cells)}"
         return f"{text}; {_numbers(passed)} passed" if passed else text
 
-    def counted(self, way: Way, where: Where) -> tuple[Evidence, ...]:
+    def counted(self, way: Way, where: LostPackets) -> tuple[Evidence, ...]:
         node = self.nodes[self.me]
         here = self.name(self.me)
         if way is Way.INBOUND:
             number, text = node.undelivered, f"IP packets that came into {here} meanwhile and reached nobody there"
         else:
             number, text = node.untransmitted, f"IP packets that {here} was to send meanwhile and that never left it"
-        if where is Where.UNTOLD or number is None:
+        if where is LostPackets.UNTOLD or number is None:
             return ()
         return (Evidence(f"{text}: {max(number, 0)}", COUNTERS),)
 
-    def rules(self, way: Way, where: Where) -> tuple[Evidence, ...]:
+    def rules(self, way: Way, where: LostPackets) -> tuple[Evidence, ...]:
         """The packet filter's own words, where they could be read and may have done it."""
         filters = self.filters
-        if isinstance(filters, Unknown) or where is Where.ELSEWHERE:
+        if isinstance(filters, Unknown) or where is LostPackets.ELSEWHERE:
             return ()
         if isinstance(filters.tool, Unknown):
             return (Evidence(filters.tool.reason, "packet filter"),)
@@ -342,9 +342,9 @@ class _View:
         label = "drops or rejects" if filters.drops_new else "filters what comes in"
         return (Evidence(f"{label}: {blocked}", filters.tool),)
 
-    def opening(self, way: Way, where: Where, peers: Sequence[int]) -> tuple[Fix, ...]:
+    def opening(self, way: Way, where: LostPackets, peers: Sequence[int]) -> tuple[Fix, ...]:
         """What to type on this host; where it isn't this host that filters, where to look."""
-        if where is Where.ELSEWHERE:
+        if where is LostPackets.ELSEWHERE:
             return (self.between((self.me,), peers),)
         inbound = way is Way.INBOUND
         subnets = self.subnets(peers)
@@ -352,7 +352,7 @@ class _View:
         text = f"On {self.name(self.me)}, {'let in all TCP from' if inbound else 'let out all TCP to'} {whom(subnets)}"
         text += f", of which the job needs {needed}"
         if open_it := opening(text, self.firewall, subnets, inbound=inbound):
-            return (*open_it, self.between((self.me,), peers)) if where is Where.DOUBTFUL else open_it
+            return (*open_it, self.between((self.me,), peers)) if where is LostPackets.DOUBTFUL else open_it
         look: tuple[str, ...]
         if ":" in self.address(self.me):
             look = ("sudo nft list ruleset", "sudo ip6tables-save")
@@ -361,7 +361,9 @@ class _View:
             look = ("sudo nft list ruleset", "sudo iptables-save", "nstat -az TcpExtIPReversePathFilter")
             text += ". No rule of its input and output chains is in the way: look in the others, and at rp_filter"
         hidden = by_root(text, look)
-        return (hidden,) if where in (Where.HERE, Where.ANSWERS) else (hidden, self.between((self.me,), peers))
+        return (
+            (hidden,) if where in (LostPackets.HERE, LostPackets.ANSWERS) else (hidden, self.between((self.me,), peers))
+        )
 
     def subnets(self, peers: Sequence[int]) -> tuple[str, ...]:
         """Networks that hold those peers."""
@@ -382,7 +384,7 @@ class _View:
 
     # --- links ----------------------------------------------------------------------------------------------------------
 
-    def of_cuts(self, cuts: Sequence[Cut]) -> Finding:
+    def of_cuts(self, cuts: Sequence[NetworkCut]) -> Finding:
         first = cuts[0]
         there = [at for one in cuts for at in one.there]
         one_of, many = MEETINGS[first.cells[0]]
@@ -401,10 +403,10 @@ class _View:
             summary=summary,
             cause=self.where_it_is(first) + ("" if first.both else f" {LUCK}"),
             evidence=(*(self.dialled(one) for one in cuts[:5]), *self.counted(way, where), *self.rules(way, where)),
-            fixes=self.opening(way, where, peers) if where is Where.HERE else self.both_ends(first, there),
+            fixes=self.opening(way, where, peers) if where is LostPackets.HERE else self.both_ends(first, there),
         )
 
-    def where_it_is(self, cut: Cut) -> str:
+    def where_it_is(self, cut: NetworkCut) -> str:
         here, there = self.names(cut.here), self.names(cut.there)
         takers = [
             f"{name} itself takes away what {_goes(way)} {'from' if way is Way.INBOUND else 'to'} {other}"
@@ -412,20 +414,20 @@ class _View:
                 (there, here, cut.where_there, cut.way_there),
                 (here, there, cut.where_here, cut.way_here),
             )
-            if where is Where.HERE
+            if where is LostPackets.HERE
         ]
         if takers:
             return f"{listed(takers)}, and lets others pass."
-        if cut.where_there is Where.ELSEWHERE and cut.where_here is Where.ELSEWHERE:
+        if cut.where_there is LostPackets.ELSEWHERE and cut.where_here is LostPackets.ELSEWHERE:
             return f"Neither {here} nor {there} took packets away: something between the two filters."
         for name, where, other in ((there, cut.where_there, here), (here, cut.where_here, there)):
-            if where is Where.ELSEWHERE:
+            if where is LostPackets.ELSEWHERE:
                 return f"{name} took no packets away: {other} filters, or something between the two does."
         return (
             "No node fails with most of its peers, so something between these filters, or a rule for these addresses."
         )
 
-    def dialled(self, cut: Cut) -> Evidence:
+    def dialled(self, cut: NetworkCut) -> Evidence:
         there = cut.there[0]
         failed = [one.ports[there] for one, bad in zip(self.reaches, cut.ports, strict=True) if bad]
         where = f"{self.address(there)}, {_numbers(failed)}" + (", and so on" if len(cut.there) > 1 else "")
@@ -433,16 +435,16 @@ class _View:
             f"{self.names(cut.here)} dialled {self.names(cut.there)} ({where}): {_meant(cut.cells)}", DIALLED
         )
 
-    def both_ends(self, cut: Cut, there: Sequence[int]) -> tuple[Fix, ...]:
+    def both_ends(self, cut: NetworkCut, there: Sequence[int]) -> tuple[Fix, ...]:
         between = self.between(cut.here, there)
-        if cut.where_here is Where.ELSEWHERE and cut.where_there is Where.ELSEWHERE:
+        if cut.where_here is LostPackets.ELSEWHERE and cut.where_there is LostPackets.ELSEWHERE:
             return (between,)
         peers = tuple(there) if self.me in cut.here else cut.here
         text = f"Or one of them filters: on {self.name(self.me)}, let in all TCP from {whom(self.subnets(peers))}"
         return (between, *opening(text, self.firewall, self.subnets(peers), inbound=True))
 
 
-def _begins(cut: Cut) -> tuple[tuple[int, ...], Where, Way, Where, Way]:
+def _begins(cut: NetworkCut) -> tuple[tuple[int, ...], LostPackets, Way, LostPackets, Way]:
     return cut.here, cut.where_here, cut.way_here, cut.where_there, cut.way_there
 
 

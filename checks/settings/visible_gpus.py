@@ -11,7 +11,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.checks.settings.invalid import evidence_of, quoted, take_away
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.knowledge.evidence import told
@@ -19,14 +19,14 @@ from ddpdoctor.knowledge.no_gpu_signs import NCCL_SEES_NONE
 from ddpdoctor.knowledge.nvidia import NO_GPU
 
 
-class Shown(msgspec.Struct, frozen=True):
+class ListedGpus(msgspec.Struct, frozen=True):
     """What CUDA makes of CUDA_VISIBLE_DEVICES: how many entries it takes, and why it stopped, "" if it took them all."""
 
     count: int
     stopped: str = ""
 
 
-def what_cuda_shows(value: str, gpus: Sequence[Gpu] | None) -> Shown:
+def what_cuda_shows(value: str, gpus: Sequence[Gpu] | None) -> ListedGpus:
     """Reads the list as CUDA does: entry by entry, up to the first bad one. `gpus` None: only the text is judged."""
     entries = [entry.strip() for entry in value.split(",")]
     if len(entries) > 1 and not entries[-1]:
@@ -36,14 +36,14 @@ def what_cuda_shows(value: str, gpus: Sequence[Gpu] | None) -> Shown:
     for entry in entries:
         problem = wrong_uuid(entry, gpus) if by_name else wrong_index(entry, gpus)
         if problem:
-            return Shown(len(taken), problem)
+            return ListedGpus(len(taken), problem)
         key = entry if by_name else str(int(re.match(r"[0-9]{1,9}", entry)[0]))  # type: ignore[index]
         if key in taken:
-            return Shown(0, f"{entry[:40]} stands in it twice, and then CUDA shows none")
+            return ListedGpus(0, f"{entry[:40]} stands in it twice, and then CUDA shows none")
         taken.append(key)
         if not by_name and not (entry.isascii() and entry.isdigit()):
-            return Shown(len(taken), f"CUDA reads {quoted(entry)} as {key}; entries are separated by commas")
-    return Shown(len(taken))
+            return ListedGpus(len(taken), f"CUDA reads {quoted(entry)} as {key}; entries are separated by commas")
+    return ListedGpus(len(taken))
 
 
 def wrong_index(entry: str, gpus: Sequence[Gpu] | None) -> str:
@@ -85,20 +85,20 @@ def wrong_uuid(entry: str, gpus: Sequence[Gpu] | None) -> str:
         LogSign(
             "No CUDA GPUs are available",
             why="CUDA works, and shows no GPU: hidden by CUDA_VISIBLE_DEVICES, or not there at all",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="torch 2.13.0 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
         ),
         NCCL_SEES_NONE,
         LogSign(
             "no CUDA-capable device is detected",
             why="CUDA shows no GPU: hidden by CUDA_VISIBLE_DEVICES, not passed into the container, or not there at all",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="CUDA runtime in torch 1.13.1 and 2.9.1",
         ),
         LogSign(
             "invalid device ordinal",
             why="the ranks past the last visible GPU say so; that may be for CUDA_VISIBLE_DEVICES or for too many ranks",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="nccl 2.27.5: the CUDA runtime's own text",
         ),
     ),
@@ -154,7 +154,7 @@ def _shown_again(found: Setting) -> Fix:
     return msgspec.structs.replace(take_away(found), appliable=False)
 
 
-def partly_hidden(found: Setting, shown: Shown, devices: Sequence[Gpu] | None) -> Finding:
+def partly_hidden(found: Setting, shown: ListedGpus, devices: Sequence[Gpu] | None) -> Finding:
     left = "no GPU" if not shown.count else f"only {plural(shown.count, 'GPU')}"
     fixes = [_shown_again(found)]
     if devices:

@@ -9,9 +9,9 @@ from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.base.wording import listed, short
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.smoke import LAST, Ending, RankRun, Smoke
+from ddpdoctor.facts.smoke import LAST, RankEnding, RankRun, Smoke
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.smoke.analysis_blame import Blame, Kind, at_the_end, blame_for, own_gpu, stage_of, waits
+from ddpdoctor.smoke.analysis_blame import Blame, BlameKind, at_the_end, blame_for, own_gpu, stage_of, waits
 from ddpdoctor.smoke.fixes import halted, killed_by, look_at, way_between
 from ddpdoctor.smoke.wording import ended, evidence_of, named, place, said_of, what_the_others_did
 
@@ -36,7 +36,7 @@ def smoke_rank_failed(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding
     Mend what the first rank's own words say, and leave the words of the others aside. `ddpdoctor check` on the same host
     looks for the cause; then run `ddpdoctor smoke` again.
     """
-    found = blame_for(smoke, Kind.FAILED)
+    found = blame_for(smoke, BlameKind.FAILED)
     if found is None:
         return
     requires(not at_the_end(found), ONLY_ITS_END)
@@ -55,7 +55,7 @@ def smoke_rank_failed(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding
 def _how_it_failed(found: Blame) -> str:
     """Its end in words; of several ranks in the plural."""
     first = found.first
-    if first.ending is Ending.ENDED:
+    if first.ending is RankEnding.ENDED:
         return f"ended in {place(first)} without a word"
     return ended(first, several=len(found.culprits) > 1)
 
@@ -63,10 +63,10 @@ def _how_it_failed(found: Blame) -> str:
 def _of_failure(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> tuple[str, tuple[Fix, ...]]:
     first = found.first
     look = look_at(stage_of(first), first, smoke)
-    if first.ending is Ending.KILLED:
+    if first.ending is RankEnding.KILLED:
         why, fixes = killed_by(first, smoke)
         return why, fixes
-    if first.ending is Ending.EXITED:
+    if first.ending is RankEnding.EXITED:
         why = "Something in that process called exit: a library, sitecustomize.py, or a crash handler; its last line may say more."
         return why, (look,)
     if not found.alone:
@@ -74,7 +74,7 @@ def _of_failure(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> tuple[st
             "It is the first that lost another rank, and no rank failed by itself: the connection between them was cut."
         )
         return why, (*way_between(smoke, meeting), look)
-    if first.ending is Ending.RAISED:
+    if first.ending is RankEnding.RAISED:
         return "", (look,)
     return "It went away before the others noticed; how it ended isn't known.", killed_by(_as_killed(first), smoke)[1]
 
@@ -82,7 +82,7 @@ def _of_failure(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> tuple[st
 def _as_killed(run: RankRun) -> RankRun:
     """For what to look at first where a rank has vanished."""
     return RankRun(
-        rank=run.rank, local_rank=run.local_rank, host=run.host, node=run.node, ending=Ending.KILLED, exit_code=-9
+        rank=run.rank, local_rank=run.local_rank, host=run.host, node=run.node, ending=RankEnding.KILLED, exit_code=-9
     )
 
 
@@ -103,11 +103,11 @@ def smoke_hang(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding]:
     Where a rank is named, its stack says what it does in place of the collective. Where all wait in the same one, test the
     way between them: `ddpdoctor netcheck` between hosts, `NCCL_P2P_DISABLE=1` between GPUs.
     """
-    found = blame_for(smoke, Kind.HUNG, Kind.TOGETHER)
+    found = blame_for(smoke, BlameKind.HUNG, BlameKind.TOGETHER)
     if found is None:
         return
     requires(not at_the_end(found), ONLY_ITS_END)
-    yield _together(found, smoke, meeting) if found.kind is Kind.TOGETHER else _waited_for(found, smoke, meeting)
+    yield _together(found, smoke, meeting) if found.kind is BlameKind.TOGETHER else _waited_for(found, smoke, meeting)
 
 
 def _waited_for(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
@@ -116,7 +116,7 @@ def _waited_for(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
     others = what_the_others_did(found, smoke)
     why, fixes = halted(first, smoke)
     stage = stage_of(first)
-    if first.ending is Ending.NEVER_CAME:
+    if first.ending is RankEnding.NEVER_CAME:
         why = "Its process was never started, or hangs before its first line: the others wait until their time is up."
     elif found.left_behind and found.others:
         why = f"It waits, too, but in {place(first)}, which the others have left: what they sent didn't reach it."
@@ -137,7 +137,7 @@ def _waited_for(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
 
 def _what_it_does(found: Blame) -> str:
     first, several = found.first, len(found.culprits) > 1
-    if first.ending is Ending.NEVER_CAME:
+    if first.ending is RankEnding.NEVER_CAME:
         return f"{'were' if several else 'was'} never heard of"
     if found.left_behind and found.others:
         return f"still wait{'' if several else 's'} in {place(first)}"
@@ -201,12 +201,12 @@ def smoke_shutdown(smoke: Smoke) -> Iterator[Finding]:
     At the end of the training: delete the DDP model and the optimizer, `torch.distributed.barrier()`, then
     `torch.distributed.destroy_process_group()`. See which library leaves threads behind.
     """
-    found = blame_for(smoke, Kind.FAILED, Kind.HUNG, Kind.TOGETHER)
+    found = blame_for(smoke, BlameKind.FAILED, BlameKind.HUNG, BlameKind.TOGETHER)
     if found is None:
         return
     requires(at_the_end(found), "the training wasn't over")
     first, several = found.first, len(found.culprits) > 1
-    if found.kind is Kind.FAILED:
+    if found.kind is BlameKind.FAILED:
         what = _how_it_failed(found)
     else:
         what = f"{'have' if several else 'has'} finished training and hang{'' if several else 's'} in {place(first)}"

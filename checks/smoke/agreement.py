@@ -9,12 +9,12 @@ from ddpdoctor.base.findings import FAIL, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.base.wording import listed, ranks_named, short
 from ddpdoctor.checks.hang.calls import different_calls
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.smoke import LAST, Ending, Smoke, State
+from ddpdoctor.facts.smoke import LAST, RankEnding, Smoke, StageState
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.smoke.analysis_blame import Blame, Kind, blame_for
+from ddpdoctor.smoke.analysis_blame import Blame, BlameKind, blame_for
 from ddpdoctor.smoke.fixes import check_host, look_at, on_one_host, smoke_command, way_between
 from ddpdoctor.smoke.wording import evidence_of, named, said_of, what_the_others_did
 
@@ -53,7 +53,7 @@ WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier",
         LogSign(
             "DDP expects same model across all ranks",
             why="no model has millions of tensors, or fewer than none: those are bytes of another collective of that rank, taken for its number",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"while rank \d+ has inconsistent (?:-\d+|\d{7,})(?!\d)",
             source="torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp, as reported in public",
         ),
@@ -79,7 +79,7 @@ def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
         yield from different_calls(hang)
         return
     known(hang)
-    found = blame_for(smoke, Kind.DIFFERENT_CALLS)
+    found = blame_for(smoke, BlameKind.DIFFERENT_CALLS)
     if found is None:
         requires(any(one.called for one in smoke.ranks), "no collective was run")
         return
@@ -142,18 +142,18 @@ def smoke_wrong_result(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Findin
     Where a rank is named, look at its GPU and host first. Between GPUs of one host `NCCL_P2P_DISABLE=1` takes another way: if
     the result is right then, it is the peer-to-peer copies.
     """
-    found = blame_for(smoke, Kind.WRONG)
+    found = blame_for(smoke, BlameKind.WRONG)
     if found is None:
         requires(
             any(
-                one.state is State.PASSED and one.name not in WITHOUT_RESULTS
+                one.state is StageState.PASSED and one.name not in WITHOUT_RESULTS
                 for run in smoke.ranks
                 for one in run.stages
             ),
             "no stage with a result was run",
         )
         return
-    noticed = [one for one in smoke.ranks if one.ending is Ending.WRONG]
+    noticed = [one for one in smoke.ranks if one.ending is RankEnding.WRONG]
     words = noticed[0].words
     who = named(found.culprits, smoke)
     if found.accused:

@@ -20,7 +20,7 @@ from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.processes import Processes
-from ddpdoctor.facts.smoke import Ending, Leftovers, RankRun, Smoke
+from ddpdoctor.facts.smoke import Leftovers, RankEnding, RankRun, Smoke
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.installing import install_torch
@@ -146,7 +146,7 @@ def smoke_ended_early(smoke: Smoke) -> Iterator[Finding]:
     if not ended_early(smoke):
         return
     why, fixes = ended_with(smoke.problem)
-    were = [one for one in smoke.ranks if one.ending is not Ending.FINISHED]
+    were = [one for one in smoke.ranks if one.ending is not RankEnding.FINISHED]
     yield Finding(
         summary=short(f"The training ended early: {smoke.problem}"),
         cause=" ".join(filter(None, ("All ranks end with it, and none failed by itself.", why))),

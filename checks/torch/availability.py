@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.disks import Disks
 from ddpdoctor.facts.driver import Driver
@@ -251,14 +251,14 @@ def _import_remedies(torch: Torch, patient: Patient, line: str) -> Iterator[Fix]
             "Cannot access accelerator device when none is available.",
             why="torch's word where a script names a device by its number alone, or pins memory, and this build has none; in the first releases with "
             "these words, a build with CUDA that sees no GPU said so, too",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             source="aten/src/ATen/DeviceAccelerator.cpp; made to happen with torch 2.13.0+cpu",
         ),
         *SEES_NONE,
         LogSign(
             "ValueError: Cuda is not available.",
             why="torchrun's word where --nproc-per-node gpu was asked for, and torch sees no GPU: with a build that has CUDA see cuda-unavailable",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             near="in determine_local_world_size",
             within=8,
             source="made to happen with torch 2.13.0: torch/distributed/run.py",

@@ -9,7 +9,7 @@ from packaging.version import Version
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Severity
 from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.base.wording import dotted, listed
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
@@ -59,7 +59,7 @@ from ddpdoctor.knowledge.wheels import index_options, numbers, release, tag_cuda
             LogSign(
                 text,
                 why="torchvision's library for images could not be loaded, of which it only warned: another torch, or libjpeg or libpng is missing",
-                role=Role.HINTS,
+                role=SignRole.HINTS,
                 source="torch 1.13.1: torch/csrc/jit/python/init.cpp; torch 2.13.0: torch/_ops.py; as reported in public",
             )
             for text in ("No such operator image::", "'_OpNamespace' 'image' object has no attribute '")

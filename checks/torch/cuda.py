@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import dotted, listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment
@@ -52,7 +52,7 @@ from ddpdoctor.knowledge.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_
         ),
         LogSign(
             "CUDA driver version is insufficient for CUDA runtime version",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="The CUDA runtime says it, too, where no driver's library is found at all",
             source="torch 2.9.1 and nccl 2.27.5: libcudart",
         ),
@@ -227,33 +227,33 @@ def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[
         ),
         LogSign(
             "no kernel image is available for execution on the device",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="Any CUDA library can lack the code for this GPU, torch's own or an extension's",
             source="torch 2.9.1: libcudart",
         ),
         LogSign(
             "device kernel image is invalid",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"(?:CUDA error|Triton Error \[CUDA\]): device kernel image is invalid",
             why="The code that a library brought isn't such as this GPU or its driver takes: an older driver says it, too",
             source="torch 2.9.1: libcudart; triton 3, as reported in public",
         ),
         LogSign(
             "invalid device function",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"CUDA error: invalid device|cuda runtime error \(\d+\) : invalid device",
             why="A kernel that wasn't compiled for this GPU, mostly of an extension",
             source="torch 1.13.1 and 2.9.1: libcudart; torch 1.0 to 1.9: aten/src/THC, as reported in public",
         ),
         LogSign(
             "cublas runtime error : the GPU program failed to execute",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="The cuBLAS of an old CUDA on a GPU that is newer; a kernel that failed before says so, too",
             source="torch 0.4 to 1.4: aten/src/THC/THCBlas.cu, as reported in public",
         ),
         LogSign(
             "CUDNN_STATUS_ARCH_MISMATCH",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="cuDNN has no code for this GPU: it is older than the build wants, or newer than it knows",
             source="torch 1.13.1 and 2.9.1: aten/src/ATen/cudnn, with cuDNN's own names of its errors",
         ),
@@ -265,13 +265,13 @@ def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[
         ),
         LogSign(
             "CUBLAS_STATUS_ARCH_MISMATCH when calling",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="cuBLAS asks for what this GPU can't do: too old for this build, or for that data type",
             source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDABlas.cpp",
         ),
         LogSign(
             "'named symbol not found'",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="NCCL looked for a kernel of its own: that library lacks the code for this GPU, or the driver is older than it",
             pattern=r"NCCL WARN Cuda failure (?:500 )?'named symbol not found'",
             source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h; the CUDA runtime's own text",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.extensions import Extension, Extensions, SharedObject
 from ddpdoctor.facts.gpus import Gpus
@@ -57,7 +57,7 @@ OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
         *BUILT_ELSEWHERE,
         LogSign(
             ": undefined symbol: cu",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^(?!.*(?:/torch/lib/|/nvidia/|/torchvision/|/torchaudio/|(?:amp_C|apex_C|fused_layer_norm_cuda|syncbn|mlp_cuda|fused_dense_cuda)\.)).*"
             r"\.so: undefined symbol: cu(?:blas|sparse|dnn|rand|solver|fft|[A-Z])\w*",
             why="An extension that was linked without a library of CUDA's, or against another release; or the library in front is another",
@@ -65,21 +65,21 @@ OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
         ),
         LogSign(
             "cannot open shared object file",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"(?:lib(?:c10|torch|torch_cpu|torch_python)|/torch_extensions/\S+)\.so: cannot open",
             why="An extension asks for a library of torch's that this torch hasn't got, or that wasn't loaded before; or itself was never built to its end",
             source="glibc's ld.so, with torch's folder for extensions that it compiles at first use; as reported in public",
         ),
         LogSign(
             "No module named '",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=rf"{RAISED}(?!torch\.|torchvision\.)\w[\w.]*\._(?:ext|C)'",
             why="The compiled part of a package isn't there: it was installed without (mmcv's lite wheel), or built for another Python",
             source="mmcv: utils/ext_loader.py, detectron2: layers, which call it so; Python's own words",
         ),
         LogSign(
             "DLL load failed while importing ",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"importing (?:_ext|_C|\w+_(?:ext|cuda|cpp))\b",
             why="Windows' word where an extension lacks a library, or a function in one: built for another torch or CUDA, or these aren't on PATH",
             source="Python 3.8 to 3.13: dynload_win.c, as reported in public of mmcv",
@@ -242,14 +242,14 @@ def why_compiling(toolchain: Toolchain) -> tuple[Evidence, ...]:
         ),
         LogSign(
             "Unsupported gpu architecture '",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"nvcc fatal *: Unsupported gpu architecture '(?P<arch>compute_\w+)",
             why="nvcc is older than the GPU, or so new that it has dropped it; TORCH_CUDA_ARCH_LIST may ask for a wrong one, too",
             source="nvcc, as reported in public",
         ),
         LogSign(
             "Error building extension '",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             near="Unsupported gpu architecture '",
             why="torch's word on a build that nvcc refused",
             source="torch 2.13.0: torch/utils/cpp_extension.py",
@@ -329,7 +329,7 @@ def cuda_toolkit_mismatch(
         ),
         LogSign(
             "was requested, but nvcc was not found.",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             pattern=r"^(?!.*RuntimeError: --).* was requested",
             why="What others made of it (flash-attn, mamba) only warns: mostly a wheel that was built elsewhere is installed",
             source="flash-attn, mamba-ssm, causal-conv1d: setup.py, as reported in public",
@@ -355,35 +355,35 @@ def cuda_toolkit_mismatch(
         ),
         LogSign(
             "cannot find -lcuda",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"\bld\S{0,60}: cannot find -lcuda(?:rt)?(?![\w-])",
             why="The linker found no libcudart or libcuda: there is no toolkit, or its folder of stubs isn't searched",
             source="GNU ld, as reported in public",
         ),
         LogSign(
             ".h: No such file or directory",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"fatal error: (?P<header>(?:cuda(?:_runtime(?:_api)?|_profiler_api|_fp16|_bf16)?|cublas_v2|cusparse|cusolver\w*|curand\w*|cufft)\.h): No such",
             why="A header of the CUDA toolkit: there is none where the compiler looks, or not all of it was installed",
             source="gcc, as reported in public",
         ),
         LogSign(
             "Error building extension '",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             near="cannot find -lcuda",
             why="torch's word on a build that the linker refused",
             source="torch 2.13.0: torch/utils/cpp_extension.py",
         ),
         LogSign(
             "Error building extension '",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             near="fatal error: cuda_profiler_api.h: No such file",
             why="torch's word on a build that lacked a header of the toolkit",
             source="torch 2.13.0: torch/utils/cpp_extension.py",
         ),
         LogSign(
             "No CUDA runtime is found, using CUDA_HOME",
-            role=Role.NOISE,
+            role=SignRole.NOISE,
             why="torch tells which toolkit it takes, on a host that shows no GPU, as where a wheel is built",
             source="torch 2.9.1: torch/utils/cpp_extension.py; made to happen",
         ),

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import NotKnown, Unknown, known
 from ddpdoctor.base.wording import dotted, listed, plural
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.cuda_library_signs import CUDNN_GIVES_UP
 from ddpdoctor.knowledge.cuda_stack import (
-    Pin,
+    PinnedRelease,
     bundled,
     import_broken,
     is_ours,
@@ -84,7 +84,7 @@ def _in_front(pattern: re.Pattern[str], libraries: Libraries) -> list[tuple[Libr
         ),
         LogSign(
             "undefined symbol: nccl",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
             why="torch met an older NCCL: a wheel that was put over its own, or one on the way there",
             source="made to happen with torch 2.9.1 over NCCL 2.20.5",
@@ -158,7 +158,7 @@ def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, p
         ),
         LogSign(
             "undefined symbol: nccl",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
             why="torch met an older NCCL: one on the way there, or a wheel that was put over its own",
             source="made to happen with torch 2.9.1 over NCCL 2.20.5",
@@ -252,20 +252,20 @@ def _search_path(libraries: Libraries) -> tuple[Evidence, ...]:
         ),
         LogSign(
             ": undefined symbol: cu",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"/(?:torch/lib|nvidia)/\S*\.so[\d.]*: undefined symbol: cu(?:blas|sparse|dnn|rand|solver|fft|[A-Z])\w*",
             why="A library of torch's met another release of one of CUDA's: one on LD_LIBRARY_PATH, or one that pip put over its own",
             source="glibc's ld.so, as reported in public",
         ),
         LogSign(
             "CUBLAS_STATUS_INVALID_VALUE when calling",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="torch checks shapes before: mostly cuBLAS met another release's cublasLt, on LD_LIBRARY_PATH or on the system",
             source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDABlas.cpp; pytorch/pytorch issue 174320",
         ),
         LogSign(
             "' not found (required by ",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"version [`'](?P<wanted>lib(?:cu|nv)[\w.]+)' not found \(required by \S*/(?:torch|nvidia)/",
             why="A library of torch's met another release of one of CUDA's: one on LD_LIBRARY_PATH, or one that pip put over its own",
             source="glibc's ld.so: elf/dl-version.c; as reported in public",
@@ -384,7 +384,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
         raise NotKnown("what cuda-toolkit requires for torch was not read")
 
 
-def _reinstalled(torch: Torch, patient: Patient, wrong: Sequence[Pin]) -> tuple[str, ...]:
+def _reinstalled(torch: Torch, patient: Patient, wrong: Sequence[PinnedRelease]) -> tuple[str, ...]:
     """Some packages lie only where torch's own build came from."""
     elsewhere = tuple(one for one in wrong if one.package.startswith(("pytorch-triton", "triton-")))
     usual = tuple(one for one in wrong if one not in elsewhere)
@@ -394,7 +394,7 @@ def _reinstalled(torch: Torch, patient: Patient, wrong: Sequence[Pin]) -> tuple[
     return tuple(commands)
 
 
-def _newer_and_served(pin: Pin) -> bool:
+def _newer_and_served(pin: PinnedRelease) -> bool:
     """A newer cuDNN or NCCL of the same major serves torch as well, and is often installed on purpose."""
     if not pin.package.startswith(("nvidia-cudnn", "nvidia-nccl")) or not pin.installed or not pin.exact:
         return False
@@ -474,7 +474,7 @@ def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patie
     )
 
 
-def _cudnn_versions(torch: Torch, pin: Pin | None, foreign: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _cudnn_versions(torch: Torch, pin: PinnedRelease | None, foreign: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """cuDNN as loaded and as built: by torch, by what torch said when it refused, else by the files and packages.
 
     foreign: version of a cuDNN that stands in front of torch's own, "" if there is none or it doesn't tell.

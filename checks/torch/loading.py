@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed
-from ddpdoctor.engine.registry import LogSign, Role, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.extensions import Extensions
 from ddpdoctor.facts.libraries import Libraries
@@ -64,7 +64,7 @@ OF_THE_SYSTEM = {
         ),
         LogSign(
             "cannot open shared object file: No such file or directory",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"^(?:ImportError|OSError): lib(?:gomp|stdc\+\+|gfortran|openblas|numa|ibverbs|rdmacm|mpi\w*|z)\.so[\d.]*: cannot open",
             why="The loader's words on a library of the system's, which builds of torch and extensions from elsewhere ask for",
             source="glibc's ld.so",
@@ -82,13 +82,13 @@ OF_THE_SYSTEM = {
         ),
         LogSign(
             "CUDA Setup failed despite GPU being available",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             why="bitsandbytes' word where it can't load its library, mostly since libcudart or libcublas of its CUDA isn't found",
             source="bitsandbytes 0.35 to 0.43: cextension.py",
         ),
         LogSign(
             " Error: libcuda.so: cannot open shared object file",
-            role=Role.HINTS,
+            role=SignRole.HINTS,
             pattern=r"Could not load library libcudnn\S* Error: libcuda\.so: cannot open",
             why="cuDNN's own words: it asks for the driver's library by the name without a number, which the loader doesn't find in WSL and small images",
             source="cuDNN 8, as reported in public",

@@ -7,7 +7,7 @@ from enum import Enum
 import msgspec
 
 
-class Role(str, Enum):
+class SignRole(str, Enum):
     """What a sign is worth by itself."""
 
     NAMES = "names"
@@ -38,7 +38,7 @@ class LogSign(msgspec.Struct, frozen=True):
 
     text: str
     why: str = ""
-    role: Role = Role.NAMES
+    role: SignRole = SignRole.NAMES
     pattern: str = ""
     near: str = ""
     anywhere: bool = False

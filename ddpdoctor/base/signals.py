@@ -7,7 +7,7 @@ import signal
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Stopped(BaseException):
+class StoppedBySignal(BaseException):
     """A signal asks us to end. No KeyboardInterrupt, since typer would end on that without a word.
 
     A command that changes things catches it, sets `text` to what was changed by then, and raises it again.
@@ -37,4 +37,4 @@ def ignore_signals() -> None:
 
 def _stop(number: int, frame: object) -> None:
     ignore_signals()
-    raise Stopped(128 + number)
+    raise StoppedBySignal(128 + number)

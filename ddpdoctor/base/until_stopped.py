@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from ddpdoctor.base.signals import Stopped, heeded, ignore_signals, stop_on_signals
+from ddpdoctor.base.signals import StoppedBySignal, heeded, ignore_signals, stop_on_signals
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ async def until_stopped(work: Coroutine[Any, Any, T], said: Callable[[], str], l
     except asyncio.CancelledError:
         if not received:
             raise
-        stopped = Stopped(128 + received[0])
+        stopped = StoppedBySignal(128 + received[0])
         stopped.text = f"The launcher (pid {launcher}) is gone; the ranks were ended." if orphaned else said()
         raise stopped from None
     finally:

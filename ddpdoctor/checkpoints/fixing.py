@@ -12,21 +12,21 @@ import msgspec
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale, Untrusted
 from ddpdoctor.checkpoints.formats.changes import Change
-from ddpdoctor.checkpoints.formats.contents import Part, open_layout, read_parts
+from ddpdoctor.checkpoints.formats.contents import FilePart, open_layout, read_parts
 from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
 from ddpdoctor.checkpoints.inspection import describe, inspect, refuse_torn, unread
 from ddpdoctor.checkpoints.kinds.recognised import BUSY
-from ddpdoctor.checkpoints.pickles.editing import Edit, Wishes, carry_out, propose
+from ddpdoctor.checkpoints.pickles.editing import Edit, EditOptions, carry_out, propose
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.checkpoints.recognising import recognise
 from ddpdoctor.facts.checkpoints import CheckpointFile
-from ddpdoctor.report.reported_checkpoints import Action, Moved, Outcome
+from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome, Moved
 
 if TYPE_CHECKING:
     from ddpdoctor.checkpoints.writing.lock_retry import Patience
 
-__all__ = ["Action", "Moved", "Outcome", "Wishes", "fix", "undo"]
+__all__ = ["Action", "CheckpointOutcome", "EditOptions", "Moved", "fix", "undo"]
 
 Progress = Callable[[int, int], None]
 """Called with the bytes written so far, and those to write in all."""
@@ -38,12 +38,12 @@ def _silent(done: int, total: int) -> None:
 
 def fix(
     path: Path,
-    wishes: Wishes,
+    wishes: EditOptions,
     *,
     out: Path | None = None,
     dry_run: bool = False,
     progress: Progress = _silent,
-) -> Outcome:
+) -> CheckpointOutcome:
     """Grants the wishes: in place, or in the new file `out`. Whatever stands against it is the outcome; nothing is raised
     but what ends the process."""
     from ddpdoctor.checkpoints.writing.lock_retry import Patience
@@ -56,7 +56,7 @@ def fix(
             return outcome
 
 
-def _fix(attempt: _Attempt, patience: Patience) -> Outcome | None:
+def _fix(attempt: _Attempt, patience: Patience) -> CheckpointOutcome | None:
     """None if others were at work on the file, so that it has to be looked at again."""
     from ddpdoctor.checkpoints.writing.lock_retry import turn
 
@@ -77,7 +77,7 @@ def _fix(attempt: _Attempt, patience: Patience) -> Outcome | None:
         return attempt.refused(Refused("There is not enough memory to read its pickle"))
 
 
-def undo(path: Path, *, dry_run: bool = False) -> Outcome:
+def undo(path: Path, *, dry_run: bool = False) -> CheckpointOutcome:
     """Restores what was fixed in place, to the bit; a dry run only says that it could be."""
     from ddpdoctor.checkpoints.writing import in_place
     from ddpdoctor.checkpoints.writing.lock_retry import Patience, turn
@@ -97,12 +97,12 @@ def undo(path: Path, *, dry_run: bool = False) -> Outcome:
     except OSError as error:
         return _refused(path, Refused(f"{error.filename or path}: {error.strerror or error}"))
     if dry_run:
-        return Outcome(path=str(path), action=Action.WOULD_UNDO, before=inspect(path), undone=changes)
-    return Outcome(path=str(path), action=Action.UNDONE, after=inspect(path), undone=changes)
+        return CheckpointOutcome(path=str(path), action=Action.WOULD_UNDO, before=inspect(path), undone=changes)
+    return CheckpointOutcome(path=str(path), action=Action.UNDONE, after=inspect(path), undone=changes)
 
 
-def _refused(path: Path, error: CheckpointError) -> Outcome:
-    return Outcome(
+def _refused(path: Path, error: CheckpointError) -> CheckpointOutcome:
+    return CheckpointOutcome(
         path=str(path), action=Action.REFUSED, error=error.text, advice=error.advice, commands=error.commands
     )
 
@@ -128,7 +128,7 @@ class _Attempt:
     were cut short, also by attempts before this one."""
 
     def __init__(
-        self, path: Path, wishes: Wishes, out: Path | None, dry_run: bool, progress: Progress, recovered: list[str]
+        self, path: Path, wishes: EditOptions, out: Path | None, dry_run: bool, progress: Progress, recovered: list[str]
     ) -> None:
         self.path = path
         self.wishes = wishes
@@ -143,7 +143,7 @@ class _Attempt:
         self.untrusted: Untrusted | None = None
         """Why what lies in place of the undo file isn't believed."""
 
-    def run(self) -> Outcome:
+    def run(self) -> CheckpointOutcome:
         if self.out is not None or self.dry_run:
             refuse_torn(self.path)
         if self.out is None:
@@ -173,7 +173,7 @@ class _Attempt:
             change = layout.change({part.name: part.data for part in new})
         return self._change_in_place(plan, new, change)
 
-    def refused(self, error: CheckpointError) -> Outcome:
+    def refused(self, error: CheckpointError) -> CheckpointOutcome:
         return _with(
             _refused(self.path, error),
             before=self.before,
@@ -214,7 +214,7 @@ class _Attempt:
         else:
             self.notes.append(f"{what}. If you don't need that, `rm {quoted(old)}` deletes it.")
 
-    def _plan(self, layout: Layout, parts: list[Part]) -> _Plan:
+    def _plan(self, layout: Layout, parts: list[FilePart]) -> _Plan:
         kept: frozenset[str] | None = None
         dropped: tuple[str, ...] = ()
         if self.wishes.cuts:
@@ -229,10 +229,10 @@ class _Attempt:
                 params_only=self.wishes.params_only,
                 tensors_only=self.wishes.to_safetensors,
             )
-            parts = [Part(parts[0].name, done.pickle, scan(done.pickle))]
+            parts = [FilePart(parts[0].name, done.pickle, scan(done.pickle))]
             kept, dropped = done.storages, done.dropped
             self.notes += done.notes
-        edits = [propose(part, self.wishes if part.name == DATA else Wishes(to=self.wishes.to)) for part in parts]
+        edits = [propose(part, self.wishes if part.name == DATA else EditOptions(to=self.wishes.to)) for part in parts]
         self.notes += (note for edit in edits for note in edit.renamings.notes)
         if self.wishes.strip_prefixes and not any(edit.renamings for edit in edits):
             self.notes.append(f"No key begins with {' or '.join(map(repr, self.wishes.strip_prefixes))}.")
@@ -248,7 +248,7 @@ class _Attempt:
             if self.wishes.moves(one.device)
         )
 
-    def _change_in_place(self, plan: _Plan, new: list[Part], change: Change) -> Outcome:
+    def _change_in_place(self, plan: _Plan, new: list[FilePart], change: Change) -> CheckpointOutcome:
         from ddpdoctor.checkpoints.writing import in_place
         from ddpdoctor.checkpoints.writing.journal import name_aside
 
@@ -270,7 +270,7 @@ class _Attempt:
             )
         return _with(self._outcome(Action.FIXED, plan), after=after, undo_file=str(undo_file))
 
-    def _write(self, layout: Layout, plan: _Plan, new: list[Part], out: Path) -> Outcome:
+    def _write(self, layout: Layout, plan: _Plan, new: list[FilePart], out: Path) -> CheckpointOutcome:
         fits = all(len(part.data) == len(edit.part.data) for part, edit in zip(new, plan.edits, strict=True))
         pickles = {part.name: part.data for part in new}
         if plan.kept is not None or (layout.kind == "legacy" and not fits):
@@ -288,7 +288,7 @@ class _Attempt:
             raise
         return _with(self._outcome(Action.WRITTEN, plan), after=after, written=str(out))
 
-    def _verified(self, written: Path, new: list[Part]) -> CheckpointFile:
+    def _verified(self, written: Path, new: list[FilePart]) -> CheckpointFile:
         """The facts of what was written, read back from there."""
         recognised = recognise(written)
         with open_layout(written, recognised.kind) as layout:
@@ -296,7 +296,7 @@ class _Attempt:
                 raise Refused("What was written is not what reads back, and was taken back. Is the disk failing?")
             return describe(written, recognised, layout, new)
 
-    def _to_safetensors(self, layout: Layout, parts: list[Part]) -> Outcome:
+    def _to_safetensors(self, layout: Layout, parts: list[FilePart]) -> CheckpointOutcome:
         from ddpdoctor.checkpoints.writing.safetensors import write_safetensors
         from ddpdoctor.checkpoints.writing.safetensors_plan import plan_safetensors
 
@@ -309,8 +309,8 @@ class _Attempt:
         self.notes += write_safetensors(layout, program, self.out, self.progress)
         return _with(self._outcome(Action.WRITTEN, plan), after=inspect(self.out), written=str(self.out))
 
-    def _outcome(self, action: Action, plan: _Plan | None = None) -> Outcome:
-        return Outcome(
+    def _outcome(self, action: Action, plan: _Plan | None = None) -> CheckpointOutcome:
+        return CheckpointOutcome(
             path=str(self.path),
             action=action,
             before=self.before,
@@ -321,5 +321,5 @@ class _Attempt:
         )
 
 
-def _with(outcome: Outcome, **fields: object) -> Outcome:
+def _with(outcome: CheckpointOutcome, **fields: object) -> CheckpointOutcome:
     return msgspec.structs.replace(outcome, **fields)

@@ -10,13 +10,13 @@ import msgspec
 
 from ddpdoctor.checkpoints.errors import CheckpointError
 from ddpdoctor.checkpoints.index_files import INDEX_ENDING, shards_of
-from ddpdoctor.report.reported_checkpoints import Action, Outcome
+from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome
 
 _NAME = "model.safetensors" + INDEX_ENDING
 """What loaders of sharded safetensors look for."""
 
 
-def copy_indexes(outcomes: Sequence[Outcome], prefixes: Sequence[str]) -> list[Outcome]:
+def copy_indexes(outcomes: Sequence[CheckpointOutcome], prefixes: Sequence[str]) -> list[CheckpointOutcome]:
     """Writes the index of every model whose shards were all written. prefixes: what was stripped from the keys."""
     written = {Path(one.path): one for one in outcomes if one.action is Action.WRITTEN}
     folders = dict.fromkeys(path.parent for path in written)
@@ -29,14 +29,14 @@ def index_of(shard: Path) -> Path | None:
     return next((index for index in indexes if shard in shards_of(index)), None)
 
 
-def _indexes(folder: Path, written: Mapping[Path, Outcome]) -> Iterator[Path]:
+def _indexes(folder: Path, written: Mapping[Path, CheckpointOutcome]) -> Iterator[Path]:
     for index in sorted(folder.glob(f"*{INDEX_ENDING}")):
         shards = shards_of(index)
         if shards and all(shard in written for shard in shards):
             yield index
 
 
-def _copy(index: Path, written: Mapping[Path, Outcome], prefixes: Sequence[str]) -> Outcome:
+def _copy(index: Path, written: Mapping[Path, CheckpointOutcome], prefixes: Sequence[str]) -> CheckpointOutcome:
     try:
         old = index.read_bytes()
         content = msgspec.json.decode(old)
@@ -49,15 +49,19 @@ def _copy(index: Path, written: Mapping[Path, Outcome], prefixes: Sequence[str])
             file.write(old if weight_map == content["weight_map"] else _encoded(content, weight_map))
     except CheckpointError as error:
         text = f"Its copy could not be written, since a new shard can't be read any more: {error.text}"
-        return Outcome(path=str(index), action=Action.REFUSED, error=text, advice="Write the shards once more")
+        return CheckpointOutcome(
+            path=str(index), action=Action.REFUSED, error=text, advice="Write the shards once more"
+        )
     except OSError as error:
         text = f"Its copy could not be written: {error.filename}: {error.strerror}"
-        return Outcome(path=str(index), action=Action.REFUSED, error=text, advice="Copy it to the new shards yourself")
-    return Outcome(path=str(index), action=Action.WRITTEN, written=str(out))
+        return CheckpointOutcome(
+            path=str(index), action=Action.REFUSED, error=text, advice="Copy it to the new shards yourself"
+        )
+    return CheckpointOutcome(path=str(index), action=Action.WRITTEN, written=str(out))
 
 
 def _entries(
-    weight_map: Mapping[str, str], folder: Path, written: Mapping[Path, Outcome], prefixes: Sequence[str]
+    weight_map: Mapping[str, str], folder: Path, written: Mapping[Path, CheckpointOutcome], prefixes: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     shards: dict[str, list[str]] = {}
     for key, name in weight_map.items():

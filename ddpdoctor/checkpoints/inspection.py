@@ -10,7 +10,7 @@ from pathlib import Path
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Torn
 from ddpdoctor.checkpoints.formats.archive import Archive
-from ddpdoctor.checkpoints.formats.contents import Part, open_layout, read_parts
+from ddpdoctor.checkpoints.formats.contents import FilePart, open_layout, read_parts
 from ddpdoctor.checkpoints.formats.layouts import Layout
 from ddpdoctor.checkpoints.kinds.recognised import Recognised
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
@@ -97,7 +97,7 @@ def _remedies(path: Path, error: CheckpointError) -> tuple[Remedy, ...]:
     return (remedy("fix", path),) if error.commands else ()
 
 
-def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Part]) -> CheckpointFile:
+def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[FilePart]) -> CheckpointFile:
     """The facts of a checkpoint that was read."""
     from ddpdoctor.checkpoints.loaders import loader_of
     from ddpdoctor.checkpoints.pickle_globals import weights_only_blockers
@@ -127,7 +127,7 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Par
     )
 
 
-def _top_keys(parts: list[Part]) -> set[str]:
+def _top_keys(parts: list[FilePart]) -> set[str]:
     return {pair.key.value for part in parts for pair in pairs(part.program.root) if isinstance(pair.key, Text)}
 
 
@@ -138,7 +138,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _pins(parts: list[Part]) -> tuple[Pins, ...]:
+def _pins(parts: list[FilePart]) -> tuple[Pins, ...]:
     """By device, the most bytes first."""
     tensors: dict[str, int] = {}
     sizes: dict[str, int] = {}
@@ -219,7 +219,7 @@ def _class_name(call: Call) -> str:
     return call.name or "a class"
 
 
-def _rng_states(parts: list[Part], found: list[Found]) -> Iterator[str]:
+def _rng_states(parts: list[FilePart], found: list[Found]) -> Iterator[str]:
     if not any(storage.kind in _BYTES for part in parts for storage in part.program.storages):
         return
     for one in found:

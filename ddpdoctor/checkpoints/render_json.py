@@ -13,12 +13,12 @@ from ddpdoctor.engine.registry import select
 from ddpdoctor.facts.checkpoints import Checkpoints
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.report.contract import Report, build_report
-from ddpdoctor.report.reported_checkpoints import Action, Outcome
+from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome
 
 NOT_ASKED = Unknown("fix-checkpoint looks at the files alone; `ddpdoctor check --checkpoint FILE` at the host, too")
 
 
-def fixing_report(outcomes: Sequence[Outcome]) -> Report:
+def fixing_report(outcomes: Sequence[CheckpointOutcome]) -> Report:
     """The same checks that found an illness prove its treatment; they know the files and nothing else of this host.
 
     A file that a dry run would fix fails on any host.

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from ddpdoctor.base.printable import one_line, plain
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.checkpoints.render_words import COMMAND, Part, brief, heading, loud_parts, paragraphs, pins
+from ddpdoctor.checkpoints.render_words import COMMAND, LabelledPart, brief, heading, loud_parts, paragraphs, pins
 from ddpdoctor.report.reported_checkpoints import Action
 from ddpdoctor.report.screen import Screen
 
 if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.pickles.editing import Wishes
+    from ddpdoctor.checkpoints.pickles.editing import EditOptions
     from ddpdoctor.facts.checkpoints import CheckpointFolder
-    from ddpdoctor.report.reported_checkpoints import Outcome
+    from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 
 _MARGIN = 9
 """Columns: room for the longest of the words below."""
@@ -47,7 +47,7 @@ _COUNTED = {
 }
 
 
-def show_one(screen: Screen, outcome: Outcome, wishes: Wishes) -> None:
+def show_one(screen: Screen, outcome: CheckpointOutcome, wishes: EditOptions) -> None:
     """All there is to say of a file."""
     word, style = _WORDS[outcome.action]
     screen.labelled(word, one_line(heading(outcome)), _MARGIN, style, "bold")
@@ -66,13 +66,13 @@ def show_folder(screen: Screen, folder: CheckpointFolder) -> None:
     screen.labelled("", one_line(f"{folder.path}: {folder.called}"), 0)
 
 
-def show_line(screen: Screen, outcome: Outcome) -> None:
+def show_line(screen: Screen, outcome: CheckpointOutcome) -> None:
     """A line of a file among many."""
     word, style = _WORDS[outcome.action]
     screen.labelled(word, one_line(brief(outcome)), _MARGIN, style)
 
 
-def show_sum(screen: Screen, outcomes: Sequence[Outcome], paths: Sequence[str]) -> None:
+def show_sum(screen: Screen, outcomes: Sequence[CheckpointOutcome], paths: Sequence[str]) -> None:
     """What must be said of some of the many files, then how many came to what. `paths`: as the user named them."""
     for told, alike in _loud(outcomes).items():
         screen.line()
@@ -102,9 +102,9 @@ def _names(path: str, file: Path) -> bool:
     return file.is_relative_to(path) or (path.endswith(".index.json") and file.is_relative_to(Path(path).parent))
 
 
-def _loud(outcomes: Sequence[Outcome]) -> dict[tuple[Part, ...], list[Outcome]]:
+def _loud(outcomes: Sequence[CheckpointOutcome]) -> dict[tuple[LabelledPart, ...], list[CheckpointOutcome]]:
     """The files of which the same must be said, together: the checkpoints of a run are mostly alike."""
-    alike: dict[tuple[Part, ...], list[Outcome]] = {}
+    alike: dict[tuple[LabelledPart, ...], list[CheckpointOutcome]] = {}
     for outcome in outcomes:
         told = tuple(loud_parts(outcome))
         if told:
@@ -122,7 +122,7 @@ def _show_table(screen: Screen, rows: list[tuple[str, str, str, str]]) -> None:
     screen.line()
 
 
-def _show_part(screen: Screen, part: Part) -> None:
+def _show_part(screen: Screen, part: LabelledPart) -> None:
     if part.text:
         screen.labelled(part.label, plain(part.text), _MARGIN, part.style)
     for number, command in enumerate(part.commands):

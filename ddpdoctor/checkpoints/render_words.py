@@ -12,9 +12,9 @@ from ddpdoctor.checkpoints.model_wrappers import writers
 from ddpdoctor.report.reported_checkpoints import Action
 
 if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.pickles.editing import Wishes
+    from ddpdoctor.checkpoints.pickles.editing import EditOptions
     from ddpdoctor.facts.checkpoints import CheckpointFile
-    from ddpdoctor.report.reported_checkpoints import Outcome
+    from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 
 COMMAND = "ddpdoctor fix-checkpoint"
 _MOST = 6
@@ -24,7 +24,7 @@ _LONGEST = 160
 """Characters of a name; what is longer is cut in its middle."""
 
 
-class Part(NamedTuple):
+class LabelledPart(NamedTuple):
     """A label, a paragraph beside it, and commands below to be copied. style: of the label, "" for none."""
 
     label: str
@@ -33,12 +33,12 @@ class Part(NamedTuple):
     style: str = "dim"
 
 
-def paragraphs(outcome: Outcome, wishes: Wishes) -> list[list[Part]]:
+def paragraphs(outcome: CheckpointOutcome, wishes: EditOptions) -> list[list[LabelledPart]]:
     """All that is said of a file below the heading and the table: the dangers, what was done, what to know."""
     if outcome.action is Action.REFUSED:
         return [told for told in (list(_advice(outcome)), list(_dangers(outcome))) if told]
     done = [*_advice(outcome), *_done(outcome, wishes)]
-    to_know: list[Part] = []
+    to_know: list[LabelledPart] = []
     facts = outcome.after or outcome.before
     if facts is not None and outcome.action in (Action.CLEAN, Action.FIXED, Action.WRITTEN):
         done += _load(outcome, facts)
@@ -47,14 +47,14 @@ def paragraphs(outcome: Outcome, wishes: Wishes) -> list[list[Part]]:
     return [told for told in (list(_dangers(outcome)), done, to_know) if told]
 
 
-def loud_parts(outcome: Outcome) -> list[Part]:
+def loud_parts(outcome: CheckpointOutcome) -> list[LabelledPart]:
     """What must be said of a file even where a line is enough for all else; nothing, of most."""
     if outcome.action is not Action.REFUSED:
         return [*_dangers(outcome), *_code_devices(outcome)]
-    return [Part("why", _sentence(outcome.error)), *_advice(outcome), *_dangers(outcome)]
+    return [LabelledPart("why", _sentence(outcome.error)), *_advice(outcome), *_dangers(outcome)]
 
 
-def heading(outcome: Outcome) -> str:
+def heading(outcome: CheckpointOutcome) -> str:
     """What it is: "ckpt.pt, a PyTorch checkpoint (zip), 4.7 MiB"."""
     facts = outcome.before
     if outcome.action is Action.REFUSED:
@@ -68,7 +68,7 @@ def heading(outcome: Outcome) -> str:
     return f"{name}, {facts.called}, {size}" if facts.size else f"{name}, {facts.called}"
 
 
-def pins(outcome: Outcome) -> list[tuple[str, str, str, str]]:
+def pins(outcome: CheckpointOutcome) -> list[tuple[str, str, str, str]]:
     """The table's rows: device, tensors, bytes, and where it is restored now ("" where that is the same).
 
     Where something was left out, they are of the new file.
@@ -81,7 +81,7 @@ def pins(outcome: Outcome) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def brief(outcome: Outcome) -> str:
+def brief(outcome: CheckpointOutcome) -> str:
     """One line of one file among many."""
     what = [_move(one.tensors, f"{one.device_from} -> {one.device_to}", outcome) for one in outcome.moved]
     what += _edits(outcome, "renamed", "left out")
@@ -93,7 +93,7 @@ def brief(outcome: Outcome) -> str:
     return f"{outcome.written or outcome.path}: {', '.join(what)}".removesuffix(": ")
 
 
-def _move(tensors: int, where: str, outcome: Outcome) -> str:
+def _move(tensors: int, where: str, outcome: CheckpointOutcome) -> str:
     """How many went is known only where all stayed."""
     return where if outcome.dropped else f"{plural(tensors, 'tensor')} {where}"
 
@@ -102,7 +102,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
-def _edits(outcome: Outcome, rename: str, leave_out: str) -> list[str]:
+def _edits(outcome: CheckpointOutcome, rename: str, leave_out: str) -> list[str]:
     """What else was done than moving, in the words for it."""
     edits = []
     if outcome.renamed:
@@ -117,25 +117,27 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2 - 3]} ... {text[2 - _LONGEST // 2 :]}"
 
 
-def _advice(outcome: Outcome) -> Iterator[Part]:
+def _advice(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
     if outcome.action is Action.REFUSED:
         said = "othing was changed" in f"{outcome.error}{outcome.advice}"
         yield from _notes(outcome)
         if outcome.before is not None and not outcome.before.problem and not said:
-            yield Part("", f"{'Otherwise the' if outcome.notes else 'The'} file was not changed.")
+            yield LabelledPart("", f"{'Otherwise the' if outcome.notes else 'The'} file was not changed.")
         if outcome.choices:
             named = "".join(f"\n- {one or 'the top level'}" for one in outcome.choices)
-            yield Part("found", f"These could be the model's parameters:{named}")
+            yield LabelledPart("found", f"These could be the model's parameters:{named}")
     elif outcome.action is not Action.LEFT:
         return
     advice, commands = outcome.advice, outcome.commands
     if not advice and not commands and outcome.before is not None:
         advice, commands = outcome.before.advice, outcome.before.commands
     if advice or commands:
-        yield Part("fix" if outcome.action is Action.REFUSED else "note", advice and _sentence(advice), commands)
+        yield LabelledPart(
+            "fix" if outcome.action is Action.REFUSED else "note", advice and _sentence(advice), commands
+        )
 
 
-def _done(outcome: Outcome, wishes: Wishes) -> Iterator[Part]:
+def _done(outcome: CheckpointOutcome, wishes: EditOptions) -> Iterator[LabelledPart]:
     moved = sum(one.tensors for one in outcome.moved)
     which = "what stays" if outcome.dropped else plural(moved, "tensor")
     planned = outcome.action is Action.WOULD_FIX
@@ -143,38 +145,38 @@ def _done(outcome: Outcome, wishes: Wishes) -> Iterator[Part]:
     edits += _edits(outcome, "rename", "leave out") if planned else _edits(outcome, "renamed", "left out")
     what = listed(edits)
     if planned:
-        yield Part("to do", f"{_capital(what)}. This was a dry run: nothing was changed.")
+        yield LabelledPart("to do", f"{_capital(what)}. This was a dry run: nothing was changed.")
     elif outcome.action is Action.FIXED:
-        yield Part("done", f"{_capital(what)}, in place; read back and verified.")
+        yield LabelledPart("done", f"{_capital(what)}, in place; read back and verified.")
         if outcome.undo_file:
             text = f"To go back, byte for byte ({one_line(outcome.undo_file)} may be deleted once all is well):"
-            yield Part("undo", text, (f"{COMMAND} --undo {quoted(outcome.path)}",))
+            yield LabelledPart("undo", text, (f"{COMMAND} --undo {quoted(outcome.path)}",))
     elif outcome.action is Action.WRITTEN:
         done = _capital(what) if what else "Nothing in it had to be changed"
-        yield Part("done", f"{done}; the new file was read back and verified, and the original is untouched.")
+        yield LabelledPart("done", f"{done}; the new file was read back and verified, and the original is untouched.")
     elif outcome.action is Action.CLEAN:
         tied = outcome.before is not None and outcome.before.pinned
         why = f"what is tied to a device is on {wishes.to} already" if tied else "no tensor in it is tied to a device"
-        yield Part("done", f"Nothing to do: {why}. The file was not changed.")
+        yield LabelledPart("done", f"Nothing to do: {why}. The file was not changed.")
     elif outcome.action is Action.WOULD_UNDO:
-        yield Part(
+        yield LabelledPart(
             "to do", f"{plural(outcome.undone, 'change')} can be taken back. This was a dry run: nothing was changed."
         )
     elif outcome.action is Action.UNDONE:
         which = (
             f"{outcome.undone} changes were taken back, the last one first: every" if outcome.undone > 1 else "Every"
         )
-        yield Part("done", f"{which} byte is as it was before it was fixed.")
+        yield LabelledPart("done", f"{which} byte is as it was before it was fixed.")
     yield from _code_devices(outcome)
     yield from _notes(outcome)
 
 
-def _notes(outcome: Outcome) -> Iterator[Part]:
+def _notes(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
     for note in outcome.notes:
-        yield Part("note", _sentence(note))
+        yield LabelledPart("note", _sentence(note))
 
 
-def _code_devices(outcome: Outcome) -> Iterator[Part]:
+def _code_devices(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
     """What of a TorchScript file stays tied to a device, whatever was done to its tensors."""
     facts = outcome.after or outcome.before
     if facts is not None and facts.code_devices and outcome.action not in (Action.UNDONE, Action.WOULD_UNDO):
@@ -184,14 +186,14 @@ def _code_devices(outcome: Outcome) -> Iterator[Part]:
             f"But its code still names {devices} ({places}), which can't be rewritten: where there is no such device "
             "it fails when it is run. Trace or script the model anew on the CPU, and move it after loading."
         )
-        yield Part("WARN", text, style="yellow")
+        yield LabelledPart("WARN", text, style="yellow")
 
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _dangers(outcome: Outcome) -> Iterator[Part]:
+def _dangers(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
     facts = outcome.after or outcome.before
     if facts is None or outcome.action in (Action.UNDONE, Action.WOULD_UNDO):
         return
@@ -199,14 +201,14 @@ def _dangers(outcome: Outcome) -> Iterator[Part]:
     if dangerous:
         lines = _named([f"{one.name} {one.meaning}" for one in dangerous])
         text = f"Whoever loads this file may run what its author wants. Few honest checkpoints hold that:{lines}"
-        yield Part("DANGER", text, style="red")
+        yield LabelledPart("DANGER", text, style="red")
     foreign = [one for one in facts.globals if not one.dangerous]
     # torch.jit.load imports nothing.
     if foreign and outcome.action is not Action.REFUSED and facts.kind != "torchscript":
         also = "also " if dangerous else ""
         lines = _named([f"{one.name}: {one.meaning}".removesuffix(": ") for one in foreign])
         text = f"Loading it with weights_only=False {also}imports, and mostly calls, what tensors don't need:{lines}"
-        yield Part("WARN", text, style="yellow")
+        yield LabelledPart("WARN", text, style="yellow")
 
 
 def _named(lines: list[str]) -> str:
@@ -214,47 +216,49 @@ def _named(lines: list[str]) -> str:
     return "".join(f"\n- {line}" for line in [*lines[:_MOST], *more])
 
 
-def _load(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
+def _load(outcome: CheckpointOutcome, facts: CheckpointFile) -> Iterator[LabelledPart]:
     path = outcome.written or outcome.path
     if any(one.dangerous for one in facts.globals):
         yield _do_not_load(path, facts)
     elif facts.kind == "torchscript":
-        yield Part("load", "", (f"torch.jit.load({path!r})",))
+        yield LabelledPart("load", "", (f"torch.jit.load({path!r})",))
     elif facts.kind == "safetensors" and outcome.action is Action.WRITTEN:
-        yield Part("load", "", (f"safetensors.torch.load_file({path!r})",))
+        yield LabelledPart("load", "", (f"safetensors.torch.load_file({path!r})",))
     elif facts.kind not in ("zip", "legacy"):
         return
     elif not facts.weights_only_blockers:
-        yield Part("load", "", (f"torch.load({path!r}, weights_only=True)",))
+        yield LabelledPart("load", "", (f"torch.load({path!r}, weights_only=True)",))
     else:
         yield _load_foreign(path, facts)
 
 
-def _do_not_load(path: str, facts: CheckpointFile) -> Part:
+def _do_not_load(path: str, facts: CheckpointFile) -> LabelledPart:
     from ddpdoctor.checkpoints.loading import DO_NOT_LOAD
 
     if facts.kind == "torchscript":
-        return Part("load", f"{DO_NOT_LOAD}.")
+        return LabelledPart("load", f"{DO_NOT_LOAD}.")
     tensors = quoted(path.rpartition(".")[0] + ".safetensors")
     text = f"{DO_NOT_LOAD}. Its tensors can be had without running anything:"
-    return Part("load", text, (f"{COMMAND} {quoted(path)} --params-only --to-safetensors -o {tensors}",))
+    return LabelledPart("load", text, (f"{COMMAND} {quoted(path)} --params-only --to-safetensors -o {tensors}",))
 
 
-def _load_foreign(path: str, facts: CheckpointFile) -> Part:
+def _load_foreign(path: str, facts: CheckpointFile) -> LabelledPart:
     """How to load what weights_only=True stops at: as `check` says it."""
     from ddpdoctor.checkpoints.loading import ALL, preparation
 
     stops = f"weights_only=True stops at {listed(facts.weights_only_blockers, _MOST)}."
     prepared = preparation(facts.weights_only_blockers)
     if prepared is None:
-        return Part("load", f"{stops} Only {ALL}:", (f"torch.load({path!r}, weights_only=False)",))
-    return Part("load", f"{stops} {prepared.text}:", (*prepared.lines, f"torch.load({path!r}, weights_only=True)"))
+        return LabelledPart("load", f"{stops} Only {ALL}:", (f"torch.load({path!r}, weights_only=False)",))
+    return LabelledPart(
+        "load", f"{stops} {prepared.text}:", (*prepared.lines, f"torch.load({path!r}, weights_only=True)")
+    )
 
 
-def _to_know(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
+def _to_know(outcome: CheckpointOutcome, facts: CheckpointFile) -> Iterator[LabelledPart]:
     path = outcome.written or outcome.path
     if facts.whole_module:
-        yield Part(
+        yield LabelledPart(
             "note",
             f"It holds a whole pickled {facts.whole_module}, and loading it needs that class's code as it was: "
             "a model.state_dict() lasts longer.",
@@ -264,7 +268,7 @@ def _to_know(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
         by = "" if one.may_be_models else f" ({writers(one.prefix)} put it there)"
         which = f"All {one.keys:,} keys{where} begin" if one.keys > 1 else f"The only key{where} begins"
         text = f'{which} with "{one.prefix}"{by}. If your model lacks it, take it off:'
-        yield Part("hint", text, (f"{COMMAND} {quoted(path)} --strip-prefix {quoted(one.prefix)}",))
+        yield LabelledPart("hint", text, (f"{COMMAND} {quoted(path)} --strip-prefix {quoted(one.prefix)}",))
     if facts.rng_states:
         devices = listed((_short(one.device) for one in facts.pinned), _MOST)
         how = (
@@ -274,7 +278,7 @@ def _to_know(outcome: Outcome, facts: CheckpointFile) -> Iterator[Part]:
         )
         states = listed(map(_short, facts.rng_states), _MOST)
         text = f"It holds random number generators' states ({states}), which torch can't restore from a GPU: load it {how}."
-        yield Part("hint", text)
+        yield LabelledPart("hint", text)
     if facts.device_texts:
         texts = listed((f"{_short(one.where)} = {_short(one.device)}" for one in facts.device_texts), _MOST)
-        yield Part("hint", f"Your own code may read these devices, so they were left as they are: {texts}.")
+        yield LabelledPart("hint", f"Your own code may read these devices, so they were left as they are: {texts}.")

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.base.printable import one_line
-from ddpdoctor.base.signals import Stopped
+from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.base.status_line import StatusLine
 from ddpdoctor.cli.asking import ask
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.fixes.applying import Applied, apply, refusals
-from ddpdoctor.fixes.choosing import Choice, all_of, ask_for_each
+from ddpdoctor.fixes.choosing import FixChoice, all_of, ask_for_each
 from ddpdoctor.fixes.proof import Proof, SmokeReport, look_again, proved, smoke, treatments
-from ddpdoctor.fixes.remedies import Case, Remedy, cases
+from ddpdoctor.fixes.remedies import AppliableFix, Case, cases
 from ddpdoctor.fixes.render import show_case, show_outcome, show_treatments, source_path
-from ddpdoctor.fixes.settings import Place, safe_place
-from ddpdoctor.report.reported_fixes import State, Treatment
+from ddpdoctor.fixes.settings import SettingsPlace, safe_place
+from ddpdoctor.report.reported_fixes import FixState, Treatment
 from ddpdoctor.report.terminal import make_console, show, verdict_line
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def treat(examination: Examination, checks: Sequence[Check], wish: Wish) -> int:
         choices = ask_for_each(found, _Terminal()) if may_ask else all_of(found)
         apply(choices, _here(), applied)
         proof = _prove(applied, checks, wish) if applied.anything else None
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         applied.stopped()
         stopped.text = f"Stopped. {_changed(applied)}"
         raise
@@ -59,7 +59,7 @@ def _here() -> Path:
 
 
 def _nothing_to_apply(examination: Examination, found: Sequence[Case], wish: Wish) -> int:
-    left = treatments([Choice(case=one, reason=one.reason) for one in found], Applied(), None)
+    left = treatments([FixChoice(case=one, reason=one.reason) for one in found], Applied(), None)
     if not wish.as_json:
         console = make_console(sys.stdout)
         if left:
@@ -88,7 +88,7 @@ def _only_shown(examination: Examination, found: Sequence[Case], wish: Wish, *, 
     return 2
 
 
-def _would_be(choice: Choice, refused: dict[Remedy, str], where: Place) -> Treatment:
+def _would_be(choice: FixChoice, refused: dict[AppliableFix, str], where: SettingsPlace) -> Treatment:
     if choice.remedy is None or choice.remedy in refused:
         (left,) = treatments([choice], _refusing(refused), None)
         return left
@@ -103,12 +103,12 @@ def _would_be(choice: Choice, refused: dict[Remedy, str], where: Place) -> Treat
         slug=choice.case.slug,
         text=choice.remedy.fix.text,
         commands=choice.remedy.commands,
-        state=State.WOULD_APPLY,
+        state=FixState.WOULD_APPLY,
         reason=f"{how}; nothing was changed now",
     )
 
 
-def _refusing(refused: dict[Remedy, str]) -> Applied:
+def _refusing(refused: dict[AppliableFix, str]) -> Applied:
     applied = Applied()
     applied.refused = refused
     return applied
@@ -130,7 +130,7 @@ class _Terminal:
         choices = "/".join([*places, "N"] if several else ["y", "N"])
         return _answer(f"Apply {'which' if several else 'it'}? [{choices}] ", places)
 
-    def instead(self, remedy: Remedy, earlier: Choice) -> bool:
+    def instead(self, remedy: AppliableFix, earlier: FixChoice) -> bool:
         assert earlier.remedy is not None
         mine, theirs = "; ".join(remedy.commands), "; ".join(earlier.remedy.commands)
         print(f"That contradicts what you chose for {earlier.case.slug}:", file=sys.stderr)
@@ -211,6 +211,6 @@ def _end(examination: Examination, told: list[Treatment], proof: Proof | None, w
 
         report = build_report("check", [examination], with_facts=wish.verbose, of_all=examination.conclusion)
         print(to_json(msgspec.structs.replace(report, treatments=tuple(told))))
-    unconfirmed = any(one.state is State.NOT_CONFIRMED for one in told)
+    unconfirmed = any(one.state is FixState.NOT_CONFIRMED for one in told)
     code = examination.conclusion.exit_code(strict=wish.strict)
     return 1 if unconfirmed else code

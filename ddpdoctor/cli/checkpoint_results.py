@@ -17,7 +17,7 @@ from ddpdoctor.report.reported_checkpoints import Action
 
 if TYPE_CHECKING:
     from ddpdoctor.cli.checkpoint_targets import Target
-    from ddpdoctor.report.reported_checkpoints import Outcome
+    from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 
 
 class _Begun(NamedTuple):
@@ -32,14 +32,14 @@ class Ledger:
     """The outcomes so far. paths: as the user named them."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[CheckpointOutcome] = []
         self._paths = paths
         self._begun: _Begun | None = None
 
     def begin(self, target: Target) -> None:
         self._begun = _Begun(target, _undo_size(target.path), target.out is not None and os.path.lexists(target.out))
 
-    def enter(self, outcome: Outcome) -> None:
+    def enter(self, outcome: CheckpointOutcome) -> None:
         """An outcome: of the file that was begun, if one was."""
         self.outcomes.append(outcome)
         self._begun = None

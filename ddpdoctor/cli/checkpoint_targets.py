@@ -11,8 +11,8 @@ import typer
 from ddpdoctor.base.wording import plural
 
 if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.pickles.editing import Wishes
-    from ddpdoctor.report.reported_checkpoints import Outcome
+    from ddpdoctor.checkpoints.pickles.editing import EditOptions
+    from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 
 
 _ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".safetensors")
@@ -26,7 +26,7 @@ class Target(NamedTuple):
     folder: Path | None = None
 
 
-def choose_targets(paths: Sequence[str], output: str | None, wishes: Wishes) -> list[Target]:
+def choose_targets(paths: Sequence[str], output: str | None, wishes: EditOptions) -> list[Target]:
     """One file goes to the file `output`, or into it where that is a folder; several go into the folder, in the same order
     of folders as they lie.
 
@@ -100,15 +100,15 @@ def _fixed_before(path: Path) -> list[Path]:
     return [one for one in files if Path(f"{one}{SUFFIX}").exists()] or files
 
 
-def nothing_to_undo(path: Path) -> Outcome | None:
+def nothing_to_undo(path: Path) -> CheckpointOutcome | None:
     """What is to be said of a folder in which no file has an undo file; None for a file."""
     from ddpdoctor.checkpoints.writing.journal import SUFFIX
-    from ddpdoctor.report.reported_checkpoints import Action, Outcome
+    from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome
 
     if not path.is_dir():
         return None
     text = f"No file in it has an undo file (NAME{SUFFIX}), so there is nothing to undo"
-    return Outcome(path=str(path), action=Action.REFUSED, error=text)
+    return CheckpointOutcome(path=str(path), action=Action.REFUSED, error=text)
 
 
 def _in_folder(found: Sequence[tuple[Path, Path]], folder: Path, to_safetensors: bool) -> list[Target]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ddpdoctor.base.error_lines import complain
-from ddpdoctor.base.signals import Stopped
+from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.base.status_line import StatusLine
 from ddpdoctor.base.wording import human
 from ddpdoctor.cli.probing import PythonOption, begin
@@ -149,7 +149,7 @@ def _read(paths: Sequence[str]) -> Log:
             )
         with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:
             return read_logs(paths, stdin=stdin, progress=reading.told)
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         stopped.text = "Stopped while the log was read; no verdict."
         raise
     finally:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.base.signals import Stopped
+from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.cli.asking import ask
 
 if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.pickles.editing import Wishes
+    from ddpdoctor.checkpoints.pickles.editing import EditOptions
     from ddpdoctor.cli.checkpoint_results import Ledger
     from ddpdoctor.cli.checkpoint_targets import Target
     from ddpdoctor.cli.progress import FilesProgress
-    from ddpdoctor.report.reported_checkpoints import Outcome
+    from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 
 
 def fix_checkpoint(
@@ -89,17 +89,17 @@ def fix_checkpoint(
                 _print_json(ledger.outcomes)
         else:
             _run_and_show(chosen, handle, wishes, paths, ledger)
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         stopped.text = f"Stopped. {ledger.words()}"
         raise
     raise typer.Exit(_exit_code(ledger.outcomes))
 
 
-Handle = Callable[["Target", "FilesProgress"], "Outcome"]
+Handle = Callable[["Target", "FilesProgress"], "CheckpointOutcome"]
 
 
 def _choose(
-    paths: Sequence[str], output: str | None, wishes: Wishes, *, undo: bool, dry_run: bool, ask: bool
+    paths: Sequence[str], output: str | None, wishes: EditOptions, *, undo: bool, dry_run: bool, ask: bool
 ) -> tuple[list[Target], Handle]:
     """Which files are to be handled, and how."""
     from ddpdoctor.base.status_line import StatusLine
@@ -121,18 +121,18 @@ def _undoing(*, dry_run: bool) -> Handle:
     from ddpdoctor.checkpoints.fixing import undo
     from ddpdoctor.cli.checkpoint_targets import nothing_to_undo
 
-    def handle(target: Target, progress: FilesProgress) -> Outcome:
+    def handle(target: Target, progress: FilesProgress) -> CheckpointOutcome:
         return nothing_to_undo(target.path) or undo(target.path, dry_run=dry_run)
 
     return handle
 
 
-def _fixing(wishes: Wishes, *, dry_run: bool, ask: bool) -> Handle:
+def _fixing(wishes: EditOptions, *, dry_run: bool, ask: bool) -> Handle:
     from msgspec.structs import replace
 
     from ddpdoctor.checkpoints.fixing import fix
 
-    def handle(target: Target, progress: FilesProgress) -> Outcome:
+    def handle(target: Target, progress: FilesProgress) -> CheckpointOutcome:
         outcome = fix(target.path, wishes, out=target.out, dry_run=dry_run, progress=progress.update)
         if outcome.choices and ask and sys.stdin.isatty() and sys.stderr.isatty():
             progress.pause()
@@ -146,7 +146,7 @@ def _fixing(wishes: Wishes, *, dry_run: bool, ask: bool) -> Handle:
     return handle
 
 
-def _ask(outcome: Outcome) -> str | None:
+def _ask(outcome: CheckpointOutcome) -> str | None:
     """Which of the choices the user means; None for none of them."""
     for number, one in enumerate(outcome.choices, start=1):
         print(f"  {number}  {one or '(the whole file)'}", file=sys.stderr)
@@ -163,7 +163,7 @@ def _ask(outcome: Outcome) -> str | None:
 def _run(
     chosen: Sequence[Target],
     handle: Handle,
-    tell: Callable[[Outcome], None],
+    tell: Callable[[CheckpointOutcome], None],
     prefixes: Sequence[str],
     ledger: Ledger,
 ) -> None:
@@ -192,7 +192,7 @@ def _run(
 
 
 def _run_and_show(
-    chosen: Sequence[Target], handle: Handle, wishes: Wishes, paths: Sequence[str], ledger: Ledger
+    chosen: Sequence[Target], handle: Handle, wishes: EditOptions, paths: Sequence[str], ledger: Ledger
 ) -> None:
     from pathlib import Path
 
@@ -212,14 +212,14 @@ def _run_and_show(
         show_sum(screen, ledger.outcomes, paths)
 
 
-def _print_json(outcomes: Sequence[Outcome]) -> None:
+def _print_json(outcomes: Sequence[CheckpointOutcome]) -> None:
     from ddpdoctor.checkpoints.render_json import fixing_report
     from ddpdoctor.report.contract import to_json
 
     print(to_json(fixing_report(outcomes)))
 
 
-def _exit_code(outcomes: Sequence[Outcome]) -> int:
+def _exit_code(outcomes: Sequence[CheckpointOutcome]) -> int:
     from ddpdoctor.report.reported_checkpoints import Action
 
     actions = {one.action for one in outcomes}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from ddpdoctor.checkpoints.pickles.editing import Wishes
+from ddpdoctor.checkpoints.pickles.editing import EditOptions
 
 _DEVICE = re.compile(r"cpu|mps(:0)?|(cuda|xpu|npu|hpu|mtia)(:(0|[1-9]\d{0,3}))?")
 """What torch.load takes for a place. It knows no cpu:0."""
@@ -26,7 +26,7 @@ def make_wishes(
     to_safetensors: bool,
     output: str | None,
     undo: bool,
-) -> Wishes:
+) -> EditOptions:
     """The options as wishes.
 
     Raises:
@@ -63,7 +63,7 @@ def make_wishes(
             f"{dropping[-1]} leaves something out, and what is left out can't be brought back, so it needs a new file: "
             f"{_with_output(paths, dropping[-1])}"
         )
-    return Wishes(
+    return EditOptions(
         to=_device(to),
         strip_prefixes=tuple(map(_prefix, prefixes or ())),
         keep=_keys("--keep", keep),

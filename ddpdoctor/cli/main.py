@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from ddpdoctor.base.error_lines import complain
-from ddpdoctor.base.signals import Stopped, ignore_signals, stop_on_signals
+from ddpdoctor.base.signals import StoppedBySignal, ignore_signals, stop_on_signals
 from ddpdoctor.base.terminal import forget_sizes_that_are_none
 from ddpdoctor.base.text import guard
 
@@ -46,7 +46,7 @@ def _run() -> int:
 
         # typer hands back the code of `typer.Exit`, and None where a command simply ended.
         return app(standalone_mode=False) or 0
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         return _say(stopped.text, stopped.code)
     except (BrokenPipeError, SystemExit):
         # Without its standalone mode typer ends the process itself in one case only: the reader of our output has gone.

@@ -13,7 +13,7 @@ from ddpdoctor.knowledge.netcheck_command import DOTS, TOKEN_VARIABLE
 if TYPE_CHECKING:
     from ddpdoctor.base.findings import Finding
     from ddpdoctor.facts.smoke import Smoke
-    from ddpdoctor.netcheck.results import End
+    from ddpdoctor.netcheck.results import RunResult
 
 WAIT = 60.0
 """Seconds."""
@@ -108,7 +108,7 @@ def netcheck(
     if job.local_rank:
         typer.echo(f"Local rank {job.local_rank}: local rank 0 speaks for this node.", err=True)
         return
-    from ddpdoctor.netcheck.results import Wishes
+    from ddpdoctor.netcheck.results import NetcheckOptions
     from ddpdoctor.netcheck.run import run
     from ddpdoctor.netcheck.task import Netcheck
     from ddpdoctor.netcheck.views import make_view
@@ -120,7 +120,7 @@ def netcheck(
     if python is not None:
         # Before the other nodes are made to wait for a node that couldn't take part in the collectives.
         refuse_what_is_no_python(python, path)
-    wishes = Wishes(
+    wishes = NetcheckOptions(
         job=job,
         options=options,
         token=token,
@@ -156,7 +156,7 @@ def _options(*, wait: float, quick: bool, python: str | None, strict: bool) -> t
     )
 
 
-def print_json(end: End, *, verbose: bool, command: str = "netcheck", smoke: Smoke | None = None) -> None:
+def print_json(end: RunResult, *, verbose: bool, command: str = "netcheck", smoke: Smoke | None = None) -> None:
     """smoke: what a training came to, on node 0 that of all nodes."""
     from ddpdoctor.engine.examination import Verdict
     from ddpdoctor.report.contract import build_report, to_json
@@ -174,7 +174,9 @@ def print_json(end: End, *, verbose: bool, command: str = "netcheck", smoke: Smo
     print(to_json(report))
 
 
-def print_report(end: End, *, matrix: bool = False, verbose: bool, quiet: bool, smoke: Smoke | None = None) -> None:
+def print_report(
+    end: RunResult, *, matrix: bool = False, verbose: bool, quiet: bool, smoke: Smoke | None = None
+) -> None:
     """smoke: as for `print_json`."""
     from ddpdoctor.netcheck.render_terminal import show_alone, show_part, show_verdict
     from ddpdoctor.report.terminal import make_console
@@ -208,7 +210,7 @@ def print_report(end: End, *, matrix: bool = False, verbose: bool, quiet: bool, 
         )
 
 
-def _with_token(end: End) -> End:
+def _with_token(end: RunResult) -> RunResult:
     """With the token in all commands: what is shown here is for the eyes of this node's user."""
     import msgspec
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.base.signals import Stopped
+from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.base.terminal import moves_its_cursor
 from ddpdoctor.cli.probing import PythonOption, begin, refuse_others_python, refuse_what_is_no_python
 from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
@@ -19,10 +19,10 @@ from ddpdoctor.probes.session import collect_facts
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination
     from ddpdoctor.facts.snapshot import Snapshot
-    from ddpdoctor.netcheck.job import Job
+    from ddpdoctor.netcheck.job import NetcheckJob
     from ddpdoctor.smoke.orders import Fault
     from ddpdoctor.smoke.plan import SmokePlan
-    from ddpdoctor.smoke.train import Wishes
+    from ddpdoctor.smoke.train import SmokeOptions
 
 WAIT = 60.0
 """Seconds."""
@@ -168,14 +168,14 @@ def smoke(
     from ddpdoctor.probes.context import Context
     from ddpdoctor.probes.target.choice import choose_python
     from ddpdoctor.smoke.plan import GROUPS, smoke_plan
-    from ddpdoctor.smoke.train import Wishes
+    from ddpdoctor.smoke.train import SmokeOptions
 
     path, chosen_by = choose_python(python, os.environ)
     refuse_others_python(path, chosen_by)
     if python is not None:
         with _not_begun():
             refuse_what_is_no_python(python, path)
-    wishes = Wishes(
+    wishes = SmokeOptions(
         python=path,
         nproc=nproc,
         nnodes=nnodes,
@@ -216,7 +216,7 @@ def smoke(
         text = "" if quiet else _at_once(examination)
         try:
             examination = _with_host(examination, python, timeout, text)
-        except Stopped as stopped:
+        except StoppedBySignal as stopped:
             _print(examination, as_json=as_json, verbose=verbose, quiet=quiet)
             stopped.text = "Stopped while this host was looked at for the cause; the ranks had ended before."
             raise
@@ -229,12 +229,12 @@ def _not_begun() -> Iterator[None]:
     """Where we are stopped in here, that is all there is to say; what `check --fix` has changed before, it says itself."""
     try:
         yield
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         stopped.text = "Stopped before the training had begun."
         raise
 
 
-def _with_torch(snapshot: Snapshot, wishes: Wishes, python: str | None) -> Snapshot:
+def _with_torch(snapshot: Snapshot, wishes: SmokeOptions, python: str | None) -> Snapshot:
     """Builds of torch for Jetson mostly have no NCCL, which only an import tells: it is worth its seconds there."""
     import msgspec
 
@@ -248,7 +248,9 @@ def _with_torch(snapshot: Snapshot, wishes: Wishes, python: str | None) -> Snaps
     return msgspec.structs.replace(snapshot, torch=imported.torch)
 
 
-def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, shown: Callable[[Examination], None]) -> Examination:
+def _train(
+    wishes: SmokeOptions, plan: SmokePlan, snapshot: Snapshot, shown: Callable[[Examination], None]
+) -> Examination:
     """The training, unless it is known beforehand that it can't be run. shown: tells of it where we are stopped after it,
     while its speed is measured."""
     from ddpdoctor.smoke.judging import before, judge
@@ -264,7 +266,7 @@ def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, shown: Callable[
         if wishes.scaling:
             try:
                 facts = scaled(wishes, plan, facts, view.heard)
-            except Stopped as stopped:
+            except StoppedBySignal as stopped:
                 view.close()
                 shown(judge(snapshot, unscaled(facts)))
                 stopped.text = (
@@ -302,7 +304,7 @@ def _with_host(examination: Examination, python: str | None, timeout: float | No
     return with_host(examination, collect_facts(begin(python, patience=patience), GROUPS, known))
 
 
-def _job_with_others(wishes: Wishes, options: tuple[str, ...]) -> Job | None:
+def _job_with_others(wishes: SmokeOptions, options: tuple[str, ...]) -> NetcheckJob | None:
     """The job that others take part in, None where this host trains alone. options: what a command for another host takes
     over."""
     from ddpdoctor.netcheck.job import Flags, JobError
@@ -324,7 +326,7 @@ def _job_with_others(wishes: Wishes, options: tuple[str, ...]) -> Job | None:
 
 
 def _options(
-    wishes: Wishes, *, stages: list[str] | None, python: str | None, wait: float, strict: bool
+    wishes: SmokeOptions, *, stages: list[str] | None, python: str | None, wait: float, strict: bool
 ) -> tuple[str, ...]:
     """What a command for another host takes over: all that isn't the default, as `facts.meeting.Meeting.options`."""
     return (

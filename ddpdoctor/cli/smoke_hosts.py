@@ -10,25 +10,25 @@ import typer
 
 from ddpdoctor.facts.smoke import ELASTIC, Smoke
 from ddpdoctor.netcheck.hub import Hub
-from ddpdoctor.netcheck.job import Job
+from ddpdoctor.netcheck.job import NetcheckJob
 from ddpdoctor.netcheck.messages import Waiting
-from ddpdoctor.netcheck.results import End, Wishes
+from ddpdoctor.netcheck.results import NetcheckOptions, RunResult
 from ddpdoctor.netcheck.run import run
 from ddpdoctor.smoke.joining import starter
 from ddpdoctor.smoke.orders import STAGE_SECONDS, Launched, import_seconds
-from ddpdoctor.smoke.remote_training import Share
+from ddpdoctor.smoke.remote_training import HostShare
 from ddpdoctor.smoke.steps import Terms
 from ddpdoctor.smoke.task import SmokePurpose
 
 if TYPE_CHECKING:
     from ddpdoctor.facts.meeting import Meeting
     from ddpdoctor.smoke import train as conducting
-    from ddpdoctor.smoke.rank_monitor import Watch
+    from ddpdoctor.smoke.rank_monitor import RankMonitor
 
 
 def train_with_others(
-    job: Job,
-    wishes: conducting.Wishes,
+    job: NetcheckJob,
+    wishes: conducting.SmokeOptions,
     *,
     options: tuple[str, ...],
     chosen_by: str,
@@ -36,11 +36,11 @@ def train_with_others(
     token: str | None,
     wait: float,
     strict: bool,
-    shown: Callable[[End], None],
-) -> End:
+    shown: Callable[[RunResult], None],
+) -> RunResult:
     """Meets the others, trains, and comes to the same verdict on all. shown: prints how it ended here."""
     audience = _Audience(shown, launched=job.launched, silent=job.launched and job.node_rank != 0)
-    share = Share(
+    share = HostShare(
         nproc=wishes.nproc,
         backend=wishes.backend,
         stages=wishes.stages if stages_given else None,
@@ -60,7 +60,7 @@ def train_with_others(
     )
     try:
         end = run(
-            Wishes(
+            NetcheckOptions(
                 job=job,
                 purpose=SmokePurpose(share, terms, audience.heard),
                 options=options,
@@ -79,7 +79,7 @@ def train_with_others(
     return end
 
 
-def print_end(end: End, job: Job, *, as_json: bool, verbose: bool, quiet: bool) -> None:
+def print_end(end: RunResult, job: NetcheckJob, *, as_json: bool, verbose: bool, quiet: bool) -> None:
     """On the first node the whole, on the others their part; of the ranks that a launcher has started only those speak
     besides the first that have no part of its verdict."""
     if job.launched and not end.meeting.hosts_the_store:
@@ -99,7 +99,7 @@ def print_end(end: End, job: Job, *, as_json: bool, verbose: bool, quiet: bool) 
         typer.echo(note, err=True)
 
 
-def _why_alone(end: End) -> list[str]:
+def _why_alone(end: RunResult) -> list[str]:
     found = [
         f"{severity.value.upper()}  {check.slug}: {finding.summary}"
         for one in end.examinations
@@ -114,7 +114,7 @@ class _Audience:
     tells it on the same terminal. launched: the first of them shows the report before the others hear of it, since their
     exit codes make the launcher end it."""
 
-    def __init__(self, shown: Callable[[End], None], *, launched: bool, silent: bool) -> None:
+    def __init__(self, shown: Callable[[RunResult], None], *, launched: bool, silent: bool) -> None:
         from ddpdoctor.netcheck import views as netcheck_views
 
         self.has_shown = False
@@ -122,7 +122,7 @@ class _Audience:
         self._launched = launched
         self._silent = silent
         self._meeting = None if silent else netcheck_views.make_view(sys.stderr, "smoke")
-        self._ranks: Callable[[Watch], None] | None = None
+        self._ranks: Callable[[RankMonitor], None] | None = None
         self._close: Callable[[], None] = lambda: None
 
     def meeting(self, meeting: Meeting) -> None:
@@ -137,7 +137,7 @@ class _Audience:
         if self._meeting is not None:
             self._meeting.waiting(waiting, command)
 
-    def verdict(self, end: End) -> None:
+    def verdict(self, end: RunResult) -> None:
         if self._launched:
             self.close()
             self._shown(end)
@@ -148,7 +148,7 @@ class _Audience:
         if not self._silent:
             typer.echo(f"ddpdoctor smoke: {text}", err=True)
 
-    def heard(self, watch: Watch) -> None:
+    def heard(self, watch: RankMonitor) -> None:
         if self._silent:
             return
         if self._ranks is None:

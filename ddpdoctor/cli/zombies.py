@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.base.signals import Stopped
+from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.cli.asking import ask
 
 if TYPE_CHECKING:
-    from ddpdoctor.processes.ending import Endings, Look
+    from ddpdoctor.processes.ending import Endings, LeftoverLook
     from ddpdoctor.processes.leftover import Leftover
 
 
@@ -98,7 +98,7 @@ def _zombies(targets: tuple[str, ...], *, kill: bool, yes: bool, dry_run: bool, 
     return code
 
 
-def _look(what: str) -> Look:
+def _look(what: str) -> LeftoverLook:
     from ddpdoctor.base.status_line import StatusLine
     from ddpdoctor.fixes.leftovers import look
 
@@ -109,7 +109,7 @@ def _look(what: str) -> Look:
         line.close()
 
 
-def _problems(targets: Sequence[str], found: Sequence[Leftover], first: Look) -> list[str]:
+def _problems(targets: Sequence[str], found: Sequence[Leftover], first: LeftoverLook) -> list[str]:
     """What was asked for and isn't left over, and why."""
     from ddpdoctor.base.unknown import Unknown
 
@@ -144,7 +144,7 @@ def _may(*, yes: bool) -> bool:
     return False
 
 
-def _end(proven: Sequence[Leftover], first: Look) -> Endings:
+def _end(proven: Sequence[Leftover], first: LeftoverLook) -> Endings:
     from ddpdoctor.base.status_line import StatusLine
     from ddpdoctor.fixes.leftovers import look
     from ddpdoctor.processes.ending import Endings, end
@@ -153,7 +153,7 @@ def _end(proven: Sequence[Leftover], first: Look) -> Endings:
     line = StatusLine(lambda seconds: f"Looking a second time, then ending them ({seconds:.0f} s)", 0.3)
     try:
         end(proven, first, look, ending)
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         said = ending.said()
         stopped.text = f"Stopped. By then {said}." if said else "Stopped. Nothing was ended."
         raise

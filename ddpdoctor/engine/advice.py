@@ -8,7 +8,7 @@ import msgspec
 
 from ddpdoctor.base.findings import Finding, Fix
 from ddpdoctor.base.wording import listed
-from ddpdoctor.engine.registry import Check, Result, Why, checks_that_say
+from ddpdoctor.engine.registry import Check, Result, SkipReason, checks_that_say
 
 MOST = 3
 """Checks that are named."""
@@ -45,7 +45,7 @@ def with_a_fix(of: Check, finding: Finding) -> Finding:
 
 
 def _may_be(result: Result | None) -> bool:
-    return result is None or result.not_tested is None or result.not_tested.why is not Why.NOT_APPLICABLE
+    return result is None or result.not_tested is None or result.not_tested.why is not SkipReason.NOT_APPLICABLE
 
 
 def _found(result: Result) -> Fix:

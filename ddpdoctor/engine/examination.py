@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.base.findings import Finding, Severity
 from ddpdoctor.engine.advice import with_a_fix, with_advice
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Check, Result, Why, diagnose
+from ddpdoctor.engine.registry import Check, Result, SkipReason, diagnose
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 
@@ -64,7 +64,9 @@ class Examination(msgspec.Struct, frozen=True):
     def unanswered(self) -> tuple[int, int]:
         """How many checks could not be tested, for want of a fact or of their own fault, and how many had something to look at."""
         whys = [result.not_tested.why if result.not_tested else None for result in self.results]
-        return len(whys) - whys.count(None) - whys.count(Why.NOT_APPLICABLE), len(whys) - whys.count(Why.NOT_APPLICABLE)
+        return len(whys) - whys.count(None) - whys.count(SkipReason.NOT_APPLICABLE), len(whys) - whys.count(
+            SkipReason.NOT_APPLICABLE
+        )
 
     @property
     def conclusion(self) -> Verdict:

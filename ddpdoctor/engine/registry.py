@@ -17,7 +17,7 @@ import msgspec
 
 from ddpdoctor.base.findings import Evidence, Finding, Severity
 from ddpdoctor.base.log_signs import LogSign as LogSign
-from ddpdoctor.base.log_signs import Role as Role
+from ddpdoctor.base.log_signs import SignRole as SignRole
 from ddpdoctor.base.unknown import Facts, NotKnown, NotLearned, Unknown
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
@@ -149,7 +149,7 @@ def checks_that_say(text: str) -> tuple[Check, ...]:
 
 def _said(sign: LogSign, lines: list[str]) -> int:
     """How many characters of the sign stand in those lines; 0 where it isn't theirs, or healthy runs say it, too."""
-    if sign.role is Role.NOISE or (sign.near and not any(sign.near in line for line in lines)):
+    if sign.role is SignRole.NOISE or (sign.near and not any(sign.near in line for line in lines)):
         return 0
     with_text = [line for line in lines if sign.text in line]
     if any(re.search(sign.pattern, line) for line in with_text):
@@ -212,7 +212,7 @@ def select(chosen: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[Che
     )
 
 
-class Why(str, Enum):
+class SkipReason(str, Enum):
     """Why a check gave no verdict."""
 
     UNKNOWN = "unknown"
@@ -223,10 +223,10 @@ class Why(str, Enum):
     """The check itself failed: a bug in ddpdoctor."""
 
 
-class NotTested(msgspec.Struct, frozen=True):
+class Skipped(msgspec.Struct, frozen=True):
     """A check without a verdict: never counted as fine."""
 
-    why: Why
+    why: SkipReason
     reason: str
 
 
@@ -235,7 +235,7 @@ class Result(msgspec.Struct, frozen=True):
 
     check: Check
     findings: tuple[Finding, ...] = ()
-    not_tested: NotTested | None = None
+    not_tested: Skipped | None = None
 
     @property
     def passed(self) -> bool:
@@ -266,13 +266,13 @@ def _judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
             arguments[name] = NotLearned(group, value.reason) if group and isinstance(value, Unknown) else value
         findings.extend(_short_enough(found) for found in one.predicate(**arguments))
     except NotKnown as missing:
-        return Result(one, tuple(findings), NotTested(Why.UNKNOWN, str(missing)))
+        return Result(one, tuple(findings), Skipped(SkipReason.UNKNOWN, str(missing)))
     except NotApplicable as reason:
-        return Result(one, tuple(findings), NotTested(Why.NOT_APPLICABLE, str(reason)))
+        return Result(one, tuple(findings), Skipped(SkipReason.NOT_APPLICABLE, str(reason)))
     except Exception as crash:
         where = traceback.extract_tb(crash.__traceback__)[-1]
         text = (
             f"{type(crash).__name__}: {crash} ({where.name}, line {where.lineno}); a bug in ddpdoctor, please report it"
         )
-        return Result(one, tuple(findings), NotTested(Why.CRASHED, text))
+        return Result(one, tuple(findings), Skipped(SkipReason.CRASHED, text))
     return Result(one, tuple(findings))

@@ -33,7 +33,7 @@ from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Interface, Listener, Network, Resolution
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.patient import Patient
-from ddpdoctor.facts.processes import Place, Process, Processes
+from ddpdoctor.facts.processes import Process, Processes, RankPlace
 from ddpdoctor.facts.rdma import Gid, RdmaPort
 from ddpdoctor.facts.remedies import Remedy
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
@@ -139,7 +139,7 @@ FIELDS: Final[dict[type[msgspec.Struct], dict[str, str]]] = {
         **_all(_FREE, "user", "name", "command", "executable", "marks", "unit", "container", "waits_in"),
         **_all(_PATH, "shared_memory", "writes_to"),
     },
-    Place: _all(_FREE, "source"),
+    RankPlace: _all(_FREE, "source"),
     hang.Frame: _all(_FREE, "function", "path"),
     CheckpointFile: {
         "path": _PATH,
@@ -166,11 +166,11 @@ FIELDS: Final[dict[type[msgspec.Struct], dict[str, str]]] = {
         **_all("an interface's name", "interface", "nccl_interface"),
         **_all(_FREE, "troubles", "lost"),
     },
-    fleet.Absent: {"host": _PLACE},
-    fleet.Double: {**_all(_PLACE, "host", "address"), "holder": _FREE, "text": _FREE},
+    fleet.MissingNode: {"host": _PLACE},
+    fleet.RejectedNode: {**_all(_PLACE, "host", "address"), "holder": _FREE, "text": _FREE},
     fleet.Reach: {"addresses": _ADDRESS, "rows": _FREE},
     fleet.Link: _all(_FREE, "error"),
-    fleet.Collective: _all(_FREE, "words"),
+    fleet.TriedCollective: _all(_FREE, "words"),
     fleet.Phase: _all(_FREE, "reason"),
     smoke.Smoke: {**_all(_PATH, "python", "folder"), **_all(_FREE, "chosen", "gpus_passed_over", "problem")},
     smoke.RankRun: {
@@ -178,24 +178,24 @@ FIELDS: Final[dict[type[msgspec.Struct], dict[str, str]]] = {
         **_all(_FREE, "words", "step", "calls", "last_line", "stack", "stack_source", "device"),
     },
     smoke.Stage: _all(_FREE, "words"),
-    smoke.Call: _all(_FREE, "call"),
+    smoke.CollectiveCall: _all(_FREE, "call"),
     smoke.Leftovers: {"processes": _FREE, **_all(_PATH, "shared_memory", "unclaimed", "files")},
     smoke.Scaling: _all(_FREE, "larger", "problem"),
     smoke.Speed: _all(_FREE, "way", "problem"),
     hang.Hang: _all(_FREE, "dumps", "refused", "ras", "hidden"),
     hang.WatchedRank: _all(_FREE, "gone", "host"),
-    hang.Look: _all(_FREE, "others", "source", "state", "waits_in"),
+    hang.RankLook: _all(_FREE, "others", "source", "state", "waits_in"),
     hang.Recorded: _all(_FREE, "file", "host", "version"),
     hang.RecordedGroup: _all(_FREE, "group"),
-    hang.Collective: _all(_FREE, "name", "state", "dtypes"),
+    hang.RecordedCollective: _all(_FREE, "name", "state", "dtypes"),
     hang.RasCount: _all(_FREE, "communicator", "host", "first", "second", "status"),
     log.Log: _all(_FREE, "notes", "hosts"),
     log.LogFile: _all(_FREE, "name", "problem"),
-    log.Sighting: _all(_FREE, "sign", "words"),
+    log.SignMatch: _all(_FREE, "sign", "words"),
     log.LogLine: _all(_FREE, "text", "host"),
-    log.Raised: _all(_FREE, "exception", "message", "announced"),
+    log.LoggedException: _all(_FREE, "exception", "message", "announced"),
     log.LogFrame: _all(_FREE, "path", "function", "code"),
-    log.Exited: _all(_FREE, "said_by", "host", "error"),
+    log.ProcessExit: _all(_FREE, "said_by", "host", "error"),
     log.Noise: _all(_FREE, "text", "why"),
 }
 """What the texts of a snapshot are; those that are missing are plain words."""

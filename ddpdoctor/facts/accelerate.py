@@ -12,7 +12,7 @@ from ddpdoctor.facts.network import Resolution
 Value = bool | int | float | str | None
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class ConfigEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One key of the file whose value is no list and no mapping. line: counts from 1."""
 
     name: str
@@ -24,11 +24,11 @@ class ConfigFile(Facts, frozen=True, kw_only=True):
     """One such file, as accelerate's own YAML or JSON reader understands it."""
 
     path: str
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[ConfigEntry, ...] = ()
     nested: tuple[str, ...] = ()
     """Keys whose value is a list, a mapping, or a text over several lines: only their names are known."""
 
-    def entry(self, name: str) -> Entry | None:
+    def entry(self, name: str) -> ConfigEntry | None:
         """The entry that counts: of doubled keys the last."""
         return next((entry for entry in reversed(self.entries) if entry.name == name), None)
 

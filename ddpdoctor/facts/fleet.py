@@ -98,14 +98,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """When and how it went away, in words; "" while it is there."""
 
 
-class Absent(msgspec.Struct, frozen=True, kw_only=True):
+class MissingNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node that was expected and didn't come. `host` where the launcher's list of nodes names it."""
 
     rank: int
     host: str = ""
 
 
-class Double(msgspec.Struct, frozen=True, kw_only=True):
+class RejectedNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node of the job that came and wasn't let in: mostly because another one had its rank already.
 
     rank: -1 where it named none, or didn't come so far.
@@ -143,7 +143,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """Why it could not be measured."""
 
 
-class Collective(msgspec.Struct, frozen=True, kw_only=True):
+class TriedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank of the real store and collectives came to.
 
     stage: the last one that it began: "import", "store", "group", "all_reduce of 4 B", "all_reduce of 4 MiB", "end".
@@ -185,13 +185,13 @@ class Fleet(Facts, frozen=True, kw_only=True):
     seat: Annotated[str, Source("the launcher's settings")] = "node"
     """What each of them is called: "rank" where each is one that a launcher has started."""
     expected: Annotated[int, Source("--nnodes, the launcher's settings")] = 0
-    absent: Annotated[tuple[Absent, ...], Source("who joined the hub")] = ()
-    doubles: Annotated[tuple[Double, ...], Source("who joined the hub")] = ()
+    absent: Annotated[tuple[MissingNode, ...], Source("who joined the hub")] = ()
+    doubles: Annotated[tuple[RejectedNode, ...], Source("who joined the hub")] = ()
     strangers: Annotated[tuple[str, ...], Source("who knocked at the hub")] = ()
     """Who was not let in, and why, at most 20."""
     reach: Annotated[tuple[Reach, ...], Source("TCP connections between all nodes")] = ()
     links: Annotated[tuple[Link, ...], Source("ping-pong and bulk transfer over TCP")] = ()
-    collectives: Annotated[tuple[Collective, ...], Source("torch.distributed, in a subprocess on each node")] = ()
+    collectives: Annotated[tuple[TriedCollective, ...], Source("torch.distributed, in a subprocess on each node")] = ()
     phases: Annotated[tuple[Phase, ...], Source("netcheck")] = ()
 
     def __hash__(self) -> int:

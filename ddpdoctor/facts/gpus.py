@@ -17,7 +17,7 @@ class MigInstance(msgspec.Struct, frozen=True, kw_only=True):
     memory_total: int = 0
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class GpuHolder(msgspec.Struct, frozen=True, kw_only=True):
     """A process that NVML lists on a GPU. pid: in the namespace of NVML's asker, 0 where that can't see it. memory: bytes."""
 
     pid: int
@@ -80,7 +80,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """How many compute processes NVML lists on it. A container sees none but its own."""
     processes_memory: Maybe[int] = NOT_REPORTED
     """What these hold together, in bytes."""
-    holders: Maybe[tuple[Holder, ...]] = NOT_REPORTED
+    holders: Maybe[tuple[GpuHolder, ...]] = NOT_REPORTED
     """All processes that NVML lists on it, graphics' too."""
     mps_server: bool = False
     """One of these is the server of CUDA's Multi-Process Service, which lets others in through itself."""

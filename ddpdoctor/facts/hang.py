@@ -21,7 +21,7 @@ class Frame(msgspec.Struct, frozen=True):
     line: int = 0
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class RankLook(msgspec.Struct, frozen=True, kw_only=True):
     """One process at one moment. seconds: after the first look began."""
 
     seconds: float = 0.0
@@ -51,7 +51,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     """A process that was looked at twice, and its stack many times in between."""
 
     pid: int
-    looks: tuple[Look, ...] = ()
+    looks: tuple[RankLook, ...] = ()
     samples: int = 0
     """How often the main thread's stack was read between the looks; 0 where it wasn't."""
     elsewhere: int = 0
@@ -64,8 +64,8 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     """The calls in which it was all the while, the innermost first, whatever it called from there; () without samples."""
 
     @property
-    def last(self) -> Look:
-        return self.looks[-1] if self.looks else Look()
+    def last(self) -> RankLook:
+        return self.looks[-1] if self.looks else RankLook()
 
     @property
     def still(self) -> bool:
@@ -93,7 +93,7 @@ class WatchedRank(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no process: "no such process", "Z: it has ended, and its parent has not taken note" ...; "" where there is one."""
 
 
-class Collective(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of a flight recorder. Sequence numbers count from 1 within the process group."""
 
     number: int
@@ -122,7 +122,7 @@ class RecordedGroup(msgspec.Struct, frozen=True, kw_only=True):
     last_enqueued: int | None = None
     last_started: int | None = None
     last_completed: int | None = None
-    entries: tuple[Collective, ...] = ()
+    entries: tuple[RecordedCollective, ...] = ()
     """The last ones, in their order."""
     places: tuple[int, ...] = ()
     """Of each entry among all calls of its rank, of whatever group; () where it isn't told."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.base.log_signs import Role
+from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.unknown import Facts, Source
 
 
@@ -43,7 +43,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     """Its time is that of an earlier line of the same stream: it was written then, or later."""
 
 
-class Sighting(msgspec.Struct, frozen=True, kw_only=True):
+class SignMatch(msgspec.Struct, frozen=True, kw_only=True):
     """A sign of an illness, where one rank said it first. words: the named groups of the sign's pattern.
 
     quoted: the line only mentions it (a comment, a README that was printed, a test's name): it proves nothing.
@@ -52,7 +52,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
 
     slug: str
     sign: str
-    role: Role
+    role: SignRole
     line: LogLine
     words: dict[str, str] = {}
     times: int = 1
@@ -72,7 +72,7 @@ class LogFrame(msgspec.Struct, frozen=True):
     code: str = ""
 
 
-class Raised(msgspec.Struct, frozen=True, kw_only=True):
+class LoggedException(msgspec.Struct, frozen=True, kw_only=True):
     """An exception with its traceback, where one rank printed it first. Of a chain ("During handling of ...") each one is an entry of its
     own.
 
@@ -98,7 +98,7 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
     """The line right before it, where that says that the process may go on: "Exception in thread ...", a logger's ERROR."""
 
 
-class Stack(msgspec.Struct, frozen=True, kw_only=True):
+class LoggedStack(msgspec.Struct, frozen=True, kw_only=True):
     """Where a process stood, as Python's fault handler or py-spy wrote it: of its threads the one that tells most.
 
     reason: "Fatal Python error: Aborted", "Timeout (0:00:20)!"; "" where nothing before it says why. frames: innermost last.
@@ -112,7 +112,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     own: LogFrame | None = None
 
 
-class Exited(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
     """A process whose end a launcher reports. exit_code: negative for a signal. said_by: "torchrun", "srun", "mpirun", "accelerate" ...
 
     first: the launcher says that this was the first one it saw fail ("Root Cause (first observed failure)").
@@ -162,11 +162,13 @@ class Log(Facts, frozen=True, kw_only=True):
     hosts: Annotated[tuple[str, ...], Source("labels and messages")] = ()
     ahead: Annotated[float, Source("zones of timestamps")] = 0.0
     """Seconds by which the clocks are before UTC, where all that say their zone say the same."""
-    sightings: Annotated[tuple[Sighting, ...], Source("signs of illnesses in the log")] = ()
+    sightings: Annotated[tuple[SignMatch, ...], Source("signs of illnesses in the log")] = ()
     """Each sign once for each rank, in the order in which they were read."""
-    raised: Annotated[tuple[Raised, ...], Source("tracebacks in the log")] = ()
-    stacks: Annotated[tuple[Stack, ...], Source("stacks that Python's fault handler or py-spy wrote into the log")] = ()
-    exited: Annotated[tuple[Exited, ...], Source("what launchers say of processes that ended")] = ()
+    raised: Annotated[tuple[LoggedException, ...], Source("tracebacks in the log")] = ()
+    stacks: Annotated[
+        tuple[LoggedStack, ...], Source("stacks that Python's fault handler or py-spy wrote into the log")
+    ] = ()
+    exited: Annotated[tuple[ProcessExit, ...], Source("what launchers say of processes that ended")] = ()
     errors: Annotated[tuple[LogLine, ...], Source("lines of the log that speak of an error")] = ()
     """The first ones that no sign and no traceback accounts for; mentions and harmless noise aren't among them."""
     noise: Annotated[tuple[Noise, ...], Source("messages of healthy runs")] = ()

@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.base.unknown import Facts, Source
 
 
-class Met(str, Enum):
+class ConnectOutcome(str, Enum):
     """What a TCP connection came to, as the side that dialled saw it."""
 
     CONNECTED = "connected"
@@ -34,7 +34,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """What dialling one address came to at last. `words` are the system's own; `seconds` how long the last try took."""
 
     address: str
-    met: Met
+    met: ConnectOutcome
     words: str = ""
     seconds: float = 0.0
     tries: int = 1

@@ -15,7 +15,7 @@ from ddpdoctor.facts.hang import Frame
 NOT_LOOKED_INTO = Unknown("it was not looked into")
 
 
-class Role(str, Enum):
+class ProcessRole(str, Enum):
     """What a process is to a training job."""
 
     RANK = "rank"
@@ -27,19 +27,19 @@ class Role(str, Enum):
     OTHER = "other"
 
     @classmethod
-    def _missing_(cls, value: object) -> Role:
+    def _missing_(cls, value: object) -> ProcessRole:
         """A word of a later release's snapshot."""
         return cls.OTHER
 
 
-class Identity(msgspec.Struct, frozen=True, order=True):
+class ProcessIdentity(msgspec.Struct, frozen=True, order=True):
     """A pid is used again; with the time of its start it names one process for ever. start: clock ticks since boot."""
 
     pid: int
     start: int
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Which rank a process is, and of how many. source: who says so: "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "the order in which
     its parent started them" ...; only the last is a guess."""
 
@@ -109,8 +109,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """Names of its threads that tell of a process group or a GPU: "pt_gloo_runloop", "gloo_tcp_loop", "pt_nccl_watchdg", "cuda-EvtHandlr"."""
     ended_threads: bool = False
     """Its main thread has ended and others go on, or it is being taken down."""
-    role: Role = Role.OTHER
-    place: Place | None = None
+    role: ProcessRole = ProcessRole.OTHER
+    place: RankPlace | None = None
     """None where it is no rank, or nobody says which."""
     settings: Maybe[tuple[Setting, ...]] = NOT_LOOKED_INTO
     """Of its environment, as of its exec, what matters to training; a rank that was forked shows its parent's."""
@@ -144,8 +144,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """ddpdoctor itself, one that it started, or one of its ancestors."""
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.pid, self.start)
+    def identity(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.start)
 
     @property
     def forked(self) -> bool:

@@ -26,7 +26,7 @@ def stage_seconds(stage: str, seconds: float, import_seconds: float, *, apart: b
     return import_seconds if stage == FIRST or (stage == RENDEZVOUS and apart) else seconds
 
 
-class State(str, Enum):
+class StageState(str, Enum):
     """How a stage ended on a rank. What wasn't run has passed nothing."""
 
     PASSED = "passed"
@@ -44,13 +44,13 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One stage on one rank. seconds: how long it took, or had taken when it was ended."""
 
     name: str
-    state: State
+    state: StageState
     seconds: float = 0.0
     words: str = ""
     """What the rank said of it: a figure, or why it can't be tested here."""
 
 
-class Ending(str, Enum):
+class RankEnding(str, Enum):
     """How a rank ended."""
 
     FINISHED = "finished"
@@ -70,7 +70,7 @@ class Ending(str, Enum):
     """Nothing was heard of it."""
 
 
-class Call(msgspec.Struct, frozen=True):
+class CollectiveCall(msgspec.Struct, frozen=True):
     """A collective as a rank announced it: the `number`th of its stage, from 1, with type and shape. That number is the same
     on all ranks for calls that belong together, however many other steps each of them takes."""
 
@@ -92,7 +92,7 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     """"cpu" or "cuda:3", as torch calls it, with the GPU's name behind it."""
     stages: tuple[Stage, ...] = ()
     """All planned ones, in their order."""
-    ending: Ending
+    ending: RankEnding
     ended_after: float = 0.0
     """Seconds since the run began."""
     exit_code: int | None = None
@@ -107,7 +107,7 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that it had begun in that stage."""
     calls: str = ""
     """The collective of that step with type and shape, "all_reduce float32[1048576]"; ranks that differ wait for ever."""
-    called: tuple[Call, ...] = ()
+    called: tuple[CollectiveCall, ...] = ()
     """The last collectives that it announced, in their order: a rank that called another one may be ahead by now."""
     last_line: str = ""
     """The last line that it printed."""
@@ -129,7 +129,7 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def last(self) -> Stage | None:
         """The last stage that it began."""
-        begun = [one for one in self.stages if one.state not in (State.NOT_RUN, State.NOT_TESTED)]
+        begun = [one for one in self.stages if one.state not in (StageState.NOT_RUN, StageState.NOT_TESTED)]
         return begun[-1] if begun else None
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.fixes.checkpoint import files_of, fix, undo_size
-from ddpdoctor.fixes.choosing import Choice
+from ddpdoctor.fixes.choosing import FixChoice
 from ddpdoctor.fixes.leftovers import end_targets, left_alone, look, refusal
-from ddpdoctor.fixes.remedies import Remedy
-from ddpdoctor.fixes.settings import Place, Setting, read_ours, rehearse, safe_place, write
+from ddpdoctor.fixes.remedies import AppliableFix
+from ddpdoctor.fixes.settings import SettingsLine, SettingsPlace, read_ours, rehearse, safe_place, write
 from ddpdoctor.processes.ending import Endings
 
 if TYPE_CHECKING:
-    from ddpdoctor.report.reported_checkpoints import Outcome
+    from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 
 
 class Applied:
@@ -33,7 +33,7 @@ class Applied:
         self.fixed: list[Path] = []
         self.notes: list[str] = []
         self.endings = Endings()
-        self.refused: dict[Remedy, str] = {}
+        self.refused: dict[AppliableFix, str] = {}
         self._begun: tuple[Path, int] | None = None
 
     @property
@@ -56,12 +56,12 @@ class Applied:
             self.fixed.append(self._begun[0])
 
 
-def settings_of(choices: Sequence[Choice]) -> list[Setting]:
+def settings_of(choices: Sequence[FixChoice]) -> list[SettingsLine]:
     """The lines for the file, with the checks that asked for them."""
-    return [Setting(line, one.case.slug) for one in choices if one.remedy for line in one.remedy.lines]
+    return [SettingsLine(line, one.case.slug) for one in choices if one.remedy for line in one.remedy.lines]
 
 
-def apply(choices: Sequence[Choice], folder: Path, done: Applied) -> None:
+def apply(choices: Sequence[FixChoice], folder: Path, done: Applied) -> None:
     """Applies them, and enters in `done` whatever was changed as soon as it is."""
     settings = settings_of(choices)
     if settings:
@@ -79,7 +79,7 @@ def apply(choices: Sequence[Choice], folder: Path, done: Applied) -> None:
     _end_leftovers(choices, done)
 
 
-def _end_leftovers(choices: Sequence[Choice], done: Applied) -> None:
+def _end_leftovers(choices: Sequence[FixChoice], done: Applied) -> None:
     """All at once: each is looked at twice, some seconds apart, and several findings may be about the same."""
     ending = [one.remedy for one in choices if one.remedy and one.remedy.leftovers]
     if not ending:
@@ -92,7 +92,7 @@ def _end_leftovers(choices: Sequence[Choice], done: Applied) -> None:
 
 
 def _written(
-    write_it: Callable[[Path, Sequence[Setting], str], str], where: Place, settings: Sequence[Setting]
+    write_it: Callable[[Path, Sequence[SettingsLine], str], str], where: SettingsPlace, settings: Sequence[SettingsLine]
 ) -> tuple[str, str]:
     """The file's text, and "" or why it can't be written."""
     if where.path is None:
@@ -120,12 +120,12 @@ def _fix(paths: Sequence[str], done: Applied) -> str:
     return refusal
 
 
-def refusals(choices: Sequence[Choice], folder: Path) -> dict[Remedy, str]:
+def refusals(choices: Sequence[FixChoice], folder: Path) -> dict[AppliableFix, str]:
     """Which remedies could not be applied, and why, as far as that can be told without leaving anything. folder: for the
     settings."""
     from ddpdoctor.report.reported_checkpoints import Action
 
-    found: dict[Remedy, str] = {}
+    found: dict[AppliableFix, str] = {}
     settings = settings_of(choices)
     if settings and (refused := _written(rehearse, safe_place(folder), settings)[1]):
         found.update({one.remedy: refused for one in choices if one.remedy and one.remedy.lines})
@@ -141,6 +141,6 @@ def refusals(choices: Sequence[Choice], folder: Path) -> dict[Remedy, str]:
     return found
 
 
-def _refusal(outcome: Outcome) -> str:
+def _refusal(outcome: CheckpointOutcome) -> str:
     """With what was done about an earlier run before it came to that."""
     return ". ".join((f"{outcome.path}: {outcome.error}", " ".join(outcome.notes))).removesuffix(". ")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddpdoctor.report.reported_checkpoints import Outcome
+    from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 
 
 def paths_of(command: str) -> tuple[str, ...]:
@@ -29,12 +29,12 @@ def files_of(paths: Sequence[str]) -> tuple[Path, ...]:
     return expand(map(Path, paths))
 
 
-def fix(path: Path, *, dry_run: bool) -> Outcome:
+def fix(path: Path, *, dry_run: bool) -> CheckpointOutcome:
     """Afterwards the file was read back and verified, or is as it was."""
-    from ddpdoctor.checkpoints.fixing import Wishes
+    from ddpdoctor.checkpoints.fixing import EditOptions
     from ddpdoctor.checkpoints.fixing import fix as fix_one
 
-    return fix_one(path, Wishes(), dry_run=dry_run)
+    return fix_one(path, EditOptions(), dry_run=dry_run)
 
 
 def undo_size(path: Path) -> int:

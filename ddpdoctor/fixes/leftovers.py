@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.probes.context import Context
-from ddpdoctor.processes.ending import Endings, Look, end
+from ddpdoctor.processes.ending import Endings, LeftoverLook, end
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Fate
 
@@ -17,12 +17,12 @@ COMMAND: Final = ("ddpdoctor", "zombies", "--kill")
 GROUPS: Final = ("processes", "gpus", "shared_memory")
 
 
-def look() -> Look:
+def look() -> LeftoverLook:
     """At the processes, the GPUs and /dev/shm of this host."""
     from ddpdoctor.probes.runner import take_snapshot
 
     snapshot = take_snapshot(Context(sys.executable, "ddpdoctor", quick=True), GROUPS)
-    return Look(
+    return LeftoverLook(
         processes=snapshot.processes,
         gpus=snapshot.gpus,
         shared_memory=snapshot.shared_memory,
@@ -50,7 +50,7 @@ def chosen(found: Sequence[Leftover], targets: Sequence[str]) -> tuple[Leftover,
     return tuple(one for one in found if not wanted or one.path in wanted or (one.pid and str(one.pid) in wanted))
 
 
-def refusal(targets: Sequence[str], seen: Look) -> str:
+def refusal(targets: Sequence[str], seen: LeftoverLook) -> str:
     """Why these can't be ended, "" where they can."""
     meant = chosen(seen.leftovers, targets)
     missing = [one for one in targets if one not in {str(two.pid or two.path) for two in meant}]

@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.engine.examination import Examination, Verdict, examine
-from ddpdoctor.engine.registry import Check, Why
+from ddpdoctor.engine.registry import Check, SkipReason
 from ddpdoctor.engine.sanitize_facts import plausible
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.fixes.applying import Applied
-from ddpdoctor.fixes.choosing import Choice
+from ddpdoctor.fixes.choosing import FixChoice
 from ddpdoctor.fixes.settings import private_copy, shell, shell_environ
 from ddpdoctor.probes.run_as import options_again
-from ddpdoctor.report.reported_fixes import State, Treatment
+from ddpdoctor.report.reported_fixes import FixState, Treatment
 
 CHECK_SECONDS = 300
 ENDING_SECONDS = 10
@@ -152,12 +152,12 @@ def proved(look: Callable[[], Examination], train: Callable[[], SmokeReport]) ->
     return Proof(examination=examination, smoke=report)
 
 
-def treatments(choices: Sequence[Choice], applied: Applied, proof: Proof | None) -> list[Treatment]:
+def treatments(choices: Sequence[FixChoice], applied: Applied, proof: Proof | None) -> list[Treatment]:
     """What became of each case. proof None: nothing was applied, so nothing was proved."""
     return [_treatment(one, choices, applied, proof) for one in choices]
 
 
-def _treatment(choice: Choice, choices: Sequence[Choice], applied: Applied, proof: Proof | None) -> Treatment:
+def _treatment(choice: FixChoice, choices: Sequence[FixChoice], applied: Applied, proof: Proof | None) -> Treatment:
     remedy, case = choice.remedy, choice.case
     if remedy is None or remedy in applied.refused or proof is None:
         left = case.remedies[0].fix if case.remedies else next(iter(case.fixes), None)
@@ -165,7 +165,7 @@ def _treatment(choice: Choice, choices: Sequence[Choice], applied: Applied, proo
             slug=case.slug,
             text=left.text if left else "",
             commands=left.commands if left else (),
-            state=State.LEFT,
+            state=FixState.LEFT,
             reason=choice.reason if remedy is None else applied.refused.get(remedy, NOTHING_LEFT),
         )
     complaint = _complaint(choice, choices, applied, proof)
@@ -173,12 +173,12 @@ def _treatment(choice: Choice, choices: Sequence[Choice], applied: Applied, proo
         slug=case.slug,
         text=remedy.fix.text,
         commands=remedy.commands,
-        state=State.NOT_CONFIRMED if complaint else State.CONFIRMED,
+        state=FixState.NOT_CONFIRMED if complaint else FixState.CONFIRMED,
         reason=complaint or "its check passes now, and smoke passed",
     )
 
 
-def _complaint(choice: Choice, choices: Sequence[Choice], applied: Applied, proof: Proof) -> str:
+def _complaint(choice: FixChoice, choices: Sequence[FixChoice], applied: Applied, proof: Proof) -> str:
     """Why the fix isn't confirmed, "" where it is."""
     assert choice.remedy is not None
     if isinstance(proof.examination, str):
@@ -194,7 +194,7 @@ def _complaint(choice: Choice, choices: Sequence[Choice], applied: Applied, proo
     remaining = [one.summary for one in result.findings if one.summary not in left]
     if remaining:
         return f"its check still finds: {remaining[0]}"
-    if result.not_tested is not None and result.not_tested.why is not Why.NOT_APPLICABLE:
+    if result.not_tested is not None and result.not_tested.why is not SkipReason.NOT_APPLICABLE:
         return f"its check could not be judged: {result.not_tested.reason}"
     if isinstance(proof.smoke, str):
         return f"its check passes now, but smoke could not be run: {proof.smoke}"

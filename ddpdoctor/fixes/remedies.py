@@ -18,7 +18,7 @@ from ddpdoctor.knowledge.privileges import NEEDS_ROOT
 T = TypeVar("T")
 
 
-class Remedy(msgspec.Struct, frozen=True, kw_only=True):
+class AppliableFix(msgspec.Struct, frozen=True, kw_only=True):
     """A fix that can be applied: lines for the settings file, checkpoints to be changed in place, or leftovers (pids, and paths in
     /dev/shm) to be ended."""
 
@@ -40,7 +40,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity
     summary: str
     fixes: tuple[Fix, ...]
-    remedies: tuple[Remedy, ...] = ()
+    remedies: tuple[AppliableFix, ...] = ()
     reason: str = ""
 
 
@@ -62,19 +62,19 @@ def cases(examination: Examination, port: Callable[[str], Line | None] = free_po
     return found
 
 
-def remedy(fix: Fix, port: Callable[[str], Line | None] = free_port) -> Remedy | None:
+def remedy(fix: Fix, port: Callable[[str], Line | None] = free_port) -> AppliableFix | None:
     """None where the fix's check doesn't call it safe, or one of its commands is none that we know how to apply."""
     if not fix.appliable or not fix.commands:
         return None
     if paths := _all(paths_of(one) for one in fix.commands):
-        return Remedy(fix=fix, checkpoints=tuple(paths))
+        return AppliableFix(fix=fix, checkpoints=tuple(paths))
     if targets := _all(targets_of(one) for one in fix.commands):
-        return Remedy(fix=fix, leftovers=tuple(targets))
+        return AppliableFix(fix=fix, leftovers=tuple(targets))
     if len(fix.commands) == 1 and (variable := variable_of(fix.commands[0])):
         line = port(variable)
-        return Remedy(fix=fix, lines=(line,)) if line else None
+        return AppliableFix(fix=fix, lines=(line,)) if line else None
     lines = _all(lines_of(one) for one in fix.commands)
-    return Remedy(fix=fix, lines=tuple(lines)) if lines else None
+    return AppliableFix(fix=fix, lines=tuple(lines)) if lines else None
 
 
 def _all(parts: Iterable[tuple[T, ...]]) -> list[T]:

@@ -14,21 +14,21 @@ from ddpdoctor.checkpoints.render_terminal import undo_command
 from ddpdoctor.fixes.applying import Applied
 from ddpdoctor.fixes.proof import Proof
 from ddpdoctor.fixes.remedies import Case
-from ddpdoctor.fixes.settings import Place
-from ddpdoctor.report.reported_fixes import State, Treatment
+from ddpdoctor.fixes.settings import SettingsPlace
+from ddpdoctor.report.reported_fixes import FixState, Treatment
 from ddpdoctor.report.terminal import STYLES, Hanging
 
 _WORDS = {
-    State.CONFIRMED: ("CONFIRMED", "bold green"),
-    State.NOT_CONFIRMED: ("NOT CONFIRMED", "bold red"),
-    State.LEFT: ("LEFT TO YOU", "bold yellow"),
-    State.WOULD_APPLY: ("WOULD APPLY", "bold blue"),
+    FixState.CONFIRMED: ("CONFIRMED", "bold green"),
+    FixState.NOT_CONFIRMED: ("NOT CONFIRMED", "bold red"),
+    FixState.LEFT: ("LEFT TO YOU", "bold yellow"),
+    FixState.WOULD_APPLY: ("WOULD APPLY", "bold blue"),
 }
 _MARGIN = 15
 """Columns: room for the longest of these words."""
 
 
-def show_case(console: Console, case: Case, number: int, total: int, settings: Place) -> None:
+def show_case(console: Console, case: Case, number: int, total: int, settings: SettingsPlace) -> None:
     """One finding, and the fixes between which to choose."""
     head = Text(one_line(case.summary), "bold").append(f"  [{case.slug}]", "dim not bold")
     label = Text(f"Fix {number} of {total}", STYLES[case.severity])

@@ -32,29 +32,31 @@ _OURS = re.compile(r"  # [a-z0-9, -]+, \d{4}-\d\d-\d\d$")
 """How each of our own lines ends."""
 
 
-class Setting(NamedTuple):
+class SettingsLine(NamedTuple):
     """A line for the file, and the slug of the check that it is for."""
 
     line: Line
     slug: str
 
 
-class Place(NamedTuple):
+class SettingsPlace(NamedTuple):
     """Where the settings go. path: None where no folder is fit for them; reason: why it isn't the current one, "" where it is."""
 
     path: Path | None
     reason: str = ""
 
 
-def safe_place(folder: Path) -> Place:
+def safe_place(folder: Path) -> SettingsPlace:
     """`place` in that folder; or, where somebody else could change or replace what lies there, in the home folder."""
     reason = danger(folder)
     if not reason:
-        return Place(place(folder))
+        return SettingsPlace(place(folder))
     home = next((home for home in _homes() if home.is_dir() and not danger(home)), None)
     if home:
-        return Place(place(home), f"not in {folder}: {reason}")
-    return Place(None, f"whoever sources a file in {folder} can be harmed: {reason}. Run it in a folder of your own")
+        return SettingsPlace(place(home), f"not in {folder}: {reason}")
+    return SettingsPlace(
+        None, f"whoever sources a file in {folder} can be harmed: {reason}. Run it in a folder of your own"
+    )
 
 
 def danger(folder: Path) -> str:
@@ -180,7 +182,7 @@ def read_ours(path: Path) -> Ours | None:
     return Ours(text, stat.S_IMODE(state.st_mode)) if text.split("\n", 1)[0] == HEADER else None
 
 
-def merged(before: str, settings: Sequence[Setting], day: str) -> str:
+def merged(before: str, settings: Sequence[SettingsLine], day: str) -> str:
     """The file's text with these settings. Of what was in it before, only lines of ours that set the same are gone; a user's
     own that do are comments now.
 
@@ -198,7 +200,7 @@ def _kept(line: str, new: set[str]) -> str | None:
     return None if _OURS.search(line) else f"# yours, replaced by what follows: {line}"
 
 
-def _written(settings: Sequence[Setting], day: str) -> Iterator[str]:
+def _written(settings: Sequence[SettingsLine], day: str) -> Iterator[str]:
     """Each line once, with all the checks that asked for it."""
     slugs: dict[Line, list[str]] = {}
     for one in settings:
@@ -207,7 +209,7 @@ def _written(settings: Sequence[Setting], day: str) -> Iterator[str]:
         yield f"{line.text}  # {', '.join(dict.fromkeys(names))}, {day}"
 
 
-def write(path: Path, settings: Sequence[Setting], day: str) -> str:
+def write(path: Path, settings: Sequence[SettingsLine], day: str) -> str:
     """Makes the file, or adds to it where it is ours: it is whole there, or as it was. Returns its text.
 
     Raises:
@@ -218,7 +220,7 @@ def write(path: Path, settings: Sequence[Setting], day: str) -> str:
     return text
 
 
-def rehearse(path: Path, settings: Sequence[Setting], day: str) -> str:
+def rehearse(path: Path, settings: Sequence[SettingsLine], day: str) -> str:
     """All of `write` but its last step: nothing is there afterwards that wasn't before.
 
     Raises:
@@ -229,7 +231,7 @@ def rehearse(path: Path, settings: Sequence[Setting], day: str) -> str:
 
 
 @contextmanager
-def _draft(path: Path, settings: Sequence[Setting], day: str) -> Iterator[tuple[str, str]]:
+def _draft(path: Path, settings: Sequence[SettingsLine], day: str) -> Iterator[tuple[str, str]]:
     """The name of a file beside it that holds the whole text, with its mode, and that text; afterwards it is gone."""
     ours = read_ours(path)
     if ours is None and os.path.lexists(path):

@@ -8,15 +8,15 @@ from ddpdoctor.base.findings import FAIL, WARN, Severity
 from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.movement import movements
-from ddpdoctor.hang.rank_states import CHECKPOINTS, Stand, Standing, worker_idle
+from ddpdoctor.hang.rank_states import CHECKPOINTS, RankActivity, RankState, worker_idle
 from ddpdoctor.hang.recorded import record_of
-from ddpdoctor.hang.verdict import Kind, Verdict, verdict_of
-from ddpdoctor.knowledge.stack_places import Where
+from ddpdoctor.hang.verdict import HangKind, HangVerdict, verdict_of
+from ddpdoctor.knowledge.stack_places import PlaceKind
 
 LONG: Final = 30.0
 """Seconds. Batches that come over a network, start-ups and evaluations have pauses of several; few have such of half a minute."""
 STILLNESS: Final = frozenset({
-    Kind.KERNEL, Kind.LOADER, Kind.LOCK, Kind.SLOW_0, Kind.BUSY, Kind.RENDEZVOUS, Kind.EXIT, Kind.STALLED,
+    HangKind.KERNEL, HangKind.LOADER, HangKind.LOCK, HangKind.SLOW_0, HangKind.BUSY, HangKind.RENDEZVOUS, HangKind.EXIT, HangKind.STALLED,
 })  # fmt: skip
 """What is only told from ranks that didn't go on while they were watched."""
 WAITS_FOR_OTHERS: Final = (
@@ -26,27 +26,27 @@ WAITS_FOR_OTHERS: Final = (
 )  # fmt: skip
 """Beginnings of the kernel functions in which a process waits for others that aren't watched: it sends or receives, or another
 process is to write, to end, or to let a file's lock go."""
-OTHERS_WORK: Final = (*CHECKPOINTS, Where.REMOTE, Where.CHILD, Where.COMPILING)
+OTHERS_WORK: Final = (*CHECKPOINTS, PlaceKind.REMOTE, PlaceKind.CHILD, PlaceKind.COMPILING)
 """Where the work is another process's or host's, or goes over a socket in a library's thread."""
-NOBODY_CAN: Final = (Kind.STOPPED, Kind.INPUT)
+NOBODY_CAN: Final = (HangKind.STOPPED, HangKind.INPUT)
 """Nothing else is needed to say that it won't go on by itself."""
 
 
-def rests_on_stillness(found: Verdict) -> bool:
+def rests_on_stillness(found: HangVerdict) -> bool:
     """Whether nothing else speaks for it. A rank that is stopped, gone, or in another collective won't come by waiting."""
-    if found.kind in (Kind.CRASHED, Kind.RENDEZVOUS) and _gone(found):
+    if found.kind in (HangKind.CRASHED, HangKind.RENDEZVOUS) and _gone(found):
         return not found.waiting  # The others may not need it any more.
-    return found.kind in STILLNESS and not (found.kind is Kind.LOADER and all(map(_no_worker_can, found.culprits)))
+    return found.kind in STILLNESS and not (found.kind is HangKind.LOADER and all(map(_no_worker_can, found.culprits)))
 
 
-def is_definite(found: Verdict, hang: Hang) -> bool:
+def is_definite(found: HangVerdict, hang: Hang) -> bool:
     """Whether it is so whatever moves: a rank that can't go on, or that is gone while others wait for it; or dumps alone speak."""
     if not hang.between or found.kind in NOBODY_CAN or (_gone(found) and found.waiting):
         return True
-    return found.kind is Kind.LOADER and not rests_on_stillness(found)
+    return found.kind is HangKind.LOADER and not rests_on_stillness(found)
 
 
-def severity_of(found: Verdict, hang: Hang) -> Severity:
+def severity_of(found: HangVerdict, hang: Hang) -> Severity:
     """FAIL only of what waiting can't mend: definite evidence, or ranks of which nothing moved all the while, and that would have
     shown if it had."""
     if is_definite(found, hang):
@@ -55,7 +55,7 @@ def severity_of(found: Verdict, hang: Hang) -> Severity:
         return WARN
     everybody = 0 < hang.world_size <= len(hang.ranks)
     record = found.record or record_of(hang)
-    if found.kind is Kind.RENDEZVOUS and not everybody and not found.waiting:
+    if found.kind is HangKind.RENDEZVOUS and not everybody and not found.waiting:
         return WARN  # Another host's rank may still prepare its data.
     if not rests_on_stillness(found) and (record is not None or (everybody and "nccl" not in hang.backend)):
         # Over NCCL a call may wait for what was called long before.
@@ -63,8 +63,8 @@ def severity_of(found: Verdict, hang: Hang) -> Severity:
     return FAIL if hang.between >= LONG or (record is not None and record.waited >= LONG) else WARN
 
 
-def _gone(found: Verdict) -> bool:
-    return bool(found.culprits) and all(one.standing is Standing.GONE for one in found.culprits)
+def _gone(found: HangVerdict) -> bool:
+    return bool(found.culprits) and all(one.standing is RankActivity.GONE for one in found.culprits)
 
 
 def longer_may_tell(hang: Hang) -> bool:
@@ -76,18 +76,18 @@ def longer_may_tell(hang: Hang) -> bool:
     return found is None or severity_of(found, hang) is not FAIL
 
 
-def _no_worker_can(stand: Stand) -> bool:
+def _no_worker_can(stand: RankState) -> bool:
     """Its DataLoader's workers are stopped, or gone."""
     busy = [one for one in stand.rank.workers if not worker_idle(one)]
-    if stand.place.where is not Where.LOADER or (stand.rank.workers and not busy):
+    if stand.place.where is not PlaceKind.LOADER or (stand.rank.workers and not busy):
         return False
     return all(one.last.state in ("T", "t") for one in busy)
 
 
-def _may_move_unseen(stand: Stand) -> bool:
+def _may_move_unseen(stand: RankState) -> bool:
     """What others do for it is in none of the kernel's figures of a process, nor what goes over sockets."""
     if stand.place.where in OTHERS_WORK:
         return True
-    own = () if stand.place.meets or stand.place.where is Where.LOADER else (stand.rank.watched,)
+    own = () if stand.place.meets or stand.place.where is PlaceKind.LOADER else (stand.rank.watched,)
     watched = [*own, *(one for one in stand.rank.workers if not worker_idle(one))]
     return any(look.waits_in.startswith(WAITS_FOR_OTHERS) for one in watched if one for look in one.looks)

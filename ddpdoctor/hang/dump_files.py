@@ -29,14 +29,14 @@ class NotRead(Exception):
     """Why a file was not read, in a few words."""
 
 
-class Candidate(NamedTuple):
+class CandidateDump(NamedTuple):
     """certain: it was named, or is called as dumps are. Of others in a folder nothing is said where they are something else."""
 
     path: str
     certain: bool
 
 
-class Contents(NamedTuple):
+class DumpContents(NamedTuple):
     """A file as it was read. identity: device and inode."""
 
     data: bytes
@@ -51,7 +51,7 @@ def rank_in(path: str) -> int | None:
     return int(found[1]) if found and int(found[1]) <= HIGHEST_RANK else None
 
 
-def candidates(given: str) -> list[Candidate]:
+def candidates(given: str) -> list[CandidateDump]:
     """The files that a path means: a file; those in a folder; those whose names match a pattern, or are the path and a number.
 
     Raises:
@@ -61,9 +61,9 @@ def candidates(given: str) -> list[Candidate]:
         if isdir(given):
             found = list(_in_folder(given))
         elif os.path.lexists(given):
-            found = [Candidate(given, True)]
+            found = [CandidateDump(given, True)]
         else:
-            found = [Candidate(one, True) for one in sorted(_by_pattern(given), key=_in_order)]
+            found = [CandidateDump(one, True) for one in sorted(_by_pattern(given), key=_in_order)]
     except (OSError, ValueError) as error:
         raise NotRead(_why(error)) from None
     if not found:
@@ -73,7 +73,7 @@ def candidates(given: str) -> list[Candidate]:
     return found
 
 
-def _in_folder(folder: str) -> Iterator[Candidate]:
+def _in_folder(folder: str) -> Iterator[CandidateDump]:
     found = []
     left = MOST_LISTED
     # os.walk would keep it for itself that it may not be entered.
@@ -87,7 +87,7 @@ def _in_folder(folder: str) -> Iterator[Candidate]:
         if left <= 0:
             break
     for path in sorted(found, key=_in_order):
-        yield Candidate(path, bool(_DUMPS.search(Path(path).name)))
+        yield CandidateDump(path, bool(_DUMPS.search(Path(path).name)))
 
 
 def _by_pattern(given: str) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _in_order(path: str) -> tuple[str, int, str]:
     return path.rpartition("/")[0], HIGHEST_RANK + 1 if number is None else number, path
 
 
-def contents(path: str) -> Contents:
+def contents(path: str) -> DumpContents:
     """Reads a regular file.
 
     Raises:
@@ -128,7 +128,7 @@ def contents(path: str) -> Contents:
         raise NotRead(_why(error)) from None
     if len(data) > LARGEST:
         raise NotRead(f"it is larger than {LARGEST >> 20} MiB")
-    return Contents(data, facts.st_mtime, facts.st_uid, (facts.st_dev, facts.st_ino))
+    return DumpContents(data, facts.st_mtime, facts.st_uid, (facts.st_dev, facts.st_ino))
 
 
 def _check(facts: os.stat_result) -> None:

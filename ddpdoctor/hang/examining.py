@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.facts.hang import Hang, RasCount
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.hang.flight_recorder import Dumps
-    from ddpdoctor.processes.jobs import Job
+    from ddpdoctor.processes.jobs import TrainingJob
 
 SECONDS: Final = 3
 RAS_PATIENCE: Final = 5.0
@@ -66,7 +66,7 @@ def examined(
     return judge_hang(snapshot, _hang(snapshot, job, dumps, seconds, with_ras=ras))
 
 
-def _job(snapshot: Snapshot, name: str | None, *, needed: bool, alone: bool) -> Job | None:
+def _job(snapshot: Snapshot, name: str | None, *, needed: bool, alone: bool) -> TrainingJob | None:
     """The one that is meant. With dumps alone there need not be any."""
     from ddpdoctor.base.unknown import Unknown
     from ddpdoctor.base.wording import plural
@@ -99,7 +99,7 @@ def _job(snapshot: Snapshot, name: str | None, *, needed: bool, alone: bool) -> 
     return jobs[0]
 
 
-def _hang(snapshot: Snapshot, job: Job | None, dumps: Sequence[str], seconds: int, *, with_ras: bool) -> Hang:
+def _hang(snapshot: Snapshot, job: TrainingJob | None, dumps: Sequence[str], seconds: int, *, with_ras: bool) -> Hang:
     from ddpdoctor.base.unknown import Unknown
     from ddpdoctor.facts.hang import Hang
     from ddpdoctor.hang.flight_recorder import dumps_of
@@ -131,13 +131,13 @@ def _read(dumps: Sequence[str]) -> Dumps:
 class _Ras:
     """NCCL's RAS is asked meanwhile, in a thread that nobody has to wait for."""
 
-    def __init__(self, job: Job, between: float, *, wanted: bool) -> None:
+    def __init__(self, job: TrainingJob, between: float, *, wanted: bool) -> None:
         self._told: tuple[tuple[RasCount, ...], str] = ((), "it has not answered in time")
         self._until = between + RAS_PATIENCE
         self._thread = threading.Thread(target=self._ask, args=(job, between, wanted), daemon=True)
         self._thread.start()
 
-    def _ask(self, job: Job, between: float, wanted: bool) -> None:
+    def _ask(self, job: TrainingJob, between: float, wanted: bool) -> None:
         from ddpdoctor.hang.ras import UNWANTED, ask_twice
         from ddpdoctor.hang.watching import backend_of
 

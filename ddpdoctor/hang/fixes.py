@@ -9,7 +9,7 @@ from typing import Final
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.wording import listed, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang
-from ddpdoctor.hang.rank_states import Stand
+from ddpdoctor.hang.rank_states import RankState
 from ddpdoctor.hang.wording import named
 from ddpdoctor.knowledge.stack_places import file_line
 
@@ -26,7 +26,7 @@ def read_the_code(frames: Iterable[Frame | None], why: str) -> tuple[Fix, ...]:
     return (Fix(why, tuple(commands)),) if commands else (Fix(why),)
 
 
-def full_stacks(hang: Hang, stands: Sequence[Stand], workers: Sequence[int] = ()) -> tuple[Fix, ...]:
+def full_stacks(hang: Hang, stands: Sequence[RankState], workers: Sequence[int] = ()) -> tuple[Fix, ...]:
     """The whole stacks, those of C++ too."""
     pids = [one.pid for one in stands if one.pid][:MOST_LINES] + list(workers)[:MOST_LINES]
     text = "See the whole stacks, C++ included (this holds the process up for a second)"
@@ -90,12 +90,12 @@ def test_the_way(hang: Hang) -> tuple[Fix, ...]:
     )
 
 
-def end_the_rest(found: Sequence[Stand], hang: Hang) -> Fix:
+def end_the_rest(found: Sequence[RankState], hang: Hang) -> Fix:
     """After a rank is gone, the others hold their GPUs for nothing."""
     text = f"End what is left of the job, since {named(found, hang)} won't come back: stop its launcher, then see what it left behind"
     return Fix(text, ("ddpdoctor zombies", "ddpdoctor zombies --kill"))
 
 
-def lines_of(stands: Iterable[Stand], most: int = 3) -> str:
+def lines_of(stands: Iterable[RankState], most: int = 3) -> str:
     """ "train.py:40 and eval.py:12"."""
     return listed(dict.fromkeys(filter(None, (file_line(one.place.frame) for one in stands))), most=most)

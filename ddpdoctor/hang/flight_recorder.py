@@ -20,13 +20,13 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.base.wording import listed, plural, ranks_named
 from ddpdoctor.facts.hang import Recorded
 from ddpdoctor.facts.processes import Process
-from ddpdoctor.hang.dump_files import Candidate, Contents, NotRead, candidates, contents, rank_in
+from ddpdoctor.hang.dump_files import CandidateDump, DumpContents, NotRead, candidates, contents, rank_in
 from ddpdoctor.hang.plain_pickles import NotPlain
 from ddpdoctor.hang.recorded_entries import Dump, understand
 from ddpdoctor.probes.proc import MAX_ENVIRON, TICKS, Proc, variables
 from ddpdoctor.probes.run_as import identity_of, sudo
 from ddpdoctor.probes.target.asking import printable
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 
 SECONDS = 300.0
 """How long all dumps together may take to be read: one of 2000 entries takes some 0.2."""
@@ -62,7 +62,7 @@ class _Read(NamedTuple):
 def read_dumps(paths: Sequence[str]) -> Dumps:
     """The dumps in these folders, files, or behind these prefixes or patterns; for each rank its newest."""
     refused: list[str] = []
-    found: list[Candidate] = []
+    found: list[CandidateDump] = []
     for given in paths:
         try:
             found += candidates(given)
@@ -79,7 +79,7 @@ def read_dumps(paths: Sequence[str]) -> Dumps:
     return Dumps(recorded, _cut(refused), note)
 
 
-def _read_all(found: Sequence[Candidate], refused: list[str]) -> Iterator[_Read]:
+def _read_all(found: Sequence[CandidateDump], refused: list[str]) -> Iterator[_Read]:
     until = time.monotonic() + SECONDS
     seen: set[tuple[int, int]] = set()
     for number, one in enumerate(found):
@@ -98,7 +98,7 @@ def _read_all(found: Sequence[Candidate], refused: list[str]) -> Iterator[_Read]
                 refused.append(_refusal(one.path, str(error)))
 
 
-def _placed(path: str, file: Contents) -> _Read:
+def _placed(path: str, file: DumpContents) -> _Read:
     dump = understand(file.data)
     rank = rank_in(path)
     if rank is None:
@@ -139,7 +139,7 @@ def _of_one_run(read: Sequence[_Read], refused: list[str]) -> list[_Read]:
     return kept
 
 
-def dumps_of(job: Job) -> Dumps:
+def dumps_of(job: TrainingJob) -> Dumps:
     """The dumps that this job's ranks on this host have written since they started. The note tells how to get one where there is
     none."""
     proc = Proc()

@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.facts.hang import NOT_COUNTED, Frame, Look
-from ddpdoctor.facts.processes import Identity
+from ddpdoctor.facts.hang import NOT_COUNTED, Frame, RankLook
+from ddpdoctor.facts.processes import ProcessIdentity
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.target.asking import printable
 from ddpdoctor.processes.signs_of_life import polling_rate
@@ -19,8 +19,8 @@ HEARTBEATS: Final = ("pt_tcpstore", "pt_nccl_")
 """Threads that talk to each other once a second all the while, whatever the job does: NCCL's watchdogs ask the store."""
 
 
-class Glance(msgspec.Struct, frozen=True, kw_only=True):
-    """As in `Look`, and tracer: a debugger's pid, 0 without one."""
+class ProcessGlance(msgspec.Struct, frozen=True, kw_only=True):
+    """As in `RankLook`, and tracer: a debugger's pid, 0 without one."""
 
     state: str
     waits_in: str = ""
@@ -37,9 +37,9 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
 
     def look(
         self, seconds: float, frames: Sequence[Frame], others: Sequence[tuple[str, tuple[Frame, ...]]], source: str
-    ) -> Look:
+    ) -> RankLook:
         """With what is known of its stack."""
-        return Look(
+        return RankLook(
             seconds=round(seconds, 3),
             frames=tuple(frames),
             others=tuple(others),
@@ -54,13 +54,13 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def glance(one: Identity, proc: Proc) -> Glance | None:
+def glance(one: ProcessIdentity, proc: Proc) -> ProcessGlance | None:
     """None where that process is gone, even if another has its pid now."""
     stat = proc.stat(one.pid)
     if isinstance(stat, Unknown) or stat.start != one.start:
         return None
     if stat.state in ENDED:
-        return Glance(state=stat.state)
+        return ProcessGlance(state=stat.state)
     spent = proc.spent(one.pid)
     if isinstance(spent, Unknown):
         return None
@@ -69,7 +69,7 @@ def glance(one: Identity, proc: Proc) -> Glance | None:
     names = dict(proc.thread_names(one.pid))
     others = {thread: spent.threads[thread] for thread in spent.threads if not polling_rate(names.get(thread, ""))}
     said = sum(_transferred(one.pid, thread, proc) for thread, name in names.items() if name.startswith(HEARTBEATS))
-    return Glance(
+    return ProcessGlance(
         state=stat.state,
         waits_in=_waits_in(one.pid, proc),
         cpu_seconds=sum(cpu for cpu, _ in others.values()),

@@ -13,7 +13,7 @@ from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.engine.registry import Check, all_checks
 from ddpdoctor.facts.hang import Hang, RasCount
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.processes.jobs import Job, jobs_of
+from ddpdoctor.processes.jobs import TrainingJob, jobs_of
 
 if TYPE_CHECKING:
     from ddpdoctor.hang.flight_recorder import Dumps
@@ -55,8 +55,8 @@ def hang_of(examination: Examination) -> Hang:
     return Hang() if isinstance(facts, Unknown) else facts
 
 
-def job_of(examination: Examination) -> Job | None:
+def job_of(examination: Examination) -> TrainingJob | None:
     """The job that was looked at; None where there were only dumps."""
     processes, name = examination.snapshot.processes, hang_of(examination).job
-    jobs: Sequence[Job] = () if isinstance(processes, Unknown) else jobs_of(processes)
+    jobs: Sequence[TrainingJob] = () if isinstance(processes, Unknown) else jobs_of(processes)
     return next((one for one in jobs if one.name == name), None)

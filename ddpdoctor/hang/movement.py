@@ -10,19 +10,19 @@ from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.facts.hang import Hang, Watched
 from ddpdoctor.hang.rank_states import (
     IDLE,
-    Stand,
-    Standing,
+    RankActivity,
+    RankState,
     bytes_moved,
     cores_used,
     stands_of,
     worker_idle,
 )
-from ddpdoctor.knowledge.stack_places import Where, worker_place
+from ddpdoctor.knowledge.stack_places import PlaceKind, worker_place
 
-POLLING: Final = (Where.LOADER,)
+POLLING: Final = (PlaceKind.LOADER,)
 """Where a main thread wakes up though nothing has come: a DataLoader asks every five seconds whether its workers live. What
 comes through its pipe is among the bytes."""
-OWN_THREADS: Final = (Where.LOCK, Where.LEAVING, Where.OWN, Where.DATA)
+OWN_THREADS: Final = (PlaceKind.LOCK, PlaceKind.LEAVING, PlaceKind.OWN, PlaceKind.DATA)
 """Where a main thread that waits for a futex waits for threads of its own."""
 
 
@@ -33,22 +33,22 @@ def movements(hang: Hang) -> tuple[str, ...]:
     )
 
 
-def _of_rank(stand: Stand) -> Iterator[str]:
+def _of_rank(stand: RankState) -> Iterator[str]:
     watched = stand.rank.watched
-    if stand.standing in (Standing.GONE, Standing.STOPPED):
+    if stand.standing in (RankActivity.GONE, RankActivity.STOPPED):
         return
     if watched is None or len(watched.looks) < 2:
         yield "whether it moved can't be told"
         return
     yield from _of_process(watched, stand)
-    if stand.standing is Standing.ELSEWHERE and cores_used(watched) > IDLE:
+    if stand.standing is RankActivity.ELSEWHERE and cores_used(watched) > IDLE:
         yield f"used {cores_used(watched):.1f} cores"
     for worker in stand.rank.workers:
         if worker.looks and not worker_idle(worker):
             yield from (f"its worker {worker.pid} {text}" for text in _of_worker(worker))
 
 
-def _of_process(watched: Watched, stand: Stand) -> Iterator[str]:
+def _of_process(watched: Watched, stand: RankState) -> Iterator[str]:
     if moved := bytes_moved(watched):
         yield f"moved {human(moved)}"
     if stand.place.where in POLLING:

@@ -14,7 +14,7 @@ from ddpdoctor.base.wording import listed, plural, ranks_named
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.probes.py_spy import Trouble
+from ddpdoctor.probes.py_spy import PySpyTrouble
 from ddpdoctor.probes.run_as import OPTION
 
 SYS_PTRACE: Final = 1 << 19
@@ -23,10 +23,10 @@ CHILDREN, ROOT, NOBODY = 1, 2, 3
 """Yama's settings: whom it lets look into a process beside its own parents."""
 
 WORDS: Final = {
-    Trouble.NO_START: "py-spy is there, and this user can't start it",
-    Trouble.NO_PYTHON: "py-spy finds no Python there that it knows",
-    Trouble.SLOW: "py-spy gave no answer in time, as happens where a process waits in the kernel",
-    Trouble.TORN: "py-spy could make nothing of what it read there",
+    PySpyTrouble.NO_START: "py-spy is there, and this user can't start it",
+    PySpyTrouble.NO_PYTHON: "py-spy finds no Python there that it knows",
+    PySpyTrouble.SLOW: "py-spy gave no answer in time, as happens where a process waits in the kernel",
+    PySpyTrouble.TORN: "py-spy could make nothing of what it read there",
 }
 
 
@@ -44,7 +44,7 @@ class Missed(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     process: Process
-    trouble: Trouble
+    trouble: PySpyTrouble
     worker: bool = False
 
 
@@ -71,10 +71,10 @@ def command_line(job: str, *options: str) -> str:
 def hidden_stacks(missed: Sequence[Missed], mine: Powers, job: str) -> list[str]:
     """Sentences on why these stacks are missing, a sentence a reason. job: its name."""
     sentences = []
-    if any(one.trouble is Trouble.NO_PROGRAM for one in missed):
+    if any(one.trouble is PySpyTrouble.NO_PROGRAM for one in missed):
         pip = shlex.join([sys.executable, "-m", "pip", "install", "py-spy"])
         sentences.append(f"No stack could be read, since py-spy isn't installed beside ddpdoctor: {pip}")
-    denied = [one for one in missed if one.trouble is Trouble.DENIED]
+    denied = [one for one in missed if one.trouble is PySpyTrouble.DENIED]
     foreign = [one for one in denied if one.process.uid != mine.uid]
     own = [one for one in denied if one.process.uid == mine.uid]
     if foreign:
@@ -83,7 +83,7 @@ def hidden_stacks(missed: Sequence[Missed], mine: Powers, job: str) -> list[str]
         sentences.append(f"{_not_read(foreign)}: {belong} to {listed(users)}. {_help(mine, job, foreign=True)}")
     if own:
         sentences.append(f"{_not_read(own)}: {_why(mine)}. {_help(mine, job)}")
-    if closed := [one for one in missed if one.trouble is Trouble.CLOSED]:
+    if closed := [one for one in missed if one.trouble is PySpyTrouble.CLOSED]:
         let = "its own user may not read it, and root looks no deeper unless told so"
         sentences.append(f"{_not_read(closed)}: {let}. It is told so by {command_line(job, OPTION)}")
     for trouble, words in WORDS.items():

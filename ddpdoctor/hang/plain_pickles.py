@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpdoctor.checkpoints.errors import CheckpointError, OutOfData
 from ddpdoctor.checkpoints.pickles.machine import scan
-from ddpdoctor.checkpoints.pickles.nodes import Bytes, Container, Text, Tuple
+from ddpdoctor.checkpoints.pickles.nodes import Bytes, ContainerNode, Text, Tuple
 from ddpdoctor.checkpoints.pickles.opcodes import OldProtocol
 from ddpdoctor.probes.target.asking import printable
 
@@ -82,9 +82,9 @@ class _Conversion:
             return self.data[node.start : node.start + node.length]
         if isinstance(node, Tuple):
             return tuple(self.value(one, depth) for one in node.items)
-        if isinstance(node, Container) and node.kind == "list" and not node.pairs:
+        if isinstance(node, ContainerNode) and node.kind == "list" and not node.pairs:
             return [self.value(one, depth) for one in node.items]
-        if isinstance(node, Container) and node.kind == "dict" and not node.items:
+        if isinstance(node, ContainerNode) and node.kind == "dict" and not node.items:
             return {self._key(pair.key, depth): self.value(pair.value, depth) for pair in node.pairs}
         raise NotPlain("it holds more than dicts, lists, tuples, texts and numbers")
 

@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.hang import Hang, Watched, WatchedRank
-from ddpdoctor.knowledge.stack_places import Place, Where, place_of, pythons, torchs, worker_place
+from ddpdoctor.knowledge.stack_places import PlaceKind, StackPlace, place_of, pythons, torchs, worker_place
 
-CHECKPOINTS: Final = (Where.SAVING, Where.LOADING)
+CHECKPOINTS: Final = (PlaceKind.SAVING, PlaceKind.LOADING)
 IDLE: Final = 0.05
 BUSY: Final = 0.2
 """Cores. A rank that only waits uses less than 0.02: gloo's threads wake up a hundred times a second, and do nothing."""
@@ -25,7 +25,7 @@ FOR_SURE_NO_GPU: Final = frozenset({
 """Kernel functions in which no process waits for a GPU."""
 
 
-class Standing(Enum):
+class RankActivity(Enum):
     """What a rank is to the others."""
 
     WAITS = "waits for other ranks"
@@ -40,7 +40,7 @@ class Standing(Enum):
     UNSEEN = "could not be looked into"
 
 
-class Stand(msgspec.Struct, frozen=True):
+class RankState(msgspec.Struct, frozen=True):
     """A rank, what it is to the others, and where it is.
 
     progress: it has used a processor, moved data, or changed its place between the looks; False where it hasn't or only one
@@ -48,8 +48,8 @@ class Stand(msgspec.Struct, frozen=True):
     """
 
     rank: WatchedRank
-    standing: Standing
-    place: Place
+    standing: RankActivity
+    place: StackPlace
     progress: bool = False
 
     @property
@@ -61,12 +61,12 @@ class Stand(msgspec.Struct, frozen=True):
         return self.rank.watched.pid if self.rank.watched else 0
 
 
-def stands_of(hang: Hang) -> tuple[Stand, ...]:
+def stands_of(hang: Hang) -> tuple[RankState, ...]:
     """Every rank of this host, in their order."""
     return tuple(_stand(one, hang) for one in hang.ranks)
 
 
-def having(stands: Iterable[Stand], *standings: Standing) -> tuple[Stand, ...]:
+def having(stands: Iterable[RankState], *standings: RankActivity) -> tuple[RankState, ...]:
     """Those of them."""
     return tuple(one for one in stands if one.standing in standings)
 
@@ -94,33 +94,33 @@ def worker_moves(worker: Watched) -> bool:
 def worker_idle(worker: Watched) -> bool:
     """Whether it waits to be told what to load."""
     place = worker_place(worker.last)
-    return place.where is Where.LOCK and place.what == "an empty queue" and not place.path
+    return place.where is PlaceKind.LOCK and place.what == "an empty queue" and not place.path
 
 
-def _stand(rank: WatchedRank, hang: Hang) -> Stand:
+def _stand(rank: WatchedRank, hang: Hang) -> RankState:
     watched = rank.watched
-    nowhere = Place(Where.UNSEEN)
+    nowhere = StackPlace(PlaceKind.UNSEEN)
     if rank.gone or watched is None or watched.last.state in ("Z", "X"):
         here = rank.gone or watched is not None
-        return Stand(rank, Standing.GONE if here else Standing.UNSEEN, nowhere)
+        return RankState(rank, RankActivity.GONE if here else RankActivity.UNSEEN, nowhere)
     place = place_of(watched.last)
     if watched.last.state == "T" or {one.state for one in watched.looks} == {"t"}:
         # Whoever traces a process stops it for moments: a debugger holds it all the while.
-        return Stand(rank, Standing.STOPPED, place)
+        return RankState(rank, RankActivity.STOPPED, place)
     if len(watched.looks) < 2:
-        return Stand(rank, Standing.UNSEEN, place)
+        return RankState(rank, RankActivity.UNSEEN, place)
     before = place_of(watched.looks[0])
     works = bytes_moved(watched) > DATA_MOVES
     changed = _changed(before, place) or _wandered(watched)
     if {one.state for one in watched.looks} == {"D"} and not works and not changed:
-        return Stand(rank, Standing.HELD, place)
+        return RankState(rank, RankActivity.HELD, place)
     computes = cores_used(watched) > BUSY
     standing = _standing(watched, before, place, hang, works=works, computes=computes, changed=changed)
     # One that waits for something in a loop changes its place, too, and does nothing; a checkpoint that goes to a slow disk or
     # over a network needs no processor.
     telling = cores_used(watched) > IDLE or place.where in CHECKPOINTS
     progress = works or computes or _changed(before, place) or (changed and telling)
-    return Stand(rank, standing, _seen_within(place, watched), progress)
+    return RankState(rank, standing, _seen_within(place, watched), progress)
 
 
 def _wandered(watched: Watched) -> bool:
@@ -128,38 +128,38 @@ def _wandered(watched: Watched) -> bool:
     return watched.samples > 0 and not watched.still
 
 
-def _seen_within(place: Place, watched: Watched) -> Place:
+def _seen_within(place: StackPlace, watched: Watched) -> StackPlace:
     """In code of its own that calls others: the function in which it was all the while says more than where it is just now."""
     within = [one for one in watched.within if not torchs(one) and not pythons(one)]
-    if place.where is not Where.OWN or watched.still or not within:
+    if place.where is not PlaceKind.OWN or watched.still or not within:
         return place
     own = next((one for one in within if "-packages/" not in one.path), within[0])
     return msgspec.structs.replace(place, frame=own)
 
 
-def _changed(before: Place, place: Place) -> bool:
-    return Where.UNSEEN not in (before.where, place.where) and not before.same_as(place)
+def _changed(before: StackPlace, place: StackPlace) -> bool:
+    return PlaceKind.UNSEEN not in (before.where, place.where) and not before.same_as(place)
 
 
 def _standing(
-    watched: Watched, before: Place, place: Place, hang: Hang, *, works: bool, computes: bool, changed: bool
-) -> Standing:
+    watched: Watched, before: StackPlace, place: StackPlace, hang: Hang, *, works: bool, computes: bool, changed: bool
+) -> RankActivity:
     nccl = "nccl" in hang.backend
-    if Where.UNSEEN in (before.where, place.where):
-        return Standing.UNSEEN
-    if place.where is Where.LEAVING:
-        return Standing.LEFT
+    if PlaceKind.UNSEEN in (before.where, place.where):
+        return RankActivity.UNSEEN
+    if place.where is PlaceKind.LEAVING:
+        return RankActivity.LEFT
     if place.meets or before.meets:
         if works or changed:
-            return Standing.MOVES
+            return RankActivity.MOVES
         if nccl:
-            return Standing.PERHAPS if place.where is Where.STEP else Standing.WAITS
+            return RankActivity.PERHAPS if place.where is PlaceKind.STEP else RankActivity.WAITS
         # What DDP waits for, another thread does: one that computes in backward is not there yet.
-        return Standing.ELSEWHERE if computes else Standing.WAITS
+        return RankActivity.ELSEWHERE if computes else RankActivity.WAITS
     if changed:
-        return Standing.ELSEWHERE
-    if place.where is Where.DEVICE or (
-        nccl and place.where is Where.OWN and watched.last.waits_in not in FOR_SURE_NO_GPU
+        return RankActivity.ELSEWHERE
+    if place.where is PlaceKind.DEVICE or (
+        nccl and place.where is PlaceKind.OWN and watched.last.waits_in not in FOR_SURE_NO_GPU
     ):
-        return Standing.MOVES if works else Standing.PERHAPS
-    return Standing.ELSEWHERE
+        return RankActivity.MOVES if works else RankActivity.PERHAPS
+    return RankActivity.ELSEWHERE

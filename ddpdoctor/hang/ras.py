@@ -25,7 +25,7 @@ from ddpdoctor.hang.ras_answers import Counts, NotUnderstood, together, understa
 from ddpdoctor.hang.ras_text import understand_text
 from ddpdoctor.probes.proc import MAX_ENVIRON, Proc, variables
 from ddpdoctor.probes.target.asking import printable
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 
 SAFE = (2, 29, 2)
 DEFAULT = "localhost:28028"
@@ -46,7 +46,7 @@ class NotAsked(Exception):
     """Why RAS was not asked, or has not answered, in a sentence."""
 
 
-class Refused(NotAsked):
+class RasRefused(NotAsked):
     """It doesn't speak JSON."""
 
 
@@ -57,7 +57,7 @@ class Listening(NamedTuple):
     port: int
 
 
-def ask_twice(job: Job, between: float) -> tuple[tuple[RasCount, ...], str]:
+def ask_twice(job: TrainingJob, between: float) -> tuple[tuple[RasCount, ...], str]:
     """How far each rank had come, twice, `between` seconds apart; or nothing, and why."""
     try:
         first = ask(job)
@@ -67,13 +67,13 @@ def ask_twice(job: Job, between: float) -> tuple[tuple[RasCount, ...], str]:
         return (), str(error)
 
 
-def ask(job: Job) -> Counts:
+def ask(job: TrainingJob) -> Counts:
     """Once. Raises NotAsked."""
     where = listening(job)
     try:
         return understand(_whole_answer(where, in_json=True))
-    except (NotUnderstood, Refused) as error:
-        why = error if isinstance(error, Refused) else NotAsked(f"NCCL's RAS has answered, but {error}")
+    except (NotUnderstood, RasRefused) as error:
+        why = error if isinstance(error, RasRefused) else NotAsked(f"NCCL's RAS has answered, but {error}")
     try:
         return understand_text(_whole_answer(where, in_json=False))
     except (NotUnderstood, NotAsked):
@@ -88,7 +88,7 @@ def _whole_answer(where: Listening, *, in_json: bool) -> bytes:
     raise NotAsked(f"NCCL's RAS at {_named(where)} accepts connections and says nothing")
 
 
-def listening(job: Job) -> Listening:
+def listening(job: TrainingJob) -> Listening:
     """Where it can be asked without harm. Raises NotAsked."""
     proc = Proc()
     if not job.ranks:
@@ -170,7 +170,7 @@ class _Conversation:
             for line in ("TIMEOUT 5", *(("SET FORMAT json",) if in_json else ())):
                 said = self._say(line)
                 if said != b"OK":
-                    raise (Refused if line.endswith("json") else NotAsked)(
+                    raise (RasRefused if line.endswith("json") else NotAsked)(
                         f'NCCL\'s RAS at {_named(self.where)} said "{_quoted(said)}" to {line}'
                     )
             self.socket.sendall(b"VERBOSE STATUS\n")

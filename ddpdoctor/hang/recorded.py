@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.wording import ranks_named
-from ddpdoctor.facts.hang import Collective, Frame, Hang, RasCount
+from ddpdoctor.facts.hang import Frame, Hang, RasCount, RecordedCollective
 from ddpdoctor.hang.recorded_members import Key, Member, all_ranks, call_name, members_of, where_called
 from ddpdoctor.hang.waits import Even, Lag, waits_of
 
@@ -28,7 +28,7 @@ LONG_AGO: Final = 290.0
 """Seconds that a collective of NCCL has waited when its group's timeout wrote the dump: 600 by default; few set less than 300."""
 
 
-class Sign(Enum):
+class RecordedSign(Enum):
     """What the records of one group come to."""
 
     MISMATCH = "at the same number, ranks called different collectives"
@@ -37,7 +37,7 @@ class Sign(Enum):
     EVEN = "all have called the same, and it is not done"
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedHang(msgspec.Struct, frozen=True, kw_only=True):
     """What the records tell of a hang, with the group that shows it.
 
     ranks: those that fell behind, or differ from the most (all of them, if nobody is the majority). calls: with MISMATCH what was
@@ -48,7 +48,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     as `ranks`, where some of them may wait for another of them in a way that isn't recorded.
     """
 
-    sign: Sign
+    sign: RecordedSign
     group: str
     ranks: tuple[int, ...]
     others: tuple[int, ...] = ()
@@ -71,11 +71,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.nccl and self.waited > LONG_AGO
 
 
-def record_of(hang: Hang) -> Record | None:
+def record_of(hang: Hang) -> RecordedHang | None:
     """What tells most: where calls differ, else who fell behind, else where all wait. None where no record tells of a hang: none is
     there, or all is done."""
     found = [one for one in (*_by_groups(hang), _by_waits(hang), *_by_communicators(hang)) if one]
-    order = list(Sign)
+    order = list(RecordedSign)
     return min(found, key=lambda one: (order.index(one.sign), one.number), default=None)
 
 
@@ -91,7 +91,7 @@ def counts_move(hang: Hang) -> bool:
     return any(one.second and one.first != one.second for one in hang.counts)
 
 
-def _by_waits(hang: Hang) -> Record | None:
+def _by_waits(hang: Hang) -> RecordedHang | None:
     """Over all groups: a rank may wait in one for a rank that waits in another."""
     found = waits_of(hang.recorded, hang.world_size)
     if found.lags:
@@ -99,39 +99,43 @@ def _by_waits(hang: Hang) -> Record | None:
     if found.even:
         return _even(found.even, found.silent)
     if found.circle:
-        return Record(sign=Sign.CIRCLE, group="", ranks=found.circle, waiting=found.waiting, missing=found.silent)
+        return RecordedHang(
+            sign=RecordedSign.CIRCLE, group="", ranks=found.circle, waiting=found.waiting, missing=found.silent
+        )
     return None
 
 
 def behind(
     lags: Sequence[Lag], waiting: tuple[int, ...], silent: tuple[int, ...], unsure: tuple[int, ...] = ()
-) -> Record:
+) -> RecordedHang:
     """Of ranks that keep others waiting, at least one."""
     first = lags[0]
     same = [one for one in lags if (one.group, one.call, one.number) == (first.group, first.call, first.number)]
-    return Record(
-        sign=Sign.BEHIND, group=first.group, ranks=unsure or tuple(one.rank for one in lags),
+    return RecordedHang(
+        sign=RecordedSign.BEHIND, group=first.group, ranks=unsure or tuple(one.rank for one in lags),
         others=tuple(sorted({rank for one in same for rank in one.others})), number=first.number, call=first.call,
         frame=first.frame, last=first.last, missing=tuple(rank for rank in silent if rank not in unsure), waited=max(one.waited for one in lags), nccl=first.nccl,
         lags=tuple(lags), waiting=waiting, unsure=unsure,
     )  # fmt: skip
 
 
-def _even(even: Even, silent: tuple[int, ...]) -> Record:
-    return Record(
-        sign=Sign.EVEN, group=even.group, ranks=even.ranks, number=even.call.number, call=call_name(even.call.name),
+def _even(even: Even, silent: tuple[int, ...]) -> RecordedHang:
+    return RecordedHang(
+        sign=RecordedSign.EVEN, group=even.group, ranks=even.ranks, number=even.call.number, call=call_name(even.call.name),
         frame=where_called(even.call), missing=silent, waited=even.waited, nccl=even.call.name.startswith("nccl:"),
     )  # fmt: skip
 
 
-def _by_groups(hang: Hang) -> Iterable[Record | None]:
+def _by_groups(hang: Hang) -> Iterable[RecordedHang | None]:
     """Where ranks of one group have called different things at the same number."""
     groups = members_of(hang.recorded, all_ranks(hang.recorded, hang.world_size))
     for key, members in groups.items():
         yield _mismatch(key, members, groups)
 
 
-def _mismatch(key: Key, members: Mapping[int, Member], groups: Mapping[Key, Mapping[int, Member]]) -> Record | None:
+def _mismatch(
+    key: Key, members: Mapping[int, Member], groups: Mapping[Key, Mapping[int, Member]]
+) -> RecordedHang | None:
     called = {rank: {number: made.call for number, made in one.collectives.items()} for rank, one in members.items()}
     for number in sorted({number for calls in called.values() for number in calls}):
         by_rank = {rank: calls[number] for rank, calls in called.items() if number in calls}
@@ -141,8 +145,8 @@ def _mismatch(key: Key, members: Mapping[int, Member], groups: Mapping[Key, Mapp
         plain = len({call_name(one.name) for one in by_rank.values()}) > 1
         calls, odd = _majority(words, _elsewhere(key, number, groups, plain=plain))
         most = calls[0][1]
-        return Record(
-            sign=Sign.MISMATCH, group=key[0], ranks=odd, others=tuple(one for one in most if one not in odd), calls=calls,
+        return RecordedHang(
+            sign=RecordedSign.MISMATCH, group=key[0], ranks=odd, others=tuple(one for one in most if one not in odd), calls=calls,
             number=number, call=calls[0][0], frame=where_called(by_rank[most[0]]), last=where_called(by_rank[odd[-1]]),
             missing=tuple(rank for rank in key[1] if rank not in members),
         )  # fmt: skip
@@ -175,7 +179,7 @@ def _majority(
     return calls, tuple(sorted(rank for word, ranks in calls for rank in ranks if tied or word != calls[0][0]))
 
 
-def _told_apart(by_rank: Mapping[int, Collective]) -> dict[int, str]:
+def _told_apart(by_rank: Mapping[int, RecordedCollective]) -> dict[int, str]:
     """Each call by its name; with shape and type where all must have the same."""
     names = {rank: call_name(one.name) for rank, one in by_rank.items()}
     if len(set(names.values())) > 1 or next(iter(names.values())) not in SAME_SHAPES:
@@ -183,13 +187,13 @@ def _told_apart(by_rank: Mapping[int, Collective]) -> dict[int, str]:
     return {rank: f"{names[rank]} {_shape(one)}".strip() for rank, one in by_rank.items()}
 
 
-def _shape(call: Collective) -> str:
+def _shape(call: RecordedCollective) -> str:
     shapes = ["x".join(map(str, shape)) or "scalar" for shape in call.shapes]
     types = list(dict.fromkeys(call.dtypes))
     return f"{'/'.join(types)}[{', '.join(shapes[:3])}{', ...' if len(shapes) > 3 else ''}]" if shapes or types else ""
 
 
-def _by_communicators(hang: Hang) -> Iterable[Record | None]:
+def _by_communicators(hang: Hang) -> Iterable[RecordedHang | None]:
     """Of RAS, which counts the operations of each kind that a rank has begun."""
     if counts_move(hang):
         return
@@ -218,7 +222,7 @@ def _by_global_rank(counts: Sequence[RasCount], hang: Hang) -> dict[int, tuple[t
     return found
 
 
-def _of_counts(name: str, kinds: Mapping[int, tuple[tuple[str, int], ...]]) -> Record | None:
+def _of_counts(name: str, kinds: Mapping[int, tuple[tuple[str, int], ...]]) -> RecordedHang | None:
     total = {rank: sum(count for _, count in begun) for rank, begun in kinds.items()}
     if len(set(kinds.values())) == 1:
         return None
@@ -227,10 +231,10 @@ def _of_counts(name: str, kinds: Mapping[int, tuple[tuple[str, int], ...]]) -> R
     if others:
         ranks = tuple(sorted(rank for rank in total if total[rank] == least))
         call = _ahead_in(kinds[ranks[0]], kinds[others[0]])
-        return Record(sign=Sign.BEHIND, group=name, ranks=ranks, others=others, call=call, source=RAS)
+        return RecordedHang(sign=RecordedSign.BEHIND, group=name, ranks=ranks, others=others, call=call, source=RAS)
     words = {rank: ", ".join(f"{kind} {count}" for kind, count in begun) for rank, begun in kinds.items()}
     calls, odd = _majority(words, {})
-    return Record(sign=Sign.MISMATCH, group=name, ranks=odd, calls=calls, source=RAS)
+    return RecordedHang(sign=RecordedSign.MISMATCH, group=name, ranks=odd, calls=calls, source=RAS)
 
 
 def _ahead_in(behind: Iterable[tuple[str, int]], ahead: Iterable[tuple[str, int]]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ddpdoctor.facts.hang import Collective, Frame, Recorded, RecordedGroup
+from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective, RecordedGroup
 from ddpdoctor.hang import plain_pickles
 from ddpdoctor.hang.plain_pickles import NotPlain
 from ddpdoctor.probes.target.asking import printable
@@ -103,7 +103,7 @@ def _json(data: bytes) -> Any:
         raise NotPlain("it begins like JSON and isn't, or it breaks off in the middle") from None
 
 
-def _calls(entries: Sequence[dict[Any, Any]]) -> dict[int, Collective]:
+def _calls(entries: Sequence[dict[Any, Any]]) -> dict[int, RecordedCollective]:
     """Each entry by its place. What was called within a batch has the state of the entry that ends the batch: its own stays
     "scheduled" for ever."""
     calls = {place: _collective(entry) for place, entry in enumerate(entries)}
@@ -169,7 +169,7 @@ def _group_name(entry: Mapping[Any, Any]) -> str:
 def _group(
     name: str,
     entries: Sequence[dict[Any, Any]],
-    calls: Sequence[Collective],
+    calls: Sequence[RecordedCollective],
     status: Mapping[Any, Any],
     config: Mapping[Any, Any],
 ) -> RecordedGroup:
@@ -189,7 +189,7 @@ def _group(
     )
 
 
-def _without_stale(calls: Sequence[Collective], last_completed: int) -> Iterator[Collective]:
+def _without_stale(calls: Sequence[RecordedCollective], last_completed: int) -> Iterator[RecordedCollective]:
     """Of a dump that leaves out what is done, the calls of a batch of sends and receives stay when its end is left out."""
     sizes = Counter(one.number for one in calls if one.point_to_point)
     collectives = max((one.number for one in calls if not one.point_to_point), default=0)
@@ -219,11 +219,11 @@ def _ranks(config: Mapping[Any, Any]) -> tuple[int, ...]:
     return tuple(one for one in _items(config, "ranks")[:MOST_RANKS] if type(one) is int and 0 <= one < _NUMBERS)
 
 
-def _collective(entry: dict[Any, Any]) -> Collective:
+def _collective(entry: dict[Any, Any]) -> RecordedCollective:
     name = _text(entry, "profiling_name")
     # gloo has no events that tell; it retires what is done, or has failed. A call of NCCL is also retired when it timed out.
     retired = name.startswith("gloo:") and entry.get("retired") is True
-    return Collective(
+    return RecordedCollective(
         number=_sequence(entry),
         name=name,
         state="completed" if retired else _text(entry, "state"),

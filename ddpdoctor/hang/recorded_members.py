@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.hang import Collective, Frame, Recorded, RecordedGroup
+from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective, RecordedGroup
 from ddpdoctor.knowledge.stack_places import pythons, torchs
 
 DEFAULT_GROUP: Final = ("0", "default_pg")
@@ -22,7 +22,7 @@ Order = tuple[int, float]
 class Made(msgspec.Struct, frozen=True):
     """A call, and when its rank made it."""
 
-    call: Collective
+    call: RecordedCollective
     order: Order
 
     @property
@@ -38,7 +38,7 @@ class Dumped(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     dump: Recorded
-    last: Collective | None = None
+    last: RecordedCollective | None = None
     first_open: Order | None = None
     forgot_open: bool = False
     complete: bool = False
@@ -66,7 +66,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         return self.done >= number if self.done is not None else not self.dumped.forgot_open
 
 
-def where_called(call: Collective) -> Frame | None:
+def where_called(call: RecordedCollective) -> Frame | None:
     """The innermost frame that isn't torch's or Python's."""
     return next((one for one in call.frames if not torchs(one) and not pythons(one)), None)
 

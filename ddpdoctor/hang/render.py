@@ -12,7 +12,7 @@ from rich.text import Text
 from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.printable import one_line, plain
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.engine.registry import Why
+from ddpdoctor.engine.registry import SkipReason
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.hang.judging import hang_of
 from ddpdoctor.hang.render_words import Group, advice, groups, headline, outcome, rows
@@ -89,15 +89,17 @@ def _show_hidden(console: Console, hidden: Sequence[str]) -> None:
 
 
 def _show_not_tested(console: Console, examination: Examination, *, verbose: bool) -> None:
-    reasons: dict[Why, dict[str, list[str]]] = {why: {} for why in Why}
+    reasons: dict[SkipReason, dict[str, list[str]]] = {why: {} for why in SkipReason}
     for one in examination.results:
         if one.not_tested is not None:
             reasons[one.not_tested.why].setdefault(one.not_tested.reason, []).append(one.check.slug)
     said = hang_of(examination).hidden
     unknown = {
-        reason: slugs for reason, slugs in (reasons[Why.CRASHED] | reasons[Why.UNKNOWN]).items() if reason not in said
+        reason: slugs
+        for reason, slugs in (reasons[SkipReason.CRASHED] | reasons[SkipReason.UNKNOWN]).items()
+        if reason not in said
     }
-    show_not_tested(console, unknown, reasons[Why.NOT_APPLICABLE] if verbose else {}, verbose=verbose)
+    show_not_tested(console, unknown, reasons[SkipReason.NOT_APPLICABLE] if verbose else {}, verbose=verbose)
 
 
 def _show_last(console: Console, examination: Examination) -> None:

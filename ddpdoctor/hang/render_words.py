@@ -17,8 +17,8 @@ from ddpdoctor.hang.certainty import LONG, longer_may_tell
 from ddpdoctor.hang.judging import hang_of, job_of
 from ddpdoctor.hang.movement import movements
 from ddpdoctor.hang.rank_states import (
-    Stand,
-    Standing,
+    RankActivity,
+    RankState,
     cores_used,
     having,
     stands_of,
@@ -27,8 +27,8 @@ from ddpdoctor.hang.rank_states import (
 )
 from ddpdoctor.hang.recorded import not_dumped
 from ddpdoctor.hang.wording import named
-from ddpdoctor.knowledge.stack_places import Place, Where, file_line, pythons, torchs, where, worker_place
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.knowledge.stack_places import PlaceKind, StackPlace, file_line, pythons, torchs, where, worker_place
+from ddpdoctor.processes.jobs import TrainingJob
 from ddpdoctor.processes.jobs_summary import described
 
 MOST_CALLERS: Final = 5
@@ -52,8 +52,8 @@ SEVERAL: Final = (
 """How the reasons of one rank are told of several."""
 
 ORDER: Final = (
-    Standing.STOPPED, Standing.GONE, Standing.HELD, Standing.LEFT, Standing.ELSEWHERE, Standing.UNSEEN, Standing.PERHAPS, Standing.WAITS,
-    Standing.MOVES,
+    RankActivity.STOPPED, RankActivity.GONE, RankActivity.HELD, RankActivity.LEFT, RankActivity.ELSEWHERE, RankActivity.UNSEEN, RankActivity.PERHAPS, RankActivity.WAITS,
+    RankActivity.MOVES,
 )  # fmt: skip
 """Who keeps others waiting comes before who waits."""
 
@@ -86,12 +86,12 @@ def headline(examination: Examination) -> str:
     return how_many_move(stands, hang)
 
 
-def how_many_move(stands: Sequence[Stand], hang: Hang) -> str:
+def how_many_move(stands: Sequence[RankState], hang: Hang) -> str:
     """ "All 4 ranks move", "2 of 4 ranks move; rank 3 could not be looked into"."""
-    unseen = [one for one in stands if one.standing is Standing.UNSEEN]
-    gone = [one for one in stands if one.standing is Standing.GONE]
+    unseen = [one for one in stands if one.standing is RankActivity.UNSEEN]
+    gone = [one for one in stands if one.standing is RankActivity.GONE]
     moving = [one for one in stands if one not in unseen and one not in gone and moves(one)]
-    waiting = [one for one in having(stands, Standing.WAITS) if moving and not moves(one)]
+    waiting = [one for one in having(stands, RankActivity.WAITS) if moving and not moves(one)]
     still = [one for one in stands if one not in (*unseen, *gone, *moving, *waiting)]
     if len(moving) == len(stands):
         return f"Rank {stands[0].number} moves" if len(stands) == 1 else f"{_all(len(stands))} ranks move"
@@ -118,16 +118,18 @@ def _all(count: int) -> str:
     return "Both" if count == 2 else f"All {count}"
 
 
-def moves(stand: Stand) -> bool:
+def moves(stand: RankState) -> bool:
     """Also one that computes in one place."""
-    return stand.standing is Standing.MOVES or stand.progress
+    return stand.standing is RankActivity.MOVES or stand.progress
 
 
-def _goes_on(stand: Stand) -> bool:
+def _goes_on(stand: RankState) -> bool:
     """It was in other places meanwhile, and not only in those of a loop that waits."""
     watched = stand.rank.watched
     wandered = watched is not None and watched.samples > 0 and not watched.still
-    return stand.standing is Standing.MOVES or (stand.standing is Standing.ELSEWHERE and stand.progress and wandered)
+    return stand.standing is RankActivity.MOVES or (
+        stand.standing is RankActivity.ELSEWHERE and stand.progress and wandered
+    )
 
 
 def rows(examination: Examination) -> list[tuple[str, str]]:
@@ -150,7 +152,7 @@ def rows(examination: Examination) -> list[tuple[str, str]]:
     return [(label, one_line(text)) for label, text in found if text]
 
 
-def _command(job: Job) -> str:
+def _command(job: TrainingJob) -> str:
     process = job.launcher or job.ranks[0]
     return process.command or process.name
 
@@ -179,7 +181,7 @@ def groups(examination: Examination) -> list[Group]:
     """Those first whom a finding names, then those that keep others waiting; of equals the fewest first."""
     hang = hang_of(examination)
     blamed = {finding.rank for _, _, finding in examination.findings if finding.rank is not None}
-    gathered: list[list[Stand]] = []
+    gathered: list[list[RankState]] = []
     for one in stands_of(hang):
         members = next((members for members in gathered if _together(members[0], one)), None)
         if members is None:
@@ -197,17 +199,17 @@ def groups(examination: Examination) -> list[Group]:
     return [_group(members, hang) for members in gathered]
 
 
-def _together(one: Stand, other: Stand) -> bool:
+def _together(one: RankState, other: RankState) -> bool:
     if _goes_on(one) and _goes_on(other):
         return _place_within(one.rank.watched) == _place_within(other.rank.watched)
     if one.standing is not other.standing:
         return False
-    if one.standing is Standing.GONE:
+    if one.standing is RankActivity.GONE:
         return one.rank.gone == other.rank.gone
     return one.place.same_as(other.place) and one.progress == other.progress
 
 
-def _group(members: Sequence[Stand], hang: Hang) -> Group:
+def _group(members: Sequence[RankState], hang: Hang) -> Group:
     first = members[0]
     watched = first.rank.watched
     details = [*_callers(first), *_processes(members), *_workers(members)]
@@ -215,33 +217,33 @@ def _group(members: Sequence[Stand], hang: Hang) -> Group:
     return Group(named(members, hang), one_line(_words(members)), tuple(map(one_line, details)), frames)
 
 
-def _words(members: Sequence[Stand]) -> str:
+def _words(members: Sequence[RankState]) -> str:
     first = members[0]
     s = "s" if len(members) == 1 else ""
     are = "is" if len(members) == 1 else "are"
     place = where(first.place)
     if _goes_on(first):
         return f"move{s} on{_place_within(first.rank.watched)}"
-    if first.standing is Standing.GONE:
+    if first.standing is RankActivity.GONE:
         return f"{are} gone{f': {_of(members, first.rank.gone)}' if first.rank.gone else ''}"
-    if first.standing is Standing.UNSEEN:
+    if first.standing is RankActivity.UNSEEN:
         watched = first.rank.watched
         why = f": {_of(members, watched.last.source)}" if watched and not watched.last.frames else ""
         return f"could not be looked into{why}"
-    in_place = "" if first.place.where is Where.UNSEEN else f" in {place}"
-    if first.standing is Standing.STOPPED:
+    in_place = "" if first.place.where is PlaceKind.UNSEEN else f" in {place}"
+    if first.standing is RankActivity.STOPPED:
         source = first.rank.watched.last.source if first.rank.watched else ""
         return f"{are} stopped{in_place}" + (f": {source}" if source.startswith("a debugger") else "")
-    if first.standing is Standing.HELD:
+    if first.standing is RankActivity.HELD:
         return f"{are} held by the kernel{in_place}"
-    if first.standing in (Standing.WAITS, Standing.PERHAPS):
+    if first.standing in (RankActivity.WAITS, RankActivity.PERHAPS):
         return f"wait{s} in {place}"
     if first.progress:
         return f"{are} busy in {place}"
     return f"stay{s} in {place}"
 
 
-def _of(members: Sequence[Stand], reason: str) -> str:
+def _of(members: Sequence[RankState], reason: str) -> str:
     """Why there is nothing of a rank, of as many as there are."""
     for one, several in SEVERAL if len(members) > 1 else ():
         reason = re.sub(rf"\b{one}\b", several, reason)
@@ -258,22 +260,22 @@ def _own(frame: Frame) -> bool:
     return not torchs(frame) and not pythons(frame)
 
 
-def _callers(stand: Stand) -> Iterator[str]:
+def _callers(stand: RankState) -> Iterator[str]:
     """By which way of the user's own code it came there."""
-    if _goes_on(stand) or stand.standing is Standing.GONE:
+    if _goes_on(stand) or stand.standing is RankActivity.GONE:
         return
     if called := _called_from(stand.place):
         yield called
 
 
-def _called_from(place: Place) -> str:
+def _called_from(place: StackPlace) -> str:
     others = place.path[1:]
     shown = [f"{one.function.rpartition('.')[2]} ({file_line(one)})" for one in others[:MOST_CALLERS]]
     more = f", and {len(others) - MOST_CALLERS} more" if len(others) > MOST_CALLERS else ""
     return f"called from {', '.join(shown)}{more}" if shown else ""
 
 
-def _processes(members: Sequence[Stand]) -> Iterator[str]:
+def _processes(members: Sequence[RankState]) -> Iterator[str]:
     pids = [one.pid for one in members if one.pid]
     if not pids:
         return
@@ -292,7 +294,7 @@ def _state(watched: Watched) -> str:
     return words.get(last.state, last.state) + (f" in {last.waits_in}" if last.waits_in and last.state != "R" else "")
 
 
-def _workers(members: Sequence[Stand]) -> Iterator[str]:
+def _workers(members: Sequence[RankState]) -> Iterator[str]:
     """Their DataLoader workers: those that are busy by where they are."""
     workers = [(one.number, worker) for one in members for worker in one.rank.workers]
     busy = [(rank, worker) for rank, worker in workers if not worker_idle(worker)]
@@ -307,7 +309,7 @@ def _workers(members: Sequence[Stand]) -> Iterator[str]:
         of = f" of {ranks_named(rank for rank, _ in those)}" if len(members) > 1 else ""
         s = "s" if len(those) == 1 else ""
         yield f"DataLoader worker{'' if s else 's'}{of} (pid {pids}) {'move' if moving else 'stay'}{s} in {place}"
-    if len(workers) > len(busy) and members[0].place.where is Where.LOADER:
+    if len(workers) > len(busy) and members[0].place.where is PlaceKind.LOADER:
         count = len(workers) - len(busy)
         yield f"{plural(count, 'DataLoader worker')} wait{'s' if count == 1 else ''} for something to load"
 

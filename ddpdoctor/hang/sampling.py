@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.hang import Frame, Look
+from ddpdoctor.facts.hang import Frame, RankLook
 from ddpdoctor.knowledge.stack_places import place_of
 from ddpdoctor.probes.py_spy import PARENTS_FRAMES, py_spy, run_at, side_by_side
 from ddpdoctor.probes.target.asking import printable
@@ -120,7 +120,7 @@ def _compared(stacks: Counter[tuple[str, ...]]) -> Sampled:
 
 def _moved(most: tuple[str, ...], stack: tuple[str, ...]) -> bool:
     """Whether it got from one to the other by going on: in the user's code, or out of a collective."""
-    before, after = (place_of(Look(frames=_frames(one))) for one in (most, stack))
+    before, after = (place_of(RankLook(frames=_frames(one))) for one in (most, stack))
     out = before.meets and (before.where, before.what) != (after.where, after.what)
     return out or before.path != after.path
 

@@ -15,10 +15,18 @@ from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.base.wording import ranks_named
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.hang import NOT_FOUND, Hang
-from ddpdoctor.hang.rank_states import CHECKPOINTS, Stand, Standing, having, stands_of, worker_idle, worker_moves
-from ddpdoctor.hang.recorded import Record, Sign, behind, counts_move, not_dumped, record_of
+from ddpdoctor.hang.rank_states import (
+    CHECKPOINTS,
+    RankActivity,
+    RankState,
+    having,
+    stands_of,
+    worker_idle,
+    worker_moves,
+)
+from ddpdoctor.hang.recorded import RecordedHang, RecordedSign, behind, counts_move, not_dumped, record_of
 from ddpdoctor.hang.waits import How
-from ddpdoctor.knowledge.stack_places import FORWARD, Place, Where
+from ddpdoctor.knowledge.stack_places import FORWARD, PlaceKind, StackPlace
 
 SOON: Final = 60.0
 """Seconds that ranks may well wait for one that does something alone."""
@@ -26,7 +34,7 @@ BARRIERS: Final = ("barrier", "monitored_barrier")
 ITS_DUMP: Final = "gather it, or look at what is missing first: a rank that can't dump is often the culprit"
 
 
-class Kind(str, Enum):
+class HangKind(str, Enum):
     """What a hang comes to, by the slug of the check that speaks of it."""
 
     STOPPED = "rank-stopped"
@@ -47,11 +55,11 @@ class Kind(str, Enum):
 
 
 KIND_OF: Final = {
-    Sign.MISMATCH: Kind.DESYNC, Sign.BEHIND: Kind.BEHIND, Sign.CIRCLE: Kind.DESYNC, Sign.EVEN: Kind.STALLED,
+    RecordedSign.MISMATCH: HangKind.DESYNC, RecordedSign.BEHIND: HangKind.BEHIND, RecordedSign.CIRCLE: HangKind.DESYNC, RecordedSign.EVEN: HangKind.STALLED,
 }  # fmt: skip
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The one cause.
 
     culprits: whose fault it is, as far as they are on this host; all that wait, where nobody can be told apart.
@@ -59,12 +67,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     unseen: ranks of this host that could not be looked into. record: what the flight recorders or RAS say, if it fits.
     """
 
-    kind: Kind
-    culprits: tuple[Stand, ...] = ()
-    waiting: tuple[Stand, ...] = ()
-    places: tuple[tuple[Place, tuple[Stand, ...]], ...] = ()
-    unseen: tuple[Stand, ...] = ()
-    record: Record | None = None
+    kind: HangKind
+    culprits: tuple[RankState, ...] = ()
+    waiting: tuple[RankState, ...] = ()
+    places: tuple[tuple[StackPlace, tuple[RankState, ...]], ...] = ()
+    unseen: tuple[RankState, ...] = ()
+    record: RecordedHang | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -78,7 +86,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.culprits) and all(one.progress for one in self.culprits)
 
 
-def verdict_for(hang: Hang, kind: Kind) -> Verdict | None:
+def verdict_for(hang: Hang, kind: HangKind) -> HangVerdict | None:
     """The verdict, for the check that speaks of that kind; None where the job moves on.
 
     Raises:
@@ -94,14 +102,14 @@ def verdict_for(hang: Hang, kind: Kind) -> Verdict | None:
     return found
 
 
-def verdict_of(hang: Hang) -> Verdict | None:
+def verdict_of(hang: Hang) -> HangVerdict | None:
     """Why it hangs; None where it moves on, or does nothing that could hang.
 
     Raises:
         NotKnown: it can't be told.
     """
     stands = stands_of(hang)
-    here = [one for one in stands if one.standing is not Standing.GONE]
+    here = [one for one in stands if one.standing is not RankActivity.GONE]
     if not here:
         return _recorded_only(hang, stands)
     return _who_can_do_nothing(stands) or _who_waits(stands, hang)
@@ -110,7 +118,7 @@ def verdict_of(hang: Hang) -> Verdict | None:
 # --- dumps alone --------------------------------------------------------------------------------------------------------
 
 
-def _recorded_only(hang: Hang, stands: Sequence[Stand]) -> Verdict | None:
+def _recorded_only(hang: Hang, stands: Sequence[RankState]) -> HangVerdict | None:
     record = record_of(hang)
     if record is None:
         if stands:
@@ -121,9 +129,9 @@ def _recorded_only(hang: Hang, stands: Sequence[Stand]) -> Verdict | None:
         raise NotKnown(f"{missing}: {ITS_DUMP}" if missing else _even_words(hang))
     culprits = tuple(one for one in stands if one.number in record.ranks)
     kind = KIND_OF[record.sign]
-    if record.timed_out and kind is not Kind.DESYNC:
-        kind = Kind.TIMED_OUT
-    return Verdict(kind=kind, culprits=culprits, record=record)
+    if record.timed_out and kind is not HangKind.DESYNC:
+        kind = HangKind.TIMED_OUT
+    return HangVerdict(kind=kind, culprits=culprits, record=record)
 
 
 def _all_done(hang: Hang) -> bool:
@@ -141,49 +149,49 @@ def _even_words(hang: Hang) -> str:
 # --- ranks that can do nothing ------------------------------------------------------------------------------------------
 
 
-def _who_can_do_nothing(stands: Sequence[Stand]) -> Verdict | None:
+def _who_can_do_nothing(stands: Sequence[RankState]) -> HangVerdict | None:
     """Stopped, gone, held by the kernel, in front of a debugger: whatever the others do, they wait for these."""
-    waiting = having(stands, Standing.WAITS, Standing.PERHAPS)
-    unseen = having(stands, Standing.UNSEEN)
-    stopped = having(stands, Standing.STOPPED)
-    gone = having(stands, Standing.GONE)
-    held = having(stands, Standing.HELD)
-    typing = tuple(one for one in having(stands, Standing.ELSEWHERE) if one.place.where is Where.INPUT)
+    waiting = having(stands, RankActivity.WAITS, RankActivity.PERHAPS)
+    unseen = having(stands, RankActivity.UNSEEN)
+    stopped = having(stands, RankActivity.STOPPED)
+    gone = having(stands, RankActivity.GONE)
+    held = having(stands, RankActivity.HELD)
+    typing = tuple(one for one in having(stands, RankActivity.ELSEWHERE) if one.place.where is PlaceKind.INPUT)
     if stopped:
-        return Verdict(kind=Kind.STOPPED, culprits=stopped, waiting=waiting, unseen=unseen)
-    sure = having(stands, Standing.WAITS)
+        return HangVerdict(kind=HangKind.STOPPED, culprits=stopped, waiting=waiting, unseen=unseen)
+    sure = having(stands, RankActivity.WAITS)
     if gone and sure:
         # One that the others still expect may never have been started, unless it was seen.
-        expected = all(one.place.where is Where.GROUP for one in sure) and not any(_ended(one) for one in gone)
-        kind = Kind.RENDEZVOUS if expected else Kind.CRASHED
-        return Verdict(kind=kind, culprits=gone, waiting=waiting, unseen=unseen)
+        expected = all(one.place.where is PlaceKind.GROUP for one in sure) and not any(_ended(one) for one in gone)
+        kind = HangKind.RENDEZVOUS if expected else HangKind.CRASHED
+        return HangVerdict(kind=kind, culprits=gone, waiting=waiting, unseen=unseen)
     if held:
-        return Verdict(kind=Kind.KERNEL, culprits=held, waiting=waiting, unseen=unseen)
+        return HangVerdict(kind=HangKind.KERNEL, culprits=held, waiting=waiting, unseen=unseen)
     if typing:
-        return Verdict(kind=Kind.INPUT, culprits=typing, waiting=waiting, unseen=unseen)
-    others = having(stands, Standing.ELSEWHERE, Standing.PERHAPS)
-    if gone and others and not any(one.progress or one.standing is Standing.MOVES for one in stands):
-        return Verdict(kind=Kind.CRASHED, culprits=gone, unseen=unseen)
+        return HangVerdict(kind=HangKind.INPUT, culprits=typing, waiting=waiting, unseen=unseen)
+    others = having(stands, RankActivity.ELSEWHERE, RankActivity.PERHAPS)
+    if gone and others and not any(one.progress or one.standing is RankActivity.MOVES for one in stands):
+        return HangVerdict(kind=HangKind.CRASHED, culprits=gone, unseen=unseen)
     return None
 
 
-def _ended(stand: Stand) -> bool:
+def _ended(stand: RankState) -> bool:
     return stand.rank.gone != NOT_FOUND
 
 
 # --- who waits for whom -------------------------------------------------------------------------------------------------
 
 
-def _who_waits(stands: Sequence[Stand], hang: Hang) -> Verdict | None:
-    unseen = having(stands, Standing.UNSEEN)
-    if len(unseen) == len([one for one in stands if one.standing is not Standing.GONE]):
+def _who_waits(stands: Sequence[RankState], hang: Hang) -> HangVerdict | None:
+    unseen = having(stands, RankActivity.UNSEEN)
+    if len(unseen) == len([one for one in stands if one.standing is not RankActivity.GONE]):
         raise NotKnown(hang.hidden[0] if hang.hidden else "no rank could be looked into")
-    if having(stands, Standing.MOVES) or counts_move(hang):
+    if having(stands, RankActivity.MOVES) or counts_move(hang):
         return None
-    waiting = having(stands, Standing.WAITS)
-    perhaps = having(stands, Standing.PERHAPS)
-    elsewhere = having(stands, Standing.ELSEWHERE)
-    left = having(stands, Standing.LEFT)
+    waiting = having(stands, RankActivity.WAITS)
+    perhaps = having(stands, RankActivity.PERHAPS)
+    elsewhere = having(stands, RankActivity.ELSEWHERE)
+    left = having(stands, RankActivity.LEFT)
     if not waiting and any(worker_moves(worker) for one in perhaps for worker in one.rank.workers):
         return None
     if elsewhere and waiting:
@@ -194,92 +202,92 @@ def _who_waits(stands: Sequence[Stand], hang: Hang) -> Verdict | None:
 
 
 def _elsewhere(
-    elsewhere: Sequence[Stand], waiting: Sequence[Stand], unseen: tuple[Stand, ...], hang: Hang
-) -> Verdict | None:
+    elsewhere: Sequence[RankState], waiting: Sequence[RankState], unseen: tuple[RankState, ...], hang: Hang
+) -> HangVerdict | None:
     """Of those that don't wait for other ranks, first those that can't go on by themselves."""
     for kind, chosen in (
-        (Kind.LOADER, [one for one in elsewhere if _loader_stuck(one)]),
-        (Kind.LOCK, [one for one in elsewhere if one.place.where is Where.LOCK and not one.progress]),
+        (HangKind.LOADER, [one for one in elsewhere if _loader_stuck(one)]),
+        (HangKind.LOCK, [one for one in elsewhere if one.place.where is PlaceKind.LOCK and not one.progress]),
     ):
         if chosen:
-            return Verdict(kind=kind, culprits=tuple(chosen), waiting=tuple(waiting), unseen=unseen)
-    rest = [one for one in elsewhere if one.place.where is not Where.LOADER]
+            return HangVerdict(kind=kind, culprits=tuple(chosen), waiting=tuple(waiting), unseen=unseen)
+    rest = [one for one in elsewhere if one.place.where is not PlaceKind.LOADER]
     if not rest:
         return None  # A DataLoader that is slow, and moves.
     still = [one for one in rest if not one.progress] or rest
     record = record_of(hang)
-    if still[0].progress and record and record.sign is Sign.BEHIND and 0.0 < record.waited < SOON:
+    if still[0].progress and record and record.sign is RecordedSign.BEHIND and 0.0 < record.waited < SOON:
         return None
-    kind = Kind.BUSY
+    kind = HangKind.BUSY
     if [one.number for one in still] == [0] and (still[0].progress or still[0].place.where in CHECKPOINTS):
-        kind = Kind.SLOW_0
-    elif all(one.place.where is Where.GROUP for one in waiting):
-        kind = Kind.RENDEZVOUS
-    return Verdict(kind=kind, culprits=tuple(still), waiting=tuple(waiting), unseen=unseen)
+        kind = HangKind.SLOW_0
+    elif all(one.place.where is PlaceKind.GROUP for one in waiting):
+        kind = HangKind.RENDEZVOUS
+    return HangVerdict(kind=kind, culprits=tuple(still), waiting=tuple(waiting), unseen=unseen)
 
 
-def _loader_stuck(stand: Stand) -> bool:
+def _loader_stuck(stand: RankState) -> bool:
     """Its worker stays where it is, or is gone. Without workers, the data set runs in the rank itself."""
-    if stand.place.where is Where.DATA:
+    if stand.place.where is PlaceKind.DATA:
         return not stand.progress
-    if stand.place.where is not Where.LOADER or stand.progress:
+    if stand.place.where is not PlaceKind.LOADER or stand.progress:
         return False
     busy = [one for one in stand.rank.workers if not worker_idle(one)]
     return not any(worker_moves(one) for one in busy)
 
 
 def _all_elsewhere(
-    elsewhere: tuple[Stand, ...], perhaps: tuple[Stand, ...], unseen: tuple[Stand, ...]
-) -> Verdict | None:
+    elsewhere: tuple[RankState, ...], perhaps: tuple[RankState, ...], unseen: tuple[RankState, ...]
+) -> HangVerdict | None:
     """Nobody surely waits for another: all compute, or none can go on."""
     stuck = tuple(one for one in elsewhere if _loader_stuck(one))
     if stuck:
-        return Verdict(kind=Kind.LOADER, culprits=stuck, waiting=perhaps, unseen=unseen)
-    locked = tuple(one for one in elsewhere if one.place.where is Where.LOCK and not one.progress)
+        return HangVerdict(kind=HangKind.LOADER, culprits=stuck, waiting=perhaps, unseen=unseen)
+    locked = tuple(one for one in elsewhere if one.place.where is PlaceKind.LOCK and not one.progress)
     if locked and not any(one.progress for one in elsewhere):
-        return Verdict(kind=Kind.LOCK, culprits=locked, waiting=perhaps, unseen=unseen)
+        return HangVerdict(kind=HangKind.LOCK, culprits=locked, waiting=perhaps, unseen=unseen)
     if any(one.progress for one in elsewhere):
         return None
     if perhaps:
-        return Verdict(kind=Kind.BUSY, culprits=elsewhere, waiting=perhaps, unseen=unseen)
+        return HangVerdict(kind=HangKind.BUSY, culprits=elsewhere, waiting=perhaps, unseen=unseen)
     if len(elsewhere) < 2:
         return None
-    return Verdict(kind=Kind.STALLED, culprits=elsewhere, places=_places(elsewhere), unseen=unseen)
+    return HangVerdict(kind=HangKind.STALLED, culprits=elsewhere, places=_places(elsewhere), unseen=unseen)
 
 
 def _all_wait(
-    stands: Sequence[Stand], left: tuple[Stand, ...], unseen: tuple[Stand, ...], hang: Hang
-) -> Verdict | None:
-    waiting = having(stands, Standing.WAITS, Standing.PERHAPS)
+    stands: Sequence[RankState], left: tuple[RankState, ...], unseen: tuple[RankState, ...], hang: Hang
+) -> HangVerdict | None:
+    waiting = having(stands, RankActivity.WAITS, RankActivity.PERHAPS)
     record = _without_those_that_wait(record_of(hang), waiting)
     if not waiting:
         still = left and not any(one.progress for one in left)
-        return Verdict(kind=Kind.EXIT, culprits=left, unseen=unseen) if still else None
+        return HangVerdict(kind=HangKind.EXIT, culprits=left, unseen=unseen) if still else None
     if left:
-        return Verdict(kind=Kind.UNEVEN, culprits=left, waiting=waiting, unseen=unseen)
-    if record and record.sign is not Sign.EVEN:
+        return HangVerdict(kind=HangKind.UNEVEN, culprits=left, waiting=waiting, unseen=unseen)
+    if record and record.sign is not RecordedSign.EVEN:
         return _by_record(record, waiting, unseen)
     places = _places(waiting)
-    lines = [one for one in waiting if one.standing is Standing.PERHAPS and one.place.where is not Where.STEP]
-    if lines or not having(waiting, Standing.WAITS):
-        return Verdict(kind=Kind.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
-    if all(one.place.where is Where.GROUP for one in waiting):
-        return Verdict(kind=Kind.RENDEZVOUS, culprits=waiting, places=places, unseen=unseen)
-    if len(places) == 1 or all(one.place.where is Where.PAIR for one in waiting):
-        kind = Kind.TIMED_OUT if record and record.timed_out else Kind.STALLED
-        return Verdict(kind=kind, culprits=waiting, places=places, unseen=unseen, record=record)
+    lines = [one for one in waiting if one.standing is RankActivity.PERHAPS and one.place.where is not PlaceKind.STEP]
+    if lines or not having(waiting, RankActivity.WAITS):
+        return HangVerdict(kind=HangKind.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
+    if all(one.place.where is PlaceKind.GROUP for one in waiting):
+        return HangVerdict(kind=HangKind.RENDEZVOUS, culprits=waiting, places=places, unseen=unseen)
+    if len(places) == 1 or all(one.place.where is PlaceKind.PAIR for one in waiting):
+        kind = HangKind.TIMED_OUT if record and record.timed_out else HangKind.STALLED
+        return HangVerdict(kind=kind, culprits=waiting, places=places, unseen=unseen, record=record)
     if hang.groups > 1:
         # Different calls may belong to different groups by design: then most ranks say nothing about which is wrong.
-        return Verdict(kind=Kind.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
+        return HangVerdict(kind=HangKind.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
     return _apart(waiting, places, unseen)
 
 
-def _without_those_that_wait(record: Record | None, waiting: tuple[Stand, ...]) -> Record | None:
+def _without_those_that_wait(record: RecordedHang | None, waiting: tuple[RankState, ...]) -> RecordedHang | None:
     """Without ranks that only seem to keep the others waiting: their stacks show that they wait themselves, in what no dump tells
     of. gloo doesn't record sends, receives and the making of groups; a rank without a dump may not have come to write it."""
     if record is None or not record.lags:
         return record
-    unrecorded = {one.number for one in waiting if one.place.where in (Where.PAIR, Where.GROUP)}
+    unrecorded = {one.number for one in waiting if one.place.where in (PlaceKind.PAIR, PlaceKind.GROUP)}
     here = {one.number for one in waiting}
     lags = tuple(
         one for one in record.lags
@@ -290,39 +298,43 @@ def _without_those_that_wait(record: Record | None, waiting: tuple[Stand, ...]) 
     return behind(lags, record.waiting, record.missing) if lags else None
 
 
-def _by_record(record: Record, waiting: tuple[Stand, ...], unseen: tuple[Stand, ...]) -> Verdict:
+def _by_record(record: RecordedHang, waiting: tuple[RankState, ...], unseen: tuple[RankState, ...]) -> HangVerdict:
     culprits = tuple(one for one in waiting if one.number in record.ranks)
     others = tuple(one for one in waiting if one.number not in record.ranks)
     kind = KIND_OF[record.sign]
-    if record.timed_out and kind is not Kind.DESYNC:
-        kind = Kind.TIMED_OUT
-    return Verdict(kind=kind, culprits=culprits, waiting=others, places=_places(waiting), unseen=unseen, record=record)
+    if record.timed_out and kind is not HangKind.DESYNC:
+        kind = HangKind.TIMED_OUT
+    return HangVerdict(
+        kind=kind, culprits=culprits, waiting=others, places=_places(waiting), unseen=unseen, record=record
+    )
 
 
 def _apart(
-    waiting: tuple[Stand, ...], places: tuple[tuple[Place, tuple[Stand, ...]], ...], unseen: tuple[Stand, ...]
-) -> Verdict:
+    waiting: tuple[RankState, ...],
+    places: tuple[tuple[StackPlace, tuple[RankState, ...]], ...],
+    unseen: tuple[RankState, ...],
+) -> HangVerdict:
     """Ranks wait in different calls: some have left the loop in which others are, or they call different things."""
     beyond = tuple(one for one in waiting if one.place.what in BARRIERS)
     within = tuple(one for one in waiting if one not in beyond)
     # A backward is in a loop. The forward, to validate, or a collective of one's own may also be what one rank alone does: there
     # most ranks decide what the way through the script is.
-    own = any(one.place.where is Where.COLLECTIVE or one.place.what == FORWARD for one in within)
-    looping = {one.place.where for one in within} in ({Where.STEP}, {Where.COLLECTIVE}) and (
+    own = any(one.place.where is PlaceKind.COLLECTIVE or one.place.what == FORWARD for one in within)
+    looping = {one.place.where for one in within} in ({PlaceKind.STEP}, {PlaceKind.COLLECTIVE}) and (
         not own or len(beyond) < len(within)
     )
     if beyond and within and looping and all(_further(one.place, other.place) for one in beyond for other in within):
-        return Verdict(kind=Kind.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
+        return HangVerdict(kind=HangKind.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
     places = _places_by_their_lines(places)
     tied = len(places[0][1]) == len(places[1][1])
     odd = tuple(one for place, members in places for one in members if tied or place is not places[0][0])
     others = () if tied else places[0][1]
-    return Verdict(kind=Kind.DESYNC, culprits=odd, waiting=others, places=places, unseen=unseen)
+    return HangVerdict(kind=HangKind.DESYNC, culprits=odd, waiting=others, places=places, unseen=unseen)
 
 
 def _places_by_their_lines(
-    places: tuple[tuple[Place, tuple[Stand, ...]], ...],
-) -> tuple[tuple[Place, tuple[Stand, ...]], ...]:
+    places: tuple[tuple[StackPlace, tuple[RankState, ...]], ...],
+) -> tuple[tuple[StackPlace, tuple[RankState, ...]], ...]:
     """Where a helper of the user's own is called from several lines, those are the ones to look at."""
     told = []
     for place, members in places:
@@ -335,7 +347,7 @@ def _places_by_their_lines(
     return tuple(told)
 
 
-def _further(one: Place, other: Place) -> bool:
+def _further(one: StackPlace, other: StackPlace) -> bool:
     """Whether a place comes later in the same function than another; with no function in common, nobody can say."""
     for mine, theirs in zip(reversed(one.path), reversed(other.path), strict=False):
         if (mine.path, mine.function) != (theirs.path, theirs.function):
@@ -345,9 +357,9 @@ def _further(one: Place, other: Place) -> bool:
     return False
 
 
-def _places(stands: Iterable[Stand]) -> tuple[tuple[Place, tuple[Stand, ...]], ...]:
+def _places(stands: Iterable[RankState]) -> tuple[tuple[StackPlace, tuple[RankState, ...]], ...]:
     """Ranks that stand at the same call, the most first."""
-    groups: list[tuple[Place, list[Stand]]] = []
+    groups: list[tuple[StackPlace, list[RankState]]] = []
     for one in stands:
         group = next((members for place, members in groups if place.same_as(one.place)), None)
         if group is None:

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.hang import Collective, Frame, Recorded
+from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective
 from ddpdoctor.hang.recorded_members import (
     DEFAULT_GROUP,
     Key,
@@ -72,7 +72,7 @@ class Even(msgspec.Struct, frozen=True, kw_only=True):
 
     group: str
     ranks: tuple[int, ...]
-    call: Collective
+    call: RecordedCollective
     waited: float = 0.0
 
 
@@ -311,7 +311,7 @@ def _age(call: _Call) -> tuple[float, int, int]:
     return call.made.call.created, call.made.call.number, call.rank
 
 
-def _tells_its_end(call: Collective, member: Member) -> bool:
+def _tells_its_end(call: RecordedCollective, member: Member) -> bool:
     """Whether the dump would say if it were done. Some dumps of gloo don't."""
     return not call.name.startswith("gloo:") or member.dumped.some_done
 

@@ -11,16 +11,16 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.wording import plural, ranks_named
-from ddpdoctor.facts.hang import NOT_FOUND, Frame, Hang, Look, Watched, WatchedRank
+from ddpdoctor.facts.hang import NOT_FOUND, Frame, Hang, RankLook, Watched, WatchedRank
 from ddpdoctor.facts.processes import Process, Processes
-from ddpdoctor.hang.glances import ENDED, Glance, glance
+from ddpdoctor.hang.glances import ENDED, ProcessGlance, glance
 from ddpdoctor.hang.permission import Missed, hidden_places, hidden_stacks, powers
 from ddpdoctor.hang.rank_states import worker_idle
 from ddpdoctor.hang.sampling import Sampled, sample
 from ddpdoctor.knowledge.stack_places import pythons
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.py_spy import Spied, py_spy, spy
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 from ddpdoctor.processes.rank_remarks import SETTLED_SECONDS
 
 SECONDS: Final = 3
@@ -31,15 +31,17 @@ ENDED_WORDS: Final = "it has ended, and its parent has not taken note"
 STOPPED_BY: Final = "a debugger holds it (pid {}), and was not disturbed"
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class WatchedMoment(msgspec.Struct, frozen=True, kw_only=True):
     """One moment: what the kernel and py-spy say, by pid. A process that is gone has no glance."""
 
     seconds: float
-    glances: Mapping[int, Glance]
+    glances: Mapping[int, ProcessGlance]
     spied: Mapping[int, Spied]
 
 
-async def watch(job: Job, processes: Processes, host: str, seconds: int = SECONDS, proc: Proc | None = None) -> Hang:
+async def watch(
+    job: TrainingJob, processes: Processes, host: str, seconds: int = SECONDS, proc: Proc | None = None
+) -> Hang:
     """Takes a little longer than `seconds`. host: this one's name."""
     proc = proc or Proc()
     ranked = [one for one in job.ranks if one.place is not None]
@@ -90,7 +92,7 @@ async def watch(job: Job, processes: Processes, host: str, seconds: int = SECOND
     )
 
 
-def _on_the_way(job: Job) -> str:
+def _on_the_way(job: TrainingJob) -> str:
     named = ranks_named(job.missing)
     return f"{named[:1].upper()}{named[1:]} of this job may be about to start: the youngest rank is less than {SETTLED_SECONDS:.0f} s old."
 
@@ -104,7 +106,7 @@ def _cut(workers: dict[int, list[Process]]) -> int:
     return before - sum(map(len, workers.values()))
 
 
-async def _look(wanted: Iterable[Process], proc: Proc, began: float) -> Seen:
+async def _look(wanted: Iterable[Process], proc: Proc, began: float) -> WatchedMoment:
     seconds = time.monotonic() - began
     found = {one.pid: glance(one.identity, proc) for one in wanted}
     there = {pid: one for pid, one in found.items() if one is not None}
@@ -113,16 +115,16 @@ async def _look(wanted: Iterable[Process], proc: Proc, began: float) -> Seen:
     spied = await spy(open_to_us)
     # What has another's pid by now was not what was meant.
     same = {one.pid for one in wanted if one.pid in spied and glance(one.identity, proc) is not None}
-    return Seen(seconds=seconds, glances=there, spied={pid: one for pid, one in spied.items() if pid in same})
+    return WatchedMoment(seconds=seconds, glances=there, spied={pid: one for pid, one in spied.items() if pid in same})
 
 
-async def _between(ranks: Sequence[int], first: Seen, seconds: int) -> dict[int, Sampled]:
+async def _between(ranks: Sequence[int], first: WatchedMoment, seconds: int) -> dict[int, Sampled]:
     """The samples of ranks, and of those workers that have something to do."""
     seen = {pid: one.frames for pid, one in first.spied.items() if one.frames}
     wanted = [
         pid
         for pid, frames in seen.items()
-        if pid in ranks or not worker_idle(Watched(pid=pid, looks=(Look(frames=frames),)))
+        if pid in ranks or not worker_idle(Watched(pid=pid, looks=(RankLook(frames=frames),)))
     ]
     began = time.monotonic()
     sampled = await sample(wanted, seconds) if wanted else {}
@@ -131,7 +133,7 @@ async def _between(ranks: Sequence[int], first: Seen, seconds: int) -> dict[int,
     return sampled
 
 
-def _watched(one: Process, looks: Sequence[Seen], sampled: Mapping[int, Sampled]) -> Watched | None:
+def _watched(one: Process, looks: Sequence[WatchedMoment], sampled: Mapping[int, Sampled]) -> Watched | None:
     found = tuple(look for seen in looks if (look := _look_of(one.pid, seen)) is not None)
     if not found or one.pid not in looks[-1].glances or looks[-1].glances[one.pid].ended:
         return None
@@ -146,7 +148,7 @@ def _watched(one: Process, looks: Sequence[Seen], sampled: Mapping[int, Sampled]
     )
 
 
-def _look_of(pid: int, seen: Seen) -> Look | None:
+def _look_of(pid: int, seen: WatchedMoment) -> RankLook | None:
     there = seen.glances.get(pid)
     if there is None:
         return None
@@ -160,7 +162,7 @@ def _that_matter(others: Iterable[tuple[str, tuple[Frame, ...]]]) -> list[tuple[
     return [(name, frames) for name, frames in others if any(not pythons(one) for one in frames)]
 
 
-def _gone(one: Process, looks: Sequence[Seen]) -> str:
+def _gone(one: Process, looks: Sequence[WatchedMoment]) -> str:
     last = looks[-1].glances.get(one.pid)
     if last is not None:
         return f"{last.state}: {ENDED_WORDS}" if last.state in ENDED else ""
@@ -173,7 +175,7 @@ def _groups_of(pid: int, proc: Proc) -> int:
     return max(names["gloo_tcp_loop"], names["pt_nccl_watchdg"])
 
 
-def backend_of(job: Job) -> str:
+def backend_of(job: TrainingJob) -> str:
     """By the threads that each starts; "" where no rank has any."""
     marks = {mark for one in job.ranks for mark in one.marks}
     gloo = any("gloo" in mark for mark in marks)

@@ -12,12 +12,12 @@ from ddpdoctor.base.wording import human, listed, plural, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.hang.certainty import is_definite
 from ddpdoctor.hang.movement import movements
-from ddpdoctor.hang.rank_states import Stand, Standing, bytes_moved, cores_used, worker_idle
-from ddpdoctor.hang.recorded import Record
-from ddpdoctor.hang.verdict import ITS_DUMP, Verdict
+from ddpdoctor.hang.rank_states import RankActivity, RankState, bytes_moved, cores_used, worker_idle
+from ddpdoctor.hang.recorded import RecordedHang
+from ddpdoctor.hang.verdict import ITS_DUMP, HangVerdict
 from ddpdoctor.hang.waits import How, Lag
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.stack_places import Where, file_line, pythons, torchs, where, worker_place
+from ddpdoctor.knowledge.stack_places import PlaceKind, file_line, pythons, torchs, where, worker_place
 
 MOST_FRAMES: Final = 6
 MOST_OF_LIBRARIES: Final = 3
@@ -41,16 +41,16 @@ def numbers_named(ranks: Iterable[int], hang: Hang) -> str:
     return ranks_named(numbers) + (f" ({listed(hosts, most=3)})" if several_hosts(hang) and hosts else "")
 
 
-def named(stands: Iterable[Stand], hang: Hang) -> str:
+def named(stands: Iterable[RankState], hang: Hang) -> str:
     """The same of ranks of this host."""
     return numbers_named((one.number for one in stands), hang)
 
 
-def what_they_do(stands: Sequence[Stand], hang: Hang, *, them: str = "") -> str:
+def what_they_do(stands: Sequence[RankState], hang: Hang, *, them: str = "") -> str:
     """ "ranks 0 and 2 wait in all_reduce (train.py:40)", by places, the most first. them: "for it"."""
-    groups: dict[tuple[bool, str], list[Stand]] = {}
+    groups: dict[tuple[bool, str], list[RankState]] = {}
     for one in stands:
-        groups.setdefault((one.standing is Standing.WAITS, where(one.place)), []).append(one)
+        groups.setdefault((one.standing is RankActivity.WAITS, where(one.place)), []).append(one)
     parts = []
     for (waits, place), members in sorted(groups.items(), key=lambda group: -len(group[1])):
         s = "s" if len(members) == 1 else ""
@@ -59,14 +59,14 @@ def what_they_do(stands: Sequence[Stand], hang: Hang, *, them: str = "") -> str:
     return listed(parts, most=3)
 
 
-def waiting_words(found: Verdict, hang: Hang) -> str:
+def waiting_words(found: HangVerdict, hang: Hang) -> str:
     """ "; ranks 0 and 2 wait for it in ...", "" where nobody waits."""
     if not found.waiting:
         return ""
     return "; " + what_they_do(found.waiting, hang, them="for it" if len(found.ranks) == 1 else "for them")
 
 
-def not_known(found: Verdict, hang: Hang) -> str:
+def not_known(found: HangVerdict, hang: Hang) -> str:
     """What was not seen, so that the cause may be there; "" where all was."""
     parts = []
     if found.unseen:
@@ -93,10 +93,10 @@ def timeout_words(hang: Hang) -> str:
 # --- evidence -----------------------------------------------------------------------------------------------------------
 
 
-def evidence_of(found: Verdict, hang: Hang) -> tuple[Evidence, ...]:
+def evidence_of(found: HangVerdict, hang: Hang) -> tuple[Evidence, ...]:
     """The culprits with their stacks, their DataLoader workers, who waits, what was recorded, and what was not seen. Of ranks
     in the same place one is shown in full."""
-    groups: dict[tuple[object, ...], list[Stand]] = {}
+    groups: dict[tuple[object, ...], list[RankState]] = {}
     for one in found.culprits:
         alike = (one.standing, where(one.place), one.rank.gone, bool(one.rank.workers))
         groups.setdefault(alike, []).append(one)
@@ -117,7 +117,7 @@ def evidence_of(found: Verdict, hang: Hang) -> tuple[Evidence, ...]:
     return tuple(seen)
 
 
-def slowly(found: Verdict, hang: Hang) -> str:
+def slowly(found: HangVerdict, hang: Hang) -> str:
     """What moved, so that the job may only be slow; "" where nothing did, or it makes no difference."""
     moved = () if is_definite(found, hang) else movements(hang)
     if not moved:
@@ -126,7 +126,7 @@ def slowly(found: Verdict, hang: Hang) -> str:
     return f"it goes on, slowly perhaps: within {hang.between:.1f} s {'; '.join(moved[:MOST_SHOWN])}{more}"
 
 
-def _of_ranks(stands: Sequence[Stand], hang: Hang) -> list[Evidence]:
+def _of_ranks(stands: Sequence[RankState], hang: Hang) -> list[Evidence]:
     first, *others = stands
     found = _of_rank(first, hang)
     if others:
@@ -135,11 +135,11 @@ def _of_ranks(stands: Sequence[Stand], hang: Hang) -> list[Evidence]:
     return found
 
 
-def _of_rank(stand: Stand, hang: Hang) -> list[Evidence]:
+def _of_rank(stand: RankState, hang: Hang) -> list[Evidence]:
     details = [f"on {stand.rank.host}" if several_hosts(hang) else "", f"pid {stand.pid}" if stand.pid else ""]
     who = f"rank {stand.number} ({', '.join(filter(None, details))})".replace(" ()", "")
     watched = stand.rank.watched
-    if stand.standing is Standing.GONE:
+    if stand.standing is RankActivity.GONE:
         return [told(hang, "ranks", f"{who} is gone: {stand.rank.gone or 'its process has ended'}")]
     found = [
         told(
@@ -150,12 +150,12 @@ def _of_rank(stand: Stand, hang: Hang) -> list[Evidence]:
     ]
     if watched and watched.last.frames:
         found.append(Evidence(f"rank {stand.number} is in {_stack(watched.last.frames)}", watched.last.source))
-    if watched and stand.place.where in (Where.LEAVING, Where.LOCK):
+    if watched and stand.place.where in (PlaceKind.LEAVING, PlaceKind.LOCK):
         found += [
             Evidence(f"its thread {name!r} is in {_stack(frames)}", watched.last.source)
             for name, frames in watched.last.others[:MOST_SHOWN]
         ]
-    if stand.place.where in (Where.LOADER, Where.DATA):
+    if stand.place.where in (PlaceKind.LOADER, PlaceKind.DATA):
         found += [_of_worker(one, stand.number) for one in stand.rank.workers[:MOST_SHOWN] if not worker_idle(one)]
     return found
 
@@ -201,7 +201,7 @@ def _path(frame: Frame) -> str:
     return re.sub(r"^.*/lib(?:64)?/python[\d.]+t?/", "", frame.path)
 
 
-def of_record(record: Record, hang: Hang) -> list[Evidence]:
+def of_record(record: RecordedHang, hang: Hang) -> list[Evidence]:
     """What flight recorders or RAS tell of the group."""
     group = f"group {record.group}"
     found = []
@@ -248,7 +248,7 @@ def of_record(record: Record, hang: Hang) -> list[Evidence]:
     return found
 
 
-def lags_alike(record: Record) -> list[tuple[Lag, ...]]:
+def lags_alike(record: RecordedHang) -> list[tuple[Lag, ...]]:
     """Those together that keep the same ranks waiting in the same call, at most a few."""
     alike: dict[tuple[object, ...], list[Lag]] = {}
     for one in record.lags:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.accelerate import ConfigFile, Entry, Value
+from ddpdoctor.facts.accelerate import ConfigEntry, ConfigFile, Value
 
 MAX_ENTRIES: Final = 200
 MAX_KEY_LENGTH: Final = 60
@@ -64,7 +64,7 @@ def _read_json(path: str, text: str) -> ConfigFile:
             nested.append(name[:MAX_KEY_LENGTH])
             continue
         line = next((number for number, line in enumerate(lines, 1) if f'"{name}"' in line), 1)
-        entries.append(Entry(name=name[:MAX_KEY_LENGTH], value=value, line=line))
+        entries.append(ConfigEntry(name=name[:MAX_KEY_LENGTH], value=value, line=line))
     return ConfigFile(path=path, entries=tuple(entries), nested=tuple(nested))
 
 
@@ -72,7 +72,7 @@ _KEY: Final = re.compile(rf"([A-Za-z_]\w{{0,{MAX_KEY_LENGTH - 1}}})[ ]*:(?:[ ]+(
 
 
 def _read_yaml(path: str, text: str) -> ConfigFile:
-    entries: list[Entry] = []
+    entries: list[ConfigEntry] = []
     nested: list[str] = []
     last = ""
     for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
@@ -89,7 +89,7 @@ def _read_yaml(path: str, text: str) -> ConfigFile:
             raise NotUnderstoodError(f"line {number} isn't a key with its value")
         last = found[1]
         try:
-            entries.append(Entry(name=last, value=_scalar(found[2] or ""), line=number))
+            entries.append(ConfigEntry(name=last, value=_scalar(found[2] or ""), line=number))
         except NotUnderstoodError:
             if _may_go_on(found[2]):
                 raise NotUnderstoodError(f"the value in line {number} may end in another line") from None
@@ -164,7 +164,7 @@ def on_each_machine(file: ConfigFile) -> int | None:
     return processes // machines if kind(file) in DISTRIBUTED_TYPES else None
 
 
-def strange_keys(file: ConfigFile) -> Iterator[tuple[Entry, str]]:
+def strange_keys(file: ConfigFile) -> Iterator[tuple[ConfigEntry, str]]:
     """Keys that accelerate refuses, each with the known one that is meant, by all that their names tell."""
     import difflib
 

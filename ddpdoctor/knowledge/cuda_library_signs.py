@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from ddpdoctor.base.log_signs import LogSign, Role
+from ddpdoctor.base.log_signs import LogSign, SignRole
 
 CUDNN_GIVES_UP: Final = tuple(
     LogSign(
         words,
-        role=Role.HINTS,
+        role=SignRole.HINTS,
         why="cuDNN found no way to start or to compute it: mostly no memory left on the GPU, else a cuDNN that doesn't fit torch or the GPU",
         source=source,
     )
@@ -29,7 +29,7 @@ CUDNN_GIVES_UP: Final = tuple(
 )
 CUBLAS_GIVES_UP: Final = LogSign(
     "CUBLAS_STATUS_NOT_INITIALIZED when calling",
-    role=Role.HINTS,
+    role=SignRole.HINTS,
     why="cuBLAS could not start: mostly no memory left on the GPU, or an index past an array that was said too late",
     source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CublasHandlePool.cpp",
 )

@@ -39,7 +39,7 @@ PACKAGES = {
 """Library to the middle of its package's name on PyPI: nvidia-cublas-cu12, and nvidia-cublas for CUDA 13."""
 
 
-class Pin(msgspec.Struct, frozen=True):
+class PinnedRelease(msgspec.Struct, frozen=True):
     """What torch requires of a package, "==12.8.4.1", and the version that stands there; None: not installed."""
 
     package: str
@@ -53,13 +53,15 @@ class Pin(msgspec.Struct, frozen=True):
         return self.wanted[2:] if self.wanted.startswith("==") and "*" not in self.wanted else ""
 
 
-def pins(packages: Packages, patient: Patient) -> tuple[Pin, ...]:
+def pins(packages: Packages, patient: Patient) -> tuple[PinnedRelease, ...]:
     """The packages that the installed torch requires in an exact version, and all nvidia-*; also by way of extras, as of
     cuda-toolkit's."""
     return tuple(dict.fromkeys(_pins(packages, patient, "torch", "", set())))
 
 
-def _pins(packages: Packages, patient: Patient, name: str, extra: str, followed: set[tuple[str, str]]) -> Iterator[Pin]:
+def _pins(
+    packages: Packages, patient: Patient, name: str, extra: str, followed: set[tuple[str, str]]
+) -> Iterator[PinnedRelease]:
     if (name, extra) in followed:
         return
     followed.add((name, extra))
@@ -74,7 +76,7 @@ def _pins(packages: Packages, patient: Patient, name: str, extra: str, followed:
             if required != name and (exact or required.startswith("nvidia-")):
                 installed = packages.version(required)
                 fits = installed is None or requirement.specifier.contains(installed, prereleases=True)
-                yield Pin(required, str(requirement.specifier), installed, fits)
+                yield PinnedRelease(required, str(requirement.specifier), installed, fits)
             for part in sorted(requirement.extras):
                 yield from _pins(packages, patient, required, part, followed)
 
@@ -103,7 +105,7 @@ def _environment(patient: Patient, extra: str) -> dict[str, str]:
     }
 
 
-def pin_of(soname: str, packages: Packages, patient: Patient) -> Pin | None:
+def pin_of(soname: str, packages: Packages, patient: Patient) -> PinnedRelease | None:
     """torch's pin of the package that brings a library."""
     middle = PACKAGES.get(soname.partition(".")[0]) or PACKAGES.get(soname.partition("_")[0])
     names = re.compile(rf"nvidia-{re.escape(middle or '-')}(-cu\d+)?")
@@ -160,7 +162,7 @@ def import_broken(torch: Torch) -> bool:
     return torch.import_state in ("fails", "crashes")
 
 
-def reinstall(patient: Patient, *wanted: Pin) -> str:
+def reinstall(patient: Patient, *wanted: PinnedRelease) -> str:
     """The command that puts pinned packages back, even where pip believes them to be there."""
     return pip_install(patient, "--force-reinstall", "--no-deps", *(f"{one.package}{one.wanted}" for one in wanted))
 

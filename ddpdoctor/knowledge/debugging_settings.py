@@ -15,7 +15,7 @@ from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.knowledge.launchers import number
 
 
-class Leftover(msgspec.Struct, frozen=True):
+class LeftoverSetting(msgspec.Struct, frozen=True):
     """A setting that is right while one looks for a fault, and wrong afterwards. `only_with`: the hardware without which
     it does no harm ("nvlink", "infiniband"), or ""."""
 
@@ -43,34 +43,34 @@ def given(value: str) -> bool:
 
 
 LEFTOVERS = (
-    Leftover("CUDA_LAUNCH_BLOCKING", one_of("1"), WARN, "makes the program wait for every kernel; slow, and it can deadlock"),
-    Leftover("TORCH_DISTRIBUTED_DEBUG", one_of("DETAIL"), WARN, "checks every collective over gloo first: very slow"),
-    Leftover("PYTORCH_NO_CUDA_MEMORY_CACHING", one_of("1"), WARN, "asks the driver for every tensor's memory: very slow"),
-    Leftover("NCCL_COMM_ID", given, WARN, "sends every communicator to this one address, which may be an old job's"),
-    Leftover("NCCL_SOCKET_MAGIC", given, WARN, "hangs the start if it isn't the same in every rank"),
-    Leftover("NCCL_HOSTID", given, INFO, "joins nodes that have the same value into one, and then ranks can't find their peers"),
-    Leftover("NCCL_SHM_DISABLE", one_of("1"), WARN, "sends data between this node's GPUs without P2P through the network"),
-    Leftover("NCCL_P2P_DISABLE", one_of("1"), WARN, "sends data between NVLink GPUs through host memory, 3 to 20 times slower", "nvlink"),
-    Leftover("NCCL_P2P_LEVEL", one_of("LOC", "0"), WARN, "turns P2P off, so NVLink lies idle", "nvlink"),
-    Leftover("NCCL_IB_DISABLE", one_of("1"), WARN, "sends data between nodes over TCP, 10 to 50 times slower", "infiniband"),
-    Leftover("NCCL_NET", one_of("SOCKET"), WARN, "sends data between nodes over TCP, 10 or more times slower", "infiniband"),
-    Leftover("NCCL_NET_GDR_LEVEL", one_of("LOC", "0"), WARN, "sends GPU data to the network through host memory", "infiniband"),
-    Leftover("NCCL_IB_RETURN_ASYNC_EVENTS", one_of("0"), WARN, "hides a link that goes down, so the job hangs", "infiniband"),
-    Leftover("NCCL_IB_RETRY_CNT", one_of("0"), WARN, "ends the job at the first lost packet", "infiniband"),
-    Leftover("NCCL_IB_TIMEOUT", lambda value: number(value) == 0 or (number(value) or 0) > 31, WARN, "means for ever: a broken link hangs the job", "infiniband"),
-    Leftover("NCCL_MULTI_RANK_GPU_ENABLE", one_of("1"), WARN, "hides that several ranks use one GPU by mistake"),
-    Leftover("NCCL_PROTO", one_of("LL"), WARN, "keeps NCCL at a fraction of the bandwidth"),
-    Leftover("NCCL_DEBUG", one_of("INFO", "TRACE"), INFO, "writes a great deal into every rank's log"),
-    Leftover("NCCL_CHECK_POINTERS", one_of("1"), INFO, "slows every call down"),
-    Leftover("NCCL_CHECK_MODE", one_of("DEBUG_GLOBAL"), INFO, "adds communication to every call"),
-    Leftover("TORCH_NCCL_BLOCKING_WAIT", on, WARN, "lets no collective overlap with computing, and turns the watchdog's handling off"),
-    Leftover("TORCH_NCCL_ASYNC_ERROR_HANDLING", one_of("0"), WARN, "leaves every rank hanging for ever once one has died"),
-    Leftover("TORCH_NCCL_ENABLE_MONITORING", off, WARN, "leaves a stuck job alive for ever"),
-    Leftover("TORCH_NCCL_RETHROW_CUDA_ERRORS", off, WARN, "hides the first error"),
-    Leftover("TORCH_NCCL_BCAST_UNIQUEID", off, FAIL, "breaks the start of NCCL communicators"),
-    Leftover("TORCH_NCCL_NAN_CHECK", on, INFO, "looks through every tensor before it is sent"),
-    Leftover("TORCH_NCCL_DESYNC_DEBUG", on, INFO, "adds traffic to the store"),
-    Leftover("CUDA_DEVICE_MAX_CONNECTIONS", one_of("1"), INFO, "is right for Megatron's tensor parallelism, and costs FSDP and DDP their overlap"),
+    LeftoverSetting("CUDA_LAUNCH_BLOCKING", one_of("1"), WARN, "makes the program wait for every kernel; slow, and it can deadlock"),
+    LeftoverSetting("TORCH_DISTRIBUTED_DEBUG", one_of("DETAIL"), WARN, "checks every collective over gloo first: very slow"),
+    LeftoverSetting("PYTORCH_NO_CUDA_MEMORY_CACHING", one_of("1"), WARN, "asks the driver for every tensor's memory: very slow"),
+    LeftoverSetting("NCCL_COMM_ID", given, WARN, "sends every communicator to this one address, which may be an old job's"),
+    LeftoverSetting("NCCL_SOCKET_MAGIC", given, WARN, "hangs the start if it isn't the same in every rank"),
+    LeftoverSetting("NCCL_HOSTID", given, INFO, "joins nodes that have the same value into one, and then ranks can't find their peers"),
+    LeftoverSetting("NCCL_SHM_DISABLE", one_of("1"), WARN, "sends data between this node's GPUs without P2P through the network"),
+    LeftoverSetting("NCCL_P2P_DISABLE", one_of("1"), WARN, "sends data between NVLink GPUs through host memory, 3 to 20 times slower", "nvlink"),
+    LeftoverSetting("NCCL_P2P_LEVEL", one_of("LOC", "0"), WARN, "turns P2P off, so NVLink lies idle", "nvlink"),
+    LeftoverSetting("NCCL_IB_DISABLE", one_of("1"), WARN, "sends data between nodes over TCP, 10 to 50 times slower", "infiniband"),
+    LeftoverSetting("NCCL_NET", one_of("SOCKET"), WARN, "sends data between nodes over TCP, 10 or more times slower", "infiniband"),
+    LeftoverSetting("NCCL_NET_GDR_LEVEL", one_of("LOC", "0"), WARN, "sends GPU data to the network through host memory", "infiniband"),
+    LeftoverSetting("NCCL_IB_RETURN_ASYNC_EVENTS", one_of("0"), WARN, "hides a link that goes down, so the job hangs", "infiniband"),
+    LeftoverSetting("NCCL_IB_RETRY_CNT", one_of("0"), WARN, "ends the job at the first lost packet", "infiniband"),
+    LeftoverSetting("NCCL_IB_TIMEOUT", lambda value: number(value) == 0 or (number(value) or 0) > 31, WARN, "means for ever: a broken link hangs the job", "infiniband"),
+    LeftoverSetting("NCCL_MULTI_RANK_GPU_ENABLE", one_of("1"), WARN, "hides that several ranks use one GPU by mistake"),
+    LeftoverSetting("NCCL_PROTO", one_of("LL"), WARN, "keeps NCCL at a fraction of the bandwidth"),
+    LeftoverSetting("NCCL_DEBUG", one_of("INFO", "TRACE"), INFO, "writes a great deal into every rank's log"),
+    LeftoverSetting("NCCL_CHECK_POINTERS", one_of("1"), INFO, "slows every call down"),
+    LeftoverSetting("NCCL_CHECK_MODE", one_of("DEBUG_GLOBAL"), INFO, "adds communication to every call"),
+    LeftoverSetting("TORCH_NCCL_BLOCKING_WAIT", on, WARN, "lets no collective overlap with computing, and turns the watchdog's handling off"),
+    LeftoverSetting("TORCH_NCCL_ASYNC_ERROR_HANDLING", one_of("0"), WARN, "leaves every rank hanging for ever once one has died"),
+    LeftoverSetting("TORCH_NCCL_ENABLE_MONITORING", off, WARN, "leaves a stuck job alive for ever"),
+    LeftoverSetting("TORCH_NCCL_RETHROW_CUDA_ERRORS", off, WARN, "hides the first error"),
+    LeftoverSetting("TORCH_NCCL_BCAST_UNIQUEID", off, FAIL, "breaks the start of NCCL communicators"),
+    LeftoverSetting("TORCH_NCCL_NAN_CHECK", on, INFO, "looks through every tensor before it is sent"),
+    LeftoverSetting("TORCH_NCCL_DESYNC_DEBUG", on, INFO, "adds traffic to the store"),
+    LeftoverSetting("CUDA_DEVICE_MAX_CONNECTIONS", one_of("1"), INFO, "is right for Megatron's tensor parallelism, and costs FSDP and DDP their overlap"),
 )  # fmt: skip
 
 

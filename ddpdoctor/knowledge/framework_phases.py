@@ -36,7 +36,7 @@ _PACKAGES: Final = {
 }
 
 
-class Row(NamedTuple):
+class PhaseRow(NamedTuple):
     """A framework's file, its functions (none: all of them), and what the loop is at there."""
 
     framework: str
@@ -45,8 +45,8 @@ class Row(NamedTuple):
     phase: str
 
 
-def _row(framework: str, file: str, functions: str, phase: str) -> Row:
-    return Row(framework, file, frozenset(functions.split()), phase)
+def _row(framework: str, file: str, functions: str, phase: str) -> PhaseRow:
+    return PhaseRow(framework, file, frozenset(functions.split()), phase)
 
 
 _ROWS: Final = (

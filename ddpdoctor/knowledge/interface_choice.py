@@ -27,7 +27,7 @@ INET, INET6 = 4, 6
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class Choice(msgspec.Struct, frozen=True):
+class InterfaceChoice(msgspec.Struct, frozen=True):
     """An interface and the address on it (without a prefix length). `reason` says by which rule it was taken."""
 
     interface: str
@@ -35,7 +35,7 @@ class Choice(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class CandidateInterface(msgspec.Struct, frozen=True):
     """One address of one interface, in the order in which getifaddrs gives them."""
 
     interface: Interface
@@ -79,9 +79,9 @@ def version_of(version: Maybe[str | None]) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdecimal())
 
 
-def in_kernel_order(interfaces: Sequence[Interface]) -> list[Candidate]:
+def in_kernel_order(interfaces: Sequence[Interface]) -> list[CandidateInterface]:
     """All addresses as getifaddrs gives them: every IPv4 address first, then every IPv6 address."""
-    found = [Candidate(one, address.partition("/")[0]) for one in interfaces for address in one.addresses]
+    found = [CandidateInterface(one, address.partition("/")[0]) for one in interfaces for address in one.addresses]
     return [one for one in found if one.family == INET] + [one for one in found if one.family == INET6]
 
 
@@ -118,7 +118,9 @@ def nccl_family(value: str) -> int | None:
     return {"AF_INET": INET, "AF_INET6": INET6}.get(value)
 
 
-def _nccl_candidates(interfaces: Sequence[Interface], version: Sequence[int], family: int | None) -> list[Candidate]:
+def _nccl_candidates(
+    interfaces: Sequence[Interface], version: Sequence[int], family: int | None
+) -> list[CandidateInterface]:
     needs_carrier = tuple(version) >= FIRST_VERSION_THAT_NEEDS_A_CARRIER
     return [
         one
@@ -154,8 +156,8 @@ def _host_of(comm_id: str) -> Address | None:
         return None
 
 
-def _in_subnet_of(address: Address, candidates: Sequence[Candidate]) -> list[Candidate]:
-    def shares(one: Candidate) -> bool:
+def _in_subnet_of(address: Address, candidates: Sequence[CandidateInterface]) -> list[CandidateInterface]:
+    def shares(one: CandidateInterface) -> bool:
         return any(
             address in network_around(text) for text in one.interface.addresses if text.partition("/")[0] == one.address
         )
@@ -170,7 +172,7 @@ def nccl_choices(
     family: str = "",
     comm_id: str = "",
     version: Sequence[int] = NEWEST,
-) -> list[Choice]:
+) -> list[InterfaceChoice]:
     """The interfaces NCCL takes, best first, one address each. Bootstrap takes the first, the socket transport all.
 
     ifname, family, comm_id: NCCL_SOCKET_IFNAME, NCCL_SOCKET_FAMILY and NCCL_COMM_ID. version: NCCL's, (2, 28, 9).
@@ -198,11 +200,11 @@ def left_out_by_family(
     return not found and bool(nccl_choices(interfaces, ifname=ifname, version=version))
 
 
-def _passed(candidates: Sequence[Candidate], wanted: NcclFilter, reason: str) -> list[Choice]:
-    first: dict[str, Choice] = {}
+def _passed(candidates: Sequence[CandidateInterface], wanted: NcclFilter, reason: str) -> list[InterfaceChoice]:
+    first: dict[str, InterfaceChoice] = {}
     for one in candidates:
         if wanted.takes(one.interface.name):
-            first.setdefault(one.interface.name, Choice(one.interface.name, one.address, reason))
+            first.setdefault(one.interface.name, InterfaceChoice(one.interface.name, one.address, reason))
     return list(first.values())
 
 
@@ -238,7 +240,7 @@ def names_in(value: str) -> Iterator[str]:
 
 def gloo_choice(
     interfaces: Sequence[Interface], hostname_addresses: Sequence[str], *, ifname: str = ""
-) -> Choice | None:
+) -> InterfaceChoice | None:
     """The interface gloo takes as torch sets it up; None: it raises "Unable to find address for".
 
     hostname_addresses: what getaddrinfo says of the hostname, in its order. ifname: GLOO_SOCKET_IFNAME.
@@ -248,12 +250,12 @@ def gloo_choice(
         taken = [_first_address_of(name, interfaces) for name in names]
         if any(address is None for address in taken):
             return None
-        return Choice(names[0], taken[0] or "", f"GLOO_SOCKET_IFNAME={ifname}")
+        return InterfaceChoice(names[0], taken[0] or "", f"GLOO_SOCKET_IFNAME={ifname}")
     for address in hostname_addresses:
         if name := interface_with(address, interfaces):
-            return Choice(name, address, RESOLVED)
+            return InterfaceChoice(name, address, RESOLVED)
     loopback = interface_with("127.0.0.1", interfaces)
-    return Choice(loopback, "127.0.0.1", FELL_BACK) if loopback else None
+    return InterfaceChoice(loopback, "127.0.0.1", FELL_BACK) if loopback else None
 
 
 def _first_address_of(name: str, interfaces: Sequence[Interface]) -> str | None:

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from typing import Final
 
-from ddpdoctor.base.log_signs import LogSign, Role
+from ddpdoctor.base.log_signs import LogSign, SignRole
 
 SEES_NONE: Final = (
     LogSign(
         "No supported gpu backend found!",
-        role=Role.HINTS,
+        role=SignRole.HINTS,
         why="Lightning's word where torch sees no GPU, whatever the reason",
         source="Lightning 2: lightning/pytorch/trainer/connectors/accelerator_connector.py",
     ),
     LogSign(
         "`CUDAAccelerator` can not run on your system since the accelerator is not available",
-        role=Role.HINTS,
+        role=SignRole.HINTS,
         why="Lightning's word where torch sees no GPU, whatever the reason",
         source="Lightning 1.6 to 2: lightning/pytorch/trainer/connectors/accelerator_connector.py",
     ),
     LogSign(
         "can only be used on CUDA devices",
-        role=Role.HINTS,
+        role=SignRole.HINTS,
         pattern=r"FP16 Mixed precision training with AMP or APEX .*can only be used on CUDA devices",
         why="transformers' word where torch sees no GPU, whatever the reason",
         source="transformers 4: training_args.py",
     ),
     LogSign(
         "0 active drivers ([]). There should only be one",
-        role=Role.HINTS,
+        role=SignRole.HINTS,
         why="Triton's word where torch sees no GPU, whatever the reason",
         source="triton 3: runtime/driver.py, as reported in public",
     ),
 )
 NCCL_SEES_NONE: Final = LogSign(
     "ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
-    role=Role.HINTS,
+    role=SignRole.HINTS,
     why="torch's word where it has CUDA and NCCL, and sees no GPU, whatever the reason",
     source="torch 1.13.1 and 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
 )

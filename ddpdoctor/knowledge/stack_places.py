@@ -13,11 +13,11 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.hang import Frame, Look
+from ddpdoctor.facts.hang import Frame, RankLook
 from ddpdoctor.knowledge.framework_phases import phase_of
 
 
-class Where(Enum):
+class PlaceKind(Enum):
     """Kinds of places. The value: what a rank does there, as the end of a sentence that begins with the rank."""
 
     COLLECTIVE = "in a collective"
@@ -40,11 +40,11 @@ class Where(Enum):
     UNSEEN = "where nobody could look"
 
 
-MEETINGS: Final = (Where.COLLECTIVE, Where.PAIR, Where.STEP, Where.BUILDING, Where.GROUP)
+MEETINGS: Final = (PlaceKind.COLLECTIVE, PlaceKind.PAIR, PlaceKind.STEP, PlaceKind.BUILDING, PlaceKind.GROUP)
 """Where a rank waits for other ranks, if it stays."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class StackPlace(msgspec.Struct, frozen=True):
     """Where a stack stands.
 
     what: the collective or function ("all_reduce", "DDP's backward"); "" where `where` says all.
@@ -52,7 +52,7 @@ class Place(msgspec.Struct, frozen=True):
     path: all frames that aren't torch's or Python's, the innermost first: the way to it.
     """
 
-    where: Where
+    where: PlaceKind
     what: str = ""
     frame: Frame | None = None
     path: tuple[Frame, ...] = ()
@@ -61,7 +61,7 @@ class Place(msgspec.Struct, frozen=True):
     def meets(self) -> bool:
         return self.where in MEETINGS
 
-    def same_as(self, other: Place) -> bool:
+    def same_as(self, other: StackPlace) -> bool:
         """Whether both mean the same call. In code of its own a rank is in the same place only at the same line."""
         return self.where is other.where and self.what == other.what and self.path == other.path
 
@@ -90,64 +90,64 @@ LEAVING: Final = {"destroy_process_group", "_abort_process_group"}
 
 RULES: Final = (
     # (end of the file's path, functions or none for all, where, what or "" for the function)
-    ("torch/distributed/rendezvous.py", None, Where.GROUP, "init_process_group"),
-    ("torch/distributed/elastic/utils/store.py", None, Where.GROUP, "a barrier over the store"),
-    ("torch/distributed/utils.py", {"_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers"}, Where.BUILDING, "DDP()"),
-    ("torch/nn/parallel/distributed.py", {"__init__", "_ddp_init_helper"}, Where.BUILDING, "DDP()"),
+    ("torch/distributed/rendezvous.py", None, PlaceKind.GROUP, "init_process_group"),
+    ("torch/distributed/elastic/utils/store.py", None, PlaceKind.GROUP, "a barrier over the store"),
+    ("torch/distributed/utils.py", {"_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers"}, PlaceKind.BUILDING, "DDP()"),
+    ("torch/nn/parallel/distributed.py", {"__init__", "_ddp_init_helper"}, PlaceKind.BUILDING, "DDP()"),
     ("torch/nn/parallel/distributed.py", {"forward", "_pre_forward", "_sync_buffers", "_sync_module_buffers", "_default_broadcast_coalesced",
-     "_distributed_broadcast_coalesced", "_post_forward", "_find_common_rank", "_check_global_requires_backward_grad_sync"}, Where.STEP, FORWARD),
-    ("torch/distributed/algorithms/join.py", {"__exit__", "_get_num_nonjoined_procs", "_notify_procs_to_terminate"}, Where.COLLECTIVE, "join()"),
-    ("torch/autograd/graph.py", {"_engine_run_backward"}, Where.STEP, "backward"),
-    ("torch/autograd/__init__.py", {"backward", "grad"}, Where.STEP, "backward"),
-    ("torch/distributed/_functional_collectives.py", None, Where.COLLECTIVE, ""),
-    ("torch/distributed/nn/functional.py", None, Where.COLLECTIVE, ""),
-    ("torch/distributed/fsdp/_runtime_utils.py", {"_reduce_grad", "_unshard", "_post_backward_hook", "_wait_for_computation_stream"}, Where.STEP, "FSDP's step"),
-    ("torch/distributed/fsdp/_flat_param.py", {"_all_gather_flat_param"}, Where.STEP, "FSDP's step"),
-    ("torch/cuda/__init__.py", {"synchronize"}, Where.DEVICE, "torch.cuda.synchronize"),
-    ("torch/cuda/streams.py", {"synchronize", "wait"}, Where.DEVICE, "synchronize"),
+     "_distributed_broadcast_coalesced", "_post_forward", "_find_common_rank", "_check_global_requires_backward_grad_sync"}, PlaceKind.STEP, FORWARD),
+    ("torch/distributed/algorithms/join.py", {"__exit__", "_get_num_nonjoined_procs", "_notify_procs_to_terminate"}, PlaceKind.COLLECTIVE, "join()"),
+    ("torch/autograd/graph.py", {"_engine_run_backward"}, PlaceKind.STEP, "backward"),
+    ("torch/autograd/__init__.py", {"backward", "grad"}, PlaceKind.STEP, "backward"),
+    ("torch/distributed/_functional_collectives.py", None, PlaceKind.COLLECTIVE, ""),
+    ("torch/distributed/nn/functional.py", None, PlaceKind.COLLECTIVE, ""),
+    ("torch/distributed/fsdp/_runtime_utils.py", {"_reduce_grad", "_unshard", "_post_backward_hook", "_wait_for_computation_stream"}, PlaceKind.STEP, "FSDP's step"),
+    ("torch/distributed/fsdp/_flat_param.py", {"_all_gather_flat_param"}, PlaceKind.STEP, "FSDP's step"),
+    ("torch/cuda/__init__.py", {"synchronize"}, PlaceKind.DEVICE, "torch.cuda.synchronize"),
+    ("torch/cuda/streams.py", {"synchronize", "wait"}, PlaceKind.DEVICE, "synchronize"),
 )  # fmt: skip
 """For the innermost frames that are torch's or Python's: the first that fits, from the innermost."""
 
 AROUND: Final = (
-    ("torch/utils/data/dataloader.py", {"_try_get_data", "_get_data", "_shutdown_workers", "_next_data", "_try_put_index"}, Where.LOADER),
-    ("torch/serialization.py", {"save", "_save", "_legacy_save"}, Where.SAVING),
-    ("torch/serialization.py", {"load", "_load", "_legacy_load"}, Where.LOADING),
-    ("torch/distributed/checkpoint/state_dict_saver.py", None, Where.SAVING),
-    ("torch/distributed/checkpoint/state_dict_loader.py", None, Where.LOADING),
-    ("safetensors/torch.py", {"save_file", "save_model"}, Where.SAVING),
-    ("safetensors/torch.py", {"load_file", "load_model"}, Where.LOADING),
-    ("torch/_inductor/compile_fx.py", {"compile_fx", "compile_fx_inner", "_compile_fx_inner", "fx_codegen_and_compile"}, Where.COMPILING),
-    ("torch/_inductor/async_compile.py", None, Where.COMPILING),
-    ("torch/_dynamo/convert_frame.py", None, Where.COMPILING),
-    ("torch/utils/cpp_extension.py", {"load", "_jit_compile", "_run_ninja_build"}, Where.COMPILING),
-    ("pdb.py", {"interaction", "cmdloop", "_cmdloop"}, Where.INPUT),
-    ("bdb.py", {"trace_dispatch", "dispatch_line"}, Where.INPUT),
-    ("code.py", {"interact", "raw_input"}, Where.INPUT),
-    ("IPython/terminal/embed.py", None, Where.INPUT),
-    ("debugpy/", {"breakpoint", "wait_for_client"}, Where.INPUT),
+    ("torch/utils/data/dataloader.py", {"_try_get_data", "_get_data", "_shutdown_workers", "_next_data", "_try_put_index"}, PlaceKind.LOADER),
+    ("torch/serialization.py", {"save", "_save", "_legacy_save"}, PlaceKind.SAVING),
+    ("torch/serialization.py", {"load", "_load", "_legacy_load"}, PlaceKind.LOADING),
+    ("torch/distributed/checkpoint/state_dict_saver.py", None, PlaceKind.SAVING),
+    ("torch/distributed/checkpoint/state_dict_loader.py", None, PlaceKind.LOADING),
+    ("safetensors/torch.py", {"save_file", "save_model"}, PlaceKind.SAVING),
+    ("safetensors/torch.py", {"load_file", "load_model"}, PlaceKind.LOADING),
+    ("torch/_inductor/compile_fx.py", {"compile_fx", "compile_fx_inner", "_compile_fx_inner", "fx_codegen_and_compile"}, PlaceKind.COMPILING),
+    ("torch/_inductor/async_compile.py", None, PlaceKind.COMPILING),
+    ("torch/_dynamo/convert_frame.py", None, PlaceKind.COMPILING),
+    ("torch/utils/cpp_extension.py", {"load", "_jit_compile", "_run_ninja_build"}, PlaceKind.COMPILING),
+    ("pdb.py", {"interaction", "cmdloop", "_cmdloop"}, PlaceKind.INPUT),
+    ("bdb.py", {"trace_dispatch", "dispatch_line"}, PlaceKind.INPUT),
+    ("code.py", {"interact", "raw_input"}, PlaceKind.INPUT),
+    ("IPython/terminal/embed.py", None, PlaceKind.INPUT),
+    ("debugpy/", {"breakpoint", "wait_for_client"}, PlaceKind.INPUT),
 )  # fmt: skip
 """What somebody's own code may run inside of, so that it counts wherever on the stack it is."""
 
 WEAK: Final = (
-    ("_shutdown", ("threading.py",), Where.LEAVING, "the end of Python, for its threads"),
-    ("_exit_function", ("multiprocessing/util.py",), Where.LEAVING, "the end of Python, for its processes"),
-    ("_python_exit", ("concurrent/futures/thread.py", "concurrent/futures/process.py"), Where.LEAVING, "the end of Python"),
-    ("join", ("multiprocessing/process.py", "torch/multiprocessing/spawn.py"), Where.CHILD, "join"),
-    ("wait", ("subprocess.py", "multiprocessing/popen_fork.py"), Where.CHILD, "wait"),
-    ("communicate", ("subprocess.py",), Where.CHILD, "communicate"),
-    ("put", ("queue.py", "multiprocessing/queues.py"), Where.LOCK, "a full queue"),
-    ("get", ("queue.py", "multiprocessing/queues.py"), Where.LOCK, "an empty queue"),
-    ("acquire", ("importlib._bootstrap>", "importlib/_bootstrap.py"), Where.LOCK, "the import lock"),
-    ("_lock_unlock_module", ("importlib._bootstrap>",), Where.LOCK, "the import lock"),
-    ("acquire", ("logging/__init__.py",), Where.LOCK, "a lock of logging"),
-    ("join", ("threading.py",), Where.LOCK, "the end of a thread"),
-    ("wait", ("threading.py",), Where.LOCK, "another thread"),
-    ("result", ("concurrent/futures/_base.py",), Where.LOCK, "the result of a thread or process"),
-    ("readinto", ("socket.py",), Where.REMOTE, "data from a socket"),
-    ("read", ("ssl.py",), Where.REMOTE, "data from a socket"),
-    ("recv", ("ssl.py",), Where.REMOTE, "data from a socket"),
-    ("create_connection", ("socket.py",), Where.REMOTE, "a connection"),
-    ("getaddrinfo", ("socket.py",), Where.REMOTE, "the name of a host"),
+    ("_shutdown", ("threading.py",), PlaceKind.LEAVING, "the end of Python, for its threads"),
+    ("_exit_function", ("multiprocessing/util.py",), PlaceKind.LEAVING, "the end of Python, for its processes"),
+    ("_python_exit", ("concurrent/futures/thread.py", "concurrent/futures/process.py"), PlaceKind.LEAVING, "the end of Python"),
+    ("join", ("multiprocessing/process.py", "torch/multiprocessing/spawn.py"), PlaceKind.CHILD, "join"),
+    ("wait", ("subprocess.py", "multiprocessing/popen_fork.py"), PlaceKind.CHILD, "wait"),
+    ("communicate", ("subprocess.py",), PlaceKind.CHILD, "communicate"),
+    ("put", ("queue.py", "multiprocessing/queues.py"), PlaceKind.LOCK, "a full queue"),
+    ("get", ("queue.py", "multiprocessing/queues.py"), PlaceKind.LOCK, "an empty queue"),
+    ("acquire", ("importlib._bootstrap>", "importlib/_bootstrap.py"), PlaceKind.LOCK, "the import lock"),
+    ("_lock_unlock_module", ("importlib._bootstrap>",), PlaceKind.LOCK, "the import lock"),
+    ("acquire", ("logging/__init__.py",), PlaceKind.LOCK, "a lock of logging"),
+    ("join", ("threading.py",), PlaceKind.LOCK, "the end of a thread"),
+    ("wait", ("threading.py",), PlaceKind.LOCK, "another thread"),
+    ("result", ("concurrent/futures/_base.py",), PlaceKind.LOCK, "the result of a thread or process"),
+    ("readinto", ("socket.py",), PlaceKind.REMOTE, "data from a socket"),
+    ("read", ("ssl.py",), PlaceKind.REMOTE, "data from a socket"),
+    ("recv", ("ssl.py",), PlaceKind.REMOTE, "data from a socket"),
+    ("create_connection", ("socket.py",), PlaceKind.REMOTE, "a connection"),
+    ("getaddrinfo", ("socket.py",), PlaceKind.REMOTE, "the name of a host"),
 )  # fmt: skip
 """(function, files, where, for what) of Python's own, if nothing else fits; the outermost that fits counts."""
 
@@ -171,33 +171,33 @@ def pythons(frame: Frame) -> bool:
     )
 
 
-def place_of(look: Look) -> Place:
+def place_of(look: RankLook) -> StackPlace:
     """Where the main thread stood."""
     place = _place(look.frames)
-    if place.where is Where.OWN and look.waits_in in ("n_tty_read", "tty_read"):
-        return msgspec.structs.replace(place, where=Where.INPUT)
+    if place.where is PlaceKind.OWN and look.waits_in in ("n_tty_read", "tty_read"):
+        return msgspec.structs.replace(place, where=PlaceKind.INPUT)
     return place
 
 
-def worker_place(look: Look) -> Place:
+def worker_place(look: RankLook) -> StackPlace:
     """Where a DataLoader's worker stood. It is forked from its rank, whose frames are below its own."""
     names = [name_of(one) for one in look.frames]
     return _place(look.frames[: names.index(WORKER_LOOP)] if WORKER_LOOP in names else look.frames)
 
 
-def _place(frames: Sequence[Frame]) -> Place:
+def _place(frames: Sequence[Frame]) -> StackPlace:
     if not frames:
-        return Place(Where.UNSEEN)
+        return StackPlace(PlaceKind.UNSEEN)
     path = tuple(one for one in frames if not torchs(one) and not pythons(one))
     inner = frames[: frames.index(path[0])] if path else frames
     frame = next((one for one in path if "-packages/" not in one.path), path[0] if path else frames[-1])
-    where, what = _meeting(inner) or _around(frames) or _weak(inner) or (Where.OWN, "")
-    if where is Where.LOADER and inner is not frames and not any("utils/data/" in one.path for one in inner):
-        where = Where.DATA  # Without workers the data set runs in the rank itself.
-    return Place(where, what, frame, path)
+    where, what = _meeting(inner) or _around(frames) or _weak(inner) or (PlaceKind.OWN, "")
+    if where is PlaceKind.LOADER and inner is not frames and not any("utils/data/" in one.path for one in inner):
+        where = PlaceKind.DATA  # Without workers the data set runs in the rank itself.
+    return StackPlace(where, what, frame, path)
 
 
-def _meeting(inner: Sequence[Frame]) -> tuple[Where, str] | None:
+def _meeting(inner: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
     for index, one in enumerate(inner):
         if one.path.endswith(C10D) and name_of(one) not in CARRIERS:
             return _of_c10d(inner[index:])
@@ -207,27 +207,27 @@ def _meeting(inner: Sequence[Frame]) -> tuple[Where, str] | None:
     return None
 
 
-def _of_ddp(inner: Sequence[Frame]) -> tuple[Where, str] | None:
+def _of_ddp(inner: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
     """DDP's forward meets the others in what it does itself, in C++ too; the rest is the model's own forward."""
     itself = inner[0].path.endswith("torch/nn/parallel/distributed.py") or any(
         name_of(one) in ("_sync_buffers", "_find_common_rank") for one in inner
     )
-    return (Where.STEP, FORWARD) if itself else None
+    return (PlaceKind.STEP, FORWARD) if itself else None
 
 
-def _of_c10d(inner: Sequence[Frame]) -> tuple[Where, str]:
+def _of_c10d(inner: Sequence[Frame]) -> tuple[PlaceKind, str]:
     """The outermost that the caller called: `all_gather_object` calls `all_gather`."""
     calls = [name_of(one) for one in inner if one.path.endswith(C10D) and name_of(one) not in CARRIERS]
     names = [name for name in calls if not name.startswith("_")] or calls
     what = names[-1]
     if GROUP_MAKING & set(calls):
-        return Where.GROUP, what
+        return PlaceKind.GROUP, what
     if LEAVING & set(calls):
-        return Where.LEAVING, what
-    return (Where.PAIR if what in PAIRWISE else Where.COLLECTIVE), what
+        return PlaceKind.LEAVING, what
+    return (PlaceKind.PAIR if what in PAIRWISE else PlaceKind.COLLECTIVE), what
 
 
-def _around(frames: Sequence[Frame]) -> tuple[Where, str] | None:
+def _around(frames: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
     for one in frames:
         for path, functions, where in AROUND:
             fits = path in one.path if path.endswith("/") else (f"/{one.path}").endswith(f"/{path}")
@@ -236,7 +236,7 @@ def _around(frames: Sequence[Frame]) -> tuple[Where, str] | None:
     return None
 
 
-def _weak(inner: Sequence[Frame]) -> tuple[Where, str] | None:
+def _weak(inner: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
     for one in reversed(inner):
         for function, paths, where, what in WEAK:
             if name_of(one) == function and one.path.endswith(paths):
@@ -244,18 +244,18 @@ def _weak(inner: Sequence[Frame]) -> tuple[Where, str] | None:
     return None
 
 
-def where(place: Place) -> str:
+def where(place: StackPlace) -> str:
     """ "all_reduce (train.py:40)", "its DataLoader (train.py:31)", "evaluate (eval.py:12)"."""
     line = file_line(place.frame)
     names = {
-        Where.UNSEEN: "a place that can't be seen",
-        Where.LOADER: "its DataLoader",
-        Where.SAVING: "the saving of a checkpoint",
-        Where.LOADING: "the loading of a checkpoint",
-        Where.COMPILING: "torch.compile, or a compiler",
-        Where.LOCK: f"the wait for {place.what}",
-        Where.REMOTE: f"the wait for {place.what}",
-        Where.CHILD: "the wait for another process",
+        PlaceKind.UNSEEN: "a place that can't be seen",
+        PlaceKind.LOADER: "its DataLoader",
+        PlaceKind.SAVING: "the saving of a checkpoint",
+        PlaceKind.LOADING: "the loading of a checkpoint",
+        PlaceKind.COMPILING: "torch.compile, or a compiler",
+        PlaceKind.LOCK: f"the wait for {place.what}",
+        PlaceKind.REMOTE: f"the wait for {place.what}",
+        PlaceKind.CHILD: "the wait for another process",
     }
     own = place.frame.function.rpartition(".")[2] if place.frame else ""
     what = names.get(place.where) or place.what or (own if own != "<module>" else "its script")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ddpdoctor.base.log_signs import LogSign, Role
+from ddpdoctor.base.log_signs import LogSign, SignRole
 from ddpdoctor.knowledge.number_patterns import more_behind
 
 WAITING: Final = "Waiting in store based barrier to initialize process group for"
@@ -23,14 +23,14 @@ def too_few_came() -> tuple[LogSign, ...]:
         LogSign(
             WAITING,
             why="a rank has not come to init_process_group: not started, ended before, or it is late",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=rf"(?!{_MORE})\(world_size=(?P<wanted>\d+){_COUNT}(?!(?P=wanted),)(?P<came>\d+), ",
             source=SOURCE,
         ),
         LogSign(
             TIMED_OUT,
             why="a rank never came to init_process_group: not started, or ended before",
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=rf"(?!{_MORE})\(world_size=(?P<wanted>\d+){_COUNT}(?P<came>\d+), ",
             source=SOURCE,
         ),
@@ -40,6 +40,6 @@ def too_few_came() -> tuple[LogSign, ...]:
 def too_many_came(why: str, near: str = "") -> tuple[LogSign, ...]:
     """More than there are ranks. why: what that illness has to do with it."""
     return tuple(
-        LogSign(text, why=why, role=Role.HINTS, pattern=_TOO_MANY, near=near, source=f"{SOURCE}, as it counts them")
+        LogSign(text, why=why, role=SignRole.HINTS, pattern=_TOO_MANY, near=near, source=f"{SOURCE}, as it counts them")
         for text in (WAITING, TIMED_OUT)
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
-from ddpdoctor.base.log_signs import LogSign, Role
+from ddpdoctor.base.log_signs import LogSign, SignRole
 from ddpdoctor.facts.kernel_log import KernelLog
 from ddpdoctor.knowledge.privileges import NEEDS_ROOT
 
@@ -156,7 +156,7 @@ FAULTS, PROGRAMS, FOLLOWING = (
 """The other numbers by what they speak of, but those of faults that repaired themselves."""
 
 
-def xid_sign(numbers: Iterable[int], why: str, role: Role = Role.NAMES) -> LogSign:
+def xid_sign(numbers: Iterable[int], why: str, role: SignRole = SignRole.NAMES) -> LogSign:
     """The driver's line in the kernel log, for some of its numbers, or on what came of them."""
     these = "|".join(map(str, numbers))
     return LogSign(

@@ -16,7 +16,7 @@ from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.engine.registry import Check, Result, diagnose
-from ddpdoctor.facts.log import Log, Stack
+from ddpdoctor.facts.log import Log, LoggedStack
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.analyze.attempts import attempts_of
 from ddpdoctor.logs.analyze.deciding_commands import deciding, nobody_listens
@@ -26,17 +26,17 @@ from ddpdoctor.logs.analyze.objects import other_than_named
 from ddpdoctor.logs.analyze.particulars import particulars
 from ddpdoctor.logs.analyze.settings import as_the_log_names, looked_at
 from ddpdoctor.logs.analyze.sightings import lines, named, own_line, stack_lines
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, Suspect, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, Suspect, verdict_of
 from ddpdoctor.logs.parse.kills import of_this_log
 from ddpdoctor.logs.parse.labels import TASK
 
 VERDICTS: Final = {
-    Outcome.ILLNESS: Verdict.FAIL,
-    Outcome.USER_ERROR: Verdict.FAIL,
-    Outcome.STOPPED: Verdict.FAIL,
-    Outcome.NOTHING: Verdict.OK,
-    Outcome.UNRECOGNISED: Verdict.UNKNOWN,
-    Outcome.EFFECTS_ONLY: Verdict.UNKNOWN,
+    RunOutcome.ILLNESS: Verdict.FAIL,
+    RunOutcome.USER_ERROR: Verdict.FAIL,
+    RunOutcome.STOPPED: Verdict.FAIL,
+    RunOutcome.NOTHING: Verdict.OK,
+    RunOutcome.UNRECOGNISED: Verdict.UNKNOWN,
+    RunOutcome.EFFECTS_ONLY: Verdict.UNKNOWN,
 }
 
 
@@ -48,7 +48,7 @@ NEAR_STACK: Final = 60
 """Lines between an error and the stack that its process then writes: C++ stacks, and what Python lists of modules."""
 
 
-class Standing(Enum):
+class HostVerdict(Enum):
     """What a host's facts say of a suspicion. Contradicted is one that lasting facts of the very Python speak against;
     that others show no sign of it leaves it open."""
 
@@ -58,22 +58,22 @@ class Standing(Enum):
     NOT_TESTED = "not tested"
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class HostCheck(msgspec.Struct, frozen=True, kw_only=True):
     """A suspicion held against the facts of a host. words: a sentence for the reader. found: what the check itself found there."""
 
     slug: str
-    standing: Standing
+    standing: HostVerdict
     words: str
     found: Finding | None = None
 
 
-class Opinion(msgspec.Struct, frozen=True, kw_only=True):
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """A suspect with its check and its finding. held: None where no host was looked at."""
 
     suspect: Suspect
     check: Check
     finding: Finding
-    held: Held | None = None
+    held: HostCheck | None = None
 
 
 class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +82,8 @@ class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
     log: Log
     verdict: LogVerdict
     examination: Examination
-    opinions: tuple[Opinion, ...] = ()
-    also: tuple[Opinion, ...] = ()
+    opinions: tuple[Diagnosis, ...] = ()
+    also: tuple[Diagnosis, ...] = ()
 
     @property
     def word(self) -> Verdict:
@@ -124,7 +124,7 @@ def _told_apart(verdict: LogVerdict) -> list[Suspect]:
     return different
 
 
-def _with_own_line(opinion: Opinion, verdict: LogVerdict, log: Log) -> Opinion:
+def _with_own_line(opinion: Diagnosis, verdict: LogVerdict, log: Log) -> Diagnosis:
     """With the line of the script by which the failure that leads came to it."""
     raised, finding = verdict.raised, opinion.finding
     if raised is None and (stack := _stack_near(opinion.suspect, log)):
@@ -142,7 +142,7 @@ def _with_own_line(opinion: Opinion, verdict: LogVerdict, log: Log) -> Opinion:
     )
 
 
-def _stack_near(suspect: Suspect, log: Log) -> Stack | None:
+def _stack_near(suspect: Suspect, log: Log) -> LoggedStack | None:
     """The stack that the process wrote with those words, as it was aborted or crashed."""
     for one in suspect.sightings:
         for stack in log.stacks:
@@ -159,7 +159,7 @@ def groups_that_decide(log: Log) -> set[str]:
     return set().union(*(one.groups for one in known if not by_log_alone(one)))
 
 
-def confirm(verdict: LogVerdict, snapshot: Snapshot, *, watched: bool = False) -> tuple[Held, ...]:
+def confirm(verdict: LogVerdict, snapshot: Snapshot, *, watched: bool = False) -> tuple[HostCheck, ...]:
     """What the facts of a host say of each suspect."""
     helds = []
     for one in verdict.suspects:
@@ -185,41 +185,45 @@ def _found(result: Result) -> Finding | None:
     return next((one for one in result.findings if _counts(one, result.check)), None)
 
 
-def _held(suspect: Suspect, result: Result, of_log: Finding | None, snapshot: Snapshot, hosts: Sequence[str]) -> Held:
+def _held(
+    suspect: Suspect, result: Result, of_log: Finding | None, snapshot: Snapshot, hosts: Sequence[str]
+) -> HostCheck:
     """of_log: what was found that fits the log. hosts: of which the log speaks; none where it doesn't tell."""
     slug, here = suspect.slug, snapshot.host or "this host"
     if by_log_alone(result.check):
-        return Held(slug=slug, standing=Standing.NOT_TESTED, words="only a log shows it; no host's facts can decide it")
+        return HostCheck(
+            slug=slug, standing=HostVerdict.NOT_TESTED, words="only a log shows it; no host's facts can decide it"
+        )
     found = of_log or _found(result)
     other = hosts[0] if hosts and snapshot.host and not _among(snapshot.host, hosts) else ""
     if found and other:
         words = f"{here} has it too: {found.summary}; but the log speaks of {other}"
-        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words, found=found)
+        return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words, found=found)
     if found and (object_named := other_than_named(found, suspect.sightings)):
         words = f"{here} has this: {found.summary}; but the log speaks of {object_named}"
-        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words, found=found)
+        return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words, found=found)
     if of_log:
         words = f"the log says {slug}, and so does {here}: {of_log.summary}"
-        return Held(slug=slug, standing=Standing.CONFIRMED, words=words, found=of_log)
+        return HostCheck(slug=slug, standing=HostVerdict.CONFIRMED, words=words, found=of_log)
     if found:
         words = f"it may be: {found.summary}; but neither process nor time shows that the log speaks of that"
-        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words, found=found)
+        return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words, found=found)
     if other:
         words = f"the log speaks of {other}, and this is {here}: run it there"
-        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words)
+        return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words)
     looked = looked_at(snapshot, suspect.sightings)
     if result.not_tested:
         words = f"{result.not_tested.reason}; looked at {here}: {looked}" if looked else result.not_tested.reason
-        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words)
+        return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words)
     if len(hosts) > 1:
         words = f"{here} shows no sign of it; the log speaks of {listed(hosts)}, and doesn't tell which of them it is"
-        return Held(slug=slug, standing=Standing.NOT_TESTED, words=words)
+        return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words)
     if result.check.groups <= INSTALLED and _ran_in(snapshot):
         words = f"nothing that is installed on {here} shows a sign of it"
-        return Held(slug=slug, standing=Standing.CONTRADICTED, words=words)
+        return HostCheck(slug=slug, standing=HostVerdict.CONTRADICTED, words=words)
     seen = f": {looked}" if looked else ""
     words = f"{here} shows no sign of it now{seen}; it may have been otherwise while the run went on, or lie elsewhere"
-    return Held(slug=slug, standing=Standing.NOT_CONFIRMED, words=words)
+    return HostCheck(slug=slug, standing=HostVerdict.NOT_CONFIRMED, words=words)
 
 
 def _ran_in(snapshot: Snapshot) -> bool:
@@ -253,17 +257,17 @@ def _among(host: str, others: Sequence[str]) -> bool:
     return host.partition(".")[0].lower() in short_names
 
 
-def _place(held: Held | None) -> int:
+def _place(held: HostCheck | None) -> int:
     """Confirmed ones go first, and contradicted ones last; where nothing was decided, it stays with the log's own order."""
-    return {Standing.CONFIRMED: 0, Standing.CONTRADICTED: 2}.get(held.standing, 1) if held else 1
+    return {HostVerdict.CONFIRMED: 0, HostVerdict.CONTRADICTED: 2}.get(held.standing, 1) if held else 1
 
 
-def _opinion(suspect: Suspect, snapshot: Snapshot, held: Held | None) -> Opinion | None:
+def _opinion(suspect: Suspect, snapshot: Snapshot, held: HostCheck | None) -> Diagnosis | None:
     check = check_of(suspect.slug)
     if check is None:
         return None
     found = _own_finding(check, snapshot) or composed(check, suspect, snapshot, held)
-    return Opinion(suspect=suspect, check=check, finding=found, held=held)
+    return Diagnosis(suspect=suspect, check=check, finding=found, held=held)
 
 
 def _own_finding(check: Check, snapshot: Snapshot) -> Finding | None:
@@ -273,13 +277,13 @@ def _own_finding(check: Check, snapshot: Snapshot) -> Finding | None:
     return next(iter(result.findings), None)
 
 
-def composed(check: Check, suspect: Suspect, snapshot: Snapshot, held: Held | None) -> Finding:
+def composed(check: Check, suspect: Suspect, snapshot: Snapshot, held: HostCheck | None) -> Finding:
     """The finding of a check that judges hosts, made from its page and the log's lines."""
     log = snapshot.log
     log = Log() if isinstance(log, Unknown) else log
     said = (*lines(log, suspect.sightings), *named(log, suspect.sightings))
     who = _said_by(suspect)
-    if held and held.standing is Standing.CONFIRMED and held.found:
+    if held and held.standing is HostVerdict.CONFIRMED and held.found:
         found = held.found
         return msgspec.structs.replace(found, evidence=(*said, *found.evidence), rank=_rank(suspect))
     decide = deciding(check, suspect.sightings, log, sure=suspect.sure)
@@ -307,9 +311,9 @@ def _said_by(suspect: Suspect) -> str:
     return ""
 
 
-def _severity(number: int, opinion: Opinion, beside: Sequence[Opinion], verdict: LogVerdict) -> Severity:
+def _severity(number: int, opinion: Diagnosis, beside: Sequence[Diagnosis], verdict: LogVerdict) -> Severity:
     """The likeliest is what failed; other hypotheses may be, and what was seen beside is good to know."""
     if opinion in beside:
         return INFO
-    failed = not verdict.ended_well and verdict.outcome is not Outcome.EFFECTS_ONLY
+    failed = not verdict.ended_well and verdict.outcome is not RunOutcome.EFFECTS_ONLY
     return FAIL if failed and (number == 0 or opinion.suspect.sure) else WARN

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from ddpdoctor.base.log_signs import Role
+from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.wording import listed, plural, ranks_named
-from ddpdoctor.facts.log import Log, LogLine, Noise, Raised, Sighting
+from ddpdoctor.facts.log import Log, LoggedException, LogLine, Noise, SignMatch
 from ddpdoctor.logs.analyze.exceptions import is_cut, is_of_launcher, is_of_peers, short_name
 from ddpdoctor.logs.analyze.illnesses import check_of
 from ddpdoctor.logs.analyze.refuted import GOOD_NEWS
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.render_words import quoted
 
 MOST_NAMES: Final = 40
@@ -25,14 +25,14 @@ _DIGITS: Final = re.compile(r"\d+")
 
 def followed(log: Log, verdict: LogVerdict) -> list[tuple[str, LogLine]]:
     """What is said by ranks that fell with another, and what their launcher says of them; each kind once, with its first line."""
-    kinds: dict[str, list[Sighting]] = {}
+    kinds: dict[str, list[SignMatch]] = {}
     for one in verdict.effects:
         kinds.setdefault(one.sign, []).append(one)
     found = [
         (f'"{quoted(sign)}" {_said_by([one.line for one in seen], sum(one.times for one in seen))}', seen[0].line)
         for sign, seen in kinds.items()
     ]
-    raised: dict[str, list[Raised]] = {}
+    raised: dict[str, list[LoggedException]] = {}
     for each in _lost(log, verdict):
         raised.setdefault(f"{each.exception}: {_DIGITS.sub('', each.message)[:MOST_NAMES]}", []).append(each)
     found += [
@@ -51,7 +51,7 @@ def followed(log: Log, verdict: LogVerdict) -> list[tuple[str, LogLine]]:
     return found
 
 
-def _lost(log: Log, verdict: LogVerdict) -> list[Raised]:
+def _lost(log: Log, verdict: LogVerdict) -> list[LoggedException]:
     """Exceptions of ranks that only lost another one, or of the launcher for them, as far as no sign tells of them."""
     told = {(one.line.file, one.line.number) for one in verdict.effects}
     return [
@@ -66,7 +66,7 @@ def _lost(log: Log, verdict: LogVerdict) -> list[Raised]:
 
 def fell_with_it(log: Log, verdict: LogVerdict) -> int:
     """How many ranks; 0 where nothing tells which was the first."""
-    if verdict.outcome is Outcome.EFFECTS_ONLY:
+    if verdict.outcome is RunOutcome.EFFECTS_ONLY:
         return 0
     first = verdict.lead.rank if verdict.lead else None
     ranks = {one.line.rank for one in verdict.effects} | {one.line.rank for one in _lost(log, verdict)}
@@ -84,9 +84,9 @@ def _said_by(lines: Iterable[LogLine], times: int) -> str:
 def noise(log: Log) -> list[Noise]:
     """Messages that healthy runs print, too, the most frequent first: the engine's own, and those signs of illnesses that mean
     nothing by themselves."""
-    kinds: dict[tuple[str, str], list[Sighting]] = {}
+    kinds: dict[tuple[str, str], list[SignMatch]] = {}
     for one in log.sightings:
-        if one.role is Role.NOISE and not one.quoted and one.sign not in GOOD_NEWS:
+        if one.role is SignRole.NOISE and not one.quoted and one.sign not in GOOD_NEWS:
             kinds.setdefault((one.slug, one.sign), []).append(one)
     signs = [
         Noise(text, _why(slug, text), sum(one.times for one in seen), seen[0].line)
@@ -98,7 +98,9 @@ def noise(log: Log) -> list[Noise]:
 def _why(slug: str, text: str) -> str:
     known = check_of(slug)
     return (
-        next((one.why for one in known.log_signs if one.text == text and one.role is Role.NOISE), "") if known else ""
+        next((one.why for one in known.log_signs if one.text == text and one.role is SignRole.NOISE), "")
+        if known
+        else ""
     )
 
 

@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.facts.log import Exited, Log, LogLine, Raised, Sighting
+from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
 from ddpdoctor.logs.analyze.failures import USER_ERROR
-from ddpdoctor.logs.analyze.verdict import Outcome
-from ddpdoctor.logs.diagnosis import LogJudgement, Opinion, Standing
+from ddpdoctor.logs.analyze.verdict import RunOutcome
+from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
 from ddpdoctor.logs.render_followed import noise
 from ddpdoctor.logs.render_words import headline, judged_as, own_errors, unread
 from ddpdoctor.report.contract import Report, build_report
@@ -28,19 +28,19 @@ from ddpdoctor.report.reported_log import (
     ReportedSuspect,
 )
 
-OUTCOMES: Final[dict[Outcome, OutcomeName]] = {
-    Outcome.ILLNESS: "illness",
-    Outcome.USER_ERROR: "user-error",
-    Outcome.STOPPED: "stopped",
-    Outcome.UNRECOGNISED: "unrecognised",
-    Outcome.EFFECTS_ONLY: "effects-only",
-    Outcome.NOTHING: "nothing",
+OUTCOMES: Final[dict[RunOutcome, OutcomeName]] = {
+    RunOutcome.ILLNESS: "illness",
+    RunOutcome.USER_ERROR: "user-error",
+    RunOutcome.STOPPED: "stopped",
+    RunOutcome.UNRECOGNISED: "unrecognised",
+    RunOutcome.EFFECTS_ONLY: "effects-only",
+    RunOutcome.NOTHING: "nothing",
 }
-HELD: Final[dict[Standing, HeldName]] = {
-    Standing.CONFIRMED: "confirmed",
-    Standing.CONTRADICTED: "contradicted",
-    Standing.NOT_CONFIRMED: "not-confirmed",
-    Standing.NOT_TESTED: "not-tested",
+HELD: Final[dict[HostVerdict, HeldName]] = {
+    HostVerdict.CONFIRMED: "confirmed",
+    HostVerdict.CONTRADICTED: "contradicted",
+    HostVerdict.NOT_CONFIRMED: "not-confirmed",
+    HostVerdict.NOT_TESTED: "not-tested",
 }
 MOST_LINES: Final = 20
 MOST_CALLS: Final = 8
@@ -110,7 +110,7 @@ def _line(log: Log, line: LogLine) -> ReportedLine:
     )
 
 
-def _suspect(log: Log, one: Opinion) -> ReportedSuspect:
+def _suspect(log: Log, one: Diagnosis) -> ReportedSuspect:
     held = one.held
     return ReportedSuspect(
         slug=one.suspect.slug,
@@ -126,18 +126,18 @@ def _own_error(log: Log, words: str, line: LogLine) -> ReportedSuspect:
     return ReportedSuspect(slug=USER_ERROR, sure=False, why=words, lines=(_line(log, line),))
 
 
-def _exception(raised: Raised) -> ReportedException:
+def _exception(raised: LoggedException) -> ReportedException:
     return ReportedException(
         exception=raised.exception, message=raised.message, calls=raised.frames[-MOST_CALLS:], own=raised.own
     )
 
 
-def _exit(exited: Exited) -> ReportedExit:
+def _exit(exited: ProcessExit) -> ReportedExit:
     return ReportedExit(said_by=exited.said_by, exit_code=exited.exit_code, error=exited.error)
 
 
-def _effects(log: Log, effects: Sequence[Sighting]) -> tuple[ReportedEffect, ...]:
-    kinds: dict[str, list[Sighting]] = {}
+def _effects(log: Log, effects: Sequence[SignMatch]) -> tuple[ReportedEffect, ...]:
+    kinds: dict[str, list[SignMatch]] = {}
     for one in effects:
         kinds.setdefault(one.sign, []).append(one)
     return tuple(

@@ -8,15 +8,15 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.text import Text
 
-from ddpdoctor.base.log_signs import NEAR, LogSign, Role
+from ddpdoctor.base.log_signs import NEAR, LogSign, SignRole
 from ddpdoctor.base.printable import one_line, plain
 from ddpdoctor.report.terminal import Hanging
 
 HEADINGS: Final = {
-    Role.NAMES: "This illness alone says",
-    Role.HINTS: "It may be this one, if a log says",
-    Role.EFFECT: "Said by ranks that fell with another, whose illness it is",
-    Role.NOISE: "Healthy runs say it, too; alone it means nothing",
+    SignRole.NAMES: "This illness alone says",
+    SignRole.HINTS: "It may be this one, if a log says",
+    SignRole.EFFECT: "Said by ranks that fell with another, whose illness it is",
+    SignRole.NOISE: "Healthy runs say it, too; alone it means nothing",
 }
 
 

@@ -14,7 +14,7 @@ from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.exceptions import is_of_parent
 from ddpdoctor.logs.analyze.further_words import nccl_may_say_more
 from ddpdoctor.logs.analyze.launching import is_of_launching, is_of_ssh
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement
 from ddpdoctor.logs.render_words import first_words, more
 
@@ -43,7 +43,7 @@ def next_steps(judgement: LogJudgement, *, watched: bool = False) -> tuple[Fix, 
     log = judgement.log
     alone = not log.ranks and not log.launcher and not log.world_size and len(log.files) == 1
     there = host_named(one_line(lead.host)) if lead and lead.host else "its host" if alone else "the host of that rank"
-    if verdict.outcome is Outcome.EFFECTS_ONLY:
+    if verdict.outcome is RunOutcome.EFFECTS_ONLY:
         return (
             *((_PARENT_KNOWS,) if verdict.raised and is_of_parent(verdict.raised) else ()),
             *(
@@ -69,7 +69,7 @@ def next_steps(judgement: LogJudgement, *, watched: bool = False) -> tuple[Fix, 
                 )
             ),
         )
-    return _of_the_unknown(judgement, there) if verdict.outcome is Outcome.UNRECOGNISED else ()
+    return _of_the_unknown(judgement, there) if verdict.outcome is RunOutcome.UNRECOGNISED else ()
 
 
 def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:

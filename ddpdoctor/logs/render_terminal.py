@@ -15,8 +15,8 @@ from ddpdoctor.base.printable import one_line, plain
 from ddpdoctor.base.wording import plural
 from ddpdoctor.logs.analyze.deciding_commands import deciding
 from ddpdoctor.logs.analyze.sightings import lines
-from ddpdoctor.logs.analyze.verdict import Outcome
-from ddpdoctor.logs.diagnosis import LogJudgement, Opinion, Standing
+from ddpdoctor.logs.analyze.verdict import RunOutcome
+from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
 from ddpdoctor.logs.render_followed import fell_with_it, followed, harmless, noise
 from ddpdoctor.logs.render_steps import next_steps
 from ddpdoctor.logs.render_words import (
@@ -49,10 +49,10 @@ MOST_LINES: Final = 2
 MOST_ATTEMPTS: Final = 6
 MOST_STACKS: Final = 8
 STANDING_STYLES: Final = {
-    Standing.CONFIRMED: "bold red",
-    Standing.CONTRADICTED: "bold green",
-    Standing.NOT_CONFIRMED: "bold",
-    Standing.NOT_TESTED: "bold magenta",
+    HostVerdict.CONFIRMED: "bold red",
+    HostVerdict.CONTRADICTED: "bold green",
+    HostVerdict.NOT_CONFIRMED: "bold",
+    HostVerdict.NOT_TESTED: "bold magenta",
 }
 
 
@@ -136,11 +136,11 @@ def _show_first(console: Console, judgement: LogJudgement) -> None:
     console.print()
 
 
-def _evidence(opinion: Opinion) -> tuple[Evidence, ...]:
+def _evidence(opinion: Diagnosis) -> tuple[Evidence, ...]:
     return tuple(Evidence(quoted(one.text), one.source) for one in opinion.finding.evidence)
 
 
-def _show_held(console: Console, opinion: Opinion) -> None:
+def _show_held(console: Console, opinion: Diagnosis) -> None:
     held = opinion.held
     if held:
         label = Text(held.standing.value, STANDING_STYLES[held.standing])
@@ -151,7 +151,7 @@ def _show_held(console: Console, opinion: Opinion) -> None:
 def _show_traceback(console: Console, judgement: LogJudgement, *, verbose: bool) -> None:
     """Of an error that no illness explains, always."""
     verdict, raised = judgement.verdict, judgement.verdict.raised
-    explained = verdict.outcome in (Outcome.ILLNESS, Outcome.STOPPED)
+    explained = verdict.outcome in (RunOutcome.ILLNESS, RunOutcome.STOPPED)
     if raised is None or not raised.frames or (explained and not verbose):
         return
     console.print(
@@ -330,8 +330,8 @@ def _show_last(console: Console, judgement: LogJudgement) -> None:
     verdict = judged_as(judgement)
     line = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict])
     line.append(f"{outcome(judgement)}.", "bold")
-    if judgement.verdict.outcome is Outcome.NOTHING:
+    if judgement.verdict.outcome is RunOutcome.NOTHING:
         line.append(f" {NOT_IN_A_LOG}.", "dim")
-    if (first := blamed(judgement)) and judgement.verdict.outcome is Outcome.ILLNESS:
+    if (first := blamed(judgement)) and judgement.verdict.outcome is RunOutcome.ILLNESS:
         line.append(f"\nMore on the first: ddpdoctor explain {first.check.slug}", "dim")
     console.print(Hanging(Text(), line, 0))

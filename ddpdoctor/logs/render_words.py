@@ -13,7 +13,7 @@ from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.base.wording import human, listed, plural, ranks_named, short, signal_name
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.facts.log import Exited, Log, LogFile, LogFrame, LogLine, Raised
+from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LogLine, ProcessExit
 from ddpdoctor.knowledge.framework_phases import is_of_framework
 from ddpdoctor.logs.analyze.endings import endings
 from ddpdoctor.logs.analyze.exceptions import is_cut, with_slashes
@@ -23,8 +23,8 @@ from ddpdoctor.logs.analyze.missing_modules import module_missing
 from ddpdoctor.logs.analyze.sightings import common_folder, phase_within, stack_lines, where
 from ddpdoctor.logs.analyze.timeouts import MISSING
 from ddpdoctor.logs.analyze.unreached_servers import server_unreached
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome
-from ddpdoctor.logs.diagnosis import LogJudgement, Opinion, Standing
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
+from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
 
 MOST_TEXT: Final = 300
 """Characters of a log's line that are shown."""
@@ -34,8 +34,8 @@ MOST_ENDS: Final = 2
 _WORD: Final = re.compile(r"[A-Z][a-z']*(?: |$)")
 _NAME: Final = re.compile(r"(?:Accelerate|Apex|Docker|Horovod|Hydra|Kubernetes|Lightning|Linux|Podman|Python|Slurm)\b")
 _HOW: Final = {
-    Outcome.EFFECTS_ONLY: "only what followed is told",
-    Outcome.STOPPED: "it was ended from outside",
+    RunOutcome.EFFECTS_ONLY: "only what followed is told",
+    RunOutcome.STOPPED: "it was ended from outside",
 }
 NOT_IN_A_LOG: Final = (
     "A log says nothing of a job that hangs (ddpdoctor jobs --hang looks at one that runs), nor of what a process that was killed "
@@ -64,9 +64,9 @@ def judged_as(judgement: LogJudgement) -> Verdict:
     return judgement.word if judgement.word is Verdict.FAIL or not unread_part else Verdict.UNKNOWN
 
 
-def blamed(judgement: LogJudgement) -> Opinion | None:
+def blamed(judgement: LogJudgement) -> Diagnosis | None:
     """The likeliest, where the log tells more than what followed."""
-    followed_only = judgement.verdict.outcome is Outcome.EFFECTS_ONLY
+    followed_only = judgement.verdict.outcome is RunOutcome.EFFECTS_ONLY
     return judgement.opinions[0] if judgement.opinions and not followed_only else None
 
 
@@ -79,14 +79,14 @@ def headline(judgement: LogJudgement) -> str:
 def is_contradicted(judgement: LogJudgement) -> bool:
     """Whether the facts of a host speak against every suspicion: what they contradict comes last."""
     first = judgement.opinions[0].held if judgement.opinions else None
-    return first is not None and first.standing is Standing.CONTRADICTED
+    return first is not None and first.standing is HostVerdict.CONTRADICTED
 
 
 def _told(judgement: LogJudgement) -> str:
     log, verdict = judgement.log, judgement.verdict
-    if verdict.outcome is Outcome.NOTHING:
+    if verdict.outcome is RunOutcome.NOTHING:
         return f"{_last_went_on(verdict) or nothing(log)}{_survived(log, verdict)}"
-    if verdict.outcome is Outcome.EFFECTS_ONLY:
+    if verdict.outcome is RunOutcome.EFFECTS_ONLY:
         said = "This log tells" if len(log.files) == 1 else "These logs tell"
         told = f"{said} what followed, and not what failed first"
         if verdict.silent:
@@ -94,10 +94,10 @@ def _told(judgement: LogJudgement) -> str:
         fits = judgement.opinions[0] if judgement.opinions else None
         told = f"{told}; perhaps: {_within(named(fits))}" if fits else told
         return f"{told}; before that it says: {short(quoted(verdict.said[0].text))}" if verdict.said else told
-    if verdict.outcome is Outcome.UNRECOGNISED:
+    if verdict.outcome is RunOutcome.UNRECOGNISED:
         adds = "".join(f"; it adds: {short(quoted(one.text))}" for one in more(judgement)[:1] if not gives_up(one.text))
         return f"{who_first(log, verdict)}: {short(first_words(verdict))}{adds}; no sign that is known here says why"
-    if verdict.outcome is Outcome.USER_ERROR and verdict.raised:
+    if verdict.outcome is RunOutcome.USER_ERROR and verdict.raised:
         perhaps = "" if all(one.suspect.sure for one in judgement.opinions[:1]) else "perhaps "
         words = short(first_words(verdict))
         kind = (
@@ -113,7 +113,7 @@ def _told(judgement: LogJudgement) -> str:
         return f"Nothing says that the run failed{f'; {doubt}' if doubt else ', and yet'}: {_within(summary)}"
     if doubt:
         return f"{who_first(log, verdict)}; {doubt}: {_within(summary)}"
-    if verdict.outcome is Outcome.STOPPED or verdict.lead is None:
+    if verdict.outcome is RunOutcome.STOPPED or verdict.lead is None:
         return summary
     return f"{who_first(log, verdict)}: {_within(summary)}"
 
@@ -121,22 +121,27 @@ def _told(judgement: LogJudgement) -> str:
 def doubtful(judgement: LogJudgement) -> str:
     """ "perhaps", "most likely", where neither the log nor a host's facts prove what the first suspicion says; else ""."""
     first = blamed(judgement)
-    if judgement.verdict.outcome is not Outcome.ILLNESS or first is None or first.suspect.sure or _is_confirmed(first):
+    if (
+        judgement.verdict.outcome is not RunOutcome.ILLNESS
+        or first is None
+        or first.suspect.sure
+        or _is_confirmed(first)
+    ):
         return ""
     return "most likely" if len(judgement.opinions) > 1 else "perhaps"
 
 
-def _is_confirmed(opinion: Opinion) -> bool:
-    return opinion.held is not None and opinion.held.standing is Standing.CONFIRMED
+def _is_confirmed(opinion: Diagnosis) -> bool:
+    return opinion.held is not None and opinion.held.standing is HostVerdict.CONFIRMED
 
 
-def title(judgement: LogJudgement, first: Opinion) -> str:
+def title(judgement: LogJudgement, first: Diagnosis) -> str:
     """The first suspicion's own line, no surer than the headline."""
     doubt = doubtful(judgement)
     return f"{_capital(doubt)}: {_within(named(first))}" if doubt else named(first)
 
 
-def named(opinion: Opinion) -> str:
+def named(opinion: Diagnosis) -> str:
     """What is wrong, without who said so."""
     title = opinion.check.title.removesuffix(".")
     summary = opinion.finding.summary
@@ -163,7 +168,7 @@ def _how_silent(log: Log, verdict: LogVerdict) -> str:
 
 def _last_went_on(verdict: LogVerdict) -> str:
     """Of several attempts, that the last one did not fail; "" where there was but one."""
-    failed = sum(one.outcome is not Outcome.NOTHING for one in verdict.elsewhere)
+    failed = sum(one.outcome is not RunOutcome.NOTHING for one in verdict.elsewhere)
     before = f"; before it {'one' if failed == 1 else failed} failed" if failed else ""
     return (
         f"The last of {len(verdict.elsewhere) + 1} attempts speaks of no failure{before}" if verdict.elsewhere else ""
@@ -173,7 +178,7 @@ def _last_went_on(verdict: LogVerdict) -> str:
 def _of_attempts(judgement: LogJudgement) -> str:
     """ "; that was the last of 3 attempts"."""
     verdict = judgement.verdict
-    if not verdict.elsewhere or verdict.outcome is Outcome.NOTHING:
+    if not verdict.elsewhere or verdict.outcome is RunOutcome.NOTHING:
         return ""
     count = len(verdict.elsewhere) + 1
     if all(one.attempt < verdict.attempt for one in verdict.elsewhere):
@@ -241,7 +246,7 @@ def more(judgement: LogJudgement) -> tuple[LogLine, ...]:
     verdict = judgement.verdict
     return (
         more_of(verdict.lead, verdict.raised, judgement.log)
-        if verdict.outcome is Outcome.UNRECOGNISED and verdict.exited is None
+        if verdict.outcome is RunOutcome.UNRECOGNISED and verdict.exited is None
         else ()
     )
 
@@ -317,7 +322,7 @@ def only_counted(log: Log) -> str:
 # --- the first failure ------------------------------------------------------------------------------------------------------
 
 
-def last_calls(raised: Raised) -> list[str]:
+def last_calls(raised: LoggedException) -> list[str]:
     """Its own innermost call, what the framework was at, and the last calls, each as "train.py:41 in main: loss.backward()". Of a
     framework's own loop none is shown but the innermost."""
     telling = [one for one in raised.frames[:-1] if one is raised.own or not is_of_framework(with_slashes(one.path))]
@@ -351,13 +356,13 @@ def _shown(frame: LogFrame) -> str:
 def own_errors(verdict: LogVerdict) -> list[tuple[str, LogLine]]:
     """ "Rank 3 raised its own: IndexError: list index out of range", with the line; not of ranks that were all interrupted."""
     found = []
-    for one in verdict.others if verdict.outcome is not Outcome.STOPPED else ():
+    for one in verdict.others if verdict.outcome is not RunOutcome.STOPPED else ():
         said = quoted(f"{one.exception}: {one.message}".removesuffix(": "))
         found.append((f"Rank {one.line.rank} raised its own: {said}", one.line))
     return found
 
 
-def how_it_ended(exited: Exited, *alike: Exited) -> str:
+def how_it_ended(exited: ProcessExit, *alike: ProcessExit) -> str:
     """ "torchrun says that local rank 3 (pid 26026) was killed by SIGKILL". alike: those of which the same line says the same."""
     code = exited.exit_code
     if code is None:
@@ -370,15 +375,15 @@ def how_it_ended(exited: Exited, *alike: Exited) -> str:
     return f"{one_line(exited.said_by)} says {_who_ended(exited, *alike)} {how}{error}"
 
 
-def ended_before(judgement: LogJudgement) -> list[list[Exited]]:
+def ended_before(judgement: LogJudgement) -> list[list[ProcessExit]]:
     """Where only what followed is known, and the lead is another line: processes that ended by themselves, the first ones; together
     those of which one line tells the same."""
     verdict = judgement.verdict
-    if verdict.outcome is not Outcome.EFFECTS_ONLY or verdict.exited:
+    if verdict.outcome is not RunOutcome.EFFECTS_ONLY or verdict.exited:
         return []
     whole = judgement.examination.snapshot.log
     log = judgement.log if isinstance(whole, Unknown) else whole
-    together: dict[object, list[Exited]] = {}
+    together: dict[object, list[ProcessExit]] = {}
     for number, one in enumerate(endings(log)):
         if one.exit_code is not None and not one.told_to:
             of_several = one.rank is not None and one.pid is None
@@ -387,7 +392,7 @@ def ended_before(judgement: LogJudgement) -> list[list[Exited]]:
     return list(together.values())[:MOST_ENDS]
 
 
-def _who_ended(exited: Exited, *alike: Exited) -> str:
+def _who_ended(exited: ProcessExit, *alike: ProcessExit) -> str:
     if alike:
         return f"that {ranks_named(one.rank for one in (exited, *alike) if one.rank is not None)}"
     pid = f"pid {exited.pid}" if exited.pid is not None else ""
@@ -403,7 +408,7 @@ def _who_ended(exited: Exited, *alike: Exited) -> str:
 def outcome(judgement: LogJudgement) -> str:
     """The last line's sentence."""
     verdict = judgement.verdict
-    if verdict.outcome is Outcome.ILLNESS:
+    if verdict.outcome is RunOutcome.ILLNESS:
         if verdict.ended_well:
             return "A warning; nothing in it says that the run failed"
         first = blamed(judgement)
@@ -422,15 +427,15 @@ def outcome(judgement: LogJudgement) -> str:
             if several
             else "The log alone can't prove it"
         )
-    if verdict.outcome is Outcome.USER_ERROR:
+    if verdict.outcome is RunOutcome.USER_ERROR:
         if verdict.raised and (module := module_missing(verdict.raised)):
             return f"The Python that ran the script doesn't find {module}; nothing else speaks of an illness"
         if verdict.raised and server_unreached(verdict.raised):
             return "A server that the script asks doesn't answer; nothing speaks of a mistake in the script"
         return "An ordinary error of the script; nothing speaks of an illness of the machine or its packages"
     return {
-        Outcome.STOPPED: "The run was ended from outside",
-        Outcome.UNRECOGNISED: "No verdict: something failed that is not known here",
-        Outcome.EFFECTS_ONLY: "No verdict: the cause is not in what was read",
-        Outcome.NOTHING: _last_went_on(verdict) or nothing(judgement.log),
+        RunOutcome.STOPPED: "The run was ended from outside",
+        RunOutcome.UNRECOGNISED: "No verdict: something failed that is not known here",
+        RunOutcome.EFFECTS_ONLY: "No verdict: the cause is not in what was read",
+        RunOutcome.NOTHING: _last_went_on(verdict) or nothing(judgement.log),
     }[verdict.outcome]

@@ -16,8 +16,8 @@ import msgspec
 from ddpdoctor import __version__
 from ddpdoctor.base.deadlines import within
 from ddpdoctor.engine.sanitize_facts import is_version
-from ddpdoctor.netcheck.lines import LineError, Lines, plain
-from ddpdoctor.netcheck.listener import Limits
+from ddpdoctor.netcheck.lines import LineError, LineReader, plain
+from ddpdoctor.netcheck.listener import ConnectionLimits
 from ddpdoctor.netcheck.messages import (
     ENOUGH,
     MOST,
@@ -46,7 +46,7 @@ from ddpdoctor.netcheck.tokens import matches, proof
 
 if TYPE_CHECKING:
     from ddpdoctor.netcheck.arrivals import Connection
-    from ddpdoctor.netcheck.job import Job
+    from ddpdoctor.netcheck.job import NetcheckJob
 
 T = TypeVar("T")
 
@@ -95,13 +95,13 @@ class LeftBehindError(AgentError):
 
 async def attend(
     connection: Connection,
-    job: Job,
+    job: NetcheckJob,
     token: str,
     manifest: Callable[[Welcome], Awaitable[bytes]],
     carry_out: Callable[[Order], Awaitable[Answer]],
     heard: Callable[[Waiting], None],
     own: str = "",
-    limits: Limits | None = None,
+    limits: ConnectionLimits | None = None,
     command: str = "netcheck",
 ) -> Part:
     """Goes through the whole test on a connection that the hub has greeted us on; closes it in the end.
@@ -117,7 +117,7 @@ async def attend(
         LeftBehindError: it fell silent, or says that it goes on without us.
         HubStopped: it says that there will be no verdict.
     """
-    agent = _Agent(connection, token, carry_out, heard, limits or Limits(), command)
+    agent = _Agent(connection, token, carry_out, heard, limits or ConnectionLimits(), command)
     try:
         welcome = await agent.enter(job, own or secrets.token_hex(16))
         check_seat(welcome, job, own_hub=bool(own))
@@ -145,13 +145,13 @@ class _Agent:
         token: str,
         carry_out: Callable[[Order], Awaitable[Answer]],
         heard: Callable[[Waiting], None],
-        limits: Limits,
+        limits: ConnectionLimits,
         command: str,
     ) -> None:
         self._command = command
         self._greeting: Greeting = connection.greeting
         self._writer = connection.writer
-        self._lines = Lines(connection.reader)
+        self._lines = LineReader(connection.reader)
         self._token = token
         self._carry_out = carry_out
         self._heard = heard
@@ -159,7 +159,7 @@ class _Agent:
         self._orders: asyncio.Queue[Order] = asyncio.Queue(MOST_ORDERS)
         self._carrying: asyncio.Task[Answer] | None = None
 
-    async def enter(self, job: Job, nonce: str) -> Welcome:
+    async def enter(self, job: NetcheckJob, nonce: str) -> Welcome:
         greeting = self._greeting
         hello = Hello(
             ddpdoctor=__version__,
@@ -290,7 +290,7 @@ class _Agent:
             reading.cancel()
 
 
-def check_seat(welcome: Welcome, job: Job, *, own_hub: bool) -> None:
+def check_seat(welcome: Welcome, job: NetcheckJob, *, own_hub: bool) -> None:
     """Raises HubGone where no hub of this job would give that rank to this node. own_hub: this is node 0."""
     nnodes, rank = job.nnodes or welcome.nnodes, welcome.node_rank
     wanted = 0 if own_hub else job.node_rank if job.node_rank is not None else rank

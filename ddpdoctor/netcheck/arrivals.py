@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.deadlines import within
-from ddpdoctor.facts.meeting import Attempt, Meeting, Met
+from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.netcheck import identification
 from ddpdoctor.netcheck.connecting import Destination, connect
 from ddpdoctor.netcheck.counters import count
@@ -40,7 +40,7 @@ PROBES: Final = 4
 ANSWER_SECONDS: Final = 0.25
 """For the answers to those packets; as long before, none may come that belongs to nobody."""
 
-UNANSWERED: Final = (Met.SILENT, Met.REFUSED, Met.PROHIBITED)
+UNANSWERED: Final = (ConnectOutcome.SILENT, ConnectOutcome.REFUSED, ConnectOutcome.PROHIBITED)
 """Outcomes that a filter on this host's output can bring about."""
 
 GONE: Final = "the connection was closed at once, without a word"
@@ -230,7 +230,9 @@ class _Search:
 
     def hopeless(self) -> bool:
         """Whether a stranger has the port, and the other addresses are out of this host's reach."""
-        return all(self._identities[there][0] or one.met is Met.NO_ROUTE for there, one in self._attempts.items())
+        return all(
+            self._identities[there][0] or one.met is ConnectOutcome.NO_ROUTE for there, one in self._attempts.items()
+        )
 
     def meeting(self) -> Meeting:
         shown = self._shown()
@@ -312,7 +314,7 @@ class _Way:
         attempt, one = await connect(self._there)
         if one is None:
             self._forget()
-            if attempt.met is Met.SILENT:
+            if attempt.met is ConnectOutcome.SILENT:
                 await self._search.listen(self._there)
             self._search.note(self._there, attempt, self._stranger)
             return None
@@ -332,7 +334,7 @@ class _Way:
                 writer.close()
         if cut and not said:
             self._forget()
-            attempt = msgspec.structs.replace(attempt, met=Met.RESET, words=cut)
+            attempt = msgspec.structs.replace(attempt, met=ConnectOutcome.RESET, words=cut)
         elif said or not self._stranger[0]:
             self._stranger = identification.by_its_words(said) if said else await identification.identify(self._there)
         self._search.note(self._there, attempt, self._stranger)

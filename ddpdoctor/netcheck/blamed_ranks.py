@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 
-from ddpdoctor.facts.fleet import Collective
+from ddpdoctor.facts.fleet import TriedCollective
 
 NOT_STARTED = "start"
 """The stage of a rank that didn't get as far as to run torch."""
@@ -16,7 +16,7 @@ STAGES = (*BEFORE_THE_STORE, "store", "group", "all_reduce of 4 B", "all_reduce 
 """In their order."""
 
 
-class Kind(Enum):
+class ErrorKind(Enum):
     """How one rank failed."""
 
     ERROR = "an error of its own"
@@ -35,16 +35,16 @@ TURNED_DOWN = re.compile(r"(?i)refused|no route to host|unreachable")
 """What it says where the network says no; gloo calls these time-outs too."""
 
 
-def kind_of(one: Collective) -> Kind:
+def kind_of(one: TriedCollective) -> ErrorKind:
     """How a rank that failed has failed."""
     if one.words.startswith("ended by SIG"):
-        return Kind.CRASH
+        return ErrorKind.CRASH
     if one.words.startswith("wrong sum"):
-        return Kind.WRONG
+        return ErrorKind.WRONG
     waited = one.hung or (WAITING.search(one.words) and not TURNED_DOWN.search(one.words))
-    return Kind.WAITED if waited else Kind.ERROR
+    return ErrorKind.WAITED if waited else ErrorKind.ERROR
 
 
-def blamed(ran: Sequence[Collective]) -> list[Collective]:
+def blamed(ran: Sequence[TriedCollective]) -> list[TriedCollective]:
     """The ranks that failed by themselves; none where every one that failed waited for another."""
-    return [one for one in ran if not one.ok and kind_of(one) is not Kind.WAITED]
+    return [one for one in ran if not one.ok and kind_of(one) is not ErrorKind.WAITED]

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.wording import listed
-from ddpdoctor.facts.fleet import Collective, Node
+from ddpdoctor.facts.fleet import Node, TriedCollective
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.knowledge.network_fixes import PING_COMES_IN
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.python_commands import in_patient, pip_install
-from ddpdoctor.netcheck.blamed_ranks import BEFORE_THE_STORE, Kind
+from ddpdoctor.netcheck.blamed_ranks import BEFORE_THE_STORE, ErrorKind
 
 Meaning = tuple[str, tuple[Fix, ...]]
 """The cause in a sentence or two, and fixes."""
@@ -24,15 +24,15 @@ Meaning = tuple[str, tuple[Fix, ...]]
 class Run(NamedTuple):
     """One run of one backend, as it is judged on one node. ran: the outcome of each rank, in their order."""
 
-    ran: Sequence[Collective]
+    ran: Sequence[TriedCollective]
     nodes: dict[int, Node]
     meeting: Meeting
     patient: Patient
 
-    def name(self, one: Collective) -> str:
+    def name(self, one: TriedCollective) -> str:
         return (self.nodes[one.node].host if one.node in self.nodes else "") or f"node {one.node}"
 
-    def way(self, one: Collective) -> str:
+    def way(self, one: TriedCollective) -> str:
         """The interface of that node which leads to the others."""
         return (self.nodes[one.node].interface if one.node in self.nodes else "") or "eth0"
 
@@ -42,16 +42,16 @@ class Run(NamedTuple):
         return sorted(found, key=lambda one: [int(part) for part in re.findall(r"\d+", one)])
 
 
-def meaning(one: Collective, kind: Kind, run: Run) -> Meaning:
+def meaning(one: TriedCollective, kind: ErrorKind, run: Run) -> Meaning:
     """What the words mean; where they don't tell, what a failure at that stage usually means."""
     way = run.way(one)
-    if kind is Kind.WRONG:
+    if kind is ErrorKind.WRONG:
         offloading = f"sudo ethtool -K {shlex.quote(way)} tx off rx off tso off gso off gro off"
         return (
             "The numbers were changed on their way or in the reckoning: a network card's offloading, or faulty memory.",
             (by_root("Switch the card's offloading off (ethtool is a package) and run it again", (offloading,)),),
         )
-    if kind is Kind.CRASH:
+    if kind is ErrorKind.CRASH:
         importing = in_patient(run.patient, "-X", "faulthandler", "-c", "import torch.distributed")
         return (
             "torch was ended from outside (SIGKILL: often for lack of memory), or crashed in a library.",
@@ -85,7 +85,7 @@ def meaning(one: Collective, kind: Kind, run: Run) -> Meaning:
     return _by_stage(one, run)
 
 
-def _by_stage(one: Collective, run: Run) -> Meaning:
+def _by_stage(one: TriedCollective, run: Run) -> Meaning:
     way = run.way(one)
     if one.stage in BEFORE_THE_STORE:
         return (
@@ -129,7 +129,7 @@ def _store(run: Run) -> Meaning:
     )
 
 
-def _large(one: Collective, run: Run) -> Meaning:
+def _large(one: TriedCollective, run: Run) -> Meaning:
     peer = next((other.address for rank, other in run.nodes.items() if rank != one.node), run.meeting.master)
     mtu = run.nodes[one.node].mtu if one.node in run.nodes else 0
     return (

@@ -17,7 +17,7 @@ import msgspec
 
 from ddpdoctor.base.private_folders import Needs, NoFolderError, private_folder
 from ddpdoctor.netcheck.messages import ENOUGH, Cannot, Collect, Collected
-from ddpdoctor.probes.subprocesses import Ended, start
+from ddpdoctor.probes.subprocesses import EndedProgram, start
 from ddpdoctor.probes.target.asking import last_lines, printable
 
 SCRIPT = Path(__file__).parent.parent / "probes" / "target" / "collective.py"
@@ -104,7 +104,7 @@ def _settings(backend: str, log: Path | None) -> dict[str, str]:
     return settings
 
 
-def _understood(ended: Ended, word: str, seconds: float, warnings: str) -> Collected | Cannot:
+def _understood(ended: EndedProgram, word: str, seconds: float, warnings: str) -> Collected | Cannot:
     told = _told(ended.stdout, word)
     if not told:
         return Cannot(why=f"the patient's Python can't be asked: {_silence(ended, seconds)}")
@@ -126,7 +126,7 @@ def _told(stdout: bytes, word: str) -> dict[str, Any]:
     return told
 
 
-def _words(told: dict[str, Any], ended: Ended, seconds: float, warnings: str) -> str:
+def _words(told: dict[str, Any], ended: EndedProgram, seconds: float, warnings: str) -> str:
     """torch's own words, or how it ended with the last thing that was said before."""
     if "error" in told:
         words = printable(str(told["error"]))
@@ -141,7 +141,7 @@ def _words(told: dict[str, Any], ended: Ended, seconds: float, warnings: str) ->
     return f'{end}; it last said "{said}"' if said else end
 
 
-def _silence(ended: Ended, seconds: float) -> str:
+def _silence(ended: EndedProgram, seconds: float) -> str:
     if ended.failed_to_start:
         return f"it can't be started: {ended.failed_to_start}"
     if ended.timed_out:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ddpdoctor.base.deadlines import within
-from ddpdoctor.facts.meeting import Attempt, Met
+from ddpdoctor.facts.meeting import Attempt, ConnectOutcome
 
 LIMIT: Final = 3.5
 """Seconds a try. The kernel gives a neighbour that doesn't answer up after three seconds, and that word is worth waiting for."""
@@ -65,7 +65,9 @@ async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, soc
     try:
         one = socket.socket(to.family, socket.SOCK_STREAM)
     except OSError as error:
-        return _attempt(to, Met.NO_ROUTE if error.errno in NO_WAY else Met.FAILED, error, started), None
+        return _attempt(
+            to, ConnectOutcome.NO_ROUTE if error.errno in NO_WAY else ConnectOutcome.FAILED, error, started
+        ), None
     try:
         one.setblocking(False)
         with suppress(OSError):
@@ -84,14 +86,16 @@ async def connect(to: Destination, seconds: float = LIMIT) -> tuple[Attempt, soc
     except TimeoutError:
         one.close()
         # On a busy host the kernel can take longer over its three questions than we wait.
-        return _attempt(to, Met.NO_HOST if _is_unknown_neighbour(to.address) else Met.SILENT, None, started), None
+        return _attempt(
+            to, ConnectOutcome.NO_HOST if _is_unknown_neighbour(to.address) else ConnectOutcome.SILENT, None, started
+        ), None
     except OSError as error:
         one.close()
         return _attempt(to, _met(error, to.address, time.monotonic() - started), error, started), None
     except BaseException:
         one.close()
         raise
-    return _attempt(to, Met.CONNECTED, None, started), one
+    return _attempt(to, ConnectOutcome.CONNECTED, None, started), one
 
 
 async def _answered(one: socket.socket) -> None:
@@ -127,32 +131,32 @@ def _stands(one: socket.socket) -> bool:
     return True
 
 
-def _attempt(to: Destination, met: Met, error: OSError | None, started: float) -> Attempt:
+def _attempt(to: Destination, met: ConnectOutcome, error: OSError | None, started: float) -> Attempt:
     words = system_words(error) if error else ""
     return Attempt(address=to.address, met=met, words=words, seconds=round(time.monotonic() - started, 3))
 
 
-def _met_at_once(error: OSError) -> Met:
+def _met_at_once(error: OSError) -> ConnectOutcome:
     """Of connect() itself, before a packet went out: this host's own routes and rules speak."""
     if error.errno in (*NO_WAY, errno.EHOSTUNREACH):
-        return Met.NO_ROUTE
+        return ConnectOutcome.NO_ROUTE
     if error.errno in FORBIDDEN:
-        return Met.PROHIBITED
-    return Met.REFUSED if error.errno == errno.ECONNREFUSED else Met.FAILED
+        return ConnectOutcome.PROHIBITED
+    return ConnectOutcome.REFUSED if error.errno == errno.ECONNREFUSED else ConnectOutcome.FAILED
 
 
-def _met(error: OSError, address: str, seconds: float) -> Met:
+def _met(error: OSError, address: str, seconds: float) -> ConnectOutcome:
     """Of the answer to the first packet."""
     if error.errno in (errno.ECONNREFUSED, *CUT_OFF):
-        return Met.REFUSED
+        return ConnectOutcome.REFUSED
     if error.errno == errno.ETIMEDOUT:
-        return Met.SILENT
+        return ConnectOutcome.SILENT
     if error.errno == errno.EHOSTUNREACH:
         nobody = seconds >= NEIGHBOUR_GIVEN_UP or _is_unknown_neighbour(address)
-        return Met.NO_HOST if nobody else Met.PROHIBITED
+        return ConnectOutcome.NO_HOST if nobody else ConnectOutcome.PROHIBITED
     if error.errno in FORBIDDEN:
-        return Met.PROHIBITED
-    return Met.NO_ROUTE if error.errno in NO_WAY else Met.FAILED
+        return ConnectOutcome.PROHIBITED
+    return ConnectOutcome.NO_ROUTE if error.errno in NO_WAY else ConnectOutcome.FAILED
 
 
 def _is_unknown_neighbour(address: str) -> bool:

@@ -42,7 +42,7 @@ class Reply(msgspec.Struct, frozen=True):
     proof: str
 
 
-class Shown(msgspec.Struct, frozen=True):
+class ShownConnection(msgspec.Struct, frozen=True):
     """Whoever dials: the proof over both nonces, so that what was overheard opens no second visit."""
 
     proof: str
@@ -113,7 +113,7 @@ async def _knock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run
     reply = await _hear(reader, Reply)
     if not matches(reply.proof, proof(run, "host", nonce, reply.nonce, reply.node)):
         raise StrangerError("what answered is of another run")
-    await _say(writer, Shown(proof(run, "visitor", nonce, reply.nonce, node, purpose, reply.node)))
+    await _say(writer, ShownConnection(proof(run, "visitor", nonce, reply.nonce, node, purpose, reply.node)))
     return reply.node
 
 
@@ -127,13 +127,13 @@ async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ru
     knock = await within(SECONDS, _hear(reader, Knock))
     nonce = secrets.token_hex(16)
     await _say(writer, Reply(node, nonce, proof(run, "host", knock.nonce, nonce, node)))
-    shown = await within(SECONDS, _hear(reader, Shown))
+    shown = await within(SECONDS, _hear(reader, ShownConnection))
     if not matches(shown.proof, proof(run, "visitor", knock.nonce, nonce, knock.node, knock.purpose, node)):
         raise StrangerError("a visitor of another run")
     return knock.node, knock.purpose
 
 
-async def _say(writer: asyncio.StreamWriter, what: Knock | Reply | Shown) -> None:
+async def _say(writer: asyncio.StreamWriter, what: Knock | Reply | ShownConnection) -> None:
     writer.write(msgspec.json.encode(what) + b"\n")
     try:
         await writer.drain()

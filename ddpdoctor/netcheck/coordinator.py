@@ -11,8 +11,8 @@ from ddpdoctor.facts.fleet import Fleet, Passed
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.version_agreement import versions_unknown
 from ddpdoctor.netcheck.manifests import GROUPS
-from ddpdoctor.netcheck.node_session import ALONE, Company, Gathered, Programme
-from ddpdoctor.netcheck.peers import Guest
+from ddpdoctor.netcheck.node_session import ALONE, FleetFacts, NodeSession, Programme
+from ddpdoctor.netcheck.peers import PeerConnection
 
 
 class Conductor:
@@ -22,13 +22,13 @@ class Conductor:
     programme: what the company does when it has met.
     """
 
-    def __init__(self, company: Company, *, wait: float, programme: Programme) -> None:
+    def __init__(self, company: NodeSession, *, wait: float, programme: Programme) -> None:
         self._company = company
         self._hub = company.hub
         self._wait = wait
         self._programme = programme
 
-    async def lead(self) -> Gathered:
+    async def lead(self) -> FleetFacts:
         """Goes through all phases. Nodes that are lost on the way stay lost; the others go on."""
         await self._join()
         joined_at = time.monotonic()
@@ -43,7 +43,7 @@ class Conductor:
             strangers=tuple(self._hub.strangers),
             phases=tuple(company.phases),
         )
-        return self._programme.told(Gathered(fleet, company.snapshots, joined_at))
+        return self._programme.told(FleetFacts(fleet, company.snapshots, joined_at))
 
     async def _join(self) -> None:
         began = time.monotonic()
@@ -67,7 +67,7 @@ class Conductor:
             company.ended("compare", Passed.PASS, time.monotonic())
 
 
-def _without_facts(guest: Guest) -> Snapshot:
+def _without_facts(guest: PeerConnection) -> Snapshot:
     """Of a node that came, and was lost before it had said anything of its host."""
     why = Unknown(f"{guest.host} was {guest.lost}")
     return msgspec.structs.replace(Snapshot(host=guest.host), **dict.fromkeys(GROUPS, why))

@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Final, Literal
 
 from ddpdoctor.base.deadlines import within
-from ddpdoctor.facts.fleet import Absent, Double
+from ddpdoctor.facts.fleet import MissingNode, RejectedNode
 from ddpdoctor.knowledge.node_words import names_by_rank
 from ddpdoctor.netcheck.lines import LineError
-from ddpdoctor.netcheck.listener import Door, Limits, Newcomer
+from ddpdoctor.netcheck.listener import ConnectionLimits, HandshakeServer, Newcomer
 from ddpdoctor.netcheck.messages import (
     Answer,
     Enough,
@@ -29,7 +29,7 @@ from ddpdoctor.netcheck.messages import (
     encode,
 )
 from ddpdoctor.netcheck.open_files import allow_files
-from ddpdoctor.netcheck.peers import Guest, GuestError, Larder
+from ddpdoctor.netcheck.peers import GuestError, PeerConnection, SnapshotBudget
 
 FAREWELL_SECONDS: Final = 5.0
 """How long a guest may take to fetch its part of the verdict, or the next piece of it."""
@@ -61,25 +61,25 @@ class Hub:
         token: str,
         hosts: Sequence[str] = (),
         changed: Callable[[], None] = lambda: None,
-        limits: Limits | None = None,
+        limits: ConnectionLimits | None = None,
         command: str = "netcheck",
         seat: str = "node",
     ) -> None:
         self.nnodes = nnodes
-        self.guests: dict[int, Guest] = {}
-        self.doubles: list[Double] = []
+        self.guests: dict[int, PeerConnection] = {}
+        self.doubles: list[RejectedNode] = []
         """Nodes of the job that came and weren't let in, with why, at most MOST_REFUSED."""
         self.own = secrets.token_hex(16)
-        self._limits = limits or Limits()
+        self._limits = limits or ConnectionLimits()
         self._hosts = hosts
         self._command = command
         self.seat = seat
         self.changed = changed
-        self._door = Door(addresses, port, token, self._limits, self._enter, self._note_refused, self._stir)
+        self._door = HandshakeServer(addresses, port, token, self._limits, self._enter, self._note_refused, self._stir)
         self._run = secrets.token_hex(16)
         self._phase = "join"
         self._waited_for: tuple[str, ...] = ()
-        self._larder = Larder()
+        self._larder = SnapshotBudget()
         self._gathering = True
         self._over = False
         self._waits_until = 0.0
@@ -116,10 +116,10 @@ class Hub:
         refused = {one.address for one in self.doubles if one.proved}
         return self._door.strangers.listed(refused | {guest.address for guest in self.guests.values()})
 
-    def absent(self) -> tuple[Absent, ...]:
+    def absent(self) -> tuple[MissingNode, ...]:
         """Who didn't come."""
         gone = [rank for rank in range(self.nnodes) if rank not in self.guests]
-        return tuple(Absent(rank=rank, host=self._hosts[rank] if rank < len(self._hosts) else "") for rank in gone)
+        return tuple(MissingNode(rank=rank, host=self._hosts[rank] if rank < len(self._hosts) else "") for rank in gone)
 
     async def gather(self, seconds: float) -> None:
         """Waits until all nodes have joined, or the time is up. Who comes later is turned away.
@@ -146,7 +146,7 @@ class Hub:
         for guest in self._late():
             self._lose(guest, f"its facts had not come after {self._limits.facts:g} s")
 
-    def _late(self) -> list[Guest]:
+    def _late(self) -> list[PeerConnection]:
         """Who is there and has said nothing of its host yet."""
         return [guest for guest in self._there() if guest.facts is None]
 
@@ -263,14 +263,14 @@ class Hub:
         await self._door.close()
         await self._door.empty(seconds, longest)
 
-    def _there(self) -> list[Guest]:
+    def _there(self) -> list[PeerConnection]:
         return [guest for guest in self.guests.values() if not guest.lost]
 
     def _stir(self) -> None:
         self._news.set()
         self.changed()
 
-    def _lose(self, guest: Guest, why: str) -> None:
+    def _lose(self, guest: PeerConnection, why: str) -> None:
         if not guest.lost and not self._over:
             guest.lose(f"lost during {self._phase}: {why}")
             self._stir()
@@ -295,13 +295,15 @@ class Hub:
     async def _enter(self, newcomer: Newcomer) -> None:
         """Gives whoever knows the token its place, and listens to it until it goes; or says why not."""
         rank = self._place(newcomer)
-        if isinstance(rank, Double):
+        if isinstance(rank, RejectedNode):
             newcomer.writer.write(encode(TurnedAway(code=rank.code, text=rank.text)))
             self._keep_refused(rank)
             self._stir()
             return
         host, address = newcomer.hello.host, newcomer.address
-        guest = Guest(rank, host, address, newcomer.lines, newcomer.writer, self.nnodes, self._larder, self.guests)
+        guest = PeerConnection(
+            rank, host, address, newcomer.lines, newcomer.writer, self.nnodes, self._larder, self.guests
+        )
         self.guests[rank] = guest
         wait = max(0.0, self._waits_until - asyncio.get_running_loop().time())
         guest.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=newcomer.proof, wait=wait)))
@@ -311,7 +313,7 @@ class Hub:
         self._stir()
         await self._listen_to(guest)
 
-    async def _listen_to(self, guest: Guest) -> None:
+    async def _listen_to(self, guest: PeerConnection) -> None:
         try:
             while not guest.lost:
                 joined = guest.joined
@@ -324,14 +326,14 @@ class Hub:
             self._lose(guest, str(error))
         await guest.end_of_it()
 
-    def _place(self, newcomer: Newcomer) -> int | Double:
+    def _place(self, newcomer: Newcomer) -> int | RejectedNode:
         """The rank that this node gets, or why it gets none."""
         hello = newcomer.hello
         taken = {rank: guest for rank, guest in self.guests.items() if not guest.lost}
 
-        def refuse(code: str, text: str, holder: str = "") -> Double:
+        def refuse(code: str, text: str, holder: str = "") -> RejectedNode:
             rank = -1 if hello.node_rank is None else hello.node_rank
-            return Double(
+            return RejectedNode(
                 rank=rank,
                 host=hello.host,
                 address=newcomer.address,
@@ -368,9 +370,11 @@ class Hub:
         return hello.node_rank
 
     def _note_refused(self, host: str, address: str, away: TurnedAway, proved: bool) -> None:
-        self._keep_refused(Double(rank=-1, host=host, address=address, code=away.code, text=away.text, proved=proved))
+        self._keep_refused(
+            RejectedNode(rank=-1, host=host, address=address, code=away.code, text=away.text, proved=proved)
+        )
 
-    def _keep_refused(self, one: Double) -> None:
+    def _keep_refused(self, one: RejectedNode) -> None:
         """Keeps it once, however often it comes."""
         alike = sum(other.proved == one.proved for other in self.doubles)
         if one not in self.doubles and alike < (MOST_REFUSED if one.proved else MOST_UNPROVED):

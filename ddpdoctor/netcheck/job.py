@@ -42,7 +42,7 @@ class Flags(msgspec.Struct, frozen=True):
     """The others that a command for another node takes over: "--wait 300"."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class NetcheckJob(msgspec.Struct, frozen=True, kw_only=True):
     """The job, as this process sees it."""
 
     master: str
@@ -78,7 +78,7 @@ class _Said(msgspec.Struct, frozen=True):
     value: int
 
 
-def job_of(flags: Flags, environ: Mapping[str, str]) -> Job:
+def job_of(flags: Flags, environ: Mapping[str, str]) -> NetcheckJob:
     """The job that flags and environment speak of. Raises JobError where there is none, or there can't be one."""
     launch = launchers.current_launch(environ)
     conflicts: list[Conflict] = []
@@ -94,7 +94,7 @@ def job_of(flags: Flags, environ: Mapping[str, str]) -> Job:
         place = meeting_place(flags.master, flags.port, _slurm_list(launch, environ), environ)
     except PlaceError as error:
         raise JobError(str(error)) from None
-    return Job(
+    return NetcheckJob(
         master=place.host,
         port=place.port,
         nnodes=nnodes.value if nnodes else None,
@@ -109,7 +109,7 @@ def job_of(flags: Flags, environ: Mapping[str, str]) -> Job:
     )
 
 
-def rank_job_of(flags: Flags, environ: Mapping[str, str]) -> Job | None:
+def rank_job_of(flags: Flags, environ: Mapping[str, str]) -> NetcheckJob | None:
     """The job in which this very process is one rank of several, since torchrun, MPI or Slurm has started it as that; None
     where none of them has. Its nodes are its ranks. Raises JobError where there can't be such a job."""
     launch = launchers.current_launch(environ)
@@ -126,7 +126,7 @@ def rank_job_of(flags: Flags, environ: Mapping[str, str]) -> Job | None:
     except PlaceError as error:
         raise JobError(str(error)) from None
     machines = _settled(_node_counts(flags, launch, environ), [])
-    return Job(
+    return NetcheckJob(
         master=place.host,
         port=place.port,
         nnodes=launch.world_size,

@@ -18,7 +18,7 @@ from ddpdoctor.netcheck.connecting import system_words
 from ddpdoctor.netcheck.connections import REACH, CutOffError, StrangerError, Visit, visit
 from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.messages import MOST_PORTS, WORDS, Dial, Dialled, Met, Peer, Place
-from ddpdoctor.netcheck.order_limits import Refused
+from ddpdoctor.netcheck.order_limits import OrderRefused
 from ddpdoctor.netcheck.reaching import ARRIVED, LARGE
 
 NEXT_TO_NOTHING: Final = 2048
@@ -40,7 +40,7 @@ NO_WAY = (
 """What the system says where there is no route, an ICMP message forbade it, or it hasn't got such addresses at all."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class JoinOutcome(msgspec.Struct, frozen=True):
     """What one port came to, and the system's words where it failed."""
 
     cell: Cell
@@ -51,7 +51,7 @@ async def dial(
     order: Dial,
     run: str,
     node: int,
-    refused: Mapping[tuple[int, str], Refused] = {},
+    refused: Mapping[tuple[int, str], OrderRefused] = {},
 ) -> Dialled:
     """Dials every place of all peers but ourselves, those apart that are refused (by node and kind). `order.at_once` places at a time, each on all its ports, the first one
     with a large message.
@@ -67,7 +67,7 @@ async def dial(
 
     async def one_place(peer: Peer, place: Place) -> Met:
         if not_dialled := refused.get((peer.node, place.kind)):
-            outcomes = [Outcome(not_dialled.cell, not_dialled.why)] * len(place.ports)
+            outcomes = [JoinOutcome(not_dialled.cell, not_dialled.why)] * len(place.ports)
         else:
             async with room:
                 outcomes = await asyncio.gather(
@@ -89,7 +89,7 @@ async def dial(
 
 async def _try_twice(
     address: str, port: int, wanted: int, run: str, node: int, seconds: float, *, large: bool
-) -> Outcome:
+) -> JoinOutcome:
     first = await _try(address, port, wanted, run, node, seconds, large=large)
     if first.cell not in (Cell.SILENT, Cell.STALLED):
         return first
@@ -108,26 +108,28 @@ async def _try_twice(
         await asyncio.gather(*tries, return_exceptions=True)
 
 
-async def _try(address: str, port: int, wanted: int, run: str, node: int, seconds: float, *, large: bool) -> Outcome:
+async def _try(
+    address: str, port: int, wanted: int, run: str, node: int, seconds: float, *, large: bool
+) -> JoinOutcome:
     try:
         found = await visit(address, port, run, node, REACH, seconds)
     except StrangerError as error:
-        return Outcome(Cell.OTHER, str(error))
+        return JoinOutcome(Cell.OTHER, str(error))
     except CutOffError as error:
-        return Outcome(Cell.RESET, str(error))
+        return JoinOutcome(Cell.RESET, str(error))
     except TimeoutError as error:
-        return Outcome(Cell.SILENT, str(error))
+        return JoinOutcome(Cell.SILENT, str(error))
     except OSError as error:
-        return Outcome(_cell_of(error), system_words(error))
+        return JoinOutcome(_cell_of(error), system_words(error))
     except ValueError:
         # Of an address that is none; the peer that offers it mustn't keep this node from the others.
-        return Outcome(Cell.NOT_TRIED, "no address")
+        return JoinOutcome(Cell.NOT_TRIED, "no address")
     try:
         if found.node != wanted:
-            return Outcome(
+            return JoinOutcome(
                 Cell.OTHER, f"node {found.node} answered" if found.node != node else "it is this node itself"
             )
-        return await _send_large(found, seconds) if large else Outcome(Cell.OK)
+        return await _send_large(found, seconds) if large else JoinOutcome(Cell.OK)
     finally:
         found.writer.transport.abort()
 
@@ -141,7 +143,7 @@ def _cell_of(error: OSError) -> Cell:
     return Cell.PROHIBITED if error.errno in NO_WAY else Cell.NOT_TRIED
 
 
-async def _send_large(found: Visit, seconds: float) -> Outcome:
+async def _send_large(found: Visit, seconds: float) -> JoinOutcome:
     """Sends the large message. A slow link isn't stalled: as long as it takes bytes, it has a second period."""
     found.writer.write(bytes(LARGE))
     left = LARGE
@@ -151,12 +153,14 @@ async def _send_large(found: Visit, seconds: float) -> Outcome:
         except TimeoutError:
             before, left = left, _unacknowledged(found.writer)
             if before - left <= NEXT_TO_NOTHING:
-                return Outcome(Cell.STALLED, f"{LARGE - left} of {LARGE} bytes acknowledged in {seconds:.0f} s")
+                return JoinOutcome(Cell.STALLED, f"{LARGE - left} of {LARGE} bytes acknowledged in {seconds:.0f} s")
         except (EOFError, OSError) as error:
-            return Outcome(Cell.RESET, "cut off while it was sending" if isinstance(error, EOFError) else str(error))
+            return JoinOutcome(
+                Cell.RESET, "cut off while it was sending" if isinstance(error, EOFError) else str(error)
+            )
         else:
-            return Outcome(Cell.OK) if answer == ARRIVED else Outcome(Cell.OTHER, "it answered something else")
-    return Outcome(Cell.OK)  # So slow that it still goes on; how slow the link is is measured later.
+            return JoinOutcome(Cell.OK) if answer == ARRIVED else JoinOutcome(Cell.OTHER, "it answered something else")
+    return JoinOutcome(Cell.OK)  # So slow that it still goes on; how slow the link is is measured later.
 
 
 def _unacknowledged(writer: asyncio.StreamWriter) -> int:

@@ -40,7 +40,7 @@ class EndedError(LineError):
     """The connection was closed before the line's end."""
 
 
-class Lines:
+class LineReader:
     """Reads lines from a connection. Holds no more of it than the line's limit and CHUNK bytes.
 
     heard, whole: when something came last, and when the last whole line did, by the event loop's clock.

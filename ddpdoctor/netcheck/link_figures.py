@@ -71,7 +71,7 @@ class Straggler(msgspec.Struct, frozen=True):
         return any(link.error or (rate_of(link) or 0.0) < USELESS for link in self.links)
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class LinkTrouble(msgspec.Struct, frozen=True):
     """What is out of the ordinary about one link, the figures that it is measured by, and how bad it is.
 
     usual: the median of the fleet's rates (Mbit/s) and round trips (s).
@@ -95,7 +95,7 @@ class Trouble(msgspec.Struct, frozen=True):
         return self.fails, bool(self.link.error), -(rate_of(self.link) or 0.0)
 
 
-class Shared(msgspec.Struct, frozen=True):
+class SharedTrouble(msgspec.Struct, frozen=True):
     """Pairs in trouble, by whom they have in common: nodes with the pairs that each explains, and the pairs left over.
 
     everywhere: so many nodes would be to blame that none is.
@@ -151,7 +151,7 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
 
 
 @cache
-def troubles(fleet: Fleet) -> tuple[Trouble, ...]:
+def troubles(fleet: Fleet) -> tuple[LinkTrouble, ...]:
     """The links that are out of the ordinary, those of stragglers apart. That a lost node could not be measured is no fault
     of the link."""
     lost = {one.rank for one in fleet.nodes if one.lost}
@@ -173,7 +173,7 @@ def troubles(fleet: Fleet) -> tuple[Trouble, ...]:
         if slow or late or lossy or link.error:
             useless = slow and (rate_of(link) or 0.0) < USELESS
             fails = bool(link.error) or link.resent >= HEAVY_LOSS or useless
-            found.append(Trouble(link, lossy, slow, late, fails, usual_rate, usual_trip))
+            found.append(LinkTrouble(link, lossy, slow, late, fails, usual_rate, usual_trip))
     return tuple(found)
 
 
@@ -256,7 +256,7 @@ def _claimed(node: Node) -> float:
     return -1.0 if node.virtual and node.speed == NOMINAL_OF_VIRTUAL else float(node.speed)
 
 
-def shared(bad: Collection[Pair], tried: Collection[Pair]) -> Shared:
+def shared(bad: Collection[Pair], tried: Collection[Pair]) -> SharedTrouble:
     """Whom the bad pairs have in common: a node most of whose pairs are bad, on the word of at least two peers."""
     nodes = {rank for pair in bad for rank in pair}
     own = {rank: [pair for pair in tried if rank in pair] for rank in nodes}
@@ -265,9 +265,9 @@ def shared(bad: Collection[Pair], tried: Collection[Pair]) -> Shared:
         rank for rank in sorted(nodes) if len(failed[rank]) > 1 and _share(failed[rank], own[rank]) >= ALL_OF_THEM
     ]
     if 2 * len(blamed) > len({rank for pair in tried for rank in pair}):
-        return Shared({}, tuple(sorted(bad)), everywhere=True)
+        return SharedTrouble({}, tuple(sorted(bad)), everywhere=True)
     explained = {pair for rank in blamed for pair in failed[rank]}
-    return Shared({rank: tuple(failed[rank]) for rank in blamed}, tuple(sorted(set(bad) - explained)))
+    return SharedTrouble({rank: tuple(failed[rank]) for rank in blamed}, tuple(sorted(set(bad) - explained)))
 
 
 def where_several_meet(pairs: Collection[Pair]) -> tuple[dict[int, tuple[Pair, ...]], tuple[Pair, ...]]:

@@ -12,7 +12,7 @@ from ddpdoctor.knowledge.interface_choice import as_address
 from ddpdoctor.knowledge.job_intent import address_of, means_each_node_itself, own_address, way_to_the_others
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.netcheck.hub import Hub
-from ddpdoctor.netcheck.job import Job
+from ddpdoctor.netcheck.job import NetcheckJob
 
 
 def is_own(address: str) -> bool:
@@ -42,7 +42,7 @@ def hub_addresses(master: str, addresses: Sequence[str], network: Network) -> tu
     return (outer,) if outer else own
 
 
-def warning(job: Job, network: Network, command: str = "netcheck") -> str:
+def warning(job: NetcheckJob, network: Network, command: str = "netcheck") -> str:
     """What is wrong with the master's name on each node, told before anybody waits: it means that node itself, or this
     is node 0 and it means another host. "" where nothing is, or it isn't known. command: as in `Meeting.command`."""
     master = network.master

@@ -20,7 +20,7 @@ from ddpdoctor.base.deadlines import within
 from ddpdoctor.engine.sanitize_facts import is_host, is_version
 from ddpdoctor.netcheck.admission_errors import wrong_token
 from ddpdoctor.netcheck.connecting import send_again_soon
-from ddpdoctor.netcheck.lines import CHUNK, LineError, Lines, plain
+from ddpdoctor.netcheck.lines import CHUNK, LineError, LineReader, plain
 from ddpdoctor.netcheck.messages import MOST_BEFORE_WELCOME, PROTOCOL, Greeting, Hello, TurnedAway, encode
 from ddpdoctor.netcheck.peers import UNDECODABLE
 from ddpdoctor.netcheck.rejected_connections import Strangers, likeness
@@ -30,7 +30,7 @@ BACKLOG: Final = 4096
 """Connections that the kernel keeps until we get to them: a whole cluster dials at once. It has a limit of its own."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long, in seconds, and how many."""
 
     hello: float = 5.0
@@ -61,7 +61,7 @@ class Newcomer(msgspec.Struct, frozen=True):
 
     hello: Hello
     address: str
-    lines: Lines
+    lines: LineReader
     writer: asyncio.StreamWriter
     proof: str
     """That the hub knows the token, too."""
@@ -102,7 +102,7 @@ class _Spoken(msgspec.Struct, frozen=True):
     proof: str = ""
 
 
-class Door:
+class HandshakeServer:
     """Listens at the addresses, all numeric, and one port. `enter` takes whoever has proved that it belongs here, and keeps it; `refused`
     is told of those who speak as ours and were turned away here: host, address, the message, and whether they knew the token.
 
@@ -114,7 +114,7 @@ class Door:
         addresses: Sequence[str],
         port: int,
         token: str,
-        limits: Limits,
+        limits: ConnectionLimits,
         enter: Callable[[Newcomer], Awaitable[None]],
         refused: Callable[[str, str, TurnedAway, bool], None],
         changed: Callable[[], None],
@@ -245,7 +245,7 @@ class Door:
         task = asyncio.current_task()
         assert task is not None
         try:
-            newcomer = await self._ask_who(visitor, Lines(reader))
+            newcomer = await self._ask_who(visitor, LineReader(reader))
             self._settled(task)
             await self._enter(newcomer)
         except _StrangerError as error:
@@ -258,7 +258,7 @@ class Door:
         finally:
             visitor.writer.close()
 
-    async def _ask_who(self, visitor: _Visitor, lines: Lines) -> Newcomer:
+    async def _ask_who(self, visitor: _Visitor, lines: LineReader) -> Newcomer:
         nonce = secrets.token_hex(16)
         visitor.writer.write(encode(Greeting(ddpdoctor=__version__, protocol=PROTOCOL, nonce=nonce)))
         hello = self._hello(await self._first_line(visitor, lines), visitor.address, nonce)
@@ -270,7 +270,7 @@ class Door:
         own_proof = proof(self._token, "hub", nonce, hello.nonce)
         return Newcomer(hello, visitor.address, lines, visitor.writer, own_proof)
 
-    async def _first_line(self, visitor: _Visitor, lines: Lines) -> bytes:
+    async def _first_line(self, visitor: _Visitor, lines: LineReader) -> bytes:
         try:
             return await within(self._limits.hello, lines.next(MOST_BEFORE_WELCOME))
         except TimeoutError as error:

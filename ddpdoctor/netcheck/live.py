@@ -14,7 +14,7 @@ from ddpdoctor.base.printable import one_line, plain
 from ddpdoctor.base.wording import listed
 from ddpdoctor.netcheck.progress import (
     PHASES,
-    Progress,
+    NetcheckProgress,
     absent_name,
     names,
     way_to_master,
@@ -32,7 +32,7 @@ _SHELL_WORDS = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 """Of a command line, with their quotes."""
 
 
-class LiveView(Progress):
+class NetcheckLiveView(NetcheckProgress):
     """Redraws itself until `close`, which leaves nothing of it on the screen."""
 
     def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic, command: str = "netcheck") -> None:
@@ -50,7 +50,7 @@ class LiveView(Progress):
 class _Drawing:
     """Drawn anew each time."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: NetcheckProgress) -> None:
         self._progress = progress
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -76,7 +76,7 @@ class _Command:
             yield Text(line, "cyan", overflow="fold")
 
 
-def drawing(progress: Progress) -> Iterator[Text | Hanging | _Command]:
+def drawing(progress: NetcheckProgress) -> Iterator[Text | Hanging | _Command]:
     """At most some twenty lines, whatever the number of nodes. Only a command may be wrapped, which can't be copied when it
     is cut, and why the master isn't met."""
     yield _row(progress.title, _where(progress), "bold")
@@ -100,13 +100,13 @@ def _row(label: str, text: str, style: str = "") -> Text:
     return row.append(text, f"not dim {style}".strip())
 
 
-def _where(progress: Progress) -> str:
+def _where(progress: NetcheckProgress) -> str:
     met = progress.met
     where = f"{one_line(met.master)}, port {met.port}, " if met is not None else ""
     return f"{where}{progress.seconds:.0f} s"
 
 
-def _nodes(progress: Progress) -> Iterator[Text | _Command]:
+def _nodes(progress: NetcheckProgress) -> Iterator[Text | _Command]:
     seats = progress.seats
     filled = _BAR * len(seats) // progress.nnodes
     yield _row("nodes", "━" * filled + "─" * (_BAR - filled) + f"  {len(seats)} of {progress.nnodes} joined")
@@ -127,7 +127,7 @@ def _nodes(progress: Progress) -> Iterator[Text | _Command]:
         yield from _to_run(progress, [one.rank for one in progress.absent[:_MOST_COMMANDS]])
 
 
-def _to_run(progress: Progress, ranks: Sequence[int]) -> Iterator[Text | _Command]:
+def _to_run(progress: NetcheckProgress, ranks: Sequence[int]) -> Iterator[Text | _Command]:
     if progress.command is not None and ranks:
         yield Text("run there:", "dim")
         for rank in ranks:

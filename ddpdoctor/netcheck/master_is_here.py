@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpdoctor.base.findings import Finding, Fix
 from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.facts.firewall import Firewall
-from ddpdoctor.facts.meeting import Attempt, Meeting, Met
+from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.knowledge.firewall_fixes import LOOK, opening
 from ddpdoctor.knowledge.job_intent import is_loopback, means_each_node_itself, own_address
@@ -29,7 +29,7 @@ def own_port_shut(one: Attempt, meeting: Meeting, network: Network, firewall: Ma
     """Nobody is met at an address that is this host's own."""
     host, where = network.hostname, place(one.address, meeting.port)
     seen = tuple(attempts_seen(meeting))
-    if one.met is not Met.REFUSED:
+    if one.met is not ConnectOutcome.REFUSED:
         return Finding(
             summary=f"{host} is the master itself and can't reach {where}: {one.words or one.met.value} ({how_often(one, meeting)})",
             cause="What a host sends to itself leaves it on no wire: its own packet filter takes it.",

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import NotTested
+from ddpdoctor.engine.registry import Skipped
 from ddpdoctor.facts.fleet import Link
 from ddpdoctor.facts.smoke import Leftovers, RankRun
 
@@ -324,7 +324,7 @@ class Judged(msgspec.Struct, frozen=True):
 
     slug: str
     findings: tuple[Finding, ...]
-    not_tested: NotTested | None
+    not_tested: Skipped | None
 
 
 class Part(Message, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ddpdoctor.facts.fleet import Cell, Collective, Fleet, Link, Node, Passed, Reach
+from ddpdoctor.facts.fleet import Cell, Fleet, Link, Node, Passed, Reach, TriedCollective
 from ddpdoctor.netcheck.collective_preconditions import why_no_gloo, why_no_nccl
 from ddpdoctor.netcheck.lines import plain
 from ddpdoctor.netcheck.link_figures import alike, better, condemned, doubtful
@@ -23,7 +23,7 @@ from ddpdoctor.netcheck.messages import (
     Peer,
     Place,
 )
-from ddpdoctor.netcheck.node_session import ALONE, Company, Gathered
+from ddpdoctor.netcheck.node_session import ALONE, FleetFacts, NodeSession
 from ddpdoctor.netcheck.reach_phase import FoundOut, bad, who_reaches_whom
 from ddpdoctor.netcheck.schedule import rounds
 
@@ -49,21 +49,21 @@ NOT_REACHED = "the nodes don't reach each other"
 class NetworkProgramme:
     """quick: no collectives. master, store_port: where the real store shall listen."""
 
-    def __init__(self, company: Company, *, quick: bool, master: str, store_port: int) -> None:
+    def __init__(self, company: NodeSession, *, quick: bool, master: str, store_port: int) -> None:
         self._company = company
         self._quick = quick
         self._master = master
         self._store_port = store_port
         self._found = FoundOut()
         self._measured_links: tuple[Link, ...] = ()
-        self._ran: tuple[Collective, ...] = ()
+        self._ran: tuple[TriedCollective, ...] = ()
 
     async def go(self) -> None:
         self._found = await self._reach()
         self._measured_links = await self._links(self._found.reach)
         self._ran = await self._collectives(self._found.reach, self._measured_links)
 
-    def told(self, gathered: Gathered) -> Gathered:
+    def told(self, gathered: FleetFacts) -> FleetFacts:
         fleet = msgspec.structs.replace(
             gathered.fleet,
             nodes=tuple(map(self._told_of, gathered.fleet.nodes)),
@@ -181,7 +181,7 @@ class NetworkProgramme:
             return self._found.untested
         return NOT_REACHED if bad([one for one in reach if one.kind == "route"]) else ""
 
-    async def _collectives(self, reach: Sequence[Reach], links: Sequence[Link]) -> tuple[Collective, ...]:
+    async def _collectives(self, reach: Sequence[Reach], links: Sequence[Link]) -> tuple[TriedCollective, ...]:
         snapshots = self._company.snapshots
         nodes = self._nodes_there()
         reason = "--quick" if self._quick else self._no_sense(reach) or why_no_gloo(nodes, snapshots, reach, links)
@@ -197,7 +197,7 @@ class NetworkProgramme:
             return ran
         return (*ran, *await self._collective("nccl"))
 
-    async def _collective(self, backend: str) -> tuple[Collective, ...]:
+    async def _collective(self, backend: str) -> tuple[TriedCollective, ...]:
         began = time.monotonic()
         self._company.hub.announce(backend)
         there, seconds = self._company.there, COLLECTIVE_SECONDS
@@ -236,9 +236,9 @@ def _failed(answer: Answer) -> bool:
     return not (isinstance(answer, Collected) and answer.ok)
 
 
-def _collective(rank: int, backend: str, answer: Answer | None, lost: str) -> Collective:
+def _collective(rank: int, backend: str, answer: Answer | None, lost: str) -> TriedCollective:
     if isinstance(answer, Collected):
-        return Collective(
+        return TriedCollective(
             node=rank,
             backend=backend,
             stage=answer.stage,
@@ -248,4 +248,4 @@ def _collective(rank: int, backend: str, answer: Answer | None, lost: str) -> Co
             hung=answer.hung,
         )
     words = answer.why if isinstance(answer, Cannot) else lost or "no answer"
-    return Collective(node=rank, backend=backend, stage="start", ok=False, words=words)
+    return TriedCollective(node=rank, backend=backend, stage="start", ok=False, words=words)

@@ -24,7 +24,7 @@ class ImpossibleError(Exception):
     """What the nodes were told to do can't be done by all of them together; the text says why."""
 
 
-class Gathered(msgspec.Struct, frozen=True):
+class FleetFacts(msgspec.Struct, frozen=True):
     """All that the phases gave: the fleet, each node's own facts, and when the last node had joined (time.monotonic)."""
 
     fleet: Fleet
@@ -32,7 +32,7 @@ class Gathered(msgspec.Struct, frozen=True):
     joined_at: float
 
 
-class Company:
+class NodeSession:
     """members: the ranks of all that came, lost or not. snapshots: their own facts."""
 
     def __init__(self, hub: Hub) -> None:
@@ -81,5 +81,5 @@ class Programme(Protocol):
             ImpossibleError: there will be no verdict.
         """
 
-    def told(self, gathered: Gathered) -> Gathered:
+    def told(self, gathered: FleetFacts) -> FleetFacts:
         """With all that the phases found out."""

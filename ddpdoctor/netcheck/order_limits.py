@@ -61,7 +61,7 @@ class Master(msgspec.Struct, frozen=True, kw_only=True):
     proved: bool = False
 
 
-class Refused(msgspec.Struct, frozen=True):
+class OrderRefused(msgspec.Struct, frozen=True):
     """A place that isn't dialled: what it counts as, and why."""
 
     cell: Cell
@@ -81,7 +81,7 @@ class OrderLimits:
         self._backends: set[str] = set()
         self._places: dict[tuple[int, str], Place] | None = None
         """By node and kind, as the first order to dial had them."""
-        self.refused: dict[tuple[int, str], Refused] = {}
+        self.refused: dict[tuple[int, str], OrderRefused] = {}
         """Of these, those that are not dialled."""
         self.measured_seconds = 0.0
 
@@ -152,24 +152,24 @@ class OrderLimits:
     def _is_own(self, address: str) -> bool:
         return address in self._own or as_address(address).is_loopback
 
-    def _refused(self, place: Place, *, here: bool) -> Refused | None:
+    def _refused(self, place: Place, *, here: bool) -> OrderRefused | None:
         if why := why_no_place(place):
-            return Refused(Cell.NOT_TRIED, why)
+            return OrderRefused(Cell.NOT_TRIED, why)
         address = plain_address(place.address)
         if self._is_own(address):
             # An address of a host's own, as docker0's, leads nowhere else from here.
-            return None if here else Refused(Cell.OTHER, "it is this node itself")
+            return None if here else OrderRefused(Cell.OTHER, "it is this node itself")
         number = as_address(address)
         if number.version == 6 and number.is_link_local:
             met = as_address(self._master.address).is_link_local
-            return None if met else Refused(Cell.NOT_TRIED, f"{place.address} is a link-local address")
+            return None if met else OrderRefused(Cell.NOT_TRIED, f"{place.address} is a link-local address")
         ends = (self._master.address, self._master.own_address)
         networks = self._networks if number.is_link_local else (*self._networks, *map(near_network, ends))
         if any(number.version == net.version and number in net for net in networks):
             return None
         if not number.is_link_local and (self._master.proved or trusted(address)):
             return None
-        return Refused(Cell.NOT_TRIED, f"{place.address} is in none of the job's networks")
+        return OrderRefused(Cell.NOT_TRIED, f"{place.address} is in none of the job's networks")
 
     # --- collectives ------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import msgspec
 from ddpdoctor.engine.snapshots import SnapshotError, decode_snapshot, encode_snapshot
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.claimed_addresses import addresses_of, networks_of, plain_address, why_not_there
-from ddpdoctor.netcheck.lines import LineError, Lines, plain, unpack
+from ddpdoctor.netcheck.lines import LineError, LineReader, plain, unpack
 from ddpdoctor.netcheck.messages import (
     MOST_ANSWER,
     MOST_FACTS,
@@ -78,7 +78,7 @@ class GuestError(Exception):
     """The guest goes, or has to go; the text says why."""
 
 
-class Larder:
+class SnapshotBudget:
     """Room for the facts of all guests of a hub."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Larder:
         return decode_snapshot(content, "its facts")
 
 
-class Guest:
+class PeerConnection:
     """One connection. `lost` is why it is no longer there, "" while it is. came: when, by the loop's clock.
 
     address: its own end of the connection. offset: seconds that its clock is ahead of ours, right within `error` seconds.
@@ -121,11 +121,11 @@ class Guest:
         rank: int,
         host: str,
         address: str,
-        lines: Lines,
+        lines: LineReader,
         writer: asyncio.StreamWriter,
         nnodes: int,
-        larder: Larder,
-        company: Mapping[int, Guest],
+        larder: SnapshotBudget,
+        company: Mapping[int, PeerConnection],
     ) -> None:
         self.rank = rank
         self.host = host

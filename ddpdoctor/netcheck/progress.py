@@ -17,11 +17,11 @@ from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.wording import listed, plural
 
 if TYPE_CHECKING:
-    from ddpdoctor.facts.fleet import Absent
+    from ddpdoctor.facts.fleet import MissingNode
     from ddpdoctor.facts.meeting import Meeting
     from ddpdoctor.netcheck.hub import Hub
     from ddpdoctor.netcheck.messages import Waiting
-    from ddpdoctor.netcheck.results import End
+    from ddpdoctor.netcheck.results import RunResult
 
 PHASES = {
     "join": "waiting for all nodes",
@@ -68,7 +68,7 @@ class Seat(msgspec.Struct, frozen=True):
         return one_line(self.host) or f"node {self.rank}"
 
 
-class Progress:
+class NetcheckProgress:
     """What is known so far; both views read it, from a thread of their own."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, command: str = "netcheck") -> None:
@@ -78,7 +78,7 @@ class Progress:
         self.met: Meeting | None = None
         self.nnodes = 0
         self.seats: tuple[Seat, ...] = ()
-        self.absent: tuple[Absent, ...] = ()
+        self.absent: tuple[MissingNode, ...] = ()
         self.command: Callable[[int], str] | None = None
         self.phase = ""
         self.phase_began = self.began
@@ -116,11 +116,11 @@ class Progress:
             self.phase, self.phase_began = waiting.phase, self._clock()
         self.waited_for, self.first = waiting.waited_for, waiting.first
 
-    def verdict(self, end: End) -> None:
+    def verdict(self, end: RunResult) -> None:
         """It is printed when all have been told."""
 
 
-def absent_name(one: Absent) -> str:
+def absent_name(one: MissingNode) -> str:
     """ "node 2", "node 2 (gpu07)"."""
     return f"node {one.rank} ({one_line(one.host)})" if one.host else f"node {one.rank}"
 
@@ -134,7 +134,7 @@ def way_to_master(meeting: Meeting) -> str:
     return one_line(listed(tried, 3) + (f"; it is {who}, not ddpdoctor" if who else ""))
 
 
-def status(progress: Progress) -> str:
+def status(progress: NetcheckProgress) -> str:
     """How it stands, in one line; "" where there is nothing to say yet."""
     if progress.phase and progress.phase != "join":
         lost = [f"{seat.name} is lost" for seat in progress.seats if seat.lost]
@@ -149,7 +149,7 @@ def status(progress: Progress) -> str:
     return one_line(f"Node 0 is not met yet at {met.master}, port {met.port}: {way}") if met is not None and way else ""
 
 
-def _who_is_here(progress: Progress) -> str:
+def _who_is_here(progress: NetcheckProgress) -> str:
     lost = [f"{seat.name} is lost" for seat in progress.seats if seat.lost]
     looking = [seat.name for seat in progress.seats if not seat.ready and not seat.lost]
     parts = [f"{len(progress.seats)} of {plural(progress.nnodes, 'node')} joined", *lost]
@@ -161,14 +161,14 @@ def _who_is_here(progress: Progress) -> str:
     return "; ".join(parts)
 
 
-def _run_on(progress: Progress, rank: int | None) -> str:
+def _run_on(progress: NetcheckProgress, rank: int | None) -> str:
     """The end of a sentence about those who haven't come: what to run on the node of that rank."""
     if rank is None or progress.command is None:
         return ""
     return f". Run on node {rank}: {progress.command(rank)}"
 
 
-class View(Protocol):
+class NetcheckView(Protocol):
     """Who is told how it goes. All but `close` may be called as often as anything changes, and return at once."""
 
     def meeting(self, meeting: Meeting) -> None:
@@ -180,7 +180,7 @@ class View(Protocol):
     def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:
         """What the hub tells all nodes: the phase, and who is waited for. command: as for `hub`."""
 
-    def verdict(self, end: End) -> None:
+    def verdict(self, end: RunResult) -> None:
         """Node 0: this is how it ends; next, the others are told."""
 
     def say(self, text: str) -> None:
@@ -190,7 +190,7 @@ class View(Protocol):
         """The verdict comes now, or nothing more: the screen is as it was before. More than once does no harm."""
 
 
-class Lines(Progress):
+class NetcheckLines(NetcheckProgress):
     """For a log: a line on `file` when something changes, at most every few seconds; nothing in the first one."""
 
     def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic, command: str = "netcheck") -> None:

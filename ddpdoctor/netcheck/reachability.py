@@ -53,7 +53,7 @@ class Way(str, Enum):
         return Way.OUTBOUND if self is Way.INBOUND else Way.INBOUND
 
 
-class Where(str, Enum):
+class LostPackets(str, Enum):
     """What the counters of the node's own kernel say of the lost packets: the first ones of connections (SYN) of one way,
     or the answers to them (SYN-ACK), which go the other way."""
 
@@ -81,11 +81,11 @@ class Block(msgspec.Struct, frozen=True):
     tried: int
     ports: tuple[bool, ...]
     cells: str
-    where: Where
+    where: LostPackets
     other_way: bool | None
 
 
-class Cut(msgspec.Struct, frozen=True):
+class NetworkCut(msgspec.Struct, frozen=True):
     """Pairs that fail although no whole node is to blame: all of `here` dialling all of `there`.
 
     both: the other direction fails as well. ports, cells: as in `Block`. where_here: whether the dialling side's kernel
@@ -98,8 +98,8 @@ class Cut(msgspec.Struct, frozen=True):
     both: bool
     ports: tuple[bool, ...]
     cells: str
-    where_here: Where = Where.UNTOLD
-    where_there: Where = Where.UNTOLD
+    where_here: LostPackets = LostPackets.UNTOLD
+    where_there: LostPackets = LostPackets.UNTOLD
     way_here: Way = Way.OUTBOUND
     way_there: Way = Way.INBOUND
 
@@ -111,19 +111,19 @@ class BehindNat(msgspec.Struct, frozen=True):
     peers: tuple[int, ...]
 
 
-class Blame(msgspec.Struct, frozen=True):
+class MasterBlame(msgspec.Struct, frozen=True):
     """All that fails on the way by which the nodes meet the master."""
 
     blocks: tuple[Block, ...] = ()
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[NetworkCut, ...] = ()
     behind_nat: tuple[BehindNat, ...] = ()
 
 
 @cache
-def blame(fleet: Fleet) -> Blame:
+def blame(fleet: Fleet) -> MasterBlame:
     """Who is to blame for the "route" matrices of a fleet. Worked out once for each fleet."""
     reaches = [one for one in fleet.reach if one.kind == "route"]
-    return _Matrix(fleet.nodes, reaches).blame() if reaches else Blame()
+    return _Matrix(fleet.nodes, reaches).blame() if reaches else MasterBlame()
 
 
 class _Matrix:
@@ -140,20 +140,20 @@ class _Matrix:
             if set(cells := "".join(one.rows[i][j] for one in reaches)) != {Cell.NOT_TRIED.value}
         }
         self.bad: set[Pair] = {pair for pair, cells in self.cells.items() if set(cells) & set(BLOCKED)}
-        self.told: dict[tuple[int, Way], Where] = {}
+        self.told: dict[tuple[int, Way], LostPackets] = {}
         self.takes: dict[tuple[int, Way], bool] = {}
         self.took: dict[tuple[int, Way], bool] = {}
         self.tried: dict[Way, dict[int, list[int]]] = {}
         self.failed: dict[Way, dict[int, list[int]]] = {}
 
-    def blame(self) -> Blame:
+    def blame(self) -> MasterBlame:
         behind_nat = tuple(self._behind_nat())
         # Whoever dials an address that only its owner knows says nothing of filters.
         excused = {(peer, one.node) for one in behind_nat for peer in one.peers}
         self.bad -= excused
         self.cells = {pair: cells for pair, cells in self.cells.items() if pair not in excused}
         if not self.bad:
-            return Blame(behind_nat=behind_nat)
+            return MasterBlame(behind_nat=behind_nat)
         groups = list(self._cut_off_subnets())
         self.bad -= {(i, j) for here, there in groups for i in here for j in there}
         self.tried = {way: _by_node(self.cells, way) for way in Way}
@@ -164,7 +164,7 @@ class _Matrix:
         left = self._left(culprits)
         blocks = tuple(self._block(node, way, culprits, left) for node, way in sorted(culprits))
         cuts = (*self._group_cuts(groups), *self._link_cuts(left))
-        return Blame(blocks, cuts, behind_nat)
+        return MasterBlame(blocks, cuts, behind_nat)
 
     def _behind_nat(self) -> Iterator[BehindNat]:
         for at in sorted({pair[1] for pair in self.bad}):
@@ -185,14 +185,14 @@ class _Matrix:
         covered = Counter(pair for culprit in found for pair in self._explained(culprit))
         for culprit in list(found):
             explained = self._explained(culprit)
-            if all(covered[pair] > 1 for pair in explained) and self._where(*culprit) is not Where.HERE:
+            if all(covered[pair] > 1 for pair in explained) and self._where(*culprit) is not LostPackets.HERE:
                 found.remove(culprit)
                 covered -= Counter(explained)
         return found
 
     def _may_be(self, node: int, way: Way, left: set[Pair]) -> bool:
         failed, tried = self.failed[way][node], self.tried[way][node]
-        heard = self._where(node, way) is Where.HERE
+        heard = self._where(node, way) is LostPackets.HERE
         unexplained = [
             peer for peer in failed if _pair(node, peer, way) in left and (heard or not self._took_all(peer, way.other))
         ]
@@ -212,7 +212,7 @@ class _Matrix:
         if (node, way) not in self.takes:
             own, answered = self._failures(node, way), self._failures(node, way.other)
             found = bool(own) and self._silent(answered)
-            self.takes[node, way] = found and self._counted(node, way, own, answered) is Where.HERE
+            self.takes[node, way] = found and self._counted(node, way, own, answered) is LostPackets.HERE
         return self.takes[node, way]
 
     def _silent(self, pairs: Sequence[Pair]) -> bool:
@@ -225,7 +225,13 @@ class _Matrix:
 
     def _doubt(self, culprits: Iterable[tuple[int, Way]]) -> int:
         """How little the counters speak for them. Equal ones: what comes in is filtered far more often."""
-        weights = {Where.HERE: 0, Where.UNTOLD: 1, Where.ANSWERS: 1, Where.DOUBTFUL: 2, Where.ELSEWHERE: 2}
+        weights = {
+            LostPackets.HERE: 0,
+            LostPackets.UNTOLD: 1,
+            LostPackets.ANSWERS: 1,
+            LostPackets.DOUBTFUL: 2,
+            LostPackets.ELSEWHERE: 2,
+        }
         return sum(weights[self._where(*one)] for one in culprits)
 
     def _block(self, node: int, way: Way, culprits: Sequence[tuple[int, Way]], left: set[Pair]) -> Block:
@@ -252,12 +258,12 @@ class _Matrix:
 
     # --- the kernel's counters ------------------------------------------------------------------------------------------
 
-    def _where(self, node: int, way: Way) -> Where:
+    def _where(self, node: int, way: Way) -> LostPackets:
         if (node, way) not in self.told:
             told = self._counted(node, way, self._failures(node, way))
             if self._takes_answers(node, way):
-                told = Where.HERE
-            elif told is Where.ELSEWHERE:
+                told = LostPackets.HERE
+            elif told is LostPackets.ELSEWHERE:
                 told = self._answers(node, way)
             self.told[node, way] = told
         return self.told[node, way]
@@ -265,27 +271,27 @@ class _Matrix:
     def _took_all(self, node: int, way: Way) -> bool:
         """Whether its kernel took away the first packets of all that failed there on that way."""
         if (node, way) not in self.took:
-            self.took[node, way] = self._counted(node, way, self._failures(node, way)) is Where.HERE
+            self.took[node, way] = self._counted(node, way, self._failures(node, way)) is LostPackets.HERE
         return self.took[node, way]
 
-    def _answers(self, node: int, way: Way) -> Where:
+    def _answers(self, node: int, way: Way) -> LostPackets:
         """Of connections whose first packets that node let pass: whether its filter on the other way took the answers."""
         pairs, others = self._failures(node, way), self._failures(node, way.other)
         if self._took_all(node, way.other) and not self._takes_answers(node, way.other):
-            return Where.ELSEWHERE  # What it took away there was something else.
+            return LostPackets.ELSEWHERE  # What it took away there was something else.
         told = self._counted(node, way.other, (), pairs)
-        if told is Where.HERE:
-            return Where.ANSWERS if not others and self._silent(pairs) else Where.DOUBTFUL
+        if told is LostPackets.HERE:
+            return LostPackets.ANSWERS if not others and self._silent(pairs) else LostPackets.DOUBTFUL
         # A filter that took the answers would take what goes that way besides.
-        acquitted = told is Where.ELSEWHERE or not (others or self._counts(node, way.other))
-        return Where.ELSEWHERE if acquitted else Where.DOUBTFUL
+        acquitted = told is LostPackets.ELSEWHERE or not (others or self._counts(node, way.other))
+        return LostPackets.ELSEWHERE if acquitted else LostPackets.DOUBTFUL
 
     def _counts(self, node: int, way: Way) -> bool:
         """Whether that kernel has such a counter at all."""
         there = self.nodes[node]
         return (there.undelivered if way is Way.INBOUND else there.untransmitted) is not None
 
-    def _counted(self, node: int, way: Way, pairs: Iterable[Pair], answers: Iterable[Pair] = ()) -> Where:
+    def _counted(self, node: int, way: Way, pairs: Iterable[Pair], answers: Iterable[Pair] = ()) -> LostPackets:
         """Whether that node's kernel took away, on that way, the first packets of those pairs and the answers of the others:
         as many, and not many more."""
         there = self.nodes[node]
@@ -295,12 +301,12 @@ class _Matrix:
         answers = list(answers)
         lost = COUNTED * sum(cell in BLOCKED for pair in (*pairs, *answers) for cell in self.cells[pair])
         if grown is None or not lost or abs(idle) > (NOISE_OF_ANSWERS if answers else NOISE) * lost:
-            return Where.UNTOLD
+            return LostPackets.UNTOLD
         if MOST_OF_THEM * lost <= grown - (0 if answers else idle) and grown <= AT_MOST * lost + idle:
-            return Where.HERE
-        return Where.ELSEWHERE if grown <= (1 - MOST_OF_THEM) * lost else Where.UNTOLD
+            return LostPackets.HERE
+        return LostPackets.ELSEWHERE if grown <= (1 - MOST_OF_THEM) * lost else LostPackets.UNTOLD
 
-    def _end(self, node: int, pair: Pair, left: Mapping[Way, Mapping[int, Sequence[Pair]]]) -> tuple[Where, Way]:
+    def _end(self, node: int, pair: Pair, left: Mapping[Way, Mapping[int, Sequence[Pair]]]) -> tuple[LostPackets, Way]:
         """What that end of a link took away, and on which way: of one link of several that fail there, since the counters
         tell of all of them together. left: the links that are to be told of, by way and node."""
         natural = Way.OUTBOUND if pair[0] == node else Way.INBOUND
@@ -309,11 +315,13 @@ class _Matrix:
             for way in (natural, natural.other)
         }
         for way, where in told.items():
-            if where is Where.HERE:
-                return Where.HERE, way
-        return (Where.ELSEWHERE if set(told.values()) == {Where.ELSEWHERE} else Where.UNTOLD), natural
+            if where is LostPackets.HERE:
+                return LostPackets.HERE, way
+        return (LostPackets.ELSEWHERE if set(told.values()) == {LostPackets.ELSEWHERE} else LostPackets.UNTOLD), natural
 
-    def _on_one_way(self, node: int, way: Way, pair: Pair, own: Sequence[Pair], answered: Sequence[Pair]) -> Where:
+    def _on_one_way(
+        self, node: int, way: Way, pair: Pair, own: Sequence[Pair], answered: Sequence[Pair]
+    ) -> LostPackets:
         """Whether that node's filter on one way took away first packets, or answers, of that pair or of its reverse.
 
         own: the links at that node whose first packets go that way; answered: those whose answers do."""
@@ -326,15 +334,15 @@ class _Matrix:
             told += [
                 self._counted(node, way, own, some) for some in (answered, answers_mine) if len(own_mine) == len(own)
             ]
-        if Where.HERE in told:
-            return Where.HERE
+        if LostPackets.HERE in told:
+            return LostPackets.HERE
         if not own_mine and not self._counts(node, way):
-            return Where.ELSEWHERE  # A filter that took the answers would take what goes that way besides.
+            return LostPackets.ELSEWHERE  # A filter that took the answers would take what goes that way besides.
         if not own_mine and self._took_all(node, way):
-            return Where.ELSEWHERE  # What it took away there was something else.
+            return LostPackets.ELSEWHERE  # What it took away there was something else.
         told = [self._counted(node, way, own_mine)] if own_mine else []
         told += [self._counted(node, way, (), answers_mine)] if answers_mine else []
-        return Where.ELSEWHERE if set(told) == {Where.ELSEWHERE} else Where.UNTOLD
+        return LostPackets.ELSEWHERE if set(told) == {LostPackets.ELSEWHERE} else LostPackets.UNTOLD
 
     # --- subnets and links ----------------------------------------------------------------------------------------------
 
@@ -355,15 +363,15 @@ class _Matrix:
         pairs = [(i, j) for i in here for j in there if (i, j) in self.cells]
         return sum(pair in self.bad for pair in pairs) / len(pairs) if pairs else -1.0
 
-    def _group_cuts(self, groups: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Iterator[Cut]:
+    def _group_cuts(self, groups: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Iterator[NetworkCut]:
         for here, there in groups:
             both = (there, here) in groups
             if both and here > there:
                 continue
             pairs = [(i, j) for i in here for j in there if (i, j) in self.cells]
-            yield Cut(here, there, both, self._ports(pairs), self._met(pairs))
+            yield NetworkCut(here, there, both, self._ports(pairs), self._met(pairs))
 
-    def _link_cuts(self, left: set[Pair]) -> Iterator[Cut]:
+    def _link_cuts(self, left: set[Pair]) -> Iterator[NetworkCut]:
         at = {
             way: {node: [_pair(node, peer, way) for peer in peers] for node, peers in _by_node(left, way).items()}
             for way in Way
@@ -374,7 +382,7 @@ class _Matrix:
                 continue
             pairs = [(i, j)]
             (where_here, way_here), (where_there, way_there) = (self._end(end, (i, j), at) for end in (i, j))
-            yield Cut(
+            yield NetworkCut(
                 here=(i,),
                 there=(j,),
                 both=both,

@@ -10,7 +10,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.base.wording import bandwidth, listed, milliseconds, plural
 from ddpdoctor.engine.examination import Examination, Verdict, node_names
 from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed, Phase
-from ddpdoctor.facts.meeting import Attempt, Meeting, Met
+from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.knowledge.node_words import bare_host
 from ddpdoctor.knowledge.version_agreement import versions_compared
 from ddpdoctor.netcheck.judging import whole
@@ -235,21 +235,21 @@ def finding_line(one: Found) -> str:
 # --- one side alone ---------------------------------------------------------------------------------------------------
 
 _MET = {
-    Met.CONNECTED: "connected",
-    Met.REFUSED: "refused: nobody listens there, or a packet filter rejects",
-    Met.SILENT: "no answer: packets are dropped on the way, or there is no such host",
-    Met.NO_ROUTE: "this host has no route there",
-    Met.NO_HOST: "nobody has that address: no host, or one that is down",
-    Met.PROHIBITED: "not let through: a packet filter or a router says no",
-    Met.RESET: "connected, then cut off",
-    Met.FAILED: "failed",
+    ConnectOutcome.CONNECTED: "connected",
+    ConnectOutcome.REFUSED: "refused: nobody listens there, or a packet filter rejects",
+    ConnectOutcome.SILENT: "no answer: packets are dropped on the way, or there is no such host",
+    ConnectOutcome.NO_ROUTE: "this host has no route there",
+    ConnectOutcome.NO_HOST: "nobody has that address: no host, or one that is down",
+    ConnectOutcome.PROHIBITED: "not let through: a packet filter or a router says no",
+    ConnectOutcome.RESET: "connected, then cut off",
+    ConnectOutcome.FAILED: "failed",
 }
 
 
 def attempt_text(attempt: Attempt) -> str:
     """What one address came to, with the system's own words and how often it was tried."""
     text = _MET[attempt.met]
-    if attempt.words and attempt.met is not Met.CONNECTED:
+    if attempt.words and attempt.met is not ConnectOutcome.CONNECTED:
         text += f" ({attempt.words})"
     return text + (f", tried {attempt.tries} times" if attempt.tries > 1 else "")
 

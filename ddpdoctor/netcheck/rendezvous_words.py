@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import Evidence, Fix
 from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.base.wording import plural
-from ddpdoctor.facts.meeting import Attempt, Meeting, Met
+from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.knowledge.netcheck_command import DEFAULT_PORT, netcheck_command
 from ddpdoctor.knowledge.privileges import by_root
 
@@ -15,14 +15,14 @@ OURS = "ddpdoctor"
 STORE = "torch's TCPStore"
 
 MOST_TELLING = (
-    Met.CONNECTED,
-    Met.RESET,
-    Met.REFUSED,
-    Met.PROHIBITED,
-    Met.SILENT,
-    Met.NO_HOST,
-    Met.NO_ROUTE,
-    Met.FAILED,
+    ConnectOutcome.CONNECTED,
+    ConnectOutcome.RESET,
+    ConnectOutcome.REFUSED,
+    ConnectOutcome.PROHIBITED,
+    ConnectOutcome.SILENT,
+    ConnectOutcome.NO_HOST,
+    ConnectOutcome.NO_ROUTE,
+    ConnectOutcome.FAILED,
 )
 """Where a name has several addresses, the one that got furthest speaks for all."""
 

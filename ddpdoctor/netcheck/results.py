@@ -11,17 +11,17 @@ from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.netcheck.hub import Hub
-from ddpdoctor.netcheck.job import Job
+from ddpdoctor.netcheck.job import NetcheckJob
 from ddpdoctor.netcheck.messages import Part, Waiting
-from ddpdoctor.netcheck.task import Purpose
+from ddpdoctor.netcheck.task import Task
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class NetcheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asked for. purpose: what the nodes meet for; wait: seconds for nodes that aren't there yet; token: as given; python: the patient's;
     options: those of them that a command for another node takes over, "--wait 300"."""
 
-    job: Job
-    purpose: Purpose
+    job: NetcheckJob
+    purpose: Task
     options: tuple[str, ...]
     token: str | None
     wait: float
@@ -30,7 +30,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     chosen_by: str
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended on this node. `fleet`: on node 0, with an examination a node; `part`: on the others, with their own
     examination; neither: this node met nobody, or was only to look at the master. `problems`: why there is no verdict."""
 
@@ -48,7 +48,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for here and had no effect, since node 0 decides it."""
 
 
-class Audience(Protocol):
+class ProgressListener(Protocol):
     """Who is told how it goes while it goes."""
 
     def meeting(self, meeting: Meeting) -> None:
@@ -60,7 +60,7 @@ class Audience(Protocol):
     def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:
         """Other nodes: what the fleet does and whom it waits for. command: what to type on the node of a rank."""
 
-    def verdict(self, end: End) -> None:
+    def verdict(self, end: RunResult) -> None:
         """Node 0: this is how it ends; next, the others are told."""
 
     def say(self, text: str) -> None:

@@ -43,13 +43,13 @@ from ddpdoctor.netcheck.judging import (
     with_fleet,
 )
 from ddpdoctor.netcheck.listen_address import hub_addresses, met_at, warning
-from ddpdoctor.netcheck.listener import Limits
+from ddpdoctor.netcheck.listener import ConnectionLimits
 from ddpdoctor.netcheck.messages import Answer, Order, Part, Welcome
 from ddpdoctor.netcheck.names import UnknownNameError, destinations
-from ddpdoctor.netcheck.node_session import Company, ImpossibleError
+from ddpdoctor.netcheck.node_session import ImpossibleError, NodeSession
 from ddpdoctor.netcheck.order_limits import Master
 from ddpdoctor.netcheck.render_words import part_lines
-from ddpdoctor.netcheck.results import Audience, End, Wishes
+from ddpdoctor.netcheck.results import NetcheckOptions, ProgressListener, RunResult
 from ddpdoctor.netcheck.task import Worker
 from ddpdoctor.netcheck.threads import in_thread
 from ddpdoctor.probes.context import Context
@@ -62,7 +62,7 @@ STRAYED_SECONDS = 5.0
 """So long does a node 0 whose own the master's address isn't look for another one there."""
 
 
-def run(wishes: Wishes, audience: Audience) -> End:
+def run(wishes: NetcheckOptions, audience: ProgressListener) -> RunResult:
     """Takes part until there is a verdict, or it is clear that there will be none.
 
     Raises:
@@ -74,7 +74,9 @@ def run(wishes: Wishes, audience: Audience) -> End:
     return asyncio.run(_until_stopped(node.go(), lambda: node.in_touch(), launcher))
 
 
-async def _until_stopped(work: Coroutine[Any, Any, End], in_touch: Callable[[], bool], launcher: int = 0) -> End:
+async def _until_stopped(
+    work: Coroutine[Any, Any, RunResult], in_touch: Callable[[], bool], launcher: int = 0
+) -> RunResult:
     def said() -> str:
         # Their verdict may have been on its way already.
         told = "; if the test was still going on, the other nodes were told" if in_touch() else ""
@@ -86,7 +88,7 @@ async def _until_stopped(work: Coroutine[Any, Any, End], in_touch: Callable[[], 
 class _Node:
     """This node, through one run."""
 
-    def __init__(self, wishes: Wishes, audience: Audience) -> None:
+    def __init__(self, wishes: NetcheckOptions, audience: ProgressListener) -> None:
         self._wishes = wishes
         self._job = wishes.job
         self._purpose = wishes.purpose
@@ -115,7 +117,7 @@ class _Node:
         )
         self._environ = dict(os.environ) | {"MASTER_ADDR": self._job.master, "MASTER_PORT": str(self._job.port)}
 
-    async def go(self) -> End:
+    async def go(self) -> RunResult:
         """Every way to an end."""
         self._loop = asyncio.get_running_loop()
         self._network: asyncio.Future[Network | Unknown] = self._loop.create_future()
@@ -141,7 +143,7 @@ class _Node:
         """A launcher started this process on one node: whoever typed the command didn't say that there are no others."""
         return self._job.nnodes == 1 and self._job.counted_by != NNODES_FLAG
 
-    async def _look_there(self, looking: asyncio.Future[Snapshot]) -> End:
+    async def _look_there(self, looking: asyncio.Future[Snapshot]) -> RunResult:
         """What this side alone can see."""
         if self._is_the_only_one:
             self._audience.say(
@@ -221,14 +223,14 @@ class _Node:
         )
         self._audience.meeting(self._meeting)
 
-    def _alone(self, snapshot: Snapshot, problems: Sequence[str] = ()) -> End:
+    def _alone(self, snapshot: Snapshot, problems: Sequence[str] = ()) -> RunResult:
         examinations = self._purpose.judge([msgspec.structs.replace(snapshot, meeting=self._meeting)])
         verdict = overall(examinations)
         if verdict is not Verdict.FAIL and not problems:
             problems = not_met(self._meeting)
         if self._job.nnodes is None:
             examinations = [of_one_side(one) for one in examinations]
-        return End(
+        return RunResult(
             exit_code=2 if problems and verdict is not Verdict.FAIL else verdict.exit_code(strict=self._wishes.strict),
             meeting=self._meeting,
             examinations=tuple(examinations),
@@ -237,7 +239,7 @@ class _Node:
             token="" if self._meeting.refusal == "token" else self._token,
         )
 
-    async def _as_guest(self, looking: asyncio.Future[Snapshot], master: str, ports: Sequence[int]) -> End:
+    async def _as_guest(self, looking: asyncio.Future[Snapshot], master: str, ports: Sequence[int]) -> RunResult:
         # Node 0 elsewhere than at its own address only looks whether another one says that it is node 0, too.
         left = min(self._left(), STRAYED_SECONDS) if self._job.node_rank == 0 else self._left()
         found, connection = await arrive(master, ports, left, self._met)
@@ -262,7 +264,7 @@ class _Node:
         except AgentError as error:
             # Without node 0 there is no verdict on any node, whatever this one found out about itself.
             return msgspec.structs.replace(self._alone(await looking, [str(error)]), exit_code=2)
-        return End(
+        return RunResult(
             exit_code=part.exit_code,
             meeting=self._meeting,
             examinations=(examination_of(part, snapshot, proved=bool(self._token)),),
@@ -310,7 +312,9 @@ class _Node:
                 carry_out=carry_out,
                 heard=lambda waiting: self._audience.waiting(waiting, self._useful_command),
                 own=own,
-                limits=Limits(wait=max(Limits().wait, self._wishes.wait), test=self._purpose.seconds),
+                limits=ConnectionLimits(
+                    wait=max(ConnectionLimits().wait, self._wishes.wait), test=self._purpose.seconds
+                ),
                 command=self._purpose.command,
             )
         finally:
@@ -332,7 +336,7 @@ class _Node:
             proved=bool(self._token),
         )
 
-    async def _as_node_0(self, looking: asyncio.Future[Snapshot], standing: Sequence[str]) -> End:
+    async def _as_node_0(self, looking: asyncio.Future[Snapshot], standing: Sequence[str]) -> RunResult:
         made_up = not self._token and not all(tokens.trusted(one) for one in standing)
         if made_up:
             self._token = tokens.fresh()
@@ -351,7 +355,7 @@ class _Node:
                 f"{standing[0]} is no private address, so only nodes that know the token {self._token} are let in. The same "
                 f"token goes on every node, on this one too when it runs again: {self._shown_command(0)}"
             )
-        company = Company(hub)
+        company = NodeSession(hub)
         conductor = Conductor(
             company,
             wait=self._wishes.wait,
@@ -421,7 +425,7 @@ class _Node:
             with suppress(AgentError):
                 await self._attend(connection, looking, hub.own, lambda: met_at(hub, address))
 
-    async def _verdict(self, hub: Hub, fleet: Fleet, snapshots: dict[int, Snapshot], joined_at: float) -> End:
+    async def _verdict(self, hub: Hub, fleet: Fleet, snapshots: dict[int, Snapshot], joined_at: float) -> RunResult:
         ranks = [one.rank for one in fleet.nodes]
         shown = [with_fleet(snapshots[rank], fleet, rank) for rank in ranks]
         examinations = await in_thread(lambda: self._purpose.judge(shown))
@@ -430,7 +434,7 @@ class _Node:
         code = verdict.exit_code(strict=self._wishes.strict)
         seconds = time.monotonic() - joined_at
         lines = (*part_lines(final, examinations), *problems)
-        end = End(
+        end = RunResult(
             exit_code=code,
             meeting=self._meeting,
             examinations=tuple(examinations),

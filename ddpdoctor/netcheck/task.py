@@ -12,9 +12,9 @@ from ddpdoctor.netcheck.judging import judge
 from ddpdoctor.netcheck.manifests import GROUPS
 from ddpdoctor.netcheck.messages import Answer, Order, Welcome
 from ddpdoctor.netcheck.network_programme import NetworkProgramme
-from ddpdoctor.netcheck.node_session import Company, Programme
+from ddpdoctor.netcheck.node_session import NodeSession, Programme
 from ddpdoctor.netcheck.order_limits import Master
-from ddpdoctor.netcheck.worker import Desk
+from ddpdoctor.netcheck.worker import NetcheckWorker
 
 
 class Worker(Protocol):
@@ -36,7 +36,7 @@ class Worker(Protocol):
         """What was asked for here, and node 0 decided otherwise: a sentence each."""
 
 
-class Purpose(Protocol):
+class Task(Protocol):
     """What is special to one command; the same on all nodes."""
 
     command: str
@@ -48,13 +48,13 @@ class Purpose(Protocol):
     def meeting(self, meeting: Meeting) -> Meeting:
         """With what the others are to know of this node's wishes."""
 
-    def programme(self, company: Company, master: str, store_port: int) -> Programme:
+    def programme(self, company: NodeSession, master: str, store_port: int) -> Programme:
         """On node 0. master, store_port: where torch's own store shall listen."""
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
     ) -> Worker:
-        """On every node; as for `Desk`."""
+        """On every node; as for `NetcheckWorker`."""
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         """Each node's facts, with those of the fleet in them."""
@@ -74,13 +74,13 @@ class Netcheck:
     def meeting(self, meeting: Meeting) -> Meeting:
         return meeting
 
-    def programme(self, company: Company, master: str, store_port: int) -> Programme:
+    def programme(self, company: NodeSession, master: str, store_port: int) -> Programme:
         return NetworkProgramme(company, quick=self._quick, master=master, store_port=store_port)
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
     ) -> Worker:
-        return Desk(snapshot, address, master, python, environ, quick=self._quick)
+        return NetcheckWorker(snapshot, address, master, python, environ, quick=self._quick)
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         return judge(snapshots)

@@ -24,7 +24,7 @@ import ipaddress
 import secrets
 from typing import Literal
 
-from ddpdoctor.netcheck.job import Job
+from ddpdoctor.netcheck.job import NetcheckJob
 
 Role = Literal["hub", "agent", "host", "visitor"]
 """Of who meets at the hub's door, and of who visits another node."""
@@ -42,7 +42,7 @@ _PRIVATE = tuple(
 )  # fmt: skip
 
 
-def token_of(job: Job, given: str | None) -> str:
+def token_of(job: NetcheckJob, given: str | None) -> str:
     """The token of the job: the one that was given (--token), else one derived from the launcher's job id, else ""."""
     if given:
         return given.strip()

@@ -6,14 +6,14 @@ import sys
 from typing import TextIO
 
 from ddpdoctor.base.terminal import moves_its_cursor
-from ddpdoctor.netcheck.progress import Lines, View
+from ddpdoctor.netcheck.progress import NetcheckLines, NetcheckView
 
 
-def make_view(file: TextIO = sys.stderr, command: str = "netcheck") -> View:
+def make_view(file: TextIO = sys.stderr, command: str = "netcheck") -> NetcheckView:
     """The live view on a terminal that can move its cursor, else lines."""
     if moves_its_cursor(file):
         # Here and not above: rich takes its time to load.
-        from ddpdoctor.netcheck.live import LiveView
+        from ddpdoctor.netcheck.live import NetcheckLiveView
 
-        return LiveView(file, command=command)
-    return Lines(file, command=command)
+        return NetcheckLiveView(file, command=command)
+    return NetcheckLines(file, command=command)

@@ -33,7 +33,7 @@ from ddpdoctor.netcheck.reaching import Listeners
 DEFAULT_RANGE = (32768, 60999)
 
 
-class Desk:
+class NetcheckWorker:
     """What this node has to go by: its own facts, the address by which the others meet it, where it met node 0, and the patient.
 
     address: asked when the node is to listen, since node 0 knows its own only when the others have come. python: the

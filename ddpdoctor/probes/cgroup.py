@@ -17,7 +17,7 @@ NO_LIMIT_V1 = 1 << 60
 Number = Maybe[int | None]
 
 
-class Mount(msgspec.Struct, frozen=True):
+class CgroupMount(msgspec.Struct, frozen=True):
     point: str
     root: str
     """The cgroup that is mounted there: not "/" in a container that has no cgroup namespace."""
@@ -172,19 +172,19 @@ def _paths(text: str) -> Iterator[tuple[str, str]]:
                 yield controller, parts[2]
 
 
-def _mounts(text: str) -> Iterator[Mount]:
+def _mounts(text: str) -> Iterator[CgroupMount]:
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         fields, rest = before.split(), after.split()
         if len(fields) < 5 or len(rest) < 3:
             continue
         if rest[0] == "cgroup2":
-            yield Mount(fields[4], fields[3], frozenset())
+            yield CgroupMount(fields[4], fields[3], frozenset())
         elif rest[0] == "cgroup":
-            yield Mount(fields[4], fields[3], frozenset(rest[2].split(",")))
+            yield CgroupMount(fields[4], fields[3], frozenset(rest[2].split(",")))
 
 
-def _upwards(mount: Mount, path: str) -> tuple[str, ...]:
+def _upwards(mount: CgroupMount, path: str) -> tuple[str, ...]:
     """The folders from that cgroup up to the mount. In a namespace of its own, a container's is the mount itself."""
     root = mount.root.rstrip("/")
     if path != root and not path.startswith(root + "/"):

@@ -18,7 +18,7 @@ from ddpdoctor.probes.context import Context
 ANSWER_SECONDS = 2.0
 
 
-class Mount(msgspec.Struct, frozen=True):
+class DiskMount(msgspec.Struct, frozen=True):
     point: str
     file_system: str
 
@@ -71,7 +71,7 @@ def _folders(context: Context) -> list[tuple[str, str]]:
 class _Asked:
     """One question to one file system, in a thread that may hang for ever."""
 
-    def __init__(self, context: Context, purpose: str, path: str, mounts: list[Mount]) -> None:
+    def __init__(self, context: Context, purpose: str, path: str, mounts: list[DiskMount]) -> None:
         self.path = path
         self.disk: Disk | None = None
         self.answered = threading.Event()
@@ -91,7 +91,7 @@ class _Asked:
             self.answered.set()
 
 
-def _disk(context: Context, purpose: str, path: str, mounts: list[Mount]) -> Disk:
+def _disk(context: Context, purpose: str, path: str, mounts: list[DiskMount]) -> Disk:
     folder = context.path(path)
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -111,9 +111,9 @@ def _disk(context: Context, purpose: str, path: str, mounts: list[Mount]) -> Dis
     )
 
 
-def _mount_of(context: Context, folder: Path, mounts: list[Mount]) -> Mount:
+def _mount_of(context: Context, folder: Path, mounts: list[DiskMount]) -> DiskMount:
     real = "/" + os.path.relpath(folder.resolve(), context.root.resolve()).removeprefix(".")
-    best = Mount("", "")
+    best = DiskMount("", "")
     for mount in mounts:
         inside = mount.point == "/" or real == mount.point or real.startswith(mount.point + "/")
         # Of two mounts on the same point the later one covers the earlier.
@@ -122,7 +122,7 @@ def _mount_of(context: Context, folder: Path, mounts: list[Mount]) -> Mount:
     return best
 
 
-def _mounts(context: Context) -> list[Mount]:
+def _mounts(context: Context) -> list[DiskMount]:
     text = context.read("/proc/self/mountinfo")
     if isinstance(text, Unknown):
         return []
@@ -133,5 +133,5 @@ def _mounts(context: Context) -> list[Mount]:
         if len(fields) > 4 and kind:
             # A blank in a path stands there as \040.
             point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
-            found.append(Mount(point, kind[0]))
+            found.append(DiskMount(point, kind[0]))
     return found

@@ -26,7 +26,7 @@ from ddpdoctor.probes.packet_filter import (
     shut_ranges,
 )
 from ddpdoctor.probes.programs import find_system_tool
-from ddpdoctor.probes.subprocesses import Ended, start
+from ddpdoctor.probes.subprocesses import EndedProgram, start
 
 Tables = list[tuple[str, dict[str, Chain]]]
 """Tables as a command names them, and their chains."""
@@ -148,7 +148,7 @@ def _rules() -> Rules | Unknown:
     name, one = next(iter(ended.items()))
     if not one.ok:
         return Unknown(f"the packet filter could not be read: {name}: {_failure(one)}")
-    saved, saved_6 = (ended.get(f"{name}-save", Ended()) for name in ("iptables", "ip6tables"))
+    saved, saved_6 = (ended.get(f"{name}-save", EndedProgram()) for name in ("iptables", "ip6tables"))
     return Rules(
         ruleset=_json(ended["nft"]) if "nft" in ended else {},
         saved=saved.stdout.decode("utf-8", "replace") if saved.ok else "",
@@ -157,7 +157,7 @@ def _rules() -> Rules | Unknown:
     )
 
 
-def _json(ended: Ended) -> dict[str, Any]:
+def _json(ended: EndedProgram) -> dict[str, Any]:
     try:
         found = json.loads(ended.stdout)
     except ValueError:
@@ -165,7 +165,7 @@ def _json(ended: Ended) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _failure(ended: Ended) -> str:
+def _failure(ended: EndedProgram) -> str:
     if ended.timed_out:
         return f"no answer within {SECONDS:.0f} s"
     return ended.stderr.decode("utf-8", "replace").strip().partition("\n")[0] or ended.failed_to_start

@@ -51,7 +51,7 @@ def start(context: Context) -> Asked:
     return Asked(subprocesses.start([sys.executable, "-I", "-S", cuda_inquiry.__file__], environ=environ))
 
 
-def _read(ended: subprocesses.Ended) -> CudaAnswers:
+def _read(ended: subprocesses.EndedProgram) -> CudaAnswers:
     said: dict[str, Any] = {}
     for line in ended.stdout.splitlines():
         try:
@@ -69,7 +69,7 @@ def _read(ended: subprocesses.Ended) -> CudaAnswers:
     )
 
 
-def _failure(ended: subprocesses.Ended, said: dict[str, Any]) -> str:
+def _failure(ended: subprocesses.EndedProgram, said: dict[str, Any]) -> str:
     doing = "cuInit" if "version" in said else "cuDriverGetVersion" if "path" in said else "loading libcuda"
     if ended.timed_out:
         return f"{doing} did not end within {SECONDS:.0f} s"

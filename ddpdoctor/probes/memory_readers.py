@@ -7,14 +7,14 @@ from typing import Final
 
 from ddpdoctor.base.ownership import ROOT
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.probes.run_as import Identity, identity_of, is_wary
+from ddpdoctor.probes.run_as import RunAsUser, identity_of, is_wary
 
 NAMESPACES: Final = ("ns/mnt", "ns/user")
 UNRESTRICTED: Final = 0
 """Yama's setting by which users may look into their own processes."""
 
 
-def memory_reader(pid: int, proc: Proc) -> Identity | None:
+def memory_reader(pid: int, proc: Proc) -> RunAsUser | None:
     """Decide as whom this process is read: None for who we are.
 
     Root's rights are needed where Yama lets users look into their processes' parents alone, and for a container's, whose

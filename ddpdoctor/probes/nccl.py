@@ -25,7 +25,7 @@ from ddpdoctor.probes import nccl_inquiry
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import isfile
 from ddpdoctor.probes.run_as import NotRunError, identity_for
-from ddpdoctor.probes.subprocesses import Ended, Started, start
+from ddpdoctor.probes.subprocesses import EndedProgram, Started, start
 
 SECONDS = 10.0
 LONGEST_LOG = 4000
@@ -45,7 +45,7 @@ _WORDS = re.compile(
 )
 
 
-class Answer(msgspec.Struct, frozen=True):
+class NcclAnswer(msgspec.Struct, frozen=True):
     """What the library said. `version` as a tuple, (2, 28, 9); `status` is ncclResult_t."""
 
     version: tuple[int, ...]
@@ -73,7 +73,7 @@ def probe(context: Context) -> Nccl | Unknown:
         )
     else:
         found = Nccl()
-    return _predict(context, found, network, answer.version if isinstance(answer, Answer) else NEWEST)
+    return _predict(context, found, network, answer.version if isinstance(answer, NcclAnswer) else NEWEST)
 
 
 def find_library(context: Context) -> Path | None:
@@ -113,7 +113,7 @@ def _python_for(library: Path, context: Context) -> str:
         return sys.executable  # Which won't be started.
 
 
-def _read(ended: Ended, network: Network | Unknown) -> Answer | Unknown:
+def _read(ended: EndedProgram, network: Network | Unknown) -> NcclAnswer | Unknown:
     if ended.failed_to_start:
         return Unknown(f"libnccl could not be asked: {ended.failed_to_start}")
     if ended.timed_out:
@@ -130,14 +130,14 @@ def _read(ended: Ended, network: Network | Unknown) -> Answer | Unknown:
     return _understand(int(said["version"]), int(said["status"]), bytes.fromhex(said["id"]), log, network)
 
 
-def _understand(version: int, status: int, unique: bytes, log: str, network: Network | Unknown) -> Answer:
+def _understand(version: int, status: int, unique: bytes, log: str, network: Network | Unknown) -> NcclAnswer:
     interfaces = network.interfaces if isinstance(network, Network) else ()
     using = _USING.search(log)
     # With NCCL_COMM_ID set, the id holds that address instead of ours; so NCCL's own words go first.
     address = using[2].partition("%")[0] if using else (address_in(unique) if status == 0 else None)
     interface = using[1] if using else (interface_with(address, interfaces) if address else None)
     words = "\n".join(dict.fromkeys(found[0].strip() for found in _WORDS.finditer(log)))
-    return Answer(version_tuple(version), status, interface, address, words[:LONGEST_LOG])
+    return NcclAnswer(version_tuple(version), status, interface, address, words[:LONGEST_LOG])
 
 
 def version_tuple(number: int) -> tuple[int, int, int]:

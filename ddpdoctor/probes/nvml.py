@@ -13,7 +13,7 @@ import msgspec
 from ddpdoctor.probes import nvml_inquiry
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.loader import can_be_found
-from ddpdoctor.probes.subprocesses import Ended, run
+from ddpdoctor.probes.subprocesses import EndedProgram, run
 
 SECONDS = 10.0
 """How long NVML may take for all of its answers."""
@@ -57,7 +57,7 @@ def _ask(context: Context) -> NvmlAnswers:
     return _read(run(command, SECONDS, environ=context.environ))
 
 
-def _read(ended: Ended) -> NvmlAnswers:
+def _read(ended: EndedProgram) -> NvmlAnswers:
     said: dict[str, Any] = {}
     gpus = []
     for line in ended.stdout.splitlines():
@@ -82,7 +82,7 @@ def _read(ended: Ended) -> NvmlAnswers:
     )
 
 
-def _failure(ended: Ended, said: dict[str, Any]) -> str:
+def _failure(ended: EndedProgram, said: dict[str, Any]) -> str:
     where = f" (asking GPU {said['asking']})" if "asking" in said else ""
     if ended.timed_out:
         return f"NVML did not answer within {SECONDS:.0f} s{where}"

@@ -61,7 +61,7 @@ def word(words: tuple[str, ...], number: int) -> str:
     return words[number] if 0 <= number < len(words) else f"unknown ({number})"
 
 
-class Gpu:
+class NvmlGpu:
     """One GPU's answers. Each question is guarded for itself."""
 
     def __init__(self, nvml: Any, index: int) -> None:
@@ -296,8 +296,8 @@ def p2p_status(nvml: Any, one: Any, other: Any) -> str:
         return "not-supported" if error.value == NOT_SUPPORTED else "unknown"
 
 
-def p2p_matrix(nvml: Any, gpus: list[Gpu]) -> list[list[str]]:
-    def status(one: Gpu, other: Gpu) -> str:
+def p2p_matrix(nvml: Any, gpus: list[NvmlGpu]) -> list[list[str]]:
+    def status(one: NvmlGpu, other: NvmlGpu) -> str:
         if one is other:
             return "self"
         dead = one.handle is None or other.handle is None or one.answers["lost"] or other.answers["lost"]
@@ -362,7 +362,7 @@ def main() -> None:
     gpus = []
     for index in range(count):
         tell("asking", index)
-        gpu = Gpu(nvml, index)
+        gpu = NvmlGpu(nvml, index)
         gpu.look()
         if gpu.forbidden:
             tell("forbidden", index)

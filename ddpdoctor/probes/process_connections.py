@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from ddpdoctor.facts.processes import Process, Role
+from ddpdoctor.facts.processes import Process, ProcessRole
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.process_details import Files
 
@@ -22,7 +22,7 @@ Ends = tuple[bytes, bytes]
 def with_connections(proc: Proc, listed: Iterable[Process], files: Mapping[int, Files]) -> list[Process]:
     """The processes; of each rank with the pids of the ranks to which it has a TCP connection, where that can be seen."""
     found = list(listed)
-    ranks = [one for one in found if one.role is Role.RANK]
+    ranks = [one for one in found if one.role is ProcessRole.RANK]
     if len(ranks) < 2:
         return found
     tables: dict[str, Mapping[int, Ends]] = {}

@@ -14,14 +14,14 @@ import msgspec
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.redaction import legible, redact_text
 from ddpdoctor.facts.environment import Setting
-from ddpdoctor.facts.processes import Place, Process, Role, ThreadActivity
+from ddpdoctor.facts.processes import Process, ProcessRole, RankPlace, ThreadActivity
 from ddpdoctor.knowledge.settings_agreement import PROTOCOL, must_agree
 from ddpdoctor.probes.accelerate_files import asked_for
 from ddpdoctor.probes.environment import NAMES, for_facts, matters
 from ddpdoctor.probes.proc import PAGE, TICKS, Proc, Spent, variables
 from ddpdoctor.probes.process_commands import is_accelerate, programme
 from ddpdoctor.probes.process_details import Files, contained, files, listening_ports
-from ddpdoctor.probes.process_family import GROUP_MARKS, OTHER_MARKS, Seen
+from ddpdoctor.probes.process_family import GROUP_MARKS, OTHER_MARKS, SeenProcess
 
 LONGEST_COMMAND = 1000
 LONGEST_WORDS = 8 * LONGEST_COMMAND
@@ -53,7 +53,9 @@ class Describer:
         self._settings: dict[tuple[str, str], tuple[Setting, ...]] = {}
         self._ports: dict[str, Mapping[int, int]] = {}
 
-    def process(self, one: Seen, role: Role, place: Place | None, opened: Files | None, *, ours: bool) -> Process:
+    def process(
+        self, one: SeenProcess, role: ProcessRole, place: RankPlace | None, opened: Files | None, *, ours: bool
+    ) -> Process:
         """All but what it did between two looks. opened: None where it was not looked into."""
         opened = opened or Files()
         proc, stat, pid = self._proc, one.stat, one.stat.pid
@@ -95,7 +97,7 @@ class Describer:
             shared_memory=opened.shared_memory,
             writes_to=opened.writes_to,
             asked_for=asked_for(pid, uid, one.words, one.variables)
-            if role is Role.LAUNCHER and is_accelerate(one.words)
+            if role is ProcessRole.LAUNCHER and is_accelerate(one.words)
             else None,
             pid_inside=int(inside[-1]) if len(inside) > 1 and inside[-1].isdecimal() else 0,
             pid_namespace=self._link(f"{pid}/ns/pid"),

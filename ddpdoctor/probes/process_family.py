@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.redaction import legible
-from ddpdoctor.facts.processes import Place
+from ddpdoctor.facts.processes import RankPlace
 from ddpdoctor.knowledge.launchers import Launch, launches, number
 from ddpdoctor.probes import process_commands as commands
 from ddpdoctor.probes.proc import Stat, variables
@@ -29,7 +29,7 @@ _SOURCES = {
 }
 
 
-class Seen:
+class SeenProcess:
     """What is known of one process before anybody says what it is.
 
     words: its command line, () where that can't be read. environ: as of its exec. marks: names of threads. computes: Python
@@ -84,7 +84,7 @@ class Seen:
         return isinstance(self.environ, bytes) and b"DDPDOCTOR_INQUIRY=" in self.environ
 
     @cached_property
-    def place(self) -> Place | None:
+    def place(self) -> RankPlace | None:
         """By its settings, or where it has none and is in a process group by its arguments."""
         if self.has_rank_settings and (
             told := place_by_settings(self.variables, alone=bool(STORE_MARKS & {*self.marks}))
@@ -115,7 +115,7 @@ class Seen:
         return self.in_group and self.by_multiprocessing
 
 
-def place_by_settings(settings: Mapping[str, str], *, alone: bool = False) -> Place | None:
+def place_by_settings(settings: Mapping[str, str], *, alone: bool = False) -> RankPlace | None:
     """Who the settings say that a process is: torchrun before MPI before RANK, which is what torch reads, before Slurm.
 
     Args:
@@ -130,10 +130,10 @@ def place_by_settings(settings: Mapping[str, str], *, alone: bool = False) -> Pl
     if local is None or node != 0 or not ("WORLD_SIZE" in settings or alone):
         return None
     size = number(settings.get("WORLD_SIZE", ""))
-    return Place(rank=local, world_size=size, local_rank=local, node_rank=0, source="LOCAL_RANK")
+    return RankPlace(rank=local, world_size=size, local_rank=local, node_rank=0, source="LOCAL_RANK")
 
 
-def place_by_arguments(words: Sequence[str]) -> Place | None:
+def place_by_arguments(words: Sequence[str]) -> RankPlace | None:
     """For those who hand the rank to init_process_group themselves: train.py --rank 0 --world-size 2."""
     found: dict[str, int] = {}
     for word, following in zip(words, (*words[1:], ""), strict=True):
@@ -143,13 +143,13 @@ def place_by_arguments(words: Sequence[str]) -> Place | None:
             found.setdefault(name[2:].replace("-", "_"), told)
     if "rank" not in found:
         return None
-    return Place(
+    return RankPlace(
         rank=found["rank"], world_size=found.get("world_size"), local_rank=found.get("local_rank"), source="--rank"
     )
 
 
-def _place(launch: Launch) -> Place:
-    return Place(
+def _place(launch: Launch) -> RankPlace:
+    return RankPlace(
         rank=launch.rank or 0,
         world_size=launch.world_size,
         local_rank=launch.local_rank,
@@ -162,17 +162,17 @@ def _place(launch: Launch) -> Place:
 class Family:
     """All processes by their parents."""
 
-    def __init__(self, seen: dict[int, Seen]) -> None:
+    def __init__(self, seen: dict[int, SeenProcess]) -> None:
         self.seen = seen
-        self._children: dict[int, list[Seen]] = {}
+        self._children: dict[int, list[SeenProcess]] = {}
         for one in seen.values():
             self._children.setdefault(one.stat.parent, []).append(one)
 
-    def children(self, pid: int) -> list[Seen]:
+    def children(self, pid: int) -> list[SeenProcess]:
         """The oldest first."""
         return sorted(self._children.get(pid, ()), key=lambda one: (one.stat.start, one.stat.pid))
 
-    def ancestors(self, one: Seen) -> Iterator[Seen]:
+    def ancestors(self, one: SeenProcess) -> Iterator[SeenProcess]:
         """The parent first."""
         met = {one.stat.pid}
         parent = self.seen.get(one.stat.parent)
@@ -197,7 +197,7 @@ class Family:
                 parent = self.seen[parent].stat.parent
         return found
 
-    def descendants(self, pid: int) -> Iterator[Seen]:
+    def descendants(self, pid: int) -> Iterator[SeenProcess]:
         left, met = [pid], {pid}
         while left:
             for child in self._children.get(left.pop(), ()):

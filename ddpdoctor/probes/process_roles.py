@@ -9,10 +9,10 @@ from itertools import islice
 import msgspec
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.facts.processes import Place, Role
+from ddpdoctor.facts.processes import ProcessRole, RankPlace
 from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.probes import process_commands as commands
-from ddpdoctor.probes.process_family import STORE_MARKS, Family, Seen
+from ddpdoctor.probes.process_family import STORE_MARKS, Family, SeenProcess
 
 DATA_WORKER = "pt_data_worker"
 """How torch calls the main thread of a DataLoader's worker, since 2.6."""
@@ -24,21 +24,21 @@ BY_ITSELF = "its launcher, which started no other"
 MAX_WRAPPERS = 64
 """Processes between a launcher and what it has started in the end, or between that and its workers."""
 
-Roles = dict[int, tuple[Role, "Place | None"]]
+Roles = dict[int, tuple[ProcessRole, "RankPlace | None"]]
 
 
 def roles(family: Family, asked: int = 0) -> Roles:
-    """Role and place of each process that has one; all others are `Role.OTHER`. asked: the pid of one that the user means."""
+    """Role and place of each process that has one; all others are `ProcessRole.OTHER`. asked: the pid of one that the user means."""
     found: Roles = {}
     for one in family.seen.values():
         if one.is_inquiry:
-            found[one.stat.pid] = Role.HELPER, None
+            found[one.stat.pid] = ProcessRole.HELPER, None
         elif one.launcher:
-            found[one.stat.pid] = Role.LAUNCHER, None
+            found[one.stat.pid] = ProcessRole.LAUNCHER, None
         elif one.stat.name == DATA_WORKER:
-            found[one.stat.pid] = Role.WORKER, None
+            found[one.stat.pid] = ProcessRole.WORKER, None
         elif one.python and _helps(one):
-            found[one.stat.pid] = Role.HELPER, None
+            found[one.stat.pid] = ProcessRole.HELPER, None
     _unnamed_groups(family)
     _forked_ranks(family, found)
     _ranks_by_settings(family, found)
@@ -53,19 +53,19 @@ def roles(family: Family, asked: int = 0) -> Roles:
     return found
 
 
-def _helps(one: Seen) -> bool:
+def _helps(one: SeenProcess) -> bool:
     """What a fork server forks has the server's command line, and is no helper."""
     return commands.is_helper(one.words) and not (one.stat.forked and commands.is_fork_server(one.words))
 
 
-def _role(family_member: Seen, found: Roles) -> Role:
-    return found.get(family_member.stat.pid, (Role.OTHER, None))[0]
+def _role(family_member: SeenProcess, found: Roles) -> ProcessRole:
+    return found.get(family_member.stat.pid, (ProcessRole.OTHER, None))[0]
 
 
 def _unnamed_groups(family: Family) -> None:
     """Before 2.6 or so torch didn't name its threads. Several children of one Python that listen for each other are in a
     group all the same; one alone may be anything."""
-    meeting: dict[int, list[Seen]] = {}
+    meeting: dict[int, list[SeenProcess]] = {}
     for one in family.seen.values():
         if one.meets and one.by_multiprocessing and one.python and not one.marks:
             meeting.setdefault(one.stat.parent, []).append(one)
@@ -82,31 +82,31 @@ def _forked_ranks(family: Family, found: Roles) -> None:
         if not parent.python or parent.in_group:
             continue
         children = family.children(parent.stat.pid)
-        ranks = [one for one in children if _role(one, found) is Role.OTHER and _alike(one, children)]
+        ranks = [one for one in children if _role(one, found) is ProcessRole.OTHER and _alike(one, children)]
         node, nodes = _node(parent)
         for count, one in enumerate(ranks):
-            place = Place(
+            place = RankPlace(
                 rank=node * len(ranks) + count,
                 world_size=nodes * len(ranks),
                 local_rank=count,
                 local_world_size=len(ranks),
                 source=BY_ORDER,
             )
-            found[one.stat.pid] = Role.RANK, place
+            found[one.stat.pid] = ProcessRole.RANK, place
         starter = parent
         if commands.is_fork_server(parent.words):
             starter = family.seen.get(parent.stat.parent, parent)
-        if _role(starter, found) is Role.OTHER:
-            found[starter.stat.pid] = Role.LAUNCHER, None
+        if _role(starter, found) is ProcessRole.OTHER:
+            found[starter.stat.pid] = ProcessRole.LAUNCHER, None
 
 
-def _node(parent: Seen) -> tuple[int, int]:
+def _node(parent: SeenProcess) -> tuple[int, int]:
     """Which node this is, of how many: a PyTorchJob counts pods, and the script in each forks the ranks."""
     place = parent.place
     return (place.rank, place.world_size) if place and place.world_size else (0, 1)
 
 
-def _alike(one: Seen, siblings: Iterable[Seen]) -> bool:
+def _alike(one: SeenProcess, siblings: Iterable[SeenProcess]) -> bool:
     """Whether it was started as those were that have a process group: one may be late, or have died."""
     if one.forked_rank:
         return True
@@ -120,25 +120,25 @@ def _alike(one: Seen, siblings: Iterable[Seen]) -> bool:
 
 
 def _ranks_by_settings(family: Family, found: Roles) -> None:
-    chains: dict[int, list[Seen]] = {}
+    chains: dict[int, list[SeenProcess]] = {}
     for one in family.seen.values():
-        if one.place and one.computes and _role(one, found) is Role.OTHER and not commands.is_tool(one.words):
+        if one.place and one.computes and _role(one, found) is ProcessRole.OTHER and not commands.is_tool(one.words):
             chains.setdefault(_outermost(one, family, found).stat.pid, []).append(one)
     for pid, chain in chains.items():
         # A Python that only wraps another doesn't train. What was forked holds no group unless it is a rank itself.
         grouped = [one for one in chain if one.in_group]
         rank = min(grouped, key=lambda one: one.stat.start) if grouped else family.seen[pid]
         if rank.stat.forked and not rank.in_group:
-            found[rank.stat.pid] = Role.WORKER, None
+            found[rank.stat.pid] = ProcessRole.WORKER, None
         else:
-            found[rank.stat.pid] = Role.RANK, rank.place
+            found[rank.stat.pid] = ProcessRole.RANK, rank.place
 
 
-def _outermost(one: Seen, family: Family, found: Roles) -> Seen:
+def _outermost(one: SeenProcess, family: Family, found: Roles) -> SeenProcess:
     """The first of those with its place, from whom it has its settings: a rank's workers and helpers inherit them."""
     outermost = one
     for up in islice(family.ancestors(one), MAX_WRAPPERS):
-        if _role(up, found) in (Role.LAUNCHER, Role.RANK):
+        if _role(up, found) in (ProcessRole.LAUNCHER, ProcessRole.RANK):
             break
         if up.computes and up.place == one.place and not commands.is_tool(up.words):
             outermost = up
@@ -147,27 +147,32 @@ def _outermost(one: Seen, family: Family, found: Roles) -> Seen:
 
 def _parents_that_are_rank_0(family: Family, found: Roles) -> None:
     """Lightning's first rank starts the others, and its own settings don't show."""
-    by_parent: dict[int, list[Place]] = {}
+    by_parent: dict[int, list[RankPlace]] = {}
     for pid, (_, place) in list(found.items()):
         if place and place.source == "LOCAL_RANK":
             by_parent.setdefault(family.seen[pid].stat.parent, []).append(place)
     for pid, places in by_parent.items():
         parent = family.seen.get(pid)
-        if parent and parent.python and _role(parent, found) is Role.OTHER and min(one.rank for one in places) == 1:
-            place = Place(rank=0, world_size=places[0].world_size, local_rank=0, node_rank=0, source=BY_CHILDREN)
-            found[pid] = Role.RANK, place
+        if (
+            parent
+            and parent.python
+            and _role(parent, found) is ProcessRole.OTHER
+            and min(one.rank for one in places) == 1
+        ):
+            place = RankPlace(rank=0, world_size=places[0].world_size, local_rank=0, node_rank=0, source=BY_CHILDREN)
+            found[pid] = ProcessRole.RANK, place
 
 
 def _ranks_of_further_nodes(family: Family, found: Roles) -> None:
     """Lightning's on a node behind the first: its children's LOCAL_RANKs tell how many ranks each node has."""
-    by_parent: dict[int, list[Seen]] = {}
+    by_parent: dict[int, list[SeenProcess]] = {}
     for one in family.seen.values():
-        if one.further_node and one.computes and not one.stat.forked and _role(one, found) is Role.OTHER:
+        if one.further_node and one.computes and not one.stat.forked and _role(one, found) is ProcessRole.OTHER:
             by_parent.setdefault(one.stat.parent, []).append(one)
     for pid, children in by_parent.items():
         local_ranks = [number(one.variables["LOCAL_RANK"]) or 0 for one in children]
         parent = family.seen.get(pid)
-        if not (parent and parent.python and _role(parent, found) is Role.OTHER and min(local_ranks) == 1):
+        if not (parent and parent.python and _role(parent, found) is ProcessRole.OTHER and min(local_ranks) == 1):
             continue
         here, node = max(local_ranks) + 1, children[0].further_node
         size = number(children[0].variables["WORLD_SIZE"])
@@ -176,8 +181,8 @@ def _ranks_of_further_nodes(family: Family, found: Roles) -> None:
             *((one, local, "LOCAL_RANK") for one, local in zip(children, local_ranks, strict=True)),
         ):
             found[member.stat.pid] = (
-                Role.RANK,
-                Place(
+                ProcessRole.RANK,
+                RankPlace(
                     rank=node * here + local,
                     world_size=size,
                     local_rank=local,
@@ -190,10 +195,10 @@ def _ranks_of_further_nodes(family: Family, found: Roles) -> None:
 
 def _ranks_without_settings(family: Family, found: Roles) -> None:
     """In a process group, but nobody says who: the script has set it all itself, or whoever forked them is gone."""
-    orphans: dict[tuple[object, ...], list[Seen]] = {}
+    orphans: dict[tuple[object, ...], list[SeenProcess]] = {}
     for one in family.seen.values():
-        if one.in_group and one.python and _role(one, found) is Role.OTHER:
-            found[one.stat.pid] = Role.RANK, None
+        if one.in_group and one.python and _role(one, found) is ProcessRole.OTHER:
+            found[one.stat.pid] = ProcessRole.RANK, None
             if one.by_multiprocessing:
                 command = "spawned" if commands.is_spawned(one.words) else one.words
                 orphans.setdefault((one.stat.parent, one.stat.session, one.stat.group, command), []).append(one)
@@ -202,42 +207,42 @@ def _ranks_without_settings(family: Family, found: Roles) -> None:
         if len(ranks) > 1:
             ranks.sort(key=lambda one: (one.stat.start, one.stat.pid))
             for count, one in enumerate(ranks):
-                found[one.stat.pid] = Role.RANK, _by_order(0, count, None, len(ranks))
+                found[one.stat.pid] = ProcessRole.RANK, _by_order(0, count, None, len(ranks))
 
 
 def _unreadable_ranks(family: Family, found: Roles) -> None:
     """A launcher's child whose settings can't be read: a zombie's, one's that hangs in the kernel, another user's."""
-    launchers = [pid for pid, (role, _) in found.items() if role is Role.LAUNCHER]
+    launchers = [pid for pid, (role, _) in found.items() if role is ProcessRole.LAUNCHER]
     for pid in launchers:
-        ranks = [one for one in family.children(pid) if _role(one, found) is Role.RANK]
+        ranks = [one for one in family.children(pid) if _role(one, found) is ProcessRole.RANK]
         hidden = [one for one in family.children(pid) if _may_be_rank(one, ranks, found)]
         if not hidden:
             continue
         everybody = [one for one in family.children(pid) if one in ranks or one in hidden]
-        places = [found.get(one.stat.pid, (Role.OTHER, None))[1] for one in everybody]
+        places = [found.get(one.stat.pid, (ProcessRole.OTHER, None))[1] for one in everybody]
         for one, place in zip(everybody, _filled(places), strict=True):
-            found[one.stat.pid] = Role.RANK, place
+            found[one.stat.pid] = ProcessRole.RANK, place
 
 
 def _dead_among_siblings(family: Family, found: Roles) -> None:
     """Zombies between the ranks that a script has started by hand: which they were, the order tells where it agrees with all
     that the others say. Whoever adopts orphans tells nothing by the order in which it has them."""
-    parents = {family.seen[pid].stat.parent for pid, (role, _) in found.items() if role is Role.RANK}
+    parents = {family.seen[pid].stat.parent for pid, (role, _) in found.items() if role is ProcessRole.RANK}
     for parent in parents & family.seen.keys():
-        if parent == 1 or found.get(parent, (Role.OTHER, None))[0] is not Role.OTHER:
+        if parent == 1 or found.get(parent, (ProcessRole.OTHER, None))[0] is not ProcessRole.OTHER:
             continue
         children = family.children(parent)
-        ranks = [one for one in children if _role(one, found) is Role.RANK]
+        ranks = [one for one in children if _role(one, found) is ProcessRole.RANK]
         names = {one.stat.name for one in ranks}
         row = [one for one in children if one in ranks or (one.stat.state == "Z" and one.stat.name in names)]
-        places = [found.get(one.stat.pid, (Role.OTHER, None))[1] for one in row]
+        places = [found.get(one.stat.pid, (ProcessRole.OTHER, None))[1] for one in row]
         if all(place for one, place in zip(row, places, strict=True) if one in ranks):
             for one, place in zip(row, _continued(places), strict=True):
                 if place:
-                    found[one.stat.pid] = Role.RANK, place
+                    found[one.stat.pid] = ProcessRole.RANK, place
 
 
-def _continued(places: list[Place | None]) -> list[Place | None]:
+def _continued(places: list[RankPlace | None]) -> list[RankPlace | None]:
     """With the gaps in that row of ranks filled in; as it was where it is none."""
     told = [(count, place) for count, place in enumerate(places) if place]
     like = told[0][1]
@@ -254,15 +259,15 @@ def _continued(places: list[Place | None]) -> list[Place | None]:
     ]
 
 
-def _may_be_rank(one: Seen, ranks: list[Seen], found: Roles) -> bool:
-    if not isinstance(one.environ, Unknown) or found.get(one.stat.pid, (Role.OTHER, None))[1]:
+def _may_be_rank(one: SeenProcess, ranks: list[SeenProcess], found: Roles) -> bool:
+    if not isinstance(one.environ, Unknown) or found.get(one.stat.pid, (ProcessRole.OTHER, None))[1]:
         return False
     if one.in_group:
         return True
-    return _role(one, found) is Role.OTHER and one.stat.name in {other.stat.name for other in ranks}
+    return _role(one, found) is ProcessRole.OTHER and one.stat.name in {other.stat.name for other in ranks}
 
 
-def _filled(places: list[Place | None]) -> list[Place | None]:
+def _filled(places: list[RankPlace | None]) -> list[RankPlace | None]:
     """The places of a launcher's children, the oldest first, with those that nobody told filled in where the others agree
     with that order, or only one is missing."""
     told = [place for place in places if place and place.local_rank is not None]
@@ -281,19 +286,21 @@ def _filled(places: list[Place | None]) -> list[Place | None]:
     return [place or _by_order(min(first), next(left), size, max(sizes, default=len(places))) for place in places]
 
 
-def _by_order(first: int, local: int, world_size: int | None, here: int) -> Place:
-    return Place(rank=first + local, world_size=world_size, local_rank=local, local_world_size=here, source=BY_ORDER)
+def _by_order(first: int, local: int, world_size: int | None, here: int) -> RankPlace:
+    return RankPlace(
+        rank=first + local, world_size=world_size, local_rank=local, local_world_size=here, source=BY_ORDER
+    )
 
 
 def _only_one_of_a_launcher(family: Family, found: Roles) -> None:
     """What accelerate starts without torchrun's agent, a single process, has none of a rank's settings, and is the whole job."""
-    for pid in [pid for pid, (role, _) in found.items() if role is Role.LAUNCHER]:
+    for pid in [pid for pid, (role, _) in found.items() if role is ProcessRole.LAUNCHER]:
         children = [child for child in family.children(pid) if child.python and not commands.is_tool(child.words)]
         if not commands.is_accelerate(family.seen[pid].words) or len(children) != 1:
             continue
         (child,) = children
-        if _role(child, found) is Role.OTHER and "ACCELERATE_MIXED_PRECISION" in child.variables:
-            found[child.stat.pid] = Role.RANK, Place(rank=0, world_size=1, source=BY_ITSELF)
+        if _role(child, found) is ProcessRole.OTHER and "ACCELERATE_MIXED_PRECISION" in child.variables:
+            found[child.stat.pid] = ProcessRole.RANK, RankPlace(rank=0, world_size=1, source=BY_ITSELF)
 
 
 def _asked_for(family: Family, found: Roles, asked: int) -> None:
@@ -303,15 +310,15 @@ def _asked_for(family: Family, found: Roles, asked: int) -> None:
         return
     # What a rank runs is its own, but where it runs us as well, we are asked for less.
     mine = {up.stat.pid for up in family.ancestors(me)} if (me := family.seen.get(os.getpid())) else set()
-    if any(_role(up, found) is Role.RANK for up in family.ancestors(one) if up.stat.pid not in mine):
+    if any(_role(up, found) is ProcessRole.RANK for up in family.ancestors(one) if up.stat.pid not in mine):
         return
     tree = [one, *family.descendants(asked)]
-    if any(_role(member, found) in (Role.RANK, Role.LAUNCHER) for member in tree):
+    if any(_role(member, found) in (ProcessRole.RANK, ProcessRole.LAUNCHER) for member in tree):
         return
     # Of one whose settings are hidden it can't be told that it is no rank of several.
     if any(member.python and isinstance(member.environ, Unknown) for member in tree):
         return
-    pythons = {member.stat.pid for member in tree if member.python and _role(member, found) is Role.OTHER}
+    pythons = {member.stat.pid for member in tree if member.python and _role(member, found) is ProcessRole.OTHER}
     own = [family.seen[pid] for pid in pythons if not commands.is_tool(family.seen[pid].words)]
     # A Python that has started another by its own command only waits for it, as a script of experiments does.
     starts = {member.stat.parent for member in own if not member.by_multiprocessing}
@@ -325,14 +332,14 @@ def _asked_for(family: Family, found: Roles, asked: int) -> None:
         # A store is kept for others, and how many these are, nobody says.
         local = number(first.variables.get("LOCAL_RANK", ""))
         size = 1 if local is None and not first.in_group and not STORE_MARKS & {*first.marks} else None
-        found[first.stat.pid] = Role.RANK, Place(rank=local or 0, world_size=size, source=BY_NAME)
+        found[first.stat.pid] = ProcessRole.RANK, RankPlace(rank=local or 0, world_size=size, source=BY_NAME)
 
 
 def _workers(family: Family, found: Roles) -> None:
     """What a rank forks is a DataLoader's, as a rule."""
-    for pid in [pid for pid, (role, _) in found.items() if role is Role.RANK]:
+    for pid in [pid for pid, (role, _) in found.items() if role is ProcessRole.RANK]:
         children = family.children(pid)
         servers = [one for one in children if commands.is_fork_server(one.words)]
         for child in [*children, *(one for server in servers for one in family.children(server.stat.pid))]:
-            if _role(child, found) is Role.OTHER and child.python and child.by_multiprocessing:
-                found[child.stat.pid] = Role.WORKER, None
+            if _role(child, found) is ProcessRole.OTHER and child.python and child.by_multiprocessing:
+                found[child.stat.pid] = ProcessRole.WORKER, None

@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
 from ddpdoctor.probes.proc import DENIED, MAX_ENVIRON, TICKS, Proc, Spent, Stat
 from ddpdoctor.probes.process_commands import names_python
 from ddpdoctor.probes.process_connections import with_connections
 from ddpdoctor.probes.process_details import Files
 from ddpdoctor.probes.process_facts import Describer, user_name, watched
-from ddpdoctor.probes.process_family import Family, Seen
+from ddpdoctor.probes.process_family import Family, SeenProcess
 from ddpdoctor.probes.process_holders import HANGS, Holders
 from ddpdoctor.probes.process_patience import of_each
 from ddpdoctor.probes.process_roles import Roles, roles
@@ -60,7 +60,7 @@ class _Look:
         self._holders.look_into_the_rest(family)
         ended = _uncollected(family, found)
         facts = self._described(family, found, ended)
-        if any(not process.ours or process.role is Role.RANK for process in facts.values()):
+        if any(not process.ours or process.role is ProcessRole.RANK for process in facts.values()):
             time.sleep(max(0.0, first + BETWEEN - time.monotonic()))
         seconds = time.monotonic() - first
         after = {pid: self._spent(pid) for pid in before if pid in facts}
@@ -93,34 +93,34 @@ class _Look:
         chosen = self._shares.first_of_each(one.stat.pid for one in found)
         for one in found:
             if one.stat.pid not in chosen:
-                family.seen[one.stat.pid] = Seen(one.stat, (), SPARED, SPARED)
+                family.seen[one.stat.pid] = SeenProcess(one.stat, (), SPARED, SPARED)
         return [pid for pid in family.seen if pid in chosen]
 
     def _spent(self, pid: int) -> Spent | Unknown:
         return self._shares.look(pid, lambda: self._proc.spent(pid), SPARED)
 
-    def _all(self, pids: Iterable[int]) -> dict[int, Seen]:
+    def _all(self, pids: Iterable[int]) -> dict[int, SeenProcess]:
         """A cheap look at each. One that hangs still tells its /proc/PID/stat."""
         stats = {pid: stat for pid in pids if not isinstance(stat := self._proc.stat(pid), Unknown)}
         shares = self._shares
         seen = of_each(
             list(stats),
-            lambda pid: shares.look(pid, lambda: self._seen(stats[pid]), Seen(stats[pid], (), SPARED, SPARED)),
+            lambda pid: shares.look(pid, lambda: self._seen(stats[pid]), SeenProcess(stats[pid], (), SPARED, SPARED)),
         )
         for pid in stats.keys() - seen.keys():
-            seen[pid] = Seen(stats[pid], (), HANGS, HANGS)
+            seen[pid] = SeenProcess(stats[pid], (), HANGS, HANGS)
             self._holders.mark_as_hanging(pid)
         return seen
 
-    def _seen(self, stat: Stat) -> Seen:
+    def _seen(self, stat: Stat) -> SeenProcess:
         if stat.kernel_thread:
-            return Seen(stat)
+            return SeenProcess(stat)
         if stat.ended:
-            return Seen(stat, (), ENDED, ENDED)
+            return SeenProcess(stat, (), ENDED, ENDED)
         words = self._proc.words(stat.pid)
         environ = self._shares.kept(stat.pid, self._proc.whole(f"{stat.pid}/environ", MAX_ENVIRON))
         executable = self._proc.link(f"{stat.pid}/exe")
-        return Seen(stat, () if isinstance(words, Unknown) else words, executable, environ)
+        return SeenProcess(stat, () if isinstance(words, Unknown) else words, executable, environ)
 
     def _look_into(self, family: Family, pids: Iterable[int]) -> None:
         """The names of their threads, and what they have open."""
@@ -140,7 +140,7 @@ class _Look:
             one.computes = one.python or bool(opened.programme)
             one.meets = opened.programme == "torch" and bool(self._own_ports(one))
 
-    def _own_ports(self, one: Seen) -> frozenset[int]:
+    def _own_ports(self, one: SeenProcess) -> frozenset[int]:
         """Sockets on which it listens and its parent does not."""
         own, parents = (self._holders.files.get(pid, Files()).sockets for pid in (one.stat.pid, one.stat.parent))
         sockets = own if isinstance(own, frozenset) else frozenset()
@@ -150,7 +150,7 @@ class _Look:
 
     def _described(self, family: Family, found: Roles, ended: set[int]) -> Mapping[int, Process]:
         """Facts of those that matter, and of ddpdoctor itself, with their relatives."""
-        mattering = ended | {pid for pid, (role, _) in found.items() if role is not Role.HELPER}
+        mattering = ended | {pid for pid, (role, _) in found.items() if role is not ProcessRole.HELPER}
         mattering |= self._holders.pids(NVML_SECONDS) & family.seen.keys()
         own = _own(family)
         mattering |= {os.getpid()} & family.seen.keys()
@@ -159,7 +159,7 @@ class _Look:
 
         def describe(pid: int) -> Process:
             opened = None if family.seen[pid].stat.kernel_thread else self._holders.of(pid)
-            role, place = found.get(pid, (Role.OTHER, None))
+            role, place = found.get(pid, (ProcessRole.OTHER, None))
             return self._describer.process(family.seen[pid], role, place, opened, ours=pid in own)
 
         def described(pid: int) -> Process | None:
@@ -193,7 +193,9 @@ def _uncollected(family: Family, found: Roles) -> set[int]:
         stat, parent = one.stat, family.seen.get(one.stat.parent)
         if stat.state != "Z" or now - stat.start / TICKS < UNCOLLECTED:
             continue
-        started_by = parent and (parent.python or found.get(stat.parent, (Role.OTHER, None))[0] is Role.LAUNCHER)
+        started_by = parent and (
+            parent.python or found.get(stat.parent, (ProcessRole.OTHER, None))[0] is ProcessRole.LAUNCHER
+        )
         if started_by or names_python(stat.name):
             pids.add(stat.pid)
     return pids

@@ -21,7 +21,7 @@ from ddpdoctor.facts.hang import Frame
 from ddpdoctor.probes.memory_readers import memory_reader
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.programs import find_program, interpreter_of
-from ddpdoctor.probes.run_as import Identity, NotRunError, environ_for, identity_for, working_folder_for
+from ddpdoctor.probes.run_as import NotRunError, RunAsUser, environ_for, identity_for, working_folder_for
 from ddpdoctor.probes.target.asking import printable
 
 SECONDS: Final = 2.0
@@ -50,7 +50,7 @@ def _says_something(record: logging.LogRecord) -> bool:
 logging.getLogger("asyncio").addFilter(_says_something)
 
 
-class Trouble(str, Enum):
+class PySpyTrouble(str, Enum):
     """Why there is no stack."""
 
     NONE = ""
@@ -70,7 +70,7 @@ class Spied(msgspec.Struct, frozen=True, kw_only=True):
 
     frames: Frames = ()
     others: tuple[tuple[str, Frames], ...] = ()
-    trouble: Trouble = Trouble.NONE
+    trouble: PySpyTrouble = PySpyTrouble.NONE
     said: str = ""
 
 
@@ -108,11 +108,11 @@ async def spy(pids: Iterable[int], *, seconds: float = SECONDS) -> dict[int, Spi
 
     async def one(pid: int) -> Spied:
         if program is None:
-            return Spied(trouble=Trouble.NO_PROGRAM)
+            return Spied(trouble=PySpyTrouble.NO_PROGRAM)
         async with turns:
             spied = await _dump(program, pid, seconds)
             for _ in range(AGAIN):
-                if spied.trouble is Trouble.TORN:
+                if spied.trouble is PySpyTrouble.TORN:
                     spied = await _dump(program, pid, seconds)
         return spied
 
@@ -141,14 +141,14 @@ async def _dump(program: str, pid: int, seconds: float) -> Spied:
     try:
         code, output, complaint = await run_at(pid, command, seconds)
     except TimeoutError:  # Which is an OSError, too.
-        return Spied(trouble=Trouble.SLOW)
+        return Spied(trouble=PySpyTrouble.SLOW)
     except OSError as error:
-        return Spied(trouble=Trouble.NO_START, said=f"{program}: {error.strerror or error}")
+        return Spied(trouble=PySpyTrouble.NO_START, said=f"{program}: {error.strerror or error}")
     if code == 0:
         return understood(pid, output)
     spied = refused(pid, complaint)
-    closed = spied.trouble is Trouble.DENIED and memory_reader(pid, Proc()) is not None
-    return msgspec.structs.replace(spied, trouble=Trouble.CLOSED) if closed else spied
+    closed = spied.trouble is PySpyTrouble.DENIED and memory_reader(pid, Proc()) is not None
+    return msgspec.structs.replace(spied, trouble=PySpyTrouble.CLOSED) if closed else spied
 
 
 async def run_at(
@@ -163,7 +163,7 @@ async def run_at(
 
 
 async def run(
-    command: tuple[str, ...], seconds: float, pass_fds: tuple[int, ...] = (), identity: Identity | None = None
+    command: tuple[str, ...], seconds: float, pass_fds: tuple[int, ...] = (), identity: RunAsUser | None = None
 ) -> tuple[int, bytes, bytes]:
     """Its exit code, and what it wrote to stdout and stderr. It is killed where it takes longer, or where we are stopped.
 
@@ -222,10 +222,10 @@ def understood(pid: int, output: bytes) -> Spied:
     try:
         threads = msgspec.json.decode(output, type=list[_Thread])
     except msgspec.DecodeError as error:
-        return Spied(trouble=Trouble.TORN, said=str(error))
+        return Spied(trouble=PySpyTrouble.TORN, said=str(error))
     main = _main_thread(pid, threads)
     if main is None or not main.frames:
-        return Spied(trouble=Trouble.TORN, said="the main thread has no frames")
+        return Spied(trouble=PySpyTrouble.TORN, said="the main thread has no frames")
     others = tuple(
         (printable(one.thread_name or "")[:100], _frames(one))
         for one in threads[:MOST_THREADS]
@@ -256,9 +256,9 @@ def refused(pid: int, complaint: bytes) -> Spied:
     text = printable(complaint[:4000].decode("utf-8", "replace"))
     said: dict[str, Any] = {"said": next((line.strip()[:200] for line in text.splitlines() if line.strip()), "")}
     if "Permission Denied" in text or "Operation not permitted" in text or "os error 1)" in text:
-        return Spied(trouble=Trouble.DENIED, **said)
+        return Spied(trouble=PySpyTrouble.DENIED, **said)
     if not Path(f"/proc/{pid}").exists():
-        return Spied(trouble=Trouble.GONE, **said)
+        return Spied(trouble=PySpyTrouble.GONE, **said)
     if "Failed to find python version" in text or "is not a python" in text.lower():
-        return Spied(trouble=Trouble.NO_PYTHON, **said)
-    return Spied(trouble=Trouble.TORN, **said)
+        return Spied(trouble=PySpyTrouble.NO_PYTHON, **said)
+    return Spied(trouble=PySpyTrouble.TORN, **said)

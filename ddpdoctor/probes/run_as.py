@@ -50,7 +50,7 @@ class NotRunError(Exception):
     """Root doesn't run it; the text says why, and what to do instead."""
 
 
-class Identity(NamedTuple):
+class RunAsUser(NamedTuple):
     """A user as whom something is run, with all that counts for the kernel and for programs."""
 
     uid: int
@@ -93,7 +93,7 @@ def is_wary() -> bool:
     return os.geteuid() == ROOT and not _Trust.everybody
 
 
-def identity_for(code: Iterable[str | os.PathLike[str]]) -> Identity | None:
+def identity_for(code: Iterable[str | os.PathLike[str]]) -> RunAsUser | None:
     """Decide as whom to run these files: None for who we are.
 
     Args:
@@ -149,16 +149,18 @@ def _foothold_on_way(path: str, *trusted: int) -> Foothold | None:
         raise NotRunError(f"root does not run {path}: whose it is can't be found out ({error.strerror})") from error
 
 
-def identity_of(uid: int) -> Identity:
+def identity_of(uid: int) -> RunAsUser:
     """That user, with the groups of a login."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
-        return Identity(uid, NO_GROUP, (), user_name(uid), NO_HOME)
-    return Identity(uid, entry.pw_gid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)), entry.pw_name, entry.pw_dir)
+        return RunAsUser(uid, NO_GROUP, (), user_name(uid), NO_HOME)
+    return RunAsUser(
+        uid, entry.pw_gid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)), entry.pw_name, entry.pw_dir
+    )
 
 
-def sudo(identity: Identity) -> str:
+def sudo(identity: RunAsUser) -> str:
     """The start of a command that runs as that user."""
     return f"sudo -H -u {identity.name}" if identity.home != NO_HOME else f"sudo -H -u '#{identity.uid}'"
 
@@ -197,7 +199,7 @@ def _is_gone() -> bool:
         return True
 
 
-def environ_for(identity: Identity | None, environ: Mapping[str, str]) -> dict[str, str]:
+def environ_for(identity: RunAsUser | None, environ: Mapping[str, str]) -> dict[str, str]:
     """The settings that are handed to what runs as that user: unchanged for who we are, unless we are root."""
     if not is_wary():
         return dict(environ)
@@ -249,7 +251,7 @@ def _suspect(name: str, part: str, is_list: bool, trusted: Sequence[int]) -> Foo
         return Foothold(part, -1, "users that can't be found out")
 
 
-def working_folder_for(identity: Identity | None) -> str | None:
+def working_folder_for(identity: RunAsUser | None) -> str | None:
     """The folder to run in: None for the current one, / where others could have put something there.
 
     For root whoever could; for an ordinary user everybody and its owner. Those of a group that share a folder run each other's

@@ -22,7 +22,7 @@ _CLOCKS_APART = 5.0
 """Seconds by which a keeper may seem younger than what it keeps."""
 
 
-class Keeper(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentKeeper(msgspec.Struct, frozen=True, kw_only=True):
     """A process that keeps segments for others. started: seconds since the epoch."""
 
     pid: int
@@ -31,7 +31,7 @@ class Keeper(msgspec.Struct, frozen=True, kw_only=True):
     started: float
 
 
-def keepers(context: Context) -> tuple[Keeper, ...]:
+def keepers(context: Context) -> tuple[SegmentKeeper, ...]:
     """All that this user can see."""
     found = []
     proc = Proc(os.fspath(context.path("/proc")))
@@ -46,7 +46,9 @@ def keepers(context: Context) -> tuple[Keeper, ...]:
             if what:
                 status = entry.stat()
                 found.append(
-                    Keeper(pid=int(entry.name), uid=status.st_uid, what=what, started=_started(context, entry.name))
+                    SegmentKeeper(
+                        pid=int(entry.name), uid=status.st_uid, what=what, started=_started(context, entry.name)
+                    )
                 )
     return tuple(found)
 
@@ -64,7 +66,7 @@ def pids_anywhere(context: Context) -> frozenset[int]:
     return frozenset(found)
 
 
-def wanted_by(name: str, state: os.stat_result, known: tuple[Keeper, ...], pids: Set[int]) -> str:
+def wanted_by(name: str, state: os.stat_result, known: tuple[SegmentKeeper, ...], pids: Set[int]) -> str:
     """Who may still come for the segment of that name, in words; "" where nobody may. pids: of all that live."""
     maker = maker_pid(name)
     if maker in pids:

@@ -17,13 +17,13 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from ddpdoctor.probes.programs import interpreter_of
-from ddpdoctor.probes.run_as import INQUIRY_MARK, Identity, NotRunError, environ_for, identity_for, working_folder_for
+from ddpdoctor.probes.run_as import INQUIRY_MARK, NotRunError, RunAsUser, environ_for, identity_for, working_folder_for
 
 MAX_OUTPUT = 16 * 1024 * 1024
 """Bytes of each stream that are kept: one half from its start, the other from its end, since an answer may follow a flood."""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class EndedProgram(msgspec.Struct, frozen=True):
     """How it ended. Exactly one of these holds: `failed_to_start`, `timed_out`, or there is a `returncode`."""
 
     stdout: bytes = b""
@@ -123,7 +123,7 @@ class Started:
         command: Sequence[str],
         environ: Mapping[str, str],
         stdin: bytes,
-        identity: Identity | None,
+        identity: RunAsUser | None,
         refusal: str = "",
     ) -> None:
         self._failure = refusal
@@ -187,10 +187,10 @@ class Started:
                     ended -= len(end.popleft())
         self._output[name] = b"".join((*start, *end))
 
-    def wait(self, seconds: float) -> Ended:
+    def wait(self, seconds: float) -> EndedProgram:
         """Waits until it has ended, or kills it and all that it started once the time is up."""
         if self._failure:
-            return Ended(failed_to_start=self._failure)
+            return EndedProgram(failed_to_start=self._failure)
         if not self._has_ended(seconds):
             self.kill()
             return self._ended(timed_out=True)
@@ -233,7 +233,7 @@ class Started:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(max(0.0, seconds))
 
-    def _ended(self, *, timed_out: bool) -> Ended:
+    def _ended(self, *, timed_out: bool) -> EndedProgram:
         for reader in self._readers:
             # A grandchild may hold the pipe open after the child has gone.
             reader.join(0.5)
@@ -241,7 +241,7 @@ class Started:
             self.kill()
         _alive.discard(self)
         code = None if timed_out else self._process.wait()
-        return Ended(self._output.get("stdout", b""), self._output.get("stderr", b""), code, timed_out=timed_out)
+        return EndedProgram(self._output.get("stdout", b""), self._output.get("stderr", b""), code, timed_out=timed_out)
 
 
 def start(
@@ -271,6 +271,6 @@ def start(
 
 def run(
     command: Sequence[str], seconds: float, *, environ: Mapping[str, str] | None = None, stdin: bytes = b""
-) -> Ended:
+) -> EndedProgram:
     """Run a command as `start` does, for at most that many seconds."""
     return start(command, environ=environ, stdin=stdin).wait(seconds)

@@ -68,7 +68,7 @@ class _Until:
     def __init__(self) -> None:
         self._end = time.monotonic() + SECONDS
 
-    def wait(self, started: subprocesses.Started) -> subprocesses.Ended:
+    def wait(self, started: subprocesses.Started) -> subprocesses.EndedProgram:
         return started.wait(max(0.01, self._end - time.monotonic()))
 
 
@@ -131,7 +131,7 @@ def _nvcc_places(context: Context, home: str | None, found: str) -> Iterator[tup
                     yield str(folder / "nvidia" / name / "bin" / "nvcc"), "pip"
 
 
-def _nvcc(context: Context, path: str, found_by: str, ended: subprocesses.Ended) -> Nvcc:
+def _nvcc(context: Context, path: str, found_by: str, ended: subprocesses.EndedProgram) -> Nvcc:
     version = re.search(rb"release (\d+\.\d+)", ended.stdout)
     error = ""
     if not version:
@@ -155,7 +155,7 @@ def _nvcc(context: Context, path: str, found_by: str, ended: subprocesses.Ended)
     )
 
 
-def _why_not(ended: subprocesses.Ended) -> str:
+def _why_not(ended: subprocesses.EndedProgram) -> str:
     if ended.failed_to_start:
         return ended.failed_to_start
     if ended.timed_out:
@@ -240,7 +240,7 @@ class _Asked:
         return Compiler(path=self._path, kind=kind, version=version[0], found_by=self._found_by)
 
 
-def _ninja(ended: subprocesses.Ended) -> str | Unknown | None:
+def _ninja(ended: subprocesses.EndedProgram) -> str | Unknown | None:
     if ended.ok and (version := ended.stdout.decode("utf-8", "replace").strip()):
         return version.splitlines()[0]
     # torch asks the same question, and takes any failure for "no ninja".

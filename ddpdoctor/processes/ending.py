@@ -16,7 +16,7 @@ import msgspec
 
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.processes import Identity, Processes, Role
+from ddpdoctor.facts.processes import Processes, ProcessIdentity, ProcessRole
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.processes.leftover import Leftover
@@ -33,7 +33,7 @@ DYING: Final = 10.0
 SHARED: Final = "/dev/shm"
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class LeftoverLook(msgspec.Struct, frozen=True, kw_only=True):
     """One look at the host. at: time.monotonic() when it had ended."""
 
     processes: Maybe[Processes]
@@ -46,7 +46,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         return leftovers_of(self.processes, self.gpus, self.shared_memory)
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
+class LeftoverEnding(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one leftover, and why."""
 
     leftover: Leftover
@@ -58,16 +58,16 @@ class Endings:
     """What was done by now, also where we are stopped in the middle of it. freed: what is free again, in words."""
 
     def __init__(self) -> None:
-        self.all: list[Ending] = []
+        self.all: list[LeftoverEnding] = []
         self.freed: list[str] = []
-        self.signalled: set[Identity] = set()
+        self.signalled: set[ProcessIdentity] = set()
 
     @property
-    def done(self) -> list[Ending]:
+    def done(self) -> list[LeftoverEnding]:
         return [one for one in self.all if one.fate in (Fate.ENDED, Fate.KILLED, Fate.REMOVED)]
 
     def add(self, leftover: Leftover, fate: Fate, reason: str = "") -> None:
-        self.all.append(Ending(leftover=leftover, fate=fate, reason=reason))
+        self.all.append(LeftoverEnding(leftover=leftover, fate=fate, reason=reason))
 
     def said(self) -> str:
         """What is true by now, for whoever stops us; "" where nothing was done."""
@@ -79,11 +79,11 @@ class Endings:
         return "; ".join(parts)
 
 
-class Pin:
+class PinnedProcess:
     """A process that can't be mistaken for another. Raises ProcessLookupError where it is gone, or its pid is another's by now,
     and OSError where the kernel or a filter of system calls knows no pidfd."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: ProcessIdentity) -> None:
         self.identity = identity
         if not hasattr(os, "pidfd_open"):
             raise OSError("this Python knows no pidfd")
@@ -111,12 +111,12 @@ class Pin:
         os.close(self._descriptor)
 
 
-def end(chosen: Sequence[Leftover], first: Look, look: Callable[[], Look], ending: Endings) -> None:
+def end(chosen: Sequence[Leftover], first: LeftoverLook, look: Callable[[], LeftoverLook], ending: Endings) -> None:
     """Ends those of the chosen that a second look proves as well, and enters in `ending` what became of each at once.
 
     first: the look by which they were chosen. look: takes another.
     """
-    pinned: dict[Leftover, list[Pin]] = {}
+    pinned: dict[Leftover, list[PinnedProcess]] = {}
     try:
         for one in chosen:
             if one.identity and one.proven:
@@ -144,14 +144,14 @@ def end(chosen: Sequence[Leftover], first: Look, look: Callable[[], Look], endin
         ending.freed += freed(second, look(), ending)
 
 
-def _pin(one: Leftover, pinned: dict[Leftover, list[Pin]], ending: Endings) -> None:
+def _pin(one: Leftover, pinned: dict[Leftover, list[PinnedProcess]], ending: Endings) -> None:
     assert one.identity
-    pins: list[Pin] = []
+    pins: list[PinnedProcess] = []
     try:
-        pins.append(Pin(one.identity))
+        pins.append(PinnedProcess(one.identity))
         for child in one.children:
             with suppress(ProcessLookupError):
-                pins.append(Pin(child))
+                pins.append(PinnedProcess(child))
     except ProcessLookupError:
         ending.add(one, Fate.GONE, "it has ended by itself")
     except OSError as error:
@@ -163,7 +163,7 @@ def _pin(one: Leftover, pinned: dict[Leftover, list[Pin]], ending: Endings) -> N
         pinned[one] = pins
 
 
-def _disagreement(one: Leftover, again: Leftover | None, first: Look, second: Look) -> str:
+def _disagreement(one: Leftover, again: Leftover | None, first: LeftoverLook, second: LeftoverLook) -> str:
     """Why the second look doesn't agree, "" where it does."""
     if again is None:
         found = next((other for other in second.leftovers if other.identity == one.identity), None)
@@ -185,7 +185,7 @@ def _disagreement(one: Leftover, again: Leftover | None, first: Look, second: Lo
     return ""
 
 
-def _end_all(pinned: dict[Leftover, list[Pin]], second: Look, ending: Endings) -> None:
+def _end_all(pinned: dict[Leftover, list[PinnedProcess]], second: LeftoverLook, ending: Endings) -> None:
     """All at once: the ranks of a job wait for each other."""
     helpers = _helpers(second)
     for pins in pinned.values():
@@ -209,13 +209,13 @@ def _end_all(pinned: dict[Leftover, list[Pin]], second: Look, ending: Endings) -
             ending.add(one, Fate.ENDED)
 
 
-def _helpers(look: Look) -> set[Identity]:
+def _helpers(look: LeftoverLook) -> set[ProcessIdentity]:
     if isinstance(look.processes, Unknown):
         return set()
-    return {one.identity for one in look.processes.listed if one.role is Role.HELPER}
+    return {one.identity for one in look.processes.listed if one.role is ProcessRole.HELPER}
 
 
-def _wait(pinned: dict[Leftover, list[Pin]], seconds: float) -> list[Pin]:
+def _wait(pinned: dict[Leftover, list[PinnedProcess]], seconds: float) -> list[PinnedProcess]:
     """Those that are still there after that time."""
     until = time.monotonic() + seconds
     return [pin for pins in pinned.values() for pin in pins if not pin.gone(until - time.monotonic())]
@@ -243,7 +243,7 @@ def _remove(one: Leftover, again: Leftover | None, ending: Endings) -> None:
             ending.add(one, Fate.REMOVED)
 
 
-def freed(before: Look, after: Look, ending: Endings) -> Iterator[str]:
+def freed(before: LeftoverLook, after: LeftoverLook, ending: Endings) -> Iterator[str]:
     """What the ended ones held and is free again, as far as a look afterwards shows it."""
     from ddpdoctor.base.wording import human, listed, plural
 
@@ -262,7 +262,7 @@ def freed(before: Look, after: Look, ending: Endings) -> Iterator[str]:
         yield f"{human(memory)} of memory"
 
 
-def _gpu_memory(before: Look, after: Look, held: set[int]) -> Iterator[str]:
+def _gpu_memory(before: LeftoverLook, after: LeftoverLook, held: set[int]) -> Iterator[str]:
     from ddpdoctor.base.wording import human
 
     if isinstance(before.gpus, Unknown) or isinstance(after.gpus, Unknown):
@@ -276,7 +276,7 @@ def _gpu_memory(before: Look, after: Look, held: set[int]) -> Iterator[str]:
             yield f"{human(gpu.memory_used - used)} of GPU {gpu.index} ({human(gpu.memory_used)} were in use, {human(used)} are)"
 
 
-def _listening(look: Look) -> set[int]:
+def _listening(look: LeftoverLook) -> set[int]:
     if isinstance(look.processes, Unknown):
         return set()
     return {port for one in look.processes.listed if isinstance(one.listens, tuple) for port in one.listens}

@@ -9,9 +9,9 @@ import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.processes import Process, Role
-from ddpdoctor.processes.gpu_holders import BARE_CONTEXT, Held, main_gpu, of_process, shared_gpus
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.facts.processes import Process, ProcessRole
+from ddpdoctor.processes.gpu_holders import BARE_CONTEXT, HeldGpu, main_gpu, of_process, shared_gpus
+from ddpdoctor.processes.jobs import TrainingJob
 
 
 class ExtraKind(str, Enum):
@@ -27,19 +27,19 @@ class Extra(msgspec.Struct, frozen=True):
     rank, works."""
 
     process: Process
-    held: Held
+    held: HeldGpu
     main: int
     kind: ExtraKind
 
 
-def extra_contexts(job: Job, held: Sequence[Held], gpus: Gpus) -> tuple[Extra, ...]:
+def extra_contexts(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> tuple[Extra, ...]:
     """Those of one job. A GPU on which no other rank works belongs to a model that is split over several."""
     if any(one.unset for one in shared_gpus(job, held, gpus)):
         return ()  # Then it is missing-set-device that speaks.
     return tuple(_extra(job, held, gpus))
 
 
-def _extra(job: Job, held: Sequence[Held], gpus: Gpus) -> Iterator[Extra]:
+def _extra(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> Iterator[Extra]:
     main = {one.pid: at for one in job.ranks if (at := main_gpu(one, held, gpus)) is not None}
     for rank in job.ranks:
         others = {at for pid, at in main.items() if pid != rank.pid}
@@ -49,13 +49,13 @@ def _extra(job: Job, held: Sequence[Held], gpus: Gpus) -> Iterator[Extra]:
             if one.gpu.index != main[rank.pid] and one.gpu.index in others:
                 yield Extra(rank, one, main[rank.pid], _kind(one))
         for worker in job.others:
-            if worker.parent == rank.pid and worker.role is Role.WORKER:
+            if worker.parent == rank.pid and worker.role is ProcessRole.WORKER:
                 for one in of_process(worker, held):
                     if one.gpu.index != main[rank.pid]:
                         yield Extra(worker, one, main[rank.pid], ExtraKind.WORKER)
 
 
-def _kind(one: Held) -> ExtraKind:
+def _kind(one: HeldGpu) -> ExtraKind:
     """Where NVML doesn't tell how much, it is what is seen most."""
     bare = isinstance(one.holder.memory, Unknown) or one.memory < BARE_CONTEXT
     return ExtraKind.BARE if bare else ExtraKind.TENSORS

@@ -9,16 +9,16 @@ import msgspec
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown
 from ddpdoctor.base.wording import human
 from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
-from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
+from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.gpu_assignment import own_gpu
-from ddpdoctor.processes.jobs import ELASTIC_RUN, Job, jobs_of, setting
+from ddpdoctor.processes.jobs import ELASTIC_RUN, TrainingJob, jobs_of, setting
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_processes import left_by_processes
 from ddpdoctor.processes.signs_of_life import signs_of_life
 from ddpdoctor.processes.unowned_memory import RESERVE, unowned
-from ddpdoctor.report.reported_leftovers import Kind
+from ddpdoctor.report.reported_leftovers import LeftoverKind
 
 ENDED = ("Z", "X")
 
@@ -28,11 +28,11 @@ BARE_CONTEXT = 1 << 30
 SAME_JOB = ("SLURM_JOB_ID", ELASTIC_RUN)
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class HeldGpu(msgspec.Struct, frozen=True, kw_only=True):
     """What one process has on one GPU. process: None where this user can't see it."""
 
     gpu: Gpu
-    holder: Holder
+    holder: GpuHolder
     process: Process | None = None
 
     @property
@@ -46,17 +46,17 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         return "an unknown amount" if isinstance(self.holder.memory, Unknown) else human(self.memory)
 
 
-def holdings(gpus: Gpus, processes: Processes) -> tuple[Held, ...]:
+def holdings(gpus: Gpus, processes: Processes) -> tuple[HeldGpu, ...]:
     """Everything that is held on the GPUs that answer, as far as NVML tells."""
     return tuple(
-        Held(gpu=gpu, holder=one, process=process_of(one, processes))
+        HeldGpu(gpu=gpu, holder=one, process=process_of(one, processes))
         for gpu in gpus.answering
         if not isinstance(gpu.holders, Unknown)
         for one in gpu.holders
     )
 
 
-def held_by_nobody(gpus: Gpus, processes: Processes) -> tuple[Held, ...]:
+def held_by_nobody(gpus: Gpus, processes: Processes) -> tuple[HeldGpu, ...]:
     """What NVML says that processes hold which this host doesn't have: the driver could not take it back, or they are just ending.
     Empty where not all processes can be seen."""
     if processes.unseen:
@@ -66,7 +66,7 @@ def held_by_nobody(gpus: Gpus, processes: Processes) -> tuple[Held, ...]:
     )
 
 
-def process_of(holder: Holder, processes: Processes) -> Process | None:
+def process_of(holder: GpuHolder, processes: Processes) -> Process | None:
     """The process of that holder, None where it can't be seen.
 
     In a container NVML may tell pids of the host: a process that happens to have the same one here is another.
@@ -74,7 +74,7 @@ def process_of(holder: Holder, processes: Processes) -> Process | None:
     found = processes.get(holder.pid) if holder.pid else None
     if found is None or not processes.unseen or found.state in ENDED:
         return found
-    touches = isinstance(found.devices, Unknown) or found.devices or found.marks or found.role is not Role.OTHER
+    touches = isinstance(found.devices, Unknown) or found.devices or found.marks or found.role is not ProcessRole.OTHER
     return found if touches else None
 
 
@@ -112,20 +112,20 @@ def for_this_job(gpus: Gpus, environment: Maybe[Environment]) -> tuple[Gpu, ...]
     )
 
 
-def own_jobs(processes: Processes) -> tuple[Job, ...]:
+def own_jobs(processes: Processes) -> tuple[TrainingJob, ...]:
     """The running jobs of this user, root's being all: those whose faults are ours to find."""
     return tuple(
         job for job in jobs_of(processes) if processes.uid == 0 or any(one.uid == processes.uid for one in job.ranks)
     )
 
 
-def of_process(process: Process, held: Iterable[Held]) -> tuple[Held, ...]:
+def of_process(process: Process, held: Iterable[HeldGpu]) -> tuple[HeldGpu, ...]:
     """What it has on which GPUs, the most first; without displays."""
     own = [one for one in held if one.process and one.process.identity == process.identity]
     return tuple(sorted((one for one in own if one.holder.kind != "graphics"), key=lambda one: -one.memory))
 
 
-def main_gpu(rank: Process, held: Iterable[Held], gpus: Gpus) -> int | None:
+def main_gpu(rank: Process, held: Iterable[HeldGpu], gpus: Gpus) -> int | None:
     """The GPU on which it works: where it holds the most. None where it holds none, or how much isn't told."""
     contexts = of_process(rank, held)
     if len(contexts) < 2:
@@ -144,7 +144,7 @@ def first_gpu(rank: Process, gpus: Gpus) -> int | None:
     return seen[0].gpu.index if seen and seen[0].slice is None else None
 
 
-class Shared(msgspec.Struct, frozen=True):
+class SharedGpu(msgspec.Struct, frozen=True):
     """Ranks of one job that work on the same GPU. unset: each of them has a GPU of its own by its local rank, and those
     whose it isn't are on what they call cuda:0."""
 
@@ -153,7 +153,7 @@ class Shared(msgspec.Struct, frozen=True):
     unset: bool
 
 
-def shared_gpus(job: Job, held: Sequence[Held], gpus: Gpus) -> tuple[Shared, ...]:
+def shared_gpus(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> tuple[SharedGpu, ...]:
     """GPUs on which several ranks of the job work. MIG slices and MPS, which share a GPU on purpose, are left out."""
     on: dict[int, list[Process]] = {}
     for rank in job.ranks:
@@ -170,7 +170,7 @@ def shared_gpus(job: Job, held: Sequence[Held], gpus: Gpus) -> tuple[Shared, ...
                 and len(set(owners)) == len(owners)
                 and all(first_gpu(one, gpus) == gpu.index for one in strays)
             )
-            found.append(Shared(gpu, tuple(ranks), unset))
+            found.append(SharedGpu(gpu, tuple(ranks), unset))
     return tuple(found)
 
 
@@ -183,7 +183,7 @@ class LeftOnGpus(msgspec.Struct, frozen=True):
     """A leftover, and what it and its children hold. beside: a rank of a running job of this user's works on one of these GPUs."""
 
     leftover: Leftover
-    held: tuple[Held, ...]
+    held: tuple[HeldGpu, ...]
     beside: bool
 
 
@@ -198,7 +198,7 @@ def _left_on_gpus(gpus: Gpus, processes: Processes) -> Iterator[LeftOnGpus]:
     for one in left_by_processes(processes, gpus):
         whole = {one.identity, *one.children}
         on = tuple(each for each in held if each.process and each.process.identity in whole)
-        if on and (one.proven or (one.kind is not Kind.HOLDER and not works(one, processes))):
+        if on and (one.proven or (one.kind is not LeftoverKind.HOLDER and not works(one, processes))):
             found.append((one, on))
     dead = {each.holder.pid for _, on in found for each in on}
     ranks = {rank.pid for job in own_jobs(processes) for rank in job.ranks} - dead

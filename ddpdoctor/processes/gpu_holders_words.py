@@ -8,23 +8,23 @@ from ddpdoctor.base.findings import Evidence, Fix
 from ddpdoctor.base.wording import listed, plural, ranks_named, spans
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.processes.gpu_holders import ENDED, Held
+from ddpdoctor.processes.gpu_holders import ENDED, HeldGpu
 from ddpdoctor.processes.job_words import places
 from ddpdoctor.processes.jobs import by_hand
 from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.report.reported_leftovers import Certainty, Kind
+from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
 MOST = 8
 """Lines of evidence."""
 
 
-def gpus_named(held: Iterable[Held]) -> str:
+def gpus_named(held: Iterable[HeldGpu]) -> str:
     """ "GPU 3", "GPUs 0-7"."""
     numbers = {one.gpu.index for one in held}
     return f"GPU{'' if len(numbers) == 1 else 's'} {listed(spans(numbers))}"
 
 
-def holders_named(held: Sequence[Held]) -> str:
+def holders_named(held: Sequence[HeldGpu]) -> str:
     """ "pid 4711 (rank 3)", "8 processes"."""
     pids = {one.holder.pid: one.process for one in held}
     if len(pids) > 2:
@@ -51,7 +51,7 @@ def age(seconds: float) -> str:
     return f"{seconds / 3600:.0f} h" if seconds < 172800 else f"{seconds / 86400:.0f} days"
 
 
-def evidence_of(held: Sequence[Held]) -> tuple[Evidence, ...]:
+def evidence_of(held: Sequence[HeldGpu]) -> tuple[Evidence, ...]:
     """A line for each context: how much, who, whose, how old; and its command, which ranks of one job have in common."""
     lines: list[Evidence] = []
     told: set[str] = set()
@@ -65,7 +65,7 @@ def evidence_of(held: Sequence[Held]) -> tuple[Evidence, ...]:
     return tuple(lines)
 
 
-def _described(held: Held) -> str:
+def _described(held: HeldGpu) -> str:
     process = held.process
     if process is None:
         return named(held.holder.pid, process)
@@ -74,7 +74,7 @@ def _described(held: Held) -> str:
     return f"{named(process.pid, process)} of {process.user or process.uid}{old}{state}"
 
 
-def owner_of(held: Sequence[Held], processes: Processes) -> str:
+def owner_of(held: Sequence[HeldGpu], processes: Processes) -> str:
     """ "of yours", "of bob and eve", "that can't be seen from here"."""
     users = sorted({one.process.user or str(one.process.uid) for one in held if one.process})
     if not users:
@@ -99,23 +99,23 @@ def alike(leftovers: Iterable[Leftover]) -> list[list[Leftover]]:
 def may_be_by_hand(leftovers: Iterable[Leftover], processes: Processes) -> bool:
     """Whether all of them are ranks without any launcher's marks: whoever starts those with nohup leaves none behind that
     would be missing."""
-    found = [processes.get(one.pid) if one.kind is Kind.RANK else None for one in leftovers]
+    found = [processes.get(one.pid) if one.kind is LeftoverKind.RANK else None for one in leftovers]
     return all(one is not None and by_hand(one) for one in found)
 
 
 def why_left(leftover: Leftover) -> str:
     """Why it is thought dead, and what speaks against it."""
     why = f"{capital(leftover.why)}."
-    if leftover.proven or leftover.kind is Kind.ENDED:
+    if leftover.proven or leftover.kind is LeftoverKind.ENDED:
         return why
     if leftover.certainty is Certainty.NOT_OURS:
         return f"{why} It is left alone: {listed(leftover.doubts, 3)}."
     return f"{why} That it may go is not certain: {'; '.join(leftover.doubts[:3])}."
 
 
-def end_it(leftovers: Sequence[Leftover], held: Sequence[Held], processes: Processes) -> tuple[Fix, ...]:
+def end_it(leftovers: Sequence[Leftover], held: Sequence[HeldGpu], processes: Processes) -> tuple[Fix, ...]:
     """What ends leftovers of one sort that hold GPUs."""
-    if leftovers[0].kind is not Kind.ENDED:
+    if leftovers[0].kind is not LeftoverKind.ENDED:
         return (end_leftovers(leftovers),)
     ended = [processes.get(one.pid) for one in leftovers]
     parents = sorted({one.parent for one in ended if one})

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.facts.processes import AskedFor, Process, Processes, Role
+from ddpdoctor.facts.processes import AskedFor, Process, Processes, ProcessRole
 from ddpdoctor.knowledge.same_facts import remembered
 
 ELASTIC_RUN = "TORCHELASTIC_RUN_ID"
@@ -18,7 +18,7 @@ STARTED_TOGETHER = 60.0
 """Seconds between the first and the last of a run's ranks, on however slow a host."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks of one job on this host, with what started them.
 
     name: what `ddpdoctor jobs NAME` takes: the launcher's pid, or that of the first rank where there is none, or it
@@ -52,8 +52,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def workers_of(self, rank: Process) -> tuple[Process, ...]:
         """The DataLoader workers of that rank."""
-        parents = {rank.pid, *(one.pid for one in self.others if one.role is Role.HELPER and one.parent == rank.pid)}
-        return tuple(one for one in self.others if one.role is Role.WORKER and one.parent in parents)
+        parents = {
+            rank.pid,
+            *(one.pid for one in self.others if one.role is ProcessRole.HELPER and one.parent == rank.pid),
+        }
+        return tuple(one for one in self.others if one.role is ProcessRole.WORKER and one.parent in parents)
 
 
 def setting(process: Process, name: str) -> str:
@@ -111,12 +114,12 @@ def ancestors(process: Process, processes: Processes) -> Iterator[Process]:
 
 
 @remembered
-def jobs_of(processes: Processes) -> tuple[Job, ...]:
+def jobs_of(processes: Processes) -> tuple[TrainingJob, ...]:
     """The jobs of this host, the oldest first."""
     by_pid = {one.pid: one for one in processes.listed}
     parts: dict[tuple[object, ...], _Part] = {}
     siblings = _siblings(processes)
-    started = {one.pid: _started_by(one, by_pid) for one in processes.listed if one.role is Role.RANK}
+    started = {one.pid: _started_by(one, by_pid) for one in processes.listed if one.role is ProcessRole.RANK}
     starters = {first.pid for pid, (_, first) in started.items() if first.pid != pid}
     for pid, (launcher, first) in started.items():
         key: tuple[object, ...]
@@ -200,9 +203,9 @@ def _started_by(rank: Process, by_pid: Mapping[int, Process]) -> tuple[Process |
     """The rank's launcher, and the rank whose settings tell of the job: with Lightning the first has started the others."""
     first, one, seen = rank, by_pid.get(rank.parent), {rank.pid}
     while one and one.pid not in seen:
-        if one.role is Role.LAUNCHER:
+        if one.role is ProcessRole.LAUNCHER:
             return one, first
-        if one.role is Role.RANK:
+        if one.role is ProcessRole.RANK:
             if first is rank and _by_lightning(rank, "LOCAL_RANK") and _by_lightning(one, *BY_LIGHTNING):
                 first = one
             elif _meeting_point(one) != _meeting_point(rank):
@@ -219,7 +222,7 @@ def _by_lightning(rank: Process, *sources: str) -> bool:
 
 def _siblings(processes: Processes) -> Mapping[int, Process]:
     """Of each rank that has ended, and so has no settings any more: another that the same parent has started."""
-    ranks = [one for one in processes.listed if one.role is Role.RANK and one.parent > 1]
+    ranks = [one for one in processes.listed if one.role is ProcessRole.RANK and one.parent > 1]
     readable = {one.parent: one for one in ranks if not isinstance(one.settings, Unknown)}
     return {one.pid: readable[one.parent] for one in ranks if one.state == "Z" and one.parent in readable}
 
@@ -243,7 +246,7 @@ def _met(rank: Process, other: Process) -> bool:
     )
 
 
-def perhaps_of_several_runs(job: Job) -> tuple[int, ...]:
+def perhaps_of_several_runs(job: TrainingJob) -> tuple[int, ...]:
     """The doubled ranks that are neither connected nor were told to meet at one place: which of them belong together can't be
     told."""
     if not job.doubled:
@@ -309,13 +312,13 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address.lower() in ("localhost", "::1", "[::1]")
 
 
-def _job(parts: Sequence[_Part], processes: Processes) -> Job:
+def _job(parts: Sequence[_Part], processes: Processes) -> TrainingJob:
     members = [one for part in parts for one in part.ranks]
     ranks = sorted(members, key=lambda one: (one.place.rank if one.place else 1 << 30, one.start, one.pid))
     started = {part.launcher.pid: part.launcher for part in parts if part.launcher}
     launchers = sorted(started.values(), key=lambda one: (one.start, one.pid))
     by_launcher = launchers and all(part.named_by_launcher for part in parts)
-    return Job(
+    return TrainingJob(
         name=str((launchers if by_launcher else ranks)[0].pid),
         launcher=launchers[0] if launchers else None,
         launchers=tuple(launchers),
@@ -327,9 +330,9 @@ def _job(parts: Sequence[_Part], processes: Processes) -> Job:
 
 
 def _others(ranks: Sequence[Process], processes: Processes) -> tuple[Process, ...]:
-    helping = [one for one in processes.listed if one.role in (Role.WORKER, Role.HELPER)]
+    helping = [one for one in processes.listed if one.role in (ProcessRole.WORKER, ProcessRole.HELPER)]
     parents = {one.pid for one in ranks}
-    parents |= {one.pid for one in helping if one.role is Role.HELPER and one.parent in parents}
+    parents |= {one.pid for one in helping if one.role is ProcessRole.HELPER and one.parent in parents}
     return tuple(one for one in helping if one.parent in parents)
 
 

@@ -9,9 +9,9 @@ import msgspec
 
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.processes import Process
-from ddpdoctor.processes.gpu_holders import Held, of_process
+from ddpdoctor.processes.gpu_holders import HeldGpu, of_process
 from ddpdoctor.processes.job_words import Remark, of_pid
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 from ddpdoctor.processes.overview import Overview
 from ddpdoctor.report.contract import Report, build_report
 from ddpdoctor.report.reported_jobs import ReportedGpu, ReportedJob, ReportedProcess, ReportedRank, ReportedRemark
@@ -33,7 +33,7 @@ def refusal(host: str, problem: str) -> Report:
     return msgspec.structs.replace(build_report("jobs", [], [problem]), host=host)
 
 
-def reported_job(job: Job, remarks: Sequence[Remark], held: Sequence[Held]) -> ReportedJob:
+def reported_job(job: TrainingJob, remarks: Sequence[Remark], held: Sequence[HeldGpu]) -> ReportedJob:
     """held: what all processes hold on the GPUs."""
     return ReportedJob(
         name=job.name,
@@ -46,7 +46,7 @@ def reported_job(job: Job, remarks: Sequence[Remark], held: Sequence[Held]) -> R
     )
 
 
-def _rank(one: Process, job: Job, remarks: Sequence[Remark], held: Sequence[Held]) -> ReportedRank:
+def _rank(one: Process, job: TrainingJob, remarks: Sequence[Remark], held: Sequence[HeldGpu]) -> ReportedRank:
     place = one.place
     return ReportedRank(
         rank=place.rank if place else None,

@@ -11,7 +11,7 @@ from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.base.wording import human, spans
 from ddpdoctor.facts.processes import Process
-from ddpdoctor.processes.gpu_holders import Held, of_process
+from ddpdoctor.processes.gpu_holders import HeldGpu, of_process
 from ddpdoctor.processes.job_words import ENDED, Remark, of_pid
 from ddpdoctor.processes.overview import JobView
 
@@ -58,7 +58,7 @@ WAITS = {
 it is: a file server's rpc_wait_bit_killable is worth more than any word."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the table, all as text; severity: of the worst that stands out, None where nothing does."""
 
     rank: str
@@ -78,11 +78,11 @@ class _Rank(msgspec.Struct, frozen=True):
     """A rank with what is known of it."""
 
     process: Process
-    held: tuple[Held, ...]
+    held: tuple[HeldGpu, ...]
     remarks: list[Remark]
 
 
-def rows_of(view: JobView, held: Sequence[Held], *, fold: bool = True) -> list[Row]:
+def rows_of(view: JobView, held: Sequence[HeldGpu], *, fold: bool = True) -> list[JobRow]:
     """By rank, missing ones too. fold: many healthy ones that look alike become one row."""
     ranks = [_Rank(one, of_process(one, held), of_pid(view.remarks, one.pid)) for one in view.job.ranks]
     by_gpu = any(each.memory for one in ranks for each in one.held)
@@ -97,19 +97,19 @@ def rows_of(view: JobView, held: Sequence[Held], *, fold: bool = True) -> list[R
     return [row for _, row in sorted(rows, key=lambda one: one[0])]
 
 
-def memory_heading(held: Sequence[Held], view: JobView) -> str:
+def memory_heading(held: Sequence[HeldGpu], view: JobView) -> str:
     """Which memory is shown: what NVML tells of the ranks' GPUs, else what is resident."""
     return "GPU memory" if any(each.memory for one in view.job.ranks for each in of_process(one, held)) else "resident"
 
 
-def _missing(remarks: Sequence[Remark]) -> Iterator[tuple[tuple[int, int], Row]]:
+def _missing(remarks: Sequence[Remark]) -> Iterator[tuple[tuple[int, int], JobRow]]:
     for remark in remarks:
         if not remark.pids and remark.ranks:
             for numbers in spans(remark.ranks):
                 first = int(numbers.partition("-")[0])
                 yield (
                     (first, 0),
-                    Row(rank=numbers, pid="-", remark=remark.oddity.value, severity=remark.severity),
+                    JobRow(rank=numbers, pid="-", remark=remark.oddity.value, severity=remark.severity),
                 )
 
 
@@ -128,10 +128,10 @@ def _looks(one: _Rank) -> object:
     return (process.user, state, busy, len(one.held), process.place.source)
 
 
-def _row(group: Sequence[_Rank], *, by_gpu: bool) -> Row:
+def _row(group: Sequence[_Rank], *, by_gpu: bool) -> JobRow:
     processes = [one.process for one in group]
     first = group[0]
-    return Row(
+    return JobRow(
         rank=_ranks(processes),
         pid=_pid(first.process) if len(group) == 1 else _span([one.pid for one in processes]),
         user=one_line(first.process.user) or str(first.process.uid),

@@ -12,7 +12,7 @@ from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.processes.job_words import Remark
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 from ddpdoctor.processes.jobs_rows import age
 from ddpdoctor.processes.overview import JobView, Overview
 from ddpdoctor.report.summary import summary
@@ -27,7 +27,7 @@ def headline(view: JobView) -> str:
     return one_line(process.command or process.name) or "a process without a name"
 
 
-def described(job: Job) -> str:
+def described(job: TrainingJob) -> str:
     """ "alice, 2.1 h, 8 ranks here (0-7) of 16, launcher pid 4711, 16 DataLoader workers"."""
     users = sorted({one_line(one.user) or str(one.uid) for one in job.ranks})
     numbers = {one.place.rank for one in job.ranks if one.place}
@@ -49,19 +49,19 @@ def described(job: Job) -> str:
     return ", ".join(parts)
 
 
-def _launchers(job: Job) -> str:
+def _launchers(job: TrainingJob) -> str:
     if not job.launchers:
         return "no launcher here"
     return f"launcher{'' if len(job.launchers) == 1 else 's'} pid {listed((one.pid for one in job.launchers), 4)}"
 
 
-def _workers(job: Job) -> Iterator[str]:
+def _workers(job: TrainingJob) -> Iterator[str]:
     count = sum(len(job.workers_of(one)) for one in job.ranks)
     if count:
         yield plural(count, "DataLoader worker")
 
 
-def _guessed(job: Job) -> bool:
+def _guessed(job: TrainingJob) -> bool:
     return any(one.forked for one in job.ranks)
 
 

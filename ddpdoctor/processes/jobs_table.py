@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from ddpdoctor.processes.jobs_rows import Row
+from ddpdoctor.processes.jobs_rows import JobRow
 from ddpdoctor.report.terminal import STYLES, Hanging
 
 _GAP = 2
@@ -21,7 +21,7 @@ _NARROWED = ("user", "age", "waits", "gpus")
 _RIGHT = ("rank", "age", "memory", "cpu")
 
 
-class Column(msgspec.Struct, frozen=True):
+class TableColumn(msgspec.Struct, frozen=True):
     """One column but the remarks': the row's field, its heading and how wide it is."""
 
     name: str
@@ -29,7 +29,7 @@ class Column(msgspec.Struct, frozen=True):
     width: int
 
 
-def columns_for(rows: Sequence[Row], memory: str, width: int) -> tuple[Column, ...]:
+def columns_for(rows: Sequence[JobRow], memory: str, width: int) -> tuple[TableColumn, ...]:
     """What fits beside the remarks. memory: that column's heading."""
     headings = {
         "rank": "rank",
@@ -43,7 +43,7 @@ def columns_for(rows: Sequence[Row], memory: str, width: int) -> tuple[Column, .
         "waits": "waits for",
     }
     full = [
-        Column(name, heading, max(len(heading), *(len(getattr(row, name)) for row in rows)))
+        TableColumn(name, heading, max(len(heading), *(len(getattr(row, name)) for row in rows)))
         for name, heading in headings.items()
         if name in ("rank", "pid", "state") or any(getattr(row, name) for row in rows)
     ]
@@ -55,11 +55,11 @@ def columns_for(rows: Sequence[Row], memory: str, width: int) -> tuple[Column, .
     return tuple(one for one in full if one.name in ("rank", "pid", "state"))
 
 
-def _needed(columns: Collection[Column]) -> int:
+def _needed(columns: Collection[TableColumn]) -> int:
     return sum(one.width + _GAP for one in columns)
 
 
-def show_table(console: Console, rows: Sequence[Row], memory: str, indent: int = 2) -> None:
+def show_table(console: Console, rows: Sequence[JobRow], memory: str, indent: int = 2) -> None:
     """Prints the table; rows in which something stands out in that colour."""
     columns = columns_for(rows, memory, console.width - indent)
     margin = " " * indent
@@ -79,6 +79,6 @@ def show_table(console: Console, rows: Sequence[Row], memory: str, indent: int =
                 console.print(Hanging(Text(), Text(row.remark, style), indent + 2))
 
 
-def _cell(column: Column, text: str) -> str:
+def _cell(column: TableColumn, text: str) -> str:
     aligned = text.rjust(column.width) if column.name in _RIGHT else text.ljust(column.width)
     return aligned + " " * _GAP

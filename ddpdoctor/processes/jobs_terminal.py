@@ -10,8 +10,8 @@ from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.base.wording import plural
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import Why
-from ddpdoctor.processes.gpu_holders import Held
+from ddpdoctor.engine.registry import SkipReason
+from ddpdoctor.processes.gpu_holders import HeldGpu
 from ddpdoctor.processes.jobs_rows import memory_heading, rows_of
 from ddpdoctor.processes.jobs_summary import described, heading, headline, in_words, looked_for, nothing_here
 from ddpdoctor.processes.jobs_table import show_table
@@ -44,7 +44,7 @@ def show_jobs(console: Console, overview: Overview, *, verbose: bool = False, qu
     _show_last(console, overview)
 
 
-def _show_job(console: Console, view: JobView, held: tuple[Held, ...], *, verbose: bool) -> None:
+def _show_job(console: Console, view: JobView, held: tuple[HeldGpu, ...], *, verbose: bool) -> None:
     name = Text(f"Job {view.job.name}", "bold")
     console.print(Hanging(name, Text(headline(view), "bold"), len(name) + 2))
     console.print(Hanging(Text(), Text(described(view.job), "dim"), 2))
@@ -60,12 +60,12 @@ def _word(severity: Severity) -> str:
 
 def _show_not_tested(console: Console, overview: Overview, *, verbose: bool) -> None:
     """What had nothing to look at is told with -v alone: most hosts have no job."""
-    reasons: dict[Why, dict[str, list[str]]] = {why: {} for why in Why}
+    reasons: dict[SkipReason, dict[str, list[str]]] = {why: {} for why in SkipReason}
     for one in overview.examination.results:
         if one.not_tested is not None:
             reasons[one.not_tested.why].setdefault(one.not_tested.reason, []).append(one.check.slug)
-    unknown = reasons[Why.CRASHED] | reasons[Why.UNKNOWN]
-    show_not_tested(console, unknown, reasons[Why.NOT_APPLICABLE] if verbose else {}, verbose=verbose)
+    unknown = reasons[SkipReason.CRASHED] | reasons[SkipReason.UNKNOWN]
+    show_not_tested(console, unknown, reasons[SkipReason.NOT_APPLICABLE] if verbose else {}, verbose=verbose)
     if verbose and overview.examination.passed:
         console.print(Text(f"Passed ({len(overview.examination.passed)})", "bold green"))
         console.print(Hanging(Text(), Text(", ".join(overview.examination.passed)), 2))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ddpdoctor.facts.processes import Identity
-from ddpdoctor.report.reported_leftovers import Certainty, Kind
+from ddpdoctor.facts.processes import ProcessIdentity
+from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +16,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     command: to do it by hand; in doubt, to look at it. then: what ends it after that look; "" where it may still work.
     """
 
-    kind: Kind
+    kind: LeftoverKind
     certainty: Certainty
     what: str
     why: str
@@ -25,9 +25,9 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     then: str = ""
     owner: str = ""
     age: float | None = None
-    identity: Identity | None = None
-    children: tuple[Identity, ...] = ()
-    mates: tuple[Identity, ...] = ()
+    identity: ProcessIdentity | None = None
+    children: tuple[ProcessIdentity, ...] = ()
+    mates: tuple[ProcessIdentity, ...] = ()
     """The other ranks that may be of its job: while one of them works, it is none."""
     path: str = ""
     inode: tuple[int, int] = (0, 0)

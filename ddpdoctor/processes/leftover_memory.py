@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
-from ddpdoctor.processes.gpu_holders import Held, held_by_nobody
+from ddpdoctor.processes.gpu_holders import HeldGpu, held_by_nobody
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.unowned_memory import unowned
-from ddpdoctor.report.reported_leftovers import Certainty, Kind
+from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
 
 def left_memory(gpus: Gpus, processes: Maybe[Processes]) -> Iterator[Leftover]:
@@ -20,7 +20,7 @@ def left_memory(gpus: Gpus, processes: Maybe[Processes]) -> Iterator[Leftover]:
         if isinstance(size, Unknown) or not size:
             continue
         yield Leftover(
-            kind=Kind.MEMORY,
+            kind=LeftoverKind.MEMORY,
             certainty=Certainty.DOUBT,
             what=f"GPU {gpu.index}" + (f" ({gpu.name})" if gpu.name else ""),
             why="more of its memory is in use than all processes hold that NVML lists",
@@ -34,10 +34,10 @@ def left_memory(gpus: Gpus, processes: Maybe[Processes]) -> Iterator[Leftover]:
         yield from (_of_nobody(one) for one in held_by_nobody(gpus, processes))
 
 
-def _of_nobody(held: Held) -> Leftover:
+def _of_nobody(held: HeldGpu) -> Leftover:
     gpu = held.gpu
     return Leftover(
-        kind=Kind.MEMORY,
+        kind=LeftoverKind.MEMORY,
         certainty=Certainty.DOUBT,
         what=f"GPU {gpu.index}" + (f" ({gpu.name})" if gpu.name else ""),
         why=f"pid {held.holder.pid} holds it by the driver's account, and is no process of this host",

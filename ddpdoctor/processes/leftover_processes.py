@@ -10,14 +10,14 @@ from typing import Final
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.base.wording import plural, ranks_named
 from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.knowledge.same_facts import remembered
-from ddpdoctor.processes.jobs import ELASTIC_RUN, Job, setting
+from ddpdoctor.processes.jobs import ELASTIC_RUN, TrainingJob, setting
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_stacks import not_waiting
-from ddpdoctor.processes.process_tree import Scene
+from ddpdoctor.processes.process_tree import ProcessTree
 from ddpdoctor.processes.signs_of_life import gpu_at_work, not_known, signs_of_life
-from ddpdoctor.report.reported_leftovers import Certainty, Kind
+from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
 LEAST_AGE: Final = 10.0
 """Seconds. Whoever is younger may still be starting, or on the way to another parent."""
@@ -31,12 +31,16 @@ _ATTENDED: Final = re.compile(r"ipykernel|jupyter|ipython|notebook|colab|debugpy
 """Somebody may come back to it: a notebook's kernel, a debugger."""
 _DISPLAY_OR_SERVICE: Final = re.compile(r"Xorg|Xwayland|Xvnc|gnome-|kwin|plasma|mutter|weston|sddm|gdm|lightdm|compiz|nvidia-|nv-hostengine|dcgm|xrdp|steam|chrome|firefox", re.IGNORECASE)  # fmt: skip
 
-_KINDS: Final = {Role.RANK: Kind.RANK, Role.WORKER: Kind.WORKER, Role.HELPER: Kind.HELPER}
+_KINDS: Final = {
+    ProcessRole.RANK: LeftoverKind.RANK,
+    ProcessRole.WORKER: LeftoverKind.WORKER,
+    ProcessRole.HELPER: LeftoverKind.HELPER,
+}
 
 
 def left_processes(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Leftover]:
     """Those that may be left over, each with its children, and how sure that is."""
-    scene = Scene(processes, gpus)
+    scene = ProcessTree(processes, gpus)
     for one in processes.listed:
         if one.ours:
             continue
@@ -46,15 +50,15 @@ def left_processes(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Leftover
             yield _leftover(one, scene)
 
 
-def _thought_dead(process: Process, scene: Scene) -> bool:
+def _thought_dead(process: Process, scene: ProcessTree) -> bool:
     """Whether it is worth a word: an orphan of a run. One that works and was perhaps started by hand is none."""
     busy = any(signs_of_life(process, scene.processes.watched))
-    if process.role is Role.RANK:
+    if process.role is ProcessRole.RANK:
         return bool(setting(process, ELASTIC_RUN)) or scene.lost(process) or not busy
-    if process.role in (Role.WORKER, Role.HELPER):
+    if process.role in (ProcessRole.WORKER, ProcessRole.HELPER):
         return process.age >= LEAST_AGE
     return (
-        process.role is Role.OTHER
+        process.role is ProcessRole.OTHER
         and process.pid != 1
         and _holds_gpu(process, scene)
         and not busy
@@ -65,13 +69,13 @@ def _thought_dead(process: Process, scene: Scene) -> bool:
     )
 
 
-def _holds_gpu(process: Process, scene: Scene) -> bool:
+def _holds_gpu(process: Process, scene: ProcessTree) -> bool:
     touches = isinstance(process.devices, tuple) and bool(process.devices)
     # In a container NVML may tell pids of the host: a process that happens to have the same one here is another.
     return touches or (bool(scene.held(process)) and not scene.processes.unseen)
 
 
-def _leftover(process: Process, scene: Scene) -> Leftover:
+def _leftover(process: Process, scene: ProcessTree) -> Leftover:
     children = tuple(scene.descendants(process))
     foreign = tuple(_foreign(process, scene))
     doubts = foreign or tuple(dict.fromkeys(_doubts(process, children, scene)))
@@ -80,7 +84,7 @@ def _leftover(process: Process, scene: Scene) -> Leftover:
     job = scene.job(process)
     held = [(gpu, holder) for one in all_of_it for gpu, holder in scene.held(one)]
     return Leftover(
-        kind=_KINDS.get(process.role, Kind.HOLDER),
+        kind=_KINDS.get(process.role, LeftoverKind.HOLDER),
         certainty=certainty,
         what=_what(process),
         why=_why(process, scene),
@@ -103,7 +107,7 @@ def _leftover(process: Process, scene: Scene) -> Leftover:
     )
 
 
-def _foreign(process: Process, scene: Scene) -> Iterator[str]:
+def _foreign(process: Process, scene: ProcessTree) -> Iterator[str]:
     """Why it isn't the caller's to end."""
     if process.uid != scene.processes.uid:
         yield f"it is {process.user or process.uid}'s"
@@ -113,16 +117,16 @@ def _foreign(process: Process, scene: Scene) -> Iterator[str]:
         yield f"it runs in container {process.container}" if process.container else "it runs outside of this container"
 
 
-def _doubts(process: Process, children: Sequence[Process], scene: Scene) -> Iterator[str]:
+def _doubts(process: Process, children: Sequence[Process], scene: ProcessTree) -> Iterator[str]:
     """Why it is not certain that it is a leftover."""
     yield from (one.words for one in scene.processes.spared if one.uid == process.uid)
     yield from scene.not_adopted(process)
     yield from _of_itself(process, scene)
     if process.age < LEAST_AGE:
         yield f"it is only {process.age:.0f} s old"
-    if process.role is Role.RANK:
+    if process.role is ProcessRole.RANK:
         yield from _of_a_rank(process, scene)
-    elif process.role is Role.WORKER:
+    elif process.role is ProcessRole.WORKER:
         yield from _of_a_worker(process, scene)
     else:
         yield "what it is for is not known"
@@ -130,7 +134,7 @@ def _doubts(process: Process, children: Sequence[Process], scene: Scene) -> Iter
         yield from (f"its child {child.name} (pid {child.pid}): {text}" for text in _of_a_child(child, process, scene))
 
 
-def _of_itself(process: Process, scene: Scene) -> Iterator[str]:
+def _of_itself(process: Process, scene: ProcessTree) -> Iterator[str]:
     """What holds for any process that is to be ended: it is idle, nobody attends to it, and nothing about it is unknown."""
     watched = scene.processes.watched
     yield from signs_of_life(process, watched)
@@ -160,7 +164,7 @@ def _of_itself(process: Process, scene: Scene) -> Iterator[str]:
         yield f"it is no Python: {process.executable}"
 
 
-def _of_a_rank(process: Process, scene: Scene) -> Iterator[str]:
+def _of_a_rank(process: Process, scene: ProcessTree) -> Iterator[str]:
     place = process.place
     if not setting(process, ELASTIC_RUN):
         yield "nothing tells that a launcher had started it: it may have been started by hand"
@@ -191,7 +195,7 @@ def _of_a_rank(process: Process, scene: Scene) -> Iterator[str]:
             yield from (f"{named}: {text}" for text in _alive(other, scene))
 
 
-def _missing(process: Process, job: Job) -> tuple[int, ...]:
+def _missing(process: Process, job: TrainingJob) -> tuple[int, ...]:
     """Ranks of this host that are none of those which were surely started with it: other runs may have met at the same place."""
     place = process.place
     if place is None or place.local_rank is None or place.local_world_size is None:
@@ -207,7 +211,7 @@ def _missing(process: Process, job: Job) -> tuple[int, ...]:
     return tuple(rank for rank in range(first, first + place.local_world_size) if rank not in mates)
 
 
-def _of_the_missing(process: Process, job: Job, scene: Scene) -> Iterator[str]:
+def _of_the_missing(process: Process, job: TrainingJob, scene: ProcessTree) -> Iterator[str]:
     """Why the ranks of its job that no process is may still run somewhere, and it only waits for them."""
     missing = _missing(process, job)
     if not missing:
@@ -220,11 +224,13 @@ def _of_the_missing(process: Process, job: Job, scene: Scene) -> Iterator[str]:
         yield f"{named} may run on another host, as {_are(missing)} not on this one"
     for one in scene.processes.listed:
         hidden = isinstance(one.settings, Unknown) and one.uid == process.uid and one.state not in ("Z", "X")
-        if hidden and (one.role is Role.RANK or (one.role is Role.OTHER and one.name.startswith(("python", "pt_")))):
+        if hidden and (
+            one.role is ProcessRole.RANK or (one.role is ProcessRole.OTHER and one.name.startswith(("python", "pt_")))
+        ):
             yield f"{one.name} (pid {one.pid}), which can't be looked into, may be {named}"
 
 
-def _alive(other: Process, scene: Scene) -> Iterator[str]:
+def _alive(other: Process, scene: ProcessTree) -> Iterator[str]:
     """Why that rank of the same job may still train, and with it all others."""
     watched = scene.processes.watched
     for one in (other, *scene.descendants(other)):
@@ -237,17 +243,17 @@ def _alive(other: Process, scene: Scene) -> Iterator[str]:
         yield "somebody looks at it"
 
 
-def _of_a_worker(process: Process, scene: Scene) -> Iterator[str]:
+def _of_a_worker(process: Process, scene: ProcessTree) -> Iterator[str]:
     if not process.name.startswith("pt_data_worker"):
         yield "its name is not that of a DataLoader's worker"
     for other in scene.processes.listed:
-        fed = other.role in (Role.RANK, Role.LAUNCHER, Role.OTHER) and not other.ours
+        fed = other.role in (ProcessRole.RANK, ProcessRole.LAUNCHER, ProcessRole.OTHER) and not other.ours
         if fed and other.group == process.group and other.pid != process.parent:
             yield f"{other.name} (pid {other.pid}) of its group still runs, and may be fed by it"
 
 
-def _of_a_child(child: Process, process: Process, scene: Scene) -> Iterator[str]:
-    if child.role not in (Role.WORKER, Role.HELPER):
+def _of_a_child(child: Process, process: Process, scene: ProcessTree) -> Iterator[str]:
+    if child.role not in (ProcessRole.WORKER, ProcessRole.HELPER):
         yield "what it is for is not known"
     if child.uid != process.uid or child.pid_namespace != process.pid_namespace or child.container != process.container:
         yield "it is another user's or container's"
@@ -258,7 +264,7 @@ def _of_a_child(child: Process, process: Process, scene: Scene) -> Iterator[str]
     yield from _of_itself(child, scene)
 
 
-def _ended(process: Process, scene: Scene) -> Iterator[Leftover]:
+def _ended(process: Process, scene: ProcessTree) -> Iterator[Leftover]:
     """A zombie: it has ended, and is listed until its parent asks how."""
     parent = scene.parent(process)
     if parent is None:
@@ -266,7 +272,7 @@ def _ended(process: Process, scene: Scene) -> Iterator[Leftover]:
     named = f"{parent.name} (pid {parent.pid})"
     foreign = tuple(_foreign(process, scene))
     yield Leftover(
-        kind=Kind.ENDED,
+        kind=LeftoverKind.ENDED,
         certainty=Certainty.NOT_OURS if foreign else Certainty.DOUBT,
         what=_what(process),
         why=f"it has ended, and its parent {named} has not collected it",
@@ -284,22 +290,22 @@ def _number(rank: Process) -> str:
 
 def _what(process: Process) -> str:
     place = process.place
-    if process.role is Role.RANK and place:
+    if process.role is ProcessRole.RANK and place:
         what = f"rank {place.rank}" + (f" of {place.world_size}" if place.world_size else "")
     else:
-        what = process.role.value if process.role is not Role.OTHER else process.name or "process"
+        what = process.role.value if process.role is not ProcessRole.OTHER else process.name or "process"
     return f"{what} (pid {process.pid})" + (f": {process.command}" if process.command else "")
 
 
-def _why(process: Process, scene: Scene) -> str:
+def _why(process: Process, scene: ProcessTree) -> str:
     watched = scene.processes.watched
-    may_go_on = process.role is Role.RANK and not_waiting(process, "it", watched)
+    may_go_on = process.role is ProcessRole.RANK and not_waiting(process, "it", watched)
     idle = "" if may_go_on or any(signs_of_life(process, watched)) else ", and it does nothing"
-    if process.role is Role.WORKER:
+    if process.role is ProcessRole.WORKER:
         return f"the rank that it loaded data for is gone{idle}"
-    if process.role is Role.HELPER:
+    if process.role is ProcessRole.HELPER:
         return f"the rank that it helped is gone{idle}"
-    if process.role is Role.RANK and setting(process, ELASTIC_RUN):
+    if process.role is ProcessRole.RANK and setting(process, ELASTIC_RUN):
         job = scene.job(process)
         missing = _missing(process, job) if job else ()
         gone = f", as {_are(missing)} {ranks_named(missing)}" if missing else ""
@@ -320,7 +326,7 @@ def _command(process: Process, certainty: Certainty) -> str:
     return shlex.join(look) if certainty is Certainty.DOUBT else ""
 
 
-def _then(process: Process, children: Sequence[Process], scene: Scene) -> str:
+def _then(process: Process, children: Sequence[Process], scene: ProcessTree) -> str:
     """Nobody is told to kill what was seen at work, or whose job was."""
     watched = scene.processes.watched
     job = scene.job(process)

@@ -11,7 +11,7 @@ from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.knowledge.segment_names import Maker, maker_of, may_be_chosen
 from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.report.reported_leftovers import Certainty, Kind
+from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
 WHY = "no process has it mapped or open"
 BY_SMOKE = ", and an earlier `ddpdoctor smoke` that was killed had made it"
@@ -31,7 +31,7 @@ def left_segments(shared_memory: SharedMemory, processes: Maybe[Processes]) -> I
         if path in known and me is not None and segment.uid != me:
             certainty, doubts = Certainty.NOT_OURS, (f"it is {segment.user or segment.uid}'s",)
         yield Leftover(
-            kind=Kind.SEGMENT,
+            kind=LeftoverKind.SEGMENT,
             certainty=certainty,
             what=path,
             why=(WHY_SEEN if shared_memory.closed else WHY) + (BY_SMOKE if segment.by_smoke else ""),

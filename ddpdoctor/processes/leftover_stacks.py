@@ -6,16 +6,16 @@ from __future__ import annotations
 from typing import Final
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.facts.hang import Frame, Look
+from ddpdoctor.facts.hang import Frame, RankLook
 from ddpdoctor.facts.processes import Process, Processes
-from ddpdoctor.knowledge.stack_places import Where, place_of, where
+from ddpdoctor.knowledge.stack_places import PlaceKind, place_of, where
 from ddpdoctor.processes.jobs import jobs_of
-from ddpdoctor.processes.process_tree import Scene
+from ddpdoctor.processes.process_tree import ProcessTree
 from ddpdoctor.processes.signs_of_life import signs_of_life
 
-WAITING: Final = (Where.COLLECTIVE, Where.STEP)
+WAITING: Final = (PlaceKind.COLLECTIVE, PlaceKind.STEP)
 """Where a rank goes on only when the other ranks of its job do. A group that is being made waits for whoever comes."""
-IDLE: Final = (*WAITING, Where.LOCK)
+IDLE: Final = (*WAITING, PlaceKind.LOCK)
 """The same of a thread beside the main one, which may also wait for another."""
 ENDED: Final = ("Z", "X")
 
@@ -24,7 +24,7 @@ Frames = tuple[Frame, ...]
 
 def whose_stacks(processes: Processes) -> tuple[Process, ...]:
     """The ranks whose stacks tell whether they are left over: of each job that has a quiet orphan."""
-    scene = Scene(processes, Unknown("not asked"))
+    scene = ProcessTree(processes, Unknown("not asked"))
     return tuple(
         rank
         for job in jobs_of(processes)
@@ -37,7 +37,7 @@ def whose_stacks(processes: Processes) -> tuple[Process, ...]:
 def busy_thread(others: tuple[tuple[str, Frames], ...]) -> str:
     """Which thread beside the main one may be at work, a checkpoint's upload, in words; "" where none is."""
     for name, frames in others:
-        place = place_of(Look(frames=frames))
+        place = place_of(RankLook(frames=frames))
         if frames and place.where not in IDLE:
             return f"its thread {name or 'without a name'} is in {where(place)}"
     return ""
@@ -50,7 +50,7 @@ def not_waiting(rank: Process, named: str, watched: float) -> str:
     if isinstance(rank.stack, Unknown):
         seen_alive = any(signs_of_life(rank, watched))
         return "" if seen_alive else f"where {named} stands can't be told: {rank.stack.reason}"
-    place = place_of(Look(frames=rank.stack, waits_in=rank.waits_in))
+    place = place_of(RankLook(frames=rank.stack, waits_in=rank.waits_in))
     if place.where in WAITING:
         return ""
     return f"{named} is in {where(place)}, and not in a collective"

@@ -12,7 +12,7 @@ from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_memory import left_memory
 from ddpdoctor.processes.leftover_processes import left_by_processes
 from ddpdoctor.processes.leftover_segments import left_segments
-from ddpdoctor.report.reported_leftovers import Certainty, Kind
+from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
 
 def leftovers_of(
@@ -21,7 +21,9 @@ def leftovers_of(
     """All that is left over as far as these facts tell, what is proven first. A group that is Unknown tells nothing."""
     found = tuple(_found(processes, gpus, shared_memory))
     order = list(Certainty)
-    return tuple(sorted(found, key=lambda one: (order.index(one.certainty), list(Kind).index(one.kind), one.pid)))
+    return tuple(
+        sorted(found, key=lambda one: (order.index(one.certainty), list(LeftoverKind).index(one.kind), one.pid))
+    )
 
 
 def _found(processes: Maybe[Processes], gpus: Maybe[Gpus], shared_memory: Maybe[SharedMemory]) -> Iterator[Leftover]:

@@ -12,11 +12,11 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.examination import Examination, Verdict, examine
 from ddpdoctor.engine.registry import Check, select
-from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.processes.gpu_holders import Held, holdings
+from ddpdoctor.processes.gpu_holders import HeldGpu, holdings
 from ddpdoctor.processes.job_words import Remark, pids_in
-from ddpdoctor.processes.jobs import Job, ancestors, jobs_of
+from ddpdoctor.processes.jobs import TrainingJob, ancestors, jobs_of
 from ddpdoctor.processes.rank_remarks import STATES_TOLD_BY, remarks_on
 
 FAMILY: Final = "processes"
@@ -46,7 +46,7 @@ class UnknownJobError(ValueError):
 class JobView(msgspec.Struct, frozen=True):
     """One job, with what stands out in it. untold: those remarks that no finding makes."""
 
-    job: Job
+    job: TrainingJob
     remarks: tuple[Remark, ...]
     untold: tuple[Remark, ...]
 
@@ -62,7 +62,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     others: int = 0
 
     @property
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[HeldGpu, ...]:
         """What all processes hold on the GPUs; () where that isn't known."""
         snapshot = self.examination.snapshot
         if isinstance(snapshot.gpus, Unknown) or isinstance(snapshot.processes, Unknown):
@@ -111,7 +111,7 @@ def overview(snapshot: Snapshot, checks: Sequence[Check], name: str | None = Non
     return Overview(examination=own, views=_views((job,), own), others=left_out)
 
 
-def _views(jobs: Sequence[Job], examination: Examination) -> tuple[JobView, ...]:
+def _views(jobs: Sequence[TrainingJob], examination: Examination) -> tuple[JobView, ...]:
     snapshot = examination.snapshot
     assert not isinstance(snapshot.processes, Unknown)
     views = []
@@ -127,7 +127,7 @@ def _views(jobs: Sequence[Job], examination: Examination) -> tuple[JobView, ...]
     return tuple(views)
 
 
-def _severity(remark: Remark, job: Job, examination: Examination) -> Severity | None:
+def _severity(remark: Remark, job: TrainingJob, examination: Examination) -> Severity | None:
     """As the check has it that says the same of these processes; None where none does. Of a check that says several things in
     one finding, the remark knows which of them is how bad."""
     pids = set(remark.pids) or {int(job.name)}
@@ -140,7 +140,7 @@ def _severity(remark: Remark, job: Job, examination: Examination) -> Severity | 
 # --- which job is meant -----------------------------------------------------------------------------------------------------
 
 
-def named_job(name: str, jobs: Sequence[Job], processes: Processes, *, below: bool = False) -> Job:
+def named_job(name: str, jobs: Sequence[TrainingJob], processes: Processes, *, below: bool = False) -> TrainingJob:
     """The job of which the process with that pid is a part: launcher, rank, worker, what one of them has started, or what
     alone has started all of it (a script around torchrun).
 
@@ -162,7 +162,7 @@ def named_job(name: str, jobs: Sequence[Job], processes: Processes, *, below: bo
         return found[0]
     if found:
         raise UnknownJobError(f"pid {pid} has started {len(found)} jobs: name one.", jobs_there(found))
-    if process and process.role is Role.LAUNCHER:
+    if process and process.role is ProcessRole.LAUNCHER:
         raise UnknownJobError(
             f"pid {pid} is a launcher ({process.name}), and this user can see none of its ranks: they have ended, or are not "
             f"started yet; its log says which.",
@@ -175,16 +175,16 @@ def named_job(name: str, jobs: Sequence[Job], processes: Processes, *, below: bo
     raise UnknownJobError(f"{what} that this user can see.", jobs_there(jobs))
 
 
-def members(job: Job) -> set[int]:
+def members(job: TrainingJob) -> set[int]:
     """The pids of launchers, ranks, workers and helpers."""
     return {one.pid for one in (*job.launchers, *job.ranks, *job.others)}
 
 
-def _above(job: Job, processes: Processes) -> set[int]:
+def _above(job: TrainingJob, processes: Processes) -> set[int]:
     return {one.pid for rank in job.ranks for one in ancestors(rank, processes)} - {1}
 
 
-def jobs_there(jobs: Sequence[Job]) -> str:
+def jobs_there(jobs: Sequence[TrainingJob]) -> str:
     """ "The jobs here: 4711 (torchrun train.py, 8 ranks) and 5200 (python train.py, 2 ranks)."."""
     if not jobs:
         return "No training job runs on this host that this user can see."
@@ -192,7 +192,7 @@ def jobs_there(jobs: Sequence[Job]) -> str:
     return f"The job{'s' if len(jobs) > 1 else ''} here: {listed(named, _MOST_NAMED)}."
 
 
-def called(job: Job) -> str:
+def called(job: TrainingJob) -> str:
     """The command by which it was started, or that of its first rank, cut."""
     process: Process = job.launcher or job.ranks[0]
     text = process.command or process.name
@@ -202,7 +202,7 @@ def called(job: Job) -> str:
 # --- whose finding it is ----------------------------------------------------------------------------------------------------
 
 
-def _of_job(examination: Examination, job: Job) -> tuple[Examination, int]:
+def _of_job(examination: Examination, job: TrainingJob) -> tuple[Examination, int]:
     """Without the findings that name processes, and none of this job or on its GPUs; how many these are."""
     processes = examination.snapshot.processes
     assert not isinstance(processes, Unknown)
@@ -217,7 +217,7 @@ def _of_job(examination: Examination, job: Job) -> tuple[Examination, int]:
     return msgspec.structs.replace(examination, results=tuple(results)), left_out
 
 
-def _beside(job: Job, snapshot: Snapshot) -> set[int]:
+def _beside(job: TrainingJob, snapshot: Snapshot) -> set[int]:
     """The pids of all that is on the GPUs of this job."""
     if isinstance(snapshot.gpus, Unknown) or isinstance(snapshot.processes, Unknown):
         return set()

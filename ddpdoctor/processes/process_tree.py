@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
-from ddpdoctor.facts.processes import Process, Processes, Role
-from ddpdoctor.processes.jobs import ELASTIC_RUN, Job, jobs_of, setting
+from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
+from ddpdoctor.facts.processes import Process, Processes, ProcessRole
+from ddpdoctor.processes.jobs import ELASTIC_RUN, TrainingJob, jobs_of, setting
 
 INITS: Final = frozenset(
     {"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "runit", "pause", "sleep", "tail"}
@@ -26,7 +26,7 @@ _PYTHON_COMMAND: Final = re.compile(r"(?:\S*/)?(?:python|pypy)[\d.]*t? \S")
 """A command line as Python was given it, and no title that a program has written there."""
 
 
-class Scene:
+class ProcessTree:
     """All processes that are listed, and the GPUs that they hold."""
 
     def __init__(self, processes: Processes, gpus: Maybe[Gpus]) -> None:
@@ -37,11 +37,11 @@ class Scene:
         for one in processes.listed:
             if one.pid != one.parent:
                 self._children.setdefault(one.parent, []).append(one)
-        self._held: dict[int, list[tuple[Gpu, Holder]]] = {}
+        self._held: dict[int, list[tuple[Gpu, GpuHolder]]] = {}
         for gpu in () if isinstance(self.all_gpus, Unknown) else self.all_gpus:
             for holder in () if isinstance(gpu.holders, Unknown) else gpu.holders:
                 self._held.setdefault(holder.pid, []).append((gpu, holder))
-        self._jobs: dict[int, Job] = {rank.pid: job for job in jobs_of(processes) for rank in job.ranks}
+        self._jobs: dict[int, TrainingJob] = {rank.pid: job for job in jobs_of(processes) for rank in job.ranks}
         ours = [one for one in processes.listed if one.ours]
         self.own: Process | None = max(ours, key=lambda one: one.start, default=None)
         """ddpdoctor itself, or one that it started."""
@@ -49,10 +49,10 @@ class Scene:
     def parent(self, process: Process) -> Process | None:
         return self.by_pid.get(process.parent)
 
-    def job(self, rank: Process) -> Job | None:
+    def job(self, rank: Process) -> TrainingJob | None:
         return self._jobs.get(rank.pid)
 
-    def held(self, process: Process) -> Sequence[tuple[Gpu, Holder]]:
+    def held(self, process: Process) -> Sequence[tuple[Gpu, GpuHolder]]:
         """Where NVML lists it."""
         return self._held.get(process.pid, ())
 
@@ -79,7 +79,9 @@ class Scene:
         parent = self.parent(process)
         if parent is None:
             return process.parent == 1
-        return parent.role is Role.OTHER and (parent.pid == 1 or _user_manager(parent) or _init_of_a_container(parent))
+        return parent.role is ProcessRole.OTHER and (
+            parent.pid == 1 or _user_manager(parent) or _init_of_a_container(parent)
+        )
 
     def lost(self, process: Process) -> bool:
         """Whether who started it is gone, though its parent is no init: a subreaper adopted it (slurmstepd, a container's shim, Ray,
@@ -90,13 +92,15 @@ class Scene:
         if process.group and parent.group and process.group not in (process.pid, parent.group):
             # What a process starts has its group, or one of its own; slurmstepd gives all ranks that of the first.
             first = self.by_pid.get(process.group)
-            beside = first is not None and first.role is Role.RANK and first.parent == process.parent
+            beside = first is not None and first.role is ProcessRole.RANK and first.parent == process.parent
             return not beside and not _is_shell(parent)
         if SPAWNED in process.command:
             return not _may_start_ranks(parent)
-        if process.forked or process.role is Role.WORKER:
+        if process.forked or process.role is ProcessRole.WORKER:
             return _of_another_program(process, parent)
-        return process.role is Role.RANK and bool(setting(process, ELASTIC_RUN)) and self._lacks_torchrun(process)
+        return (
+            process.role is ProcessRole.RANK and bool(setting(process, ELASTIC_RUN)) and self._lacks_torchrun(process)
+        )
 
     def _lacks_torchrun(self, rank: Process) -> bool:
         """A shell adopts nobody: a rank in one was started there, but for that which torchrun had started."""
@@ -117,7 +121,9 @@ class Scene:
 
     def lost_its_parent(self, process: Process) -> bool:
         """By whatever of these."""
-        return self.adopted(process) or self.lost(process) or (process.role is Role.RANK and self.orphaned(process))
+        return (
+            self.adopted(process) or self.lost(process) or (process.role is ProcessRole.RANK and self.orphaned(process))
+        )
 
     def orphaned(self, process: Process) -> bool:
         """It was adopted, or the shell was in which torchrun had started it."""
@@ -149,7 +155,7 @@ def _wraps(parent: Process, child: Process) -> bool:
     """Whether the parent is what torchrun started in place of a rank: it has the same run in its settings. A shell with such
     settings in which somebody sits has a terminal."""
     return (
-        parent.role is Role.OTHER
+        parent.role is ProcessRole.OTHER
         and not parent.ours
         and not parent.terminal
         and bool(setting(child, ELASTIC_RUN))
@@ -167,9 +173,9 @@ def _is_shell(process: Process) -> bool:
 
 def _may_be_torchrun(above: Process, rank: Process) -> bool:
     """Whether that ancestor may be what started the rank: torchrun, or a script that calls it."""
-    if above.role is Role.LAUNCHER:
+    if above.role is ProcessRole.LAUNCHER:
         return not above.name.startswith(STEP_LAUNCHERS)
-    return above.role is Role.RANK or _may_start_ranks(above)
+    return above.role is ProcessRole.RANK or _may_start_ranks(above)
 
 
 def _may_start_ranks(process: Process) -> bool:

@@ -10,10 +10,10 @@ from ddpdoctor.base.wording import listed, plural, ranks_named
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.processes.job_words import ENDED, Oddity, Remark, places, who
-from ddpdoctor.processes.jobs import Job, asked_for, by_hand, lone_setting, perhaps_of_several_runs
+from ddpdoctor.processes.jobs import TrainingJob, asked_for, by_hand, lone_setting, perhaps_of_several_runs
 from ddpdoctor.processes.leftover_processes import left_by_processes
 from ddpdoctor.processes.ranks_on_gpus import gpu_remarks
-from ddpdoctor.report.reported_leftovers import Kind
+from ddpdoctor.report.reported_leftovers import LeftoverKind
 
 STOPPED = "T"
 HELD_BY_A_DEBUGGER = "t"
@@ -25,13 +25,13 @@ SETTLED_SECONDS = 10.0
 """A job whose youngest rank is younger may still be starting the others."""
 
 
-def remarks_on(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> tuple[Remark, ...]:
+def remarks_on(job: TrainingJob, processes: Processes, gpus: Maybe[Gpus]) -> tuple[Remark, ...]:
     """What stands out, worst first; () where all is as it should be as far as this user can see."""
     found = [*_not_running(job), *_orphaned(job, processes, gpus), *gpu_remarks(job, processes, gpus)]
     return tuple(sorted(found, key=lambda one: one.severity.rank))
 
 
-def _not_running(job: Job) -> Iterator[Remark]:
+def _not_running(job: TrainingJob) -> Iterator[Remark]:
     yield from _missing(job)
     yield from _alone(job)
     yield from _beyond(job)
@@ -41,7 +41,7 @@ def _not_running(job: Job) -> Iterator[Remark]:
     yield from _stopped(job)
 
 
-def _missing(job: Job) -> Iterator[Remark]:
+def _missing(job: TrainingJob) -> Iterator[Remark]:
     if job.missing and min(one.age for one in job.ranks) >= SETTLED_SECONDS:
         be = "is" if len(job.missing) == 1 else "are"
         yield Remark(
@@ -54,7 +54,7 @@ def _missing(job: Job) -> Iterator[Remark]:
         )
 
 
-def _alone(job: Job) -> Iterator[Remark]:
+def _alone(job: TrainingJob) -> Iterator[Remark]:
     """One that keeps a store for others, and has been started as if a launcher had started these."""
     first = job.ranks[0]
     waits = len(job.ranks) == 1 and job.world_size is None and not job.launchers
@@ -71,7 +71,7 @@ def _alone(job: Job) -> Iterator[Remark]:
         )
 
 
-def _beyond(job: Job) -> Iterator[Remark]:
+def _beyond(job: TrainingJob) -> Iterator[Remark]:
     """Ranks that count on from a node before theirs, where the world has no room for that node's."""
     alive = [one for one in job.ranks if one.state not in ENDED and one.place and (one.place.node_rank or 0) > 0]
     beyond = [one for one in alive if one.place and one.place.world_size and one.place.rank >= one.place.world_size]
@@ -88,7 +88,7 @@ def _beyond(job: Job) -> Iterator[Remark]:
         )
 
 
-def _fewer(job: Job) -> Iterator[Remark]:
+def _fewer(job: TrainingJob) -> Iterator[Remark]:
     """accelerate heeds --num_processes on several GPUs alone: with --cpu it starts one process, without a word."""
     asked = asked_for(job.launcher)
     if asked and job.world_size and asked.processes > job.world_size and not job.missing:
@@ -103,7 +103,7 @@ def _fewer(job: Job) -> Iterator[Remark]:
         )
 
 
-def _doubled(job: Job) -> Iterator[Remark]:
+def _doubled(job: TrainingJob) -> Iterator[Remark]:
     unclear = perhaps_of_several_runs(job)
     for rank in job.doubled:
         alike = [one for one in job.ranks if one.place and one.place.rank == rank and one.state not in ENDED]
@@ -129,7 +129,7 @@ def _doubled(job: Job) -> Iterator[Remark]:
             )
 
 
-def _ended(job: Job) -> Iterator[Remark]:
+def _ended(job: TrainingJob) -> Iterator[Remark]:
     dead = [one for one in job.ranks if one.state in ENDED or one.ended_threads]
     zombies = [one for one in dead if one.state in ENDED]
     if zombies:
@@ -158,7 +158,7 @@ def _waits(processes: Sequence[Process]) -> list[str]:
     return sorted({f"others wait in {one.waits_in}" for one in processes if one.waits_in})
 
 
-def _stopped(job: Job) -> Iterator[Remark]:
+def _stopped(job: TrainingJob) -> Iterator[Remark]:
     alive = [one for one in job.ranks if one.state not in ENDED]
     stopped = [one for one in alive if one.state == STOPPED]
     if stopped:
@@ -198,8 +198,8 @@ def _stopped(job: Job) -> Iterator[Remark]:
         )
 
 
-def _orphaned(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Remark]:
-    left = {one.identity for one in left_by_processes(processes, gpus) if one.kind is Kind.RANK}
+def _orphaned(job: TrainingJob, processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Remark]:
+    left = {one.identity for one in left_by_processes(processes, gpus) if one.kind is LeftoverKind.RANK}
     found = [one for one in job.ranks if one.identity in left]
     orphans = [one for one in found if not by_hand(one)]
     if orphans:

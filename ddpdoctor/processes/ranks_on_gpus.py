@@ -11,15 +11,15 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.knowledge.gpu_assignment import own_gpu
 from ddpdoctor.processes.extra_contexts import extra_contexts
-from ddpdoctor.processes.gpu_holders import Held, holdings, of_process, shared_gpus
+from ddpdoctor.processes.gpu_holders import HeldGpu, holdings, of_process, shared_gpus
 from ddpdoctor.processes.job_words import ENDED, Oddity, Remark, places, who
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 
 STARTED_SECONDS = 60.0
 """A rank that is younger may be about to use its GPU: the import of torch takes long on a shared file system."""
 
 
-def gpu_remarks(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Remark]:
+def gpu_remarks(job: TrainingJob, processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Remark]:
     """Ranks that share a GPU, that are on another one than their own, or on none."""
     if isinstance(gpus, Unknown) or not gpus.answering:
         return
@@ -32,7 +32,7 @@ def gpu_remarks(job: Job, processes: Processes, gpus: Maybe[Gpus]) -> Iterator[R
     yield from _on_the_cpu(alive, by_pid, gpus)
 
 
-def _shared(job: Job, held: Sequence[Held], gpus: Gpus) -> Iterator[Remark]:
+def _shared(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> Iterator[Remark]:
     for one in shared_gpus(job, held, gpus):
         yield Remark(
             Oddity.SHARED_GPU,
@@ -44,7 +44,7 @@ def _shared(job: Job, held: Sequence[Held], gpus: Gpus) -> Iterator[Remark]:
         )
 
 
-def _extra(job: Job, held: Sequence[Held], gpus: Gpus) -> Iterator[Remark]:
+def _extra(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> Iterator[Remark]:
     pids = {one.process.pid for one in extra_contexts(job, held, gpus)}
     extra = [one for one in job.ranks if one.pid in pids]
     if extra:
@@ -61,7 +61,7 @@ def _extra(job: Job, held: Sequence[Held], gpus: Gpus) -> Iterator[Remark]:
         )
 
 
-def _elsewhere(alive: Sequence[Process], by_pid: Mapping[int, Sequence[Held]], gpus: Gpus) -> Iterator[Remark]:
+def _elsewhere(alive: Sequence[Process], by_pid: Mapping[int, Sequence[HeldGpu]], gpus: Gpus) -> Iterator[Remark]:
     """Of ranks that hold a single GPU: with several, a model is split over them, and any order may be meant."""
     away: list[tuple[Process, int, int]] = []
     for one in alive:
@@ -80,7 +80,7 @@ def _elsewhere(alive: Sequence[Process], by_pid: Mapping[int, Sequence[Held]], g
         )
 
 
-def _on_the_cpu(alive: Sequence[Process], by_pid: Mapping[int, Sequence[Held]], gpus: Gpus) -> Iterator[Remark]:
+def _on_the_cpu(alive: Sequence[Process], by_pid: Mapping[int, Sequence[HeldGpu]], gpus: Gpus) -> Iterator[Remark]:
     idle = [one for one in alive if not by_pid[one.pid] and one.age >= STARTED_SECONDS and _no_device(one, gpus)]
     if idle:
         there = f"{len(gpus.answering)} GPUs" if len(gpus.answering) > 1 else "a GPU"

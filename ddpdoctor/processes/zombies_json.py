@@ -13,21 +13,21 @@ from ddpdoctor.base.findings import FAIL, Evidence, Fix
 from ddpdoctor.base.wording import human, plural
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import find_check
-from ddpdoctor.processes.ending import Ending, Endings
+from ddpdoctor.processes.ending import Endings, LeftoverEnding
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_fixes import command_of
 from ddpdoctor.processes.zombies_words import gathered, holds, of_whom
 from ddpdoctor.report.contract import Report, ReportedFinding, build_report
-from ddpdoctor.report.reported_leftovers import Certainty, Fate, Kind, ReportedLeftover
+from ddpdoctor.report.reported_leftovers import Certainty, Fate, LeftoverKind, ReportedLeftover
 
 SLUGS: Final = {
-    Kind.RANK: "orphaned-rank",
-    Kind.WORKER: "orphaned-rank",
-    Kind.HELPER: "orphaned-rank",
-    Kind.HOLDER: "zombie-gpu-process",
-    Kind.ENDED: "rank-not-running",
-    Kind.MEMORY: "gpu-memory-unowned",
-    Kind.SEGMENT: "shm-stale-segments",
+    LeftoverKind.RANK: "orphaned-rank",
+    LeftoverKind.WORKER: "orphaned-rank",
+    LeftoverKind.HELPER: "orphaned-rank",
+    LeftoverKind.HOLDER: "zombie-gpu-process",
+    LeftoverKind.ENDED: "rank-not-running",
+    LeftoverKind.MEMORY: "gpu-memory-unowned",
+    LeftoverKind.SEGMENT: "shm-stale-segments",
 }
 """The checks that say the same of a host."""
 LONGEST_SUMMARY: Final = 160
@@ -92,13 +92,15 @@ def _fixes(alike: Sequence[Leftover]) -> Iterator[Fix]:
         yield Fix("If that shows that nobody needs it", (first.then,))
 
 
-def reported_leftovers(leftovers: Iterable[Leftover], endings: Sequence[Ending] = ()) -> tuple[ReportedLeftover, ...]:
+def reported_leftovers(
+    leftovers: Iterable[Leftover], endings: Sequence[LeftoverEnding] = ()
+) -> tuple[ReportedLeftover, ...]:
     """endings: what became of those that were chosen."""
     fates = {one.leftover: one for one in endings}
     return tuple(_reported(one, fates.get(one)) for one in leftovers)
 
 
-def _reported(one: Leftover, ending: Ending | None) -> ReportedLeftover:
+def _reported(one: Leftover, ending: LeftoverEnding | None) -> ReportedLeftover:
     return ReportedLeftover(
         kind=one.kind,
         certainty=one.certainty,

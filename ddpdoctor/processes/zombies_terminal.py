@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.wording import human, listed, plural
-from ddpdoctor.processes.ending import Ending, Endings
+from ddpdoctor.processes.ending import Endings, LeftoverEnding
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_fixes import MOST_NAMED, command_of
 from ddpdoctor.processes.zombies_words import LABELS, gathered, holds, of_whom, summed
-from ddpdoctor.report.reported_leftovers import Certainty, Fate, Kind
+from ddpdoctor.report.reported_leftovers import Certainty, Fate, LeftoverKind
 from ddpdoctor.report.screen import Screen
 
 MARGIN = 11
@@ -33,7 +33,7 @@ def show_leftovers(
 ) -> None:
     """All that was found, and where nobody could look. killing: the command that would end them has been given already."""
     for alike in gathered(leftovers):
-        (_show_segments if alike[0].kind is Kind.SEGMENT else _show_one)(screen, alike, killing=killing)
+        (_show_segments if alike[0].kind is LeftoverKind.SEGMENT else _show_one)(screen, alike, killing=killing)
         screen.line()
     for spot in spots:
         screen.labelled("NOT SEEN", one_line(spot), MARGIN, "blue")
@@ -113,7 +113,7 @@ def show_endings(screen: Screen, ending: Endings) -> None:
         screen.labelled("FREED", listed(ending.freed, 20), MARGIN, "green", "bold")
 
 
-def _told(one: Ending) -> str:
+def _told(one: LeftoverEnding) -> str:
     return f"{one.leftover.what}: {one.reason}" if one.reason else one.leftover.what
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.report.reported_leftovers import Certainty, Kind
+from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
 LABELS = {
     Certainty.PROVEN: ("LEFT OVER", "red"),
@@ -24,7 +24,7 @@ def _parts(one: Leftover) -> Iterator[str]:
     if one.gpus and one.pid:
         named = f"GPU{'' if len(one.gpus) == 1 else 's'} {listed(one.gpus)}"
         yield f"{human(one.gpu_memory)} of {named}" if one.gpu_memory else named
-    elif one.kind is Kind.MEMORY:
+    elif one.kind is LeftoverKind.MEMORY:
         yield f"{human(one.size)} of its memory"
     if one.path:
         yield human(one.size)
@@ -58,7 +58,7 @@ def gathered(leftovers: Sequence[Leftover]) -> list[tuple[Leftover, ...]]:
     """One process by itself, segments of which the same is to be said together."""
     found: dict[object, list[Leftover]] = {}
     for number, one in enumerate(leftovers):
-        key = (one.certainty, one.doubts, one.owner) if one.kind is Kind.SEGMENT else number
+        key = (one.certainty, one.doubts, one.owner) if one.kind is LeftoverKind.SEGMENT else number
         found.setdefault(key, []).append(one)
     return [tuple(alike) for alike in found.values()]
 

@@ -15,14 +15,14 @@ from ddpdoctor.base.findings import Evidence, Fix, Severity
 from ddpdoctor.base.text import escaped_json
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.examination import Examination, Verdict, node_names, overall
-from ddpdoctor.engine.registry import Why
+from ddpdoctor.engine.registry import SkipReason
 from ddpdoctor.facts.fleet import Fleet, Link, Node, Phase, Reach
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
-from ddpdoctor.report.reported_checkpoints import Outcome
+from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 from ddpdoctor.report.reported_fixes import Treatment
 from ddpdoctor.report.reported_jobs import ReportedJob
 from ddpdoctor.report.reported_leftovers import ReportedLeftover
@@ -48,7 +48,7 @@ class ReportedNotTested(msgspec.Struct, frozen=True):
 
     slug: str
     reason: str
-    why: Why
+    why: SkipReason
     node: str | UnsetType = UNSET
 
 
@@ -108,7 +108,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     passed: tuple[str, ...]
     problems: tuple[str, ...] = ()
     facts: dict[str, Snapshot] | UnsetType = UNSET
-    files: tuple[Outcome, ...] | UnsetType = UNSET
+    files: tuple[CheckpointOutcome, ...] | UnsetType = UNSET
     nodes: tuple[ReportedNode, ...] | UnsetType = UNSET
     absent: tuple[ReportedAbsent, ...] | UnsetType = UNSET
     strangers: tuple[str, ...] | UnsetType = UNSET

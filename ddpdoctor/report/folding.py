@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.base.findings import Evidence, Finding, Fix, Severity
 from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.engine.registry import Check, Why
+from ddpdoctor.engine.registry import Check, SkipReason
 
 Found = tuple[Check, Severity, Finding]
 
@@ -61,7 +61,7 @@ def on(places: Sequence[int], names: Sequence[str]) -> str:
 def reasons(examinations: Sequence[Examination], names: Sequence[str]) -> dict[str, list[str]]:
     """Why checks crashed or could not be judged, to their slugs; a reason that isn't every node's names its nodes."""
     nodes: dict[tuple[str, str], list[int]] = {}
-    for wanted in (Why.CRASHED, Why.UNKNOWN):
+    for wanted in (SkipReason.CRASHED, SkipReason.UNKNOWN):
         for place, one in enumerate(examinations):
             for result in one.results:
                 if result.not_tested is not None and result.not_tested.why is wanted:
@@ -79,7 +79,7 @@ def idle_reasons(examinations: Sequence[Examination]) -> dict[str, list[str]]:
         {
             result.check.slug: result.not_tested.reason
             for result in one.results
-            if result.not_tested is not None and result.not_tested.why is Why.NOT_APPLICABLE
+            if result.not_tested is not None and result.not_tested.why is SkipReason.NOT_APPLICABLE
         }
         for one in examinations
     ]

@@ -9,7 +9,7 @@ from ddpdoctor.base.findings import Finding, Severity
 from ddpdoctor.base.printable import one_line, plain
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.engine.registry import Check, Why
+from ddpdoctor.engine.registry import Check, SkipReason
 from ddpdoctor.report.privacy import Anonymiser
 from ddpdoctor.report.summary import summary
 from ddpdoctor.report.terminal import verdict_line
@@ -51,10 +51,10 @@ def _host(one: Examination, anonymise: Anonymise) -> list[str]:
     not_tested = [
         f"- {result.check.slug}: {escape(anonymise(result.not_tested.reason))}"
         for result in one.results
-        if result.not_tested is not None and result.not_tested.why is not Why.NOT_APPLICABLE
+        if result.not_tested is not None and result.not_tested.why is not SkipReason.NOT_APPLICABLE
     ]
     inapplicable = sum(
-        result.not_tested is not None and result.not_tested.why is Why.NOT_APPLICABLE for result in one.results
+        result.not_tested is not None and result.not_tested.why is SkipReason.NOT_APPLICABLE for result in one.results
     )
     if not_tested:
         parts.append("### Not tested\n\n" + "\n".join(not_tested))

@@ -39,7 +39,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """One file's fate.
 
     before, after: its facts; after only where something was written. written: path of the new file. renamed: keys that

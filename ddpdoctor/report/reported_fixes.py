@@ -7,7 +7,7 @@ from enum import Enum
 import msgspec
 
 
-class State(str, Enum):
+class FixState(str, Enum):
     """How far a fix has come."""
 
     CONFIRMED = "confirmed"
@@ -26,5 +26,5 @@ class Treatment(msgspec.Struct, frozen=True, kw_only=True):
     slug: str
     text: str
     commands: tuple[str, ...] = ()
-    state: State
+    state: FixState
     reason: str

@@ -18,7 +18,7 @@ class ReportedLeftover(msgspec.Struct, frozen=True, kw_only=True):
     it holds, and gpu_memory how much; ports: those on which it listens; segments: paths in /dev/shm that it has mapped or open.
     With --kill fate says what became of it, and reason why."""
 
-    kind: Kind
+    kind: LeftoverKind
     certainty: Certainty
     what: str
     why: str
@@ -40,7 +40,7 @@ class ReportedLeftover(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | UnsetType = UNSET
 
 
-class Kind(str, Enum):
+class LeftoverKind(str, Enum):
     """What sort of thing was left over."""
 
     RANK = "orphaned rank"

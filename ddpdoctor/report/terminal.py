@@ -12,7 +12,7 @@ from ddpdoctor.base.findings import Evidence, Finding, Fix, Severity
 from ddpdoctor.base.printable import one_line, plain
 from ddpdoctor.base.wording import plural
 from ddpdoctor.engine.examination import Examination, Verdict, conclusion, node_names
-from ddpdoctor.engine.registry import Check, Why
+from ddpdoctor.engine.registry import Check, SkipReason
 from ddpdoctor.report.summary import summary
 
 _MOST_REASONS = 5
@@ -100,7 +100,7 @@ def _found(one: Examination) -> str:
 
 def _counts(one: Examination) -> str:
     reasons = [result.not_tested.why for result in one.results if result.not_tested]
-    idle = reasons.count(Why.NOT_APPLICABLE)
+    idle = reasons.count(SkipReason.NOT_APPLICABLE)
     unknown = len(reasons) - idle
     return f"{plural(len(one.passed), 'check')} passed, {unknown} could not be tested, {idle} had nothing to look at."
 
@@ -128,8 +128,8 @@ def _show_host(console: Console, one: Examination, *, verbose: bool) -> None:
 def show_findings(console: Console, one: Examination, *, verbose: bool) -> None:
     """What is wrong, worst first, and what was not tested and why."""
     show_found(console, one.findings)
-    reasons = _by_reason(one, Why.CRASHED) | _by_reason(one, Why.UNKNOWN)
-    show_not_tested(console, reasons, _by_reason(one, Why.NOT_APPLICABLE), verbose=verbose)
+    reasons = _by_reason(one, SkipReason.CRASHED) | _by_reason(one, SkipReason.UNKNOWN)
+    show_not_tested(console, reasons, _by_reason(one, SkipReason.NOT_APPLICABLE), verbose=verbose)
 
 
 def show_found(console: Console, found: Sequence[tuple[Check, Severity, Finding]]) -> None:
@@ -205,7 +205,7 @@ def _main_reasons(idle: Mapping[str, Sequence[str]]) -> str:
     return f"{', '.join(parts)}; -v names the checks"
 
 
-def _by_reason(one: Examination, why: Why) -> dict[str, list[str]]:
+def _by_reason(one: Examination, why: SkipReason) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = {}
     for result in one.results:
         if result.not_tested is not None and result.not_tested.why is why:

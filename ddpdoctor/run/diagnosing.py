@@ -21,7 +21,7 @@ from ddpdoctor.probes.files import open_regular
 from ddpdoctor.run.command_wrappers import wrappers_and_program
 from ddpdoctor.run.copying import part_of
 from ddpdoctor.run.exit_handler import Work
-from ddpdoctor.run.supervising import OUTPUT, Ended
+from ddpdoctor.run.supervising import OUTPUT, EndedCommand
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination
@@ -119,14 +119,14 @@ def left_running(name: str, status: int, besides: Collection[int], outputs: Set[
     return lambda: _guarded(work)
 
 
-def diagnose(ended: Ended, many: str, environ: Mapping[str, str], killed: int, keep: str) -> Work:
+def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed: int, keep: str) -> Work:
     """environ: the command's settings. killed: `killed_so_far`, before it was started. keep: the file in which the output is, or ""."""
 
     def work() -> int:
         log = _read(ended, keep)
         if many:
             return _in_a_line(log, many)
-        from ddpdoctor.logs.analyze.verdict import Outcome
+        from ddpdoctor.logs.analyze.verdict import RunOutcome
         from ddpdoctor.logs.diagnosis import judge_log
         from ddpdoctor.logs.render_terminal import show_log
         from ddpdoctor.report.terminal import make_console
@@ -135,13 +135,13 @@ def diagnose(ended: Ended, many: str, environ: Mapping[str, str], killed: int, k
         shown = False
         if not any(one.bytes for one in log.files):
             print("It printed nothing.")
-        elif judgement.verdict.outcome is Outcome.NOTHING:
+        elif judgement.verdict.outcome is RunOutcome.NOTHING:
             # The report on a log by itself would say that all is well.
             print("Nothing in that tells why.")
         else:
             show_log(make_console(sys.stdout), judgement, watched=True)
             shown = True
-        if judgement.verdict.outcome in (Outcome.NOTHING, Outcome.UNRECOGNISED, Outcome.EFFECTS_ONLY):
+        if judgement.verdict.outcome in (RunOutcome.NOTHING, RunOutcome.UNRECOGNISED, RunOutcome.EFFECTS_ONLY):
             _say_settings()
         _say_more(ended, judgement, keep, shown=shown)
         _read_dumps(ended, environ)
@@ -154,29 +154,29 @@ def _guarded(work: Callable[[], int]) -> int:
     """Whatever happens, the doctor ends with a code and leaves no process."""
     import typer
 
-    from ddpdoctor.base.signals import Stopped, stop_on_signals
+    from ddpdoctor.base.signals import StoppedBySignal, stop_on_signals
 
     stop_on_signals()
     try:
         return work()
     except typer.Exit as ended:
         return ended.exit_code
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         return stopped.code
     finally:
         if "ddpdoctor.probes.subprocesses" in sys.modules:
             sys.modules["ddpdoctor.probes.subprocesses"].end_all()
 
 
-def _read(ended: Ended, keep: str) -> Log:
+def _read(ended: EndedCommand, keep: str) -> Log:
     import msgspec
 
     from ddpdoctor.logs.analyze.launcher_options import launcher_of_command
     from ddpdoctor.logs.match.wanted_signs import vocabulary
-    from ddpdoctor.logs.parse.gathering import Gathered
+    from ddpdoctor.logs.parse.gathering import GatheredLog
     from ddpdoctor.logs.parse.reading import read_stream
 
-    words, gathered = vocabulary(), Gathered()
+    words, gathered = vocabulary(), GatheredLog()
     for name, text in (*ended.output, *_redirected(ended)):
         read_stream(BytesIO(text), keep if keep and name == OUTPUT else name, words, gathered)
     log = gathered.log()
@@ -184,7 +184,7 @@ def _read(ended: Ended, keep: str) -> Log:
     return msgspec.structs.replace(log, launcher=launcher) if launcher else log
 
 
-def _redirected(ended: Ended) -> Iterator[tuple[str, bytes]]:
+def _redirected(ended: EndedCommand) -> Iterator[tuple[str, bytes]]:
     """What torchrun has let the ranks write into files alone, during this run."""
     from ddpdoctor.logs.parse.kills import STAMP_SECONDS
 
@@ -285,12 +285,12 @@ def _say_settings() -> None:
         print(one_line(f"Here `ddpdoctor check` fails on {check.slug}: {finding.summary}"))
 
 
-def _say_more(ended: Ended, judgement: LogJudgement, keep: str, *, shown: bool) -> None:
+def _say_more(ended: EndedCommand, judgement: LogJudgement, keep: str, *, shown: bool) -> None:
     """What its end itself tells, where its log doesn't; and how the next run tells more."""
-    from ddpdoctor.logs.analyze.verdict import Outcome
+    from ddpdoctor.logs.analyze.verdict import RunOutcome
 
     killed = os.waitstatus_to_exitcode(ended.status) in (-signal.SIGKILL, 128 + signal.SIGKILL)
-    if killed and judgement.verdict.outcome is not Outcome.ILLNESS:
+    if killed and judgement.verdict.outcome is not RunOutcome.ILLNESS:
         print("SIGKILL leaves no words in a log. Where the kernel ended it for want of memory, this says so:")
         print("    ddpdoctor check --select host-oom-killed")
     names = [one.name for one in judgement.log.files if one.bytes]
@@ -303,7 +303,7 @@ def _say_more(ended: Ended, judgement: LogJudgement, keep: str, *, shown: bool) 
         print(f"ddpdoctor has kept the output in no file{counted}. To keep it: ddpdoctor run --keep FILE -- COMMAND")
 
 
-def _read_dumps(ended: Ended, environ: Mapping[str, str]) -> None:
+def _read_dumps(ended: EndedCommand, environ: Mapping[str, str]) -> None:
     """The flight recorders' dumps that this run has written."""
     written = dumps_of_run(environ, ended.began - 1)
     if not written:

@@ -17,7 +17,7 @@ ENDING_SECONDS: Final = 3.0
 """What a doctor that is told to end has to end those it has started."""
 
 
-class Doctor:
+class DiagnosisProcess:
     """At work from the start on. pid: its process. began: when, by the monotonic clock."""
 
     def __init__(self, work: Work, environ: Mapping[str, str], patience: float) -> None:

@@ -14,11 +14,11 @@ from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.processes import Process, Role
+from ddpdoctor.facts.processes import Process, ProcessRole
 from ddpdoctor.probes import process_commands as commands
 from ddpdoctor.probes.proc import MAX_ENVIRON, Proc
 from ddpdoctor.probes.process_facts import Describer
-from ddpdoctor.probes.process_family import Family, Seen, place_by_settings
+from ddpdoctor.probes.process_family import Family, SeenProcess, place_by_settings
 from ddpdoctor.probes.process_roles import DATA_WORKER
 from ddpdoctor.processes.process_tree import SHELLS
 
@@ -57,7 +57,7 @@ def name_left_running(left: Left, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _training(family: Family, left: Left, environ: Mapping[str, str]) -> list[Seen]:
+def _training(family: Family, left: Left, environ: Mapping[str, str]) -> list[SeenProcess]:
     """The ranks, launchers and scripts among those that live, a parent before its children. After a command that didn't fail, a Python
     counts only if it trains: it may be a service that was to stay."""
     outside = place_by_settings(environ)
@@ -76,7 +76,7 @@ def _family(left: Left) -> Family:
     """Those that the command has started and that live."""
     proc = Proc()
     stats = {pid: stat for pid in proc.pids() if not isinstance(stat := proc.stat(pid), Unknown)}
-    below = Family({pid: Seen(stat) for pid, stat in stats.items() if pid not in left.besides})
+    below = Family({pid: SeenProcess(stat) for pid, stat in stats.items() if pid not in left.besides})
     found = {}
     for one in below.descendants(left.supervisor):
         if one.stat.ended:
@@ -84,11 +84,11 @@ def _family(left: Left) -> Family:
         pid = one.stat.pid
         words, executable = proc.words(pid), proc.link(f"{pid}/exe")
         known_words = () if isinstance(words, Unknown) else words
-        found[pid] = Seen(one.stat, known_words, executable, proc.whole(f"{pid}/environ", MAX_ENVIRON))
+        found[pid] = SeenProcess(one.stat, known_words, executable, proc.whole(f"{pid}/environ", MAX_ENVIRON))
     return Family(found)
 
 
-def _counts(one: Seen, *, failed: bool, inherited: bool) -> bool:
+def _counts(one: SeenProcess, *, failed: bool, inherited: bool) -> bool:
     if one.is_inquiry or commands.is_tool(one.words) or commands.is_helper(one.words):
         return False
     if one.launcher or (one.place is not None and not inherited):
@@ -96,21 +96,21 @@ def _counts(one: Seen, *, failed: bool, inherited: bool) -> bool:
     return one.python and (failed or _trains(one))
 
 
-def _trains(one: Seen) -> bool:
+def _trains(one: SeenProcess) -> bool:
     opened = Describer(Proc()).files(one.stat.pid, maps=True)
     return opened.programme == "torch" or bool(isinstance(opened.devices, tuple) and opened.devices)
 
 
-def _starts_others(one: Seen) -> bool:
+def _starts_others(one: SeenProcess) -> bool:
     """A script that would go on with its next command once the rank is gone."""
     return one.stat.name in SHELLS or (one.python and not commands.is_tool(one.words))
 
 
-def _described(seen: list[Seen]) -> list[Process]:
+def _described(seen: list[SeenProcess]) -> list[Process]:
     proc = Proc()
     describer = Describer(proc)
     return [
-        describer.process(one, Role.OTHER, one.place, describer.files(one.stat.pid, maps=False), ours=False)
+        describer.process(one, ProcessRole.OTHER, one.place, describer.files(one.stat.pid, maps=False), ours=False)
         for one in seen
     ]
 

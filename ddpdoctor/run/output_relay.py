@@ -12,10 +12,10 @@ from functools import partial
 from typing import Final, NoReturn
 
 from ddpdoctor.run.relay import ENDED, Relay, relay_process
-from ddpdoctor.run.shared import Shared
+from ddpdoctor.run.shared import SharedOutput
 from ddpdoctor.run.signal_forwarding import PASSED_ON
 from ddpdoctor.run.starting import let_go_of_inherited
-from ddpdoctor.run.streams import Stream
+from ddpdoctor.run.streams import CarriedStream
 
 PAUSE: Final = 0.5
 """Seconds until the next try to start a relay where one could not be started, or failed of itself."""
@@ -25,7 +25,7 @@ class Carrier:
     """The relay that carries these streams, whichever process it is. pid: that one, 0 where there is none just now. done: all
     streams have ended."""
 
-    def __init__(self, streams: Sequence[Stream], shared: Shared) -> None:
+    def __init__(self, streams: Sequence[CarriedStream], shared: SharedOutput) -> None:
         self._streams = streams
         self._shared = shared
         self._control = -1

@@ -22,8 +22,8 @@ from functools import partial
 from typing import Final
 
 from ddpdoctor.run.copying import WholeLines
-from ddpdoctor.run.shared import Shared
-from ddpdoctor.run.streams import Stream
+from ddpdoctor.run.shared import SharedOutput
+from ddpdoctor.run.streams import CarriedStream
 
 IDLE_SECONDS: Final = 0.2
 """What was still open so long after the command's end, without a word, is somebody's who stays."""
@@ -41,7 +41,13 @@ class Relay:
     """control: the supervisor's word, and its end. wake: tells the supervisor to look."""
 
     def __init__(
-        self, streams: Sequence[Stream], shared: Shared, control: int, wake: Callable[[], None], *, copies: bool = True
+        self,
+        streams: Sequence[CarriedStream],
+        shared: SharedOutput,
+        control: int,
+        wake: Callable[[], None],
+        *,
+        copies: bool = True,
     ) -> None:
         self._shared = shared
         self._control = control
@@ -145,7 +151,7 @@ class _Flow:
     """One stream. pending: a chunk is read and not wholly written. at_once: a write never waits. capacity: bytes that may wait to be
     read; since_the_end: those that were read since the command ended."""
 
-    def __init__(self, number: int, stream: Stream, shared: Shared) -> None:
+    def __init__(self, number: int, stream: CarriedStream, shared: SharedOutput) -> None:
         self.source = stream.source
         self._original = stream.destination
         self._number = number
@@ -222,7 +228,7 @@ def _writer(descriptor: int) -> tuple[Write, int, bool]:
     return partial(os.write, own), own, True
 
 
-def relay_process(relay: Callable[[], Relay], shared: Shared, counted: Sequence[int]) -> None:
+def relay_process(relay: Callable[[], Relay], shared: SharedOutput, counted: Sequence[int]) -> None:
     """What the relay does as a process of its own. counted: signals that the supervisor passes on unless the relay has received
     them, too."""
     for number in counted:

@@ -43,7 +43,7 @@ _VERSION: Final = re.compile(r"""^__version__ = ["'](\d+)\.(\d+)""", re.MULTILIN
 _PYTHON: Final = re.compile(r"(?:python|pypy)[\d.]*")
 
 
-class Setting(NamedTuple):
+class AddedSetting(NamedTuple):
     """names: the one that this release reads, and those that count for the same; any of them is the user's word."""
 
     names: tuple[str, ...]
@@ -62,11 +62,11 @@ def settings_for(command: Sequence[str], environ: Mapping[str, str], dumps: str)
     wrappers, program = wrappers_and_program(command)
     if "sudo" in wrappers or Path(program[0]).name in STARTS_ELSEWHERE:
         dumps = ""
-    wanted = [Setting(("PYTHONFAULTHANDLER",), "1"), *_recorder(program, environ, dumps)]
+    wanted = [AddedSetting(("PYTHONFAULTHANDLER",), "1"), *_recorder(program, environ, dumps)]
     return {one.names[0]: one.value for one in wanted if not any(name in environ for name in one.names)}
 
 
-def _recorder(command: Sequence[str], environ: Mapping[str, str], dumps: str) -> Iterator[Setting]:
+def _recorder(command: Sequence[str], environ: Mapping[str, str], dumps: str) -> Iterator[AddedSetting]:
     release = torch_release(command, environ)
     size = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     file = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -75,12 +75,12 @@ def _recorder(command: Sequence[str], environ: Mapping[str, str], dumps: str) ->
         if release < RECORDER_SINCE:
             return
         size, file = size[::-1], file[::-1]
-    yield Setting(size, ENTRIES)
+    yield AddedSetting(size, ENTRIES)
     # From 2.10 on that is the default, and this name an old one.
     if release and release < (2, 10):
-        yield Setting(when, "1")
+        yield AddedSetting(when, "1")
     if dumps:
-        yield Setting(file, dumps)
+        yield AddedSetting(file, dumps)
 
 
 def torch_release(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int] | None:

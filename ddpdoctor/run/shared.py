@@ -18,7 +18,7 @@ _FLOWS: Final = 16
 _SIGNALS: Final = 64
 
 
-class Shared:
+class SharedOutput:
     """One anonymous mapping. Every number is written by one process only: the relay, unless another is said."""
 
     def __init__(self, head: int, tail: int) -> None:

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from ddpdoctor.run.shared import Shared
+from ddpdoctor.run.shared import SharedOutput
 
 OWN: Final = frozenset(
     {
@@ -45,7 +45,7 @@ class Witness:
     """Tells signals that we alone have received from those that all of the group, or of the job, were sent: by a terminal, by
     `kill -- -PGID`, by Slurm. The relay is in our group as the command is: what it received, too, the command has."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedOutput) -> None:
         self._shared = shared
         self._known: dict[int, int] = {}
         self.relay = 0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from ddpdoctor.run.shared import Shared
+from ddpdoctor.run.shared import SharedOutput
 from ddpdoctor.run.streams import Direct
 
 LOOKS: Final = 10
@@ -22,7 +22,7 @@ LONGER: Final = 2
 class Silence:
     """after: seconds of silence that are too many; 0 for none."""
 
-    def __init__(self, after: float, shared: Shared, files: Sequence[Direct]) -> None:
+    def __init__(self, after: float, shared: SharedOutput, files: Sequence[Direct]) -> None:
         self._after = after
         self._shared = shared
         self._files = files

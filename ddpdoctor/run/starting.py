@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from ddpdoctor.run.streams import Stream
+from ddpdoctor.run.streams import CarriedStream
 
 NOT_FOUND: Final = 127
 NOT_EXECUTABLE: Final = 126
@@ -32,7 +32,7 @@ class NotStarted(Exception):
 def start(
     command: Sequence[str],
     environ: Mapping[str, str],
-    streams: Sequence[Stream],
+    streams: Sequence[CarriedStream],
     ignored: Iterable[int],
     mask: Iterable[int],
 ) -> int:
@@ -68,7 +68,7 @@ def let_go_of_inherited() -> None:
 def _become(
     command: Sequence[str],
     environ: Mapping[str, str],
-    streams: Sequence[Stream],
+    streams: Sequence[CarriedStream],
     ignored: Iterable[int],
     mask: Iterable[int],
     told: int,

@@ -33,7 +33,7 @@ class Direct(NamedTuple):
         return min(size, os.lseek(self.number, 0, os.SEEK_CUR))
 
 
-class Stream(NamedTuple):
+class CarriedStream(NamedTuple):
     """Output that we carry. source: what the relay reads. given: what the command writes to; the supervisor closes it once the
     command has it. destination: where it goes. numbers: the command's descriptors that are one with it."""
 
@@ -49,7 +49,7 @@ class Ways(NamedTuple):
     that the command writes to itself."""
 
     direct: tuple[Direct, ...]
-    streams: tuple[Stream, ...]
+    streams: tuple[CarriedStream, ...]
 
 
 def ways() -> Ways:
@@ -59,7 +59,7 @@ def ways() -> Ways:
         OSError: there are no more descriptors or terminals.
     """
     direct: list[Direct] = []
-    streams: dict[tuple[int, int, int], Stream] = {}
+    streams: dict[tuple[int, int, int], CarriedStream] = {}
     for number in (STDOUT, STDERR):
         try:
             facts = os.fstat(number)
@@ -102,7 +102,7 @@ def _refuses(number: int, facts: os.stat_result) -> bool:
     return stat.S_ISCHR(facts.st_mode) and not os.isatty(number) and facts.st_rdev != os.stat(os.devnull).st_rdev  # noqa: PTH116
 
 
-def _through_us(number: int) -> Stream:
+def _through_us(number: int) -> CarriedStream:
     destination = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
     if os.isatty(number):
         source, given = os.openpty()
@@ -111,7 +111,7 @@ def _through_us(number: int) -> Stream:
     else:
         source, given = os.pipe()
     os.set_blocking(source, False)
-    return Stream(source, given, destination, os.isatty(number), (number,))
+    return CarriedStream(source, given, destination, os.isatty(number), (number,))
 
 
 def _like(terminal: int, ours: int) -> None:

@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 
 from ddpdoctor.base.text import visible
 from ddpdoctor.run.copying import HEAD, TAIL, joined, part_of
-from ddpdoctor.run.exit_handler import Doctor, Work
+from ddpdoctor.run.exit_handler import DiagnosisProcess, Work
 from ddpdoctor.run.orphans import adopt, children, places
 from ddpdoctor.run.output_relay import Carrier
 from ddpdoctor.run.reaper import KeptFile, NotKeptError
-from ddpdoctor.run.shared import Shared
+from ddpdoctor.run.shared import SharedOutput
 from ddpdoctor.run.signal_forwarding import (
     AWAITED,
     PASSED_ON,
@@ -52,7 +52,7 @@ STOPPING_SECONDS: Final = 60.0
 STOPPING: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Ended(NamedTuple):
+class EndedCommand(NamedTuple):
     """What a diagnosis is made of. seconds: how long it ran. output: name and text of what the command has said. began: when, in
     seconds since the epoch; what the run has written is no older, however late the diagnosis looks for it."""
 
@@ -76,7 +76,7 @@ class Orders(NamedTuple):
     ignored: Collection[int]
     mask: Iterable[int]
     look: Callable[[int, int], Work]
-    diagnose: Callable[[Ended], Work]
+    diagnose: Callable[[EndedCommand], Work]
     left: Callable[[str, int, Collection[int], Set[tuple[int, int]]], Work]
     clear_up: Callable[[int | None], None]
 
@@ -85,7 +85,7 @@ def supervise(orders: Orders) -> int:
     """Runs the command; the exit code. Where a signal ended the command, the same ends this process."""
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     try:
-        supervisor = _Supervisor(orders, ways(), Shared(HEAD, TAIL))
+        supervisor = _Supervisor(orders, ways(), SharedOutput(HEAD, TAIL))
         supervisor.prepare()
     except OSError as error:
         return _without_us(orders, error)
@@ -115,7 +115,7 @@ def _without_us(orders: Orders, error: OSError) -> int:
 
 
 class _Supervisor:
-    def __init__(self, orders: Orders, ways: Ways, shared: Shared) -> None:
+    def __init__(self, orders: Orders, ways: Ways, shared: SharedOutput) -> None:
         self._orders = orders
         self._ways = ways
         self._shared = shared
@@ -125,7 +125,7 @@ class _Supervisor:
         self._child = 0
         self._status: int | None = None
         self._carrier = Carrier(ways.streams, shared)
-        self._doctor: Doctor | None = None
+        self._doctor: DiagnosisProcess | None = None
         self._silent = 0.0
         self._asked_to_stop: dict[int, float] = {}
         self._impatient = False
@@ -177,7 +177,7 @@ class _Supervisor:
             self._gathered = []
         if not self._impatient:
             try:
-                self._conclude(Ended(self._orders.command, self._status, seconds, (), began))
+                self._conclude(EndedCommand(self._orders.command, self._status, seconds, (), began))
             except Exception as error:
                 self.say(self._words.broken(error))
         self._say_all(left)
@@ -201,7 +201,7 @@ class _Supervisor:
             return doctor.text
         return f"{visible(self._words.left_running(pids))}\n".encode()
 
-    def _conclude(self, ended: Ended) -> None:
+    def _conclude(self, ended: EndedCommand) -> None:
         wanted = os.waitstatus_to_exitcode(ended.status) != 0 and not self._to_be_expected()
         if not wanted and not self._orders.keep:
             return
@@ -231,7 +231,7 @@ class _Supervisor:
             found.append((str(Path(f"/proc/self/fd/{one.reading}").readlink()), text))
         return tuple(found)
 
-    def _keep_in(self, file: KeptFile, ended: Ended) -> None:
+    def _keep_in(self, file: KeptFile, ended: EndedCommand) -> None:
         try:
             file.write(b"".join(text for _, text in ended.output))
         except (OSError, NotKeptError) as error:
@@ -239,7 +239,7 @@ class _Supervisor:
 
     # --- the doctor ---------------------------------------------------------------------------------------------------------
 
-    def _diagnose(self, ended: Ended) -> None:
+    def _diagnose(self, ended: EndedCommand) -> None:
         if not self._orders.brief:
             self.say(self._words.diagnosing(ended.status, ended.seconds))
         doctor = self._call_doctor(self._orders.diagnose(ended), DIAGNOSIS_PATIENCE)
@@ -259,7 +259,7 @@ class _Supervisor:
             self._silence.judged(ill=False)
             self.say(f"{self._words.silent(silent)} {self._words.broken(error)}")
 
-    def _looked(self, doctor: Doctor) -> None:
+    def _looked(self, doctor: DiagnosisProcess) -> None:
         """Says what the doctor found, unless the command speaks again. Of one silence once, until something is wrong."""
         if not self._silence.too_long():
             return
@@ -271,16 +271,16 @@ class _Supervisor:
         self._silence.judged(ill=ill)
 
     @staticmethod
-    def _spoke(doctor: Doctor) -> bool:
+    def _spoke(doctor: DiagnosisProcess) -> bool:
         return doctor.code in (0, 1, 2) and not doctor.was_told_to_end and bool(doctor.text.strip())
 
-    def _call_doctor(self, work: Work, patience: float) -> Doctor:
+    def _call_doctor(self, work: Work, patience: float) -> DiagnosisProcess:
         def at_work() -> int:
             self._carrier.let_go_of_all()
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             return work()
 
-        self._doctor = Doctor(at_work, self._words.environ(), patience)
+        self._doctor = DiagnosisProcess(at_work, self._words.environ(), patience)
         return self._doctor
 
     def _end_doctor(self) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.engine.registry import requires
-from ddpdoctor.facts.smoke import LAST, Ending, RankRun, Smoke, State
+from ddpdoctor.facts.smoke import LAST, RankEnding, RankRun, Smoke, StageState
 from ddpdoctor.smoke.places import WAITING_STEP, place_in_stage
 
 LOST: Final = re.compile(
@@ -38,7 +38,7 @@ SYNCHRONISING: Final = ("stages/", "ddpdoctor_smoke/rank.py", "torch/_tensor.py"
 in the stages' own files, which leave no frame of their own."""
 
 
-class Kind(Enum):
+class BlameKind(Enum):
     """What went wrong, as far as ranks differ."""
 
     FAILED = "it failed by itself"
@@ -59,7 +59,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     alone: with FAILED that the culprit has words of its own; else it only was the first to lose another.
     """
 
-    kind: Kind
+    kind: BlameKind
     stage: str
     culprits: tuple[RankRun, ...]
     others: tuple[RankRun, ...] = ()
@@ -75,7 +75,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
 
 def blame(ranks: Sequence[RankRun]) -> Blame | None:
     """None where every rank finished, or there is none."""
-    if all(one.ending is Ending.FINISHED for one in ranks):
+    if all(one.ending is RankEnding.FINISHED for one in ranks):
         return None
     return _different_calls(ranks) or _failed(ranks) or _hung(ranks) or _lost(ranks)
 
@@ -85,7 +85,7 @@ NO_SMOKE: Final = "no smoke training was run"
 
 def not_started(smoke: Smoke) -> tuple[RankRun, ...]:
     """The ranks of hosts on which none was ever heard of, where it is known that they could not be started."""
-    began = {one.node for one in smoke.ranks if one.ending is not Ending.NEVER_CAME}
+    began = {one.node for one in smoke.ranks if one.ending is not RankEnding.NEVER_CAME}
     return tuple(one for one in smoke.ranks if one.node not in began) if smoke.problem or not began else ()
 
 
@@ -94,7 +94,7 @@ def ended_early(smoke: Smoke) -> bool:
     return bool(smoke.problem and smoke.ranks) and not not_started(smoke) and not _by_themselves(smoke.ranks)
 
 
-def blame_for(smoke: Smoke, *kinds: Kind) -> Blame | None:
+def blame_for(smoke: Smoke, *kinds: BlameKind) -> Blame | None:
     """What a training that wasn't finished came to, for a check that speaks of those kinds; None where it was finished.
 
     Raises:
@@ -122,9 +122,9 @@ def own_gpu(run: RankRun) -> int:
 
 def lost_another(run: RankRun) -> bool:
     """Whether a rank that failed has only words of one that lost another, or waited for it in vain."""
-    if run.ending is Ending.RAISED:
+    if run.ending is RankEnding.RAISED:
         return bool(LOST.search(run.words))
-    if run.ending in (Ending.EXITED, Ending.KILLED):
+    if run.ending in (RankEnding.EXITED, RankEnding.KILLED):
         return run.exit_code == SIGTERM or bool(LOST.search(run.last_line))
     return False
 
@@ -151,7 +151,7 @@ def _one_too_many(ranks: Sequence[RankRun]) -> Blame | None:
     """At one and the same step some call a collective of their own, where the others leave that to DDP."""
     steps: dict[tuple[str, str, int], dict[int, str]] = {}
     for one in ranks:
-        if one.step and one.ending is not Ending.FINISHED:
+        if one.step and one.ending is not RankEnding.FINISHED:
             steps.setdefault((stage_of(one), one.step, one.steps), {})[one.rank] = one.calls
     for (stage, step, _), by_rank in steps.items():
         if len(set(by_rank.values())) > 1:
@@ -165,7 +165,7 @@ def _differ(ranks: Sequence[RankRun], stage: str, by_rank: Mapping[int, str]) ->
     calls = tuple((call, tuple(sorted(rank for rank in by_rank if by_rank[rank] == call))) for call, _ in counted)
     tied = counted[0][1] == counted[1][1]
     named = sorted(rank for call, members in calls for rank in members if tied or call != calls[0][0])
-    return _blame(Kind.DIFFERENT_CALLS, ranks, named, stage=stage, calls=calls)
+    return _blame(BlameKind.DIFFERENT_CALLS, ranks, named, stage=stage, calls=calls)
 
 
 # --- failures and wrong results -----------------------------------------------------------------------------------------
@@ -184,8 +184,8 @@ def _by_themselves(ranks: Sequence[RankRun]) -> list[RankRun]:
     return [
         one
         for one in ranks
-        if one.ending is Ending.WRONG
-        or (one.ending in (Ending.RAISED, Ending.EXITED, Ending.KILLED) and not lost_another(one))
+        if one.ending is RankEnding.WRONG
+        or (one.ending in (RankEnding.RAISED, RankEnding.EXITED, RankEnding.KILLED) and not lost_another(one))
     ]
 
 
@@ -195,44 +195,44 @@ def _failed(ranks: Sequence[RankRun]) -> Blame | None:
     if not own:
         return None
     first = min(own, key=lambda one: one.ended_after)
-    if first.ending is Ending.WRONG:
+    if first.ending is RankEnding.WRONG:
         return _wrong(ranks)
     alike = [one.rank for one in own if one is not first and _way(one) == _way(first)]
-    return _blame(Kind.FAILED, ranks, [first.rank, *alike])
+    return _blame(BlameKind.FAILED, ranks, [first.rank, *alike])
 
 
-def _way(run: RankRun) -> tuple[str, Ending, int | None, str]:
+def _way(run: RankRun) -> tuple[str, RankEnding, int | None, str]:
     """How a rank failed, without what is different on each: numbers, addresses."""
     return stage_of(run), run.ending, run.exit_code, re.sub(r"0x[0-9a-f]+|\d+", "N", run.words)
 
 
 def _wrong(ranks: Sequence[RankRun]) -> Blame:
     """Who caused it by the word of most; where nobody says, those that have the wrong result."""
-    noticed = [one for one in ranks if one.ending is Ending.WRONG]
+    noticed = [one for one in ranks if one.ending is RankEnding.WRONG]
     known = {one.rank for one in ranks}
     votes = Counter(rank for one in noticed for rank in set(one.culprits) if rank in known)
     most = max(votes.values(), default=0)
     accused = [rank for rank, count in sorted(votes.items()) if count == most]
     named = accused or [one.rank for one in noticed]
-    return _blame(Kind.WRONG, ranks, named, stage=stage_of(noticed[0]), accused=bool(accused))
+    return _blame(BlameKind.WRONG, ranks, named, stage=stage_of(noticed[0]), accused=bool(accused))
 
 
 def _lost(ranks: Sequence[RankRun]) -> Blame:
     """Nobody has words of its own. One that ended without a word before the others complained is the one that they lost."""
     complaints = sorted((one for one in ranks if lost_another(one)), key=lambda one: one.ended_after)
     silent = [
-        one for one in ranks if one.ending is Ending.NEVER_CAME or (complaints and _gone_before(one, complaints[0]))
+        one for one in ranks if one.ending is RankEnding.NEVER_CAME or (complaints and _gone_before(one, complaints[0]))
     ]
     if silent:
-        return _blame(Kind.FAILED, ranks, [min(silent, key=lambda one: one.ended_after).rank])
-    first = complaints[0] if complaints else next(one for one in ranks if one.ending is not Ending.FINISHED)
-    return _blame(Kind.FAILED, ranks, [first.rank], alone=False)
+        return _blame(BlameKind.FAILED, ranks, [min(silent, key=lambda one: one.ended_after).rank])
+    first = complaints[0] if complaints else next(one for one in ranks if one.ending is not RankEnding.FINISHED)
+    return _blame(BlameKind.FAILED, ranks, [first.rank], alone=False)
 
 
 def _gone_before(run: RankRun, complaint: RankRun) -> bool:
     """Two hosts don't begin at the same moment."""
     doubt = 0.0 if run.node == complaint.node else CLOCKS_DIFFER
-    return run.ending is Ending.ENDED and run.ended_after < complaint.ended_after - doubt
+    return run.ending is RankEnding.ENDED and run.ended_after < complaint.ended_after - doubt
 
 
 # --- hangs --------------------------------------------------------------------------------------------------------------
@@ -241,16 +241,18 @@ def _gone_before(run: RankRun, complaint: RankRun) -> bool:
 def _hung(ranks: Sequence[RankRun]) -> Blame | None:
     """Among those that were still running, or never came, when a stage's time was up: whom the kernel holds, wherever it is,
     since its threads serve the others, too; else who doesn't wait for another; else who is furthest behind."""
-    if not any(one.ending in (Ending.HUNG, Ending.NEVER_CAME) for one in ranks):
+    if not any(one.ending in (RankEnding.HUNG, RankEnding.NEVER_CAME) for one in ranks):
         return None
-    hanging = [one for one in ranks if one.ending in (Ending.HUNG, Ending.ENDED, Ending.NEVER_CAME)]
+    hanging = [one for one in ranks if one.ending in (RankEnding.HUNG, RankEnding.ENDED, RankEnding.NEVER_CAME)]
     held = [one for one in hanging if one.process_state]
     if held:
         first = min(held, key=position)
-        return _blame(Kind.HUNG, ranks, _last_of([one for one in held if one.process_state == first.process_state]))
-    absent = [one.rank for one in hanging if one.ending is Ending.NEVER_CAME]
+        return _blame(
+            BlameKind.HUNG, ranks, _last_of([one for one in held if one.process_state == first.process_state])
+        )
+    absent = [one.rank for one in hanging if one.ending is RankEnding.NEVER_CAME]
     if absent:
-        return _blame(Kind.HUNG, ranks, absent)
+        return _blame(BlameKind.HUNG, ranks, absent)
     waiting = [one for one in hanging if waits(one)]
     busy = [one for one in hanging if not waits(one)]
     if waiting:
@@ -258,27 +260,27 @@ def _hung(ranks: Sequence[RankRun]) -> Blame | None:
         # One that is ahead of all that wait can't be the one that they wait for.
         busy = [one for one in busy if position(one) <= furthest]
     if busy and waiting:
-        return _blame(Kind.HUNG, ranks, _last_of(busy))
+        return _blame(BlameKind.HUNG, ranks, _last_of(busy))
     behind = _last_of(hanging)
     if len(behind) < len(hanging) or len(hanging) == 1:
-        return _blame(Kind.HUNG, ranks, behind, left_behind=all(waits(one) for one in hanging))
+        return _blame(BlameKind.HUNG, ranks, behind, left_behind=all(waits(one) for one in hanging))
     if not waiting and not _has_group(hanging[0]):
         # Before there is a group nobody waits for anybody, unless it says so.
-        return _blame(Kind.HUNG, ranks, behind)
-    return _blame(Kind.TOGETHER, ranks, behind)
+        return _blame(BlameKind.HUNG, ranks, behind)
+    return _blame(BlameKind.TOGETHER, ranks, behind)
 
 
 def position(run: RankRun) -> tuple[int, int, int]:
     """How far a rank has come: stages that are over, and its place in the present one."""
-    over = sum(one.state in (State.PASSED, State.NOT_TESTED) for one in run.stages)
-    if run.last is None or run.last.state is State.PASSED:
+    over = sum(one.state in (StageState.PASSED, StageState.NOT_TESTED) for one in run.stages)
+    if run.last is None or run.last.state is StageState.PASSED:
         return over, 0, 0
     return over, *place_in_stage(run.last.name, run.step, run.steps, run.calls, run.called)
 
 
 def waits(run: RankRun) -> bool:
     """Whether a rank that hangs waits for others, by its stack; without one by what it said that it would do."""
-    if run.process_state or run.ending is Ending.NEVER_CAME:
+    if run.process_state or run.ending is RankEnding.NEVER_CAME:
         return False
     says_so = bool(run.calls or WAITING_STEP.search(run.step))
     if not run.stack:
@@ -296,11 +298,11 @@ def _last_of(runs: Sequence[RankRun]) -> list[int]:
 
 def _has_group(run: RankRun) -> bool:
     """Whether a process group was made on that rank."""
-    return any(one.name == "process group" and one.state is State.PASSED for one in run.stages)
+    return any(one.name == "process group" and one.state is StageState.PASSED for one in run.stages)
 
 
 def _blame(
-    kind: Kind,
+    kind: BlameKind,
     ranks: Sequence[RankRun],
     named: Iterable[int],
     *,
@@ -316,7 +318,7 @@ def _blame(
         kind=kind,
         stage=stage or stage_of(culprits[0]),
         culprits=culprits,
-        others=tuple(one for one in ranks if one not in culprits and one.ending is not Ending.FINISHED),
+        others=tuple(one for one in ranks if one not in culprits and one.ending is not RankEnding.FINISHED),
         calls=calls,
         accused=accused,
         left_behind=left_behind,

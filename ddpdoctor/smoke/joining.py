@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddpdoctor.knowledge.launchers import NNODES_FLAG, current_launch
-from ddpdoctor.netcheck.job import RANK_FLAG, Flags, Job, JobError, job_of, rank_job_of
+from ddpdoctor.netcheck.job import RANK_FLAG, Flags, JobError, NetcheckJob, job_of, rank_job_of
 
 STARTERS = {"Slurm": "srun", "Open MPI": "mpirun", "Intel MPI": "mpirun", "MVAPICH": "mpirun", "PMI": "mpiexec"}
 """What starts the ranks, by the launcher's name."""
 
 
-def joint_job(flags: Flags, nproc: int | None, environ: Mapping[str, str]) -> Job | None:
+def joint_job(flags: Flags, nproc: int | None, environ: Mapping[str, str]) -> NetcheckJob | None:
     """The job in which others take part; None where this host trains alone.
 
     Under a launcher this process is the rank as which it was started, unless --nproc or --nnodes say that it is to start
@@ -54,6 +54,6 @@ def _on_several(environ: Mapping[str, str]) -> bool:
     return launch is not None and launch.launcher != "settings" and (launch.world_size or 1) > 1
 
 
-def starter(job: Job) -> str:
+def starter(job: NetcheckJob) -> str:
     """The command behind the launcher's name: "srun"."""
     return STARTERS.get(job.launcher, job.launcher)

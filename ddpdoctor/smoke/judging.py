@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Finding, Severity
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict, examine
 from ddpdoctor.engine.registry import Check, Result, all_checks, checks_that_say
-from ddpdoctor.facts.smoke import Ending, Smoke
+from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.smoke.plan import SmokePlan
 
@@ -88,12 +88,12 @@ def _is_own(check: Check) -> bool:
 
 def nothing_ran(facts: Smoke) -> bool:
     """Not one rank was heard of."""
-    return all(one.ending is Ending.NEVER_CAME for one in facts.ranks)
+    return all(one.ending is RankEnding.NEVER_CAME for one in facts.ranks)
 
 
 def trained(facts: Smoke) -> bool:
     """Every rank came to its end."""
-    return bool(facts.ranks) and not facts.problem and all(one.ending is Ending.FINISHED for one in facts.ranks)
+    return bool(facts.ranks) and not facts.problem and all(one.ending is RankEnding.FINISHED for one in facts.ranks)
 
 
 def only_scaling_failed(examination: Examination) -> bool:
@@ -116,6 +116,6 @@ def verdict_of(examination: Examination) -> Verdict:
         return Verdict.FAIL
     if nothing_ran(facts):
         return Verdict.UNKNOWN
-    if facts.problem or any(one.ending is not Ending.FINISHED for one in facts.ranks):
+    if facts.problem or any(one.ending is not RankEnding.FINISHED for one in facts.ranks):
         return Verdict.FAIL
     return Verdict.WARN if WARN in severities else Verdict.OK

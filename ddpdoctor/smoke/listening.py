@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.rank_monitor import RankMonitor
 
 MOST_MESSAGE: Final = 64 * 1024
 MOST_HEAD: Final = 4096
@@ -25,7 +25,7 @@ Take = Callable[[socket.socket], Coroutine[Any, Any, None]]
 class Ears:
     """Hears what the processes of one run say, and tells the watch. Abstract sockets: no file is needed, and none is left."""
 
-    def __init__(self, watch: Watch, news: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+    def __init__(self, watch: RankMonitor, news: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
         """news: called whenever the watch has heard something. failed: with what one of us raised, which is a bug."""
         self.channel = f"ddpdoctor-smoke-{secrets.token_hex(16)}"
         self._watch = watch

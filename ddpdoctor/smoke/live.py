@@ -11,8 +11,8 @@ from rich.text import Text
 
 from ddpdoctor.base.wording import plural
 from ddpdoctor.report.live import started
-from ddpdoctor.smoke.progress import Progress, mark_of, places
-from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.progress import SmokeProgress, mark_of, places
+from ddpdoctor.smoke.rank_monitor import RankMonitor
 from ddpdoctor.smoke.render_marks import STYLES, Mark, columns, symbol
 
 _MOST_PLACES = 4
@@ -21,7 +21,7 @@ _LOW = 12
 _PER_SECOND = 4
 
 
-class LiveView(Progress):
+class SmokeLiveView(SmokeProgress):
     """Redraws itself until `close`, which leaves nothing of it on the screen."""
 
     def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +35,7 @@ class LiveView(Progress):
 class _Drawing:
     """Drawn anew each time."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: SmokeProgress) -> None:
         self._progress = progress
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -44,7 +44,7 @@ class _Drawing:
         yield Text()
 
 
-def drawing(progress: Progress, width: int, height: int, encoding: str) -> Iterator[Text]:
+def drawing(progress: SmokeProgress, width: int, height: int, encoding: str) -> Iterator[Text]:
     """At most `height` lines: what is over for all ranks is counted where there is no room to show it."""
     watch = progress.watch
     if watch is None or not any(one.stage for one in watch.ranks.values()):
@@ -58,7 +58,7 @@ def drawing(progress: Progress, width: int, height: int, encoding: str) -> Itera
         yield _cut(f"  {words}  {seconds:.0f} s of {allowed:.0f}", "cyan" if seconds < allowed / 2 else "bold yellow")
 
 
-def _table(watch: Watch, width: int, most: int, encoding: str) -> Iterator[Text]:
+def _table(watch: RankMonitor, width: int, most: int, encoding: str) -> Iterator[Text]:
     begun = {one.stage for one in watch.ranks.values()} | {
         name for one in watch.ranks.values() for name in tuple(one.done)
     }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from ddpdoctor.facts.smoke import Call
+from ddpdoctor.facts.smoke import CollectiveCall
 
 WAITING_STEP: Final = re.compile(
     r"^(?:waiting|barrier|init_process_group|destroy_process_group"
@@ -18,7 +18,7 @@ ALONE: Final = 1 << 62
 """A step in which no rank needs another comes after those in which they met."""
 
 
-def place_in_stage(stage: str, step: str, steps: int, calls: str, called: Sequence[Call]) -> tuple[int, int]:
+def place_in_stage(stage: str, step: str, steps: int, calls: str, called: Sequence[CollectiveCall]) -> tuple[int, int]:
     """How far a rank has come in its stage: collectives that it has called, and where it is since the last one of them. Greater
     is further. Steps that it takes alone are not counted: one rank may have many of them where the others have none, as the
     one that saves a checkpoint, or copies between GPUs.

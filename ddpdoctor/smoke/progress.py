@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from ddpdoctor.base.printable import one_line
-from ddpdoctor.smoke.rank_monitor import Watch
-from ddpdoctor.smoke.rank_progress import Heard
+from ddpdoctor.smoke.rank_monitor import RankMonitor
+from ddpdoctor.smoke.rank_progress import RankProgress
 from ddpdoctor.smoke.render_marks import Mark, ranks_text
 
 _QUIET_SECONDS = 5.0
@@ -18,33 +18,33 @@ _AGAIN_SECONDS = (10.0, 30.0, 60.0)
 """After how long the same is said again: the first time, the second, and from then on."""
 
 
-class View(Protocol):
+class SmokeView(Protocol):
     """Who is told how it goes."""
 
-    def heard(self, watch: Watch) -> None:
+    def heard(self, watch: RankMonitor) -> None:
         """Something new is known; returns at once."""
 
     def close(self) -> None:
         """The report comes now, or nothing more: the screen is as it was before. More than once does no harm."""
 
 
-class Progress:
+class SmokeProgress:
     """What is known so far; both views read it, from a thread of their own."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.began = clock()
-        self.watch: Watch | None = None
+        self.watch: RankMonitor | None = None
 
     @property
     def seconds(self) -> float:
         return self.clock() - self.began
 
-    def heard(self, watch: Watch) -> None:
+    def heard(self, watch: RankMonitor) -> None:
         self.watch = watch
 
 
-def mark_of(one: Heard, stage: str) -> Mark:
+def mark_of(one: RankProgress, stage: str) -> Mark:
     """How a stage stands on a rank."""
     if stage in one.done:
         return Mark.PASSED if one.done[stage].state.value == "passed" else Mark.NOT_TESTED
@@ -53,12 +53,12 @@ def mark_of(one: Heard, stage: str) -> Mark:
     return Mark.FAILED if one.failed_at is not None or one.gone_at is not None else Mark.RUNNING
 
 
-def places(progress: Progress) -> list[tuple[str, float, float]]:
+def places(progress: SmokeProgress) -> list[tuple[str, float, float]]:
     """Where the ranks are that haven't ended, those that came least far first: (words, seconds there, seconds allowed)."""
     watch = progress.watch
     if watch is None:
         return []
-    groups: dict[tuple[str, str], list[Heard]] = {}
+    groups: dict[tuple[str, str], list[RankProgress]] = {}
     for one in sorted(watch.ranks.values(), key=lambda one: one.position):
         if not one.over and one.stage and one.stage not in one.done:
             groups.setdefault((one.stage, one.step), []).append(one)
@@ -74,7 +74,7 @@ def places(progress: Progress) -> list[tuple[str, float, float]]:
     ]
 
 
-def status(progress: Progress) -> str:
+def status(progress: SmokeProgress) -> str:
     """How it stands, in one line."""
     watch = progress.watch
     if watch is None or not any(one.stage for one in watch.ranks.values()):
@@ -85,7 +85,7 @@ def status(progress: Progress) -> str:
     return "the ranks end" if watch.all_over else "between two stages"
 
 
-class Lines(Progress):
+class SmokeLines(SmokeProgress):
     """For a log: a line on `file` when something takes long, and again when that goes on."""
 
     def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ddpdoctor.base.wording import signal_name
-from ddpdoctor.facts.smoke import RENDEZVOUS, Call, Stage, State
+from ddpdoctor.facts.smoke import RENDEZVOUS, CollectiveCall, Stage, StageState
 from ddpdoctor.probes.target.asking import printable
 from ddpdoctor.smoke.orders import Order
-from ddpdoctor.smoke.rank_progress import Heard, Voice, last_words
+from ddpdoctor.smoke.rank_progress import OutputTail, RankProgress, last_words
 
 MOST_WORDS: Final = 1000
 MOST_FIGURES: Final = 256
@@ -25,7 +25,7 @@ PROCESS_END: Final = "the end of its process"
 """The step of a rank that has passed all its stages."""
 
 
-class Watch:
+class RankMonitor:
     """All ranks of this host, and the engine that started them.
 
     torch: its version, once one has said it. engine: what the engine printed. engine_words: why it failed, in its own words.
@@ -34,14 +34,14 @@ class Watch:
     def __init__(self, order: Order, now: float) -> None:
         self.order = order
         self.began = now
-        self.ranks = {rank: Heard(rank, local) for local, rank in enumerate(order.ranks)}
+        self.ranks = {rank: RankProgress(rank, local) for local, rank in enumerate(order.ranks)}
         if order.launched is not None:
             self.ranks[order.launched.rank].local_rank = order.launched.local_rank
         for one in self.ranks.values():
             one.since = now
         self.torch = ""
         self.figures: list[Mapping[str, Any]] = []
-        self.engine = Voice()
+        self.engine = OutputTail()
         self.engine_pid = 0
         """0 until it can be asked where it is."""
         self.server_pid = 0
@@ -100,12 +100,14 @@ class Watch:
         if message.get("finished") is True and one.finished_at is None:
             one.finished_at, one.step, one.calls = now, PROCESS_END, ""
 
-    def _call(self, one: Heard) -> None:
+    def _call(self, one: RankProgress) -> None:
         if one.calls:
             before = one.called[-1] if one.called and one.called[-1].stage == one.stage else None
-            one.called = [*one.called, Call(one.stage, before.number + 1 if before else 1, one.calls)][-MOST_CALLS:]
+            one.called = [*one.called, CollectiveCall(one.stage, before.number + 1 if before else 1, one.calls)][
+                -MOST_CALLS:
+            ]
 
-    def _stage(self, one: Heard, message: Mapping[str, Any], now: float) -> None:
+    def _stage(self, one: RankProgress, message: Mapping[str, Any], now: float) -> None:
         name, state = _text(message["stage"]), message.get("state")
         if name not in self.order.stages:
             return
@@ -121,10 +123,10 @@ class Watch:
             one.stack = tuple(_texts(message.get("stack")))
             one.stack_source = "its traceback" if one.stack else ""
             one.failed_at = now
-        elif state in (State.PASSED.value, State.NOT_TESTED.value):
+        elif state in (StageState.PASSED.value, StageState.NOT_TESTED.value):
             one.done[name] = Stage(
                 name=name,
-                state=State(state),
+                state=StageState(state),
                 seconds=_number(message.get("seconds")),
                 words=_text(message.get("words")),
             )
@@ -153,14 +155,14 @@ class Watch:
         for one in self.ranks.values():
             self._settle(one)
 
-    def _settle(self, one: Heard) -> None:
+    def _settle(self, one: RankProgress) -> None:
         """What the server has told of its process. Our own moment is when we came to hear of it."""
         if one.pid in self._ends:
             code, moment = self._ends.pop(one.pid)
             self._exit_code(one, code)
             one.gone_at = min(moment, one.gone_at or moment)
 
-    def _exit_code(self, one: Heard | None, code: object) -> None:
+    def _exit_code(self, one: RankProgress | None, code: object) -> None:
         """The first that is told; of an engine that has lost its ranks' parent the codes mean nothing."""
         known = isinstance(code, int) and not isinstance(code, bool) and -128 < code < 256
         if one is not None and known and one.exit_code is None and not self.killed:
@@ -209,7 +211,7 @@ class Watch:
 
     # --- when to give up ------------------------------------------------------------------------------------------------
 
-    def late(self, now: float) -> list[Heard]:
+    def late(self, now: float) -> list[RankProgress]:
         """Ranks whose stage has taken longer than it may."""
         return [one for one in self.ranks.values() if now >= self.due(one)]
 
@@ -219,7 +221,7 @@ class Watch:
             return self._engine_due()
         return min((self.due(one) for one in self.ranks.values()), default=float("inf"))
 
-    def due(self, one: Heard) -> float:
+    def due(self, one: RankProgress) -> float:
         """When that rank will be late, unless more is heard; infinity where nothing more is waited for."""
         if one.failed_at is not None or one.gone_at is not None:
             return float("inf")
@@ -237,7 +239,7 @@ class Watch:
         on_the_way = [one for one in self.ranks.values() if one.rank not in self._came and not one.over]
         return max([*self._came.values(), *map(self.due, on_the_way)])
 
-    def held_up(self, late: Iterable[Heard]) -> list[Heard]:
+    def held_up(self, late: Iterable[RankProgress]) -> list[RankProgress]:
         """The late ones, and those who are about to be: no further than they. Others are ahead, and wait for them."""
         furthest = max((one.position for one in late), default=None)
         return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ddpdoctor.facts.smoke import Call, Stage
+from ddpdoctor.facts.smoke import CollectiveCall, Stage
 from ddpdoctor.probes.target.asking import last_lines
 from ddpdoctor.smoke.places import place_in_stage
 
@@ -24,7 +24,7 @@ TRAILER: Final = re.compile(
 OWN_REASON: Final = re.compile(r"what\(\): |terminate called |\b\w*(Error|Exception)\b")
 
 
-class Voice:
+class OutputTail:
     """All that one process prints. Between `ask` and `answered` it is kept apart: its answer is among it."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Voice:
         self.print(before)
 
 
-class Heard(Voice):
+class RankProgress(OutputTail):
     """One rank, as far as it has been heard of. Times are the doctor's own (time.monotonic())."""
 
     def __init__(self, rank: int, local_rank: int) -> None:
@@ -63,7 +63,7 @@ class Heard(Voice):
         self.step = ""
         self.steps = 0
         self.calls = ""
-        self.called: list[Call] = []
+        self.called: list[CollectiveCall] = []
         self.device = "cpu"
         self.words = ""
         self.wrong = False

@@ -15,7 +15,7 @@ from typing import Final
 from ddpdoctor.base.deadlines import within
 from ddpdoctor.base.wording import signal_name
 from ddpdoctor.probes.run_as import INQUIRY_MARK, environ_for, working_folder_for
-from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.rank_monitor import RankMonitor
 from ddpdoctor.smoke.rank_progress import last_words
 from ddpdoctor.smoke.reaper import descendants
 
@@ -26,10 +26,10 @@ KILLED_SECONDS: Final = 2.0
 """Until it has ended itself once it was killed; in the kernel it may stay for ever."""
 
 
-class Keeper:
+class ReaperClient:
     """Of one run. Nobody else may hold its standard input: it ends all when that is closed."""
 
-    def __init__(self, watch: Watch, news: Callable[[], None]) -> None:
+    def __init__(self, watch: RankMonitor, news: Callable[[], None]) -> None:
         """news: called when something has ended."""
         self._watch = watch
         self._news = news

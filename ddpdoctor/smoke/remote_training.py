@@ -17,7 +17,7 @@ from ddpdoctor.netcheck.messages import Order as AnyOrder
 from ddpdoctor.netcheck.order_limits import Master
 from ddpdoctor.smoke.orders import STAGES, Fault, Launched, Order
 from ddpdoctor.smoke.plan import smoke_plan
-from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.rank_monitor import RankMonitor
 from ddpdoctor.smoke.running import run
 
 LONGEST_PATH = 500
@@ -25,7 +25,7 @@ SHORT, FRAMES = 80, 6
 """Characters and frames of a rank that says too much."""
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class HostShare(msgspec.Struct, frozen=True, kw_only=True):
     """What this node wishes. backend, stages, timeout: as given here, though node 0's count. launched: the rank that a
     launcher has given to this process. store_running: its own store holds the master's port."""
 
@@ -44,12 +44,12 @@ class Rehearser:
 
     def __init__(
         self,
-        share: Share,
+        share: HostShare,
         snapshot: Snapshot,
         master: Master,
         python: str,
         environ: Mapping[str, str],
-        heard: Callable[[Watch], None] = lambda watch: None,
+        heard: Callable[[RankMonitor], None] = lambda watch: None,
     ) -> None:
         self._share = share
         self._snapshot = snapshot

@@ -54,7 +54,7 @@ _WIDEST = 14
 _MOST_SPANS = 5
 
 
-class Column(msgspec.Struct, frozen=True):
+class RanksColumn(msgspec.Struct, frozen=True):
     """Ranks that fared alike. marks: one for each stage."""
 
     label: str
@@ -66,11 +66,11 @@ def symbol(mark: Mark, encoding: str) -> str:
     return SYMBOLS[mark] if encoding.lower().startswith("utf") else mark.value
 
 
-def columns(fates: Mapping[int, tuple[Mark, ...]], room: int = 60) -> list[Column]:
+def columns(fates: Mapping[int, tuple[Mark, ...]], room: int = 60) -> list[RanksColumn]:
     """fates: each rank's marks, stage by stage. A few ranks stand alone, many by what became of them. room: in columns of the
     terminal; what doesn't fit is told of fewer groups."""
     if len(fates) <= _MOST_ALONE and 2 * len(fates) - 1 <= room:
-        return [Column(str(rank), marks) for rank, marks in sorted(fates.items())]
+        return [RanksColumn(str(rank), marks) for rank, marks in sorted(fates.items())]
     for most in range(_MOST_COLUMNS, 1, -1):
         found = _grouped(fates, most)
         if sum(len(one.label) + 1 for one in found) - 1 <= room:
@@ -78,19 +78,19 @@ def columns(fates: Mapping[int, tuple[Mark, ...]], room: int = 60) -> list[Colum
     return _grouped(fates, 1)
 
 
-def _grouped(fates: Mapping[int, tuple[Mark, ...]], most: int) -> list[Column]:
+def _grouped(fates: Mapping[int, tuple[Mark, ...]], most: int) -> list[RanksColumn]:
     """At most so many: those that came least far, and the worst that happened to the others."""
     groups: dict[tuple[Mark, ...], list[int]] = {}
     for rank, marks in sorted(fates.items()):
         groups.setdefault(marks, []).append(rank)
     if len(groups) <= most:
-        return [Column(_short(ranks), marks) for marks, ranks in groups.items()]
+        return [RanksColumn(_short(ranks), marks) for marks, ranks in groups.items()]
     by_way = sorted(groups, key=lambda marks: (Mark.FAILED not in marks, marks.count(Mark.PASSED)))
     alone, rest = by_way[: most - 1], by_way[most - 1 :]
     worst = tuple(min(at, key=_WORST.index) for at in zip(*rest, strict=True))
     count = sum(len(groups[marks]) for marks in rest)
     label = f"{count} others" if alone else f"{count} ranks"
-    return [*(Column(_short(groups[marks]), marks) for marks in alone), Column(label, worst)]
+    return [*(RanksColumn(_short(groups[marks]), marks) for marks in alone), RanksColumn(label, worst)]
 
 
 def _short(ranks: Sequence[int]) -> str:

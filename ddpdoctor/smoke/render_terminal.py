@@ -11,7 +11,7 @@ from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.wording import human, plural
 from ddpdoctor.engine.examination import Examination, Verdict
-from ddpdoctor.engine.registry import Result, Why
+from ddpdoctor.engine.registry import Result, SkipReason
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.report.terminal import STYLES, VERDICT_STYLES, Hanging, show_found, show_not_tested
 from ddpdoctor.smoke.judging import (
@@ -23,7 +23,7 @@ from ddpdoctor.smoke.judging import (
     smoke_of,
     verdict_of,
 )
-from ddpdoctor.smoke.render_marks import MEANINGS, Column, Mark, columns, symbol
+from ddpdoctor.smoke.render_marks import MEANINGS, Mark, RanksColumn, columns, symbol
 from ddpdoctor.smoke.render_marks import STYLES as MARK_STYLES
 from ddpdoctor.smoke.render_scaling import show_scaling
 from ddpdoctor.smoke.render_words import (
@@ -112,7 +112,7 @@ def show_stages(console: Console, facts: Smoke, blamed: Collection[int]) -> None
     console.print()
 
 
-def _cells(console: Console, table: Sequence[Column], place: int) -> Text:
+def _cells(console: Console, table: Sequence[RanksColumn], place: int) -> Text:
     text = Text()
     for number, one in enumerate(table):
         mark = one.marks[place]
@@ -135,7 +135,7 @@ def _show_stage(console: Console, line: Text, words: str, *, failed: bool) -> No
             console.print(Hanging(Text(""), Text(words, style), 4))
 
 
-def _show_legend(console: Console, table: Sequence[Column], missed: Sequence[str]) -> None:
+def _show_legend(console: Console, table: Sequence[RanksColumn], missed: Sequence[str]) -> None:
     there = {mark for one in table for mark in one.marks}
     if missed:
         console.print(Hanging(Text("not run", "dim"), Text(not_run_text(missed), "dim"), _MARGIN, indent=2))
@@ -188,7 +188,7 @@ def _show_host(console: Console, examination: Examination, found: Sequence[Found
 
 def _show_nothing(console: Console, results: Sequence[Result]) -> None:
     done = sum(one.passed for one in results)
-    unknown = sum(one.not_tested is not None and one.not_tested.why is not Why.NOT_APPLICABLE for one in results)
+    unknown = sum(one.not_tested is not None and one.not_tested.why is not SkipReason.NOT_APPLICABLE for one in results)
     rest = f", {unknown} could not be tested" if unknown else ""
     console.print(Hanging(Text(""), Text(f"Nothing that would explain it: {plural(done, 'check')} passed{rest}."), 2))
     console.print()
@@ -208,12 +208,12 @@ def show_untested(console: Console, facts: Smoke) -> None:
 def _show_not_tested(console: Console, examination: Examination, *, verbose: bool) -> None:
     show_untested(console, smoke_of(examination))
     results = [*own_results(examination), *(host_results(examination) if verbose else ())]
-    reasons: dict[Why, dict[str, list[str]]] = {why: {} for why in Why}
+    reasons: dict[SkipReason, dict[str, list[str]]] = {why: {} for why in SkipReason}
     for one in results:
         if one.not_tested is not None:
             reasons[one.not_tested.why].setdefault(one.not_tested.reason, []).append(one.check.slug)
-    unknown = reasons[Why.CRASHED] | reasons[Why.UNKNOWN]
-    show_not_tested(console, unknown, reasons[Why.NOT_APPLICABLE] if verbose else {}, verbose=verbose)
+    unknown = reasons[SkipReason.CRASHED] | reasons[SkipReason.UNKNOWN]
+    show_not_tested(console, unknown, reasons[SkipReason.NOT_APPLICABLE] if verbose else {}, verbose=verbose)
     if verbose and examination.passed:
         console.print(Text(f"Passed ({len(examination.passed)})", "bold green"))
         console.print(Hanging(Text(""), Text(", ".join(examination.passed)), 2))

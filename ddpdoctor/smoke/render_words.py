@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.wording import listed, plural, signal_name
 from ddpdoctor.engine.examination import Examination, Verdict
-from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, State
+from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, StageState
 from ddpdoctor.report.summary import summary
-from ddpdoctor.smoke.analysis_blame import Kind, blame, ended_early, lost_another
+from ddpdoctor.smoke.analysis_blame import BlameKind, blame, ended_early, lost_another
 from ddpdoctor.smoke.judging import nothing_ran, only_scaling_failed, own_findings, smoke_of, verdict_of
 from ddpdoctor.smoke.render_marks import Mark, ranks_text
 from ddpdoctor.smoke.wording import message
@@ -107,7 +107,7 @@ def _began_after(facts: Smoke) -> float:
     began = [
         one.ended_after - sum(stage.seconds for stage in one.stages)
         for one in facts.ranks
-        if one.ending is not Ending.NEVER_CAME
+        if one.ending is not RankEnding.NEVER_CAME
     ]
     return min((one for one in began if 0 < one < facts.seconds), default=0.0)
 
@@ -118,7 +118,7 @@ def _began_after(facts: Smoke) -> float:
 def culprits(facts: Smoke) -> frozenset[int]:
     """The ranks whose fault it was, as far as that can be told: all that failed alike, none where all wait alike."""
     found = blame(facts.ranks)
-    if found is None or ended_early(facts) or found.kind is Kind.TOGETHER:
+    if found is None or ended_early(facts) or found.kind is BlameKind.TOGETHER:
         return frozenset()
     return frozenset(one.rank for one in found.culprits)
 
@@ -128,10 +128,10 @@ def marks(facts: Smoke, blamed: Collection[int]) -> dict[int, dict[str, Mark]]:
     return {one.rank: {stage.name: _mark(one, stage.state, blamed) for stage in one.stages} for one in facts.ranks}
 
 
-_MARKS = {State.PASSED: Mark.PASSED, State.NOT_RUN: Mark.NOT_RUN, State.NOT_TESTED: Mark.NOT_TESTED}
+_MARKS = {StageState.PASSED: Mark.PASSED, StageState.NOT_RUN: Mark.NOT_RUN, StageState.NOT_TESTED: Mark.NOT_TESTED}
 
 
-def _mark(one: RankRun, state: State, blamed: Collection[int]) -> Mark:
+def _mark(one: RankRun, state: StageState, blamed: Collection[int]) -> Mark:
     if state in _MARKS:
         return _MARKS[state]
     return Mark.FAILED if one.rank in blamed else Mark.WAITED
@@ -143,7 +143,7 @@ def shown_stages(facts: Smoke) -> list[str]:
         stage.name
         for one in facts.ranks
         for stage in one.stages
-        if stage.state in (State.PASSED, State.FAILED, State.HUNG)
+        if stage.state in (StageState.PASSED, StageState.FAILED, StageState.HUNG)
     }
     return [name for name in facts.stages if name in begun]
 
@@ -157,11 +157,11 @@ def not_run(facts: Smoke) -> list[str]:
 def passed(facts: Smoke) -> list[str]:
     """Stages that every rank passed."""
     states = _states(facts)
-    return [name for name in facts.stages if states.get(name) == {State.PASSED}]
+    return [name for name in facts.stages if states.get(name) == {StageState.PASSED}]
 
 
-def _states(facts: Smoke) -> dict[str, set[State]]:
-    found: dict[str, set[State]] = {}
+def _states(facts: Smoke) -> dict[str, set[StageState]]:
+    found: dict[str, set[StageState]] = {}
     for one in facts.ranks:
         for stage in one.stages:
             found.setdefault(stage.name, set()).add(stage.state)
@@ -173,7 +173,7 @@ def not_tested(facts: Smoke) -> dict[str, list[str]]:
     who: dict[tuple[str, str], list[int]] = {}
     for one in facts.ranks:
         for stage in one.stages:
-            if stage.state is State.NOT_TESTED:
+            if stage.state is StageState.NOT_TESTED:
                 who.setdefault((stage.words or "no reason was given", stage.name), []).append(one.rank)
     reasons: dict[str, list[str]] = {}
     for (reason, name), ranks in who.items():
@@ -186,7 +186,9 @@ def not_tested(facts: Smoke) -> dict[str, list[str]]:
 def _untested_names(facts: Smoke) -> list[str]:
     states = _states(facts)
     return [
-        name for name in facts.stages if State.NOT_TESTED in states.get(name, set()) and name not in shown_stages(facts)
+        name
+        for name in facts.stages
+        if StageState.NOT_TESTED in states.get(name, set()) and name not in shown_stages(facts)
     ]
 
 
@@ -202,7 +204,10 @@ def note(facts: Smoke, name: str, blamed: Collection[int]) -> str:
     if fates:
         return fates
     words = {
-        stage.words for one in facts.ranks for stage in one.stages if stage.name == name and stage.state is State.PASSED
+        stage.words
+        for one in facts.ranks
+        for stage in one.stages
+        if stage.name == name and stage.state is StageState.PASSED
     }
     return one_line(words.pop()) if len(words) == 1 else ""
 
@@ -213,7 +218,7 @@ def fates_at(facts: Smoke, name: str, blamed: Collection[int]) -> str:
     later: dict[str, list[int]] = {}
     for one in facts.ranks:
         for stage in one.stages:
-            if stage.name == name and stage.state in (State.FAILED, State.HUNG):
+            if stage.name == name and stage.state in (StageState.FAILED, StageState.HUNG):
                 first = _mark(one, stage.state, blamed) is Mark.FAILED
                 (fates if first else later).setdefault(_fate(one, blamed=first), []).append(one.rank)
     return "; ".join(f"{ranks_text(ranks)} {fate}" for fate, ranks in _both(fates, later))
@@ -225,17 +230,17 @@ def _both(first: Mapping[str, list[int]], then: Mapping[str, list[int]]) -> list
 
 def _fate(one: RankRun, *, blamed: bool) -> str:
     """What became of it. blamed: it is one of those whose fault it was."""
-    if one.ending is Ending.KILLED:
+    if one.ending is RankEnding.KILLED:
         return f"was killed by {signal_name(one.exit_code or 0)}"
-    if one.ending is Ending.EXITED:
+    if one.ending is RankEnding.EXITED:
         return f"exited with code {one.exit_code}"
-    if one.ending is Ending.HUNG:
+    if one.ending is RankEnding.HUNG:
         return "hung" if blamed else "waited till the time was up"
-    if one.ending is Ending.ENDED:
+    if one.ending is RankEnding.ENDED:
         if one.last is None:
             return "was ended"
         return "was ended in it" if blamed else "waited"
-    if one.ending is Ending.WRONG:
+    if one.ending is RankEnding.WRONG:
         return "had a wrong result" if blamed else "noticed"
     return "lost another rank" if lost_another(one) else "raised"
 
@@ -245,9 +250,9 @@ def _fate(one: RankRun, *, blamed: bool) -> str:
 
 def ending_text(one: RankRun, blamed: Collection[int]) -> str:
     """ "raised in all_reduce after 3.1 s"."""
-    if one.ending is Ending.NEVER_CAME:
+    if one.ending is RankEnding.NEVER_CAME:
         return "was never heard of"
-    if one.ending is Ending.FINISHED:
+    if one.ending is RankEnding.FINISHED:
         return f"finished after {one.ended_after:.1f} s"
     where = f" in {one_line(one.last.name)}" if one.last else " before its first stage"
     return f"{_fate(one, blamed=one.rank in blamed)}{where} after {one.ended_after:.1f} s"
@@ -257,14 +262,14 @@ def accounts(facts: Smoke, blamed: Collection[int]) -> list[tuple[str, tuple[str
     """(ranks, lines): what those say that didn't finish, where several say the same once; those that are to blame first."""
     said: dict[tuple[str, ...], list[RankRun]] = {}
     for one in facts.ranks:
-        if one.ending is not Ending.FINISHED:
+        if one.ending is not RankEnding.FINISHED:
             said.setdefault(_account(one, blamed=one.rank in blamed), []).append(one)
     in_order = sorted(said.items(), key=lambda item: not any(one.rank in blamed for one in item[1]))
     return [(ranks_text([one.rank for one in ranks]), lines) for lines, ranks in in_order if lines]
 
 
 def _account(one: RankRun, *, blamed: bool) -> tuple[str, ...]:
-    if one.ending is Ending.NEVER_CAME:
+    if one.ending is RankEnding.NEVER_CAME:
         return ("was never heard of",)
     where = f"in {one.last.name}" if one.last else "before its first stage"
     lines = [

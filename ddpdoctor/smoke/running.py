@@ -23,10 +23,10 @@ from ddpdoctor.smoke.leftovers import Traces
 from ddpdoctor.smoke.listening import Ears
 from ddpdoctor.smoke.oom import oom_kills
 from ddpdoctor.smoke.orders import Order
-from ddpdoctor.smoke.rank_monitor import Watch
-from ddpdoctor.smoke.rank_progress import Heard
-from ddpdoctor.smoke.reaper_client import Keeper
-from ddpdoctor.smoke.stacks import Stack, ask, crash_of
+from ddpdoctor.smoke.rank_monitor import RankMonitor
+from ddpdoctor.smoke.rank_progress import RankProgress
+from ddpdoctor.smoke.reaper_client import ReaperClient
+from ddpdoctor.smoke.stacks import RankStack, ask, crash_of
 
 PATIENT: Final = Path(__file__).parent / "trainer" / "start.py"
 
@@ -58,7 +58,7 @@ class Ran:
     def __init__(
         self,
         runs: tuple[RankRun, ...],
-        watch: Watch,
+        watch: RankMonitor,
         problem: str,
         leftovers: Leftovers = Leftovers(),  # noqa: B008 (frozen)
         folder: Folder | None = None,
@@ -77,7 +77,7 @@ async def run(
     *,
     python: str,
     environ: Mapping[str, str],
-    heard: Callable[[Watch], None] = lambda watch: None,
+    heard: Callable[[RankMonitor], None] = lambda watch: None,
 ) -> Ran:
     """Runs the ranks to their end, or to the moment when one is late or has failed.
 
@@ -91,16 +91,18 @@ async def run(
 
 
 class _Run:
-    def __init__(self, order: Order, python: str, environ: Mapping[str, str], heard: Callable[[Watch], None]) -> None:
+    def __init__(
+        self, order: Order, python: str, environ: Mapping[str, str], heard: Callable[[RankMonitor], None]
+    ) -> None:
         self._order = order
         self._python = python
         self._environ = environ
         self._heard = heard
-        self._watch = Watch(order, time.monotonic())
+        self._watch = RankMonitor(order, time.monotonic())
         self._news = asyncio.Event()
         self._ears = Ears(self._watch, self._tell, self._fail)
-        self._keeper = Keeper(self._watch, self._tell)
-        self._late: list[Heard] = []
+        self._keeper = ReaperClient(self._watch, self._tell)
+        self._late: list[RankProgress] = []
         self._failure: BaseException | None = None
         self._mapped: set[int] = set()
 
@@ -240,7 +242,7 @@ class _Run:
 
     # --- where they are -------------------------------------------------------------------------------------------------
 
-    def _running(self) -> list[Heard]:
+    def _running(self) -> list[RankProgress]:
         """Ranks that can be asked: a stage has begun, so that they know how to answer."""
         return [
             one
@@ -256,13 +258,13 @@ class _Run:
         if unheard := [one for one in self._late if not one.pid]:
             await self._ask_the_engine(unheard)
 
-    async def _ask(self, ranks: Sequence[Heard]) -> None:
+    async def _ask(self, ranks: Sequence[RankProgress]) -> None:
         found = await ask({one.pid: one for one in ranks})
         for one in ranks:
             if one.failed_at is None and (found[one.pid].frames or one.gone_at is None):
                 _settle([one], found[one.pid])
 
-    async def _ask_the_engine(self, ranks: Sequence[Heard]) -> None:
+    async def _ask_the_engine(self, ranks: Sequence[RankProgress]) -> None:
         """Where that process is which should have started these ranks."""
         watch = self._watch
         for pid, whose in ((watch.engine_pid, "torch's engine"), (watch.server_pid, "the ranks' parent")):
@@ -271,12 +273,12 @@ class _Run:
             found = (await ask({pid: watch.engine}))[pid]
             if found.state:
                 watch.held = f"{whose} (process {pid}) is {found.state}"
-            _settle(ranks, Stack(found.frames, f"{found.source} of {whose}" if found.frames else "", found.state))
+            _settle(ranks, RankStack(found.frames, f"{found.source} of {whose}" if found.frames else "", found.state))
             if not any("multiprocessing/" in frame for frame in found.frames):
                 return  # Else it waits for the other one.
 
 
-def _settle(ranks: Iterable[Heard], found: Stack) -> None:
+def _settle(ranks: Iterable[RankProgress], found: RankStack) -> None:
     for one in ranks:
         one.stack, one.stack_source, one.process_state = found.frames, found.source, found.state
 

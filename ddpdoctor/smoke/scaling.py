@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ddpdoctor.facts.smoke import Bandwidth, Ending, Leftovers, RankRun, Scaling, Speed, State
+from ddpdoctor.facts.smoke import Bandwidth, Leftovers, RankEnding, RankRun, Scaling, Speed, StageState
 from ddpdoctor.smoke.analysis_blame import blame
 from ddpdoctor.smoke.orders import Order
-from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.rank_monitor import RankMonitor
 from ddpdoctor.smoke.result import left_by
 from ddpdoctor.smoke.running import Ran, run
 from ddpdoctor.smoke.wording import ended
@@ -20,23 +20,25 @@ BEGINNING: Final = ("import", "device", "rendezvous", "process group")
 SPEED, DATA_PARALLEL, BANDWIDTH, END = "scaling", "data parallel", "bandwidth", "shutdown"
 """Stages that a run has only here: `smoke/patient/ddpdoctor_smoke/stages/scaling.py`."""
 
-Heard = Callable[[Watch], None]
+Heard = Callable[[RankMonitor], None]
 
 
-class Measured(NamedTuple):
+class MeasuredScaling(NamedTuple):
     """The figures, and what their runs left behind."""
 
     scaling: Scaling
     leftovers: Leftovers = Leftovers()
 
 
-async def measure(order: Order, *, python: str, environ: Mapping[str, str], heard: Heard) -> Measured:
+async def measure(order: Order, *, python: str, environ: Mapping[str, str], heard: Heard) -> MeasuredScaling:
     """order: the one that has passed; its ranks are the most. python, environ, heard: as for `running.run`.
 
     Where a run fails there are no larger ones: their figures would say nothing.
     """
     if order.nnodes > 1 or order.launched is not None:
-        return Measured(Scaling(problem="it is measured on one host, and where ddpdoctor itself starts the ranks"))
+        return MeasuredScaling(
+            Scaling(problem="it is measured on one host, and where ddpdoctor itself starts the ranks")
+        )
     all_ran: list[Ran] = []
 
     async def ran_by(one: Order) -> Ran:
@@ -59,7 +61,7 @@ async def measure(order: Order, *, python: str, environ: Mapping[str, str], hear
         bandwidths, larger = _bandwidths(ran.figures), _larger(ran.figures)
     speeds.append(await _data_parallel(order, ran_by))
     cores = len(os.sched_getaffinity(0))
-    return Measured(
+    return MeasuredScaling(
         Scaling(speeds=tuple(speeds), bandwidths=bandwidths, larger=larger, batch=batch, cores=cores),
         left_by(one.leftovers for one in all_ran),
     )
@@ -94,7 +96,7 @@ def speed_of(ran: Ran, ranks: int, way: str) -> Speed:
         if isinstance(samples, (int, float)) and samples > 0:
             held = memory if isinstance(memory, int) else 0
             return Speed(ranks=ranks, way=way, samples_per_second=float(samples), memory=held)
-    untested = [stage.words for one in ran.runs for stage in one.stages if stage.state is State.NOT_TESTED]
+    untested = [stage.words for one in ran.runs for stage in one.stages if stage.state is StageState.NOT_TESTED]
     if untested:
         return Speed(ranks=ranks, way=way, problem=untested[0])
     return Speed(ranks=ranks, way=way, problem="the run ended without a figure", failed=True)
@@ -105,7 +107,7 @@ def _failure(ran: Ran) -> str:
     if ran.problem:
         return ran.problem
     found = blame(ran.runs)
-    first = found.first if found else next((one for one in ran.runs if one.ending is not Ending.FINISHED), None)
+    first = found.first if found else next((one for one in ran.runs if one.ending is not RankEnding.FINISHED), None)
     return _what_became_of(first) if first else ""
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from ddpdoctor.probes.py_spy import Spied, spy
 from ddpdoctor.probes.target.asking import printable
-from ddpdoctor.smoke.rank_progress import Heard, Voice
+from ddpdoctor.smoke.rank_progress import OutputTail, RankProgress
 
 ASKING_SECONDS: Final = 0.8
 """After which a process that could answer has done so: faulthandler needs no GIL."""
@@ -42,7 +42,7 @@ SILENT: Final = frozenset("TtDZ")
 """States in which no process answers."""
 
 
-class Stack(msgspec.Struct, frozen=True):
+class RankStack(msgspec.Struct, frozen=True):
     """frames: innermost first. source: who says so, or why there are none. state: as `process_state`."""
 
     frames: tuple[str, ...]
@@ -50,7 +50,7 @@ class Stack(msgspec.Struct, frozen=True):
     state: str
 
 
-async def ask(asked: Mapping[int, Voice]) -> dict[int, Stack]:
+async def ask(asked: Mapping[int, OutputTail]) -> dict[int, RankStack]:
     """Where these processes are (by pid; their voices are listened to meanwhile). Each must have said how it answers
     SIGUSR1: else it would end it."""
     letters = {pid: _state(pid) for pid in asked}
@@ -70,17 +70,17 @@ async def ask(asked: Mapping[int, Voice]) -> dict[int, Stack]:
     return {pid: _stack(pid, frames[pid], spied.get(pid, ()), letters[pid]) for pid in asked}
 
 
-def _stack(pid: int, frames: tuple[str, ...], spied: tuple[str, ...], letter: str) -> Stack:
+def _stack(pid: int, frames: tuple[str, ...], spied: tuple[str, ...], letter: str) -> RankStack:
     # One that ended since it was asked has been ended.
     state = "" if letter != "Z" and _state(pid) in ("Z", "") else process_state(pid)
     if frames:
-        return Stack(frames, "faulthandler", state)
+        return RankStack(frames, "faulthandler", state)
     if spied:
-        return Stack(spied, "py-spy", state)
-    return Stack((), f"it is {state}" if letter in SILENT and state else "it didn't answer", state)
+        return RankStack(spied, "py-spy", state)
+    return RankStack((), f"it is {state}" if letter in SILENT and state else "it didn't answer", state)
 
 
-async def _answered(voices: Sequence[Voice]) -> None:
+async def _answered(voices: Sequence[OutputTail]) -> None:
     """Until all have answered, or none will any more."""
     until = time.monotonic() + ASKING_SECONDS
     heard, since = -1, time.monotonic()
@@ -93,7 +93,7 @@ async def _answered(voices: Sequence[Voice]) -> None:
             return
 
 
-def crash_of(one: Heard) -> None:
+def crash_of(one: RankProgress) -> None:
     """What faulthandler has printed when the rank crashed is its stack, and not its last line."""
     found = list(FATAL.finditer(one.output))
     if not found:

@@ -15,7 +15,7 @@ from ddpdoctor.base.wording import listed, plural, short
 from ddpdoctor.engine.sanitize_facts import is_version
 from ddpdoctor.facts.fleet import Passed
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.smoke import Ending, Leftovers, RankRun, Smoke, Stage, State
+from ddpdoctor.facts.smoke import Leftovers, RankEnding, RankRun, Smoke, Stage, StageState
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.launchers import current_launch
@@ -30,7 +30,7 @@ from ddpdoctor.netcheck.messages import (
     Rehearse,
     Rehearsed,
 )
-from ddpdoctor.netcheck.node_session import ALONE, Company, Gathered, ImpossibleError
+from ddpdoctor.netcheck.node_session import ALONE, FleetFacts, ImpossibleError, NodeSession
 from ddpdoctor.smoke.judging import before, planned_only
 from ddpdoctor.smoke.plan import SmokePlan, smoke_plan
 
@@ -59,7 +59,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 class SmokeProgramme:
     """master, store_port: where the ranks find their store, which node 0's own are to have."""
 
-    def __init__(self, company: Company, terms: Terms, *, master: str, store_port: int) -> None:
+    def __init__(self, company: NodeSession, terms: Terms, *, master: str, store_port: int) -> None:
         self._company = company
         self._terms = terms
         self._master = master
@@ -91,10 +91,10 @@ class SmokeProgramme:
         longest = self._terms.import_seconds + len(self._terms.stages) * self._terms.seconds + ENDING_SECONDS
         answers = await hub.ask(orders, longest, _failed)
         self._smoke = self._account(orders, answers, plans, backend, time.monotonic() - began)
-        passed = not self._smoke.problem and all(one.ending is Ending.FINISHED for one in self._smoke.ranks)
+        passed = not self._smoke.problem and all(one.ending is RankEnding.FINISHED for one in self._smoke.ranks)
         company.ended("smoke", Passed.PASS if passed else Passed.FAIL, began, _how_far(self._smoke))
 
-    def told(self, gathered: Gathered) -> Gathered:
+    def told(self, gathered: FleetFacts) -> FleetFacts:
         with_smoke = {
             rank: msgspec.structs.replace(one, smoke=self._hindered.get(rank) or self._with_its_own(rank))
             for rank, one in gathered.snapshots.items()
@@ -222,8 +222,8 @@ class SmokeProgramme:
                 problems[rank] = f"{guest.host}: {problem}"
         # Who was only ended for the others' sake was started, or would have been.
         runs = [
-            msgspec.structs.replace(one, ending=Ending.ENDED)
-            if one.ending is Ending.NEVER_CAME and problems and one.node not in problems and not one.words
+            msgspec.structs.replace(one, ending=RankEnding.ENDED)
+            if one.ending is RankEnding.NEVER_CAME and problems and one.node not in problems and not one.words
             else one
             for one in runs
         ]
@@ -331,14 +331,14 @@ def believable(left: Leftovers) -> Leftovers:
 
 def _failed(answer: Answer) -> bool:
     """Whether the others' ranks would wait in vain after this."""
-    return not isinstance(answer, Rehearsed) or any(one.ending is not Ending.FINISHED for one in answer.runs)
+    return not isinstance(answer, Rehearsed) or any(one.ending is not RankEnding.FINISHED for one in answer.runs)
 
 
 def _how_far(smoke: Smoke) -> str:
-    finished = [one for one in smoke.ranks if one.ending is Ending.FINISHED]
+    finished = [one for one in smoke.ranks if one.ending is RankEnding.FINISHED]
     if not finished:
         return f"none of {plural(len(smoke.ranks), 'rank')} came to the end"
-    passed = sum(stage.state is State.PASSED for stage in finished[0].stages)
+    passed = sum(stage.state is StageState.PASSED for stage in finished[0].stages)
     untested = len(smoke.stages) - passed
     rest = f", {untested} can't be tested here" if untested else ""
     return f"{len(finished)} of {plural(len(smoke.ranks), 'rank')} passed {plural(passed, 'stage')}{rest}"
@@ -357,9 +357,9 @@ def runs_of(
         one = told.get(rank)
         if one is None:
             words = answer.why if isinstance(answer, Cannot) else f"{host} was {lost}" if lost else ""
-            not_run = tuple(Stage(name=name, state=State.NOT_RUN) for name in order.stages)
+            not_run = tuple(Stage(name=name, state=StageState.NOT_RUN) for name in order.stages)
             one = RankRun(
-                rank=rank, local_rank=local, host=host, ending=Ending.NEVER_CAME, stages=not_run, words=words[:600]
+                rank=rank, local_rank=local, host=host, ending=RankEnding.NEVER_CAME, stages=not_run, words=words[:600]
             )
         runs.append(
             msgspec.structs.replace(
@@ -377,4 +377,4 @@ def runs_of(
 def _known(stages: Sequence[Stage], planned: Sequence[str]) -> tuple[Stage, ...]:
     """Those that were planned, each once and in their order."""
     told = {one.name: one for one in stages}
-    return tuple(told.get(name, Stage(name=name, state=State.NOT_RUN)) for name in planned)
+    return tuple(told.get(name, Stage(name=name, state=StageState.NOT_RUN)) for name in planned)

@@ -11,15 +11,15 @@ from ddpdoctor.engine.examination import Examination, examine
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Result, all_checks
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.smoke import Ending, Smoke
+from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.manifests import GROUPS
-from ddpdoctor.netcheck.node_session import Company, Programme
+from ddpdoctor.netcheck.node_session import NodeSession, Programme
 from ddpdoctor.netcheck.order_limits import Master
 from ddpdoctor.netcheck.task import Worker
 from ddpdoctor.smoke.judging import BEFORE
-from ddpdoctor.smoke.rank_monitor import Watch
-from ddpdoctor.smoke.remote_training import Rehearser, Share
+from ddpdoctor.smoke.rank_monitor import RankMonitor
+from ddpdoctor.smoke.remote_training import HostShare, Rehearser
 from ddpdoctor.smoke.steps import SmokeProgramme, Terms
 
 FAMILIES: Final = ("join", "compare", "smoke")
@@ -38,7 +38,9 @@ class SmokePurpose:
     command: str = "smoke"
     groups: Sequence[str] = GROUPS
 
-    def __init__(self, share: Share, terms: Terms, heard: Callable[[Watch], None] = lambda watch: None) -> None:
+    def __init__(
+        self, share: HostShare, terms: Terms, heard: Callable[[RankMonitor], None] = lambda watch: None
+    ) -> None:
         self._share = share
         self._terms = terms
         self._heard = heard
@@ -47,7 +49,7 @@ class SmokePurpose:
     def meeting(self, meeting: Meeting) -> Meeting:
         return msgspec.structs.replace(meeting, nproc=self._share.nproc)
 
-    def programme(self, company: Company, master: str, store_port: int) -> Programme:
+    def programme(self, company: NodeSession, master: str, store_port: int) -> Programme:
         return SmokeProgramme(company, self._terms, master=master, store_port=store_port)
 
     def worker(
@@ -88,7 +90,7 @@ def _went_well(snapshot: Snapshot) -> bool:
     if not isinstance(smoke, Smoke) or not smoke.ranks:
         # The others aren't there, or aren't met.
         return isinstance(snapshot.meeting, Meeting) and snapshot.meeting.joined
-    return all(one.ending is Ending.FINISHED for one in smoke.ranks)
+    return all(one.ending is RankEnding.FINISHED for one in smoke.ranks)
 
 
 def own_part(examination: Examination) -> Examination:

@@ -11,16 +11,16 @@ import msgspec
 
 from ddpdoctor.base.until_stopped import until_stopped
 from ddpdoctor.engine.redaction import redact_facts
-from ddpdoctor.facts.smoke import Ending, Scaling, Smoke
+from ddpdoctor.facts.smoke import RankEnding, Scaling, Smoke
 from ddpdoctor.smoke.orders import STAGE_SECONDS, STAGES, Fault, Order, import_seconds
 from ddpdoctor.smoke.plan import SmokePlan
-from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.rank_monitor import RankMonitor
 from ddpdoctor.smoke.result import left_by, smoke_facts
 from ddpdoctor.smoke.running import run
 from ddpdoctor.smoke.scaling import measure
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line asks for; None where it says nothing. timeout: seconds a stage may take."""
 
     python: str
@@ -36,7 +36,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault | None = None
 
 
-def train(wishes: Wishes, plan: SmokePlan, heard: Callable[[Watch], None]) -> Smoke:
+def train(wishes: SmokeOptions, plan: SmokePlan, heard: Callable[[RankMonitor], None]) -> Smoke:
     """Runs the ranks of one host to their end. heard: as for `running.run`.
 
     Raises:
@@ -49,13 +49,13 @@ def train(wishes: Wishes, plan: SmokePlan, heard: Callable[[Watch], None]) -> Sm
     return redact_facts(facts)
 
 
-def scaled(wishes: Wishes, plan: SmokePlan, facts: Smoke, heard: Callable[[Watch], None]) -> Smoke:
+def scaled(wishes: SmokeOptions, plan: SmokePlan, facts: Smoke, heard: Callable[[RankMonitor], None]) -> Smoke:
     """The facts of a training, with how it scales where it has passed.
 
     Raises:
         Stopped: by a signal; all ranks have ended by then.
     """
-    if not all(one.ending is Ending.FINISHED for one in facts.ranks):
+    if not all(one.ending is RankEnding.FINISHED for one in facts.ranks):
         return msgspec.structs.replace(facts, scaling=Scaling(problem="the training itself has not passed"))
     work = measure(_order(wishes, plan), python=wishes.python, environ=os.environ, heard=heard)
     measured = asyncio.run(until_stopped(work, _stopped))
@@ -68,7 +68,7 @@ def unscaled(facts: Smoke) -> Smoke:
     return msgspec.structs.replace(facts, scaling=Scaling(problem="stopped before it was measured"))
 
 
-def _order(wishes: Wishes, plan: SmokePlan) -> Order:
+def _order(wishes: SmokeOptions, plan: SmokePlan) -> Order:
     return Order(
         nproc=plan.nproc,
         world_size=plan.nproc,

@@ -6,14 +6,14 @@ import sys
 from typing import TextIO
 
 from ddpdoctor.base.terminal import moves_its_cursor
-from ddpdoctor.smoke.progress import Lines, View
+from ddpdoctor.smoke.progress import SmokeLines, SmokeView
 
 
-def make_view(file: TextIO = sys.stderr) -> View:
+def make_view(file: TextIO = sys.stderr) -> SmokeView:
     """The live view on a terminal that can move its cursor, else lines."""
     if moves_its_cursor(file):
         # Here and not above: rich takes its time to load.
-        from ddpdoctor.smoke.live import LiveView
+        from ddpdoctor.smoke.live import SmokeLiveView
 
-        return LiveView(file)
-    return Lines(file)
+        return SmokeLiveView(file)
+    return SmokeLines(file)

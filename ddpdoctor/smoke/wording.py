@@ -8,9 +8,9 @@ from typing import Final
 
 from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.wording import listed, plural, ranks_named, short, signal_name
-from ddpdoctor.facts.smoke import Ending, RankRun, Smoke
+from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.smoke.analysis_blame import Blame, Kind, lost_another, stage_of, waits
+from ddpdoctor.smoke.analysis_blame import Blame, BlameKind, lost_another, stage_of, waits
 
 AS_LOGGED: Final = {
     -9: "failed (exitcode: -9) Signal 9 (SIGKILL) received by PID",
@@ -57,17 +57,17 @@ def message(words: str) -> str:
 def ended(run: RankRun, *, several: bool = False) -> str:
     """How it ended, as the end of a sentence that begins with the rank, or with several ranks."""
     where, was, words = place(run), "were" if several else "was", message(run.words)
-    if run.ending is Ending.ENDED and run.last is None:
+    if run.ending is RankEnding.ENDED and run.last is None:
         return f"{was} ended before {'their' if several else 'its'} first stage"
     ways = {
-        Ending.FINISHED: "finished",
-        Ending.RAISED: f"{'lost another rank' if lost_another(run) else 'failed'} in {where}: {words}",
-        Ending.WRONG: f"found a wrong result in {where}: {words}",
-        Ending.EXITED: f"ended with exit code {run.exit_code} in {where}, without a word",
-        Ending.KILLED: f"{was} killed by {signal_name(run.exit_code or 0)} in {where}",
-        Ending.HUNG: f"{was} still in {where} when the time was up",
-        Ending.ENDED: f"{was} in {where} when all were ended",
-        Ending.NEVER_CAME: f"{was} never heard of",
+        RankEnding.FINISHED: "finished",
+        RankEnding.RAISED: f"{'lost another rank' if lost_another(run) else 'failed'} in {where}: {words}",
+        RankEnding.WRONG: f"found a wrong result in {where}: {words}",
+        RankEnding.EXITED: f"ended with exit code {run.exit_code} in {where}, without a word",
+        RankEnding.KILLED: f"{was} killed by {signal_name(run.exit_code or 0)} in {where}",
+        RankEnding.HUNG: f"{was} still in {where} when the time was up",
+        RankEnding.ENDED: f"{was} in {where} when all were ended",
+        RankEnding.NEVER_CAME: f"{was} never heard of",
     }
     return ways[run.ending]
 
@@ -83,7 +83,7 @@ def what_the_others_did(found: Blame, smoke: Smoke) -> str:
     waited = [
         one
         for one in found.others
-        if one.ending is Ending.HUNG or (one.ending is Ending.ENDED and one.last) or lost_another(one)
+        if one.ending is RankEnding.HUNG or (one.ending is RankEnding.ENDED and one.last) or lost_another(one)
     ]
     groups: dict[tuple[bool, str], list[RankRun]] = {}
     for one in waited:
@@ -91,7 +91,7 @@ def what_the_others_did(found: Blame, smoke: Smoke) -> str:
     if not groups:
         return ""
     it = "it" if len(found.culprits) == 1 else "them"
-    hung = all(one.ending is Ending.HUNG for one in waited)
+    hung = all(one.ending is RankEnding.HUNG for one in waited)
     parts = []
     for (waits_for, where), runs in sorted(groups.items(), key=lambda group: -len(group[1])):
         verb = VERBS[waits_for, hung][len(runs) > 1]
@@ -102,7 +102,7 @@ def what_the_others_did(found: Blame, smoke: Smoke) -> str:
 
 def _waits_for(run: RankRun, found: Blame) -> bool:
     """Of a rank that hangs it must be known."""
-    return found.kind is not Kind.HUNG or waits(run) or lost_another(run)
+    return found.kind is not BlameKind.HUNG or waits(run) or lost_another(run)
 
 
 def evidence_of(found: Blame, smoke: Smoke) -> tuple[Evidence, ...]:
@@ -113,7 +113,11 @@ def evidence_of(found: Blame, smoke: Smoke) -> tuple[Evidence, ...]:
     in_order = list(groups.values())
     more = sum(map(len, in_order[MOST_SHOWN:]))
     return (
-        *(one for runs in in_order[:MOST_SHOWN] for one in _of_ranks(runs, smoke, vanished=found.kind is Kind.FAILED)),
+        *(
+            one
+            for runs in in_order[:MOST_SHOWN]
+            for one in _of_ranks(runs, smoke, vanished=found.kind is BlameKind.FAILED)
+        ),
         *((told(smoke, "ranks", f"and {plural(more, 'more rank')}"),) if more else ()),
         *_of_others(found.others, smoke),
     )
@@ -123,7 +127,7 @@ def _alike(run: RankRun) -> tuple[object, ...]:
     """The same for ranks of which the same would be said but for numbers, as of GPUs, pids and addresses. Of wrong results
     the numbers are what matters."""
     said = [ended(run), run.last_line]
-    if run.ending is not Ending.WRONG:
+    if run.ending is not RankEnding.WRONG:
         said = [re.sub(r"0x[0-9a-f]+|\d+", "N", one) for one in said]
     return *said, run.stack, run.process_state
 
@@ -141,8 +145,8 @@ def _of_ranks(runs: Sequence[RankRun], smoke: Smoke, *, vanished: bool) -> list[
 def _of_rank(run: RankRun, smoke: Smoke, *, vanished: bool) -> list[Evidence]:
     who = f"rank {run.rank}"
     details = [f"on {run.host}" if run.host else "", f"pid {run.pid}" if run.pid else "", run.device]
-    how = f"was gone in {place(run)}, without a word" if vanished and run.ending is Ending.ENDED else ended(run)
-    when = "" if run.ending is Ending.NEVER_CAME else f", after {run.ended_after:.1f} s"
+    how = f"was gone in {place(run)}, without a word" if vanished and run.ending is RankEnding.ENDED else ended(run)
+    when = "" if run.ending is RankEnding.NEVER_CAME else f", after {run.ended_after:.1f} s"
     found = [told(smoke, "ranks", f"{who} ({', '.join(filter(None, details))}) {how}{when}")]
     if run.process_state:
         found.append(Evidence(f"{who} is {run.process_state}", "/proc/PID/stat, wchan"))
@@ -154,7 +158,7 @@ def _of_rank(run: RankRun, smoke: Smoke, *, vanished: bool) -> list[Evidence]:
 
 
 def _stack(run: RankRun, frames: int) -> Evidence:
-    was = "was" if run.ending in (Ending.RAISED, Ending.WRONG) else "is"
+    was = "was" if run.ending in (RankEnding.RAISED, RankEnding.WRONG) else "is"
     return Evidence(f"rank {run.rank} {was} in {' <- '.join(run.stack[:frames])}", run.stack_source)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.facts.gpus import Holder
+from ddpdoctor.facts.gpus import GpuHolder
 
 SOURCES = Path(__file__).parent / "fake_nvidia"
 
@@ -93,7 +93,7 @@ class FakeNvidia:
         return environ
 
 
-def holding(*holders: Holder) -> str:
+def holding(*holders: GpuHolder) -> str:
     """The value of a GPU's key "holders": these processes are on it."""
     return ",".join(
         f"{one.pid}:{'-' if isinstance(one.memory, Unknown) else one.memory}:{_KINDS[one.kind]}:{_slot(one.mig_uuid)}"

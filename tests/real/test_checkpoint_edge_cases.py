@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from ddpdoctor.checkpoints.fixing import Action, Outcome, Wishes, fix, undo
+from ddpdoctor.checkpoints.fixing import Action, CheckpointOutcome, EditOptions, fix, undo
 from ddpdoctor.checkpoints.inspection import inspect
 from tests.checkpoint_files import repacked
 from tests.checkpoints import assert_same, by_size, constant, on, pickle_of, pins, save
@@ -24,7 +24,7 @@ from tests.checkpoints import assert_same, by_size, constant, on, pickle_of, pin
 warnings.filterwarnings("ignore", module="torch")
 
 PROTOCOLS = (2, 3, 4, 5)
-TO_CPU = Wishes()
+TO_CPU = EditOptions()
 CUDA3 = "".join(["cuda", ":3"])
 """Not interned with any other: pickle knows it again by identity alone."""
 
@@ -46,7 +46,7 @@ def accepted(path: Path) -> bool:
     return True
 
 
-def fixed(path: Path, wishes: Wishes = TO_CPU, equal: Any = None) -> Outcome:
+def fixed(path: Path, wishes: EditOptions = TO_CPU, equal: Any = None) -> CheckpointOutcome:
     """Fixes it in all the ways there are, and lets torch judge each: the result is `equal`, by default what it was."""
     before = path.read_bytes()
     original = loads(path, map_location="cpu") if equal is None else equal
@@ -74,7 +74,7 @@ def fixed(path: Path, wishes: Wishes = TO_CPU, equal: Any = None) -> Outcome:
         assert_same(torch.load(path, map_location=_cpu_if_not(wishes), weights_only=True), original)
     assert {pin.device for pin in inspect(path).pins} <= {wishes.to, "cpu", "meta"}
     after = path.read_bytes()
-    assert fix(path, Wishes(to=wishes.to)).action is Action.CLEAN, "there is nothing left to do"
+    assert fix(path, EditOptions(to=wishes.to)).action is Action.CLEAN, "there is nothing left to do"
     assert path.read_bytes() == after
 
     assert undo(path).action is Action.UNDONE
@@ -84,12 +84,12 @@ def fixed(path: Path, wishes: Wishes = TO_CPU, equal: Any = None) -> Outcome:
     return outcome
 
 
-def _anywhere(path: Path, wishes: Wishes) -> Any:
+def _anywhere(path: Path, wishes: EditOptions) -> Any:
     """What torch.load makes of it without being told where to."""
     return loads(path, map_location=_cpu_if_not(wishes))
 
 
-def _cpu_if_not(wishes: Wishes) -> str | None:
+def _cpu_if_not(wishes: EditOptions) -> str | None:
     return None if wishes.to == "cpu" else "cpu"
 
 
@@ -158,7 +158,7 @@ def test_devices(device: str, legacy: bool, count: int, tmp_path: Path) -> None:
 def test_to_another_device(to: str, protocol: int, tmp_path: Path) -> None:
     path = save({"model": weights(), "x": CUDA3}, tmp_path / "a.pt", on("cuda:3"), protocol=protocol)
     size = path.stat().st_size
-    fixed(path, Wishes(to=to))
+    fixed(path, EditOptions(to=to))
     assert pins(path) == {to: 3}
     assert (path.stat().st_size > size) is (len(to) > len("cuda:3")), "a longer name needs a new pickle behind the end"
 
@@ -166,14 +166,14 @@ def test_to_another_device(to: str, protocol: int, tmp_path: Path) -> None:
 def test_to_another_device_in_the_old_format(tmp_path: Path) -> None:
     path = save(weights(), tmp_path / "a.pt", on("cuda:3"), legacy=True)
     before = path.read_bytes()
-    refused = fix(path, Wishes(to="cuda:10"))
+    refused = fix(path, EditOptions(to="cuda:10"))
     assert refused.action is Action.REFUSED
     assert "-o" in refused.advice
     assert path.read_bytes() == before
-    assert fix(path, Wishes(to="cuda:10"), out=tmp_path / "b.pt").action is Action.WRITTEN
+    assert fix(path, EditOptions(to="cuda:10"), out=tmp_path / "b.pt").action is Action.WRITTEN
     assert pins(tmp_path / "b.pt") == {"cuda:10": 3}
     assert_same(loads(tmp_path / "b.pt", map_location="cpu"), loads(path, map_location="cpu"))
-    fixed(path, Wishes(to="cuda:1"))
+    fixed(path, EditOptions(to="cuda:1"))
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
@@ -182,7 +182,7 @@ def test_meta_tensors_are_left_alone(legacy: bool, tmp_path: Path) -> None:
         empty = nn.Linear(3, 4)
     path = save(empty.state_dict(), tmp_path / "a.pt", legacy=legacy)
     before = path.read_bytes()
-    assert fix(path, Wishes()).action is Action.CLEAN
+    assert fix(path, EditOptions()).action is Action.CLEAN
     assert path.read_bytes() == before
     fixed(save({"meta": empty.state_dict(), "real": weights()}, path, on("cuda:3"), legacy=legacy))
 
@@ -341,7 +341,7 @@ def test_wrapper_subclasses_name_their_device_apart(protocol: int, to: str, tmp_
     path = save(value, tmp_path / "a.pt", on("cuda:3"), protocol=protocol)
     before = path.read_bytes()
     assert {pin.device: pin.tensors for pin in inspect(path).pins} == {"cuda:3": 3}
-    assert fix(path, Wishes(to=to)).action is Action.FIXED
+    assert fix(path, EditOptions(to=to)).action is Action.FIXED
     read = loads(path, map_location=None if to == "cpu" else "cpu")
     assert read["w"].device == torch.device("cpu")
     assert read["config"] == torch.device("cuda:3")
@@ -376,10 +376,10 @@ def test_tensors_that_were_sent_by_value(legacy: bool, protocol: int, device: st
     path = save({"device": device, "some": some}, tmp_path / "a.pt", legacy=legacy, protocol=protocol)
     assert {pin.device: pin.tensors for pin in inspect(path).pins if pin.device != "cpu"} == {device: 2}
     new = tmp_path / "new.pt"
-    assert fix(path, Wishes(), out=new).action is Action.WRITTEN
+    assert fix(path, EditOptions(), out=new).action is Action.WRITTEN
     assert_same(loads(new), {"device": device, "some": [values, values.clone()]})
     before = path.read_bytes()
-    if fix(path, Wishes()).action is Action.REFUSED:
+    if fix(path, EditOptions()).action is Action.REFUSED:
         assert legacy
         assert path.read_bytes() == before
     else:
@@ -404,7 +404,7 @@ def test_state_dicts_that_python_2_wrote(protocol: int, legacy: bool, tmp_path: 
     path = save(value, tmp_path / "a.pt", on("cuda:3"), protocol=protocol, legacy=legacy)
     before = path.read_bytes()
     assert [one.prefix for one in inspect(path).prefixes] == ["module."]
-    outcome = fix(path, Wishes(strip_prefixes=("module.",)), out=tmp_path / "new.pt")
+    outcome = fix(path, EditOptions(strip_prefixes=("module.",)), out=tmp_path / "new.pt")
     assert outcome.action is Action.WRITTEN, outcome.error
     assert outcome.renamed == 3
     assert_same(
@@ -437,7 +437,7 @@ def test_distributed_tensors(protocol: int, tmp_path: Path) -> None:
     mesh._device_type = "cpu"
     assert b"cuda" in pickle_of(path)
     before = path.read_bytes()
-    assert fix(path, Wishes()).action is Action.FIXED
+    assert fix(path, EditOptions()).action is Action.FIXED
     assert b"cuda" not in pickle_of(path)
     read = loads(path)
     assert read["same"].device_mesh.device_type == "cpu"
@@ -454,7 +454,7 @@ def test_an_alignment_of_4096(to: str, tmp_path: Path) -> None:
     with config.patch("save.storage_alignment", 4096):
         path = save(weights(), tmp_path / "a.pt", on("cuda:3"))
     assert path.stat().st_size > 3 * 4096
-    fixed(path, Wishes(to=to))
+    fixed(path, EditOptions(to=to))
 
 
 @pytest.mark.parametrize("alignment", [64, 4096])
@@ -466,7 +466,7 @@ def test_storages_stay_where_torch_calculates_them_to_be(to: str, alignment: int
     values = {f"w{size}": torch.arange(size * 3.0 + 1) for size in range(20)}
     with config.patch("save.storage_alignment", alignment):
         path = save(values, tmp_path / "a.pt", on("cuda:3"))
-    assert fix(path, Wishes(to=to)).action is Action.FIXED
+    assert fix(path, EditOptions(to=to)).action is Action.FIXED
     for calculated in (False, True):
         with config.patch("load.calculate_storage_offsets", calculated):
             assert_same(loads(path, map_location="cpu", mmap=True), loads(path, map_location="cpu"))
@@ -491,7 +491,7 @@ def test_checksums_that_were_left_out_stay_out(tmp_path: Path) -> None:
 def test_checksums_are_right(to: str, tmp_path: Path) -> None:
     """torch doesn't look, other programs do."""
     path = save(weights(), tmp_path / "a.pt", on("cuda:3"))
-    fixed(path, Wishes(to=to))
+    fixed(path, EditOptions(to=to))
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
 
@@ -503,7 +503,7 @@ def test_checksums_are_right(to: str, tmp_path: Path) -> None:
 def test_packed_anew_by_another_program(method: int, streamed: bool, large: bool, to: str, tmp_path: Path) -> None:
     path = save({"model": weights(), "many": [1, 2] * 300}, tmp_path / "a.pt", on("cuda:3"))
     repacked(path, method, streamed=streamed, large=large)
-    fixed(path, Wishes(to=to))
+    fixed(path, EditOptions(to=to))
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
 
@@ -523,7 +523,7 @@ def test_more_than_65535_records(to: str, tmp_path: Path) -> None:
             archive.writestr(f"archive/extra/{number}", b"")
     original = loads(path, map_location="cpu")
     before = path.read_bytes()
-    assert fix(path, Wishes(to=to)).action is Action.FIXED
+    assert fix(path, EditOptions(to=to)).action is Action.FIXED
     assert_same(loads(path, map_location="cpu"), original)
     assert pins(path) == {to: 3}
     with zipfile.ZipFile(path) as archive:
@@ -568,7 +568,7 @@ def test_with_nothing_in_it(tmp_path: Path) -> None:
     for legacy in (False, True):
         path = save({}, tmp_path / "a.pt", legacy=legacy)
         before = path.read_bytes()
-        assert fix(path, Wishes()).action is Action.CLEAN
+        assert fix(path, EditOptions()).action is Action.CLEAN
         assert path.read_bytes() == before
 
 
@@ -606,7 +606,7 @@ def test_prefixes_are_taken_off_as_torch_would(protocol: int, legacy: bool, wrap
         consume_prefix_in_state_dict_if_present(expected["model"], prefix)
     assert [(one.where, one.prefix) for one in inspect(path).prefixes] == [("model", "".join(prefixes))]
     before = path.read_bytes()
-    outcome = fix(path, Wishes(strip_prefixes=prefixes))
+    outcome = fix(path, EditOptions(strip_prefixes=prefixes))
     if legacy and outcome.action is Action.REFUSED:
         pytest.fail(outcome.error)
     assert outcome.action is Action.FIXED, outcome.error
@@ -622,7 +622,7 @@ def test_prefixes_are_taken_off_as_torch_would(protocol: int, legacy: bool, wrap
 
 def test_both_prefixes_at_once_may_be_given_as_one(tmp_path: Path) -> None:
     path = save(nn.DataParallel(nn.DataParallel(Model())).state_dict(), tmp_path / "a.pt")
-    assert fix(path, Wishes(strip_prefixes=("module.module.",))).action is Action.FIXED
+    assert fix(path, EditOptions(strip_prefixes=("module.module.",))).action is Action.FIXED
     assert list(loads(path)) == list(Model().state_dict())
     assert dict(loads(path)._metadata) == dict(Model().state_dict()._metadata)
 
@@ -630,7 +630,7 @@ def test_both_prefixes_at_once_may_be_given_as_one(tmp_path: Path) -> None:
 def test_a_prefix_that_only_some_keys_have_is_refused(tmp_path: Path) -> None:
     path = save({"module.a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "a.pt", on("cuda:3"))
     before = path.read_bytes()
-    refused = fix(path, Wishes(strip_prefixes=("module.",)))
+    refused = fix(path, EditOptions(strip_prefixes=("module.",)))
     assert refused.action is Action.REFUSED
     assert "1 of 2" in refused.error
     assert path.read_bytes() == before
@@ -639,13 +639,13 @@ def test_a_prefix_that_only_some_keys_have_is_refused(tmp_path: Path) -> None:
 def test_a_prefix_with_nothing_behind_it_stays(tmp_path: Path) -> None:
     path = save({"module.": torch.ones(1), "module.b": torch.ones(1)}, tmp_path / "a.pt", on("cuda:3"))
     before = path.read_bytes()
-    assert fix(path, Wishes(strip_prefixes=("module.",))).action is Action.REFUSED
+    assert fix(path, EditOptions(strip_prefixes=("module.",))).action is Action.REFUSED
     assert path.read_bytes() == before
 
 
 def test_a_prefix_that_no_key_has_stops_nothing(tmp_path: Path) -> None:
     path = save(weights(), tmp_path / "a.pt", on("cuda:3"))
-    outcome = fix(path, Wishes(strip_prefixes=("module.",)))
+    outcome = fix(path, EditOptions(strip_prefixes=("module.",)))
     assert outcome.action is Action.FIXED
     assert outcome.renamed == 0
     assert_same(loads(path), weights())
@@ -656,7 +656,7 @@ def test_keys_that_are_also_other_texts_are_renamed_alone(tmp_path: Path) -> Non
     state = nn.DataParallel(Model()).state_dict()
     names = list(state)
     path = save({"names": names, "model": state, "again": names}, tmp_path / "a.pt", on("cuda:3"))
-    assert fix(path, Wishes(strip_prefixes=("module.",))).action is Action.FIXED
+    assert fix(path, EditOptions(strip_prefixes=("module.",))).action is Action.FIXED
     read = loads(path)
     assert read["names"] == read["again"] == names
     assert list(read["model"]) == list(Model().state_dict())
@@ -666,7 +666,7 @@ def test_every_state_dict_that_has_it_loses_it(tmp_path: Path) -> None:
     value = {"model": nn.DataParallel(Model()).state_dict(), "ema": nn.DataParallel(Model()).state_dict()}
     value["plain"] = Model().state_dict()
     path = save(value, tmp_path / "a.pt")
-    assert fix(path, Wishes(strip_prefixes=("module.",))).action is Action.FIXED
+    assert fix(path, EditOptions(strip_prefixes=("module.",))).action is Action.FIXED
     assert [list(one) for one in loads(path).values()] == [list(Model().state_dict())] * 3
 
 
@@ -694,7 +694,7 @@ def test_scripts(tmp_path: Path) -> None:
             torch.jit.load(path)
     before = path.read_bytes()
     assert inspect(path).kind == "torchscript"
-    assert fix(path, Wishes()).action is Action.FIXED
+    assert fix(path, EditOptions()).action is Action.FIXED
     assert torch.equal(torch.jit.load(path)(torch.ones(1, 3)), expected)
     assert undo(path).action is Action.UNDONE
     assert path.read_bytes() == before

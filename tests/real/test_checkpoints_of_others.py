@@ -18,7 +18,7 @@ from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.formats.changes import Patch
 from ddpdoctor.checkpoints.writing import exclusive_open as holding
 from ddpdoctor.checkpoints.writing import in_place, journal
-from ddpdoctor.checkpoints.writing.journal import Layer, Stage, undo_file
+from ddpdoctor.checkpoints.writing.journal import JournalStage, Layer, undo_file
 from tests.checkpoints import on, pins, save
 from tests.command import command, ddpdoctor, plain_environ
 from tests.other_users import User
@@ -68,7 +68,7 @@ def forged(checkpoint: bytes) -> bytes:
     layer = Layer(len(checkpoint), 0, patches, 0, hashlib.sha256(b"").digest(), witness)
     payload = zlib.compress(msgspec.msgpack.encode(layer))
     digest = hashlib.sha256(payload).digest()
-    return journal.HEADER.pack(journal.MAGIC, journal.VERSION, Stage.CHANGING, len(payload), digest) + payload
+    return journal.HEADER.pack(journal.MAGIC, journal.VERSION, JournalStage.CHANGING, len(payload), digest) + payload
 
 
 def put(content: bytes, user: User, path: Path, mode: int = 0o644) -> Path:
@@ -208,7 +208,7 @@ def swapping(name: str, eve: User, shared: Path, monkeypatch: pytest.MonkeyPatch
     shared.chmod(0o777)
     real = getattr(journal, name)
 
-    def step(held: holding.Held, *arguments: object) -> object:
+    def step(held: holding.HeldFile, *arguments: object) -> object:
         monkeypatch.setattr(journal, name, real)
         eve.does(lay)
         return real(held, *arguments)
@@ -222,7 +222,7 @@ def test_an_undo_file_that_is_swapped_is_not_written_to(
     shared: Path, ada: User, eve: User, monkeypatch: pytest.MonkeyPatch, step: str, what: str
 ) -> None:
     path = given(save(torch.nn.Linear(4, 4).state_dict(), shared / "last.pt", on("cuda:3")), ada)
-    from ddpdoctor.checkpoints.fixing import Wishes, fix
+    from ddpdoctor.checkpoints.fixing import EditOptions, fix
 
     original = path.read_bytes()
     victim = shared / "victim"
@@ -238,7 +238,7 @@ def test_an_undo_file_that_is_swapped_is_not_written_to(
     }[what]
     undoing = step != "ensure_there"
     if undoing:
-        fix(path, Wishes())
+        fix(path, EditOptions())
     swapping(step, eve, shared, monkeypatch, f"mv {undo} {shared}/away; {lay}")
     if what == "hard link":
         # Eve can't link root's file where the kernel protects that; root does it for her.
@@ -248,7 +248,7 @@ def test_an_undo_file_that_is_swapped_is_not_written_to(
         with pytest.raises(Refused):
             in_place.undo(path)
     else:
-        outcome = fix(path, Wishes())
+        outcome = fix(path, EditOptions())
         assert "as it was" in outcome.error
         assert path.read_bytes() == original
     assert victim.read_bytes() == b"of root" * 1000

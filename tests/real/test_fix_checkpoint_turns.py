@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddpdoctor.checkpoints.fixing import Action, Wishes, fix, undo
+from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix, undo
 from ddpdoctor.checkpoints.writing import lock_retry as turns
 from tests.command import command, ddpdoctor, plain_environ
 from tests.real.test_fix_checkpoint_command import same, saved, weights
@@ -97,7 +97,7 @@ def test_a_folder_that_is_never_unlocked_is_not_waited_for_forever(
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        assert fix(path, Wishes()).action is Action.FIXED
+        assert fix(path, EditOptions()).action is Action.FIXED
         assert undo(path).action is Action.UNDONE
     finally:
         os.close(folder)
@@ -106,6 +106,6 @@ def test_a_folder_that_is_never_unlocked_is_not_waited_for_forever(
 def test_a_reader_of_another_kind_is_named_at_once(tmp_path: Path) -> None:
     path = saved(tmp_path / "ckpt.pt", weights())
     with path.open("rb"):
-        outcome = fix(path, Wishes())
+        outcome = fix(path, EditOptions())
     assert outcome.action is Action.REFUSED
     assert f"pid {os.getpid()}" in outcome.error

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.processes import Place, Process, Role
+from ddpdoctor.facts.processes import Process, ProcessRole, RankPlace
 from ddpdoctor.hang.flight_recorder import dumps_of, read_dumps
 from ddpdoctor.probes.proc import Proc, Stat
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 from tests import flight_recordings
 from tests.command import plain_environ
 
@@ -41,7 +41,7 @@ def test_the_dumps_of_a_job_that_hangs(tmp_path: Path) -> None:
 
 
 @contextmanager
-def rank(folder: Path, within: str = "", **settings: str) -> Iterator[Job]:
+def rank(folder: Path, within: str = "", **settings: str) -> Iterator[TrainingJob]:
     """A process with these settings, in a job of its own. within: what a shell does in a mount namespace of its own before."""
     environ = {name: value for name, value in plain_environ().items() if name != "XDG_CACHE_HOME"}
     environ |= {"HOME": str(folder), **settings}
@@ -54,9 +54,11 @@ def rank(folder: Path, within: str = "", **settings: str) -> Iterator[Job]:
             process.stdout.readline()
             facts = Proc().stat(process.pid)
             assert isinstance(facts, Stat)
-            place = Place(rank=3, world_size=4, source="RANK")
-            one = Process(pid=process.pid, start=facts.start, parent=1, uid=os.getuid(), role=Role.RANK, place=place)
-            yield Job(name=str(process.pid), ranks=(one,))
+            place = RankPlace(rank=3, world_size=4, source="RANK")
+            one = Process(
+                pid=process.pid, start=facts.start, parent=1, uid=os.getuid(), role=ProcessRole.RANK, place=place
+            )
+            yield TrainingJob(name=str(process.pid), ranks=(one,))
         finally:
             process.kill()
 
@@ -137,6 +139,6 @@ def test_a_rank_in_a_container_has_files_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_gone_has_no_settings_to_read() -> None:
-    place = Place(rank=3, world_size=4, source="RANK")
-    job = Job(name="1", ranks=(Process(pid=1 << 22, start=1, parent=1, role=Role.RANK, place=place),))
+    place = RankPlace(rank=3, world_size=4, source="RANK")
+    job = TrainingJob(name="1", ranks=(Process(pid=1 << 22, start=1, parent=1, role=ProcessRole.RANK, place=place),))
     assert dumps_of(job).note == "the settings of rank 3, which say where dumps are, can't be read by this user"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddpdoctor.facts.log import Log, LogFrame, LogLine, Raised
+from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine
 from ddpdoctor.knowledge.frameworks import ACCELERATE, FIND_UNUSED, framework_of
 from tests.command import ddpdoctor, plain_environ
 
@@ -51,7 +51,7 @@ def test_accelerates_own_spelling_where_its_launcher_or_its_calls_are_in_the_log
         ("/opt/env/lib/python3.11/site-packages/torch/nn/parallel/distributed.py", ""),
     ):
         line = LogLine(file=0, number=1, text="RuntimeError: x")
-        raised = Raised(
+        raised = LoggedException(
             exception="RuntimeError", message="x", line=line, began=line, frames=(LogFrame(path, 1, "main"),)
         )
         assert framework_of(Log(raised=(raised,))) == framework

@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.flight_recorder import read_dumps
-from ddpdoctor.hang.recorded import Record, record_of
+from ddpdoctor.hang.recorded import RecordedHang, record_of
 from tests.real.running_jobs import RunningJob, scripted, wait_until
 from tests.real.test_hang_command import looked, slugs
 
@@ -23,7 +23,7 @@ SETTLED = 2.0
 pytestmark = pytest.mark.slow
 
 
-def record_by_dumps(job: RunningJob, writing: int) -> Record | None:
+def record_by_dumps(job: RunningJob, writing: int) -> RecordedHang | None:
     """Of as many ranks as are able to write one."""
     (job.folder / "dumps").mkdir()
     (job.folder / "dump").touch()

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.probes import process_shares, processes
 from ddpdoctor.probes.context import Context
 from ddpdoctor.processes.jobs import jobs_of, setting
@@ -103,7 +103,7 @@ def is_seen_whole(pid: int, found: Processes) -> bool:
     one = found.get(pid)
     return (
         one is not None
-        and one.role is Role.RANK
+        and one.role is ProcessRole.RANK
         and setting(one, "MASTER_PORT") == "29731"
         and not any(isinstance(fact, Unknown) for fact in (one.settings, one.devices, one.listens, one.writes_to))
         and pid in [rank.pid for job in jobs_of(found) for rank in job.ranks]

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ddpdoctor.facts.gpus import Holder
+from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.report.contract import json_schema
 from tests.command import ddpdoctor
 from tests.real.nvml import FakeNvidia, holding
@@ -159,10 +159,10 @@ def test_a_job_in_a_pid_namespace_of_its_own(tmp_path: Path) -> None:
 def test_on_which_gpus_the_ranks_are(tmp_path: Path, fake_nvidia: FakeNvidia) -> None:
     with launched(tmp_path, 3) as job:
         on = [
-            [Holder(pid=job.pid(0), memory=30 * GIB), Holder(pid=job.pid(1), memory=GIB // 2)],
-            [Holder(pid=job.pid(1), memory=31 * GIB)],
+            [GpuHolder(pid=job.pid(0), memory=30 * GIB), GpuHolder(pid=job.pid(1), memory=GIB // 2)],
+            [GpuHolder(pid=job.pid(1), memory=31 * GIB)],
             [],
-            [Holder(pid=job.pid(2), memory=32 * GIB)],
+            [GpuHolder(pid=job.pid(2), memory=32 * GIB)],
         ]
         environ = fake_nvidia.environ(
             4, of_gpu={index: {"holders": holding(*one)} for index, one in enumerate(on) if one}, base={}

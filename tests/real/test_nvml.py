@@ -16,7 +16,7 @@ from ddpdoctor.base.unknown import Facts, Unknown
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import diagnose, find_check
 from ddpdoctor.facts.driver import Driver
-from ddpdoctor.facts.gpus import Gpu, Gpus, Holder, MigInstance
+from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus, MigInstance
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.probes import driver, gpus, libcuda, nvml
 from ddpdoctor.probes.context import Context
@@ -364,7 +364,7 @@ def test_server_of_mps_is_known_by_its_name(look: Look, fake_nvidia: FakeNvidia,
                 process.kill()
         assert found.devices[0].mps_server is expected
         assert found.devices[0].holders == (
-            Holder(pid=process.pid, memory=GIB, kind="mps server" if expected else "compute"),
+            GpuHolder(pid=process.pid, memory=GIB, kind="mps server" if expected else "compute"),
         )
     assert (
         not look(fake_nvidia.environ(gpus=1, all_gpus={"processes": 1, "process_id": 2**22 + 1})).devices[0].mps_server
@@ -378,12 +378,12 @@ SLICES = tuple(f"MIG-5c7d1e00-3a4f-b1c2-000{slot}-000000000000" for slot in (1, 
 
 def test_who_holds_a_gpu_and_how_much(look: Look, fake_nvidia: FakeNvidia) -> None:
     held = (
-        Holder(pid=4711, memory=3 * GIB),
-        Holder(pid=4712, memory=NOT_TOLD),
-        Holder(pid=0, memory=NOT_TOLD),
-        Holder(pid=0, memory=2 * GIB),
-        Holder(pid=2001, memory=1 << 28, kind="graphics"),
-        Holder(pid=4713, memory=GIB, kind="mps client"),
+        GpuHolder(pid=4711, memory=3 * GIB),
+        GpuHolder(pid=4712, memory=NOT_TOLD),
+        GpuHolder(pid=0, memory=NOT_TOLD),
+        GpuHolder(pid=0, memory=2 * GIB),
+        GpuHolder(pid=2001, memory=1 << 28, kind="graphics"),
+        GpuHolder(pid=4713, memory=GIB, kind="mps client"),
     )
     found = look(fake_nvidia.environ(gpus=2, of_gpu={1: {"holders": holding(*held)}}))
     assert found.devices[0].holders == ()
@@ -392,14 +392,14 @@ def test_who_holds_a_gpu_and_how_much(look: Look, fake_nvidia: FakeNvidia) -> No
 
 
 def test_who_computes_and_draws_is_one_holder(look: Look, fake_nvidia: FakeNvidia) -> None:
-    both = holding(Holder(pid=4711, memory=GIB), Holder(pid=4711, memory=GIB, kind="graphics"))
+    both = holding(GpuHolder(pid=4711, memory=GIB), GpuHolder(pid=4711, memory=GIB, kind="graphics"))
     (gpu,) = look(fake_nvidia.environ(gpus=1, all_gpus={"holders": both})).devices
-    assert gpu.holders == (Holder(pid=4711, memory=GIB),)
+    assert gpu.holders == (GpuHolder(pid=4711, memory=GIB),)
 
 
 @pytest.mark.parametrize("whole_processes", [0, "!4"], ids=["told by the whole GPU, too", "by the instances alone"])
 def test_who_holds_a_mig_instance(look: Look, fake_nvidia: FakeNvidia, whole_processes: object) -> None:
-    held = tuple(Holder(pid=4711 + place, memory=GIB, mig_uuid=uuid) for place, uuid in enumerate(SLICES))
+    held = tuple(GpuHolder(pid=4711 + place, memory=GIB, mig_uuid=uuid) for place, uuid in enumerate(SLICES))
     told = {"mig": 2, "holders": holding(*held), "whole_processes": whole_processes}
     (gpu,) = look(fake_nvidia.environ(gpus=1, all_gpus=told)).devices
     assert gpu.holders == held
@@ -413,7 +413,7 @@ def test_holders_that_this_user_may_not_know(look: Look, fake_nvidia: FakeNvidia
 
 
 def test_older_nvml_tells_the_holders_in_its_own_form(look: Look, fake_nvidia: FakeNvidia) -> None:
-    held = Holder(pid=4711, memory=GIB)
+    held = GpuHolder(pid=4711, memory=GIB)
     missing = [f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "Graphics", "MPSCompute")]
     (gpu,) = look(fake_nvidia.environ(gpus=1, missing=missing, all_gpus={"holders": holding(held)})).devices
     assert gpu.holders == (held,)

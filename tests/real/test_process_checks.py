@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.facts.gpus import Holder
+from ddpdoctor.facts.gpus import GpuHolder
 from tests.command import ddpdoctor, plain_environ
 from tests.free_ports import free_port
 from tests.real.nvml import FakeNvidia, holding
@@ -53,7 +53,7 @@ def on_gpus(held: Mapping[int, Sequence[tuple[int, int]]]) -> dict[int, dict[str
     """GPU to (pid, bytes) of its holders, as the stand-in takes it."""
     return {
         gpu: {
-            "holders": holding(*(Holder(pid=pid, memory=memory) for pid, memory in some)),
+            "holders": holding(*(GpuHolder(pid=pid, memory=memory) for pid, memory in some)),
             "used": sum(memory for _, memory in some),
         }
         for gpu, some in held.items()

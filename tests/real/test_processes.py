@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.probes import processes
 from ddpdoctor.probes.context import Context
-from ddpdoctor.processes.jobs import Job, jobs_of, setting
+from ddpdoctor.processes.jobs import TrainingJob, jobs_of, setting
 from ddpdoctor.processes.leftover_processes import left_by_processes
-from ddpdoctor.report.reported_leftovers import Kind
+from ddpdoctor.report.reported_leftovers import LeftoverKind
 from tests.command import plain_environ
 from tests.real.running_jobs import by_hand, launched, started_by_itself, state, torchrun, wait_until
 
@@ -31,7 +31,7 @@ def look() -> Processes:
     return found
 
 
-def job_of(pid: int, found: Processes) -> Job:
+def job_of(pid: int, found: Processes) -> TrainingJob:
     """The job that this process is a rank of."""
     (job,) = [job for job in jobs_of(found) if pid in [one.pid for one in job.ranks]]
     return job
@@ -107,7 +107,7 @@ def test_by_hand_the_first_rank_listens_and_a_worker_outlives_its_rank(tmp_path:
     assert seen.expected == (0, 1)
     assert [job.port in one.listens for one in seen.ranks if isinstance(one.listens, tuple)] == [True, False]
     assert pids(seen.workers_of(seen.ranks[1])) == [worker]
-    assert left.role is Role.WORKER
+    assert left.role is ProcessRole.WORKER
     assert left.place is None
 
 
@@ -135,7 +135,7 @@ def test_ranks_without_settings_of_their_own(tmp_path: Path, method: str) -> Non
     assert seen.launcher
     assert seen.launcher.pid == job.process.pid
     assert seen.expected == (0, 1, 2)
-    assert not [one for one in workers_of_none if one.role is Role.WORKER]
+    assert not [one for one in workers_of_none if one.role is ProcessRole.WORKER]
     if again:
         assert pids(again.ranks) == ranks
         assert [one.state for one in again.ranks][1] == "Z"
@@ -244,12 +244,12 @@ def test_wrapped_rank(tmp_path: Path) -> None:
         tool = int(job.wait_for("tool"))
         found = look()
         ours = {pid: get(found, pid) for pid in job.pids()}
-    ranks = [one for one in ours.values() if one.role is Role.RANK]
+    ranks = [one for one in ours.values() if one.role is ProcessRole.RANK]
     assert len(ours) == 4
     assert len(ranks) == 1
     assert ranks[0].place
     assert ranks[0].place.rank == 3
-    assert ours[tool].role is not Role.RANK
+    assert ours[tool].role is not ProcessRole.RANK
 
 
 NESTED = """
@@ -348,5 +348,5 @@ def test_ranks_that_ended_under_a_script_that_does_not_ask(monkeypatch: pytest.M
         found, listed=tuple(msgspec.structs.replace(one, ours=False) for one in found.listed)
     )
     told = {one.pid: one for one in left_by_processes(others, Unknown("no GPU"))}
-    assert [told[pid].kind for pid in ended] == [Kind.ENDED] * 2
+    assert [told[pid].kind for pid in ended] == [LeftoverKind.ENDED] * 2
     assert f"(pid {script.pid})" in told[ended[0]].why

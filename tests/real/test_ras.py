@@ -14,10 +14,10 @@ import pytest
 
 from ddpdoctor.cli import jobs_hang
 from ddpdoctor.facts.hang import RasCount
-from ddpdoctor.facts.processes import Place, Process, Role
+from ddpdoctor.facts.processes import Process, ProcessRole, RankPlace
 from ddpdoctor.hang import ras, watching
 from ddpdoctor.hang.ras import ask_twice
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 from tests import ras_server
 from tests.command import plain_environ
 
@@ -66,12 +66,14 @@ def server(
             process.stdout.close()
 
 
-def job(*pids: int) -> Job:
+def job(*pids: int) -> TrainingJob:
     ranks = [
-        Process(pid=pid, start=1, parent=1, role=Role.RANK, place=Place(rank=rank, world_size=2, source="RANK"))
+        Process(
+            pid=pid, start=1, parent=1, role=ProcessRole.RANK, place=RankPlace(rank=rank, world_size=2, source="RANK")
+        )
         for rank, pid in enumerate(pids)
     ]
-    return Job(name="1", ranks=tuple(ranks))
+    return TrainingJob(name="1", ranks=tuple(ranks))
 
 
 @pytest.fixture
@@ -248,9 +250,9 @@ def test_a_rank_in_another_network_namespace_isnt_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_it_is_asked_only_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
-    asked: list[Job] = []
+    asked: list[TrainingJob] = []
 
-    def ask(job: Job, between: float) -> tuple[tuple[RasCount, ...], str]:
+    def ask(job: TrainingJob, between: float) -> tuple[tuple[RasCount, ...], str]:
         asked.append(job)
         return (), "asked"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddpdoctor.checkpoints.fixing import Action, Wishes, fix, undo
+from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix, undo
 from ddpdoctor.checkpoints.inspection import inspect
 from tests.checkpoints import assert_same, pins
 from tests.real.real_checkpoints import PUBLISHED, Published, published
@@ -106,7 +106,7 @@ def test_it_does_not_load_before_on_a_machine_without_that_gpu(one: Published, f
 def test_fixed_in_place_it_loads_anywhere_and_is_what_it_was(one: Published, file: Path) -> None:
     original = load(file, map_location="cpu")
     before = file.read_bytes()
-    outcome = fix(file, Wishes())
+    outcome = fix(file, EditOptions())
     assert outcome.action is (Action.FIXED if one in PINNED else Action.CLEAN), outcome.error
     assert_same(load(file), original)
     if not inspect(published(one)).weights_only_blockers:
@@ -118,16 +118,16 @@ def test_fixed_in_place_it_loads_anywhere_and_is_what_it_was(one: Published, fil
 
 @each(PUBLISHED)
 def test_a_second_run_changes_nothing(one: Published, file: Path) -> None:
-    fix(file, Wishes())
+    fix(file, EditOptions())
     after = file.read_bytes()
-    assert fix(file, Wishes()).action is Action.CLEAN
+    assert fix(file, EditOptions()).action is Action.CLEAN
     assert file.read_bytes() == after
 
 
 @each(PINNED)
 def test_undo_brings_every_byte_back(one: Published, file: Path) -> None:
     before = file.read_bytes()
-    fix(file, Wishes())
+    fix(file, EditOptions())
     assert undo(file).action is Action.UNDONE
     assert file.read_bytes() == before
     assert list(file.parent.iterdir()) == [file]
@@ -136,10 +136,10 @@ def test_undo_brings_every_byte_back(one: Published, file: Path) -> None:
 @each(PUBLISHED)
 def test_a_new_file_has_the_same_content_and_the_old_one_stays(one: Published, file: Path, tmp_path: Path) -> None:
     before = file.read_bytes()
-    outcome = fix(file, Wishes(), out=tmp_path / "new.pt")
+    outcome = fix(file, EditOptions(), out=tmp_path / "new.pt")
     assert outcome.action is Action.WRITTEN, outcome.error
     assert file.read_bytes() == before
-    fix(file, Wishes())
+    fix(file, EditOptions())
     assert (tmp_path / "new.pt").read_bytes() == file.read_bytes()
 
 
@@ -148,17 +148,17 @@ def test_pinned_elsewhere_and_back_it_is_still_what_it_was(one: Published, file:
     original = load(file, map_location="cpu")
     counts = pins(file)
     before = file.read_bytes()
-    outcome = fix(file, Wishes(to="cuda:15"))
+    outcome = fix(file, EditOptions(to="cuda:15"))
     if one.kind == "legacy" and outcome.action is Action.REFUSED:
         # The format has no room for a longer name.
         assert file.read_bytes() == before
-        outcome = fix(file, Wishes(to="cuda:15"), out=file.with_name("moved.pt"))
+        outcome = fix(file, EditOptions(to="cuda:15"), out=file.with_name("moved.pt"))
         file = file.with_name("moved.pt")
     assert outcome.action in (Action.FIXED, Action.WRITTEN), outcome.error
     moved = sum(count for device, count in counts.items() if device != "cpu")
     assert pins(file) == {**({"cpu": counts["cpu"]} if "cpu" in counts else {}), "cuda:15": moved}
     assert_same(load(file, map_location="cpu"), original)
-    assert fix(file, Wishes()).action is Action.FIXED
+    assert fix(file, EditOptions()).action is Action.FIXED
     assert_same(load(file), original)
 
 
@@ -170,7 +170,7 @@ def test_a_script_still_runs_when_its_pins_are_taken_out(one: Published, file: P
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError):
             torch.jit.load(pinned)
-    outcome = fix(pinned, Wishes())
+    outcome = fix(pinned, EditOptions())
     assert outcome.action is Action.FIXED, outcome.error
     assert sum(moved.tensors for moved in outcome.moved) == sum(one.pins.values())
     assert torch.equal(torch.jit.load(pinned)(sound, 16000), expected)

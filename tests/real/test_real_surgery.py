@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ddpdoctor.checkpoints.fixing import Action, Wishes, fix
+from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix
 from tests.checkpoints import assert_same
 from tests.real.real_checkpoints import Published, published
 from tests.real.test_real_checkpoints import PICKLED, each, load
 
 
 def written(path: Path, out: Path, **wishes: Any) -> Path:
-    outcome = fix(path, Wishes(**wishes), out=out)
+    outcome = fix(path, EditOptions(**wishes), out=out)
     assert (outcome.action, outcome.error) == (Action.WRITTEN, "")
     return out
 

@@ -304,11 +304,11 @@ def test_copying_that_fails_loses_no_output(tmp_path: Path) -> None:
     environ = sabotaged(
         tmp_path,
         "import ddpdoctor.run.shared\n"
-        "keep = ddpdoctor.run.shared.Shared.keep\n"
+        "keep = ddpdoctor.run.shared.SharedOutput.keep\n"
         "def fails(self, data):\n"
         "    if b'777' in bytes(data): raise ValueError\n"
         "    keep(self, data)\n"
-        "ddpdoctor.run.shared.Shared.keep = fails",
+        "ddpdoctor.run.shared.SharedOutput.keep = fails",
     )
     line = run(sys.executable, "-c", "for i in range(20000): print(i)")
     done = subprocess.run(line, env=environ, capture_output=True, text=True, check=False)

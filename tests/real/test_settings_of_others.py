@@ -17,9 +17,9 @@ from ddpdoctor.base.findings import Fix, Severity
 from ddpdoctor.engine.registry import select
 from ddpdoctor.fixes import settings as file
 from ddpdoctor.fixes.applying import Applied, apply
-from ddpdoctor.fixes.choosing import Choice
+from ddpdoctor.fixes.choosing import FixChoice
 from ddpdoctor.fixes.proof import look_again
-from ddpdoctor.fixes.remedies import Case, Remedy
+from ddpdoctor.fixes.remedies import AppliableFix, Case
 from ddpdoctor.fixes.settings_lines import Line
 from tests.command import ddpdoctor
 from tests.other_users import User
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.root
 ILL = {"CUDA_LAUNCH_BLOCKING": "1"}
 CHOSEN = ("check", "--fix", "--select", "setting-dangerous", "--nproc", "2")
 NAME = "ddpdoctor-settings.sh"
-SETTINGS = [file.Setting(Line("CUDA_LAUNCH_BLOCKING", "export CUDA_LAUNCH_BLOCKING=1"), "setting-dangerous")]
+SETTINGS = [file.SettingsLine(Line("CUDA_LAUNCH_BLOCKING", "export CUDA_LAUNCH_BLOCKING=1"), "setting-dangerous")]
 DAY = "2026-11-23"
 
 
@@ -82,10 +82,10 @@ def test_what_was_written_is_sourced_whatever_lies_there_by_then(
 ) -> None:
     """Whoever may replace it here is root, but the file's name is not asked again."""
     monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
-    remedy = Remedy(fix=Fix("text", commands=("export CUDA_LAUNCH_BLOCKING=1",)), lines=(SETTINGS[0].line,))
+    remedy = AppliableFix(fix=Fix("text", commands=("export CUDA_LAUNCH_BLOCKING=1",)), lines=(SETTINGS[0].line,))
     case = Case(slug="setting-dangerous", severity=Severity.WARN, summary="", fixes=(remedy.fix,), remedies=(remedy,))
     applied = Applied()
-    apply([Choice(case=case, remedy=remedy)], tmp_path, applied)
+    apply([FixChoice(case=case, remedy=remedy)], tmp_path, applied)
     assert not applied.settings_replaced
     sign = tmp_path / "sign"
     Path(applied.settings_file).write_text(f"{file.HEADER}\necho > {sign}\n")

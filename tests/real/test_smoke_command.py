@@ -19,10 +19,10 @@ import jsonschema
 import pytest
 
 from ddpdoctor import report
-from ddpdoctor.base.signals import Stopped
+from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.cli import smoke as command_module
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.facts.smoke import Ending, Smoke
+from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.smoke import train as conducting
 from tests.command import command, ddpdoctor, plain_environ
 from tests.real.nvml import FakeNvidia
@@ -198,12 +198,12 @@ def test_stopped_while_the_host_is_looked_at_it_still_tells_what_the_training_ca
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*_: object) -> Examination:
-        raise Stopped(130)
+        raise StoppedBySignal(130)
 
-    failed = smoke_of_ranks(2, {1: rank_run(1, Ending.KILLED, "training", exit_code=-9)})
+    failed = smoke_of_ranks(2, {1: rank_run(1, RankEnding.KILLED, "training", exit_code=-9)})
     monkeypatch.setattr(command_module, "_train", lambda *_: examined_smoke(failed))
     monkeypatch.setattr(command_module, "_with_host", stopped)
-    with pytest.raises(Stopped) as raised:
+    with pytest.raises(StoppedBySignal) as raised:
         command_module.smoke(nproc=2)
     assert raised.value.text.startswith("Stopped while this host was looked at")
     assert "rank 1 was killed by SIGKILL" in capsys.readouterr().out
@@ -214,11 +214,11 @@ def test_stopped_while_its_speed_is_measured_it_still_tells_that_the_training_pa
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*_: object) -> Smoke:
-        raise Stopped(130)
+        raise StoppedBySignal(130)
 
     monkeypatch.setattr(conducting, "train", lambda *_: smoke_of_ranks(2))
     monkeypatch.setattr(conducting, "scaled", stopped)
-    with pytest.raises(Stopped) as raised:
+    with pytest.raises(StoppedBySignal) as raised:
         command_module.smoke(nproc=2, backend="gloo", scaling=True)
     assert raised.value.code == 130
     assert raised.value.text.startswith("Stopped while its speed was measured; the training had ended before.")

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.facts.smoke import Ending, RankRun, State
+from ddpdoctor.facts.smoke import RankEnding, RankRun, StageState
 from ddpdoctor.smoke.analysis_blame import blame
 from ddpdoctor.smoke.orders import Fault
 from ddpdoctor.smoke.running import Ran
@@ -25,7 +25,7 @@ class Case(msgspec.Struct, frozen=True):
     """A fault of rank 1 and what must be said of it. stack: a function of our own, or of torch, that must be in it."""
 
     fault: Fault
-    ending: Ending
+    ending: RankEnding
     exit_code: int | None = None
     words: str = ""
     last_line: str = ""
@@ -36,22 +36,29 @@ class Case(msgspec.Struct, frozen=True):
         return f"{self.fault.kind} at {self.fault.stage}"
 
 
-def case(kind: str, stage: str, ending: Ending, when: str = "begin", **expected: object) -> Case:
+def case(kind: str, stage: str, ending: RankEnding, when: str = "begin", **expected: object) -> Case:
     return Case(Fault(1, stage, kind, when), ending, **expected)  # type: ignore[arg-type]
 
 
 ENDS = (
-    case("raise", "import", Ending.RAISED, exit_code=1, words="RuntimeError: a fault for a test", stack="_end_or_wait"),
-    case("exit", "process group", Ending.EXITED, exit_code=7),
-    case("kill", "training", Ending.KILLED, "call", exit_code=-9),
-    case("raise", "training", Ending.RAISED, "call", exit_code=1, words="RuntimeError: a fault for a test"),
-    case("kill", "import", Ending.KILLED, exit_code=-9),
+    case(
+        "raise",
+        "import",
+        RankEnding.RAISED,
+        exit_code=1,
+        words="RuntimeError: a fault for a test",
+        stack="_end_or_wait",
+    ),
+    case("exit", "process group", RankEnding.EXITED, exit_code=7),
+    case("kill", "training", RankEnding.KILLED, "call", exit_code=-9),
+    case("raise", "training", RankEnding.RAISED, "call", exit_code=1, words="RuntimeError: a fault for a test"),
+    case("kill", "import", RankEnding.KILLED, exit_code=-9),
 )
 HANGS = (
-    case("sleep", "all_reduce", Ending.HUNG, "call", last_line="this rank sleeps now", stack="_end_or_wait"),
-    case("stop", "training", Ending.HUNG, "call", process_state="stopped"),
-    case("sleep", "rendezvous", Ending.HUNG, last_line="this rank sleeps now", stack="_end_or_wait"),
-    case("sleep", "shutdown", Ending.HUNG, last_line="this rank sleeps now", stack="_end_or_wait"),
+    case("sleep", "all_reduce", RankEnding.HUNG, "call", last_line="this rank sleeps now", stack="_end_or_wait"),
+    case("stop", "training", RankEnding.HUNG, "call", process_state="stopped"),
+    case("sleep", "rendezvous", RankEnding.HUNG, last_line="this rank sleeps now", stack="_end_or_wait"),
+    case("sleep", "shutdown", RankEnding.HUNG, last_line="this rank sleeps now", stack="_end_or_wait"),
 )
 
 
@@ -86,7 +93,7 @@ def must_be(one: Case, ran: Ran) -> None:
     assert culprit.exit_code == one.exit_code
     assert culprit.last is not None
     assert culprit.last.name == one.fault.stage
-    assert culprit.last.state is (State.HUNG if one.ending is Ending.HUNG else State.FAILED)
+    assert culprit.last.state is (StageState.HUNG if one.ending is RankEnding.HUNG else StageState.FAILED)
     assert culprit.words == one.words
     assert culprit.last_line == one.last_line
     assert culprit.process_state == one.process_state
@@ -94,7 +101,7 @@ def must_be(one: Case, ran: Ran) -> None:
         assert any(one.stack in frame for frame in culprit.stack), culprit.stack
     for other in (ranks[0], ranks[2]):
         # What they came to is the consequence: none of them ended by itself, or without a word.
-        assert other.ending in (Ending.RAISED, Ending.ENDED, Ending.HUNG), (other.ending, other.exit_code)
+        assert other.ending in (RankEnding.RAISED, RankEnding.ENDED, RankEnding.HUNG), (other.ending, other.exit_code)
 
 
 @pytest.mark.slow
@@ -115,7 +122,7 @@ def test_a_rank_that_hangs_is_named_in_time_with_its_stack(short_path: Path) -> 
         # Those that wait for it may have begun the stage a moment before.
         assert SECONDS - 1 <= culprit.last.seconds <= SECONDS + 3 + 3 * estate.behind
         for other in (by_rank(ran)[0], by_rank(ran)[2]):
-            assert other.ending in (Ending.HUNG, Ending.ENDED)
+            assert other.ending in (RankEnding.HUNG, RankEnding.ENDED)
             assert waits_in_torch(other), other
     # What isn't left has been there: a rank that hangs does so for seconds, so that somebody has looked meanwhile.
     for estate, _ in found.values():

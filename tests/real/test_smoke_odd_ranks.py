@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.facts.smoke import Ending, State
+from ddpdoctor.facts.smoke import RankEnding, StageState
 from ddpdoctor.netcheck.messages import ENOUGH
 from ddpdoctor.smoke.orders import Fault
-from ddpdoctor.smoke.rank_monitor import PROCESS_END, Watch
+from ddpdoctor.smoke.rank_monitor import PROCESS_END, RankMonitor
 from ddpdoctor.smoke.running import Ran, run
 from tests.real.smoke_runs import Estate, by_rank, order, rank_1_runs, train
 
@@ -127,15 +127,15 @@ def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
         assert found == {}
 
     culprit = by_rank(hung)[1]
-    assert culprit.ending is Ending.HUNG
+    assert culprit.ending is RankEnding.HUNG
     assert culprit.last is not None
     assert SECONDS - 1 <= culprit.last.seconds <= SECONDS + 6 + 3 * flood.estate.behind
     assert "on and on" in culprit.last_line
     assert len(culprit.last_line) <= 300
     assert not flood.shared.exists()  # The rank had it mapped, so it is surely ours.
 
-    assert {one.ending for one in healthy.runs} == {Ending.FINISHED}
-    assert {stage.state for one in healthy.runs for stage in one.stages} == {State.PASSED}
+    assert {one.ending for one in healthy.runs} == {RankEnding.FINISHED}
+    assert {stage.state for one in healthy.runs for stage in one.stages} == {StageState.PASSED}
     assert all(0 < one.memory < 1 << 40 for one in healthy.runs)
     # Nobody had it mapped when it was looked at: told, and left alone.
     assert junk.shared.name in healthy.leftovers.unclaimed
@@ -143,18 +143,18 @@ def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
     junk.shared.unlink()
 
     rank = by_rank(stayed)[1]
-    assert (rank.ending, rank.step) == (Ending.HUNG, PROCESS_END), [
+    assert (rank.ending, rank.step) == (RankEnding.HUNG, PROCESS_END), [
         (one.ending, one.exit_code, one.step, one.stack_source, one.ended_after, one.words) for one in stayed.runs
     ]
     assert rank.last is not None
-    assert (rank.last.name, rank.last.state) == ("shutdown", State.HUNG)
+    assert (rank.last.name, rank.last.state) == ("shutdown", StageState.HUNG)
     assert rank.stack_source == "faulthandler"
-    assert by_rank(stayed)[0].ending is Ending.FINISHED
+    assert by_rank(stayed)[0].ending is RankEnding.FINISHED
 
     rank = by_rank(aborted)[1]
-    assert (rank.ending, rank.exit_code) == (Ending.KILLED, -6)
+    assert (rank.ending, rank.exit_code) == (RankEnding.KILLED, -6)
     assert rank.last is not None
-    assert (rank.last.name, rank.last.state) == ("shutdown", State.FAILED)
+    assert (rank.last.name, rank.last.state) == ("shutdown", StageState.FAILED)
     assert any(frame.startswith("main (library/sitecustomize.py") for frame in rank.stack)
     assert (rank.last_line, aborted.problem) == ("", "")
 
@@ -174,13 +174,13 @@ def test_who_was_killed_is_told_from_those_who_died_of_it(short_path: Path) -> N
     for one in (term, engine, server, keeper):
         assert one.estate.left_after(1.0) == {}
     rank = by_rank(by_sigterm)[1]
-    assert (rank.ending, rank.exit_code, by_sigterm.problem) == (Ending.KILLED, -15, "")
+    assert (rank.ending, rank.exit_code, by_sigterm.problem) == (RankEnding.KILLED, -15, "")
     assert without_engine.problem.startswith("torch's engine was ended by SIGKILL")
-    assert [one.ending for one in without_engine.runs] == [Ending.ENDED] * 2
+    assert [one.ending for one in without_engine.runs] == [RankEnding.ENDED] * 2
     assert without_server.problem == "the process that the ranks were forked from has ended"
-    assert [one.ending for one in without_server.runs] == [Ending.ENDED] * 2
+    assert [one.ending for one in without_server.runs] == [RankEnding.ENDED] * 2
     assert without_keeper.problem == "the process of ddpdoctor that keeps the ranks was ended by SIGKILL"
-    assert [one.ending for one in without_keeper.runs] == [Ending.ENDED] * 2
+    assert [one.ending for one in without_keeper.runs] == [RankEnding.ENDED] * 2
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_enough_is_enough_and_what_is_known_is_told(short_path: Path) -> None:
     async def cancelled(estate: Estate, message: str) -> Ran:
         waiting = asyncio.Event()
 
-        def heard(watch: Watch) -> None:
+        def heard(watch: RankMonitor) -> None:
             if watch.ranks[0].stage == "all_reduce" and watch.ranks[0].steps:
                 waiting.set()
 
@@ -207,7 +207,7 @@ def test_enough_is_enough_and_what_is_known_is_told(short_path: Path) -> None:
     assert isinstance(ran, Ran)
     assert isinstance(end, asyncio.CancelledError)
     for one in ran.runs:
-        assert (one.ending, one.stack_source) == (Ending.ENDED, "faulthandler")
+        assert (one.ending, one.stack_source) == (RankEnding.ENDED, "faulthandler")
         assert one.last is not None
         assert one.last.name == "all_reduce"
     for estate in (answered, stopped):
@@ -242,4 +242,4 @@ def test_a_python_that_is_none_ends_at_once_with_its_words(short_path: Path) -> 
     for ran, (_, missing, words) in zip(asyncio.run(asyncio.wait_for(go(), 60)), cases, strict=True):
         assert words in ran.problem
         assert ran.missing == missing
-        assert [one.ending for one in ran.runs] == [Ending.NEVER_CAME] * 2
+        assert [one.ending for one in ran.runs] == [RankEnding.NEVER_CAME] * 2

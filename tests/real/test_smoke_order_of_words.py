@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddpdoctor.facts.smoke import Ending
+from ddpdoctor.facts.smoke import RankEnding
 from ddpdoctor.smoke.running import Ran
 from tests.real.smoke_runs import Estate, by_rank, order, train
 
@@ -119,7 +119,7 @@ def test_an_end_that_is_heard_before_the_last_words_is_no_failure(tmp_path: Path
 
     ran = asyncio.run(train(Estate(tmp_path / "files"), order(nproc=2, stages=STAGES), python=python))
 
-    assert {rank: one.ending for rank, one in by_rank(ran).items()} == {0: Ending.FINISHED, 1: Ending.FINISHED}
+    assert {rank: one.ending for rank, one in by_rank(ran).items()} == {0: RankEnding.FINISHED, 1: RankEnding.FINISHED}
     assert ran.problem == ""
 
 
@@ -136,7 +136,7 @@ def test_the_end_of_all_ranks_is_told_by_its_cause_where_that_is_heard_in_time(t
     assert killed.problem == "torch's engine was ended by SIGKILL"
     assert stays.problem == "the process that the ranks were forked from has ended"
     for ran in (killed, stays):
-        assert [one.ending for one in ran.runs] == [Ending.ENDED] * 2
+        assert [one.ending for one in ran.runs] == [RankEnding.ENDED] * 2
 
 
 def test_a_doctor_who_was_stopped_hears_what_was_said_before_calling_anyone_late(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.smoke import Ending
+from ddpdoctor.facts.smoke import RankEnding
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.running import run
 from tests.command import ROOT, command, ddpdoctor, plain_environ
@@ -92,7 +92,7 @@ def test_nothing_in_the_store_of_several_hosts_is_run(eve: User, shared: Path, h
     assert attack.seen.stores == {29500}
     assert attack.seen.keys - {"init/"}, "of the agents or ranks: how many depends on which she spoils first"
     assert not attack.seen.ran, attack.seen
-    assert Ending.FINISHED.value not in done.stdout
+    assert RankEnding.FINISHED.value not in done.stdout
 
 
 def test_the_ranks_files_are_where_she_can_not_take_them_away(eve: User, shared: Path) -> None:
@@ -112,5 +112,5 @@ def test_no_process_of_a_training_unpickles_what_it_is_sent(master: str, tmp_pat
     environ, unpickled = noting_what_is_unpickled(plain_environ(), tmp_path)
     order = Order(nproc=2, world_size=2, master=master, port=free_port() if master else 0)
     ran = asyncio.run(run(order, python=sys.executable, environ=environ))
-    assert [found.ending for found in ran.runs] == [Ending.FINISHED] * 2
+    assert [found.ending for found in ran.runs] == [RankEnding.FINISHED] * 2
     assert unpickled() == ""

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.facts.smoke import Ending, State
-from ddpdoctor.smoke.analysis_blame import Kind, blame
+from ddpdoctor.facts.smoke import RankEnding, StageState
+from ddpdoctor.smoke.analysis_blame import BlameKind, blame
 from ddpdoctor.smoke.orders import STAGES, Fault
 from ddpdoctor.smoke.running import Ran
 from tests.real.smoke_runs import Estate, by_rank, order, train
@@ -52,10 +52,10 @@ def test_every_stage_passes_or_says_why_it_is_not_tested(nproc: int, tmp_path: P
     ran = healthy(nproc, tmp_path / "run")
     assert len(ran.runs) == nproc
     for one in ran.runs:
-        assert one.ending is Ending.FINISHED, (one.words, one.stack)
+        assert one.ending is RankEnding.FINISHED, (one.words, one.stack)
         assert [stage.name for stage in one.stages] == list(STAGES)
-        assert {stage.name: stage.words for stage in one.stages if stage.state is State.NOT_TESTED} == NOT_ON_CPU
-        assert {stage.state for stage in one.stages} == {State.PASSED, State.NOT_TESTED}
+        assert {stage.name: stage.words for stage in one.stages if stage.state is StageState.NOT_TESTED} == NOT_ON_CPU
+        assert {stage.state for stage in one.stages} == {StageState.PASSED, StageState.NOT_TESTED}
         words = {stage.name: stage.words for stage in one.stages}
         assert not [name for name, said in SAID.items() if said not in words[name]], words
 
@@ -63,7 +63,7 @@ def test_every_stage_passes_or_says_why_it_is_not_tested(nproc: int, tmp_path: P
 def test_stages_do_without_those_before_them(tmp_path: Path) -> None:
     stages = tuple(name for name in STAGES if name not in ("training", "sampler", "amp", *NOT_ON_CPU))
     for one in healthy(2, tmp_path / "run", stages).runs:
-        assert {stage.name: stage.state for stage in one.stages} == dict.fromkeys(stages, State.PASSED)
+        assert {stage.name: stage.state for stage in one.stages} == dict.fromkeys(stages, StageState.PASSED)
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -151,13 +151,13 @@ def sick(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_the_rank_whose_results_are_wrong_is_named_by_all(case: Case, sick: dict[str, tuple[Estate, Ran]]) -> None:
     _, ran = sick[str(case)]
     for one in ran.runs:
-        assert one.ending is Ending.WRONG, (one.ending, one.words)
+        assert one.ending is RankEnding.WRONG, (one.ending, one.words)
         assert one.culprits == case.culprits
         assert case.words in one.words
         assert one.last is not None
-        assert (one.last.name, one.last.state) == (case.found_by, State.FAILED)
+        assert (one.last.name, one.last.state) == (case.found_by, StageState.FAILED)
     before = STAGES[: STAGES.index(case.found_by)]
-    assert {stage.state for stage in ran.runs[0].stages if stage.name in before} == {State.PASSED}
+    assert {stage.state for stage in ran.runs[0].stages if stage.name in before} == {StageState.PASSED}
 
 
 @pytest.mark.parametrize("case", each(OTHERWISE))
@@ -169,13 +169,13 @@ def test_the_rank_that_calls_something_else_is_found_by_its_call_in_time(
     assert ran.problem == ""
     blamed = blame(ran.runs)
     assert blamed is not None
-    assert (blamed.kind, blamed.stage) == (Kind.DIFFERENT_CALLS, case.found_by)
+    assert (blamed.kind, blamed.stage) == (BlameKind.DIFFERENT_CALLS, case.found_by)
     assert tuple(one.rank for one in blamed.culprits) == case.culprits
     for one in ranks.values():
         assert one.last is not None
         assert one.last.name == case.found_by
         assert one.last.seconds <= HANGING + 3 + 3 * estate.behind
-    assert not [one.rank for one in ranks.values() if one.ending is Ending.FINISHED]
+    assert not [one.rank for one in ranks.values() if one.ending is RankEnding.FINISHED]
     calls = {rank: called(one, case.found_by) for rank, one in ranks.items()}
     (common, times), *_ = Counter(calls.values()).most_common()
     assert times == case.nproc - 1

@@ -10,13 +10,13 @@ import sys
 from contextlib import suppress
 
 from ddpdoctor.smoke.orders import Order
-from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.rank_monitor import RankMonitor
 from ddpdoctor.smoke.running import run
 from tests.command import plain_environ
 
 
 def test_a_stopped_engine_is_told() -> None:
-    def stop(watch: Watch) -> None:
+    def stop(watch: RankMonitor) -> None:
         if watch.engine_pid:
             with suppress(ProcessLookupError):
                 os.kill(watch.engine_pid, signal.SIGSTOP)

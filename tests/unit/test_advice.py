@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.base.findings import Evidence, Finding, Fix
 from ddpdoctor.engine.advice import with_advice
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.engine.registry import Check, NotTested, Result, Why, checks_that_say, find_check
+from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason, checks_that_say, find_check
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 
@@ -57,7 +57,7 @@ def test_beside_what_was_found_no_guess_is_named() -> None:
 
 
 def test_what_has_nothing_to_look_at_here_is_not_named() -> None:
-    none = Result(find_check("port-in-use"), not_tested=NotTested(Why.NOT_APPLICABLE, "no port is planned"))
+    none = Result(find_check("port-in-use"), not_tested=Skipped(SkipReason.NOT_APPLICABLE, "no port is planned"))
     assert fixes(PORT_TAKEN, none) == [(OWN.text, OWN.commands)]
 
 

@@ -17,8 +17,8 @@ import torch
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, NotACheckpoint, Refused
 from ddpdoctor.checkpoints.formats.archive import Archive, read_archive
-from ddpdoctor.checkpoints.formats.layouts import Place
-from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.formats.layouts import StoragePlace
+from ddpdoctor.checkpoints.formats.reading import ByteSource
 from ddpdoctor.checkpoints.pickles.machine import scan
 from tests.checkpoint_files import Made, changed, make_zip, repacked, unchecked
 
@@ -131,7 +131,7 @@ class TestReal:
 
     def test_is_read_as_others_read_it(self, file: Path) -> None:
         reader = torch._C.PyTorchFileReader(str(file))
-        with Source(file) as source, zipfile.ZipFile(file) as oracle:
+        with ByteSource(file) as source, zipfile.ZipFile(file) as oracle:
             archive = read_archive(source)
             assert archive.kind == "zip"
             assert [archive.prefix + name for name in archive.records] == oracle.namelist()
@@ -142,7 +142,7 @@ class TestReal:
 
     def test_takes_a_pickle_of_the_same_length(self, file: Path, how: str) -> None:
         original = file.read_bytes()
-        with Source(file) as source:
+        with ByteSource(file) as source:
             archive = read_archive(source)
             new = archive.pickles()["data.pkl"].replace(b"alpha", b"omega")
             change = archive.change({"data.pkl": new})
@@ -151,13 +151,13 @@ class TestReal:
         accepted(file, OBJECT | {"name": "omega"}, sound=how != "without checksums", stored="compressed" not in how)
         if not change.appended:
             assert sum(len(patch.old) for patch in change.patches) <= 5 + 3 * 4
-        with Source(file) as source:
+        with ByteSource(file) as source:
             assert read_archive(source).pickles() == {"data.pkl": new}
 
     def test_takes_a_longer_pickle_behind_its_end_any_number_of_times(self, file: Path, how: str) -> None:
         for name in ("a name that is longer", "one that is longer still than the other"):
             before = file.read_bytes()
-            with Source(file) as source:
+            with ByteSource(file) as source:
                 archive = read_archive(source)
                 alignment = archive.alignment
                 pickle = self.renamed(file.parent / "other.pt", name)
@@ -167,7 +167,7 @@ class TestReal:
             assert after.startswith(before), "cutting it off is enough to undo it"
             file.write_bytes(after)
             accepted(file, OBJECT | {"name": name}, sound=how != "without checksums", stored="compressed" not in how)
-            with Source(file) as source:
+            with ByteSource(file) as source:
                 archive = read_archive(source)
                 assert archive.pickles() == {"data.pkl": pickle}
                 assert archive.records["data.pkl"].offset % alignment == 0
@@ -176,11 +176,11 @@ class TestReal:
     def renamed(self, path: Path, name: str) -> bytes:
         """The pickle of the object with another name."""
         torch.save(OBJECT | {"name": name}, path)
-        with Source(path) as source:
+        with ByteSource(path) as source:
             return read_archive(source).pickles()["data.pkl"]
 
     def test_storages_are_found(self, file: Path, how: str) -> None:
-        with Source(file) as source:
+        with ByteSource(file) as source:
             archive = read_archive(source)
             for storage in scan(archive.pickles()["data.pkl"]).storages:
                 data = b"".join(archive.pieces(storage))
@@ -193,7 +193,7 @@ class TestReal:
                     assert source.read_at(*archive.place(storage)) == data
 
     def test_the_same_pickle_changes_nothing(self, file: Path) -> None:
-        with Source(file) as source:
+        with ByteSource(file) as source:
             archive = read_archive(source)
             assert not archive.change(archive.pickles())
 
@@ -212,7 +212,7 @@ def test_torchscript(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     module = torch.jit.trace(Scaled(), torch.zeros(2, 3))
     torch.jit.save(module, path)
-    with Source(path) as source:
+    with ByteSource(path) as source:
         archive = read_archive(source)
         assert archive.kind == "torchscript"
         pickles = archive.pickles()
@@ -240,7 +240,7 @@ def test_seventy_thousand_records(file: Path, tmp_path: Path) -> None:
         writer.write_record(f"data/{number}", b"1234", 4)
     writer.write_end_of_file()
     del writer
-    with Source(path) as source:
+    with ByteSource(path) as source:
         archive = read_archive(source)
         assert len(archive.records) == 70_006
         pickle = archive.pickles()["data.pkl"]
@@ -259,7 +259,7 @@ def test_storages_beyond_four_gib(tmp_path: Path) -> None:
     tensors = {"name": "alpha", "large": torch.empty((1 << 32) + 5, dtype=torch.uint8), "last": torch.arange(9.0)}
     with torch.serialization.skip_data():
         torch.save(tensors, path)
-    with Source(path) as source:
+    with ByteSource(path) as source:
         archive = read_archive(source)
         large, last = archive.records["data/0"], archive.records["data/1"]
         assert large.size == (1 << 32) + 5
@@ -278,17 +278,17 @@ def test_storages_beyond_four_gib(tmp_path: Path) -> None:
     assert loaded["large"].shape == ((1 << 32) + 5,)
     with zipfile.ZipFile(path) as oracle:
         assert oracle.read("large/data.pkl") == pickle[:-1] + b"q\xff."
-    with Source(path) as source:
+    with ByteSource(path) as source:
         assert read_archive(source).records["data.pkl"].header == change.size
 
 
 def test_byte_order(file: Path, tmp_path: Path) -> None:
-    with Source(file) as source:
+    with ByteSource(file) as source:
         assert read_archive(source).byteorder == "little"
     for word in (b"big", b"middle"):
         new = tmp_path / "other.pt"
         repacked_with(file, new, {"model/byteorder": word})
-        with Source(new) as source:
+        with ByteSource(new) as source:
             archive = read_archive(source)
             if word == b"middle":
                 with pytest.raises(Damaged, match="byte order is given as 'middle'"):
@@ -312,7 +312,7 @@ def test_what_is_made_up_is_read(tmp_path: Path) -> None:
     """Or the refusals below would prove nothing."""
     path = tmp_path / "made.pt"
     path.write_bytes(make_zip([GOOD, OTHER], comment=b"hello"))
-    with Source(path) as source:
+    with ByteSource(path) as source:
         archive = read_archive(source)
         assert archive.pickles() == {"data.pkl": PICKLE}
         assert archive.directory.comment == b"hello"
@@ -373,7 +373,7 @@ def test_the_suspicious_is_refused(what: str, tmp_path: Path) -> None:
     data, words = SUSPICIOUS[what]
     path = tmp_path / "made.pt"
     path.write_bytes(data)
-    with Source(path) as source, pytest.raises(Refused, match=words):
+    with ByteSource(path) as source, pytest.raises(Refused, match=words):
         read_archive(source)
 
 
@@ -382,7 +382,7 @@ def test_the_broken_is_named(what: str, tmp_path: Path) -> None:
     data, words = BROKEN[what]
     path = tmp_path / "made.pt"
     path.write_bytes(data)
-    with Source(path) as source, pytest.raises((Damaged, NotACheckpoint), match=words):
+    with ByteSource(path) as source, pytest.raises((Damaged, NotACheckpoint), match=words):
         read_archive(source)
 
 
@@ -401,7 +401,7 @@ def test_the_broken_is_named(what: str, tmp_path: Path) -> None:
 def test_a_pickle_that_cannot_be_had(record: Made, words: str, tmp_path: Path) -> None:
     path = tmp_path / "made.pt"
     path.write_bytes(make_zip([record]))
-    with Source(path) as source:
+    with ByteSource(path) as source:
         archive = read_archive(source)
         with pytest.raises((Damaged, Refused), match=words):
             archive.pickles()
@@ -410,7 +410,7 @@ def test_a_pickle_that_cannot_be_had(record: Made, words: str, tmp_path: Path) -
 def test_a_missing_checksum_is_no_damage(tmp_path: Path) -> None:
     path = tmp_path / "made.pt"
     path.write_bytes(make_zip([GOOD._replace(crc=0)]))
-    with Source(path) as source:
+    with ByteSource(path) as source:
         assert read_archive(source).pickles() == {"data.pkl": PICKLE}
 
 
@@ -420,7 +420,7 @@ def test_a_missing_checksum_is_no_damage(tmp_path: Path) -> None:
 def test_other_files(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_bytes(data)
-    with Source(path) as source, pytest.raises((NotACheckpoint, Damaged)):
+    with ByteSource(path) as source, pytest.raises((NotACheckpoint, Damaged)):
         read_archive(source)
 
 
@@ -430,18 +430,18 @@ def test_a_checksum_that_no_one_can_find_is_not_guessed(tmp_path: Path) -> None:
     at = broken.index(b"PK\7\x08")
     path = tmp_path / "made.pt"
     path.write_bytes(broken[:at] + bytes(16) + broken[at + 16 :])
-    with Source(path) as source:
+    with ByteSource(path) as source:
         change = read_archive(source).change({"data.pkl": PICKLE.replace(b"}", b"]")})
     assert not change.patches
     assert change.appended
 
 
 def test_storages_that_are_missing_or_short(file: Path, tmp_path: Path) -> None:
-    with Source(file) as source:
+    with ByteSource(file) as source:
         archive = read_archive(source)
         storages = scan(archive.pickles()["data.pkl"]).storages
         place = archive.place(storages[0])
-        assert place == Place(archive.records["data/0"].offset, 4000)
+        assert place == StoragePlace(archive.records["data/0"].offset, 4000)
         archive.check(storages)
         storages[0].count += 1
         with pytest.raises(Damaged, match=r"data/0 has 4,000 bytes"):
@@ -463,20 +463,20 @@ def boundaries(archive: Archive) -> Iterator[int]:
 
 def test_cut_off_anywhere(file: Path, tmp_path: Path) -> None:
     whole = file.read_bytes()
-    with Source(file) as source:
+    with ByteSource(file) as source:
         places = sorted(set(boundaries(read_archive(source))))
     assert len(places) > 30
     for place in places:
         for length in {max(0, place - 1), place, place + 1} - {len(whole)}:
             cut = tmp_path / "cut.pt"
             cut.write_bytes(whole[:length])
-            with Source(cut) as source, pytest.raises((Damaged, NotACheckpoint)):
+            with ByteSource(cut) as source, pytest.raises((Damaged, NotACheckpoint)):
                 read_archive(source)
 
 
 def test_what_survives_a_cut(file: Path, tmp_path: Path) -> None:
     whole = file.read_bytes()
-    with Source(file) as source:
+    with ByteSource(file) as source:
         records = read_archive(source).records
     cut = tmp_path / "cut.pt"
     for length, words in (
@@ -487,12 +487,15 @@ def test_what_survives_a_cut(file: Path, tmp_path: Path) -> None:
         (records["version"].offset, "3 storages, all that its tensors need, are whole"),
     ):
         cut.write_bytes(whole[:length])
-        with Source(cut) as source, pytest.raises(Damaged, match=words) as caught:
+        with ByteSource(cut) as source, pytest.raises(Damaged, match=words) as caught:
             read_archive(source)
         assert "go back to the checkpoint before" in caught.value.advice
     # As a download leaves it that first makes the file as long as it will be.
     cut.write_bytes(whole[: records["data/0"].offset + 100] + bytes(100_000))
-    with Source(cut) as source, pytest.raises(Damaged, match=r"nothing but zeros.*of its 3 storages, none is whole"):
+    with (
+        ByteSource(cut) as source,
+        pytest.raises(Damaged, match=r"nothing but zeros.*of its 3 storages, none is whole"),
+    ):
         read_archive(source)
 
 
@@ -511,7 +514,7 @@ def test_flipped_bytes_give_nothing_but_our_errors(file: Path, tmp_path: Path, s
         mutated = tmp_path / "mutated.pt"
         mutated.write_bytes(data)
         try:
-            with Source(mutated) as source:
+            with ByteSource(mutated) as source:
                 archive = read_archive(source)
                 pickle = archive.pickles()["data.pkl"]
                 for new in (pickle[:-3] + b"abc", pickle + b"more"):
@@ -549,7 +552,7 @@ def test_what_is_accepted_reads_the_same_in_torch_and_in_zipfile(how: str, tmp_p
     path = tmp_path / "model.pt"
     SAVERS[how](path, torch.utils.serialization.config)
     original = path.read_bytes()
-    with Source(path) as source:
+    with ByteSource(path) as source:
         archive = read_archive(source)
         appended = changed(original, archive.change({"data.pkl": archive.pickles()["data.pkl"][:-1] + b"q\xff."}))
     chance = random.Random(how)
@@ -557,7 +560,7 @@ def test_what_is_accepted_reads_the_same_in_torch_and_in_zipfile(how: str, tmp_p
     for number in range(600):
         path.write_bytes(mutated(appended if number % 2 else original, chance))
         try:
-            with Source(path) as source:
+            with ByteSource(path) as source:
                 archive = read_archive(source)
                 ours = archive.pickles()["data.pkl"]
         except CheckpointError:
@@ -583,20 +586,20 @@ def test_a_directory_made_to_fill_the_memory(tmp_path: Path) -> None:
         file.seek(at + (1 << 30))
         file.write(end)
     assert path.stat().st_blocks * 512 < 1 << 20
-    with Source(path) as source, pytest.raises(Refused, match="no checkpoint needs that"):
+    with ByteSource(path) as source, pytest.raises(Refused, match="no checkpoint needs that"):
         read_archive(source)
 
 
 def test_names_for_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="does not exist"):
-        Source(tmp_path / "nowhere.pt")
+        ByteSource(tmp_path / "nowhere.pt")
     with pytest.raises(NotACheckpoint, match="not a regular file"):
-        Source(tmp_path)
+        ByteSource(tmp_path)
 
 
 def test_a_pickle_that_swells_a_hundredfold_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "bomb.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bomb/data.pkl", b"\x80\x02" + b"]" * (20 << 20) + b".")
-    with Source(path) as source, pytest.raises(Refused, match="as only a bomb does"):
+    with ByteSource(path) as source, pytest.raises(Refused, match="as only a bomb does"):
         read_archive(source).pickles()

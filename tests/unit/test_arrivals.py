@@ -8,7 +8,7 @@ import pytest
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.join.arrivals import duplicate_rank, rdzv_missing_node
-from ddpdoctor.facts.fleet import Absent, Double, Fleet, Node
+from ddpdoctor.facts.fleet import Fleet, MissingNode, Node, RejectedNode
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.node_words import bare_host, names_by_rank
@@ -17,13 +17,15 @@ NO_NETWORK = Unknown("not looked at")
 ZERO = Meeting(master="10.0.0.11", port=29500, nnodes=4, node_rank=0, hosts_the_store=True, joined=True)
 
 
-def away(host: str, code: str, rank: int = -1, **more: object) -> Double:
-    return Double(rank=rank, host=host, address=f"10.0.0.{20 + len(host)}", code=code, text=f"{code}: because", **more)  # type: ignore[arg-type]
+def away(host: str, code: str, rank: int = -1, **more: object) -> RejectedNode:
+    return RejectedNode(
+        rank=rank, host=host, address=f"10.0.0.{20 + len(host)}", code=code, text=f"{code}: because", **more
+    )  # type: ignore[arg-type]
 
 
-def found(there: tuple[int, ...], doubles: tuple[Double, ...], expected: int = 4) -> list[Finding]:
+def found(there: tuple[int, ...], doubles: tuple[RejectedNode, ...], expected: int = 4) -> list[Finding]:
     nodes = tuple(Node(rank=rank, host=f"n{rank}", address=f"10.0.0.{11 + rank}") for rank in there)
-    absent = tuple(Absent(rank=rank) for rank in range(expected) if rank not in there)
+    absent = tuple(MissingNode(rank=rank) for rank in range(expected) if rank not in there)
     fleet = Fleet(nodes=nodes, expected=expected, absent=absent, doubles=doubles)
     return [*rdzv_missing_node(fleet, ZERO, NO_NETWORK), *duplicate_rank(fleet, ZERO)]
 
@@ -41,7 +43,7 @@ def found(there: tuple[int, ...], doubles: tuple[Double, ...], expected: int = 4
     ],
     ids=lambda one: f"{one.code} {one.rank}",
 )
-def test_a_node_that_was_turned_away_and_its_seat_are_one_fault(refused: Double) -> None:
+def test_a_node_that_was_turned_away_and_its_seat_are_one_fault(refused: RejectedNode) -> None:
     (finding,) = found((0, 1, 2), (refused,))
     assert "a (10.0.0.21)" in finding.summary
     assert "So node 3 is missing" in finding.cause
@@ -87,7 +89,7 @@ def test_slurm_starts_it_where_it_meets_and_on_no_more_nodes_than_there_are(
     fleet = Fleet(
         nodes=(Node(rank=0, host="n0", address="10.0.0.11"),),
         expected=4,
-        absent=tuple(Absent(rank=one) for one in (1, 2, 3)),
+        absent=tuple(MissingNode(rank=one) for one in (1, 2, 3)),
     )
     (finding,) = rdzv_missing_node(fleet, here, NO_NETWORK)
     start, *more = finding.fixes
@@ -145,5 +147,5 @@ def test_nodes_of_one_name_are_told_apart() -> None:
     assert names == {0: "gpu (node 0)", 1: "gpu (node 1)", 2: "n2", 3: "", 4: ""}
     nodes = tuple(Node(rank=rank, host=names[rank], address=f"10.0.0.{11 + rank}") for rank in range(2))
     assert [bare_host(one) for one in nodes] == ["gpu", "gpu"]
-    before = Double(rank=0, host="gpu", address="10.0.0.12", holder="gpu")
+    before = RejectedNode(rank=0, host="gpu", address="10.0.0.12", holder="gpu")
     assert not list(duplicate_rank(Fleet(nodes=nodes, expected=2, doubles=(before,)), ZERO))

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.facts.fleet import Fleet, Node, Reach
-from ddpdoctor.netcheck.reachability import Blame, Way, Where, blame, subnet_of
+from ddpdoctor.netcheck.reachability import LostPackets, MasterBlame, Way, blame, subnet_of
 
 PORTS = 3
 SYN = 3
 """First packets lost at a port while it is counted."""
 IN, OUT = Way.INBOUND, Way.OUTBOUND
-HERE, ELSEWHERE, UNTOLD = Where.HERE, Where.ELSEWHERE, Where.UNTOLD
+HERE, ELSEWHERE, UNTOLD = LostPackets.HERE, LostPackets.ELSEWHERE, LostPackets.UNTOLD
 
 
 def fleet(
@@ -71,17 +71,17 @@ def row(node: int, size: int) -> set[tuple[int, int]]:
     return {(node, peer) for peer in range(size) if peer != node}
 
 
-def blocked(found: Blame) -> list[tuple[int, Way]]:
+def blocked(found: MasterBlame) -> list[tuple[int, Way]]:
     return [(one.node, one.way) for one in found.blocks]
 
 
-def links(found: Blame) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
+def links(found: MasterBlame) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
     return [(one.here, one.there, one.both) for one in found.cuts]
 
 
 def test_all_is_well() -> None:
-    assert blame(fleet(3, ())) == Blame()
-    assert blame(Fleet()) == Blame()
+    assert blame(fleet(3, ())) == MasterBlame()
+    assert blame(Fleet()) == MasterBlame()
 
 
 @pytest.mark.parametrize("size", [3, 8, 512])
@@ -196,7 +196,7 @@ def test_where_noise_hides_it_a_node_is_not_acquitted_either() -> None:
 
 
 @pytest.mark.parametrize(("taken", "where"), [(18, HERE), (9, UNTOLD), (0, ELSEWHERE)])
-def test_of_two_links_that_fail_at_one_node(taken: int, where: Where) -> None:
+def test_of_two_links_that_fail_at_one_node(taken: int, where: LostPackets) -> None:
     """Its kernel took the packets of both, of one of them, or of none."""
     cuts = blame(fleet(8, [(1, 4), (2, 4)], counted=True, undelivered={4: taken})).cuts
     assert [one.there for one in cuts] == [(4,), (4,)]
@@ -259,7 +259,7 @@ def test_a_filter_that_takes_answers_alone(way: Way) -> None:
         else fleet(4, pairs, counted=True, untransmitted=lost)
     )
     (one,) = blame(counted).blocks
-    assert (one.node, one.way, one.where) == (1, way.other, Where.ANSWERS)
+    assert (one.node, one.way, one.where) == (1, way.other, LostPackets.ANSWERS)
     (cut,) = blame(
         fleet(2, [(0, 1)], counted=True, **{"undelivered" if way is IN else "untransmitted": {1 - (way is IN): 9}})
     ).cuts
@@ -272,7 +272,7 @@ def test_where_output_isnt_counted_who_took_the_answers_stays_open() -> None:
     made = fleet(4, column(1, 4) | row(1, 4), counted=True)
     nodes = tuple(msgspec.structs.replace(one, untransmitted=None) for one in made.nodes)
     found = blame(msgspec.structs.replace(made, nodes=nodes))
-    assert {(one.node, one.way): one.where for one in found.blocks}[1, IN] is Where.DOUBTFUL
+    assert {(one.node, one.way): one.where for one in found.blocks}[1, IN] is LostPackets.DOUBTFUL
     # Where what it sends passes, its answers do.
     made = fleet(4, column(1, 4), counted=True)
     nodes = tuple(msgspec.structs.replace(one, untransmitted=None) for one in made.nodes)
@@ -349,7 +349,7 @@ def test_behind_nat_nobody_filters(size: int) -> None:
     assert not found.cuts
     # Whoever is met there all the same has nothing to mend.
     met = [msgspec.structs.replace(one, rows=fleet(size, ()).reach[0].rows) for one in inside]
-    assert blame(msgspec.structs.replace(made, reach=tuple(met))) == Blame()
+    assert blame(msgspec.structs.replace(made, reach=tuple(met))) == MasterBlame()
 
 
 def test_sparse_links_blame_no_node() -> None:
@@ -362,12 +362,12 @@ def test_sparse_links_blame_no_node() -> None:
 
 
 def test_large_messages_that_stall_are_no_filter() -> None:
-    assert blame(fleet(3, {(0, 1): "sss", (1, 0): "sss"})) == Blame()
+    assert blame(fleet(3, {(0, 1): "sss", (1, 0): "sss"})) == MasterBlame()
 
 
 def test_a_lost_node_is_not_blamed() -> None:
     unseen = dict.fromkeys([*column(2, 4), *row(2, 4)], "---")
-    assert blame(fleet(4, unseen)) == Blame()
+    assert blame(fleet(4, unseen)) == MasterBlame()
     assert blocked(blame(fleet(4, unseen | dict.fromkeys([(0, 1), (3, 1)], "ttt")))) == [(1, IN)]
 
 

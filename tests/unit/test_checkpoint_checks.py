@@ -14,7 +14,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
 from ddpdoctor.checkpoints.checkpoint_files import loading, paths, short
 from ddpdoctor.checkpoints.loading import allowing
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Result, Why, all_checks, diagnose, find_check
+from ddpdoctor.engine.registry import Result, SkipReason, all_checks, diagnose, find_check
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints, Pins
 from tests.fixture_hosts import HEALTHY, healthy_facts, healthy_names, lay_over, to_snapshot
 
@@ -61,7 +61,7 @@ def severity(result: Result) -> Severity:
 def test_without_a_named_file_there_is_nothing_to_look_at(slug: str, host: str) -> None:
     result = judged(slug, host=host)
     assert result.not_tested
-    assert result.not_tested.why is Why.NOT_APPLICABLE
+    assert result.not_tested.why is SkipReason.NOT_APPLICABLE
     assert result.not_tested.reason == "no checkpoint was named (--checkpoint FILE)"
 
 
@@ -83,7 +83,7 @@ def test_a_file_that_could_not_be_read_is_not_called_fine(slug: str) -> None:
     else:
         assert not result.findings
         assert result.not_tested
-        assert result.not_tested.why is Why.UNKNOWN
+        assert result.not_tested.why is SkipReason.UNKNOWN
         assert "cut.pt" in result.not_tested.reason
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddpdoctor.checkpoints.fixing import Action, Wishes, fix, undo
+from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix, undo
 from ddpdoctor.checkpoints.formats import contents
 from ddpdoctor.checkpoints.inspection import inspect
 from tests.checkpoint_files import repacked
@@ -106,17 +106,17 @@ def judged(path: Path) -> Action:
     before = path.read_bytes()
     facts = inspect(path)
     assert path.read_bytes() == before
-    foreseen = fix(path, Wishes(strip_prefixes=("module.",)), dry_run=True)
+    foreseen = fix(path, EditOptions(strip_prefixes=("module.",)), dry_run=True)
     assert path.read_bytes() == before
     assert foreseen.action in (Action.WOULD_FIX, Action.CLEAN, Action.LEFT, Action.REFUSED)
-    outcome = fix(path, Wishes())
+    outcome = fix(path, EditOptions())
     if outcome.action is not Action.FIXED:
         assert path.read_bytes() == before
         assert outcome.action is not Action.REFUSED or outcome.error
         return outcome.action
     assert not facts.problem
     after = path.read_bytes()
-    assert fix(path, Wishes()).action is Action.CLEAN
+    assert fix(path, EditOptions()).action is Action.CLEAN
     assert undo(path).action is Action.UNDONE
     assert path.read_bytes() == before
     expected = trusting(before)
@@ -190,7 +190,7 @@ def test_cut_off_anywhere(kind: str, tmp_path: Path) -> None:
     step = len(whole) // 60 + 1
     for length in sorted({*range(0, len(whole), step), *range(24), *range(len(whole) - 24, len(whole))}):
         path.write_bytes(whole[:length])
-        outcome = fix(path, Wishes())
+        outcome = fix(path, EditOptions())
         assert outcome.action is Action.REFUSED, length
         assert outcome.error
         assert inspect(path).problem
@@ -326,7 +326,7 @@ def test_pickles_that_no_pickler_writes(data: bytes, tmp_path: Path) -> None:
             archive.writestr(name, data if name.endswith("/data.pkl") else record)
     before = path.read_bytes()
     inspect(path)
-    assert fix(path, Wishes()).action in (Action.CLEAN, Action.REFUSED)
+    assert fix(path, EditOptions()).action in (Action.CLEAN, Action.REFUSED)
     assert path.read_bytes() == before
 
 
@@ -343,5 +343,5 @@ def test_what_the_machine_lacks_is_a_fact_too(
     monkeypatch.setattr(contents, "scan", fails)
     assert inspect(path).problem
     assert not inspect(path).damaged
-    assert fix(path, Wishes()).action is Action.REFUSED
+    assert fix(path, EditOptions()).action is Action.REFUSED
     assert path.read_bytes() == before

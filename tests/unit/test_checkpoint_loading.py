@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddpdoctor.checkpoints.fixing import Action, Wishes, fix
+from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix
 from ddpdoctor.checkpoints.inspection import inspect
 from ddpdoctor.checkpoints.loading import DO_NOT_LOAD, preparation
 from ddpdoctor.checkpoints.pickle_globals import NEEDS_IMPORT
@@ -23,7 +23,7 @@ from ddpdoctor.checkpoints.render_terminal import show_line, show_one, show_sum
 from ddpdoctor.checkpoints.render_words import loud_parts, paragraphs
 from ddpdoctor.checks.checkpoint.contents import hostile, let_pass
 from ddpdoctor.facts.checkpoints import CheckpointFile, GlobalName, KeyPrefix, Pins
-from ddpdoctor.report.reported_checkpoints import Outcome
+from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 from ddpdoctor.report.screen import Screen
 
 
@@ -31,18 +31,18 @@ def a_file(**facts: Any) -> CheckpointFile:
     return CheckpointFile(path="a.pt", called="a checkpoint", size=9, **{"kind": "zip", **facts})
 
 
-def clean(**facts: Any) -> Outcome:
-    return Outcome(path="a.pt", action=Action.CLEAN, before=a_file(**facts))
+def clean(**facts: Any) -> CheckpointOutcome:
+    return CheckpointOutcome(path="a.pt", action=Action.CLEAN, before=a_file(**facts))
 
 
-def told(outcome: Outcome) -> str:
+def told(outcome: CheckpointOutcome) -> str:
     file = io.StringIO()
-    show_one(Screen(file, 100, colour=False), outcome, Wishes())
+    show_one(Screen(file, 100, colour=False), outcome, EditOptions())
     return " ".join(file.getvalue().split())
 
 
-def load_lines(outcome: Outcome) -> tuple[str, ...]:
-    return next(part.commands for told in paragraphs(outcome, Wishes()) for part in told if part.label == "load")
+def load_lines(outcome: CheckpointOutcome) -> tuple[str, ...]:
+    return next(part.commands for told in paragraphs(outcome, EditOptions()) for part in told if part.label == "load")
 
 
 EVIL = (GlobalName(name="posix.system", meaning="runs a command", dangerous=True),)
@@ -92,7 +92,7 @@ VALUES = {
 def test_the_lines_let_torch_load_it(name: str, tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save(VALUES[name](), path)
-    lines = load_lines(fix(path, Wishes()))
+    lines = load_lines(fix(path, EditOptions()))
     assert "weights_only=True" in lines[-1]
     subprocess.run([sys.executable, "-c", "\n".join(("import torch", *lines))], check=True, timeout=100)
 
@@ -103,7 +103,7 @@ def test_what_weights_only_never_fills_is_loaded_without_it(value: object, tmp_p
     torch.save(value, path)
     with torch.serialization.safe_globals([type(value), list]), pytest.raises(pickle.UnpicklingError):
         torch.load(path, weights_only=True)
-    assert load_lines(fix(path, Wishes())) == (f"torch.load({str(path)!r}, weights_only=False)",)
+    assert load_lines(fix(path, EditOptions())) == (f"torch.load({str(path)!r}, weights_only=False)",)
 
 
 def test_an_import_is_enough_for_what_torch_allows_after_it() -> None:
@@ -127,7 +127,7 @@ def test_torchscript_names_only_its_own(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.jit.script(Wrapped()).save(str(path))
     assert inspect(path).globals == ()
-    outcome = fix(path, Wishes())
+    outcome = fix(path, EditOptions())
     text = told(outcome)
     assert "weights_only" not in text
     assert "its code still names cuda:0" in text

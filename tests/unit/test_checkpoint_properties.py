@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ddpdoctor.checkpoints.fixing import Action, Wishes, fix, undo
+from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix, undo
 from ddpdoctor.checkpoints.inspection import inspect
 from ddpdoctor.checkpoints.pickles.locations import pinned
 from tests.checkpoints import assert_same, pins, save
@@ -122,7 +122,7 @@ def test_what_is_fixed_is_what_it_was_and_what_is_undone_is_the_same_file(one: S
         before = path.read_bytes()
         original, places = loads(path, map_location="cpu"), pins(path)
         foreign = {device for device in places if pinned(device) and device != to}
-        wishes = Wishes(to=to)
+        wishes = EditOptions(to=to)
 
         copied = Path(folder, "copy.pt")
         written = fix(path, wishes, out=copied)
@@ -160,8 +160,8 @@ def test_without_anything_to_change_not_a_byte_changes(one: Saved) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = save(one.value, Path(folder, "a.pt"), one.tag, legacy=one.legacy, protocol=one.protocol)
         before = path.read_bytes()
-        assert fix(path, Wishes()).action is Action.CLEAN
-        assert fix(path, Wishes(), out=Path(folder, "copy.pt")).action is Action.WRITTEN
+        assert fix(path, EditOptions()).action is Action.CLEAN
+        assert fix(path, EditOptions(), out=Path(folder, "copy.pt")).action is Action.WRITTEN
         assert path.read_bytes() == Path(folder, "copy.pt").read_bytes() == before
 
 
@@ -195,7 +195,7 @@ def test_moved_there_and_back_it_is_the_same_file(one: Saved) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = save(one.value, Path(folder, "a.pt"), one.tag, legacy=one.legacy, protocol=one.protocol)
         before = path.read_bytes()
-        there = fix(path, Wishes(to="cuda:9")).action
+        there = fix(path, EditOptions(to="cuda:9")).action
         assert (path.read_bytes() != before) is (there is Action.FIXED)
-        assert fix(path, Wishes(to="cuda:3")).action is there
+        assert fix(path, EditOptions(to="cuda:3")).action is there
         assert path.read_bytes() == before

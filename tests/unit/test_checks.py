@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Check, Why, all_checks, diagnose, find_check
+from ddpdoctor.engine.registry import Check, SkipReason, all_checks, diagnose, find_check
 from ddpdoctor.netcheck.manifests import FAMILIES
 from tests.fixture_hosts import (
     HOSTS,
@@ -59,7 +59,7 @@ every_fixture = pytest.mark.parametrize("path", fixture_paths, ids=lambda path: 
 @every_check
 def test_page_has_its_sections(one: Check) -> None:
     assert one.title.endswith(".")
-    for heading in ("What breaks", "Why", "Fix"):
+    for heading in ("What breaks", "SkipReason", "Fix"):
         assert one.section(heading), f"{one.slug} has no section {heading!r}"
 
 
@@ -90,7 +90,7 @@ def test_fixture_is_judged_right(path: Path) -> None:
     else:
         assert path.name.startswith("near-miss-")
         assert not result.findings
-    assert result.not_tested is None or result.not_tested.why is not Why.CRASHED, result.not_tested
+    assert result.not_tested is None or result.not_tested.why is not SkipReason.CRASHED, result.not_tested
 
 
 @every_fixture
@@ -120,7 +120,7 @@ def test_healthy_host_is_called_healthy(name: str) -> None:
     snapshot = to_snapshot(healthy_facts(name))
     for result in diagnose(snapshot, plan_for(snapshot), all_checks()):
         assert not result.findings, f"{result.check.slug} complains: {result.findings[0].summary}"
-        assert result.not_tested is None or result.not_tested.why is not Why.CRASHED, result.not_tested
+        assert result.not_tested is None or result.not_tested.why is not SkipReason.CRASHED, result.not_tested
 
 
 @pytest.mark.parametrize("name", healthy_names())

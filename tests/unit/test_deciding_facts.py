@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Result, Why, diagnose, find_check
+from ddpdoctor.engine.registry import Result, SkipReason, diagnose, find_check
 from tests.fixture_hosts import HOSTS, healthy_facts, lay_over, read_fixture, to_snapshot
 
 UNKNOWN = {"type": "unknown", "reason": "could not be read"}
@@ -82,20 +82,20 @@ def test_without_the_deciding_fact_nothing_is_called_fine(slug: str, host: str, 
     result = judged(slug, host, changes)
     assert not result.findings
     assert result.not_tested is not None
-    assert result.not_tested.why is Why.UNKNOWN
+    assert result.not_tested.why is SkipReason.UNKNOWN
 
 
 def test_without_packages_nobody_says_that_accelerate_would_work() -> None:
     result = judged("rtx4000-p2p-unsupported", "sick-accelerate", {"packages": UNKNOWN})
     assert result.not_tested is not None
-    assert result.not_tested.why is Why.UNKNOWN
+    assert result.not_tested.why is SkipReason.UNKNOWN
 
 
 def test_a_small_limit_on_locked_memory_is_no_illness_where_it_may_not_count() -> None:
     result = judged("memlock-limit", "sick-docker-several-nodes", {"limits": {"may_lock_memory": UNKNOWN}})
     assert not result.findings
     assert result.not_tested is not None
-    assert result.not_tested.why is Why.UNKNOWN
+    assert result.not_tested.why is SkipReason.UNKNOWN
 
 
 def test_gpus_outside_of_the_fabric_matter_to_more_than_one_rank() -> None:
@@ -113,7 +113,7 @@ def test_a_single_rank_has_the_cores_to_itself() -> None:
     snapshot = to_snapshot(healthy_facts("h100x8-bare-metal"))
     result = diagnose(snapshot, plan_for(snapshot, 1), [find_check("omp-threads")])[0]
     assert result.not_tested is not None
-    assert result.not_tested.why is Why.NOT_APPLICABLE
+    assert result.not_tested.why is SkipReason.NOT_APPLICABLE
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.base.signals import Stopped
+from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.fixes.leftovers import targets_of
 from ddpdoctor.processes import ending as module
-from ddpdoctor.processes.ending import Ending, Endings, Look, end
+from ddpdoctor.processes.ending import Endings, LeftoverEnding, LeftoverLook, end
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Fate
 from tests.process_trees import COLLECTIVES, ELSEWHERE, ME, Host
 from tests.real.running_jobs import start_time, state
 from tests.segments import make, nccl_name
 
-Changed = Callable[[Look], Look]
+Changed = Callable[[LeftoverLook], LeftoverLook]
 
 
 @pytest.fixture
@@ -51,16 +51,16 @@ def _started(code: str) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def look_at(process: subprocess.Popen[str], **facts: Any) -> Look:
+def look_at(process: subprocess.Popen[str], **facts: Any) -> LeftoverLook:
     """A host on which that process is the only rank of a dead job."""
     host = Host(Random(1))
     host.rank(0, 1, **{"pid": process.pid, "start": start_time(process.pid), "stack": COLLECTIVES[0], **facts})
     processes, gpus = host.facts()
     shared = SharedMemory(size=1 << 30, free=1 << 30)
-    return Look(processes=processes, gpus=gpus, shared_memory=shared, at=time.monotonic() - 10)
+    return LeftoverLook(processes=processes, gpus=gpus, shared_memory=shared, at=time.monotonic() - 10)
 
 
-def ended(first: Look, second: Look | None = None) -> list[Ending]:
+def ended(first: LeftoverLook, second: LeftoverLook | None = None) -> list[LeftoverEnding]:
     """What became of all that the first look proves."""
     chosen = [one for one in first.leftovers if one.proven]
     assert chosen
@@ -121,7 +121,7 @@ def test_one_that_has_started_something_since_is_left(sleeper: subprocess.Popen[
     rank = host.rank(0, 1, pid=sleeper.pid, start=start_time(sleeper.pid))
     host.worker(parent=rank.pid, age=50.0, pid=4500)
     processes, gpus = host.facts()
-    second = Look(processes=processes, gpus=gpus, shared_memory=first.shared_memory, at=first.at + 10)
+    second = LeftoverLook(processes=processes, gpus=gpus, shared_memory=first.shared_memory, at=first.at + 10)
     (one,) = ended(first, second)
     assert one.fate is Fate.LEFT
     assert lives(sleeper)
@@ -139,11 +139,11 @@ def test_without_pidfd_nothing_is_ended(sleeper: subprocess.Popen[str], monkeypa
 
 
 def test_stopped_before_the_second_look_nothing_is_ended(sleeper: subprocess.Popen[str]) -> None:
-    def stop() -> Look:
-        raise Stopped(130)
+    def stop() -> LeftoverLook:
+        raise StoppedBySignal(130)
 
     first, ending = look_at(sleeper), Endings()
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedBySignal):
         end([one for one in first.leftovers if one.proven], first, stop, ending)
     assert not ending.said()
     assert lives(sleeper)
@@ -165,12 +165,12 @@ def segment() -> Iterator[Path]:
         path.unlink()
 
 
-def with_segment(path: Path) -> Look:
+def with_segment(path: Path) -> LeftoverLook:
     status = path.stat()
     one = Segment(path=str(path), size=4096, uid=ME, user="ann", age=99.0, device=status.st_dev, inode=status.st_ino)
     processes, gpus = Host(Random(1)).facts()
     shared = SharedMemory(size=1 << 30, free=1 << 30, stale=(one.path,), stale_size=4096, segments=(one,))
-    return Look(processes=processes, gpus=gpus, shared_memory=shared, at=time.monotonic() - 10)
+    return LeftoverLook(processes=processes, gpus=gpus, shared_memory=shared, at=time.monotonic() - 10)
 
 
 def test_a_segment_is_removed(segment: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.redaction import REDACTED
-from ddpdoctor.engine.registry import Why, all_checks, diagnose
+from ddpdoctor.engine.registry import SkipReason, all_checks, diagnose
 from ddpdoctor.facts.environment import Environment, Setting, UnreadableFile
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
@@ -167,7 +167,7 @@ def test_no_launch_settings_make_a_check_crash(environ: dict[str, str]) -> None:
 
 def assert_no_crash(environment: Environment) -> None:
     for result in diagnose(Snapshot(environment=environment), Plan(1, "test"), OURS):
-        assert result.not_tested is None or result.not_tested.why is not Why.CRASHED, result.not_tested
+        assert result.not_tested is None or result.not_tested.why is not SkipReason.CRASHED, result.not_tested
         for finding in result.findings:
             assert len(finding.summary) <= 160, finding.summary
             assert "\n" not in finding.summary

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import typer
 
-from ddpdoctor.checkpoints.pickles.editing import Wishes
+from ddpdoctor.checkpoints.pickles.editing import EditOptions
 from ddpdoctor.checkpoints.render_json import fixing_report
 from ddpdoctor.checkpoints.render_terminal import show_line, show_one, show_sum
 from ddpdoctor.cli import progress
@@ -24,7 +24,7 @@ from ddpdoctor.cli.progress import FilesProgress
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
 from ddpdoctor.report.contract import json_schema, to_json
-from ddpdoctor.report.reported_checkpoints import Action, Moved, Outcome
+from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome, Moved
 from ddpdoctor.report.screen import Screen, screen_for
 
 BEFORE = CheckpointFile(
@@ -36,7 +36,7 @@ BEFORE = CheckpointFile(
 )
 AFTER = msgspec.structs.replace(BEFORE, pins=(Pins(device="cpu", tensors=517, bytes=4_701_300),))
 MOVED = (Moved(device_from="cuda:7", device_to="cpu", tensors=390, bytes=4_700_000),)
-FIXED = Outcome(
+FIXED = CheckpointOutcome(
     path="runs/ckpt.pt",
     action=Action.FIXED,
     before=BEFORE,
@@ -47,7 +47,7 @@ FIXED = Outcome(
 SYSTEM = GlobalName(name="os.system", meaning="runs a command in a shell", dangerous=True)
 NAMESPACE = GlobalName(name="argparse.Namespace", meaning="a program's command-line options")
 LFS = CheckpointFile(path="lfs.pt", kind="git-lfs-pointer", called="a Git LFS pointer", size=130, problem="A pointer")
-REFUSED = Outcome(
+REFUSED = CheckpointOutcome(
     path="lfs.pt",
     action=Action.REFUSED,
     before=LFS,
@@ -57,7 +57,7 @@ REFUSED = Outcome(
 )
 
 
-def changed(outcome: Outcome, **facts: Any) -> Outcome:
+def changed(outcome: CheckpointOutcome, **facts: Any) -> CheckpointOutcome:
     """The outcome with other facts of the file, before and after."""
     both = {
         name: msgspec.structs.replace(one, **facts)
@@ -72,13 +72,13 @@ def screen(width: int = 80, *, colour: bool = False) -> tuple[Screen, io.StringI
     return Screen(file, width, colour=colour), file
 
 
-def told(outcome: Outcome, width: int = 80, wishes: Wishes | None = None) -> str:
+def told(outcome: CheckpointOutcome, width: int = 80, wishes: EditOptions | None = None) -> str:
     made, file = screen(width)
-    show_one(made, outcome, wishes or Wishes())
+    show_one(made, outcome, wishes or EditOptions())
     return file.getvalue()
 
 
-def summed(*outcomes: Outcome, paths: tuple[str, ...] = ("runs",), width: int = 80) -> str:
+def summed(*outcomes: CheckpointOutcome, paths: tuple[str, ...] = ("runs",), width: int = 80) -> str:
     made, file = screen(width)
     for outcome in outcomes:
         show_line(made, outcome)
@@ -184,7 +184,7 @@ def test_refusal_has_the_reason_the_advice_and_the_command_but_no_praise() -> No
 
 def test_what_is_clean_depends_on_the_device_that_was_wished() -> None:
     clean = msgspec.structs.replace(FIXED, action=Action.CLEAN, after=None, moved=(), undo_file="")
-    assert "is on cuda:7 already" in told(clean, wishes=Wishes(to="cuda:7"))
+    assert "is on cuda:7 already" in told(clean, wishes=EditOptions(to="cuda:7"))
     assert "no tensor in it is tied to a device" in told(msgspec.structs.replace(clean, before=AFTER))
 
 
@@ -334,7 +334,7 @@ def test_what_a_file_says_can_not_steer_the_terminal() -> None:
 
 def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made, file = screen(colour=True)
-    show_one(made, FIXED, Wishes())
+    show_one(made, FIXED, EditOptions())
     assert "\x1b[1;32mFIXED\x1b[0m" in file.getvalue()
     for environ, coloured in (
         ({}, False),
@@ -343,7 +343,7 @@ def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch, tmp
     ):
         path = tmp_path / "out"
         with path.open("w") as out:
-            show_one(screen_for(out, environ), FIXED, Wishes())
+            show_one(screen_for(out, environ), FIXED, EditOptions())
         assert ("\x1b" in path.read_text()) is coloured
 
 
@@ -366,7 +366,7 @@ def test_a_dry_run_is_judged_by_what_the_file_still_is() -> None:
     assert report.verdict is Verdict.FAIL
 
 
-def wishes_of(*paths: str, **options: Any) -> Wishes:
+def wishes_of(*paths: str, **options: Any) -> EditOptions:
     nothing: dict[str, Any] = dict.fromkeys(("to", "prefixes", "keep", "drop", "output"))
     flags = dict.fromkeys(("params_only", "to_safetensors", "undo"), False)
     return make_wishes(paths or ["ckpt.pt"], **(nothing | flags | options))

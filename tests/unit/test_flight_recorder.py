@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdoctor.facts.hang import Collective, Frame, Recorded
+from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective
 from ddpdoctor.hang import dump_files, flight_recorder
 from ddpdoctor.hang.flight_recorder import Dumps, read_dumps
 from ddpdoctor.hang.plain_pickles import LARGEST, NotPlain
@@ -97,7 +97,7 @@ def test_what_a_real_dump_says_of_one_call() -> None:
     )
     assert (some.group, some.last_enqueued, some.last_completed) == ("1:undefined", 1, 1)
     call = default.entries[-1]
-    assert msgspec.structs.replace(call, created=0.0, frames=()) == Collective(
+    assert msgspec.structs.replace(call, created=0.0, frames=()) == RecordedCollective(
         number=4, name="gloo:all_reduce", state="scheduled", shapes=((4,),), dtypes=("Float",)
     )
     assert [(one.function, one.path, one.line > 0) for one in call.frames[2:]] == [
@@ -121,7 +121,7 @@ def test_nccls_status_and_members(tmp_path: Path) -> None:
     assert (rank.rank, group.ranks) == (10, (0, 1, 10))
     assert (group.last_enqueued, group.last_started, group.last_completed) == (3, 3, 2)
     assert [one.state for one in group.entries] == ["completed", "started"]
-    assert group.entries[1] == Collective(
+    assert group.entries[1] == RecordedCollective(
         number=3,
         name="nccl:all_reduce",
         state="started",

@@ -12,7 +12,7 @@ import pytest
 from ddpdoctor.base.findings import FAIL, INFO, WARN
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Check, Result, Why, all_checks, diagnose, find_check
+from ddpdoctor.engine.registry import Check, Result, SkipReason, all_checks, diagnose, find_check
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus, MigInstance
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
@@ -81,7 +81,7 @@ def snapshots_with_one_unknown(snapshot: Snapshot, one: Check) -> list[Snapshot]
 
 
 def assert_no_illness(result: Result, host: str) -> None:
-    assert result.not_tested is None or result.not_tested.why is not Why.CRASHED, result.not_tested
+    assert result.not_tested is None or result.not_tested.why is not SkipReason.CRASHED, result.not_tested
     for finding in result.findings:
         raise AssertionError(f"{host}: {finding.summary}")
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Why, all_checks, diagnose
-from ddpdoctor.facts.hang import Hang, Look, RasCount, Recorded, Watched, WatchedRank
+from ddpdoctor.engine.registry import SkipReason, all_checks, diagnose
+from ddpdoctor.facts.hang import Hang, RankLook, RasCount, Recorded, Watched, WatchedRank
 from ddpdoctor.facts.snapshot import Snapshot
 from tests.hangs import (
     GETS_ITEM,
@@ -35,8 +35,8 @@ STACKS = st.sampled_from([
 
 
 @st.composite
-def looks(draw: st.DrawFn) -> Look:
-    return Look(
+def looks(draw: st.DrawFn) -> RankLook:
+    return RankLook(
         seconds=draw(st.floats(0, 10)),
         frames=draw(STACKS),
         state=draw(st.sampled_from("RSSSDTtZ")),
@@ -50,7 +50,7 @@ def looks(draw: st.DrawFn) -> Look:
 @st.composite
 def processes(draw: st.DrawFn, pid: int) -> Watched:
     still: bool = draw(st.booleans())  # Often nothing has changed.
-    found: list[Look] = draw(st.lists(looks(), max_size=3))
+    found: list[RankLook] = draw(st.lists(looks(), max_size=3))
     return Watched(pid=pid, looks=(found[0], found[0]) if still and found else tuple(found))
 
 
@@ -97,7 +97,7 @@ def hangs(draw: st.DrawFn) -> Hang:
 def test_any_job_has_one_cause_at_most_and_names_its_own_ranks(hang: Hang) -> None:
     snapshot = Snapshot(host="node01", hang=hang)
     results = diagnose(snapshot, plan_for(snapshot), CHECKS)
-    crashed = [one.not_tested for one in results if one.not_tested and one.not_tested.why is Why.CRASHED]
+    crashed = [one.not_tested for one in results if one.not_tested and one.not_tested.why is SkipReason.CRASHED]
     assert not crashed
     findings = [found for one in results for found in one.findings]
     assert len(findings) <= 1

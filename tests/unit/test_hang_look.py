@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.hang import Frame, Look, Watched
-from ddpdoctor.facts.processes import Identity, Process
+from ddpdoctor.facts.hang import Frame, RankLook, Watched
+from ddpdoctor.facts.processes import Process, ProcessIdentity
 from ddpdoctor.hang import sampling
 from ddpdoctor.hang.glances import glance
 from ddpdoctor.hang.permission import Missed, Powers, hidden_stacks, powers
 from ddpdoctor.hang.sampling import Sampled
 from ddpdoctor.probes import py_spy as spying
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.probes.py_spy import Trouble, refused, spy
+from ddpdoctor.probes.py_spy import PySpyTrouble, refused, spy
 
 # --- py-spy's dump ----------------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ def test_a_forked_process_has_no_part_in_its_parent_s_frames() -> None:
     [b"", b"[]", b"{", printed(thread("MainThread", 7)), printed(FEEDER, thread(None, None)), b'[{"frames": 1}]'],
 )
 def test_what_makes_no_sense_was_torn(output: bytes) -> None:
-    assert spying.understood(7, output).trouble is Trouble.TORN
+    assert spying.understood(7, output).trouble is PySpyTrouble.TORN
 
 
 def test_a_name_can_t_steer_the_terminal() -> None:
@@ -90,10 +90,12 @@ def test_a_name_can_t_steer_the_terminal() -> None:
 
 def test_why_py_spy_refuses() -> None:
     me = os.getpid()
-    assert refused(me, b"Permission Denied: Try running again with elevated permissions\n").trouble is Trouble.DENIED
-    assert refused(me, b"Error: Failed to find python version from target process\n").trouble is Trouble.NO_PYTHON
-    assert refused(me, b"Error: Failed to copy PyThreadState\n").trouble is Trouble.TORN
-    assert refused(2**22 + 1, b"Error: Failed to get process executable name\n").trouble is Trouble.GONE
+    assert (
+        refused(me, b"Permission Denied: Try running again with elevated permissions\n").trouble is PySpyTrouble.DENIED
+    )
+    assert refused(me, b"Error: Failed to find python version from target process\n").trouble is PySpyTrouble.NO_PYTHON
+    assert refused(me, b"Error: Failed to copy PyThreadState\n").trouble is PySpyTrouble.TORN
+    assert refused(2**22 + 1, b"Error: Failed to get process executable name\n").trouble is PySpyTrouble.GONE
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def asleep(tmp_path: Path) -> Iterator[int]:
 def test_a_real_process_and_one_that_is_gone(asleep: int) -> None:
     found = asyncio.run(spy([asleep, 2**22 + 1]))
     assert [one.function for one in found[asleep].frames] == ["wait_here", "<module>"]
-    assert found[2**22 + 1].trouble is Trouble.GONE
+    assert found[2**22 + 1].trouble is PySpyTrouble.GONE
 
 
 def test_a_torn_stack_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,13 +137,13 @@ def test_one_that_gives_no_answer_in_time_is_ended(monkeypatch: pytest.MonkeyPat
     slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     slow.chmod(0o755)
     monkeypatch.setattr(spying, "py_spy", lambda: os.fspath(slow))
-    assert asyncio.run(spy([os.getpid()], seconds=1.0))[os.getpid()].trouble is Trouble.SLOW
+    assert asyncio.run(spy([os.getpid()], seconds=1.0))[os.getpid()].trouble is PySpyTrouble.SLOW
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
 def test_without_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spying, "py_spy", lambda: None)
-    assert asyncio.run(spy([1]))[1].trouble is Trouble.NO_PROGRAM
+    assert asyncio.run(spy([1]))[1].trouble is PySpyTrouble.NO_PROGRAM
 
 
 # --- its samples ------------------------------------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ WAITS, POLLS = (
 def test_a_single_sample_of_a_step_shows_that_it_moves(mostly: str, once: str, moved: int) -> None:
     found = sampled((mostly, 1499), (once, 1))
     assert found.moved == moved
-    looks = (Look(frames=(Frame("f", "f.py", 1),)), Look(seconds=15.0, frames=(Frame("f", "f.py", 1),)))
+    looks = (RankLook(frames=(Frame("f", "f.py", 1),)), RankLook(seconds=15.0, frames=(Frame("f", "f.py", 1),)))
     seen = Watched(pid=1, looks=looks, samples=found.count, elsewhere=found.elsewhere, moved=found.moved)
     assert seen.still is not bool(moved)
 
@@ -225,7 +227,7 @@ def test_samples_of_nothing(output: bytes) -> None:
 
 
 def watched(samples: int, elsewhere: int) -> Watched:
-    looks = (Look(frames=(Frame("f", "f.py", 1),)), Look(frames=(Frame("g", "f.py", 9),)))
+    looks = (RankLook(frames=(Frame("f", "f.py", 1),)), RankLook(frames=(Frame("g", "f.py", 9),)))
     return Watched(pid=1, looks=looks, samples=samples, elsewhere=elsewhere)
 
 
@@ -293,19 +295,19 @@ def made_up_proc(folder: Path, pid: int, *, start: int = 500, state: str = "S", 
 
 
 def test_a_glance(tmp_path: Path) -> None:
-    found = glance(Identity(42, 500), made_up_proc(tmp_path, 42, tracer=99))
+    found = glance(ProcessIdentity(42, 500), made_up_proc(tmp_path, 42, tracer=99))
     assert found is not None
     assert (found.state, found.waits_in, found.cpu_seconds, found.switches) == ("S", "futex_do_wait", 2.5, 31)
     assert (found.transferred, found.tracer) == (1024, 99)
 
 
 def test_another_process_with_the_same_pid_is_not_looked_at(tmp_path: Path) -> None:
-    assert glance(Identity(42, 499), made_up_proc(tmp_path, 42)) is None
-    assert glance(Identity(43, 500), Proc(os.fspath(tmp_path))) is None
+    assert glance(ProcessIdentity(42, 499), made_up_proc(tmp_path, 42)) is None
+    assert glance(ProcessIdentity(43, 500), Proc(os.fspath(tmp_path))) is None
 
 
 def test_a_dead_process_has_ended(tmp_path: Path) -> None:
-    found = glance(Identity(42, 500), made_up_proc(tmp_path, 42, state="Z"))
+    found = glance(ProcessIdentity(42, 500), made_up_proc(tmp_path, 42, state="Z"))
     assert found is not None
     assert found.ended
 
@@ -331,7 +333,7 @@ def allowed(
     return powers(Proc(os.fspath(folder)), 77)
 
 
-def denied(rank: int, *, uid: int = 1000, worker: bool = False, trouble: Trouble = Trouble.DENIED) -> Missed:
+def denied(rank: int, *, uid: int = 1000, worker: bool = False, trouble: PySpyTrouble = PySpyTrouble.DENIED) -> Missed:
     process = Process(pid=4000 + rank, start=1, parent=1, uid=uid, user={0: "root", 1000: "ada"}.get(uid, ""))
     return Missed(rank=rank, process=process, trouble=trouble, worker=worker)
 
@@ -386,7 +388,7 @@ def test_who_has_the_capability_is_not_told_of_the_setting(tmp_path: Path) -> No
 
 
 def test_no_py_spy(tmp_path: Path) -> None:
-    missed = [denied(rank, trouble=Trouble.NO_PROGRAM) for rank in range(3)]
+    missed = [denied(rank, trouble=PySpyTrouble.NO_PROGRAM) for rank in range(3)]
     [sentence] = hidden_stacks(missed, allowed(tmp_path), "3990")
     assert sentence.endswith(f"{sys.executable} -m pip install py-spy")
 
@@ -394,9 +396,9 @@ def test_no_py_spy(tmp_path: Path) -> None:
 def test_each_reason_is_a_sentence_and_who_has_ended_is_none(tmp_path: Path) -> None:
     missed = [
         denied(0),
-        denied(1, trouble=Trouble.GONE),
-        denied(2, trouble=Trouble.SLOW),
-        denied(3, trouble=Trouble.TORN),
+        denied(1, trouble=PySpyTrouble.GONE),
+        denied(2, trouble=PySpyTrouble.SLOW),
+        denied(3, trouble=PySpyTrouble.TORN),
     ]
     first, second, third = hidden_stacks(missed, allowed(tmp_path), "3990")
     assert "rank 0" in first

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.facts.hang import Frame, Look
-from ddpdoctor.knowledge.stack_places import Where, place_of, worker_place
+from ddpdoctor.facts.hang import Frame, RankLook
+from ddpdoctor.knowledge.stack_places import PlaceKind, place_of, worker_place
 from tests.hangs import (
     C10D,
     GETS_ITEM,
@@ -65,37 +65,37 @@ DOWNLOAD = (
 @pytest.mark.parametrize(
     ("stack", "where", "what", "line"),
     [
-        (collective("barrier", 41), Where.COLLECTIVE, "barrier", 41),
-        (collective("all_reduce", 40), Where.COLLECTIVE, "all_reduce", 40),
-        ((*GATHER_OBJECT, *own()), Where.COLLECTIVE, "all_gather_object", 30),
-        (collective("recv", 40), Where.PAIR, "recv", 40),
-        (collective("batch_isend_irecv", 40), Where.PAIR, "batch_isend_irecv", 40),
-        (backward(), Where.STEP, "backward", 37),
-        ((Frame("backward", f"{TORCH}/autograd/__init__.py", 200), *own()), Where.STEP, "backward", 30),
-        (forward(), Where.STEP, "DDP's forward", 36),
-        ((LINEAR[2], *own()), Where.STEP, "DDP's forward", 30),
-        ((*LINEAR, *own()), Where.OWN, "", 30),
-        ((*own("forward", 7, "/home/ada/model.py")[:1], *LINEAR[1:], *own()), Where.OWN, "", 7),
-        (rendezvous(), Where.GROUP, "init_process_group", 12),
-        ((*NEW_GROUP, *own()), Where.GROUP, "new_group", 30),
-        (destroying(), Where.LEAVING, "destroy_process_group", 80),
-        ((Frame("_shutdown", f"{LIB}/threading.py", 1583),), Where.LEAVING, "the end of Python, for its threads", 1583),
-        (loader(), Where.LOADER, "", 31),
-        ((*FETCHED_HERE, *own("main", 31)), Where.DATA, "", 7),
-        ((*SEED, *own("main", 31)), Where.COLLECTIVE, "broadcast", 31),
-        (saving(), Where.SAVING, "", 60),
-        ((*COMPILING, *own()), Where.COMPILING, "", 30),
-        ((*COMPILED, *own()), Where.OWN, "", 30),
-        ((Frame("acquire", f"{LIB}/logging/__init__.py", 928), *own()), Where.LOCK, "a lock of logging", 30),
-        ((Frame("_ModuleLock.acquire", "<frozen importlib._bootstrap>", 180), *own()), Where.LOCK, "the import lock", 30),
-        ((*DOWNLOAD, *own("fetch", 18)), Where.REMOTE, "data from a socket", 18),
-        (own("evaluate", 55), Where.OWN, "", 55),
-        ((Frame("synchronize", f"{TORCH}/cuda/__init__.py", 1219), *own()), Where.DEVICE, "torch.cuda.synchronize", 30),
-        ((), Where.UNSEEN, "", 0),
+        (collective("barrier", 41), PlaceKind.COLLECTIVE, "barrier", 41),
+        (collective("all_reduce", 40), PlaceKind.COLLECTIVE, "all_reduce", 40),
+        ((*GATHER_OBJECT, *own()), PlaceKind.COLLECTIVE, "all_gather_object", 30),
+        (collective("recv", 40), PlaceKind.PAIR, "recv", 40),
+        (collective("batch_isend_irecv", 40), PlaceKind.PAIR, "batch_isend_irecv", 40),
+        (backward(), PlaceKind.STEP, "backward", 37),
+        ((Frame("backward", f"{TORCH}/autograd/__init__.py", 200), *own()), PlaceKind.STEP, "backward", 30),
+        (forward(), PlaceKind.STEP, "DDP's forward", 36),
+        ((LINEAR[2], *own()), PlaceKind.STEP, "DDP's forward", 30),
+        ((*LINEAR, *own()), PlaceKind.OWN, "", 30),
+        ((*own("forward", 7, "/home/ada/model.py")[:1], *LINEAR[1:], *own()), PlaceKind.OWN, "", 7),
+        (rendezvous(), PlaceKind.GROUP, "init_process_group", 12),
+        ((*NEW_GROUP, *own()), PlaceKind.GROUP, "new_group", 30),
+        (destroying(), PlaceKind.LEAVING, "destroy_process_group", 80),
+        ((Frame("_shutdown", f"{LIB}/threading.py", 1583),), PlaceKind.LEAVING, "the end of Python, for its threads", 1583),
+        (loader(), PlaceKind.LOADER, "", 31),
+        ((*FETCHED_HERE, *own("main", 31)), PlaceKind.DATA, "", 7),
+        ((*SEED, *own("main", 31)), PlaceKind.COLLECTIVE, "broadcast", 31),
+        (saving(), PlaceKind.SAVING, "", 60),
+        ((*COMPILING, *own()), PlaceKind.COMPILING, "", 30),
+        ((*COMPILED, *own()), PlaceKind.OWN, "", 30),
+        ((Frame("acquire", f"{LIB}/logging/__init__.py", 928), *own()), PlaceKind.LOCK, "a lock of logging", 30),
+        ((Frame("_ModuleLock.acquire", "<frozen importlib._bootstrap>", 180), *own()), PlaceKind.LOCK, "the import lock", 30),
+        ((*DOWNLOAD, *own("fetch", 18)), PlaceKind.REMOTE, "data from a socket", 18),
+        (own("evaluate", 55), PlaceKind.OWN, "", 55),
+        ((Frame("synchronize", f"{TORCH}/cuda/__init__.py", 1219), *own()), PlaceKind.DEVICE, "torch.cuda.synchronize", 30),
+        ((), PlaceKind.UNSEEN, "", 0),
     ],
 )  # fmt: skip
-def test_place(stack: Stack, where: Where, what: str, line: int) -> None:
-    found = place_of(Look(frames=stack))
+def test_place(stack: Stack, where: PlaceKind, what: str, line: int) -> None:
+    found = place_of(RankLook(frames=stack))
     assert (found.where, found.what, found.frame.line if found.frame else 0) == (where, what, line)
 
 
@@ -109,21 +109,21 @@ def test_names_without_classes_and_short_paths_are_the_same() -> None:
         )
         for one in loader()
     )
-    assert place_of(Look(frames=old)) == place_of(Look(frames=loader()))
+    assert place_of(RankLook(frames=old)) == place_of(RankLook(frames=loader()))
 
 
 def test_a_line_that_reads_from_the_terminal_waits_for_somebody() -> None:
-    assert place_of(Look(frames=own(), waits_in="n_tty_read")).where is Where.INPUT
-    assert place_of(Look(frames=own(), waits_in="wait_woken")).where is Where.OWN
+    assert place_of(RankLook(frames=own(), waits_in="n_tty_read")).where is PlaceKind.INPUT
+    assert place_of(RankLook(frames=own(), waits_in="wait_woken")).where is PlaceKind.OWN
 
 
 def test_a_worker_is_not_where_its_rank_was_forked() -> None:
-    found = worker_place(Look(frames=in_worker(GETS_ITEM)))
-    assert (found.where, found.frame) == (Where.OWN, GETS_ITEM)
-    assert worker_place(Look(frames=IDLE_WORKER)).what == "an empty queue"
+    found = worker_place(RankLook(frames=in_worker(GETS_ITEM)))
+    assert (found.where, found.frame) == (PlaceKind.OWN, GETS_ITEM)
+    assert worker_place(RankLook(frames=IDLE_WORKER)).what == "an empty queue"
 
 
 def test_the_users_own_line_is_named_and_not_the_librarys() -> None:
-    found = place_of(Look(frames=(Frame("step", f"{LIB}/site-packages/trainer/loop.py", 9), *own("main", 40))))
+    found = place_of(RankLook(frames=(Frame("step", f"{LIB}/site-packages/trainer/loop.py", 9), *own("main", 40))))
     assert found.frame == Frame("main", SCRIPT, 40)
     assert found.path[0].line == 9, "but two lines of the library are two places"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ddpdoctor.facts.hang import Collective, Hang, RasCount, Recorded
-from ddpdoctor.hang.recorded import Record, Sign, counts_move, record_of
+from ddpdoctor.facts.hang import Hang, RasCount, Recorded, RecordedCollective
+from ddpdoctor.hang.recorded import RecordedHang, RecordedSign, counts_move, record_of
 from tests.hangs import call, dump, hang, own, rank
 
 
-def of_dumps(*dumps: Recorded, world_size: int = 0) -> Record | None:
+def of_dumps(*dumps: Recorded, world_size: int = 0) -> RecordedHang | None:
     return record_of(Hang(recorded=dumps, world_size=world_size or len(dumps)))
 
 
-def gloo(number: int, name: str = "all_reduce", line: int = 40, **more: object) -> Collective:
+def gloo(number: int, name: str = "all_reduce", line: int = 40, **more: object) -> RecordedCollective:
     return call(number, f"gloo:{name}", "scheduled", line, **more)
 
 
@@ -20,7 +20,7 @@ def test_the_lowest_rank_is_behind_and_its_last_call_is_named() -> None:
         dump(0, gloo(56), gloo(57, line=41)), dump(1, gloo(56, line=38)), dump(2, gloo(56), gloo(57, line=41))
     )
     assert found
-    assert (found.sign, found.ranks, found.others, found.number) == (Sign.BEHIND, (1,), (0, 2), 57)
+    assert (found.sign, found.ranks, found.others, found.number) == (RecordedSign.BEHIND, (1,), (0, 2), 57)
     assert found.frame
     assert found.last
     assert (found.call, found.frame.line, found.last.line) == ("all_reduce", 41, 38)
@@ -33,7 +33,7 @@ def test_another_collective_at_the_same_number_comes_before_who_is_behind() -> N
         dump(0, gloo(5), gloo(6)), dump(1, gloo(5), gloo(6, "broadcast"), gloo(7)), dump(2, gloo(5), gloo(6))
     )
     assert found
-    assert (found.sign, found.ranks, found.number) == (Sign.MISMATCH, (1,), 6)
+    assert (found.sign, found.ranks, found.number) == (RecordedSign.MISMATCH, (1,), 6)
     assert found.calls == (("all_reduce", (0, 2)), ("broadcast", (1,)))
 
 
@@ -47,7 +47,7 @@ def test_shapes_and_types_differ_where_they_must_not() -> None:
     for name, other in (("all_reduce", {"shapes": ((9,),)}), ("broadcast", {"dtypes": ("Half",)})):
         found = of_dumps(dump(0, gloo(6, name)), dump(1, gloo(6, name)), dump(2, gloo(6, name, **other)))
         assert found, name
-        assert (found.sign, found.ranks) == (Sign.MISMATCH, (2,))
+        assert (found.sign, found.ranks) == (RecordedSign.MISMATCH, (2,))
     for name in ("all_to_all", "gather", "scatter"):
         assert of_dumps(dump(0, gloo(6, name)), dump(1, gloo(6, name, shapes=((9,),)))) is None
 
@@ -79,14 +79,14 @@ def test_the_open_call_of_nccl_is_where_all_wait() -> None:
     ]
     found = of_dumps(*dumps)
     assert found
-    assert (found.sign, found.number, round(found.waited), found.timed_out) == (Sign.EVEN, 58, 42, False)
+    assert (found.sign, found.number, round(found.waited), found.timed_out) == (RecordedSign.EVEN, 58, 42, False)
 
 
 def test_the_watchdogs_dump_is_as_old_as_its_timeout() -> None:
     late = dump(0, call(57), call(58, state="started"), written=1658.0), dump(1, call(57), written=1658.0)
     found = of_dumps(*late)
     assert found
-    assert (found.sign, found.ranks, found.timed_out) == (Sign.BEHIND, (1,), True)
+    assert (found.sign, found.ranks, found.timed_out) == (RecordedSign.BEHIND, (1,), True)
 
 
 def test_what_is_done_tells_of_no_hang() -> None:
@@ -103,7 +103,7 @@ def test_ras_the_lowest_count_is_behind() -> None:
         Hang(world_size=3, counts=tuple(count(n, ("AllReduce", 99 if n == 2 else 100)) for n in range(3)))
     )
     assert found
-    assert (found.sign, found.ranks, found.others, found.call) == (Sign.BEHIND, (2,), (0, 1), "AllReduce")
+    assert (found.sign, found.ranks, found.others, found.call) == (RecordedSign.BEHIND, (2,), (0, 1), "AllReduce")
 
 
 def test_ras_ranks_of_a_smaller_communicator_are_known_by_their_pids_alone() -> None:

@@ -15,7 +15,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.hang.judging import hang_of, judge_hang
 from ddpdoctor.hang.render import show_where_it_hangs
 from ddpdoctor.hang.render_words import groups, headline
-from ddpdoctor.probes.py_spy import Trouble
+from ddpdoctor.probes.py_spy import PySpyTrouble
 from ddpdoctor.report.contract import build_report, to_json
 from ddpdoctor.report.terminal import make_console
 from tests.hangs import GETS_ITEM, IDLE_WORKER, collective, hang, in_worker, loader, own, rank, saving, watched
@@ -121,7 +121,7 @@ def test_several_ranks_that_could_not_be_looked_into() -> None:
         one = rank(number, own())
         assert one.watched
         looks = tuple(
-            msgspec.structs.replace(look, frames=(), source=Trouble.DENIED.value) for look in one.watched.looks
+            msgspec.structs.replace(look, frames=(), source=PySpyTrouble.DENIED.value) for look in one.watched.looks
         )
         ranks.append(msgspec.structs.replace(one, watched=msgspec.structs.replace(one.watched, looks=looks)))
     words = {group.ranks: group.words for group in groups(examined(moving(0), *ranks))}

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.processes import Place, Process
+from ddpdoctor.facts.processes import Process, RankPlace
 from ddpdoctor.hang.permission import Missed, hidden_stacks, powers
 from ddpdoctor.hang.sampling import sample
 from ddpdoctor.probes import py_spy as spying
 from ddpdoctor.probes import run_as
 from ddpdoctor.probes.memory_readers import memory_reader
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.probes.py_spy import MAX_OUTPUT, Spied, Trouble, py_spy, run, spy
+from ddpdoctor.probes.py_spy import MAX_OUTPUT, PySpyTrouble, Spied, py_spy, run, spy
 from tests.other_users import User, python_for_all
 
 pytestmark = pytest.mark.root
@@ -106,9 +106,9 @@ def test_who_closes_her_process_to_herself_gets_no_root_to_look(
         pytest.skip("needs kernel.yama.ptrace_scope=0")
     pid = started(eve, CLOSED)
     found = looked_at(pid)
-    assert (found.trouble, found.frames) == (Trouble.CLOSED, ())
+    assert (found.trouble, found.frames) == (PySpyTrouble.CLOSED, ())
     assert set(record.read_text().split()) == {str(eve.uid)}
-    process = Process(pid=pid, start=1, parent=1, uid=eve.uid, place=Place(rank=1, world_size=2, source="RANK"))
+    process = Process(pid=pid, start=1, parent=1, uid=eve.uid, place=RankPlace(rank=1, world_size=2, source="RANK"))
     [sentence] = hidden_stacks([Missed(rank=1, process=process, trouble=found.trouble)], powers(Proc()), "4711")
     assert "root looks no deeper" in sentence
     assert sentence.endswith(f"{sys.executable} -I -m ddpdoctor --as-root jobs --hang 4711")
@@ -158,4 +158,4 @@ def test_her_py_spy_is_not_for_root(shared: Path, eve: User, monkeypatch: pytest
     monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
     monkeypatch.setenv("PATH", f"{shared}/hers:/usr/bin:/bin")
     assert py_spy() is None
-    assert asyncio.run(spy([os.getpid()]))[os.getpid()].trouble is Trouble.NO_PROGRAM
+    assert asyncio.run(spy([os.getpid()]))[os.getpid()].trouble is PySpyTrouble.NO_PROGRAM

@@ -11,11 +11,11 @@ import pytest
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import diagnose, find_check
-from ddpdoctor.facts.hang import Collective, Hang, Recorded, RecordedGroup
+from ddpdoctor.facts.hang import Hang, Recorded, RecordedCollective, RecordedGroup
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.hang.recorded import Record, Sign, record_of
+from ddpdoctor.hang.recorded import RecordedHang, RecordedSign, record_of
 from ddpdoctor.hang.recorded_entries import understand
-from ddpdoctor.hang.verdict import Kind, verdict_of
+from ddpdoctor.hang.verdict import HangKind, verdict_of
 from ddpdoctor.hang.waits import How, waits_of
 from tests.group_jobs import Job, some_job
 from tests.hangs import call
@@ -30,7 +30,7 @@ def recorded(job: Job) -> tuple[Recorded, ...]:
     return tuple(understand(data).recorded(rank, f"rank_{rank}", "", 0.0) for rank, data in sorted(job.dumps().items()))
 
 
-def judged(job: Job) -> Record | None:
+def judged(job: Job) -> RecordedHang | None:
     return record_of(Hang(recorded=recorded(job)))
 
 
@@ -76,7 +76,7 @@ def test_over_gloo_with_a_pipeline_nobody_is_blamed_for_sure_who_may_wait_in_a_s
     for seed in range(60):
         job = some_job(random.Random(seed), backend="gloo", most=24)
         found = judged(job)
-        if found is None or found.sign is not Sign.BEHIND:
+        if found is None or found.sign is not RecordedSign.BEHIND:
             continue  # Nobody is named.
         named = {*found.ranks, *found.missing}
         assert set(job.faulty) <= named or found.unsure or found.missing, seed
@@ -87,7 +87,9 @@ def test_over_gloo_with_a_pipeline_nobody_is_blamed_for_sure_who_may_wait_in_a_s
 # --- single jobs, by hand ---------------------------------------------------------------------------------------------------
 
 
-def group(name: str, ranks: Iterable[int], *entries: Collective, first: int = 0, **more: object) -> RecordedGroup:
+def group(
+    name: str, ranks: Iterable[int], *entries: RecordedCollective, first: int = 0, **more: object
+) -> RecordedGroup:
     given: dict[str, object] = {"places": tuple(range(first, first + len(entries)))}
     return RecordedGroup(group=name, ranks=tuple(ranks), entries=entries, **{**given, **more})  # type: ignore[arg-type]
 
@@ -96,7 +98,7 @@ def dump(rank: int, *groups: RecordedGroup) -> Recorded:
     return Recorded(rank=rank, file=f"/dumps/rank_{rank}", host="node01", groups=groups)
 
 
-def waits(number: int, name: str = "nccl:all_reduce", **more: object) -> Collective:
+def waits(number: int, name: str = "nccl:all_reduce", **more: object) -> RecordedCollective:
     return call(number, name, "scheduled", **more)
 
 
@@ -147,7 +149,7 @@ def test_a_root_may_be_done_before_the_others() -> None:
     assert waits_of([root, dump(1, group("1:tp", (0, 1), waits(9, "nccl:broadcast")))], 2).lags == ()
 
 
-def pair(name: str, state: str = "scheduled") -> Collective:
+def pair(name: str, state: str = "scheduled") -> RecordedCollective:
     return call(1, f"nccl:{name}", state, point_to_point=True)
 
 
@@ -178,7 +180,7 @@ def test_groups_of_the_same_purpose_tell_which_of_two_is_wrong() -> None:
     odd = (*tensor("1", "broadcast", "all_reduce"), *tensor("2", "all_reduce", "all_reduce"))
     found = record_of(Hang(recorded=odd))
     assert found
-    assert (found.sign, found.ranks, found.others) == (Sign.MISMATCH, (0,), (1,))
+    assert (found.sign, found.ranks, found.others) == (RecordedSign.MISMATCH, (0,), (1,))
     alone = record_of(Hang(recorded=odd[:2]))
     assert alone
     assert (alone.ranks, alone.others) == ((0, 1), ())
@@ -192,7 +194,7 @@ def test_two_ranks_in_a_circle_are_told_as_that_and_none_is_blamed() -> None:
     found = verdict_of(Hang(recorded=both))
     assert found
     assert found.record
-    assert (found.kind, found.record.sign, found.ranks) == (Kind.DESYNC, Sign.CIRCLE, (0, 1))
+    assert (found.kind, found.record.sign, found.ranks) == (HangKind.DESYNC, RecordedSign.CIRCLE, (0, 1))
 
 
 def test_who_is_in_every_circle_has_taken_another_way() -> None:
@@ -214,7 +216,7 @@ def finding_of(*dumps: Recorded) -> Finding:
     snapshot = Snapshot(hang=Hang(recorded=dumps))
     found = [
         one
-        for result in diagnose(snapshot, plan_for(snapshot), [find_check(kind.value) for kind in Kind])
+        for result in diagnose(snapshot, plan_for(snapshot), [find_check(kind.value) for kind in HangKind])
         for one in result.findings
     ]
     assert len(found) == 1

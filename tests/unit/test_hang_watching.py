@@ -14,13 +14,13 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.hang import Hang
-from ddpdoctor.facts.processes import Place, Process, Processes, Role
+from ddpdoctor.facts.processes import Process, Processes, ProcessRole, RankPlace
 from ddpdoctor.hang import watching
 from ddpdoctor.hang.fixes import full_stacks
 from ddpdoctor.hang.sampling import Sampled
 from ddpdoctor.hang.watching import backend_of, watch
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 
 CODE = "import time\ndef wait_here():\n    print(flush=True)\n    time.sleep(600)\nwait_here()\n"
 
@@ -52,14 +52,14 @@ def process(pid: int, rank: int | None, **more: object) -> Process:
         "start": getattr(stat, "start", 1),
         "parent": 1,
         "age": 60.0,
-        "role": Role.RANK,
-        "place": None if rank is None else Place(rank=rank, world_size=2, source="RANK"),
+        "role": ProcessRole.RANK,
+        "place": None if rank is None else RankPlace(rank=rank, world_size=2, source="RANK"),
     }
     return Process(**{**given, **more})  # type: ignore[arg-type]
 
 
 def looked(*ranks: Process, **more: object) -> Hang:
-    job = Job(**{"name": "4711", "ranks": ranks, "world_size": 2, **more})  # type: ignore[arg-type]
+    job = TrainingJob(**{"name": "4711", "ranks": ranks, "world_size": 2, **more})  # type: ignore[arg-type]
     return asyncio.run(watch(job, Processes(), "node01", 1))
 
 
@@ -132,7 +132,7 @@ def test_without_py_spy_the_kernel_is_asked_all_the_same(
 
 def test_a_worker_is_watched_with_its_rank(asleep: list[subprocess.Popen[bytes]]) -> None:
     rank = process(asleep[0].pid, 0)
-    worker = process(asleep[1].pid, None, role=Role.WORKER, parent=asleep[0].pid)
+    worker = process(asleep[1].pid, None, role=ProcessRole.WORKER, parent=asleep[0].pid)
     [one] = looked(rank, others=(worker,)).ranks
     [seen] = one.workers
     assert (seen.pid, seen.samples > 10) == (asleep[1].pid, True)
@@ -162,8 +162,8 @@ def test_one_that_the_kernel_holds(tmp_path: Path) -> None:
 
 
 def test_the_backend_by_the_names_of_threads() -> None:
-    def job(*marks: str) -> Job:
-        return Job(name="1", ranks=(Process(pid=1, start=1, parent=0, marks=marks),))
+    def job(*marks: str) -> TrainingJob:
+        return TrainingJob(name="1", ranks=(Process(pid=1, start=1, parent=0, marks=marks),))
 
     assert backend_of(job("gloo_tcp_loop", "pt_gloo_runloop")) == "gloo"
     assert backend_of(job("pt_nccl_watchdg", "gloo_tcp_loop")) == "nccl and gloo"

@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Result, Why
+from ddpdoctor.engine.registry import Result, SkipReason
 from tests.fixture_hosts import HOSTS, healthy_facts, judge, lay_over, to_snapshot
 
 SEVERITIES = [
@@ -139,17 +139,17 @@ def test_commands_are_for_this_host() -> None:
 @pytest.mark.parametrize(
     ("slug", "name", "why", "reason"),
     [
-        ("shm-too-small", "size-unknown", Why.UNKNOWN, "/dev/shm: Permission denied"),
-        ("shm-stale-segments", "other-users", Why.UNKNOWN, "other users, whose processes can't be looked into, own 3 segments in /dev/shm"),
-        ("shm-stale-segments", "without-root", Why.UNKNOWN, "312 processes can't be looked into with the rights of this user, and may use the 2 segments that nobody else uses"),
-        ("memlock-limit", "no-rdma", Why.NOT_APPLICABLE, "no RDMA device on this host"),
-        ("memlock-limit", "cloud-cpu-mlx5", Why.NOT_APPLICABLE, "no NVIDIA GPU on this host"),
-        ("memlock-limit", "root", Why.NOT_APPLICABLE, "this process may lock any amount of memory"),
-        ("host-oom-killed", "nobody-can-say", Why.UNKNOWN, "/dev/kmsg: Operation not permitted"),
-        ("host-oom-killed", "counter-alone", Why.UNKNOWN, "the counter of this session, container or job shows none, but the kernel log: dmesg: Operation not permitted (kernel.dmesg_restrict lets only root read it)"),
+        ("shm-too-small", "size-unknown", SkipReason.UNKNOWN, "/dev/shm: Permission denied"),
+        ("shm-stale-segments", "other-users", SkipReason.UNKNOWN, "other users, whose processes can't be looked into, own 3 segments in /dev/shm"),
+        ("shm-stale-segments", "without-root", SkipReason.UNKNOWN, "312 processes can't be looked into with the rights of this user, and may use the 2 segments that nobody else uses"),
+        ("memlock-limit", "no-rdma", SkipReason.NOT_APPLICABLE, "no RDMA device on this host"),
+        ("memlock-limit", "cloud-cpu-mlx5", SkipReason.NOT_APPLICABLE, "no NVIDIA GPU on this host"),
+        ("memlock-limit", "root", SkipReason.NOT_APPLICABLE, "this process may lock any amount of memory"),
+        ("host-oom-killed", "nobody-can-say", SkipReason.UNKNOWN, "/dev/kmsg: Operation not permitted"),
+        ("host-oom-killed", "counter-alone", SkipReason.UNKNOWN, "the counter of this session, container or job shows none, but the kernel log: dmesg: Operation not permitted (kernel.dmesg_restrict lets only root read it)"),
     ],
 )  # fmt: skip
-def test_what_was_not_tested_is_not_called_fine(slug: str, name: str, why: Why, reason: str) -> None:
+def test_what_was_not_tested_is_not_called_fine(slug: str, name: str, why: SkipReason, reason: str) -> None:
     result = near_miss(slug, name)
     assert result.not_tested is not None
     assert (result.not_tested.why, result.not_tested.reason) == (why, reason)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from ddpdoctor.checkpoints.fixing import Wishes, fix
+from ddpdoctor.checkpoints.fixing import EditOptions, fix
 from ddpdoctor.checkpoints.index_copies import copy_indexes, index_of
-from ddpdoctor.report.reported_checkpoints import Action, Outcome
+from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome
 
 NAMES = ("model-1.bin", "deep/model-2.bin")
 
@@ -32,13 +32,13 @@ def write(folder: Path, weight_map: Any, name: str = "pytorch_model.bin.index.js
     return path
 
 
-def outcomes(index: Path, ending: str = ".bin", names: Iterable[str] = NAMES, **fields: Any) -> list[Outcome]:
+def outcomes(index: Path, ending: str = ".bin", names: Iterable[str] = NAMES, **fields: Any) -> list[CheckpointOutcome]:
     """As if the shards had been written to the folder "new"."""
     made = []
     for name in names:
         out = (index.parent.parent / "new" / name).with_suffix(ending)
         out.parent.mkdir(parents=True, exist_ok=True)
-        made.append(Outcome(path=str(index.parent / name), action=Action.WRITTEN, written=str(out), **fields))
+        made.append(CheckpointOutcome(path=str(index.parent / name), action=Action.WRITTEN, written=str(out), **fields))
     return made
 
 
@@ -61,7 +61,7 @@ def test_keys_lose_the_prefixes_that_their_shard_lost(index: Path, to_safetensor
     keys = {"module.a": NAMES[0], "module.module.b": NAMES[0], "module._orig_mod.c": NAMES[1]}
     write(index.parent, keys)
     prefixes = ("module.", "_orig_mod.", "x.")
-    wishes = Wishes(strip_prefixes=prefixes, to_safetensors=to_safetensors)
+    wishes = EditOptions(strip_prefixes=prefixes, to_safetensors=to_safetensors)
     made = []
     for name in NAMES:
         torch.save({key: torch.ones(2) for key, shard in keys.items() if shard == name}, index.parent / name)
@@ -89,7 +89,7 @@ def test_safetensors_get_the_name_that_loaders_look_for(index: Path) -> None:
 def test_an_index_whose_shards_were_not_all_written_is_not_copied(index: Path) -> None:
     assert copy_indexes(outcomes(index, names=NAMES[:1]), ()) == []
     first, second = outcomes(index)
-    refused = Outcome(path=second.path, action=Action.REFUSED, error="no")
+    refused = CheckpointOutcome(path=second.path, action=Action.REFUSED, error="no")
     assert copy_indexes([first, refused], ()) == []
 
 

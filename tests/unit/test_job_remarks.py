@@ -8,8 +8,8 @@ import pytest
 from ddpdoctor.base.findings import FAIL, INFO, WARN
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.environment import Setting
-from ddpdoctor.facts.gpus import Gpus, Holder
-from ddpdoctor.facts.processes import Place, Process
+from ddpdoctor.facts.gpus import GpuHolder, Gpus
+from ddpdoctor.facts.processes import Process, RankPlace
 from ddpdoctor.processes.job_words import Oddity, Remark, pids_in
 from ddpdoctor.processes.jobs import jobs_of
 from ddpdoctor.processes.rank_remarks import remarks_on
@@ -69,7 +69,7 @@ def test_perhaps_several_runs() -> None:
     "twin",
     [
         rank(3, pid=9000, state="Z"),
-        rank(3, pid=9000, place=Place(rank=3, world_size=4, source="the order in which its parent started them")),
+        rank(3, pid=9000, place=RankPlace(rank=3, world_size=4, source="the order in which its parent started them")),
     ],
     ids=["has ended", "a guess"],
 )
@@ -115,7 +115,7 @@ def test_started_by_hand_they_are_no_orphans() -> None:
     settings = tuple(one for one in RANKS[0].settings if one.name in told)  # type: ignore[union-attr]
     (one,) = remarks(*(rank(number, parent=1, settings=settings, **idle) for number in range(4)))
     assert (one.oddity, one.ranks, one.severity) == (Oddity.BY_HAND, (0, 1, 2, 3), INFO)
-    by_slurm = Place(rank=0, world_size=1, source="SLURM_PROCID")
+    by_slurm = RankPlace(rank=0, world_size=1, source="SLURM_PROCID")
     (one,) = remarks(rank(0, 1, parent=1, settings=settings, place=by_slurm, **idle))
     assert one.oddity is Oddity.ORPHANED
 
@@ -128,13 +128,13 @@ def test_two_on_one_gpu() -> None:
 
 def test_extra_contexts_on_gpu_0() -> None:
     held = on_their_gpus(RANKS)
-    held[0] += [Holder(pid=4721, memory=CONTEXT), Holder(pid=4723, memory=CONTEXT)]
+    held[0] += [GpuHolder(pid=4721, memory=CONTEXT), GpuHolder(pid=4723, memory=CONTEXT)]
     assert oddities(launcher(), *RANKS, on=gpus(held)) == {Oddity.EXTRA_CONTEXT: (1, 3)}
 
 
 def test_a_model_that_is_split_over_two_gpus_is_where_it_belongs() -> None:
     two = [rank(number, 2) for number in range(2)]
-    held = {index: [Holder(pid=4720 + index // 2, memory=31 * GIB)] for index in range(4)}
+    held = {index: [GpuHolder(pid=4720 + index // 2, memory=31 * GIB)] for index in range(4)}
     assert not remarks(launcher(), *two, on=gpus(held))
 
 
@@ -164,7 +164,7 @@ def test_on_the_cpu() -> None:
 
 def test_in_a_container_that_sees_no_pids_nobody_is_called_on_the_cpu() -> None:
     hidden = [rank(number, devices=Unknown("Permission denied")) for number in range(4)]
-    held = {index: [Holder(pid=0, memory=31 * GIB)] for index in range(4)}
+    held = {index: [GpuHolder(pid=0, memory=31 * GIB)] for index in range(4)}
     assert not remarks(launcher(), *hidden, on=gpus(held))
 
 

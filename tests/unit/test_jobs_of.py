@@ -8,8 +8,8 @@ import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.environment import Setting
-from ddpdoctor.facts.processes import Place, Process, Processes, Role
-from ddpdoctor.processes.jobs import Job, jobs_of, perhaps_of_several_runs
+from ddpdoctor.facts.processes import Process, Processes, ProcessRole, RankPlace
+from ddpdoctor.processes.jobs import TrainingJob, jobs_of, perhaps_of_several_runs
 
 ORDER = "the order in which its parent started them"
 
@@ -38,8 +38,8 @@ def rank(
         age=age,
         uid=uid,
         state=state,
-        role=Role.RANK,
-        place=Place(rank=number, world_size=size, local_rank=local, local_world_size=here, source=source),
+        role=ProcessRole.RANK,
+        place=RankPlace(rank=number, world_size=size, local_rank=local, local_world_size=here, source=source),
         settings=tuple(Setting(name, str(value)) for name, value in told.items() if value is not None),
         network_namespace=network,
         pid_namespace="pid:[1]",
@@ -47,14 +47,14 @@ def rank(
 
 
 def launcher(pid: int, parent: int = 1) -> Process:
-    return Process(pid=pid, start=pid, parent=parent, role=Role.LAUNCHER)
+    return Process(pid=pid, start=pid, parent=parent, role=ProcessRole.LAUNCHER)
 
 
-def other(pid: int, parent: int, role: Role = Role.OTHER) -> Process:
+def other(pid: int, parent: int, role: ProcessRole = ProcessRole.OTHER) -> Process:
     return Process(pid=pid, start=pid, parent=parent, role=role)
 
 
-def jobs(*listed: Process) -> list[Job]:
+def jobs(*listed: Process) -> list[TrainingJob]:
     return list(jobs_of(Processes(listed=tuple(sorted(listed, key=lambda one: one.pid)))))
 
 
@@ -77,11 +77,11 @@ def test_workers_of_a_rank_and_of_its_fork_server() -> None:
     (job,) = jobs(
         rank(20, 0),
         rank(21, 1),
-        other(30, 20, Role.WORKER),
-        other(31, 20, Role.HELPER),
-        other(32, 31, Role.WORKER),
-        other(33, 21, Role.WORKER),
-        other(34, 99, Role.WORKER),
+        other(30, 20, ProcessRole.WORKER),
+        other(31, 20, ProcessRole.HELPER),
+        other(32, 31, ProcessRole.WORKER),
+        other(33, 21, ProcessRole.WORKER),
+        other(34, 99, ProcessRole.WORKER),
         other(35, 20),
     )
     assert [one.pid for one in job.others] == [30, 31, 32, 33]
@@ -274,5 +274,5 @@ def test_a_dead_rank_is_of_its_siblings_job() -> None:
 def test_absurd_settings() -> None:
     (job,) = jobs(rank(20, 5, 10**15, local=5, here=10**15, MASTER_ADDR="127.0.0.1"))
     assert len(job.expected) <= 4096
-    hidden = Process(pid=1, start=1, parent=1, role=Role.RANK, settings=Unknown("Permission denied"))
+    hidden = Process(pid=1, start=1, parent=1, role=ProcessRole.RANK, settings=Unknown("Permission denied"))
     assert [one.name for one in jobs(hidden)] == ["1"]

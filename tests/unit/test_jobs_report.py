@@ -14,11 +14,11 @@ from ddpdoctor.base.findings import INFO
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import select
-from ddpdoctor.facts.gpus import Holder
+from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.processes.jobs_json import jobs_report
-from ddpdoctor.processes.jobs_rows import Row, age, waits_for
+from ddpdoctor.processes.jobs_rows import JobRow, age, waits_for
 from ddpdoctor.processes.jobs_table import columns_for
 from ddpdoctor.processes.jobs_terminal import show_jobs
 from ddpdoctor.processes.overview import Overview, UnknownJobError, checks_of_jobs, overview
@@ -99,7 +99,7 @@ def test_what_no_check_says_is_a_remark_that_changes_no_verdict() -> None:
 
 def test_table_and_findings_agree_on_how_bad_it_is() -> None:
     held = on_their_gpus(RANKS)
-    held[0] += [Holder(pid=4721, memory=500 << 20)]
+    held[0] += [GpuHolder(pid=4721, memory=500 << 20)]
     one = looked(running(processes(launcher(), *RANKS), gpus(held)))
     told = {severity for check, severity, _ in one.examination.findings if check.slug == "gpu0-extra-contexts"}
     assert {remark.severity for view in one.views for remark in view.remarks} == told
@@ -132,7 +132,7 @@ def test_32_ranks_are_not_folded() -> None:
 @pytest.mark.parametrize("width", [40, *range(70, 121, 3)])
 def test_no_line_of_a_table_is_wider_than_the_terminal(width: int) -> None:
     held = on_their_gpus(RANKS)
-    held[0] += [Holder(pid=4721, memory=500 << 20)]
+    held[0] += [GpuHolder(pid=4721, memory=500 << 20)]
     held[2] += held.pop(3)
     ranks = [RANKS[0], rank(1, pid_inside=12), rank(2, state="T"), RANKS[3]]
     text = report(looked(running(processes(launcher(), *ranks), gpus(held))), width)
@@ -143,7 +143,7 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_what_has_no_room_goes_in_order() -> None:
-    row = Row(
+    row = JobRow(
         rank="0",
         pid="4720",
         user="alice",

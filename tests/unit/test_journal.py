@@ -136,7 +136,10 @@ def _record(payload: bytes) -> bytes:
     import hashlib
 
     digest = hashlib.sha256(payload).digest()
-    return journal.HEADER.pack(journal.MAGIC, journal.VERSION, journal.Stage.COMPLETE, len(payload), digest) + payload
+    return (
+        journal.HEADER.pack(journal.MAGIC, journal.VERSION, journal.JournalStage.COMPLETE, len(payload), digest)
+        + payload
+    )
 
 
 def _layer(**changes: object) -> bytes:

@@ -12,13 +12,13 @@ import pytest
 from ddpdoctor.base.unknown import NotKnown, Unknown
 from ddpdoctor.engine.registry import find_check
 from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.gpus import Holder
+from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.processes.leftover_blind_spots import blind_spots
 from ddpdoctor.processes.leftovers import leftovers_of
 from ddpdoctor.processes.zombies_terminal import show_leftovers
-from ddpdoctor.report.reported_leftovers import Certainty, Kind
+from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 from ddpdoctor.report.screen import Screen
 from tests.fixture_hosts import HEALTHY, healthy_facts, to_snapshot
 from tests.process_trees import ME, Host
@@ -70,14 +70,14 @@ def test_memory_that_nobody_owns_is_named_and_nothing_is_ended_for_it() -> None:
     first = msgspec.structs.replace(gpus.devices[0], memory_used=30 << 30)
     held = msgspec.structs.replace(gpus, devices=(first, *gpus.devices[1:]))
     (one,) = leftovers_of(processes, held, ROOM)
-    assert (one.kind, one.certainty, one.size) == (Kind.MEMORY, Certainty.DOUBT, 30 << 30)
+    assert (one.kind, one.certainty, one.size) == (LeftoverKind.MEMORY, Certainty.DOUBT, 30 << 30)
 
 
 @pytest.mark.parametrize("pid", [99_999, 0])
 def test_a_holder_that_this_host_does_not_have_is_named_as_check_names_it(pid: int) -> None:
     """NVML lists a pid, and nobody has it: killed, and the driver kept its memory. Without a pid nothing can be said."""
     host = Host(Random(1))
-    host.holders[2].append(Holder(pid=pid, memory=30 << 30))
+    host.holders[2].append(GpuHolder(pid=pid, memory=30 << 30))
     processes, gpus = host.facts()
     found = leftovers_of(processes, gpus, ROOM)
     machine = to_snapshot(healthy_facts(HEALTHY_HOST)).machine
@@ -87,7 +87,7 @@ def test_a_holder_that_this_host_does_not_have_is_named_as_check_names_it(pid: i
     assert len(found) == len(said) == (1 if pid else 0)
     if pid:
         assert (found[0].kind, found[0].certainty, found[0].size, found[0].gpus) == (
-            Kind.MEMORY,
+            LeftoverKind.MEMORY,
             Certainty.DOUBT,
             30 << 30,
             (2,),
@@ -125,7 +125,7 @@ def doubts(names: tuple[str, ...], **said: Any) -> list[tuple[str, ...]]:
     """Of segments of these names, which are ours. said: of /dev/shm."""
     found = tuple(Segment(path=f"/dev/shm/{one}", uid=ME, age=99.0, device=1, inode=7) for one in names)
     shared = msgspec.structs.replace(ROOM, stale=tuple(one.path for one in found), segments=found, **said)
-    return [one.doubts for one in leftovers_of(*Host(Random(1)).facts(), shared) if one.kind is Kind.SEGMENT]
+    return [one.doubts for one in leftovers_of(*Host(Random(1)).facts(), shared) if one.kind is LeftoverKind.SEGMENT]
 
 
 def test_what_may_be_meant_to_stay_is_in_doubt() -> None:

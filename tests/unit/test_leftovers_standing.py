@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.environment import Setting
-from ddpdoctor.facts.processes import Place, Processes
+from ddpdoctor.facts.processes import Processes, RankPlace
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_processes import left_by_processes
 from ddpdoctor.processes.leftover_stacks import busy_thread, whose_stacks
@@ -100,6 +100,6 @@ def test_a_rank_in_torchruns_shell_is_an_orphan_in_doubt() -> None:
 
 def test_only_the_ranks_of_this_host_may_be_missing_in_what_is_told() -> None:
     host = Host(Random(1))
-    host.rank(0, 2, place=Place(rank=0, world_size=2, source="RANK"))
+    host.rank(0, 2, place=RankPlace(rank=0, world_size=2, source="RANK"))
     (one,) = left_by_processes(*host.facts())
     assert "how many ranks of its job run on this host isn't told (LOCAL_WORLD_SIZE)" in one.doubts

@@ -15,7 +15,7 @@ import torch
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, NotACheckpoint, Refused
 from ddpdoctor.checkpoints.formats import legacy as legacy_layout
 from ddpdoctor.checkpoints.formats.legacy import MAGIC, Legacy, read_legacy
-from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.formats.reading import ByteSource
 from ddpdoctor.checkpoints.pickles.machine import scan
 from tests.checkpoint_files import changed
 
@@ -51,7 +51,7 @@ def file(tmp_path: Path) -> Path:
 def test_storages_are_found(protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     save(OBJECT, path, pickle_protocol=protocol)
-    with Source(path) as source:
+    with ByteSource(path) as source:
         legacy = read_legacy(source)
         assert legacy.kind == "legacy"
         assert legacy.byteorder == "little"
@@ -65,7 +65,7 @@ def test_storages_are_found(protocol: int, tmp_path: Path) -> None:
 
 def test_a_pickle_of_the_same_length(file: Path) -> None:
     original = file.read_bytes()
-    with Source(file) as source:
+    with ByteSource(file) as source:
         legacy = read_legacy(source)
         new = legacy.pickles()["data.pkl"].replace(b"alpha", b"omega")
         change = legacy.change({"data.pkl": new})
@@ -78,7 +78,7 @@ def test_a_pickle_of_the_same_length(file: Path) -> None:
 
 
 def test_a_pickle_of_another_length_takes_a_new_file(file: Path) -> None:
-    with Source(file) as source:
+    with ByteSource(file) as source:
         legacy = read_legacy(source)
         longer = legacy.pickles()["data.pkl"].replace(b"\5\0\0\0alpha", b"\6\0\0\0alphas")
         with pytest.raises(Refused, match="nothing behind it can move") as caught:
@@ -89,7 +89,7 @@ def test_a_pickle_of_another_length_takes_a_new_file(file: Path) -> None:
 def rewritten(path: Path, edit: Any) -> None:
     """Replaces the file's main pickle and its list of keys by what `edit` makes of them."""
     data = path.read_bytes()
-    with Source(path) as source:
+    with ByteSource(path) as source:
         legacy = read_legacy(source)
     main = edit(data[legacy.main.start : legacy.main.end])
     keys = edit(data[legacy.keys.start : legacy.keys.end])
@@ -113,7 +113,7 @@ def test_written_by_python_2(file: Path) -> None:
     rewritten(file, with_short_strings)
     assert b"U\x03cpu" in file.read_bytes()
     assert equal(torch.load(file), OBJECT)
-    with Source(file) as source:
+    with ByteSource(file) as source:
         legacy = read_legacy(source)
         (storage, *_) = scan(legacy.pickles()["data.pkl"]).storages
         assert source.read_at(*legacy.place(storage)) == bytes(OBJECT["weight"].untyped_storage())  # type: ignore[attr-defined]
@@ -128,7 +128,7 @@ def test_storages_with_views(tmp_path: Path) -> None:
     save({"part": torch.arange(10)[:3]}, path)
     rewritten(path, lambda data: data.replace(b"K\x0aNt", b"K\x0a(X\1\0\0\x001K\2K\3tt"))
     assert torch.equal(torch.load(path)["part"], torch.tensor([2, 3, 4]))
-    with Source(path) as source:
+    with ByteSource(path) as source:
         legacy = read_legacy(source)
         (storage,) = scan(legacy.pickles()["data.pkl"]).storages
         assert storage.view is not None
@@ -139,7 +139,7 @@ def test_thirty_thousand_storages(tmp_path: Path) -> None:
     """Its pickles are longer than any window in which their ends are looked for at first."""
     path = tmp_path / "many.pt"
     save([torch.tensor([number]) for number in range(30_000)], path)
-    with Source(path) as source:
+    with ByteSource(path) as source:
         legacy = read_legacy(source)
         assert len(legacy.places) == 30_000
         assert legacy.main.end - legacy.main.start > 1 << 20
@@ -149,12 +149,12 @@ def test_cut_off_anywhere(tmp_path: Path) -> None:
     path, cut = tmp_path / "model.pt", tmp_path / "cut.pt"
     save({"one": torch.arange(4.0), "two": torch.arange(3.0)}, path)
     whole = path.read_bytes()
-    with Source(path) as source:
+    with ByteSource(path) as source:
         legacy = read_legacy(source)
     first, second = (place.offset for place in legacy.places.values())
     for length in range(len(whole)):
         cut.write_bytes(whole[:length])
-        with Source(cut) as source, pytest.raises(Damaged, match="Truncated") as caught:
+        with ByteSource(cut) as source, pytest.raises(Damaged, match="Truncated") as caught:
             read_legacy(source)
         if length >= legacy.keys.end:
             which = "none" if length < second - 8 else "the first"
@@ -174,7 +174,7 @@ def test_without_any_storage(tmp_path: Path) -> None:
     path = tmp_path / "made.pt"
     path.write_bytes(MAGIC_PICKLE + VERSION + MACHINE + EMPTY + KEYS)
     assert torch.load(path) == {}
-    with Source(path) as source:
+    with ByteSource(path) as source:
         assert read_legacy(source).places == {}
 
 
@@ -196,23 +196,23 @@ def test_without_any_storage(tmp_path: Path) -> None:
 def test_what_is_no_such_file(data: bytes, error: type[CheckpointError], words: str, tmp_path: Path) -> None:
     path = tmp_path / "made.pt"
     path.write_bytes(data)
-    with Source(path) as source, pytest.raises(error, match=words):
+    with ByteSource(path) as source, pytest.raises(error, match=words):
         read_legacy(source)
 
 
 def test_a_count_that_the_pickle_contradicts(file: Path) -> None:
     data = file.read_bytes()
-    with Source(file) as source:
+    with ByteSource(file) as source:
         place = next(iter(read_legacy(source).places.values()))
     count = int.from_bytes(data[place.offset - 8 : place.offset], "little")
     file.write_bytes(data[: place.offset - 8] + (count + 1).to_bytes(8, "little") + data[place.offset :])
-    with Source(file) as source, pytest.raises(Damaged, match=f"has {count + 1:,} elements"):
+    with ByteSource(file) as source, pytest.raises(Damaged, match=f"has {count + 1:,} elements"):
         read_legacy(source)
 
 
 def test_a_type_of_storage_that_nobody_knows(file: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"FloatStorage", b"FlootStorage"))
-    with Source(file) as source, pytest.raises(Refused, match="FlootStorage"):
+    with ByteSource(file) as source, pytest.raises(Refused, match="FlootStorage"):
         read_legacy(source)
 
 
@@ -220,7 +220,7 @@ def test_a_pickle_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(legacy_layout, "LARGEST_PICKLE", 1 << 20)
     path = tmp_path / "made.pt"
     path.write_bytes(MAGIC_PICKLE + VERSION + MACHINE + b"\x80\2" + b"N0" * (1 << 20))
-    with Source(path) as source, pytest.raises(Refused, match="has no end within 1,048,576 bytes"):
+    with ByteSource(path) as source, pytest.raises(Refused, match="has no end within 1,048,576 bytes"):
         read_legacy(source)
 
 
@@ -229,7 +229,7 @@ def test_flipped_bytes_give_nothing_but_our_errors(file: Path, tmp_path: Path, s
     whole = file.read_bytes()
     chance = random.Random(seed)
     mutated = tmp_path / "mutated.pt"
-    with Source(file) as source:
+    with ByteSource(file) as source:
         end = read_legacy(source).keys.end + 8
     for _ in range(150):
         data = bytearray(whole)
@@ -237,7 +237,7 @@ def test_flipped_bytes_give_nothing_but_our_errors(file: Path, tmp_path: Path, s
             data[chance.randrange(end)] ^= 1 << chance.randrange(8)
         mutated.write_bytes(data)
         try:
-            with Source(mutated) as source:
+            with ByteSource(mutated) as source:
                 legacy = read_legacy(source)
                 assert isinstance(legacy, Legacy)
                 main = legacy.pickles()["data.pkl"]

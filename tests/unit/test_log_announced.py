@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
 TRACEBACK = """Traceback (most recent call last):
@@ -39,20 +39,20 @@ def judged(text: str) -> LogVerdict:
 @pytest.mark.parametrize("words", [*PARTS, *NEVER])
 def test_what_is_announced_and_gone_on_after_is_no_failure(words: str) -> None:
     found = judged(f"{STEPS}{words}\n{ANNOUNCED}{STEPS}training finished\n")
-    assert found.outcome is Outcome.NOTHING
+    assert found.outcome is RunOutcome.NOTHING
     assert any("KeyError" in one.text for one in found.survived)
-    assert judged(f"{STEPS}{ANNOUNCED}{STEPS}").outcome is Outcome.USER_ERROR
+    assert judged(f"{STEPS}{ANNOUNCED}{STEPS}").outcome is RunOutcome.USER_ERROR
 
 
 @pytest.mark.parametrize("words", NEVER)
 def test_what_never_ends_a_process_may_come_last(words: str) -> None:
-    assert judged(f"{STEPS}{words}\n{ANNOUNCED}").outcome is Outcome.NOTHING
+    assert judged(f"{STEPS}{words}\n{ANNOUNCED}").outcome is RunOutcome.NOTHING
 
 
 @pytest.mark.parametrize("words", PARTS)
 def test_with_nothing_behind_it_it_may_be_what_ended_the_run(words: str) -> None:
     found = judged(f"{STEPS}{words}\n{ANNOUNCED}")
-    assert found.outcome is Outcome.USER_ERROR
+    assert found.outcome is RunOutcome.USER_ERROR
     assert found.suspects[0].sure
 
 
@@ -69,7 +69,7 @@ def test_where_nothing_else_explains_a_failure_it_is_a_hypothesis() -> None:
         " (pid: 46094) of binary: /home/ada/venv/bin/python\n"
     )
     found = judged(f"Exception in thread uploader:\n{ANNOUNCED}{STEPS}{ended}")
-    assert found.outcome is Outcome.USER_ERROR
+    assert found.outcome is RunOutcome.USER_ERROR
     assert not found.suspects[0].sure
 
 
@@ -77,8 +77,8 @@ TORCHRUN = "W1122 23:44:10.145000 29090 torch/distributed/run.py:874] Setting OM
 
 
 def test_what_a_rank_under_torchrun_goes_on_after_is_no_failure() -> None:
-    assert judged(f"{TORCHRUN}{STEPS}{ANNOUNCED}{STEPS}").outcome is Outcome.NOTHING
-    assert judged(f"{TORCHRUN}{STEPS}{ANNOUNCED}step 7\n").outcome is Outcome.USER_ERROR
+    assert judged(f"{TORCHRUN}{STEPS}{ANNOUNCED}{STEPS}").outcome is RunOutcome.NOTHING
+    assert judged(f"{TORCHRUN}{STEPS}{ANNOUNCED}step 7\n").outcome is RunOutcome.USER_ERROR
 
 
 CAUGHT = "try batch 64: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has {}; reducing batch size to 32"
@@ -87,7 +87,7 @@ OOM = CAUGHT.format("a total capacity of 23.00 GiB of which 1.00 GiB is free")
 
 def test_an_exception_in_a_sentence_that_the_run_goes_on_after_is_no_failure() -> None:
     found = judged(f"{STEPS}{OOM}\n{STEPS}Evaluation: accuracy 0.5\ndone\n")
-    assert found.outcome is Outcome.NOTHING
+    assert found.outcome is RunOutcome.NOTHING
     assert [one.number for one in found.survived] == [7]
 
 
@@ -117,9 +117,9 @@ LOGGED = (
 @pytest.mark.parametrize("words", LOGGED)
 def test_a_line_that_speaks_of_an_error_and_is_gone_on_after_is_told_of(words: str) -> None:
     found = judged(f"{words}\n{STEPS}training finished\n")
-    assert found.outcome is Outcome.NOTHING
+    assert found.outcome is RunOutcome.NOTHING
     assert [one.number for one in found.survived] == [1]
-    assert judged(f"{STEPS}{words}\nstep 7\n").outcome is Outcome.UNRECOGNISED
+    assert judged(f"{STEPS}{words}\nstep 7\n").outcome is RunOutcome.UNRECOGNISED
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_line_that_speaks_of_an_error_and_is_gone_on_after_is_told_of(words: s
     ],
 )
 def test_words_by_which_a_process_ends_are_no_mere_words(words: str) -> None:
-    assert judged(f"{STEPS}{words}\n{STEPS}job finished\n").outcome is not Outcome.NOTHING
+    assert judged(f"{STEPS}{words}\n{STEPS}job finished\n").outcome is not RunOutcome.NOTHING
 
 
 LOGGED_BEFORE = "2026-05-02 10:00:01,114 - {level} - train - epoch 3 step 1200 loss 0.812\n"
@@ -155,7 +155,7 @@ FOOTER = "wandb: \nwandb: You can sync this run to the cloud by running:\nwandb:
 @pytest.mark.parametrize("text", [OF_CUDA, OF_CPP, ANNOUNCED + FOOTER])
 def test_what_an_exception_says_below_its_first_line_is_no_sign_of_going_on(level: str, text: str) -> None:
     found = judged(LOGGED_BEFORE.format(level=level) + text)
-    assert found.outcome in (Outcome.ILLNESS, Outcome.USER_ERROR)
+    assert found.outcome in (RunOutcome.ILLNESS, RunOutcome.USER_ERROR)
     assert found.raised is not None
 
 
@@ -168,7 +168,7 @@ def test_what_an_exception_says_below_its_first_line_is_no_sign_of_going_on(leve
     ],
 )
 def test_one_that_informs_of_what_is_not_there_announces_it(line: str) -> None:
-    assert judged(f"{line}\n{ANNOUNCED}{STEPS}training finished\n").outcome is Outcome.NOTHING
+    assert judged(f"{line}\n{ANNOUNCED}{STEPS}training finished\n").outcome is RunOutcome.NOTHING
 
 
 def test_several_that_are_announced_one_after_the_other_are_gone_on_after() -> None:
@@ -176,8 +176,8 @@ def test_several_that_are_announced_one_after_the_other_are_gone_on_after() -> N
         f"DEBUG:torio:Failed to load FFmpeg{version} extension.\n{ANNOUNCED}".replace("upload", f"upload{version}")
         for version in (6, 5, 4)
     )
-    assert judged(f"{several}{STEPS}training finished\n").outcome is Outcome.NOTHING
-    assert judged(f"{STEPS}{several}").outcome is Outcome.USER_ERROR
+    assert judged(f"{several}{STEPS}training finished\n").outcome is RunOutcome.NOTHING
+    assert judged(f"{STEPS}{several}").outcome is RunOutcome.USER_ERROR
 
 
 @pytest.mark.parametrize(
@@ -190,16 +190,18 @@ def test_clearing_up_is_no_sign_of_going_on(words: str, last: str) -> None:
         for at, said in enumerate(("closing writers", "writing report", last))
     )
     found = judged(f"{STEPS}2026-03-03 03:03:03,100 ERROR run: {words}\n{ANNOUNCED}{behind}")
-    assert found.outcome is Outcome.USER_ERROR
+    assert found.outcome is RunOutcome.USER_ERROR
 
 
 def test_a_footer_hides_no_steps() -> None:
-    assert judged(f"ERROR:train:no preview\n{ANNOUNCED}{STEPS}training finished\n{FOOTER}").outcome is Outcome.NOTHING
+    assert (
+        judged(f"ERROR:train:no preview\n{ANNOUNCED}{STEPS}training finished\n{FOOTER}").outcome is RunOutcome.NOTHING
+    )
 
 
 def test_a_line_that_only_informs_announces_nothing() -> None:
     found = judged(f"{LOGGED_BEFORE.format(level='INFO')}{ANNOUNCED}some\nother\nlast\nwords\n")
-    assert found.outcome is Outcome.USER_ERROR
+    assert found.outcome is RunOutcome.USER_ERROR
 
 
 OWN = "".join(f"[rank{rank}]: epoch {epoch} accuracy 5{epoch}\n" for epoch in range(6) for rank in range(2))
@@ -208,16 +210,17 @@ FELL = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2
 
 
 def test_an_exception_behind_a_script_s_own_label_is_got_over_where_its_rank_trains_on() -> None:
-    assert judged(SKIPPED + OWN).outcome is Outcome.NOTHING
+    assert judged(SKIPPED + OWN).outcome is RunOutcome.NOTHING
     assert [one.slug for one in judged(SKIPPED + OWN + FELL).suspects] == ["oom-batch-too-large"]
     others = OWN.replace("[rank1]", "[rank2]")
-    assert judged(SKIPPED + others).outcome is Outcome.USER_ERROR
+    assert judged(SKIPPED + others).outcome is RunOutcome.USER_ERROR
     assert (
-        judged(f"{SKIPPED}{others}[rank1]:[W1122 10:00:00.1 ProcessGroupNCCL.cpp:1] x\n").outcome is Outcome.USER_ERROR
+        judged(f"{SKIPPED}{others}[rank1]:[W1122 10:00:00.1 ProcessGroupNCCL.cpp:1] x\n").outcome
+        is RunOutcome.USER_ERROR
     )
 
 
 @pytest.mark.parametrize("error", ["RuntimeError: CUDA out of memory", "ValueError: x"])
 @pytest.mark.parametrize("times", [1, 100, 1000])
 def test_an_error_that_is_said_to_the_end_is_not_gone_on_after(error: str, times: int) -> None:
-    assert judged(f"{STEPS}{error}\n" + f"{error}\n" * times).outcome is not Outcome.NOTHING
+    assert judged(f"{STEPS}{error}\n" + f"{error}\n" * times).outcome is not RunOutcome.NOTHING

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.parse.reading import read_logs
 from ddpdoctor.logs.render_words import headline, other_attempts
@@ -106,7 +106,7 @@ def test_an_attempt_that_went_through_is_no_failure(text: str, word: Verdict) ->
     assert judgement.word is word
     assert bool(judgement.verdict.elsewhere) is (word is Verdict.OK)
     if word is Verdict.OK:
-        assert judgement.verdict.outcome is Outcome.NOTHING
+        assert judgement.verdict.outcome is RunOutcome.NOTHING
         assert "attempts speaks of no failure; before it" in headline(judgement)
 
 
@@ -127,7 +127,7 @@ def test_each_folder_of_torchruns_is_an_attempt(tmp_path: Path) -> None:
             file.write_text(text)
     found = verdict_of(read_logs([str(tmp_path)], stdin=io.BytesIO()))
     assert (found.outcome, found.ended_well, [message(one) for one in found.elsewhere]) == (
-        Outcome.NOTHING,
+        RunOutcome.NOTHING,
         True,
         ["a", "b"],
     )
@@ -154,9 +154,9 @@ def test_what_slurm_starts_again_is_another_attempt() -> None:
     judgement = judge_log(read(STEPS + REQUEUED + more + fell(0, "KeyError", "'lr'")))
     found = judgement.verdict
     assert other_attempts(judgement)[0][0].startswith("Attempt 0: it was ended from outside: slurmstepd: error: ***")
-    assert (found.attempt, message(found), found.elsewhere[0].outcome) == (1, "'lr'", Outcome.STOPPED)
-    assert verdict_of(read(STEPS + REQUEUED + more)).outcome is Outcome.NOTHING
-    assert verdict_of(read(STEPS + REQUEUED)).outcome is Outcome.STOPPED
+    assert (found.attempt, message(found), found.elsewhere[0].outcome) == (1, "'lr'", RunOutcome.STOPPED)
+    assert verdict_of(read(STEPS + REQUEUED + more)).outcome is RunOutcome.NOTHING
+    assert verdict_of(read(STEPS + REQUEUED)).outcome is RunOutcome.STOPPED
     text = STEPS + REQUEUED + fell(0, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Terminated. ")
     assert verdict_of(read(text)).elsewhere == ()
 
@@ -166,4 +166,4 @@ def test_what_recurs_as_all_ranks_end_is_no_other_attempt() -> None:
     ends = "".join(fell(rank, told, f"Process {600 + rank} got signal: 15") for rank in range(8))
     tasks = "".join(f"srun: error: n{task}: task {task}: Exited with exit code 1\n" for task in range(4))
     found = verdict_of(read(STEPS + REQUEUED + ends + tasks))
-    assert (found.outcome, found.elsewhere) == (Outcome.STOPPED, ())
+    assert (found.outcome, found.elsewhere) == (RunOutcome.STOPPED, ())

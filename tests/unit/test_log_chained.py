@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_words import headline
 from tests.logs_by_hand import read
@@ -69,7 +69,7 @@ GONE = f"""Traceback (most recent call last):
 )
 def test_the_line_of_the_script_is_that_of_the_chain(text: str, line: int) -> None:
     found = verdict_of(read(text))
-    assert found.outcome is Outcome.USER_ERROR
+    assert found.outcome is RunOutcome.USER_ERROR
     assert found.raised is not None
     assert found.raised.own is not None
     assert (found.raised.own.path, found.raised.own.line) == ("/home/ada/train.py", line)
@@ -102,5 +102,5 @@ def test_a_refused_connection_of_the_scripts_own_is_an_ordinary_error() -> None:
 @pytest.mark.parametrize("error", ["ConnectionResetError: [Errno 104] Connection reset by peer", "EOFError"])
 def test_a_worker_that_is_gone_as_its_batch_is_fetched_is_a_guess(error: str) -> None:
     found = verdict_of(read(GONE.format(error=error)))
-    assert found.outcome is Outcome.ILLNESS
+    assert found.outcome is RunOutcome.ILLNESS
     assert [(one.slug, one.sure) for one in found.suspects] == [("dataloader-worker-killed", False)]

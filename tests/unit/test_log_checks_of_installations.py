@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.engine.registry import NotApplicable, all_checks
 from ddpdoctor.facts.log import Log, LogFile
-from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.log_corpus import LOGS, log_of
 from tests.logs_by_hand import read
 
@@ -74,7 +74,7 @@ def test_what_only_looks_alike_is_the_scripts_own(error: str) -> None:
     verdict = verdict_of(
         read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n')
     )
-    assert verdict.outcome is Outcome.USER_ERROR
+    assert verdict.outcome is RunOutcome.USER_ERROR
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_what_only_looks_alike_is_the_scripts_own(error: str) -> None:
 def test_a_block_of_code_and_a_commits_title_only_quote(before: str) -> None:
     words = "Distributed package doesn't have NCCL built in"
     rest = "```\n" + "A word on it.\n" * 9
-    assert verdict_of(read(f"# Notes\n\n{before}{words}\n{rest}")).outcome is Outcome.NOTHING
-    assert verdict_of(read(f"# Notes\n\n{words}\n")).outcome is Outcome.ILLNESS
+    assert verdict_of(read(f"# Notes\n\n{before}{words}\n{rest}")).outcome is RunOutcome.NOTHING
+    assert verdict_of(read(f"# Notes\n\n{words}\n")).outcome is RunOutcome.ILLNESS
 
 
 def test_an_exception_that_pip_shows_of_a_build_is_no_source_line() -> None:
@@ -104,4 +104,4 @@ def test_libraries_that_do_not_fit_together_are_no_mistake_of_the_script(error: 
     verdict = verdict_of(
         read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n')
     )
-    assert verdict.outcome is Outcome.UNRECOGNISED
+    assert verdict.outcome is RunOutcome.UNRECOGNISED

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.findings import Finding
-from ddpdoctor.base.log_signs import Role
+from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import NotApplicable, all_checks
-from ddpdoctor.facts.log import Log, LogFile, LogLine, Sighting
+from ddpdoctor.facts.log import Log, LogFile, LogLine, SignMatch
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.log_corpus import LOGS, log_of
 from tests.logs_by_hand import read
@@ -97,10 +97,10 @@ def test_nothing_is_said_of_a_log_without_the_signs(slug: str) -> None:
 
 def test_names_of_many_parameters_are_cut() -> None:
     names = ", ".join(f"backbone.layers.{number}.attention.weight" for number in range(40))
-    seen = Sighting(
+    seen = SignMatch(
         slug="unused-parameters",
         sign="Parameters which did not receive grad for rank",
-        role=Role.NAMES,
+        role=SignRole.NAMES,
         line=LogLine(file=0, number=7, text=names, rank=3),
         words={"names": names},
     )

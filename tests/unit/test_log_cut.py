@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_words import headline
 from tests.logs_by_hand import read
@@ -49,7 +49,7 @@ def judged(text: str) -> LogVerdict:
 
 def test_the_launchers_own_traceback_is_no_new_attempt() -> None:
     found = judged(STEPS + FAILED + OF_TORCHRUN)
-    assert found.outcome is not Outcome.NOTHING
+    assert found.outcome is not RunOutcome.NOTHING
     assert not found.ended_well
 
 
@@ -64,7 +64,7 @@ def test_the_launchers_own_traceback_is_no_new_attempt() -> None:
     ],
 )
 def test_a_few_lines_behind_a_failure_are_no_new_attempt(behind: str) -> None:
-    assert judged(STEPS + FAILED + behind).outcome is not Outcome.NOTHING
+    assert judged(STEPS + FAILED + behind).outcome is not RunOutcome.NOTHING
 
 
 def test_steps_behind_a_failure_are_a_new_attempt() -> None:
@@ -73,7 +73,7 @@ def test_steps_behind_a_failure_are_a_new_attempt() -> None:
 
 def test_mp_spawn_starts_nothing_again() -> None:
     found = judged(STEPS + SPAWNED)
-    assert found.outcome is Outcome.UNRECOGNISED
+    assert found.outcome is RunOutcome.UNRECOGNISED
     assert found.raised is not None
     assert found.raised.frames[-1].function == "worker"
 
@@ -81,9 +81,9 @@ def test_mp_spawn_starts_nothing_again() -> None:
 def test_the_spawners_bare_exception_is_not_the_users() -> None:
     """Until torch 1.5; what counts is the traceback that it shows."""
     lost = judged(STEPS + SPAWNED + "RuntimeError: [../gloo/pair.cc:553] Connection closed by peer [10.0.0.7]:5\n")
-    assert lost.outcome is Outcome.EFFECTS_ONLY
+    assert lost.outcome is RunOutcome.EFFECTS_ONLY
     own = judged(STEPS + SPAWNED + "KeyError: 'lr'\n")
-    assert own.outcome is Outcome.USER_ERROR
+    assert own.outcome is RunOutcome.USER_ERROR
     assert own.raised is not None
     assert own.raised.exception == "KeyError"
 
@@ -91,7 +91,7 @@ def test_the_spawners_bare_exception_is_not_the_users() -> None:
 def test_a_log_that_breaks_off_within_a_traceback_says_so() -> None:
     log = read(STEPS + HEADER + FRAMES)
     found = verdict_of(log)
-    assert found.outcome is Outcome.UNRECOGNISED
+    assert found.outcome is RunOutcome.UNRECOGNISED
     assert not found.suspects
     assert "the log breaks off within a traceback; /home/ada/train/train.py:7 in main" in headline(judge_log(log))
 
@@ -99,13 +99,13 @@ def test_a_log_that_breaks_off_within_a_traceback_says_so() -> None:
 def test_a_box_that_breaks_off_is_a_traceback() -> None:
     """As rich draws one."""
     box = "╭──── Traceback (most recent call last) ────╮\n│ /home/ada/train.py:7 in main              │\n"
-    assert judged(STEPS + box).outcome is Outcome.UNRECOGNISED
+    assert judged(STEPS + box).outcome is RunOutcome.UNRECOGNISED
     whole = judged(f"{STEPS}{box}╰───────────────────────────────────────────╯\nKeyError: 'lr'\n")
-    assert whole.outcome is Outcome.USER_ERROR
+    assert whole.outcome is RunOutcome.USER_ERROR
 
 
 def test_the_cut_traceback_of_a_launcher_is_an_effect() -> None:
-    assert judged(OF_TORCHRUN).outcome is Outcome.EFFECTS_ONLY
+    assert judged(OF_TORCHRUN).outcome is RunOutcome.EFFECTS_ONLY
 
 
 @pytest.mark.parametrize("indent", ["  ", ""])
@@ -113,7 +113,7 @@ def test_a_traceback_without_its_header_is_one(indent: str) -> None:
     """As `tail` or a paste leaves it; the paste may have lost the indentation."""
     frames = FRAMES if indent else "\n".join(line.strip() for line in FRAMES.splitlines()) + "\n"
     found = judged("e.step()\n" + frames + "KeyError: 'lr'\n")
-    assert found.outcome is Outcome.USER_ERROR
+    assert found.outcome is RunOutcome.USER_ERROR
     assert found.raised is not None
     assert found.raised.exception == "KeyError"
     assert [one.function for one in found.raised.frames] == ["<module>", "main"]
@@ -121,7 +121,7 @@ def test_a_traceback_without_its_header_is_one(indent: str) -> None:
 
 
 def test_a_stack_that_was_printed_is_no_traceback() -> None:
-    assert judged(STEPS + FRAMES + STEPS).outcome is Outcome.NOTHING
+    assert judged(STEPS + FRAMES + STEPS).outcome is RunOutcome.NOTHING
 
 
 def test_a_traceback_that_is_only_quoted_has_no_frames_either() -> None:
@@ -148,7 +148,7 @@ def test_a_lone_exception_is_no_good_end(words: str) -> None:
 )
 def test_of_a_launchers_words_that_break_off_nothing_is_the_cause(words: str) -> None:
     found = judged(STEPS + words)
-    assert found.outcome is Outcome.EFFECTS_ONLY
+    assert found.outcome is RunOutcome.EFFECTS_ONLY
     assert not found.suspects
 
 
@@ -169,12 +169,12 @@ FRAMES_OF_C = (
 
 @pytest.mark.parametrize("words", FRAMES_OF_C)
 def test_the_frames_of_c_alone_speak_of_a_failure(words: str) -> None:
-    assert judged(f"{STEPS}{words}\n").outcome is Outcome.UNRECOGNISED
+    assert judged(f"{STEPS}{words}\n").outcome is RunOutcome.UNRECOGNISED
 
 
 def test_a_store_that_went_away_at_the_end_is_none() -> None:
     words = "Exception raised from recvBytes at ../torch/csrc/distributed/c10d/Utils.hpp:670 (most recent call first):"
-    assert judged(f"{STEPS}{words}\n").outcome is Outcome.NOTHING
+    assert judged(f"{STEPS}{words}\n").outcome is RunOutcome.NOTHING
 
 
 TRIES = {
@@ -187,14 +187,14 @@ TRIES = {
 @pytest.mark.parametrize("slug", TRIES)
 def test_tries_to_connect_count_where_the_log_ends_with_them(slug: str) -> None:
     assert [one.slug for one in judged(STEPS + TRIES[slug] * 5).suspects] == [slug]
-    assert judged(TRIES[slug] * 5 + STEPS).outcome is Outcome.NOTHING
+    assert judged(TRIES[slug] * 5 + STEPS).outcome is RunOutcome.NOTHING
 
 
 def test_an_error_behind_what_may_be_got_over_is_no_good_end() -> None:
     tries = TRIES["nccl-wrong-interface"] * 2
     cut = "node7:4711:4800 [3] include/socket.h:403 NCCL WARN Conn\n"
-    assert judged(tries + cut).outcome is not Outcome.NOTHING
-    assert judged(tries + cut + STEPS * 5).outcome is Outcome.NOTHING
+    assert judged(tries + cut).outcome is not RunOutcome.NOTHING
+    assert judged(tries + cut + STEPS * 5).outcome is RunOutcome.NOTHING
 
 
 def test_a_word_of_kubernetes_that_is_only_mentioned_is_no_end() -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.base.log_signs import Role
-from ddpdoctor.facts.log import LogLine, Raised, Sighting
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.facts.log import LoggedException, LogLine, SignMatch
 from ddpdoctor.logs.analyze.early_ends import WITH_THREADS
 from ddpdoctor.logs.analyze.verdict import verdict_of
 from tests.logs_by_hand import exited, line, log, raised, seen
 
-LOST = seen("peer-rank-crashed", number=20, role=Role.EFFECT, rank=0, sign="closed by peer")
-CRASH = seen("process-crashed", number=30, role=Role.HINTS, rank=1, sign="Signal 6 (SIGABRT)")
+LOST = seen("peer-rank-crashed", number=20, role=SignRole.EFFECT, rank=0, sign="closed by peer")
+CRASH = seen("process-crashed", number=30, role=SignRole.HINTS, rank=1, sign="Signal 6 (SIGABRT)")
 SAID = line(15, WITH_THREADS)
 
 
-def slugs(*parts: Sighting | Raised, code: int = -6, errors: tuple[LogLine, ...] = (SAID,)) -> list[str]:
+def slugs(*parts: SignMatch | LoggedException, code: int = -6, errors: tuple[LogLine, ...] = (SAID,)) -> list[str]:
     ended = msgspec.structs.replace(exited(1, code, number=30, first=True), line=line(30, "exitcode"))
     return [one.slug for one in verdict_of(log(*parts, CRASH, ended, errors=errors)).suspects]
 
@@ -37,7 +37,7 @@ def test_it_left_the_others() -> None:
         ((LOST, seen("disk-full", number=12, rank=1)), (SAID,)),
     ],
 )
-def test_it_did_not(parts: tuple[Sighting | Raised, ...], errors: tuple[LogLine, ...]) -> None:
+def test_it_did_not(parts: tuple[SignMatch | LoggedException, ...], errors: tuple[LogLine, ...]) -> None:
     assert "uneven-inputs" not in slugs(*parts, errors=errors)
 
 

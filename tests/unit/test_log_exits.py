@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from ddpdoctor.facts.log import Exited, Log
-from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.facts.log import Log, ProcessExit
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.parse.reading import read_logs
 
 
@@ -15,7 +15,7 @@ def read(text: str) -> Log:
     return read_logs(["-"], stdin=io.BytesIO(text.encode()))
 
 
-def only(text: str) -> Exited:
+def only(text: str) -> ProcessExit:
     (exited,) = read(text + "\n").exited
     return exited
 
@@ -141,7 +141,7 @@ def test_the_table_of_torch_1_9_is_read() -> None:
 
 def test_an_exception_that_only_the_launcher_tells_of_is_shown() -> None:
     verdict = verdict_of(read(OLD_TABLE.replace("-6", "-15").replace("6 (SIGABRT)", "15 (SIGTERM)")))
-    assert verdict.outcome is Outcome.UNRECOGNISED
+    assert verdict.outcome is RunOutcome.UNRECOGNISED
     assert verdict.lead is not None
     assert (verdict.lead.text, verdict.lead.rank) == ("KeyError: 'lr'", 1)
 
@@ -242,7 +242,7 @@ def test_these_are_no_ends_of_processes(line: str) -> None:
 )
 def test_that_a_child_or_a_pod_failed_is_an_effect(text: str) -> None:
     verdict = verdict_of(read(text))
-    assert (verdict.outcome, verdict.suspects) == (Outcome.EFFECTS_ONLY, ())
+    assert (verdict.outcome, verdict.suspects) == (RunOutcome.EFFECTS_ONLY, ())
 
 
 CUT_TABLE = """\

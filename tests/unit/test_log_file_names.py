@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.logs.analyze.judging_lines import Place
+from ddpdoctor.logs.analyze.judging_lines import LinePlace
 from ddpdoctor.logs.analyze.verdict import verdict_of
 from ddpdoctor.logs.parse.file_names import place_of, places_of
 from ddpdoctor.logs.parse.reading import read_logs
@@ -33,8 +33,8 @@ BUG = 'Traceback (most recent call last):\n  File "/home/ada/train.py", line 6, 
     ],
 )
 def test_a_number_that_no_other_file_differs_in_is_of_nobody(name: str) -> None:
-    assert place_of(name) == Place()
-    assert places_of([name, "/logs/run.log"])[name] == Place()
+    assert place_of(name) == LinePlace()
+    assert places_of([name, "/logs/run.log"])[name] == LinePlace()
 
 
 @pytest.mark.parametrize(
@@ -50,31 +50,34 @@ def test_a_number_that_no_other_file_differs_in_is_of_nobody(name: str) -> None:
     ],
 )
 def test_numbers_that_are_chosen_are_of_nobody(names: list[str]) -> None:
-    assert set(places_of(names).values()) == {Place()}
+    assert set(places_of(names).values()) == {LinePlace()}
 
 
 @pytest.mark.parametrize(
     ("names", "places"),
     [
-        (["rank3.log"], [Place(rank=3)]),
-        (["logs/global_rank_3.stderr.gz"], [Place(rank=3)]),
-        (["train_local_rank3.log"], [Place(local_rank=3)]),
-        (["train-rank0.log", "train-rank8.log"], [Place(rank=0), Place(rank=8)]),
-        (["train-rank2.log", "train-rank3.log"], [Place(rank=2), Place(rank=3)]),
-        (["rank_0/stderr.log", "rank_1/stderr.log"], [Place(rank=0), Place(rank=1)]),
-        (["slurm-4711_0.out", "slurm-4711_1.out", "slurm-4711_3.out"], [Place(rank=0), Place(rank=1), Place(rank=3)]),
-        (["run/attempt_0/3/stderr.log"], [Place(local_rank=3)]),
-        (["node7.log"], [Place(host="node7")]),
-        (["slurm-4711-gpu03.out"], [Place(host="gpu03")]),
-        (["a-gpu1.log", "a-gpu2.log"], [Place(host="gpu1"), Place(host="gpu2")]),
+        (["rank3.log"], [LinePlace(rank=3)]),
+        (["logs/global_rank_3.stderr.gz"], [LinePlace(rank=3)]),
+        (["train_local_rank3.log"], [LinePlace(local_rank=3)]),
+        (["train-rank0.log", "train-rank8.log"], [LinePlace(rank=0), LinePlace(rank=8)]),
+        (["train-rank2.log", "train-rank3.log"], [LinePlace(rank=2), LinePlace(rank=3)]),
+        (["rank_0/stderr.log", "rank_1/stderr.log"], [LinePlace(rank=0), LinePlace(rank=1)]),
+        (
+            ["slurm-4711_0.out", "slurm-4711_1.out", "slurm-4711_3.out"],
+            [LinePlace(rank=0), LinePlace(rank=1), LinePlace(rank=3)],
+        ),
+        (["run/attempt_0/3/stderr.log"], [LinePlace(local_rank=3)]),
+        (["node7.log"], [LinePlace(host="node7")]),
+        (["slurm-4711-gpu03.out"], [LinePlace(host="gpu03")]),
+        (["a-gpu1.log", "a-gpu2.log"], [LinePlace(host="gpu1"), LinePlace(host="gpu2")]),
         (
             ["logs-node0/none_x/attempt_0/1/stderr.log", "logs-node1/none_y/attempt_0/0/stderr.log"],
-            [Place(local_rank=1, host="node0"), Place(local_rank=0, host="node1")],
+            [LinePlace(local_rank=1, host="node0"), LinePlace(local_rank=0, host="node1")],
         ),
-        (["node0/rank0.log", "node1/rank8.log"], [Place(rank=0, host="node0"), Place(rank=8, host="node1")]),
+        (["node0/rank0.log", "node1/rank8.log"], [LinePlace(rank=0, host="node0"), LinePlace(rank=8, host="node1")]),
     ],
 )
-def test_files_that_differ_as_ranks_or_hosts_do(names: list[str], places: list[Place]) -> None:
+def test_files_that_differ_as_ranks_or_hosts_do(names: list[str], places: list[LinePlace]) -> None:
     found = places_of(names)
     assert [found[name] for name in names] == places
 

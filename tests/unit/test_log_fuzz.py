@@ -15,7 +15,7 @@ from ddpdoctor.logs.match import scanning
 from ddpdoctor.logs.match.scanning import FileScan
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.encodings import encoding_of, without_holes
-from ddpdoctor.logs.parse.gathering import Gathered
+from ddpdoctor.logs.parse.gathering import GatheredLog
 from ddpdoctor.logs.parse.reading import read_logs
 
 PARTS = [
@@ -32,7 +32,7 @@ logs = st.lists(st.one_of(st.sampled_from(PARTS), st.binary(max_size=40)), max_s
 
 
 def scanned(pieces: list[bytes]) -> Log:
-    gathered = Gathered()
+    gathered = GatheredLog()
     scan = FileScan(vocabulary(), gathered, 0)
     for piece in pieces:
         scan.feed(piece)

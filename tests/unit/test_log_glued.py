@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
 FRAMES = '  File "/home/ada/t.py", line 1, in <module>\n    main()\n'
@@ -41,7 +41,7 @@ def test_of_two_ranks_each_has_its_own() -> None:
 def test_a_label_is_no_such_line(label: str) -> None:
     log = read(labelled(label, f"{HEADER}{FRAMES}KeyError: 3\n") * 2)
     assert [one.exception for one in log.raised] == ["KeyError", "KeyError"]
-    assert verdict_of(log).outcome is Outcome.USER_ERROR
+    assert verdict_of(log).outcome is RunOutcome.USER_ERROR
 
 
 def test_a_progress_bar_is_one_that_says_nothing() -> None:

@@ -13,7 +13,7 @@ from ddpdoctor.engine.registry import find_check
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.knowledge.cuda_oom import ALIKE, HELD_BY_OTHERS, OWN_DOING, SURELY_BY_OTHERS
 from ddpdoctor.knowledge.xids import BUS_XIDS, CATALOGUE, ECC_XIDS, FAULTS, FOLLOWING, NVLINK_XIDS, PROGRAMS, xid_sign
-from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.parse.reading import read_logs
 from tests.log_corpus import LOGS, log_of
 
@@ -156,7 +156,7 @@ KERNEL_LOGS = {
 def test_a_kernel_log_is_read_in_any_form(tmp_path: Path, prefix: str) -> None:
     lines = ("usb 1-1: new high-speed USB device number 2", XID, "audit: type=1400 audit(1.2:3): apparmor")
     found = verdict_of(read(tmp_path, "".join(f"{prefix}{line}\n" for line in lines)))
-    assert found.outcome is Outcome.ILLNESS
+    assert found.outcome is RunOutcome.ILLNESS
     assert [one.slug for one in found.suspects] == ["gpu-fell-off-bus"]
     if "node5" in prefix:
         assert found.lead is not None

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding
-from ddpdoctor.base.log_signs import Role
+from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.disks import Disks
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
-from ddpdoctor.facts.log import Log, LogFile, LogFrame, LogLine, Raised, Sighting
+from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LogLine, SignMatch
 from ddpdoctor.facts.network import Listener, Network, Resolution
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.snapshot import Snapshot
@@ -22,7 +22,7 @@ from ddpdoctor.logs.analyze.deciding_commands import deciding, endpoint
 from ddpdoctor.logs.analyze.illnesses import check_of
 from ddpdoctor.logs.analyze.objects import other_than_named
 from ddpdoctor.logs.analyze.settings import MEETING, settings_of
-from ddpdoctor.logs.diagnosis import Standing, judge_log
+from ddpdoctor.logs.diagnosis import HostVerdict, judge_log
 from ddpdoctor.logs.parse.kills import of_this_log
 from ddpdoctor.logs.parse.timestamps import NO_YEAR
 from tests.fixture_hosts import healthy_facts, to_snapshot
@@ -68,7 +68,7 @@ def test_severities_and_the_word_of_the_whole() -> None:
     assert judged.word is Verdict.FAIL
     assert severities["shm-too-small"] is FAIL
     assert severities["omp-threads"] is INFO
-    hints = judge_log(log(seen("disk-full", role=Role.HINTS), seen("shm-too-small", role=Role.HINTS)))
+    hints = judge_log(log(seen("disk-full", role=SignRole.HINTS), seen("shm-too-small", role=SignRole.HINTS)))
     assert [severity for _, severity, _ in hints.examination.findings] == [FAIL, WARN]
     assert judge_log(Log()).word is Verdict.OK
 
@@ -108,7 +108,7 @@ def test_a_small_shm_confirms() -> None:
     judged = judge_log(shm_log("node7"), with_shm(64 * MIB))
     (opinion,) = judged.opinions
     assert opinion.held is not None
-    assert opinion.held.standing is Standing.CONFIRMED
+    assert opinion.held.standing is HostVerdict.CONFIRMED
     assert "64 MiB" in opinion.held.words
     assert "and so does node7" in opinion.held.words
     assert "64 MiB" in opinion.finding.summary
@@ -118,25 +118,25 @@ def test_a_small_shm_confirms() -> None:
 def test_enough_shm_now_leaves_it_open() -> None:
     (there,) = judge_log(shm_log("node7.cluster"), with_shm(1 << 40)).opinions
     assert there.held is not None
-    assert there.held.standing is Standing.NOT_CONFIRMED
+    assert there.held.standing is HostVerdict.NOT_CONFIRMED
     assert "node7 shows no sign of it now" in there.held.words
     (elsewhere,) = judge_log(shm_log("node2"), with_shm(1 << 40)).opinions
     assert elsewhere.held is not None
-    assert elsewhere.held.standing is Standing.NOT_TESTED
+    assert elsewhere.held.standing is HostVerdict.NOT_TESTED
     assert "node2" in elsewhere.held.words
     (one_of_them,) = judge_log(shm_log("", "node7", "node8"), with_shm(1 << 40)).opinions
     assert one_of_them.held is not None
-    assert one_of_them.held.standing is Standing.NOT_TESTED
+    assert one_of_them.held.standing is HostVerdict.NOT_TESTED
 
 
 @pytest.mark.parametrize(
     ("folder", "standing"),
     [
-        ("/opt/conda/envs/train/lib/python3.11/site-packages", Standing.CONTRADICTED),
-        ("/home/ada/other/lib/python3.11/site-packages", Standing.NOT_CONFIRMED),
+        ("/opt/conda/envs/train/lib/python3.11/site-packages", HostVerdict.CONTRADICTED),
+        ("/home/ada/other/lib/python3.11/site-packages", HostVerdict.NOT_CONFIRMED),
     ],
 )
-def test_only_what_is_installed_where_the_log_comes_from_contradicts(folder: str, standing: Standing) -> None:
+def test_only_what_is_installed_where_the_log_comes_from_contradicts(folder: str, standing: HostVerdict) -> None:
     text = (
         f'Traceback (most recent call last):\n  File "{folder}/torchvision/_meta_registrations.py", line 163, in <module>\n'
         "    x = 1\nRuntimeError: operator torchvision::nms does not exist\n"
@@ -148,12 +148,12 @@ def test_only_what_is_installed_where_the_log_comes_from_contradicts(folder: str
 
 
 def test_what_the_facts_contradict_comes_last() -> None:
-    unfit = seen("torch-torchvision-mismatch", role=Role.HINTS, sign="a sign that is longer than that of the other")
+    unfit = seen("torch-torchvision-mismatch", role=SignRole.HINTS, sign="a sign that is longer than that of the other")
     frame = LogFrame(
         path="/opt/conda/envs/train/lib/python3.11/site-packages/torchvision/__init__.py", line=1, function="<module>"
     )
-    through = Raised(exception="RuntimeError", message="", line=unfit.line, began=unfit.line, frames=(frame,))
-    both = log(unfit, seen("shm-too-small", role=Role.HINTS), through)
+    through = LoggedException(exception="RuntimeError", message="", line=unfit.line, began=unfit.line, frames=(frame,))
+    both = log(unfit, seen("shm-too-small", role=SignRole.HINTS), through)
     before = [one.suspect.slug for one in judge_log(both).opinions]
     after = [one.suspect.slug for one in judge_log(both, to_snapshot(healthy_facts("h100x8-bare-metal"))).opinions]
     assert before == ["torch-torchvision-mismatch", "shm-too-small"]
@@ -174,7 +174,7 @@ def test_a_script_that_asked_for_gpus_in_vain_confirms_a_build_for_the_cpu(slug:
     (opinion,) = judge_log(said, host).opinions
     assert opinion.suspect.slug == slug
     assert opinion.held is not None
-    assert opinion.held.standing is Standing.CONFIRMED
+    assert opinion.held.standing is HostVerdict.CONFIRMED
     assert "install --force-reinstall torch" in str([one.commands for one in opinion.finding.fixes])
     assert not any("/whl/cpu" in command for one in opinion.finding.fixes for command in one.commands)
 
@@ -230,16 +230,16 @@ def host_with_port(port: int, *, taken: bool, environ: dict[str, str]) -> Snapsh
         (
             1234,
             True,
-            Standing.NOT_TESTED,
+            HostVerdict.NOT_TESTED,
             "port 29655, which the log names, wasn't looked at; only 29400, 29500 and 1234",
         ),
-        (1234, False, Standing.NOT_TESTED, "wasn't looked at"),
-        (29655, True, Standing.CONFIRMED, "Port 29655"),
-        (29655, False, Standing.NOT_CONFIRMED, "port 29655 is free there now"),
+        (1234, False, HostVerdict.NOT_TESTED, "wasn't looked at"),
+        (29655, True, HostVerdict.CONFIRMED, "Port 29655"),
+        (29655, False, HostVerdict.NOT_CONFIRMED, "port 29655 is free there now"),
     ],
 )
 def test_only_a_look_at_the_port_that_the_log_names_confirms(
-    port: int, taken: bool, standing: Standing, words: str
+    port: int, taken: bool, standing: HostVerdict, words: str
 ) -> None:
     host = host_with_port(port, taken=taken, environ={"MASTER_ADDR": "10.9.8.7", "MASTER_PORT": "1234"})
     (opinion,) = judge_log(read(f"{PORT_TAKEN}, message: address already in use\n"), host).opinions
@@ -259,7 +259,7 @@ def test_what_another_master_leads_to_says_nothing_of_the_logs() -> None:
     opinions = judge_log(said, msgspec.structs.replace(host, network=network)).opinions
     held = {one.suspect.slug: one.held for one in opinions}["master-addr-unresolvable"]
     assert held is not None
-    assert held.standing is Standing.NOT_TESTED
+    assert held.standing is HostVerdict.NOT_TESTED
     assert "node0, which the log names, wasn't looked at" in held.words
 
 
@@ -291,14 +291,14 @@ def test_a_setting_of_the_shell_confirms_no_other_one() -> None:
         read("RuntimeError: Invalid value for environment variable: TORCH_NCCL_ENABLE_MONITORING\n"), host
     ).opinions
     assert opinion.held is not None
-    assert opinion.held.standing is Standing.NOT_TESTED
+    assert opinion.held.standing is HostVerdict.NOT_TESTED
     assert "the log speaks of TORCH_NCCL_ENABLE_MONITORING" in opinion.held.words
 
 
 def test_found_on_another_host_is_not_confirmed() -> None:
     (opinion,) = judge_log(shm_log("node2"), with_shm(64 * MIB)).opinions
     assert opinion.held is not None
-    assert opinion.held.standing is Standing.NOT_TESTED
+    assert opinion.held.standing is HostVerdict.NOT_TESTED
     assert "node7 has it too" in opinion.held.words
 
 
@@ -308,16 +308,16 @@ NOON = 1_780_000_000.0
 @pytest.mark.parametrize(
     ("pid", "time", "age", "standing"),
     [
-        (12003, None, 2880.0, Standing.CONFIRMED),
-        (4711, None, 15.0, Standing.NOT_TESTED),
-        (0, NOON - 10, 15.0, Standing.CONFIRMED),
-        (0, NOON - 10, 2880.0, Standing.NOT_TESTED),
-        (0, None, 15.0, Standing.NOT_TESTED),
-        (0, NOON - 10, -1.0, Standing.NOT_TESTED),
+        (12003, None, 2880.0, HostVerdict.CONFIRMED),
+        (4711, None, 15.0, HostVerdict.NOT_TESTED),
+        (0, NOON - 10, 15.0, HostVerdict.CONFIRMED),
+        (0, NOON - 10, 2880.0, HostVerdict.NOT_TESTED),
+        (0, None, 15.0, HostVerdict.NOT_TESTED),
+        (0, NOON - 10, -1.0, HostVerdict.NOT_TESTED),
     ],
 )
 def test_a_kill_confirms_only_the_same_process_or_one_of_that_time(
-    pid: int, time: float | None, age: float, standing: Standing
+    pid: int, time: float | None, age: float, standing: HostVerdict
 ) -> None:
     text = "Out of memory: Killed process 12003 (python) total-vm:1334636kB"
     taken = datetime.fromtimestamp(NOON, timezone.utc).isoformat(timespec="seconds")
@@ -328,7 +328,8 @@ def test_a_kill_confirms_only_the_same_process_or_one_of_that_time(
         cgroup=Cgroup(version=2, memory_limit=1 << 34, oom_kills=1),
     )
     ended = log(
-        seen("host-oom-killed", role=Role.HINTS, number=900, time=time), exited(3, -9, number=900, first=True, pid=pid)
+        seen("host-oom-killed", role=SignRole.HINTS, number=900, time=time),
+        exited(3, -9, number=900, first=True, pid=pid),
     )
     (opinion,) = judge_log(ended, host).opinions
     assert opinion.held is not None
@@ -336,7 +337,7 @@ def test_a_kill_confirms_only_the_same_process_or_one_of_that_time(
     assert "The kernel killed " in opinion.held.words
     (during_the_run,) = judge_log(ended, host, watched=True).opinions
     assert during_the_run.held is not None
-    assert during_the_run.held.standing is Standing.CONFIRMED, "the container's own counter tells as much"
+    assert during_the_run.held.standing is HostVerdict.CONFIRMED, "the container's own counter tells as much"
 
 
 @pytest.mark.parametrize(
@@ -352,7 +353,7 @@ def test_the_process_is_the_one_that_the_words_name(words: str, confirmed: bool)
     opinions = {one.suspect.slug: one for one in judge_log(read(f"step 1\n{words}\n"), host, watched=True).opinions}
     held = opinions["host-oom-killed"].held
     assert held is not None
-    assert (held.standing is Standing.CONFIRMED) is confirmed
+    assert (held.standing is HostVerdict.CONFIRMED) is confirmed
 
 
 @pytest.mark.parametrize(
@@ -377,13 +378,13 @@ def test_a_log_that_says_neither_zone_nor_year_is_of_the_hosts(said: datetime, a
 def test_facts_that_are_not_known_decide_nothing() -> None:
     (opinion,) = judge_log(shm_log(), Snapshot(host="node7")).opinions
     assert opinion.held is not None
-    assert opinion.held.standing is Standing.NOT_TESTED
+    assert opinion.held.standing is HostVerdict.NOT_TESTED
 
 
 def test_a_confirmed_hypothesis_comes_first_and_another_is_not_dropped() -> None:
     both = log(
-        seen("disk-full", role=Role.HINTS, sign="long words of a hint, longer than the other"),
-        seen("shm-too-small", role=Role.HINTS),
+        seen("disk-full", role=SignRole.HINTS, sign="long words of a hint, longer than the other"),
+        seen("shm-too-small", role=SignRole.HINTS),
     )
     before = [one.suspect.slug for one in judge_log(both).opinions]
     assert before == ["disk-full", "shm-too-small"]
@@ -475,7 +476,7 @@ def test_an_ordinary_error_is_told_with_its_line() -> None:
 
 
 def test_an_illness_that_this_version_does_not_know_is_left_out() -> None:
-    unknown = Sighting(slug="no-such-illness", sign="x", role=Role.NAMES, line=line(1))
+    unknown = SignMatch(slug="no-such-illness", sign="x", role=SignRole.NAMES, line=line(1))
     judged = judge_log(Log(files=(LogFile(name="run.log"),), sightings=(unknown,)))
     assert judged.opinions == ()
     assert msgspec.structs.asdict(judged.verdict)["suspects"]
@@ -483,7 +484,7 @@ def test_an_illness_that_this_version_does_not_know_is_left_out() -> None:
 
 def test_a_line_of_the_log_is_where_the_reader_finds_it() -> None:
     both = LogLine(file=0, number=412, text="x", rank=3, host="node7")
-    (opinion,) = judge_log(log(Sighting(slug="shm-too-small", sign="s", role=Role.NAMES, line=both))).opinions
+    (opinion,) = judge_log(log(SignMatch(slug="shm-too-small", sign="s", role=SignRole.NAMES, line=both))).opinions
     assert opinion.finding.evidence[0].source == "run.log:412, rank 3, node7"
 
 

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.base.log_signs import Role
-from ddpdoctor.facts.log import LogLine, Sighting
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.facts.log import LogLine, SignMatch
 from ddpdoctor.logs.analyze.key_lists import MODEL, PREFIX, holder, with_lists_compared
 
 CUT = "..."
 MISSING, UNEXPECTED = "Missing key(s) in state_dict: ", "Unexpected key(s) in state_dict: "
 
 
-def listed(sign: str, keys: str, number: int, rank: int | None = None) -> list[Sighting]:
+def listed(sign: str, keys: str, number: int, rank: int | None = None) -> list[SignMatch]:
     """What the signs of both illnesses find in such a line."""
     key, *more = keys.split()
     names = ", ".join(f'"{one}"' for one in (key, *more) if one != CUT)
     line = LogLine(file=0, number=number, text=f"{sign}{names}" + ("..." if CUT in more else ". "), rank=rank)
     words = {"missing" if sign == MISSING else "unexpected": key}
-    found = [Sighting(slug=MODEL, sign=sign, role=Role.HINTS, line=line, words=words)]
+    found = [SignMatch(slug=MODEL, sign=sign, role=SignRole.HINTS, line=line, words=words)]
     found += [
-        Sighting(slug=PREFIX, sign=f'{sign}"{prefix}', role=Role.HINTS, line=line)
+        SignMatch(slug=PREFIX, sign=f'{sign}"{prefix}', role=SignRole.HINTS, line=line)
         for prefix in ("module.", "_orig_mod.")
         if key.startswith(prefix)
     ]
     return found
 
 
-def prefix_is(*lists: list[Sighting]) -> list[Role]:
+def prefix_is(*lists: list[SignMatch]) -> list[SignRole]:
     return [one.role for one in with_lists_compared([one for each in lists for one in each]) if one.slug == PREFIX]
 
 
 @pytest.mark.parametrize(("missing", "unexpected"), [("module.a", "a"), ("a", "module.a")])
 def test_the_prefix_in_one_list_of_two_is_a_wrappers(missing: str, unexpected: str) -> None:
-    assert prefix_is(listed(MISSING, missing, 8), listed(UNEXPECTED, unexpected, 9)) == [Role.NAMES]
+    assert prefix_is(listed(MISSING, missing, 8), listed(UNEXPECTED, unexpected, 9)) == [SignRole.NAMES]
 
 
 def test_the_prefix_in_both_lists_is_none() -> None:
@@ -41,13 +41,13 @@ def test_the_prefix_in_both_lists_is_none() -> None:
 
 
 def test_a_single_list_only_hints() -> None:
-    assert prefix_is(listed(MISSING, "module.a", 8)) == [Role.HINTS]
+    assert prefix_is(listed(MISSING, "module.a", 8)) == [SignRole.HINTS]
 
 
-def headline(model: str, number: int) -> list[Sighting]:
+def headline(model: str, number: int) -> list[SignMatch]:
     text = f"RuntimeError: Error(s) in loading state_dict for {model}:"
     line = LogLine(file=0, number=number, text=text)
-    return [Sighting(slug=MODEL, sign="Error(s) in loading state_dict for", role=Role.HINTS, line=line)]
+    return [SignMatch(slug=MODEL, sign="Error(s) in loading state_dict for", role=SignRole.HINTS, line=line)]
 
 
 @pytest.mark.parametrize(
@@ -56,21 +56,21 @@ def headline(model: str, number: int) -> list[Sighting]:
         ("DistributedDataParallel", UNEXPECTED, "module.a", []),
         ("DataParallel", UNEXPECTED, "module.a ...", []),
         ("DistributedDataParallel", MISSING, "module.a", []),
-        ("DistributedDataParallel", MISSING, "module.a ...", [Role.HINTS]),
-        ("Net", UNEXPECTED, "module.a", [Role.HINTS]),
-        ("Net", UNEXPECTED, "_orig_mod.a", [Role.HINTS]),
+        ("DistributedDataParallel", MISSING, "module.a ...", [SignRole.HINTS]),
+        ("Net", UNEXPECTED, "module.a", [SignRole.HINTS]),
+        ("Net", UNEXPECTED, "_orig_mod.a", [SignRole.HINTS]),
         ("OptimizedModule", MISSING, "_orig_mod.a", []),
     ],
 )
 def test_of_a_wrapped_model_a_single_list_has_the_prefix_anyway(
-    model: str, sign: str, keys: str, roles: list[Role]
+    model: str, sign: str, keys: str, roles: list[SignRole]
 ) -> None:
     assert prefix_is(headline(model, 7), listed(sign, keys, 8)) == roles
 
 
 def test_lists_of_different_messages_and_ranks_are_not_compared() -> None:
-    assert prefix_is(listed(MISSING, "module.a", 8), listed(UNEXPECTED, "a", 90)) == [Role.HINTS]
-    assert prefix_is(listed(MISSING, "module.a", 8, rank=0), listed(UNEXPECTED, "a", 9, rank=1)) == [Role.HINTS]
+    assert prefix_is(listed(MISSING, "module.a", 8), listed(UNEXPECTED, "a", 90)) == [SignRole.HINTS]
+    assert prefix_is(listed(MISSING, "module.a", 8, rank=0), listed(UNEXPECTED, "a", 9, rank=1)) == [SignRole.HINTS]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_prefix_on_keys_that_the_other_list_has_not_is_no_wrappers(missing: 
 
 
 def test_of_lists_that_are_cut_short_the_same_part_of_the_model_will_do() -> None:
-    assert prefix_is(listed(MISSING, "module.a.w ...", 8), listed(UNEXPECTED, "a.b ...", 9)) == [Role.NAMES]
+    assert prefix_is(listed(MISSING, "module.a.w ...", 8), listed(UNEXPECTED, "a.b ...", 9)) == [SignRole.NAMES]
     assert prefix_is(listed(MISSING, "module.a.w ...", 8), listed(UNEXPECTED, "epoch state_dict", 9)) == []
 
 
@@ -101,7 +101,7 @@ def test_whatever_stands_before_the_same_keys_is_the_prefix(prefix: str, end: st
     for missing, unexpected, name in ((plain, prefixed, "saved_prefix"), (prefixed, plain, "model_prefix")):
         found = with_lists_compared([*listed(MISSING, missing, 8), *listed(UNEXPECTED, unexpected, 9)])
         (told,) = [one for one in found if one.slug == PREFIX]
-        assert told.role is Role.NAMES
+        assert told.role is SignRole.NAMES
         assert told.words == {name: prefix}
 
 
@@ -136,7 +136,7 @@ def test_of_a_few_keys_or_of_others_there_is_no_prefix(missing: str, unexpected:
 
 def test_a_part_that_the_other_lacks_leaves_the_prefix_of_all_the_rest() -> None:
     lists = listed(MISSING, OF_A_MODEL, 8), listed(UNEXPECTED, before("bert.") + " cls.weight", 9)
-    assert prefix_is(*lists) == [Role.NAMES]
+    assert prefix_is(*lists) == [SignRole.NAMES]
 
 
 @pytest.mark.parametrize(
@@ -153,4 +153,4 @@ def test_a_checkpoint_that_was_never_opened_up_is_told_by_its_keys(unexpected: s
     found = [*listed(MISSING, "module.a.w", 8), *listed(UNEXPECTED, unexpected, 9)]
     assert holder(found) == under
     roles = [one.role for one in with_lists_compared(found) if one.slug == MODEL]
-    assert roles == [Role.HINTS, Role.NAMES if under else Role.HINTS]
+    assert roles == [SignRole.HINTS, SignRole.NAMES if under else SignRole.HINTS]

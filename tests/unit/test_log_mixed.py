@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.parse.reading import read_logs
 
 RANKS = 64
@@ -276,7 +276,7 @@ def test_a_rank_that_is_killed_without_a_word(stamped: bool) -> None:
 def test_a_rank_that_says_nothing_while_all_others_time_out() -> None:
     chance = random.Random(13)
     found = verdict_of(read(mixed(streams((), 42, (WATCHDOG,), chance), LABELS["srun"], stamped=True, chance=chance)))
-    assert found.outcome is Outcome.EFFECTS_ONLY
+    assert found.outcome is RunOutcome.EFFECTS_ONLY
     assert found.silent == (42,)
     assert [one.slug for one in found.suspects] == ["nccl-watchdog-timeout"]
 
@@ -285,7 +285,7 @@ def test_only_effects_name_no_cause() -> None:
     chance = random.Random(17)
     lines = streams(CLOSED, 5, (CLOSED,), chance)
     found = verdict_of(read(mixed(lines, LABELS["torchrun"], stamped=True, chance=chance)))
-    assert found.outcome is Outcome.EFFECTS_ONLY
+    assert found.outcome is RunOutcome.EFFECTS_ONLY
     assert found.silent == ()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.parse.reading import read_logs
 
 OWN = ["    if rank == {rank}: data[i]", "                   ~~~~^^^", "KeyError: 3"]
@@ -70,7 +70,7 @@ def test_the_node_with_the_traceback_leads(
         found = verdict_of(read_logs(some, stdin=io.BytesIO()))
         assert found.lead is not None
         assert (found.outcome, found.lead.rank, found.lead.text) == (
-            Outcome.USER_ERROR,
+            RunOutcome.USER_ERROR,
             8 * guilty + LOCAL[guilty],
             "KeyError: 3",
         ), some

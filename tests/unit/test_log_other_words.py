@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.logs_by_hand import read
 
@@ -50,7 +50,7 @@ def test_a_skipped_batch_excuses_no_later_failure(behind: str) -> None:
 
 @pytest.mark.parametrize("text", [AGAIN, AGAIN + "the next attempt\n" * 5, AGAIN + "the next attempt\n" + AGAIN])
 def test_that_an_attempt_failed_is_told_where_nothing_says_why(text: str) -> None:
-    assert _judged(text).outcome is Outcome.UNRECOGNISED
+    assert _judged(text).outcome is RunOutcome.UNRECOGNISED
 
 
 def test_that_an_attempt_failed_is_no_failure_of_its_own() -> None:
@@ -72,7 +72,7 @@ def test_detectron2_raises_again_what_it_logs() -> None:
         "[06/09 11:05:25 d2.utils.events]:  iter: 24  total_loss: 2.1\n"
         "[06/09 11:05:26 d2.utils.events]:  the end\n"
     )
-    assert judge_log(read(text)).verdict.outcome is Outcome.USER_ERROR
+    assert judge_log(read(text)).verdict.outcome is RunOutcome.USER_ERROR
     assert judge_log(read(text)).word is Verdict.FAIL
     assert judge_log(read(text)).verdict.suspects[0].sure
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.base.log_signs import Role
-from ddpdoctor.facts.log import LogLine, Sighting
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.facts.log import LogLine, SignMatch
 from ddpdoctor.logs.analyze.rank_files import without_parts_that_all_lack
-from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
 
-def lacks(rank: int | None, part: str, slug: str = "ckpt-world-size-mismatch") -> Sighting:
+def lacks(rank: int | None, part: str, slug: str = "ckpt-world-size-mismatch") -> SignMatch:
     words = {"part": part} if part else {}
     line = LogLine(file=0, number=1, text="", rank=rank)
-    return Sighting(slug=slug, sign="No such file", role=Role.HINTS, line=line, words=words)
+    return SignMatch(slug=slug, sign="No such file", role=SignRole.HINTS, line=line, words=words)
 
 
 def test_ranks_that_lack_their_own_are_kept() -> None:
@@ -58,5 +58,5 @@ def test_which_files_are_a_ranks_own(name: str, is_part: bool) -> None:
         f"[rank2]: FileNotFoundError: [Errno 2] No such file or directory: '{name}'\n"
     )
     verdict = verdict_of(read(text))
-    assert verdict.outcome is (Outcome.ILLNESS if is_part else Outcome.USER_ERROR)
+    assert verdict.outcome is (RunOutcome.ILLNESS if is_part else RunOutcome.USER_ERROR)
     assert [one.slug for one in verdict.suspects] == ["ckpt-world-size-mismatch" if is_part else "user-code-error"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.logs.analyze.failures import failures_of
-from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_words import headline
 from tests.logs_by_hand import read
@@ -57,9 +57,9 @@ def test_what_a_launcher_raises_in_its_own_process_is_no_error_of_the_script(lau
     text = traceback(
         "etcd.EtcdKeyNotFound: Key not found : /x", (launcher, "sys.exit(main())"), ("/x/client.py", "raise it")
     )
-    assert verdict_of(read(text)).outcome is Outcome.UNRECOGNISED
+    assert verdict_of(read(text)).outcome is RunOutcome.UNRECOGNISED
     own = text.replace(launcher, "/home/ada/train.py")
-    assert verdict_of(read(own)).outcome is Outcome.USER_ERROR
+    assert verdict_of(read(own)).outcome is RunOutcome.USER_ERROR
 
 
 def test_what_a_caller_makes_of_a_failed_program_is_told() -> None:
@@ -68,5 +68,5 @@ def test_what_a_caller_makes_of_a_failed_program_is_told() -> None:
     runner = ("/opt/env/lib/python3.11/site-packages/deepspeed/launcher/runner.py", "main()")
     chained = "\nDuring handling of the above exception, another exception occurred:\n\n"
     found = judge_log(read(traceback(first, runner) + chained + traceback(then, runner)))
-    assert found.verdict.outcome is Outcome.UNRECOGNISED
+    assert found.verdict.outcome is RunOutcome.UNRECOGNISED
     assert then in headline(found)

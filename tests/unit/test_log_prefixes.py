@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
 STEPS = "step 1 loss 2.0\nstep 2 loss 1.0\n"
@@ -35,7 +35,7 @@ def judged(text: str) -> LogVerdict:
 )  # fmt: skip
 def test_an_unknown_prefix_hides_no_traceback(prefix: str, steps: str) -> None:
     found = judged(prefixed(prefix, steps + TRACEBACK))
-    assert found.outcome is Outcome.USER_ERROR
+    assert found.outcome is RunOutcome.USER_ERROR
     assert found.raised is not None
     assert (found.raised.exception, found.raised.message) == ("ValueError", "bad thing")
     assert [one.function for one in found.raised.frames] == ["<module>", "main"]
@@ -65,13 +65,13 @@ def test_what_follows_the_traceback_has_lost_it_too() -> None:
 
 @pytest.mark.parametrize("prefix", ["# ", "// ", "E       ", "    3\t", "2026-01-02 03:04:05 WARNING cache: "])
 def test_what_is_only_shown_stays_so(prefix: str) -> None:
-    assert judged(prefixed(prefix, TRACEBACK)).outcome is Outcome.NOTHING
+    assert judged(prefixed(prefix, TRACEBACK)).outcome is RunOutcome.NOTHING
 
 
 def test_of_a_summary_that_shows_a_part_of_a_traceback_the_line_above_tells() -> None:
     told = "* 1 x torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15\n"
     part = prefixed("    | ", "".join(TRACEBACK.splitlines(keepends=True)[:3]))
-    assert judged(prefixed("remote [stdout] ", told + part)).outcome is Outcome.STOPPED
+    assert judged(prefixed("remote [stdout] ", told + part)).outcome is RunOutcome.STOPPED
 
 
 def test_grep_puts_another_mark_before_lines_around_its_hits() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.logs.analyze.refuted import GOOD_NEWS
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.render_followed import noise
 from tests.logs_by_hand import read
 
@@ -39,7 +39,7 @@ def test_only_a_later_try_gets_over_a_build(text: str, names: list[tuple[str, bo
 
 def test_what_another_host_uses_says_nothing() -> None:
     closed = CLOSED.format(host="node1")
-    assert verdict_of(read(closed + USED.format(host="node1"))).outcome is Outcome.NOTHING
+    assert verdict_of(read(closed + USED.format(host="node1"))).outcome is RunOutcome.NOTHING
     assert named(verdict_of(read(closed + USED.format(host="node2")))) == [("ib-device-missing-in-container", True)]
 
 
@@ -54,7 +54,7 @@ def test_a_loss_scale_below_one_counts_unless_the_loss_stays_a_number(last: str)
     fell = OVERFLOW.format(scale="1.0") + OVERFLOW.format(scale="0.5")
     assert named(verdict_of(read(fell + last))) == [("nan-loss", True)]
     goes_on = "".join(f"step {number} loss 3.{9 - number}1\n" for number in range(6))
-    assert verdict_of(read(fell + goes_on)).outcome is Outcome.NOTHING
+    assert verdict_of(read(fell + goes_on)).outcome is RunOutcome.NOTHING
 
 
 def test_good_news_needs_no_word_that_it_is_harmless() -> None:

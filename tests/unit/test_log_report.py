@@ -10,11 +10,11 @@ import jsonschema
 import msgspec
 import pytest
 
-from ddpdoctor.base.log_signs import Role
+from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.facts.log import Exited, LogLine
+from ddpdoctor.facts.log import LogLine, ProcessExit
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.logs.diagnosis import Held, LogJudgement, Standing, judge_log
+from ddpdoctor.logs.diagnosis import HostCheck, HostVerdict, LogJudgement, judge_log
 from ddpdoctor.logs.parse.reading import read_logs
 from ddpdoctor.logs.render_followed import harmless, noise
 from ddpdoctor.logs.render_json import log_report, refusal
@@ -167,7 +167,7 @@ def test_the_suspicion_is_held_against_the_facts(tmp_path: Path) -> None:
 def test_the_headline_says_that_the_facts_contradict_it() -> None:
     alone = log(seen("shm-too-small", host="node0"))
     judgement = judge_log(alone, Snapshot(host="node0"))
-    held = Held(slug="shm-too-small", standing=Standing.CONTRADICTED, words="node0 shows no sign of it")
+    held = HostCheck(slug="shm-too-small", standing=HostVerdict.CONTRADICTED, words="node0 shows no sign of it")
     (opinion,) = judgement.opinions
     contradicted = msgspec.structs.replace(judgement, opinions=(msgspec.structs.replace(opinion, held=held),))
     assert headline(contradicted) == f"{headline(judge_log(alone))}; but the facts of node0 contradict it"
@@ -238,12 +238,12 @@ def test_several_files_of_a_folder_are_told_by_their_names_within_it(tmp_path: P
 )
 def test_how_a_process_ended(code: int | None, words: str) -> None:
     line = LogLine(file=0, number=1, text="")
-    assert how_it_ended(Exited(line=line, said_by="torchrun", exit_code=code)) == words
+    assert how_it_ended(ProcessExit(line=line, said_by="torchrun", exit_code=code)) == words
 
 
 def test_processes_that_one_line_tells_of_are_told_together() -> None:
     line = LogLine(file=0, number=1, text="")
-    ends = [Exited(line=line, said_by="srun", exit_code=-9, rank=rank) for rank in (0, 1, 3)]
+    ends = [ProcessExit(line=line, said_by="srun", exit_code=-9, rank=rank) for rank in (0, 1, 3)]
     assert how_it_ended(*ends) == "srun says that ranks 0, 1 and 3 were killed by SIGKILL"
 
 
@@ -298,12 +298,12 @@ def test_a_huge_line_is_shown_without_its_middle() -> None:
 
 
 def test_the_first_line_of_a_suspicion_is_no_surer_than_the_headline() -> None:
-    shm, disk = (seen(slug, role=Role.HINTS) for slug in ("shm-too-small", "disk-full"))
+    shm, disk = (seen(slug, role=SignRole.HINTS) for slug in ("shm-too-small", "disk-full"))
     assert "FAIL  Perhaps: " in shown(judge_log(log(shm)))
     assert "FAIL  Most likely: " in shown(judge_log(log(shm, disk)))
     assert "Perhaps" not in shown(judge_log(log(seen("shm-too-small"))))
     sick = fixture_snapshot(read_fixture(next((HOSTS / "shm-too-small").glob("sick-*.json"))))
-    confirmed = judge_log(log(seen("shm-too-small", role=Role.HINTS)), sick)
+    confirmed = judge_log(log(seen("shm-too-small", role=SignRole.HINTS)), sick)
     assert "erhaps" not in shown(confirmed)
     assert "the facts of the host do" in outcome(confirmed)
 

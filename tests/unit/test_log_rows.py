@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
 FAILED = "E1122 14:02:52.577000 4711 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: {}) local_rank: {} (pid: {}) of binary: python\n"
@@ -54,7 +54,7 @@ def rank_of(verdict: LogVerdict) -> int | None:
 
 def test_a_mere_row_says_less_than_the_rank_that_ended_first_and_spoke() -> None:
     found = judged(labelled(2, traceback(UNHANDLED)) + table(2, 1, 3))
-    assert (found.outcome, rank_of(found)) == (Outcome.UNRECOGNISED, 2)
+    assert (found.outcome, rank_of(found)) == (RunOutcome.UNRECOGNISED, 2)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_mere_row_says_less_than_the_rank_that_ended_first_and_spoke() -> None
 )
 def test_a_row_leads_where_the_one_that_spoke_may_be_its_victim(error: str, first: int, code: int) -> None:
     found = judged(labelled(2, traceback(error)) + table(first, 3 - first, code=code))
-    assert (found.outcome, rank_of(found)) == (Outcome.USER_ERROR, 1)
+    assert (found.outcome, rank_of(found)) == (RunOutcome.USER_ERROR, 1)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_line_without_a_label_is_of_the_only_process(others: str, rank: int | 
 @pytest.mark.parametrize("ended", ["", ENDED.format(40) + ENDED.format(42)])
 def test_an_exception_without_its_traceback_is_told_before_its_process_ends(between: str, ended: str) -> None:
     found = judged(f"{DEVICES}\n{between}{ended}{FAILED.format(1, 1, 41)}")
-    assert found.outcome is Outcome.UNRECOGNISED
+    assert found.outcome is RunOutcome.UNRECOGNISED
     assert found.lead is not None
     assert found.lead.text == DEVICES
 
@@ -124,7 +124,7 @@ def test_an_exception_without_its_traceback_is_told_before_its_process_ends(betw
 @pytest.mark.parametrize("between", [f"{WANDB}step 7\n{WANDB}", "step 7\n" * 4])
 def test_an_exception_in_a_line_is_no_last_word_where_others_follow(between: str) -> None:
     found = judged(f"{DEVICES}\n{between}{ENDED.format(40)}{FAILED.format(1, 1, 41)}")
-    assert found.outcome is Outcome.EFFECTS_ONLY
+    assert found.outcome is RunOutcome.EFFECTS_ONLY
 
 
 @pytest.mark.parametrize(

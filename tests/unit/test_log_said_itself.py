@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
 BEGAN = 'Traceback (most recent call last):\n  File "/home/ada/train.py", line 3, in main\n    loss.backward()\n'
@@ -42,4 +42,4 @@ def test_horovods_word_on_another_ranks_failure_is_an_effect() -> None:
         "RuntimeError: Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
         "allgather or broadcast a tensor after one of the ranks finished execution.\n"
     )
-    assert verdict_of(read(text)).outcome is Outcome.EFFECTS_ONLY
+    assert verdict_of(read(text)).outcome is RunOutcome.EFFECTS_ONLY

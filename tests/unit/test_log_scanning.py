@@ -7,8 +7,8 @@ from datetime import datetime, timezone
 
 import pytest
 
-from ddpdoctor.base.log_signs import LogSign, Role
-from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.base.log_signs import LogSign, SignRole
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.noise import HARMLESS
 from ddpdoctor.logs.match.vocabulary import Vocabulary, Wanted
 from ddpdoctor.logs.parse.reading import read_logs
@@ -16,7 +16,7 @@ from ddpdoctor.logs.parse.reading import read_logs
 SIGNS = [
     ("outer", LogSign("the pump has failed")),
     ("inner", LogSign("pump has")),
-    ("other", LogSign("the pump has failed", role=Role.HINTS)),
+    ("other", LogSign("the pump has failed", role=SignRole.HINTS)),
     ("worded", LogSign("valve ", pattern=r"valve (?P<valve>\d+) stuck(?: at (?P<at>\w+))?$")),
     ("near", LogSign("it is cold", near="the heater is off")),
 ]
@@ -27,7 +27,7 @@ def read(*lines: str) -> Log:
     return read_logs(["-"], stdin=io.BytesIO("\n".join(lines).encode() + b"\n"), vocabulary=WORDS)
 
 
-def of(log: Log, slug: str) -> list[Sighting]:
+def of(log: Log, slug: str) -> list[SignMatch]:
     return [one for one in log.sightings if one.slug == slug]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.analyze.verdict import Outcome
+from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.render_steps import next_steps
 from tests.logs_by_hand import read
@@ -26,7 +26,7 @@ def judged(*lines: str) -> LogJudgement:
 )
 def test_the_words_of_an_end_are_heard(line: str, slug: str, sure: bool) -> None:
     found = judged(line).verdict
-    assert found.outcome is Outcome.ILLNESS
+    assert found.outcome is RunOutcome.ILLNESS
     assert [(one.slug, one.sure) for one in found.suspects] == [(slug, sure)]
     assert not found.ended_well
 
@@ -38,7 +38,7 @@ def test_two_openmps_are_told_as_that() -> None:
 
 @pytest.mark.parametrize("line", ["I was killed in the game", "zsh: command was killed", "Slurm: memory limit is 4G"])
 def test_mere_talk_of_an_end_is_none(line: str) -> None:
-    assert judged(line).verdict.outcome is Outcome.NOTHING
+    assert judged(line).verdict.outcome is RunOutcome.NOTHING
 
 
 @pytest.mark.parametrize("line", ["job.sh: line 9: torchrun: command not found", "zsh: command not found: torchrun"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.facts.log import Exited
+from ddpdoctor.facts.log import ProcessExit
 from ddpdoctor.logs.analyze.endings import signal_of
-from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.logs_by_hand import line, read
 
@@ -34,14 +34,14 @@ MEMORY, CRASH, SHARED = ["host-oom-killed"], ["process-crashed"], ["shm-too-smal
 )  # fmt: skip
 def test_the_signal_only_hints_at_an_illness(text: str, slugs: list[str]) -> None:
     verdict = verdict_of(read(text + "\n"))
-    assert verdict.outcome is Outcome.ILLNESS
+    assert verdict.outcome is RunOutcome.ILLNESS
     assert [one.slug for one in verdict.suspects] == slugs
     assert not any(one.sure for one in verdict.suspects)
 
 
 def test_what_the_rank_says_itself_counts_more() -> None:
     raised = "Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 3, in <module>\nKeyError: 'lr'\n"
-    assert verdict_of(read(raised + ELASTIC.format(-7) + "\n")).outcome is Outcome.USER_ERROR
+    assert verdict_of(read(raised + ELASTIC.format(-7) + "\n")).outcome is RunOutcome.USER_ERROR
 
 
 def test_whom_slurm_kills_as_it_cancels_a_step_had_memory_enough() -> None:
@@ -73,4 +73,4 @@ def test_a_crash_that_only_an_exit_code_tells_of_shows_its_line() -> None:
     ("code", "signal"), [(-9, 9), (137, 9), (247, 9), (245, 11), (255, 0), (254, 0), (1, 0), (128, 0), (None, 0)]
 )
 def test_an_exit_code_tells_the_signal(code: int | None, signal: int) -> None:
-    assert signal_of(Exited(line=line(1), said_by="torchrun", exit_code=code)) == signal
+    assert signal_of(ProcessExit(line=line(1), said_by="torchrun", exit_code=code)) == signal

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.base.log_signs import LogSign, Role
+from ddpdoctor.base.log_signs import LogSign, SignRole
 from ddpdoctor.engine.registry import LEAST_SIGN, Check, all_checks
 from ddpdoctor.logs.parse.labels import Style, unlabelled
 from tests.log_corpus import HEALTHY, LOGS, OUTCOMES, corpus, text_of
 
 LEAST_NEAR = 6
 
-NAMING = (Role.NAMES, Role.HINTS)
+NAMING = (SignRole.NAMES, SignRole.HINTS)
 
 CHECKS = [one for one in all_checks() if one.log_signs]
 SIGNS = [(one, sign) for one in CHECKS for sign in one.log_signs]
@@ -107,7 +107,7 @@ def test_what_names_one_illness_names_no_other() -> None:
     """A text that two illnesses have in common is a hint at each of them, unless a pattern or a neighbour sets them apart."""
     plain = [(one.slug, sign) for one, sign in SIGNS if not sign.pattern and not sign.near]
     shared = Counter(sign.text for _, sign in plain)
-    names = [f"{slug}: {sign.text!r}" for slug, sign in plain if sign.role is Role.NAMES and shared[sign.text] > 1]
+    names = [f"{slug}: {sign.text!r}" for slug, sign in plain if sign.role is SignRole.NAMES and shared[sign.text] > 1]
     assert not names
 
 
@@ -129,7 +129,7 @@ def test_every_illness_with_signs_has_a_log() -> None:
 def test_what_only_a_log_shows_has_logs_of_both_kinds(kind: str) -> None:
     """What is no mistake of the script, or no end from outside, all the other logs show; what is harmless makes nobody sick."""
     logged = [one for one in all_checks() if one.groups == {"log"} and one.slug not in OUTCOMES]
-    harmless = {one.slug for one in logged if {sign.role for sign in one.log_signs} == {Role.NOISE}}
+    harmless = {one.slug for one in logged if {sign.role for sign in one.log_signs} == {SignRole.NOISE}}
     there = {one.slug for one in corpus() if one.path.name.startswith(kind)}
     there |= harmless if kind == "sick-" else set()
     assert logged

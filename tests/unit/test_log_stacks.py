@@ -11,7 +11,7 @@ from rich.console import Console
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.log import Log, LogFrame
 from ddpdoctor.knowledge.framework_phases import phase_of
-from ddpdoctor.knowledge.stack_places import Place, Where, where
+from ddpdoctor.knowledge.stack_places import PlaceKind, StackPlace, where
 from ddpdoctor.logs.analyze.sightings import stack_lines
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.parse.reading import read_logs
@@ -181,5 +181,5 @@ def test_the_phase_of_a_frameworks_call(path: str, function: str, phase: str) ->
 def test_running_ranks_are_told_by_the_loops_phase_too() -> None:
     fit = Frame(path=f"{HOME}/light.py", line=38, function="<module>")
     result = f"{PACKAGES}/lightning/pytorch/trainer/connectors/logger_connector/result.py"
-    place = Place(Where.COLLECTIVE, "all_reduce", fit, (Frame(path=result, line=248, function="compute"), fit))
+    place = StackPlace(PlaceKind.COLLECTIVE, "all_reduce", fit, (Frame(path=result, line=248, function="compute"), fit))
     assert where(place) == "all_reduce in the reduce of metrics of Lightning (light.py:38)"

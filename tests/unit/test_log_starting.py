@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.logs.analyze.further_words import more_of
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_steps import next_steps
 from tests.logs_by_hand import read
@@ -51,7 +51,7 @@ def test_what_a_started_process_gets_no_more_of_is_an_effect(
 ) -> None:
     both = [child(place, error), parent(place, "AttributeError: Can't pickle local object 'main.<locals>.augment'")]
     found = verdict("".join(both if child_first else both[::-1]))
-    assert found.outcome is Outcome.USER_ERROR
+    assert found.outcome is RunOutcome.USER_ERROR
     assert found.raised is not None
     assert found.raised.exception == "AttributeError"
     assert found.raised.own is not None
@@ -59,7 +59,7 @@ def test_what_a_started_process_gets_no_more_of_is_an_effect(
 
 
 def test_alone_it_leaves_the_cause_open() -> None:
-    assert verdict(child(WINDOWS)).outcome is Outcome.EFFECTS_ONLY
+    assert verdict(child(WINDOWS)).outcome is RunOutcome.EFFECTS_ONLY
     loads = '  File "/home/ada/train.py", line 3, in <module>\n    state = torch.load(f)\n'
     with_torch = (
         loads + '  File "/opt/env/lib/python3.11/site-packages/torch/serialization.py", line 9, in load\n    x\n'
@@ -79,28 +79,28 @@ def test_a_failed_program_is_not_explained_by_a_traceback_that_is_cut() -> None:
     )
     log = read(raised + cut + '  File "/home/ada/train.py", line 3, in main\n    fused()\n    ^^^^^^^\n')
     found = verdict_of(log)
-    assert found.outcome is Outcome.UNRECOGNISED
+    assert found.outcome is RunOutcome.UNRECOGNISED
     assert not more_of(found.lead, found.raised, log)
 
 
 def test_an_empty_file_that_a_started_process_reads_itself_is_no_effect() -> None:
     own = '  File "/home/ada/data.py", line 5, in __setstate__\n    self.rows = pickle.load(f)\nEOFError: Ran out of input\n'
     found = verdict(child(UNIX).rpartition("EOFError")[0] + own)
-    assert found.outcome is Outcome.USER_ERROR
+    assert found.outcome is RunOutcome.USER_ERROR
 
 
 @pytest.mark.parametrize(
     ("path", "outcome"),
     [
-        ("C:\\Users\\ada\\env\\lib\\site-packages\\torch\\distributed\\rendezvous.py", Outcome.UNRECOGNISED),
-        ("C:\\work\\lib\\train.py", Outcome.USER_ERROR),
+        ("C:\\Users\\ada\\env\\lib\\site-packages\\torch\\distributed\\rendezvous.py", RunOutcome.UNRECOGNISED),
+        ("C:\\work\\lib\\train.py", RunOutcome.USER_ERROR),
     ],
 )
-def test_modules_of_windows_are_known(path: str, outcome: Outcome) -> None:
+def test_modules_of_windows_are_known(path: str, outcome: RunOutcome) -> None:
     text = f'Traceback (most recent call last):\n  File "{path}", line 3, in f\n    g()\nValueError: no such store\n'
     found = verdict(text)
     assert found.outcome is outcome
-    assert (found.raised is not None and found.raised.own is not None) == (outcome is Outcome.USER_ERROR)
+    assert (found.raised is not None and found.raised.own is not None) == (outcome is RunOutcome.USER_ERROR)
 
 
 @pytest.mark.parametrize(
@@ -116,13 +116,13 @@ def test_a_program_that_is_no_rank_fails_by_itself(command: str) -> None:
     found = verdict(raised + end)
     assert found.raised is not None
     assert found.raised.exception == "subprocess.CalledProcessError"
-    assert (found.outcome, found.lead.rank if found.lead else None) == (Outcome.UNRECOGNISED, 1)
+    assert (found.outcome, found.lead.rank if found.lead else None) == (RunOutcome.UNRECOGNISED, 1)
 
 
 def test_a_script_that_was_started_by_another_is_still_its_rank() -> None:
     raised = "Traceback (most recent call last):\nsubprocess.CalledProcessError: Command '['{}', 'train.py']' returned non-zero exit status 1.\n"
-    assert verdict(raised.format("/usr/bin/python3")).outcome is Outcome.EFFECTS_ONLY
-    assert verdict(raised.format("git")).outcome is Outcome.USER_ERROR
+    assert verdict(raised.format("/usr/bin/python3")).outcome is RunOutcome.EFFECTS_ONLY
+    assert verdict(raised.format("git")).outcome is RunOutcome.USER_ERROR
 
 
 UNGUARDED = """\
@@ -200,12 +200,12 @@ def test_a_program_that_the_script_starts_is_its_failure(program: str) -> None:
 
 @pytest.mark.parametrize("program", ["/opt/env/bin/python3.11", "torchrun", "srun"])
 def test_of_a_program_that_starts_ranks_the_words_are_elsewhere(program: str) -> None:
-    assert verdict(FAILED.format(program=program)).outcome is Outcome.EFFECTS_ONLY
+    assert verdict(FAILED.format(program=program)).outcome is RunOutcome.EFFECTS_ONLY
 
 
 def test_a_wrapper_around_a_rank_is_none_such() -> None:
     labelled = "".join(f"[1,0]<stderr>:{line}\n" for line in FAILED.format(program="rsync").splitlines())
-    assert verdict(labelled).outcome is Outcome.EFFECTS_ONLY
+    assert verdict(labelled).outcome is RunOutcome.EFFECTS_ONLY
 
 
 def test_a_program_that_failed_after_a_rank_is_not_the_cause() -> None:

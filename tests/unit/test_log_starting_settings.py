@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.logs_by_hand import read
 
@@ -54,7 +54,7 @@ def test_another_number_of_the_script_is_no_setting() -> None:
     text = RENDEZVOUS.format(
         torch=TORCH, code="int(name)", error="ValueError: invalid literal for int() with base 10: 'abc'"
     )
-    assert verdict_of(read(text.replace(TORCH, "/home/ada"))).outcome is Outcome.USER_ERROR
+    assert verdict_of(read(text.replace(TORCH, "/home/ada"))).outcome is RunOutcome.USER_ERROR
 
 
 def test_torchrun_says_at_last_that_it_sees_no_gpu() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.parse.surroundings import MOST_OF_A_REPORT, is_report
 from tests.logs_by_hand import read
 
@@ -72,7 +72,7 @@ SHOWN = {
 
 @pytest.mark.parametrize("text", SHOWN.values(), ids=SHOWN)
 def test_what_is_only_shown_has_not(text: str) -> None:
-    assert judged(text).outcome is Outcome.NOTHING
+    assert judged(text).outcome is RunOutcome.NOTHING
 
 
 def test_a_list_of_what_happens_is_none_of_what_was_mended() -> None:
@@ -111,14 +111,14 @@ def test_what_is_longer_than_any_issue_is_no_report() -> None:
     ["AttributeError: 'AdamW' object has no attribute 'train'", "TypeError: step() takes 1 positional argument"],
 )
 def test_a_mistake_that_somebody_reports_without_its_traceback_is_one(error: str) -> None:
-    assert judged(f"{TALK}```\n{error}\n```\n{TALK}").outcome is Outcome.USER_ERROR
-    assert judged(f"```\n{error}\n```\n").outcome is Outcome.USER_ERROR
-    assert judged(f"{error}\n{STEPS}\n{error}\n").outcome is Outcome.UNRECOGNISED
-    assert judged(f"Set `--workers` to read more at once\n{error}\nskipped 1 row\n").outcome is Outcome.UNRECOGNISED
+    assert judged(f"{TALK}```\n{error}\n```\n{TALK}").outcome is RunOutcome.USER_ERROR
+    assert judged(f"```\n{error}\n```\n").outcome is RunOutcome.USER_ERROR
+    assert judged(f"{error}\n{STEPS}\n{error}\n").outcome is RunOutcome.UNRECOGNISED
+    assert judged(f"Set `--workers` to read more at once\n{error}\nskipped 1 row\n").outcome is RunOutcome.UNRECOGNISED
 
 
 def test_a_line_that_nothing_ends_counts_for_what_the_text_is() -> None:
-    assert judged(f"{TALK}`{PORT}`\nstep 10 loss 0.3").outcome is Outcome.NOTHING
+    assert judged(f"{TALK}`{PORT}`\nstep 10 loss 0.3").outcome is RunOutcome.NOTHING
 
 
 HITS = (
@@ -128,15 +128,15 @@ HITS = (
 
 @pytest.mark.parametrize("prompt", ["$ ", "ada@login1:~/runs$ ", "(base) ada@login1:~$ ", "# "])
 def test_hits_of_grep_in_other_logs_are_of_other_runs(prompt: str) -> None:
-    assert judged(f"{prompt}grep -rn Error archive\n{HITS}{STEPS}").outcome is Outcome.NOTHING
+    assert judged(f"{prompt}grep -rn Error archive\n{HITS}{STEPS}").outcome is RunOutcome.NOTHING
 
 
 def test_hits_with_lines_around_them_are_of_other_runs_too() -> None:
     frame = 'a.log-Traceback (most recent call last):\na.log-  File "/home/ada/t.py", line 3, in <module>\n'
     hits = f"{frame}a.log:RuntimeError: x\na.log:{PORT}\n--\n"
-    assert judged(f"$ grep -B3 Error a.log b.log\n{hits}b.log:{PORT}\n{STEPS}").outcome is Outcome.NOTHING
+    assert judged(f"$ grep -B3 Error a.log b.log\n{hits}b.log:{PORT}\n{STEPS}").outcome is RunOutcome.NOTHING
     assert slugs(f"$ grep -B3 Error a.log b.log\n{hits}") == ["port-in-use"]
-    assert judged(f"$ grep -B3 Error *\n{hits}{STEPS}").outcome is Outcome.NOTHING
+    assert judged(f"$ grep -B3 Error *\n{hits}{STEPS}").outcome is RunOutcome.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,10 @@ def captured(sums: str) -> str:
 
 
 def test_what_tests_that_passed_have_written_is_no_failure() -> None:
-    assert judged(captured("41 passed, 2 skipped, 1 xfailed")).outcome is Outcome.NOTHING
-    assert judged(captured("41 passed") + STEPS).outcome is Outcome.NOTHING
-    assert judged(captured("1 failed, 40 passed")).outcome is not Outcome.NOTHING
-    assert judged(captured("40 passed, 1 error")).outcome is not Outcome.NOTHING
+    assert judged(captured("41 passed, 2 skipped, 1 xfailed")).outcome is RunOutcome.NOTHING
+    assert judged(captured("41 passed") + STEPS).outcome is RunOutcome.NOTHING
+    assert judged(captured("1 failed, 40 passed")).outcome is not RunOutcome.NOTHING
+    assert judged(captured("40 passed, 1 error")).outcome is not RunOutcome.NOTHING
     assert slugs(captured("41 passed") + f"{OOM}\n") == ["oom-batch-too-large"]
 
 
@@ -187,7 +187,7 @@ def test_a_sentence_announces_the_error_below(announced: str) -> None:
 @pytest.mark.parametrize("line", ["train.py: error:", "ninja: error: x", "we met an error:"])
 def test_what_announces_nothing_is_the_error_itself(line: str) -> None:
     verdict = judged(f"{line}\n")
-    assert verdict.outcome is Outcome.UNRECOGNISED
+    assert verdict.outcome is RunOutcome.UNRECOGNISED
     assert verdict.lead
     assert verdict.lead.text == line
 
@@ -202,7 +202,7 @@ def test_what_announces_nothing_is_the_error_itself(line: str) -> None:
     ],
 )
 def test_builders_say_that_they_failed(line: str) -> None:
-    assert judged(f"{line}\n").outcome is Outcome.UNRECOGNISED
+    assert judged(f"{line}\n").outcome is RunOutcome.UNRECOGNISED
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_builders_say_that_they_failed(line: str) -> None:
     ["make[2]: *** Waiting for unfinished jobs....", "make: [Makefile:3: clean] Error 1 (ignored)", "a: *** b"],
 )
 def test_builders_words_that_end_nothing(line: str) -> None:
-    assert judged(f"{line}\n").outcome is Outcome.NOTHING
+    assert judged(f"{line}\n").outcome is RunOutcome.NOTHING
 
 
 LAUNCHER = (
@@ -222,15 +222,15 @@ LAUNCHER = (
 
 def test_a_traceback_s_last_line_with_torch_s_own_label_is_remembered() -> None:
     verdict = judged(f"[rank2]: RuntimeError: nothing that is known here\n{LAUNCHER}")
-    assert verdict.outcome is Outcome.UNRECOGNISED
+    assert verdict.outcome is RunOutcome.UNRECOGNISED
     assert verdict.lead
     assert (verdict.lead.rank, verdict.lead.text) == (2, "RuntimeError: nothing that is known here")
-    assert judged(f"[rank2]: TypeError: step() takes 1 argument\n{LAUNCHER}").outcome is Outcome.USER_ERROR
+    assert judged(f"[rank2]: TypeError: step() takes 1 argument\n{LAUNCHER}").outcome is RunOutcome.USER_ERROR
 
 
 IGNORED = "Exception ignored in: <function _Iter.__del__ at 0x7f>\n...\n    assert x\nAssertionError: can only test a child process\n"
 
 
 def test_an_exception_that_python_ignores_is_none_where_its_frames_are_left_out() -> None:
-    assert judged(IGNORED).outcome is Outcome.NOTHING
-    assert judged(f"{IGNORED}RuntimeError: nothing that is known here\n").outcome is Outcome.UNRECOGNISED
+    assert judged(IGNORED).outcome is RunOutcome.NOTHING
+    assert judged(f"{IGNORED}RuntimeError: nothing that is known here\n").outcome is RunOutcome.UNRECOGNISED

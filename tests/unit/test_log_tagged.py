@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
 OOM = """Traceback (most recent call last):
@@ -38,7 +38,7 @@ def test_a_traceback_that_a_logger_has_tagged_is_read_as_the_programme_wrote_it(
     lines = [line.lstrip() for line in OOM] if flat else OOM
     later = ["cleaning up", "removing", "done with cleaning"] if "INFO" in tag or "stderr" in tag else []
     verdict = judged(tagged(tag, ["loading", *lines, "ended", "", *later]))
-    assert verdict.outcome is Outcome.ILLNESS
+    assert verdict.outcome is RunOutcome.ILLNESS
     assert verdict.suspects[0].slug == "oom-batch-too-large"
     assert verdict.raised
     assert verdict.raised.own
@@ -63,7 +63,7 @@ def test_a_rank_s_label_behind_a_logger_s_is_heard() -> None:
 )
 def test_what_a_logger_only_informs_of_stays_quiet(line: str) -> None:
     verdict = judged([*STEPS, line, *STEPS])
-    assert verdict.outcome is Outcome.NOTHING
+    assert verdict.outcome is RunOutcome.NOTHING
     assert not verdict.suspects
 
 
@@ -72,10 +72,10 @@ def test_after_a_caught_traceback_a_logger_s_information_stays_quiet(tag: str) -
     caught = [*OOM[:3], "KeyError: 'label'"]
     informs = "Missing key(s) in state_dict: head.weight; the rest is there"
     verdict = judged(tagged(tag, [*STEPS, *caught, *STEPS, informs, *STEPS, "training finished"]))
-    assert verdict.outcome is not Outcome.ILLNESS
+    assert verdict.outcome is not RunOutcome.ILLNESS
     lines = [*STEPS, *caught, *STEPS * 4, informs, "training finished"]
     of_an_hour = [f"2026-11-22 10:{at:02}:00,000 INFO worker: {line}" for at, line in enumerate(lines)]
-    assert judged(of_an_hour).outcome is Outcome.NOTHING
+    assert judged(of_an_hour).outcome is RunOutcome.NOTHING
     assert "ckpt-arch-mismatch" not in [one.slug for one in (*verdict.suspects, *verdict.also)]
 
 
@@ -87,14 +87,14 @@ def test_an_error_that_the_programme_has_logged_itself_and_went_on_after_is_no_f
     rank = tag[:9] if tag.startswith("[rank3]") else ""
     steps = [rank + step for step in STEPS]
     caught = tagged(tag, [*said, *OOM[:3], "ValueError: the request is longer than 4096 tokens"])
-    assert judged([*steps, *caught, *steps]).outcome is Outcome.NOTHING
-    assert judged([*steps, *caught]).outcome is Outcome.USER_ERROR
+    assert judged([*steps, *caught, *steps]).outcome is RunOutcome.NOTHING
+    assert judged([*steps, *caught]).outcome is RunOutcome.USER_ERROR
 
 
 def test_a_traceback_behind_one_that_was_logged_is_not_taken_for_logged() -> None:
     logged = tagged("ERROR 11-22 10:00:0{at} [core.py:718] ", [*OOM[:3], "ValueError: too long"])
     ended = ["cleaning up", "removing", "done with cleaning", "bye"]
-    assert judged([*logged, *OOM[:3], "KeyError: 'label'", *ended]).outcome is Outcome.USER_ERROR
+    assert judged([*logged, *OOM[:3], "KeyError: 'label'", *ended]).outcome is RunOutcome.USER_ERROR
 
 
 def test_a_log_that_begins_within_a_tagged_traceback_leads_with_its_exception() -> None:
@@ -123,7 +123,7 @@ def test_determined_s_table_names_the_rank() -> None:
 @pytest.mark.parametrize("header", [OOM[0], f"  0%|  | 1/935 [00:01<20:34,  1.32s/it]{OOM[0]}"])
 @pytest.mark.parametrize("cut", [[], ['  File "/home/ada/tr']])
 def test_a_log_that_breaks_off_at_a_traceback_s_begin_speaks_of_a_failure(header: str, cut: list[str]) -> None:
-    assert judged([*STEPS, header, *cut]).outcome is Outcome.UNRECOGNISED
+    assert judged([*STEPS, header, *cut]).outcome is RunOutcome.UNRECOGNISED
 
 
 ISSUE = [
@@ -172,5 +172,5 @@ def test_of_an_issue_with_several_blocks_the_traceback_is_read() -> None:
 
 
 def test_a_readme_that_a_training_prints_stays_one() -> None:
-    assert judged([*README, *STEPS]).outcome is Outcome.NOTHING
-    assert judged([*STEPS, *README, *STEPS]).outcome is Outcome.NOTHING
+    assert judged([*README, *STEPS]).outcome is RunOutcome.NOTHING
+    assert judged([*STEPS, *README, *STEPS]).outcome is RunOutcome.NOTHING

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.base.log_signs import Role
-from ddpdoctor.facts.log import Log, LogFile, LogLine, Sighting
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.facts.log import Log, LogFile, LogLine, SignMatch
 from ddpdoctor.logs.analyze.timeouts import BEHIND, DESYNC, MISSING, STALLED, UNEVEN, WATCHDOG, hypotheses
-from ddpdoctor.logs.analyze.verdict import Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.log_corpus import LOGS, log_of
 from tests.logs_by_hand import read
 
 CAUGHT = "Watchdog caught collective operation timeout: WorkNCCL("
 
 
-def caught(rank: int, number: int = 7, call: str = "ALLREDUCE", size: int = 64, group: str = "") -> Sighting:
+def caught(rank: int, number: int = 7, call: str = "ALLREDUCE", size: int = 64, group: str = "") -> SignMatch:
     words = {"number": str(number), "call": call, "size": str(size)} | ({"group": group} if group else {})
     line = LogLine(file=0, number=rank + 1, text=f"{CAUGHT}SeqNum={number}, OpType={call}", rank=rank)
-    return Sighting(slug=WATCHDOG, sign=CAUGHT, role=Role.EFFECT, line=line, words=words)
+    return SignMatch(slug=WATCHDOG, sign=CAUGHT, role=SignRole.EFFECT, line=line, words=words)
 
 
-def dumped(rank: int, enqueued: int) -> Sighting:
+def dumped(rank: int, enqueued: int) -> SignMatch:
     line = LogLine(file=0, number=90, text=f"Received a dump signal. Last enqueued NCCL work: {enqueued}", rank=rank)
-    return Sighting(
-        slug=WATCHDOG, sign="Received a dump signal", role=Role.EFFECT, line=line, words={"enqueued": str(enqueued)}
+    return SignMatch(
+        slug=WATCHDOG, sign="Received a dump signal", role=SignRole.EFFECT, line=line, words={"enqueued": str(enqueued)}
     )
 
 
-def told(*said: Sighting, ranks: int = 4, world_size: int | None = 4) -> list[tuple[str, str]]:
+def told(*said: SignMatch, ranks: int = 4, world_size: int | None = 4) -> list[tuple[str, str]]:
     log = Log(files=(LogFile(name="run.log"),), ranks=tuple(range(ranks)), world_size=world_size, sightings=said)
     return [(one.slug, one.why) for one in hypotheses(log, said)]
 
@@ -116,7 +116,7 @@ def test_numbers_of_different_groups_are_not_compared() -> None:
 )
 def test_a_log_of_timeouts_alone_gets_a_hypothesis_and_no_cause(name: str, slug: str, words: str) -> None:
     verdict = verdict_of(log_of(LOGS / f"{name}.log"))
-    assert verdict.outcome is Outcome.EFFECTS_ONLY
+    assert verdict.outcome is RunOutcome.EFFECTS_ONLY
     assert verdict.suspects[0].slug == slug
     assert words in verdict.suspects[0].why
     assert verdict.suspects[0].sightings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
 NAMED, PERHAPS, FOLLOWS, WARNS, STOPS, UNKNOWN, NOTHING = (
@@ -251,14 +251,14 @@ def test_an_abort_behind_an_exception_is_of_its_end() -> None:
 
 def standing(found: LogVerdict) -> str:
     """How sure the verdict is."""
-    if found.outcome is Outcome.ILLNESS:
+    if found.outcome is RunOutcome.ILLNESS:
         return WARNS if found.ended_well else NAMED if found.suspects[0].sure else PERHAPS
     names = {
-        Outcome.STOPPED: STOPS,
-        Outcome.USER_ERROR: MISTAKE,
-        Outcome.EFFECTS_ONLY: FOLLOWS,
-        Outcome.UNRECOGNISED: UNKNOWN,
-        Outcome.NOTHING: NOTHING,
+        RunOutcome.STOPPED: STOPS,
+        RunOutcome.USER_ERROR: MISTAKE,
+        RunOutcome.EFFECTS_ONLY: FOLLOWS,
+        RunOutcome.UNRECOGNISED: UNKNOWN,
+        RunOutcome.NOTHING: NOTHING,
     }
     return names[found.outcome]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpdoctor.facts.log import Log, LogFrame, Raised
+from ddpdoctor.facts.log import Log, LogFrame, LoggedException
 from ddpdoctor.logs.parse.reading import read_logs
 
 
@@ -17,7 +17,7 @@ def read(text: str) -> Log:
     return read_logs(["-"], stdin=io.BytesIO(text.encode()))
 
 
-def only(text: str) -> Raised:
+def only(text: str) -> LoggedException:
     (raised,) = read(text).raised
     return raised
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.analyze.verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_words import headline
 from tests.logs_by_hand import read
@@ -73,14 +73,14 @@ def test_a_rank_that_ends_itself_still_leads_where_srun_starts_the_ranks() -> No
         + "srun: error: node1: task 1: Exited with exit code 3\n"
     )
     _, found = judged(text)
-    assert (found.outcome, found.lead and found.lead.rank) == (Outcome.USER_ERROR, 1)
+    assert (found.outcome, found.lead and found.lead.rank) == (RunOutcome.USER_ERROR, 1)
 
 
 @pytest.mark.parametrize(("rank", "between"), [(0, 0), (0, 400), (1, 0)])
 def test_an_exit_code_behind_words_of_the_same_rank_is_no_mistake_of_the_script(rank: int, between: int) -> None:
     _, found = judged(NCCL_TESTS + "working\n" * between + NCCL_LOST.format(1 - rank) + MPIRUN.format(rank))
     own = rank == 0 and not between
-    assert found.outcome is (Outcome.ILLNESS if own else Outcome.USER_ERROR)
+    assert found.outcome is (RunOutcome.ILLNESS if own else RunOutcome.USER_ERROR)
     assert found.lead is not None
     assert found.lead.rank == rank
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.facts.meeting import Meeting, Met
+from ddpdoctor.facts.meeting import ConnectOutcome, Meeting
 from ddpdoctor.netcheck import arrivals as arriving
 from ddpdoctor.netcheck import identification, names
 from ddpdoctor.netcheck.arrivals import arrive, look_at_master
@@ -91,7 +91,7 @@ def test_the_hub_is_met_at_once_and_the_connection_can_be_used() -> None:
         assert connection
         assert (connection.greeting.nonce, connection.own_address, connection.port) == ("5f", HERE, port)
         assert found.answered_by == "ddpdoctor"
-        assert found.attempts[0].met is Met.CONNECTED
+        assert found.attempts[0].met is ConnectOutcome.CONNECTED
         connection.writer.close()
 
     asyncio.run(go())
@@ -113,7 +113,7 @@ def test_a_hub_that_comes_later_is_met_soon() -> None:
             return time.monotonic() - began
 
     assert asyncio.run(go()) < 0.5
-    assert [one.attempts[0].met for one in heard] == [Met.REFUSED, Met.CONNECTED]
+    assert [one.attempts[0].met for one in heard] == [ConnectOutcome.REFUSED, ConnectOutcome.CONNECTED]
 
 
 def test_refused_until_the_time_is_up() -> None:
@@ -122,7 +122,7 @@ def test_refused_until_the_time_is_up() -> None:
     found = asyncio.run(met(port))
     assert time.monotonic() - began < 2
     (attempt,) = found.attempts
-    assert (attempt.met, attempt.words) == (Met.REFUSED, "Connection refused")
+    assert (attempt.met, attempt.words) == (ConnectOutcome.REFUSED, "Connection refused")
     assert attempt.tries >= 3
     assert 0.7 < found.waited < 2
 
@@ -135,7 +135,7 @@ def test_cut_off_before_a_word() -> None:
             return await met(port)
 
     found = asyncio.run(go())
-    assert found.attempts[0].met is Met.RESET
+    assert found.attempts[0].met is ConnectOutcome.RESET
     assert found.attempts[0].words
     assert found.answered_by == ""
 
@@ -160,7 +160,7 @@ def test_who_speaks_first_is_known_by_it(said: bytes, who: str, banner: str) -> 
 
     found = asyncio.run(go())
     assert (found.answered_by, found.banner) == (who, banner)
-    assert found.attempts[0].met is Met.CONNECTED
+    assert found.attempts[0].met is ConnectOutcome.CONNECTED
 
 
 def test_a_greeting_in_pieces_is_one() -> None:
@@ -315,7 +315,7 @@ def test_a_resolver_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -
 def test_one_side_alone_looks_twice_where_nobody_answers() -> None:
     (port,) = free_ports()
     found = asyncio.run(look_at_master(HERE, port))
-    assert [(one.met, one.tries) for one in found.attempts] == [(Met.REFUSED, 2)]
+    assert [(one.met, one.tries) for one in found.attempts] == [(ConnectOutcome.REFUSED, 2)]
     assert found.waited < 5
 
 

@@ -49,7 +49,7 @@ from ddpdoctor.netcheck.messages import (
     encode,
 )
 from ddpdoctor.netcheck.network_programme import NetworkProgramme
-from ddpdoctor.netcheck.node_session import Company
+from ddpdoctor.netcheck.node_session import NodeSession
 from ddpdoctor.netcheck.tokens import proof
 from tests.hub_company import HERE, QUICK, TOKEN, Client, agent, agents, client, counts, hub, manifest, run
 from tests.own_memory import peak, start_over
@@ -241,7 +241,7 @@ def test_an_answer_of_another_kind_loses_its_node(answer: object, order: object)
 def test_a_node_speaks_of_its_own_link_alone() -> None:
     """Node 1 measures the link to node 2, and says that the one between 0 and 3 is bad."""
 
-    class Asked(Company):
+    class Asked(NodeSession):
         async def ask(self, orders, kind, seconds):  # type: ignore[no-untyped-def]
             return {1: Measured(link=Link(a=said[0], b=said[1], round_trip=9.0, error="slow"))}
 

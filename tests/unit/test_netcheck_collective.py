@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from ddpdoctor.base.ownership import foothold_on
-from ddpdoctor.facts.fleet import Collective
+from ddpdoctor.facts.fleet import TriedCollective
 from ddpdoctor.netcheck import collectives
-from ddpdoctor.netcheck.blamed_ranks import Kind, blamed, kind_of
+from ddpdoctor.netcheck.blamed_ranks import ErrorKind, blamed, kind_of
 from ddpdoctor.netcheck.collectives import collect
 from ddpdoctor.netcheck.messages import ENOUGH, Cannot, Collect, Collected
 from tests.free_ports import free_port
@@ -267,15 +267,15 @@ def test_every_python_that_torch_2_runs_on_can_run_it(tmp_path: Path) -> None:
         assert (one.stage, one.ok) == ("end", True)
 
 
-def rank(node: int, words: str = "", *, hung: bool = False) -> Collective:
-    return Collective(node=node, backend="gloo", stage="group", ok=not words, words=words, hung=hung)
+def rank(node: int, words: str = "", *, hung: bool = False) -> TriedCollective:
+    return TriedCollective(node=node, backend="gloo", stage="group", ok=not words, words=words, hung=hung)
 
 
 def test_the_rank_with_an_error_of_its_own_is_blamed() -> None:
     refused = "RuntimeError: timed out connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:9$1"
     waited = "DistStoreError: wait timeout after 7285ms, keys: /0//cpu//0/1"
-    assert kind_of(rank(0, refused)) is Kind.ERROR
-    assert kind_of(rank(0, waited)) is Kind.WAITED
+    assert kind_of(rank(0, refused)) is ErrorKind.ERROR
+    assert kind_of(rank(0, waited)) is ErrorKind.WAITED
     assert [
         one.node
         for one in blamed([rank(0, waited), rank(1, refused), rank(2, "no end within 9 s", hung=True), rank(3)])

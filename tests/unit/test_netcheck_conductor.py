@@ -9,11 +9,11 @@ from itertools import combinations
 
 import pytest
 
-from ddpdoctor.facts.fleet import Collective, Fleet, Link, Node, Reach
+from ddpdoctor.facts.fleet import Fleet, Link, Node, Reach, TriedCollective
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.messages import Peer
 from ddpdoctor.netcheck.network_programme import NetworkProgramme
-from ddpdoctor.netcheck.node_session import Company
+from ddpdoctor.netcheck.node_session import NodeSession
 from tests.fixture_hosts import healthy_facts, to_snapshot
 
 
@@ -30,7 +30,7 @@ class Sluggish(NetworkProgramme):
 
 
 def test_second_looks_end_however_many_links_stand_out() -> None:
-    led = Sluggish(Company(Hub(["127.0.0.1"], 0, 9, "")), quick=True, master="n1", store_port=1)
+    led = Sluggish(NodeSession(Hub(["127.0.0.1"], 0, 9, "")), quick=True, master="n1", store_port=1)
     found = [Link(a=a, b=b, round_trip=0.1, forth=5.0, back=5.0) for a, b in combinations(range(9), 2)]
     asyncio.run(led._look_again(found, {}, Fleet(), time.monotonic() + 0.12))
     assert 1 <= led.looks <= 3
@@ -51,9 +51,9 @@ class OnGpus(NetworkProgramme):
             for rank, version in enumerate(self.nccls)
         ]
 
-    async def _collective(self, backend: str) -> tuple[Collective, ...]:
+    async def _collective(self, backend: str) -> tuple[TriedCollective, ...]:
         self.ran += (backend,)
-        return (Collective(node=0, backend=backend, stage="end", ok=True),)
+        return (TriedCollective(node=0, backend=backend, stage="end", ok=True),)
 
 
 UNREACHED = Reach(kind="nccl", addresses=("172.17.0.1", "172.17.0.1"), ports=(1, 1), rows=("-r", "r-"))
@@ -70,7 +70,7 @@ UNREACHED = Reach(kind="nccl", addresses=("172.17.0.1", "172.17.0.1"), ports=(1,
 def test_nccl_is_not_waited_for_where_it_is_known_to_fail(
     nccls: tuple[str, str], reach: tuple[Reach, ...], reason: str
 ) -> None:
-    company = Company(Hub(["127.0.0.1"], 0, 2, ""))
+    company = NodeSession(Hub(["127.0.0.1"], 0, 2, ""))
     led = OnGpus(company, quick=False, master="n0", store_port=1)
     led.nccls = nccls
     gpus = to_snapshot(healthy_facts("h100x8-bare-metal"))

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from ddpdoctor.facts.meeting import Met
+from ddpdoctor.facts.meeting import ConnectOutcome
 from ddpdoctor.netcheck import connecting
 from ddpdoctor.netcheck.connecting import Destination, connect
 
@@ -29,11 +29,11 @@ def _never_dials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_woken_without_an_answer_it_is_waited_for() -> None:
     attempt, one = asyncio.run(connect(THERE, 0.3))
-    assert (attempt.met, attempt.words, one) == (Met.SILENT, "", None)
+    assert (attempt.met, attempt.words, one) == (ConnectOutcome.SILENT, "", None)
     assert attempt.seconds >= 0.3
 
 
 def test_nobody_has_the_address_though_the_kernel_is_still_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connecting, "_is_unknown_neighbour", lambda address: address == "127.0.0.1")
     attempt, _ = asyncio.run(connect(THERE, 0.3))
-    assert attempt.met is Met.NO_HOST
+    assert attempt.met is ConnectOutcome.NO_HOST

@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from ddpdoctor.facts.fleet import Absent, Double
+from ddpdoctor.facts.fleet import MissingNode, RejectedNode
 from ddpdoctor.netcheck.agent import TurnedAwayError
 from ddpdoctor.netcheck.hub import MOST_UNPROVED
 from ddpdoctor.netcheck.messages import (
@@ -56,11 +56,11 @@ def test_gathering_ends_as_soon_as_all_have_come_or_with_the_time():
             async with agents(one):
                 await one.gather(0.3)
             assert 0.3 <= time.monotonic() - began < 2
-            assert one.absent() == (Absent(rank=1),)
+            assert one.absent() == (MissingNode(rank=1),)
         async with hub(2, hosts=("n1", "n2")) as one, agents(one) as tasks:
             gathering = asyncio.ensure_future(one.gather(10))
             await asyncio.sleep(0.1)
-            assert one.absent() == (Absent(rank=1, host="n2"),)
+            assert one.absent() == (MissingNode(rank=1, host="n2"),)
             tasks.append(asyncio.ensure_future(agent(one.port)))
             await gathering
             assert one.absent() == ()
@@ -149,7 +149,7 @@ def test_the_second_with_a_rank_is_turned_away_and_told_who_has_it():
     assert (
         f"node rank 1 is taken by {holder} (127.0.0.1): give every node a --node-rank of its own, 0 to 1" in away.text
     )
-    assert one.doubles == [Double(rank=1, host="odd", address="127.0.0.3", holder=holder, text=away.text)]
+    assert one.doubles == [RejectedNode(rank=1, host="odd", address="127.0.0.3", holder=holder, text=away.text)]
 
 
 def test_rank_0_is_taken_before_node_0_s_own_agent_has_come():
@@ -172,7 +172,7 @@ def test_a_rank_out_of_range_is_turned_away(rank):
     away, one = turned_away(node_rank=rank)
     assert away.code == "rank-out-of-range"
     assert away.text == f"node rank {rank} is out of range: 2 nodes have ranks 0 to 1"
-    assert one.doubles == [Double(rank=rank, host="odd", address="127.0.0.3", code=away.code, text=away.text)]
+    assert one.doubles == [RejectedNode(rank=rank, host="odd", address="127.0.0.3", code=away.code, text=away.text)]
 
 
 def test_another_number_of_nodes_is_turned_away_with_both():

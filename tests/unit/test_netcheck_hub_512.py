@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.netcheck.listener import Limits
+from ddpdoctor.netcheck.listener import ConnectionLimits
 from ddpdoctor.netcheck.messages import (
     Count,
     Counted,
@@ -63,7 +63,7 @@ async def stranger(port: int, number: int) -> None:
 
 def test_512_nodes_join_carry_out_orders_and_get_their_parts():
     async def go():
-        limits = Limits(hello=2.0)
+        limits = ConnectionLimits(hello=2.0)
         async with hub(NODES, limits=limits) as one:
             knocking = [asyncio.ensure_future(stranger(one.port, number)) for number in range(150)]
             nodes = [asyncio.ensure_future(simulated(one.port, one.own, rank)) for rank in range(NODES)]

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpdoctor.facts.meeting import Conflict
-from ddpdoctor.netcheck.job import Flags, Job, JobError, job_of
+from ddpdoctor.netcheck.job import Flags, JobError, NetcheckJob, job_of
 from tests.recorded_launches import (
     INDEXED_JOB,
     INTEL_MPI,
@@ -39,15 +39,15 @@ PLAIN = {"MASTER_ADDR": "n1", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"
 @pytest.mark.parametrize(
     ("environ", "flags", "expected"),
     [
-        pytest.param({}, N1, Job(master="n1", port=29500), id="only a master"),
+        pytest.param({}, N1, NetcheckJob(master="n1", port=29500), id="only a master"),
         pytest.param(
-            {}, Flags("10.0.0.11", 29600, 3, 2), Job(master="10.0.0.11", port=29600, nnodes=3, node_rank=2), id="by hand"
+            {}, Flags("10.0.0.11", 29600, 3, 2), NetcheckJob(master="10.0.0.11", port=29600, nnodes=3, node_rank=2), id="by hand"
         ),
-        pytest.param({}, Flags("n1", None, 2), Job(master="n1", port=29500, nnodes=2), id="the hub gives the rank"),
+        pytest.param({}, Flags("n1", None, 2), NetcheckJob(master="n1", port=29500, nnodes=2), id="the hub gives the rank"),
         pytest.param(
             TORCHRUN_STATIC,
             Flags(),
-            Job(
+            NetcheckJob(
                 master="n1", port=29511, nnodes=2, node_rank=1, local_rank=0, launcher="torchrun", store_running=True
             ),
             id="torchrun",
@@ -55,7 +55,7 @@ PLAIN = {"MASTER_ADDR": "n1", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"
         pytest.param(
             TORCHRUN_C10D,
             Flags(),
-            Job(
+            NetcheckJob(
                 master="n1", port=38945, nnodes=2, node_rank=1, local_rank=0, launcher="torchrun", store_running=True,
                 job_id="torchrun job-100",
             ),
@@ -64,7 +64,7 @@ PLAIN = {"MASTER_ADDR": "n1", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"
         pytest.param(
             TORCHRUN_ONE_NODE,
             Flags(),
-            Job(
+            NetcheckJob(
                 master="127.0.0.1", port=29511, nnodes=1, node_rank=0, local_rank=1, launcher="torchrun", store_running=True
             ),
             id="torchrun on one node",
@@ -72,7 +72,7 @@ PLAIN = {"MASTER_ADDR": "n1", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"
         pytest.param(
             SRUN,
             Flags(),
-            Job(
+            NetcheckJob(
                 master="n1", port=29500, nnodes=2, node_rank=1, local_rank=1, launcher="Slurm", hosts=("n1", "n2"),
                 job_id="Slurm 1.0",
             ),
@@ -81,7 +81,7 @@ PLAIN = {"MASTER_ADDR": "n1", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"
         pytest.param(
             SRUN | TORCHRUN_STATIC | {"GROUP_RANK": "0"},
             Flags(),
-            Job(
+            NetcheckJob(
                 master="n1", port=29511, nnodes=2, node_rank=0, local_rank=0, launcher="torchrun", store_running=True,
                 job_id="Slurm 1.0",
             ),
@@ -90,7 +90,7 @@ PLAIN = {"MASTER_ADDR": "n1", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"
         pytest.param(
             SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n2", "SLURM_NODEID": "0"},
             Flags(),
-            Job(
+            NetcheckJob(
                 master="n2", port=29500, nnodes=1, node_rank=0, local_rank=1, launcher="Slurm", hosts=("n2",),
                 job_id="Slurm 1.0",
             ),
@@ -99,7 +99,7 @@ PLAIN = {"MASTER_ADDR": "n1", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"
         pytest.param(
             MPIRUN_IN_SLURM,
             Flags(),
-            Job(
+            NetcheckJob(
                 master="n1", port=29500, nnodes=2, node_rank=1, local_rank=0, launcher="Open MPI",
                 conflicts=(Conflict("OMPI_COMM_WORLD_RANK", "1", "SLURM_PROCID", "0"),),
                 job_id="d814ccfee9c82380-ae8c0bccbd98dea7",
@@ -109,28 +109,28 @@ PLAIN = {"MASTER_ADDR": "n1", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"
         pytest.param(
             MPIRUN_ONE_HOST,
             Flags("127.0.0.1"),
-            Job(
+            NetcheckJob(
                 master="127.0.0.1", port=29500, nnodes=1, local_rank=1, launcher="Open MPI",
                 job_id="2a2bbc0e48f1cb35-e0dc070d56c4bdb0",
             ),
             id="mpirun on one host",
         ),
         pytest.param(
-            INTEL_MPI, N1, Job(master="n1", port=29500, nnodes=2, local_rank=0, launcher="Intel MPI"), id="Intel MPI"
+            INTEL_MPI, N1, NetcheckJob(master="n1", port=29500, nnodes=2, local_rank=0, launcher="Intel MPI"), id="Intel MPI"
         ),
         pytest.param(
             INTEL_MPI | {"PMI_RANK": "0"},
             N1,
-            Job(master="n1", port=29500, nnodes=2, node_rank=0, local_rank=0, launcher="Intel MPI"),
+            NetcheckJob(master="n1", port=29500, nnodes=2, node_rank=0, local_rank=0, launcher="Intel MPI"),
             id="rank 0 is node 0",
         ),
         pytest.param(
-            MVAPICH, N1, Job(master="n1", port=29500, nnodes=2, node_rank=1, local_rank=0, launcher="MVAPICH"), id="MVAPICH"
+            MVAPICH, N1, NetcheckJob(master="n1", port=29500, nnodes=2, node_rank=1, local_rank=0, launcher="MVAPICH"), id="MVAPICH"
         ),
         pytest.param(
             PYTORCHJOB,
             Flags(),
-            Job(
+            NetcheckJob(
                 master="mnist-master-0", port=23456, nnodes=2, node_rank=1, launcher="Kubernetes", job_id="Kubernetes mnist"
             ),
             id="PyTorchJob counts pods",
@@ -138,13 +138,13 @@ PLAIN = {"MASTER_ADDR": "n1", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"
         pytest.param(
             PYTORCHJOB_ELASTIC,
             Flags(nnodes=2, node_rank=1),
-            Job(master="mnist-worker-0", port=23456, nnodes=2, node_rank=1),
+            NetcheckJob(master="mnist-worker-0", port=23456, nnodes=2, node_rank=1),
             id="elastic PyTorchJob",
         ),
         pytest.param(
             TRAINJOB,
             Flags(),
-            Job(
+            NetcheckJob(
                 master="mnist-node-0-0.mnist", port=29400, nnodes=2, node_rank=1, launcher="Kubernetes",
                 job_id="Kubernetes mnist-node-0",
             ),
@@ -153,41 +153,41 @@ PLAIN = {"MASTER_ADDR": "n1", "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"
         pytest.param(
             INDEXED_JOB,
             Flags("train-0.train", None, 2),
-            Job(
+            NetcheckJob(
                 master="train-0.train", port=29500, nnodes=2, node_rank=1, launcher="Kubernetes", job_id="Kubernetes train"
             ),
             id="Indexed Job",
         ),
         pytest.param(
-            PLAIN, Flags(), Job(master="n1", port=29500, nnodes=2, node_rank=1, local_rank=1), id="plain settings"
+            PLAIN, Flags(), NetcheckJob(master="n1", port=29500, nnodes=2, node_rank=1, local_rank=1), id="plain settings"
         ),
         pytest.param(
             {"MASTER_ADDR": "n1", "MASTER_PORT": "1234", "NNODES": "4", "NODE_RANK": "3"},
             Flags(),
-            Job(master="n1", port=1234, nnodes=4, node_rank=3),
+            NetcheckJob(master="n1", port=1234, nnodes=4, node_rank=3),
             id="node rank and count",
         ),
         pytest.param(
             {"PET_MASTER_ADDR": "[fd00::1]", "PET_MASTER_PORT": "1234", "PET_NNODES": "2", "PET_NODE_RANK": "1"},
             Flags(),
-            Job(master="fd00::1", port=1234, nnodes=2, node_rank=1),
+            NetcheckJob(master="fd00::1", port=1234, nnodes=2, node_rank=1),
             id="what torchrun would take",
         ),
         pytest.param(
-            {"PET_RDZV_ENDPOINT": "n1", "PET_RDZV_BACKEND": "c10d"}, Flags(), Job(master="n1", port=29400), id="an endpoint"
+            {"PET_RDZV_ENDPOINT": "n1", "PET_RDZV_BACKEND": "c10d"}, Flags(), NetcheckJob(master="n1", port=29400), id="an endpoint"
         ),
         pytest.param(
-            SBATCH, Flags("n1", None, 2, 0), Job(master="n1", port=29500, nnodes=2, node_rank=0), id="by hand in a batch script"
+            SBATCH, Flags("n1", None, 2, 0), NetcheckJob(master="n1", port=29500, nnodes=2, node_rank=0), id="by hand in a batch script"
         ),
         pytest.param(
             SBATCH | {"SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "n1"},
             Flags(),
-            Job(master="n1", port=29500),
+            NetcheckJob(master="n1", port=29500),
             id="a batch script on one node",
         ),
     ],
 )  # fmt: skip
-def test_the_job(environ: dict[str, str], flags: Flags, expected: Job) -> None:
+def test_the_job(environ: dict[str, str], flags: Flags, expected: NetcheckJob) -> None:
     assert msgspec.structs.replace(job_of(flags, environ), counted_by="") == expected
 
 
@@ -395,7 +395,7 @@ def test_a_component_of_a_heterogeneous_slurm_job_counts_for_nothing() -> None:
     with pytest.raises(JobError, match="nothing says where the nodes meet"):
         job_of(Flags(nnodes=5), component)
     # The hub numbers the nodes; ids and lists are the component's.
-    assert job_of(Flags("n1", None, 5), component) == Job(
+    assert job_of(Flags("n1", None, 5), component) == NetcheckJob(
         master="n1", port=29500, nnodes=5, counted_by="--nnodes", local_rank=1, launcher="Slurm"
     )
     assert job_of(N1, SRUN | {"SLURM_HET_SIZE": "1"}) == job_of(N1, SRUN)

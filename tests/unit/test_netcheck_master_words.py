@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.facts.meeting import Attempt, Meeting, Met
+from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.netcheck.job import Flags, JobError, job_of
 from ddpdoctor.netcheck.judging import not_met
 
@@ -29,7 +29,7 @@ def test_names_that_may_be(master: str) -> None:
 
 
 def test_nothing_that_was_refused_ends_well() -> None:
-    refused = Meeting(master="n1", port=29500, attempts=(Attempt(address="10.0.0.11", met=Met.REFUSED),))
+    refused = Meeting(master="n1", port=29500, attempts=(Attempt(address="10.0.0.11", met=ConnectOutcome.REFUSED),))
     assert not_met(refused) == ("Nobody answered at n1 port 29500",)
     assert not_met(Meeting(master="n1", port=29500, nnodes=2)) == (
         "2 nodes were to meet, and this one met none of them",

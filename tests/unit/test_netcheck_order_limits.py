@@ -10,7 +10,7 @@ from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.agent import HubGone, check_seat
-from ddpdoctor.netcheck.job import Job
+from ddpdoctor.netcheck.job import NetcheckJob
 from ddpdoctor.netcheck.messages import Collect, Count, Dial, Measure, Open, Order, Peer, Place, Welcome
 from ddpdoctor.netcheck.order_limits import MOST_TIMES, Master, OrderLimits, RefusedOrderError
 from ddpdoctor.netcheck.reachability import COUNTED
@@ -272,8 +272,8 @@ def test_each_backend_runs_once() -> None:
 # --- which node it is ---------------------------------------------------------------------------------------------------
 
 
-def job(rank: int | None, nnodes: int = 3) -> Job:
-    return Job(master=FAR, port=29500, nnodes=nnodes, node_rank=rank)
+def job(rank: int | None, nnodes: int = 3) -> NetcheckJob:
+    return NetcheckJob(master=FAR, port=29500, nnodes=nnodes, node_rank=rank)
 
 
 def seat(rank: int, nnodes: int = 3) -> Welcome:
@@ -284,7 +284,7 @@ def seat(rank: int, nnodes: int = 3) -> Welcome:
     ("welcome", "given", "own_hub"),
     [(seat(1), job(1), False), (seat(2), job(None), False), (seat(0), job(0), True), (seat(0), job(None), True)],
 )
-def test_a_rank_that_this_node_may_have(welcome: Welcome, given: Job, own_hub: bool) -> None:
+def test_a_rank_that_this_node_may_have(welcome: Welcome, given: NetcheckJob, own_hub: bool) -> None:
     check_seat(welcome, given, own_hub=own_hub)
 
 
@@ -299,6 +299,6 @@ def test_a_rank_that_this_node_may_have(welcome: Welcome, given: Job, own_hub: b
         (seat(1), job(None), True),
     ],
 )
-def test_a_rank_that_no_hub_of_this_job_gives(welcome: Welcome, given: Job, own_hub: bool) -> None:
+def test_a_rank_that_no_hub_of_this_job_gives(welcome: Welcome, given: NetcheckJob, own_hub: bool) -> None:
     with pytest.raises(HubGone, match="it is not ours"):
         check_seat(welcome, given, own_hub=own_hub)

@@ -14,16 +14,18 @@ from typing import cast
 import pytest
 from rich.console import Console, Group
 
-from ddpdoctor.facts.fleet import Absent
-from ddpdoctor.facts.meeting import Attempt, Meeting, Met
+from ddpdoctor.facts.fleet import MissingNode
+from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.netcheck.hub import Hub
-from ddpdoctor.netcheck.live import LiveView, drawing
+from ddpdoctor.netcheck.live import NetcheckLiveView, drawing
 from ddpdoctor.netcheck.messages import Waiting
-from ddpdoctor.netcheck.progress import Lines, Progress, status, way_to_master
+from ddpdoctor.netcheck.progress import NetcheckLines, NetcheckProgress, status, way_to_master
 from ddpdoctor.netcheck.views import make_view
 
 MEETING = Meeting(
-    master="n0", port=29500, attempts=(Attempt(address="10.9.0.1", met=Met.REFUSED, words="Connection refused"),)
+    master="n0",
+    port=29500,
+    attempts=(Attempt(address="10.9.0.1", met=ConnectOutcome.REFUSED, words="Connection refused"),),
 )
 HOSTILE = "\x1b[31mred\nsecond line [bold]x[/bold]"
 
@@ -49,7 +51,7 @@ def hub(
         )
         for rank in range(came)
     }
-    absent = tuple(Absent(rank=rank) for rank in range(came, nnodes))
+    absent = tuple(MissingNode(rank=rank) for rank in range(came, nnodes))
     names = {rank: guest.host for rank, guest in guests.items()}
     return cast(Hub, SimpleNamespace(nnodes=nnodes, guests=guests, names=names, absent=lambda: absent))
 
@@ -58,7 +60,7 @@ def command(rank: int) -> str:
     return f"ddpdoctor netcheck --master-addr 10.9.0.1 --nnodes 3 --node-rank {rank}"
 
 
-def drawn(progress: Progress, width: int = 80) -> str:
+def drawn(progress: NetcheckProgress, width: int = 80) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, markup=False, highlight=False, emoji=False)
     console.print(Group(*drawing(progress)))
@@ -66,7 +68,7 @@ def drawn(progress: Progress, width: int = 80) -> str:
 
 
 def test_who_is_missing_is_named_with_the_command_to_run_there() -> None:
-    progress = Progress(Clock())
+    progress = NetcheckProgress(Clock())
     progress.hub(hub(2, 3, ready=1), command)
     assert status(progress) == (
         "2 of 3 nodes joined; n1 still looking at the host; waiting for node 2. Run on node 2: "
@@ -80,7 +82,7 @@ def test_who_is_missing_is_named_with_the_command_to_run_there() -> None:
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_the_command_can_be_copied_from_a_terminal_of_any_width(width: int) -> None:
     typed = "DDPDOCTOR_TOKEN='two words' ddpdoctor netcheck --master-addr 10.9.0.1 --nnodes 3 --node-rank 2 --wait 300 --quick"
-    progress = Progress(Clock())
+    progress = NetcheckProgress(Clock())
     progress.hub(hub(2, 3), lambda rank: typed)
     text = drawn(progress, width)
     assert all(len(line) <= width for line in text.splitlines())
@@ -91,20 +93,20 @@ def test_the_command_can_be_copied_from_a_terminal_of_any_width(width: int) -> N
 
 
 def test_who_is_lost_is_named_with_the_reason() -> None:
-    progress = Progress(Clock())
+    progress = NetcheckProgress(Clock())
     progress.hub(hub(2, 3, lost={1: "lost during join: stopped by its user: Ctrl-C"}), command)
     assert "lost     n1: during join: stopped by its user: Ctrl-C" in drawn(progress)
 
 
 def test_node_0_does_not_wait_for_itself() -> None:
-    progress = Progress(Clock())
+    progress = NetcheckProgress(Clock())
     progress.hub(hub(0, 2), command)
     assert "waiting for node 1." in status(progress)
     assert "node 0" not in status(progress)
 
 
 def test_another_node_is_told_the_way_and_who_is_waited_for() -> None:
-    progress = Progress(Clock())
+    progress = NetcheckProgress(Clock())
     assert status(progress) == ""
     progress.meeting(MEETING)
     assert status(progress) == (
@@ -124,16 +126,16 @@ def test_another_node_is_told_the_way_and_who_is_waited_for() -> None:
     assert status(progress) == "reach: every node dials every other"
 
 
-@pytest.mark.parametrize("met", list(Met))
-def test_every_outcome_on_the_way_has_words(met: Met) -> None:
+@pytest.mark.parametrize("met", list(ConnectOutcome))
+def test_every_outcome_on_the_way_has_words(met: ConnectOutcome) -> None:
     way = way_to_master(Meeting(attempts=(Attempt(address="10.9.0.1", met=met),)))
     assert way.startswith("10.9.0.1 ")
     assert way != f"10.9.0.1 {met.value}"
 
 
 def test_somebody_else_at_the_port_and_an_unknown_name_are_said_while_waiting() -> None:
-    progress = Progress(Clock())
-    attempt = Attempt(address="10.9.0.1", met=Met.CONNECTED)
+    progress = NetcheckProgress(Clock())
+    attempt = Attempt(address="10.9.0.1", met=ConnectOutcome.CONNECTED)
     progress.meeting(Meeting(master="n0", port=29500, attempts=(attempt,), answered_by="an HTTP server"))
     assert status(progress).endswith("10.9.0.1 answers; it is an HTTP server, not ddpdoctor")
     progress.meeting(Meeting(master="n0", port=29500, unresolved="Name or service not known"))
@@ -143,7 +145,7 @@ def test_somebody_else_at_the_port_and_an_unknown_name_are_said_while_waiting() 
 
 def test_phases_that_are_over_stay_with_their_seconds() -> None:
     clock = Clock()
-    progress = Progress(clock)
+    progress = NetcheckProgress(clock)
     progress.waiting(Waiting(phase="join"))
     clock.now = 2.5
     progress.waiting(Waiting(phase="reach"))
@@ -155,7 +157,7 @@ def test_phases_that_are_over_stay_with_their_seconds() -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("nnodes", [2, 8, 512, 4096])
 def test_the_live_view_stays_small(nnodes: int, width: int) -> None:
-    progress = Progress(Clock())
+    progress = NetcheckProgress(Clock())
     progress.meeting(MEETING)
     progress.waiting(Waiting(phase="join"))
     came = nnodes // 2 + 1
@@ -172,10 +174,10 @@ def test_the_live_view_stays_small(nnodes: int, width: int) -> None:
 
 
 def test_hostile_names_cannot_steer_the_terminal() -> None:
-    progress = Progress(Clock())
+    progress = NetcheckProgress(Clock())
     progress.hub(hub(2, 3, host=HOSTILE, lost={1: HOSTILE}), command)
-    other = Progress(Clock())
-    other.meeting(Meeting(master=HOSTILE, port=1, attempts=(Attempt(address=HOSTILE, met=Met.FAILED),)))
+    other = NetcheckProgress(Clock())
+    other.meeting(Meeting(master=HOSTILE, port=1, attempts=(Attempt(address=HOSTILE, met=ConnectOutcome.FAILED),)))
     for text in (drawn(progress), status(progress), drawn(other), status(other)):
         assert "\x1b" not in text
     assert "\n" not in status(progress) + status(other)
@@ -183,7 +185,7 @@ def test_hostile_names_cannot_steer_the_terminal() -> None:
 
 def test_lines_come_when_something_changes_and_not_too_often() -> None:
     clock = Clock()
-    lines = Lines(io.StringIO(), clock)
+    lines = NetcheckLines(io.StringIO(), clock)
     lines.close()
     lines.hub(hub(1, 3), command)
     assert lines.due() == ""
@@ -224,7 +226,7 @@ def test_a_closed_live_view_leaves_the_cursor_and_the_screen(monkeypatch: pytest
     leader, follower = pty.openpty()
     with os.fdopen(follower, "w") as terminal:
         view = make_view(terminal)
-        assert isinstance(view, LiveView)
+        assert isinstance(view, NetcheckLiveView)
         view.hub(hub(1, 2), command)
         view.close()
         view.close()
@@ -239,6 +241,6 @@ def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     leader, follower = pty.openpty()
     with os.fdopen(follower, "w") as terminal:
         view = make_view(terminal)
-        assert isinstance(view, Lines)
+        assert isinstance(view, NetcheckLines)
         view.close()
     os.close(leader)

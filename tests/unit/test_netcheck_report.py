@@ -14,9 +14,9 @@ import ddpdoctor.report
 from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict
-from ddpdoctor.engine.registry import NotTested, Result, Why, find_check
-from ddpdoctor.facts.fleet import Absent, Cell, Fleet, Link, Passed, Phase
-from ddpdoctor.facts.meeting import Attempt, Conflict, Meeting, Met
+from ddpdoctor.engine.registry import Result, Skipped, SkipReason, find_check
+from ddpdoctor.facts.fleet import Cell, Fleet, Link, MissingNode, Passed, Phase
+from ddpdoctor.facts.meeting import Attempt, Conflict, ConnectOutcome, Meeting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.judging import judge
 from ddpdoctor.netcheck.messages import Part
@@ -90,7 +90,7 @@ def test_a_phase_that_failed_is_named_even_if_no_check_says_so() -> None:
 
 
 def test_no_verdict_is_never_called_fine() -> None:
-    examinations = examined(2, not_tested={0: NotTested(Why.UNKNOWN, "no answer")})
+    examinations = examined(2, not_tested={0: Skipped(SkipReason.UNKNOWN, "no answer")})
     silent = msgspec.structs.replace(examinations[1], results=())
     text = verdict(make_fleet(2), [examinations[0], silent])
     assert text.startswith("UNKNOWN  No verdict")
@@ -101,8 +101,8 @@ def test_no_verdict_is_never_called_fine() -> None:
 @pytest.mark.parametrize("count", [1, 2, 8, 512])
 def test_it_fits_and_stays_short(count: int, width: int) -> None:
     found = {place: [LOOPBACK] for place in range(0, count, 2)} | {count - 1: [WALL]}
-    fleet = make_fleet(count, absent=[Absent(rank=count, host="gpu99")])
-    examinations = examined(count, found, {0: NotTested(Why.UNKNOWN, "no permission")})
+    fleet = make_fleet(count, absent=[MissingNode(rank=count, host="gpu99")])
+    examinations = examined(count, found, {0: Skipped(SkipReason.UNKNOWN, "no permission")})
     for text in (
         verdict(fleet, examinations, width),
         part(part_lines(fleet, examinations), examinations[-1], width),
@@ -181,9 +181,9 @@ def test_a_name_that_is_the_beginning_of_another_is_not_taken_for_it() -> None:
 
 
 def test_what_could_not_be_tested_names_its_nodes() -> None:
-    text = verdict(make_fleet(3), examined(3, not_tested={2: NotTested(Why.UNKNOWN, "not readable")}))
+    text = verdict(make_fleet(3), examined(3, not_tested={2: Skipped(SkipReason.UNKNOWN, "not readable")}))
     assert "  not readable (on n2): other" in text.splitlines()
-    everywhere = examined(3, not_tested=dict.fromkeys(range(3), NotTested(Why.UNKNOWN, "not readable")))
+    everywhere = examined(3, not_tested=dict.fromkeys(range(3), Skipped(SkipReason.UNKNOWN, "not readable")))
     assert "  not readable: other" in verdict(make_fleet(3), everywhere).splitlines()
 
 
@@ -208,7 +208,7 @@ def test_of_many_nodes_only_the_odd_get_a_row() -> None:
     nodes[7] = node(7, torch="2.12.1")
     nodes[9] = node(9, mtu=9000, nccl=Unknown("no answer"))
     nodes[11] = node(11, lost="lost during reach")
-    rows, rest = node_rows(make_fleet(64, nodes=nodes, absent=[Absent(rank=64, host="gpu99")]))
+    rows, rest = node_rows(make_fleet(64, nodes=nodes, absent=[MissingNode(rank=64, host="gpu99")]))
     assert [row[0] for row in rows] == ["7", "9", "11", "64"]
     assert rows[1][3:6] == ("eth0 (9000)", "2.13.0", "?")
     assert [row[-1] for row in rows] == ["", "", "lost during reach", "did not come"]
@@ -282,8 +282,8 @@ def test_one_side_tells_each_address_apart_and_who_listens() -> None:
         master="n0",
         port=29500,
         attempts=(
-            Attempt(address="10.9.0.1", met=Met.CONNECTED),
-            Attempt(address="fd00::1", met=Met.SILENT, words="timed out", tries=5),
+            Attempt(address="10.9.0.1", met=ConnectOutcome.CONNECTED),
+            Attempt(address="fd00::1", met=ConnectOutcome.SILENT, words="timed out", tries=5),
         ),
         answered_by="an SSH server",
         banner="SSH-2.0-OpenSSH_9.2",
@@ -296,14 +296,14 @@ def test_one_side_tells_each_address_apart_and_who_listens() -> None:
     assert alone(meeting, examined(1)[0], quiet=True).splitlines()[-1] == text.splitlines()[-1]
 
 
-@pytest.mark.parametrize("met", list(Met))
-def test_every_outcome_of_a_connection_has_words(met: Met) -> None:
+@pytest.mark.parametrize("met", list(ConnectOutcome))
+def test_every_outcome_of_a_connection_has_words(met: ConnectOutcome) -> None:
     text = alone(Meeting(master="n0", port=29500, attempts=(Attempt(address="10.9.0.1", met=met),)), examined(1)[0])
     assert "tried     10.9.0.1  " in text
 
 
 def test_one_side_says_what_is_wrong_once_and_first() -> None:
-    meeting = Meeting(master="n0", port=29500, attempts=(Attempt(address="10.9.0.1", met=Met.REFUSED),))
+    meeting = Meeting(master="n0", port=29500, attempts=(Attempt(address="10.9.0.1", met=ConnectOutcome.REFUSED),))
     text = alone(meeting, examined(1, {0: [WALL]})[0])
     assert text.splitlines()[0].startswith("FAIL  n1 drops inbound")
     assert text.count("n1 drops inbound") == 1
@@ -342,15 +342,15 @@ def test_why_there_is_no_verdict_is_said_first_and_not_as_fine() -> None:
 def test_hostile_names_cannot_steer_the_terminal(width: int) -> None:
     nodes = [node(0), node(1, host=HOSTILE, interface=HOSTILE, torch=HOSTILE, lost=HOSTILE)]
     phases = [Phase(name="join", passed=Passed.FAIL, reason=HOSTILE)]
-    fleet = make_fleet(2, nodes=nodes, phases=phases, absent=[Absent(rank=2, host=HOSTILE)])
+    fleet = make_fleet(2, nodes=nodes, phases=phases, absent=[MissingNode(rank=2, host=HOSTILE)])
     fleet = msgspec.structs.replace(fleet, strangers=(HOSTILE,))
     finding = Finding(HOSTILE, HOSTILE, (Evidence(HOSTILE, HOSTILE),), (Fix(HOSTILE, (HOSTILE,)),))
-    examinations = examined(2, {1: [finding]}, {1: NotTested(Why.UNKNOWN, HOSTILE)}, hosts=["n0", HOSTILE])
+    examinations = examined(2, {1: [finding]}, {1: Skipped(SkipReason.UNKNOWN, HOSTILE)}, hosts=["n0", HOSTILE])
     meeting = Meeting(
         master=HOSTILE,
         port=1,
         launcher=HOSTILE,
-        attempts=(Attempt(address=HOSTILE, met=Met.FAILED, words=HOSTILE),),
+        attempts=(Attempt(address=HOSTILE, met=ConnectOutcome.FAILED, words=HOSTILE),),
         answered_by=HOSTILE,
         banner=HOSTILE,
         listen_error=HOSTILE,
@@ -368,7 +368,7 @@ def test_hostile_names_cannot_steer_the_terminal(width: int) -> None:
 
 
 def test_json_follows_the_schema_and_names_the_nodes() -> None:
-    fleet = make_fleet(3, nodes=[node(0), node(1, nccl=Unknown("no")), node(2)], absent=[Absent(rank=3)])
+    fleet = make_fleet(3, nodes=[node(0), node(1, nccl=Unknown("no")), node(2)], absent=[MissingNode(rank=3)])
     report = build_report("netcheck", examined(3, {1: [WALL]}), fleet=fleet, seconds=0.5, with_facts=True)
     text = to_json(report)
     given = json.loads(text)

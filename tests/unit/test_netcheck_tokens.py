@@ -7,11 +7,11 @@ import re
 import msgspec
 import pytest
 
-from ddpdoctor.netcheck.job import Flags, Job, job_of
+from ddpdoctor.netcheck.job import Flags, NetcheckJob, job_of
 from ddpdoctor.netcheck.tokens import fresh, matches, proof, token_of, trusted
 from tests.recorded_launches import SRUN, TORCHRUN_STATIC
 
-JOB = Job(master="n1", port=29500, job_id="Slurm 1.0")
+JOB = NetcheckJob(master="n1", port=29500, job_id="Slurm 1.0")
 
 
 def test_the_one_that_was_given_goes_first() -> None:
@@ -19,7 +19,7 @@ def test_the_one_that_was_given_goes_first() -> None:
 
 
 def test_by_hand_there_is_none() -> None:
-    assert token_of(Job(master="n1", port=29500), None) == ""
+    assert token_of(NetcheckJob(master="n1", port=29500), None) == ""
     # torchrun's run id is "none" unless somebody chose one.
     assert token_of(job_of(Flags(), TORCHRUN_STATIC), None) == ""
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.findings import Evidence, Finding
-from ddpdoctor.base.signals import SIGNALS, Stopped
+from ddpdoctor.base.signals import SIGNALS, StoppedBySignal
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.registry import Result, diagnose, find_check
 from ddpdoctor.facts.fleet import Fleet, Link, Passed
@@ -159,7 +159,7 @@ def test_whoever_is_stopped_says_what_is_known(number: signal.Signals, by: str, 
 
     before = {one: signal.getsignal(one) for one in SIGNALS}
     try:
-        with pytest.raises(Stopped) as stopped:
+        with pytest.raises(StoppedBySignal) as stopped:
             asyncio.run(_until_stopped(work(), lambda: in_touch))  # type: ignore[arg-type]
     finally:
         for one, handler in before.items():

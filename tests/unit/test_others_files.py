@@ -17,9 +17,9 @@ import pytest
 from ddpdoctor.base import regular_files as files
 from ddpdoctor.base.ownership import who_misleads
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.facts.processes import Place, Process
+from ddpdoctor.facts.processes import Process, RankPlace
 from ddpdoctor.hang import flight_recorder
-from ddpdoctor.hang.dump_files import Contents, NotRead, contents
+from ddpdoctor.hang.dump_files import DumpContents, NotRead, contents
 from ddpdoctor.hang.flight_recorder import Dumps, dumps_of
 from ddpdoctor.hang.mapped_nccl import mapped_nccl
 from ddpdoctor.logs.parse.reading import read_logs
@@ -27,9 +27,9 @@ from ddpdoctor.probes import environment
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, opened
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.processes.jobs import Job
+from ddpdoctor.processes.jobs import TrainingJob
 from ddpdoctor.run.diagnosing import _redirected
-from ddpdoctor.run.supervising import Ended
+from ddpdoctor.run.supervising import EndedCommand
 from tests.command import ddpdoctor
 from tests.other_users import User, python_for_all
 
@@ -75,10 +75,10 @@ def dumps_of_rank(user: User, folder: Path, name: str = "TORCH_NCCL_DEBUG_INFO_T
     with running(user, "/etc/passwd", HOME=str(folder), **{name: f"{folder}/r_"}) as pid:
         stat = Proc().stat(pid)
         assert not isinstance(stat, Unknown)
-        place = Place(rank=3, world_size=4, source="RANK")
+        place = RankPlace(rank=3, world_size=4, source="RANK")
         process = Process(pid=pid, start=stat.start - 500, parent=1, uid=user.uid, place=place)
         began = time.monotonic()
-        return dumps_of(Job(name="4711", ranks=(process,), world_size=4)), time.monotonic() - began
+        return dumps_of(TrainingJob(name="4711", ranks=(process,), world_size=4)), time.monotonic() - began
 
 
 TRAPS = {
@@ -111,7 +111,7 @@ def test_what_she_exchanges_after_the_look_is_not_taken_for_hers(
     dump = shared / "hers/r_3"
     eve.does(f"mkdir {shared}/hers; cp {shared}/roots {dump}")
 
-    def swapped(path: str) -> Contents:
+    def swapped(path: str) -> DumpContents:
         eve.does(f"ln -sf {shared}/roots {dump}")
         return contents(path)
 
@@ -189,7 +189,7 @@ def test_her_pipe_among_the_logs_of_a_run_holds_nobody_up(shared: Path, eve: Use
     log.write_text("RuntimeError: ours\n")
     eve.does(f"mkfifo {log.parent}/1.log; ln -s /dev/zero {log.parent}/2.log")
     command = ("torchrun", "--redirects", "3", "--log-dir", str(log.parent), "train.py")
-    found = _redirected(Ended(command=command, status=1, seconds=5.0, output=(), began=time.time() - 5))
+    found = _redirected(EndedCommand(command=command, status=1, seconds=5.0, output=(), began=time.time() - 5))
     assert [(name, text) for name, text in found] == [(str(log), b"RuntimeError: ours\n")]
 
 

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdoctor.checkpoints.fixing import Action, Wishes, fix
+from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix
 from ddpdoctor.checkpoints.inspection import inspect
 from ddpdoctor.checkpoints.loading import DO_NOT_LOAD
 from ddpdoctor.checkpoints.pickles.names import UNTOLD, named_in
@@ -67,7 +67,7 @@ def test_a_plain_pickle_that_runs_a_command(protocol: int, wrap: Any, tmp_path: 
     assert [one.name for one in facts.globals if one.dangerous][:1] == ["posix.system"]
     assert facts.advice == DO_NOT_LOAD
     assert not facts.commands
-    outcome = fix(path, Wishes())
+    outcome = fix(path, EditOptions())
     assert outcome.action is Action.REFUSED
     assert outcome.advice == DO_NOT_LOAD
     assert not outcome.commands
@@ -141,7 +141,7 @@ def test_who_cannot_be_followed_is_not_loaded(tmp_path: Path) -> None:
 def test_a_file_of_protocol_0_is_to_be_saved_anew_as_torch_cannot_read_it(tmp_path: Path) -> None:
     path = tmp_path / "o'ld.pt"
     torch.save({"a": torch.ones(2)}, path, pickle_protocol=0)
-    outcome = fix(path, Wishes())
+    outcome = fix(path, EditOptions())
     assert outcome.action is Action.REFUSED
     assert "protocol 0 or 1" in outcome.error
     assert "torch.save(value, path)" in outcome.advice
@@ -152,7 +152,7 @@ def test_a_file_of_protocol_0_is_to_be_saved_anew_as_torch_cannot_read_it(tmp_pa
 def test_a_dangerous_file_of_protocol_0_is_not_to_be_loaded(tmp_path: Path) -> None:
     path = tmp_path / "evil.pt"
     torch.save({"a": torch.ones(2), "b": Evil()}, path, pickle_protocol=0)
-    outcome = fix(path, Wishes())
+    outcome = fix(path, EditOptions())
     assert "posix.system" in outcome.error
     assert outcome.advice == DO_NOT_LOAD
     assert not outcome.commands

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddpdoctor.checkpoints.pickles.comparison import Expected, same
-from ddpdoctor.checkpoints.pickles.machine import Machine, Program, scan
+from ddpdoctor.checkpoints.pickles.machine import PickleMachine, Program, scan
 from ddpdoctor.checkpoints.pickles.nodes import Text, Tuple
 from ddpdoctor.checkpoints.pickles.plain_tensors import PlainTensor, Unforeseen
 
@@ -64,7 +64,7 @@ def every_text(program: Program) -> list[tuple[str, int, int, tuple[int, ...]]]:
 @pytest.mark.parametrize("name", THINGS)
 def test_both_ways_come_to_the_same(name: str) -> None:
     data = saved(THINGS[name])
-    hasty, slow = Machine(data).run(0), Machine(data, hasty=False).run(0)
+    hasty, slow = PickleMachine(data).run(0), PickleMachine(data, hasty=False).run(0)
     assert same(hasty, data, slow, data, Expected({}, {}))
     assert every_text(hasty) == every_text(slow)
     assert [(one.kind, one.key, one.location.value, one.location_start, one.count) for one in hasty.storages] == [
@@ -82,7 +82,7 @@ def test_most_tensors_are_read_at_one_go() -> None:
 
 def test_arguments_that_are_asked_for_are_those_of_the_slow_way() -> None:
     data = saved(THINGS["many"])
-    hasty, slow = Machine(data).run(0), Machine(data, hasty=False).run(0)
+    hasty, slow = PickleMachine(data).run(0), PickleMachine(data, hasty=False).run(0)
     theirs = {call.start: call for call in slow.calls if call.name.endswith("_v2")}
     for call in hasty.calls:
         if isinstance(call, PlainTensor):
@@ -108,7 +108,7 @@ def test_what_is_nearly_a_tensor_is_judged_as_the_slow_way_does() -> None:
 
 def outcome(data: bytes, *, hasty: bool) -> object:
     try:
-        program = scan(data) if hasty else Machine(data, hasty=False).run(0)
+        program = scan(data) if hasty else PickleMachine(data, hasty=False).run(0)
     except Exception as error:
         return type(error)
     storages = [(one.kind, one.key, one.location.value, one.location_start, one.count) for one in program.storages]
@@ -122,6 +122,6 @@ def test_a_fetch_of_what_was_skipped_reads_the_pickle_anew() -> None:
     # The stride of the last tensor, once more: as the value of a key of its own.
     pickled = data[:-2] + pickle.BINUNICODE + b"\1\0\0\0k" + pickle.LONG_BINGET + stride + data[-2:]
     with pytest.raises(Unforeseen):
-        Machine(pickled).run(0)
+        PickleMachine(pickled).run(0)
     program = scan(pickled)
     assert program.root.pairs[-1].value.items == [3, 1]

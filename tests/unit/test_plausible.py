@@ -14,7 +14,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.sanitize_facts import FIELDS, is_address, is_host, plausible
 from ddpdoctor.engine.snapshots import decode_snapshot, encode_snapshot
-from ddpdoctor.facts.fleet import Cell, Collective, Fleet, Link, Reach
+from ddpdoctor.facts.fleet import Cell, Fleet, Link, Reach, TriedCollective
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.judging import judge, with_fleet
@@ -117,7 +117,7 @@ def with_company(snapshot: Snapshot, host: str) -> list[Snapshot]:
                     Link(a=1, b=2, round_trip=0.0001, forth=9000.0, back=9000.0),
                 ),
                 collectives=tuple(
-                    Collective(node=rank, backend="gloo", stage="group", ok=False, words=f"connect {HOSTILE}")
+                    TriedCollective(node=rank, backend="gloo", stage="group", ok=False, words=f"connect {HOSTILE}")
                     for rank in range(3)
                 )
                 if collective

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.fixing import Wishes, fix
+from ddpdoctor.checkpoints.fixing import EditOptions, fix
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.checkpoints.pickles.prefixes import Renamings, strip
 from ddpdoctor.report.reported_checkpoints import Action
@@ -37,7 +37,7 @@ def test_extra_state_is_no_state_dict(extra: Any) -> None:
 def test_a_state_dict_that_keeps_the_prefix_is_named(tmp_path: Path) -> None:
     whole = {"model": {"module.w": WEIGHT}, "ema": {"module.w": WEIGHT, "n": WEIGHT}, "other": {"n": WEIGHT}}
     torch.save(whole, tmp_path / "m.pt")
-    outcome = fix(tmp_path / "m.pt", Wishes(strip_prefixes=("module.",)), out=tmp_path / "new.pt")
+    outcome = fix(tmp_path / "m.pt", EditOptions(strip_prefixes=("module.",)), out=tmp_path / "new.pt")
     assert (outcome.action, outcome.renamed) == (Action.WRITTEN, 1)
     assert outcome.notes == ("ema keeps 'module.', which only 1 of its 2 keys have before them.",)
     assert [*torch.load(tmp_path / "new.pt")["ema"]] == ["module.w", "n"]

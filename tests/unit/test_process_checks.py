@@ -11,10 +11,10 @@ import pytest
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Result, Why, all_checks, diagnose, find_check
+from ddpdoctor.engine.registry import Result, SkipReason, all_checks, diagnose, find_check
 from ddpdoctor.facts.environment import Setting
-from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
-from ddpdoctor.facts.processes import Place, Process, Processes, Role
+from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
+from ddpdoctor.facts.processes import Process, Processes, ProcessRole, RankPlace
 from ddpdoctor.processes.gpu_holders import holdings, main_gpu, process_of
 from ddpdoctor.processes.job_settings import comparable, differences
 from ddpdoctor.processes.unowned_memory import unowned
@@ -71,7 +71,7 @@ def test_what_can_t_be_seen_is_never_called_fine(path: Path) -> None:
         snapshot = to_snapshot(lay_over(facts, change))
         (result,) = diagnose(snapshot, plan_for(snapshot, fixture.plan.get("nproc")), [check])
         assert not result.passed, change
-        assert result.not_tested is None or result.not_tested.why is not Why.CRASHED, result.not_tested
+        assert result.not_tested is None or result.not_tested.why is not SkipReason.CRASHED, result.not_tested
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_healthy_host_passes(host: str) -> None:
 
 def holder_of(process: Process, **facts: Any) -> Process | None:
     seen = Processes(listed=(process,), pid_namespace="pid:[1]", **facts)
-    return process_of(Holder(pid=process.pid), seen)
+    return process_of(GpuHolder(pid=process.pid), seen)
 
 
 def test_a_pid_of_the_host_is_no_process_of_the_container() -> None:
@@ -179,10 +179,15 @@ def test_a_pid_of_the_host_is_no_process_of_the_container() -> None:
     stranger = Process(pid=7, start=1, parent=1, name="cron", devices=())
     assert holder_of(stranger) is stranger, "outside of a container a pid is a pid"
     assert holder_of(stranger, **container) is None
-    for facts in ({"devices": (0,)}, {"devices": Unknown("no")}, {"marks": ("cuda-EvtHandlr",)}, {"role": Role.RANK}):
+    for facts in (
+        {"devices": (0,)},
+        {"devices": Unknown("no")},
+        {"marks": ("cuda-EvtHandlr",)},
+        {"role": ProcessRole.RANK},
+    ):
         same = msgspec.structs.replace(stranger, **facts)
         assert holder_of(same, **container) is same
-    assert process_of(Holder(pid=0), Processes(listed=(stranger,))) is None
+    assert process_of(GpuHolder(pid=0), Processes(listed=(stranger,))) is None
 
 
 def a_rank(pid: int, rank: int, settings: dict[str, str] | None = None) -> Process:
@@ -190,8 +195,8 @@ def a_rank(pid: int, rank: int, settings: dict[str, str] | None = None) -> Proce
         pid=pid,
         start=pid,
         parent=2,
-        role=Role.RANK,
-        place=Place(rank=rank, local_rank=rank, source="RANK"),
+        role=ProcessRole.RANK,
+        place=RankPlace(rank=rank, local_rank=rank, source="RANK"),
         settings=tuple(Setting(name, value) for name, value in (settings or {}).items()),
     )
 
@@ -202,7 +207,7 @@ def test_the_main_gpu_is_where_a_rank_holds_most() -> None:
     def main(*holders: tuple[int, Any]) -> int | None:
         gpus = Gpus(
             devices=tuple(
-                Gpu(index=index, holders=tuple(Holder(pid=7, memory=size) for at, size in holders if at == index))
+                Gpu(index=index, holders=tuple(GpuHolder(pid=7, memory=size) for at, size in holders if at == index))
                 for index in range(3)
             ),
             vendor="nvidia",
@@ -222,7 +227,7 @@ def test_the_main_gpu_is_where_a_rank_holds_most() -> None:
     [
         ({}, 0),
         ({"memory_used": 20 * GIB}, 20 * GIB),
-        ({"memory_used": 20 * GIB, "holders": (Holder(pid=7, memory=19 * GIB + GIB // 2),)}, 0),
+        ({"memory_used": 20 * GIB, "holders": (GpuHolder(pid=7, memory=19 * GIB + GIB // 2),)}, 0),
         ({"memory_used": 2 * GIB, "memory_total": 192 * GIB}, 0),
     ],
     ids=str,
@@ -242,7 +247,7 @@ def test_memory_that_nobody_owns(facts: dict[str, Any], expected: int) -> None:
         {"memory_used": Unknown("no")},
         {"memory_total": Unknown("no")},
         {"holders": Unknown("no")},
-        {"holders": (Holder(pid=7),)},
+        {"holders": (GpuHolder(pid=7),)},
     ],
     ids=str,
 )

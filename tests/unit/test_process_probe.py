@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.base.unknown import Facts, Unknown
-from ddpdoctor.facts.gpus import Gpu, Gpus, Holder
-from ddpdoctor.facts.processes import Process, Processes, Role
+from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
+from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.probes import process_patience, process_shares, processes
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.proc import Proc
@@ -117,7 +117,7 @@ def test_everything_that_is_told(tree: Tree) -> None:
     )
     tree.sockets(20, 29501, 77)
     one = tree.one(20)
-    assert (one.role, one.place and one.place.rank) == (Role.RANK, 1)
+    assert (one.role, one.place and one.place.rank) == (ProcessRole.RANK, 1)
     assert one.marks == ("cuda-EvtHandlr", "pt_nccl_watchdg")
     assert [(setting.name, setting.value) for setting in one.settings] == [  # type: ignore[union-attr]
         ("MASTER_PORT", "29501"), ("RANK", "1"), ("WORLD_SIZE", "2"),
@@ -147,7 +147,7 @@ def test_odd_names(tree: Tree, name: bytes) -> None:
 def test_odd_content(tree: Tree) -> None:
     tree.add(20, words=b"python3\0" + b"\xff" * (1 << 20), environ=b"X=" + b"\xfe" * (1 << 19) + b"\0NOVALUE\0" + RANK)
     one = tree.one(20)
-    assert one.role is Role.RANK
+    assert one.role is ProcessRole.RANK
     assert len(one.command) <= 1000
     one.command.encode()
 
@@ -250,7 +250,7 @@ def test_holders(tree: Tree) -> None:
     tree.add(34, words=b"app\0", executable="/opt/app")
     tree.add(os.getpid(), words=b"app\0", executable="/opt/app")
     tree.sockets(os.getpid(), 29501, 99)
-    gpu = Gpu(index=0, holders=(Holder(pid=34, memory=1), Holder(pid=0), Holder(pid=999_999)))
+    gpu = Gpu(index=0, holders=(GpuHolder(pid=34, memory=1), GpuHolder(pid=0), GpuHolder(pid=999_999)))
     found = tree.look(Gpus(devices=(gpu, Gpu(index=1))))
     assert sorted(one.pid for one in found.listed if not one.ours) == [20, 30, 31, 32, 34]
     assert [one.devices for one in found.listed if one.pid == 30] == [(0,)]
@@ -267,7 +267,7 @@ def test_own_processes(tree: Tree) -> None:
     assert {one.pid: one.ours for one in found.listed} == {
         10: True, 11: False, os.getpid(): True, os.getpid() + 1: True,
     }  # fmt: skip
-    assert [one.pid for one in found.listed if one.role is Role.RANK] == [10]
+    assert [one.pid for one in found.listed if one.role is ProcessRole.RANK] == [10]
 
 
 def test_interpreter_by_another_name(tree: Tree) -> None:
@@ -279,7 +279,7 @@ def test_interpreter_by_another_name(tree: Tree) -> None:
         maps=b"1-2 r-xp 0 0 0 /x/libpython3.11.so.1.0\n",
     )
     tree.add(21, words=b"trainer\0", executable="/opt/trainer", environ=RANK)
-    assert [one.pid for one in tree.look().listed if one.role is Role.RANK] == [20]
+    assert [one.pid for one in tree.look().listed if one.role is ProcessRole.RANK] == [20]
 
 
 def test_dead_main_thread(tree: Tree) -> None:
@@ -349,7 +349,7 @@ def test_hanging_rank_is_listed_all_the_same(tree: Tree, monkeypatch: pytest.Mon
     monkeypatch.setattr(Proc, "words", words)
     found = tree.look()
     never.set()
-    ranks = [(one.pid, one.place and one.place.rank, one.state) for one in found.listed if one.role is Role.RANK]
+    ranks = [(one.pid, one.place and one.place.rank, one.state) for one in found.listed if one.role is ProcessRole.RANK]
     assert ranks == [(20, 0, "D"), (21, 1, "S")]
 
 
@@ -402,5 +402,5 @@ def test_where_there_are_too_many_launchers_and_ranks_come_first(
     tree.add(500, words=b"torchrun\0train.py\0", executable="/usr/bin/python3")
     tree.add(501, 500, environ=RANK)
     found = tree.look()
-    assert [one.role for pid in (500, 501) if (one := found.get(pid))] == [Role.LAUNCHER, Role.RANK]
+    assert [one.role for pid in (500, 501) if (one := found.get(pid))] == [ProcessRole.LAUNCHER, ProcessRole.RANK]
     assert sum(one.count for one in found.spared) == max(0, count + 2 - 8)

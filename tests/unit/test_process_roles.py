@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.facts.processes import Place, Role
+from ddpdoctor.facts.processes import ProcessRole, RankPlace
 from ddpdoctor.probes.proc import FORKED, Stat
 from ddpdoctor.probes.process_commands import is_launcher, programme
-from ddpdoctor.probes.process_family import Family, Seen
+from ddpdoctor.probes.process_family import Family, SeenProcess
 from ddpdoctor.probes.process_roles import BY_CHILDREN, BY_ORDER, roles
 
 TRAIN = "python3 train.py --lr 0.1"
@@ -40,24 +40,26 @@ def one(
     hidden: bool = False,
     python: bool = True,
     **settings: Any,
-) -> Seen:
+) -> SeenProcess:
     """Started in the order of the pids."""
     words = tuple(command.split()) if isinstance(command, str) else command
     environ = b"".join(f"{key}={value}\0".encode() for key, value in {"PATH": "/bin", **settings}.items())
     stat = Stat(pid, name, state, parent, 10, 10, 0, FORKED if forked else 0, 5, 1, pid, 100)
-    made = Seen(stat, words, "/usr/bin/python3.11" if python else "/bin/sh", DENIED if hidden else environ)
+    made = SeenProcess(stat, words, "/usr/bin/python3.11" if python else "/bin/sh", DENIED if hidden else environ)
     made.named(marks)
     made.meets = meets
     return made
 
 
-def judged(*some: Seen, asked: int = 0) -> dict[int, tuple[Role, Place | None]]:
+def judged(*some: SeenProcess, asked: int = 0) -> dict[int, tuple[ProcessRole, RankPlace | None]]:
     return roles(Family({seen.stat.pid: seen for seen in some}), asked)
 
 
-def ranks(*some: Seen) -> dict[int, int | None]:
+def ranks(*some: SeenProcess) -> dict[int, int | None]:
     """Pid to rank, of the ranks."""
-    return {pid: place and place.rank for pid, (role, place) in sorted(judged(*some).items()) if role is Role.RANK}
+    return {
+        pid: place and place.rank for pid, (role, place) in sorted(judged(*some).items()) if role is ProcessRole.RANK
+    }
 
 
 def place(rank: int, size: int = 2, **more: Any) -> dict[str, Any]:
@@ -136,10 +138,10 @@ def test_torchrun_with_workers_and_a_tool() -> None:
         one(35, 20, "python3 export.py", **place(0), TORCHELASTIC_RUN_ID="none"),
     )
     assert {pid: role for pid, (role, _) in found.items()} == {
-        10: Role.LAUNCHER, 20: Role.RANK, 21: Role.RANK, 30: Role.WORKER, 31: Role.HELPER, 32: Role.WORKER,
-        33: Role.HELPER, 34: Role.WORKER,
+        10: ProcessRole.LAUNCHER, 20: ProcessRole.RANK, 21: ProcessRole.RANK, 30: ProcessRole.WORKER, 31: ProcessRole.HELPER, 32: ProcessRole.WORKER,
+        33: ProcessRole.HELPER, 34: ProcessRole.WORKER,
     }  # fmt: skip
-    assert found[21][1] == Place(rank=1, world_size=2, local_rank=1, local_world_size=2, source="RANK")
+    assert found[21][1] == RankPlace(rank=1, world_size=2, local_rank=1, local_world_size=2, source="RANK")
 
 
 def test_stale_slurm_rank_under_mpirun() -> None:
@@ -179,9 +181,9 @@ def test_ranks_that_a_pod_spawns() -> None:
         one(11, 10, TRACKER, **pod),
         *(one(20 + n, 10, SPAWNED, marks=GLOO, **pod) for n in range(2)),
     )
-    assert found[10] == (Role.LAUNCHER, None)
-    guess = Place(rank=3, world_size=4, local_rank=1, local_world_size=2, source=BY_ORDER)
-    assert found[21] == (Role.RANK, guess)
+    assert found[10] == (ProcessRole.LAUNCHER, None)
+    guess = RankPlace(rank=3, world_size=4, local_rank=1, local_world_size=2, source=BY_ORDER)
+    assert found[21] == (ProcessRole.RANK, guess)
 
 
 def test_forked_ranks_one_late_and_one_dead() -> None:
@@ -200,7 +202,7 @@ def test_forked_ranks_of_a_torch_that_names_no_threads() -> None:
     """They listen for each other, and what they fork themselves has only sockets that it inherited."""
     some = (one(10), *(one(20 + n, 10, SPAWNED, meets=True) for n in range(2)), one(30, 20, SPAWNED, forked=True))
     assert ranks(*some) == {20: 0, 21: 1}
-    assert judged(*some)[30][0] is Role.WORKER
+    assert judged(*some)[30][0] is ProcessRole.WORKER
     assert ranks(one(10), one(20, 10, SPAWNED, meets=True)) == {}
 
 
@@ -212,8 +214,8 @@ def test_forked_ranks_whose_parent_is_gone() -> None:
 
 def test_worker_left_behind() -> None:
     """Also one of an older torch, which doesn't name it: what was forked and has no process group is no rank."""
-    assert judged(one(30, 1, name="pt_data_worker", forked=True)) == {30: (Role.WORKER, None)}
-    assert judged(one(30, 1, forked=True, **place(0))) == {30: (Role.WORKER, None)}
+    assert judged(one(30, 1, name="pt_data_worker", forked=True)) == {30: (ProcessRole.WORKER, None)}
+    assert judged(one(30, 1, forked=True, **place(0))) == {30: (ProcessRole.WORKER, None)}
     assert ranks(one(30, 1, **place(0))) == {30: 0}
 
 
@@ -292,15 +294,15 @@ def test_endless_parents() -> None:
 SCRIPT = one(10, command="python3 start_ranks.py")
 
 
-def dead(pid: int, parent: int = 10, name: str = "python3") -> Seen:
+def dead(pid: int, parent: int = 10, name: str = "python3") -> SeenProcess:
     return one(pid, parent, "", name=name, state="Z", hidden=True, python=False)
 
 
 def test_a_zombie_between_the_ranks_of_a_script_is_the_one_that_is_missing() -> None:
     found = judged(SCRIPT, one(11, 10, **place(0, 3)), dead(12), one(13, 10, **place(2, 3)))
     assert found[12] == (
-        Role.RANK,
-        Place(rank=1, world_size=3, local_rank=1, local_world_size=3, source=BY_ORDER),
+        ProcessRole.RANK,
+        RankPlace(rank=1, world_size=3, local_rank=1, local_world_size=3, source=BY_ORDER),
     )
 
 
@@ -314,10 +316,12 @@ def test_a_zombie_between_the_ranks_of_a_script_is_the_one_that_is_missing() -> 
         pytest.param((one(11, 10, **place(0, 4)), one(12, 10, **place(0, 4)), dead(13)), id="ranks of two jobs"),
     ],
 )
-def test_a_zombie_that_may_be_anything_is_no_rank(others: tuple[Seen, ...]) -> None:
+def test_a_zombie_that_may_be_anything_is_no_rank(others: tuple[SeenProcess, ...]) -> None:
     found = judged(one(1, 0, "/sbin/init", python=False), SCRIPT, *others)
     assert all(
-        found.get(seen.stat.pid, (Role.OTHER, None))[0] is Role.OTHER for seen in others if seen.stat.state == "Z"
+        found.get(seen.stat.pid, (ProcessRole.OTHER, None))[0] is ProcessRole.OTHER
+        for seen in others
+        if seen.stat.state == "Z"
     )
 
 
@@ -327,13 +331,13 @@ def test_a_training_on_one_gpu_is_a_rank_where_somebody_asks_for_it() -> None:
     train = one(12, 11)
     worker, tracker = one(13, 12, forked=True), one(14, 12, TRACKER)
     everybody = (shell, script, train, worker, tracker)
-    assert judged(*everybody) == {14: (Role.HELPER, None)}
+    assert judged(*everybody) == {14: (ProcessRole.HELPER, None)}
     for asked in (10, 11, 12):
         found = judged(*everybody, asked=asked)
         assert {pid: role for pid, (role, _) in found.items()} == {
-            12: Role.RANK,
-            13: Role.WORKER,
-            14: Role.HELPER,
+            12: ProcessRole.RANK,
+            13: ProcessRole.WORKER,
+            14: ProcessRole.HELPER,
         }
     assert not [role for role, _ in judged(one(10, 1, "sleep 9", python=False), asked=10).values()]
     assert judged(one(12, hidden=True), asked=12) == {}
@@ -343,11 +347,11 @@ def test_what_belongs_to_a_rank_is_none_because_somebody_asks_for_it() -> None:
     rank = one(21, 20, RANK=0, WORLD_SIZE=1)
     everybody = (one(20, 1, "torchrun train.py"), rank, one(22, 21, "python3 evaluate.py"))
     for asked in (20, 21, 22):
-        assert [pid for pid, (role, _) in judged(*everybody, asked=asked).items() if role is Role.RANK] == [21]
+        assert [pid for pid, (role, _) in judged(*everybody, asked=asked).items() if role is ProcessRole.RANK] == [21]
 
 
 def test_what_runs_us_as_well_is_not_asked_for() -> None:
     """A test, or a service, that is in a process group itself and starts a training under our eye."""
     rank = one(21, 20, RANK=0, WORLD_SIZE=1)
     us, train = one(os.getpid(), 21, "ddpdoctor run", python=False), one(22, 21, "python3 train.py")
-    assert judged(one(20, 1, "torchrun train.py"), rank, us, train, asked=22)[22][0] is Role.RANK
+    assert judged(one(20, 1, "torchrun train.py"), rank, us, train, asked=22)[22][0] is ProcessRole.RANK

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
-from ddpdoctor.checkpoints.formats.reading import PIECE, Source
+from ddpdoctor.checkpoints.formats.reading import PIECE, ByteSource
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_exactly_what_is_asked_for(file: Path) -> None:
-    with Source(file) as source:
+    with ByteSource(file) as source:
         assert source.size == 256 * 9000
         assert source.read_at(250, 10) == bytes([250, 251, 252, 253, 254, 255, 0, 1, 2, 3])
         assert source.read_at(source.size, 0) == b""
@@ -35,12 +35,12 @@ def test_exactly_what_is_asked_for(file: Path) -> None:
 def test_short_reads_are_continued(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, length, offset: pread(fd, min(length, 7), offset))
-    with Source(file) as source:
+    with ByteSource(file) as source:
         assert source.read_at(250, 20) == file.read_bytes()[250:270]
 
 
 def test_a_file_that_is_cut_short_while_it_is_read(file: Path) -> None:
-    with Source(file) as source:
+    with ByteSource(file) as source:
         os.truncate(file, 100)
         with pytest.raises(Damaged, match="ends at byte 100, within something that goes on to 110"):
             source.read_at(90, 20)
@@ -56,7 +56,7 @@ def test_what_the_disk_cannot_read(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "pread", pread)
-    with Source(file) as source, pytest.raises(error, match="Reading 10 bytes at 5 failed"):
+    with ByteSource(file) as source, pytest.raises(error, match="Reading 10 bytes at 5 failed"):
         source.read_at(5, 10)
 
 
@@ -64,9 +64,9 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
         with pytest.raises(NotACheckpoint, match="not a regular file"):
-            Source(path)
+            ByteSource(path)
     with pytest.raises(Refused, match="does not exist"):
-        Source(tmp_path / "nowhere")
+        ByteSource(tmp_path / "nowhere")
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(Refused, match="could not be opened"):
-        Source(tmp_path / "loop")
+        ByteSource(tmp_path / "loop")

@@ -15,8 +15,8 @@ from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine import registry
 from ddpdoctor.engine.registry import (
     Check,
+    SkipReason,
     UnknownSelection,
-    Why,
     all_checks,
     all_prescriptions,
     diagnose,
@@ -41,7 +41,7 @@ def test_a_check_whose_facts_are_unknown_is_not_tested() -> None:
 
     result = judged(predicate, Snapshot(shared_memory=Unknown("/dev/shm: Permission denied")))
     assert result.not_tested is not None
-    assert result.not_tested.why is Why.UNKNOWN
+    assert result.not_tested.why is SkipReason.UNKNOWN
     assert result.not_tested.reason == "/dev/shm: Permission denied"
     assert not result.findings
     assert not result.passed
@@ -77,7 +77,7 @@ def test_a_check_with_nothing_to_look_at_is_not_called_fine() -> None:
     result = judged(predicate, Snapshot())
     assert not result.passed
     assert result.not_tested is not None
-    assert result.not_tested.why is Why.NOT_APPLICABLE
+    assert result.not_tested.why is SkipReason.NOT_APPLICABLE
 
 
 def test_a_crash_is_the_result_of_that_check_alone() -> None:
@@ -89,7 +89,7 @@ def test_a_crash_is_the_result_of_that_check_alone() -> None:
 
     first, second = diagnose(Snapshot(), PLAN, [Check("a", FAIL, (), crashes), Check("b", FAIL, (), finds)])
     assert first.not_tested is not None
-    assert first.not_tested.why is Why.CRASHED
+    assert first.not_tested.why is SkipReason.CRASHED
     assert "ZeroDivisionError" in first.not_tested.reason
     assert not first.passed
     assert second.findings

@@ -15,7 +15,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Se
 from ddpdoctor.base.printable import one_line, plain
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict, examine, overall
-from ddpdoctor.engine.registry import Check, NotTested, Result, Why, all_checks
+from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason, all_checks
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
@@ -42,7 +42,7 @@ def page() -> None:
     """
 
 
-def made(*findings: Finding, severity: Severity = FAIL, not_tested: NotTested | None = None) -> Examination:
+def made(*findings: Finding, severity: Severity = FAIL, not_tested: Skipped | None = None) -> Examination:
     check = Check("made-up", severity, (), page)  # type: ignore[arg-type]
     return Examination(Snapshot(host="node01"), Plan(2, "--nproc"), (Result(check, findings, not_tested),))
 
@@ -100,7 +100,7 @@ def test_worst_first_and_stable() -> None:
         (made(FINDING), Verdict.FAIL, 1, 1),
         (made(FINDING, severity=WARN), Verdict.WARN, 0, 1),
         (made(FINDING, severity=INFO), Verdict.OK, 0, 0),
-        (made(not_tested=NotTested(Why.UNKNOWN, "no")), Verdict.UNKNOWN, 2, 2),
+        (made(not_tested=Skipped(SkipReason.UNKNOWN, "no")), Verdict.UNKNOWN, 2, 2),
     ],
 )
 def test_verdict_and_exit_code(examination: Examination, verdict: Verdict, code: int, strict_code: int) -> None:
@@ -111,7 +111,7 @@ def test_verdict_and_exit_code(examination: Examination, verdict: Verdict, code:
 
 def test_several_hosts_have_the_worst_verdict() -> None:
     assert overall([made(), made(FINDING)]) is Verdict.FAIL
-    assert overall([made(), made(not_tested=NotTested(Why.UNKNOWN, "no"))]) is Verdict.UNKNOWN
+    assert overall([made(), made(not_tested=Skipped(SkipReason.UNKNOWN, "no"))]) is Verdict.UNKNOWN
     assert overall([]) is Verdict.UNKNOWN
 
 
@@ -125,14 +125,16 @@ def test_of_several_hosts_each_is_told_and_the_fine_ones_briefly() -> None:
 
 
 def test_no_verdict_is_never_called_fine() -> None:
-    text = on_terminal(made(not_tested=NotTested(Why.UNKNOWN, "no answer")))
+    text = on_terminal(made(not_tested=Skipped(SkipReason.UNKNOWN, "no answer")))
     assert "No verdict" in text
     assert "no answer: made-up" in text
     assert "Nothing wrong" not in text
 
 
 def test_a_crashed_check_is_named() -> None:
-    assert "ZeroDivisionError: made-up" in on_terminal(made(not_tested=NotTested(Why.CRASHED, "ZeroDivisionError")))
+    assert "ZeroDivisionError: made-up" in on_terminal(
+        made(not_tested=Skipped(SkipReason.CRASHED, "ZeroDivisionError"))
+    )
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202egnp\ud800[bold]x[/bold] :smile:"

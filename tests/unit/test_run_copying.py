@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from ddpdoctor.run import copying
 from ddpdoctor.run.copying import WholeLines, joined, mark, part_of
-from ddpdoctor.run.shared import Shared
+from ddpdoctor.run.shared import SharedOutput
 
 
 @given(st.lists(st.binary(max_size=50), max_size=30), st.integers(1, 40), st.integers(1, 40))
 def test_the_copy_is_the_beginning_and_the_end(pieces: list[bytes], head: int, tail: int) -> None:
-    shared = Shared(head, tail)
+    shared = SharedOutput(head, tail)
     for one in pieces:
         shared.keep(one)
     whole = b"".join(pieces)
@@ -25,7 +25,7 @@ def test_the_copy_is_the_beginning_and_the_end(pieces: list[bytes], head: int, t
 
 
 def test_an_ended_copy_stays_as_it_is() -> None:
-    shared = Shared(8, 8)
+    shared = SharedOutput(8, 8)
     shared.keep(b"first")
     shared.keep_no_more()
     shared.keep(b"second")

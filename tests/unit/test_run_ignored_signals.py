@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpdoctor.base.signals import SIGNALS, Stopped, stop_on_signals
+from ddpdoctor.base.signals import SIGNALS, StoppedBySignal, stop_on_signals
 from ddpdoctor.base.until_stopped import until_stopped
 
 
@@ -26,7 +26,7 @@ def test_it_ends_nothing() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     stop_on_signals()
     os.kill(os.getpid(), signal.SIGINT)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedBySignal):
         os.kill(os.getpid(), signal.SIGHUP)
 
 

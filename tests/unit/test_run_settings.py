@@ -18,7 +18,7 @@ from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.logs.parse.kills import of_this_run
 from ddpdoctor.run.diagnosing import _read_dumps, folder_of_redirects, log_dir, looks_at_jobs, one_of_many
 from ddpdoctor.run.settings import settings_for, torch_release
-from ddpdoctor.run.supervising import Ended
+from ddpdoctor.run.supervising import EndedCommand
 from tests.command import ROOT
 
 DUMPS = "/tmp/ddpdoctor-run-1-rank_"
@@ -178,7 +178,7 @@ def test_dumps_of_a_short_run_are_read_however_late_the_diagnosis_looks(
     for rank, written in ((0, began + 0.5), (1, began + 0.5), (2, began - 100)):
         shutil.copy(ROOT / "fixtures" / "flight_recorder" / "lagging" / f"rank_{rank}", tmp_path)
         os.utime(tmp_path / f"rank_{rank}", (written, written))
-    ended = Ended(command=("torchrun", "train.py"), status=1, seconds=1.0, output=(), began=began)
+    ended = EndedCommand(command=("torchrun", "train.py"), status=1, seconds=1.0, output=(), began=began)
     _read_dumps(ended, {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "rank_")})
     told = capsys.readouterr().out
     assert f"flight recorders have left {tmp_path}/rank_0 and others" in told

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.facts.smoke import Ending, RankRun, Smoke, Stage, State
+from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, Stage, StageState
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.report.terminal import make_console
 from ddpdoctor.smoke.judging import judge, verdict_of
@@ -21,12 +21,12 @@ TEXT = st.text(max_size=30)
 @st.composite
 def runs(draw: st.DrawFn, rank: int) -> RankRun:
     names = draw(st.sampled_from([STAGES, STAGES[:3], ()]))
-    states = st.sampled_from(list(State))
+    states = st.sampled_from(list(StageState))
     return RankRun(
         rank=rank,
         local_rank=rank,
         host=draw(TEXT),
-        ending=draw(st.sampled_from(list(Ending))),
+        ending=draw(st.sampled_from(list(RankEnding))),
         stages=tuple(
             Stage(name=name, state=draw(states), seconds=draw(st.floats(0, 1e6)), words=draw(TEXT)) for name in names
         ),
@@ -61,6 +61,6 @@ def test_any_run_has_a_report_and_an_unfinished_one_isn_t_fine(facts: Smoke, wid
         file = io.StringIO()
         show_smoke(make_console(file, width), one, **options)
         assert file.getvalue()
-    if any(run.ending is not Ending.FINISHED for run in facts.ranks):
+    if any(run.ending is not RankEnding.FINISHED for run in facts.ranks):
         assert verdict_of(one) in (Verdict.FAIL, Verdict.UNKNOWN)
         assert not file.getvalue().startswith("OK")

@@ -16,12 +16,12 @@ from ddpdoctor.base.wording import short
 from ddpdoctor.engine.registry import Result, diagnose, find_check
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.smoke import Call, Ending, RankRun, Smoke, Stage, State
+from ddpdoctor.facts.smoke import CollectiveCall, RankEnding, RankRun, Smoke, Stage, StageState
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.smoke.analysis_blame import Blame, Kind, at_the_end, blame
+from ddpdoctor.smoke.analysis_blame import Blame, BlameKind, at_the_end, blame
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.outcome import runs
-from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.rank_monitor import RankMonitor
 from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 
 STAGES = ("import", "device", "rendezvous", "process group", "barrier", "all_reduce", "training", "shutdown")
@@ -29,16 +29,18 @@ LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer
 IN_ALL_REDUCE = ("all_reduce (torch/distributed/distributed_c10d.py:3252)", "all_reduce (stages/collectives.py:24)")
 ELSEWHERE = ("sleep (own/hooks.py:3)",)
 DURING = {
-    Ending.RAISED: State.FAILED, Ending.WRONG: State.FAILED, Ending.EXITED: State.FAILED, Ending.KILLED: State.FAILED,
-    Ending.HUNG: State.HUNG, Ending.ENDED: State.HUNG,
+    RankEnding.RAISED: StageState.FAILED, RankEnding.WRONG: StageState.FAILED, RankEnding.EXITED: StageState.FAILED, RankEnding.KILLED: StageState.FAILED,
+    RankEnding.HUNG: StageState.HUNG, RankEnding.ENDED: StageState.HUNG,
 }  # fmt: skip
 
 
-def ran(rank: int, ending: Ending, at: str = "all_reduce", **more: Any) -> RankRun:
+def ran(rank: int, ending: RankEnding, at: str = "all_reduce", **more: Any) -> RankRun:
     """A rank that came so far; stages after that weren't run."""
-    reached = len(STAGES) if ending is Ending.FINISHED else 0 if ending is Ending.NEVER_CAME else STAGES.index(at)
+    reached = (
+        len(STAGES) if ending is RankEnding.FINISHED else 0 if ending is RankEnding.NEVER_CAME else STAGES.index(at)
+    )
     stages = [
-        Stage(name=name, state=State.PASSED if number < reached else State.NOT_RUN)
+        Stage(name=name, state=StageState.PASSED if number < reached else StageState.NOT_RUN)
         for number, name in enumerate(STAGES)
     ]
     if ending in DURING:
@@ -47,19 +49,19 @@ def ran(rank: int, ending: Ending, at: str = "all_reduce", **more: Any) -> RankR
     return RankRun(rank=rank, ending=ending, **facts)
 
 
-def waits_in_all_reduce(rank: int, ending: Ending = Ending.HUNG, **more: Any) -> RankRun:
-    call = Call("all_reduce", 1, "all_reduce float32[1]")
+def waits_in_all_reduce(rank: int, ending: RankEnding = RankEnding.HUNG, **more: Any) -> RankRun:
+    call = CollectiveCall("all_reduce", 1, "all_reduce float32[1]")
     facts = {"step": "all_reduce of 4 B", "steps": 1, "calls": call.call, "called": (call,), "stack": IN_ALL_REDUCE}
     return ran(rank, ending, **{**facts, **more})
 
 
 def lost(rank: int, **more: Any) -> RankRun:
-    return waits_in_all_reduce(rank, Ending.RAISED, **{"words": LOST, "exit_code": 1, **more})
+    return waits_in_all_reduce(rank, RankEnding.RAISED, **{"words": LOST, "exit_code": 1, **more})
 
 
 def calls(rank: int, *names: str, **more: Any) -> RankRun:
     """Waits in the last of these collectives of the stage all_reduce."""
-    called = tuple(Call("all_reduce", number, name) for number, name in enumerate(names, start=1))
+    called = tuple(CollectiveCall("all_reduce", number, name) for number, name in enumerate(names, start=1))
     return waits_in_all_reduce(rank, steps=len(names), calls=names[-1], called=called, **more)
 
 
@@ -69,7 +71,7 @@ def found(*ranks: RankRun) -> Blame:
     return one
 
 
-def named(*ranks: RankRun) -> tuple[Kind, list[int], str]:
+def named(*ranks: RankRun) -> tuple[BlameKind, list[int], str]:
     one = found(*ranks)
     return one.kind, [run.rank for run in one.culprits], one.stage
 
@@ -79,13 +81,13 @@ def named(*ranks: RankRun) -> tuple[Kind, list[int], str]:
 
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_nobody_is_blamed_where_all_finished(count: int) -> None:
-    assert blame([ran(rank, Ending.FINISHED, ended_after=29.0) for rank in range(count)]) is None
+    assert blame([ran(rank, RankEnding.FINISHED, ended_after=29.0) for rank in range(count)]) is None
 
 
 def test_whoever_raised_is_blamed_even_if_others_complained_before() -> None:
     """Clocks of two hosts differ, and a message may come late."""
-    raised = ran(1, Ending.RAISED, words="RuntimeError: boom", ended_after=4.1)
-    assert named(lost(0, ended_after=3.9), raised, lost(2, ended_after=4.0)) == (Kind.FAILED, [1], "all_reduce")
+    raised = ran(1, RankEnding.RAISED, words="RuntimeError: boom", ended_after=4.1)
+    assert named(lost(0, ended_after=3.9), raised, lost(2, ended_after=4.0)) == (BlameKind.FAILED, [1], "all_reduce")
 
 
 @pytest.mark.parametrize(
@@ -100,8 +102,8 @@ def test_whoever_raised_is_blamed_even_if_others_complained_before() -> None:
     ],
 )
 def test_words_of_one_who_lost_another(words: str) -> None:
-    other = ran(1, Ending.KILLED, exit_code=-9, ended_after=9.0)
-    assert named(ran(0, Ending.RAISED, words=words), other) == (Kind.FAILED, [1], "all_reduce")
+    other = ran(1, RankEnding.KILLED, exit_code=-9, ended_after=9.0)
+    assert named(ran(0, RankEnding.RAISED, words=words), other) == (BlameKind.FAILED, [1], "all_reduce")
 
 
 @pytest.mark.parametrize(
@@ -113,72 +115,80 @@ def test_words_of_one_who_lost_another(words: str) -> None:
     ],
 )
 def test_words_of_its_own(words: str) -> None:
-    own = ran(1, Ending.RAISED, words=words, ended_after=9.0)
-    assert named(lost(0), own) == (Kind.FAILED, [1], "all_reduce")
+    own = ran(1, RankEnding.RAISED, words=words, ended_after=9.0)
+    assert named(lost(0), own) == (BlameKind.FAILED, [1], "all_reduce")
 
 
-@pytest.mark.parametrize(("ending", "code"), [(Ending.KILLED, -9), (Ending.KILLED, -11), (Ending.EXITED, 7)])
+@pytest.mark.parametrize(
+    ("ending", "code"), [(RankEnding.KILLED, -9), (RankEnding.KILLED, -11), (RankEnding.EXITED, 7)]
+)
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_an_end_without_a_word(ending: Ending, code: int, count: int) -> None:
+def test_an_end_without_a_word(ending: RankEnding, code: int, count: int) -> None:
     gone = ran(count - 1, ending, "training", exit_code=code)
-    assert named(*(lost(rank) for rank in range(count - 1)), gone) == (Kind.FAILED, [count - 1], "training")
+    assert named(*(lost(rank) for rank in range(count - 1)), gone) == (BlameKind.FAILED, [count - 1], "training")
 
 
 def test_of_two_with_their_own_words_the_earlier() -> None:
-    late = ran(0, Ending.RAISED, words="ValueError: one", ended_after=4.2)
-    early = ran(2, Ending.RAISED, words="KeyError: 'two'", ended_after=4.1)
-    assert named(late, lost(1), early) == (Kind.FAILED, [2], "all_reduce")
+    late = ran(0, RankEnding.RAISED, words="ValueError: one", ended_after=4.2)
+    early = ran(2, RankEnding.RAISED, words="KeyError: 'two'", ended_after=4.1)
+    assert named(late, lost(1), early) == (BlameKind.FAILED, [2], "all_reduce")
 
 
 def test_ranks_that_fail_alike_are_named_together() -> None:
     alike = [
-        ran(rank, Ending.RAISED, "import", words=f"ImportError: libfoo.so at 0x{rank}a: no", ended_after=1 + rank / 10)
+        ran(
+            rank,
+            RankEnding.RAISED,
+            "import",
+            words=f"ImportError: libfoo.so at 0x{rank}a: no",
+            ended_after=1 + rank / 10,
+        )
         for rank in (1, 0, 2)
     ]
     kind, ranks, stage = named(*alike)
-    assert (kind, sorted(ranks), stage) == (Kind.FAILED, [0, 1, 2], "import")
+    assert (kind, sorted(ranks), stage) == (BlameKind.FAILED, [0, 1, 2], "import")
     assert ranks[0] == 0, "the first of them is the one with the earliest end"
 
 
 def test_sigterm_is_a_consequence_unless_nobody_else_failed() -> None:
-    ended = ran(0, Ending.KILLED, exit_code=-15, ended_after=3.0)
-    raised = ran(1, Ending.RAISED, words="RuntimeError: boom", ended_after=4.0)
+    ended = ran(0, RankEnding.KILLED, exit_code=-15, ended_after=3.0)
+    raised = ran(1, RankEnding.RAISED, words="RuntimeError: boom", ended_after=4.0)
     assert named(ended, raised)[1] == [1]
-    assert named(ended, ran(1, Ending.ENDED, ended_after=4.0))[1] == [0]
+    assert named(ended, ran(1, RankEnding.ENDED, ended_after=4.0))[1] == [0]
 
 
 def test_a_rank_that_aborts_over_a_lost_connection() -> None:
-    aborted = ran(0, Ending.KILLED, exit_code=-6, last_line="what(): Connection closed by peer", ended_after=4.0)
-    assert named(aborted, ran(1, Ending.EXITED, exit_code=1, ended_after=4.1))[1] == [1]
+    aborted = ran(0, RankEnding.KILLED, exit_code=-6, last_line="what(): Connection closed by peer", ended_after=4.0)
+    assert named(aborted, ran(1, RankEnding.EXITED, exit_code=1, ended_after=4.1))[1] == [1]
 
 
 def test_one_that_vanished_before_the_others_complained() -> None:
-    gone = ran(2, Ending.ENDED, ended_after=3.0)
+    gone = ran(2, RankEnding.ENDED, ended_after=3.0)
     one = found(lost(0, ended_after=4.0), lost(1, ended_after=4.0), gone)
-    assert (one.kind, one.first.rank, one.alone) == (Kind.FAILED, 2, True)
+    assert (one.kind, one.first.rank, one.alone) == (BlameKind.FAILED, 2, True)
 
 
 def test_of_another_host_it_must_have_been_gone_for_longer() -> None:
     """Their clocks start when each of them is told to."""
-    one = found(ran(0, Ending.ENDED, ended_after=3.5), lost(1, node=1, host="node02", ended_after=4.0))
+    one = found(ran(0, RankEnding.ENDED, ended_after=3.5), lost(1, node=1, host="node02", ended_after=4.0))
     assert (one.first.rank, one.alone) == (1, False)
-    assert found(ran(0, Ending.ENDED, ended_after=1.5), lost(1, node=1, ended_after=4.0)).first.rank == 0
+    assert found(ran(0, RankEnding.ENDED, ended_after=1.5), lost(1, node=1, ended_after=4.0)).first.rank == 0
 
 
 def test_where_all_only_lost_each_other_the_first_is_named_and_not_accused() -> None:
     one = found(lost(0, ended_after=4.2), lost(1, ended_after=4.1))
-    assert (one.kind, one.first.rank, one.alone) == (Kind.FAILED, 1, False)
+    assert (one.kind, one.first.rank, one.alone) == (BlameKind.FAILED, 1, False)
 
 
 # --- wrong results ------------------------------------------------------------------------------------------------------
 
 
 def wrong(rank: int, *culprits: int, **more: Any) -> RankRun:
-    return ran(rank, Ending.WRONG, words="the sum should be 6 and is 5", culprits=culprits, **more)
+    return ran(rank, RankEnding.WRONG, words="the sum should be 6 and is 5", culprits=culprits, **more)
 
 
 def test_the_word_of_most_decides() -> None:
-    assert named(wrong(0, 2), wrong(1, 2), wrong(2, 0)) == (Kind.WRONG, [2], "all_reduce")
+    assert named(wrong(0, 2), wrong(1, 2), wrong(2, 0)) == (BlameKind.WRONG, [2], "all_reduce")
     assert found(wrong(0, 2), wrong(1, 2), wrong(2, 0)).accused
 
 
@@ -187,8 +197,8 @@ def test_two_ranks_that_accuse_each_other_are_both_named() -> None:
 
 
 def test_where_nobody_is_accused_those_with_the_wrong_result_are_named() -> None:
-    one = found(*(waits_in_all_reduce(rank, Ending.ENDED) for rank in range(7)), wrong(7))
-    assert (one.kind, [run.rank for run in one.culprits], one.accused) == (Kind.WRONG, [7], False)
+    one = found(*(waits_in_all_reduce(rank, RankEnding.ENDED) for rank in range(7)), wrong(7))
+    assert (one.kind, [run.rank for run in one.culprits], one.accused) == (BlameKind.WRONG, [7], False)
 
 
 def test_a_rank_that_does_not_exist_is_no_culprit() -> None:
@@ -196,9 +206,9 @@ def test_a_rank_that_does_not_exist_is_no_culprit() -> None:
 
 
 def test_a_failure_after_a_wrong_result_is_its_consequence() -> None:
-    late = ran(1, Ending.EXITED, exit_code=1, ended_after=5.0)
-    assert named(wrong(0, 0, ended_after=4.0), late)[0] is Kind.WRONG
-    assert named(wrong(0, 0, ended_after=6.0), late)[0] is Kind.FAILED
+    late = ran(1, RankEnding.EXITED, exit_code=1, ended_after=5.0)
+    assert named(wrong(0, 0, ended_after=4.0), late)[0] is BlameKind.WRONG
+    assert named(wrong(0, 0, ended_after=6.0), late)[0] is BlameKind.FAILED
 
 
 # --- other calls --------------------------------------------------------------------------------------------------------
@@ -207,13 +217,13 @@ def test_a_failure_after_a_wrong_result_is_its_consequence() -> None:
 def test_the_one_with_another_collective() -> None:
     ranks = [calls(rank, "all_reduce float32[1]" if rank != 5 else "broadcast float32[1]") for rank in range(8)]
     one = found(*ranks)
-    assert (one.kind, [run.rank for run in one.culprits], one.stage) == (Kind.DIFFERENT_CALLS, [5], "all_reduce")
+    assert (one.kind, [run.rank for run in one.culprits], one.stage) == (BlameKind.DIFFERENT_CALLS, [5], "all_reduce")
     assert one.calls == (("all_reduce float32[1]", (0, 1, 2, 3, 4, 6, 7)), ("broadcast float32[1]", (5,)))
 
 
 def test_two_ranks_that_differ_are_both_named() -> None:
     assert named(calls(0, "all_reduce float32[1]"), calls(1, "all_reduce float32[4]"))[:2] == (
-        Kind.DIFFERENT_CALLS,
+        BlameKind.DIFFERENT_CALLS,
         [0, 1],
     )
 
@@ -222,28 +232,31 @@ def test_one_that_called_another_and_is_ahead_by_now() -> None:
     """The others are behind it, and it is not they that are to blame."""
     ahead = calls(1, "broadcast float32[1]", "all_reduce float32[1024]")
     others = [calls(rank, "all_reduce float32[1]") for rank in (0, 2)]
-    assert named(others[0], ahead, others[1])[:2] == (Kind.DIFFERENT_CALLS, [1])
+    assert named(others[0], ahead, others[1])[:2] == (BlameKind.DIFFERENT_CALLS, [1])
 
 
 def test_one_that_is_a_stage_further() -> None:
     ahead = ran(
         0,
-        Ending.HUNG,
+        RankEnding.HUNG,
         "training",
         step="DistributedDataParallel()",
         steps=1,
         calls="DistributedDataParallel float64[676]",
-        called=(Call("all_reduce", 1, "barrier"), Call("training", 1, "DistributedDataParallel float64[676]")),
+        called=(
+            CollectiveCall("all_reduce", 1, "barrier"),
+            CollectiveCall("training", 1, "DistributedDataParallel float64[676]"),
+        ),
         stack=("_verify_param_shape_across_processes (torch/distributed/utils.py:286)",),
     )
-    assert named(ahead, waits_in_all_reduce(1), waits_in_all_reduce(2))[:2] == (Kind.DIFFERENT_CALLS, [0])
+    assert named(ahead, waits_in_all_reduce(1), waits_in_all_reduce(2))[:2] == (BlameKind.DIFFERENT_CALLS, [0])
 
 
 def test_another_shape_comes_before_the_wrong_sums_that_it_makes() -> None:
     """gloo doesn't hang over it: some get a wrong sum, the odd one a closed connection."""
-    four = Call("all_reduce", 1, "all_reduce float32[4]")
-    sums = [waits_in_all_reduce(rank, Ending.WRONG, words="the sum should be 6 and is 5") for rank in (0, 2)]
-    assert named(sums[0], lost(1, calls=four.call, called=(four,)), sums[1])[:2] == (Kind.DIFFERENT_CALLS, [1])
+    four = CollectiveCall("all_reduce", 1, "all_reduce float32[4]")
+    sums = [waits_in_all_reduce(rank, RankEnding.WRONG, words="the sum should be 6 and is 5") for rank in (0, 2)]
+    assert named(sums[0], lost(1, calls=four.call, called=(four,)), sums[1])[:2] == (BlameKind.DIFFERENT_CALLS, [1])
 
 
 def test_one_collective_too_many_where_ddp_makes_them() -> None:
@@ -253,14 +266,14 @@ def test_one_collective_too_many_where_ddp_makes_them() -> None:
         waits_in_all_reduce(rank, **step, **({} if rank == 2 else {"calls": "", "stack": backward}))
         for rank in range(3)
     ]
-    assert named(*ranks) == (Kind.DIFFERENT_CALLS, [2], "training")
+    assert named(*ranks) == (BlameKind.DIFFERENT_CALLS, [2], "training")
 
 
 def test_sending_and_receiving_are_no_difference() -> None:
     pair = [calls(0, "send float32[8]"), calls(1, "recv float32[8]")]
     assert (
         found(*(msgspec.structs.replace(one, steps=0, calls="", step="") for one in pair)).kind
-        is not Kind.DIFFERENT_CALLS
+        is not BlameKind.DIFFERENT_CALLS
     )
 
 
@@ -269,19 +282,19 @@ def test_sending_and_receiving_are_no_difference() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_one_that_is_behind(count: int) -> None:
-    sleeping = ran(1, Ending.HUNG, stack=ELSEWHERE)
+    sleeping = ran(1, RankEnding.HUNG, stack=ELSEWHERE)
     ranks = [sleeping if rank == 1 else waits_in_all_reduce(rank) for rank in range(count)]
-    assert named(*ranks) == (Kind.HUNG, [1], "all_reduce")
+    assert named(*ranks) == (BlameKind.HUNG, [1], "all_reduce")
 
 
 def test_one_that_announced_the_collective_and_does_not_call_it() -> None:
-    assert named(waits_in_all_reduce(0), waits_in_all_reduce(1, stack=ELSEWHERE))[:2] == (Kind.HUNG, [1])
+    assert named(waits_in_all_reduce(0), waits_in_all_reduce(1, stack=ELSEWHERE))[:2] == (BlameKind.HUNG, [1])
 
 
 @pytest.mark.parametrize("state", ["stopped", "in the kernel: nfs_wait_bit_killable"])
 def test_one_that_the_kernel_holds(state: str) -> None:
     held = waits_in_all_reduce(2, stack=(), process_state=state)
-    assert named(waits_in_all_reduce(0), waits_in_all_reduce(1), held)[:2] == (Kind.HUNG, [2])
+    assert named(waits_in_all_reduce(0), waits_in_all_reduce(1), held)[:2] == (BlameKind.HUNG, [2])
 
 
 def test_one_that_never_came() -> None:
@@ -290,83 +303,83 @@ def test_one_that_never_came() -> None:
         "steps": 3,
         "stack": ("rendezvous (stages/beginning.py:53)",),
     }
-    ranks = [ran(rank, Ending.HUNG, "rendezvous", **at_the_store) for rank in (0, 1)]
-    assert named(*ranks, ran(2, Ending.NEVER_CAME)) == (Kind.HUNG, [2], "import")
+    ranks = [ran(rank, RankEnding.HUNG, "rendezvous", **at_the_store) for rank in (0, 1)]
+    assert named(*ranks, ran(2, RankEnding.NEVER_CAME)) == (BlameKind.HUNG, [2], "import")
 
 
 def test_an_import_that_hangs_on_all() -> None:
     """None waits for another, so all are named."""
     importing = [
-        ran(rank, Ending.HUNG, "import", stack=("_call_with_frames_removed (<frozen importlib>:228)",))
+        ran(rank, RankEnding.HUNG, "import", stack=("_call_with_frames_removed (<frozen importlib>:228)",))
         for rank in range(2)
     ]
-    assert named(*importing) == (Kind.HUNG, [0, 1], "import")
+    assert named(*importing) == (BlameKind.HUNG, [0, 1], "import")
 
 
 def test_one_that_is_late_somewhere_ahead_is_not_waited_for() -> None:
-    ahead = ran(0, Ending.HUNG, "training", stack=ELSEWHERE)
-    assert named(ahead, waits_in_all_reduce(1), ran(2, Ending.HUNG, "barrier", stack=ELSEWHERE))[1] == [2]
+    ahead = ran(0, RankEnding.HUNG, "training", stack=ELSEWHERE)
+    assert named(ahead, waits_in_all_reduce(1), ran(2, RankEnding.HUNG, "barrier", stack=ELSEWHERE))[1] == [2]
 
 
 def test_one_that_waits_in_what_the_others_have_left() -> None:
     ahead = [calls(rank, "all_reduce float32[1]", "all_reduce float32[1024]") for rank in (0, 1)]
     one = found(*ahead, calls(2, "all_reduce float32[1]"))
-    assert (one.kind, one.first.rank, one.left_behind) == (Kind.HUNG, 2, True)
+    assert (one.kind, one.first.rank, one.left_behind) == (BlameKind.HUNG, 2, True)
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_all_in_the_same_place_name_nobody(count: int) -> None:
     one = found(*(waits_in_all_reduce(rank) for rank in range(count)))
-    assert one.kind is Kind.TOGETHER
+    assert one.kind is BlameKind.TOGETHER
     assert len(one.culprits) == count
 
 
 def test_without_any_stack_the_one_that_is_behind() -> None:
-    ranks = [waits_in_all_reduce(0, stack=()), ran(1, Ending.HUNG, "barrier"), waits_in_all_reduce(2, stack=())]
-    assert named(*ranks)[:2] == (Kind.HUNG, [1])
+    ranks = [waits_in_all_reduce(0, stack=()), ran(1, RankEnding.HUNG, "barrier"), waits_in_all_reduce(2, stack=())]
+    assert named(*ranks)[:2] == (BlameKind.HUNG, [1])
 
 
 def test_a_single_rank_that_hangs() -> None:
-    assert named(ran(0, Ending.HUNG, "training", stack=ELSEWHERE)) == (Kind.HUNG, [0], "training")
+    assert named(ran(0, RankEnding.HUNG, "training", stack=ELSEWHERE)) == (BlameKind.HUNG, [0], "training")
 
 
 def test_a_hang_in_which_the_others_failed_is_the_failure() -> None:
-    raised = ran(1, Ending.RAISED, words="RuntimeError: boom")
-    assert named(waits_in_all_reduce(0, Ending.ENDED), raised, waits_in_all_reduce(2, Ending.ENDED))[:2] == (
-        Kind.FAILED,
+    raised = ran(1, RankEnding.RAISED, words="RuntimeError: boom")
+    assert named(waits_in_all_reduce(0, RankEnding.ENDED), raised, waits_in_all_reduce(2, RankEnding.ENDED))[:2] == (
+        BlameKind.FAILED,
         [1],
     )
 
 
 def test_the_end_of_the_process_is_no_training_any_more() -> None:
-    stuck = ran(1, Ending.HUNG, "shutdown", step="destroy_process_group", steps=2)
-    assert at_the_end(found(ran(0, Ending.FINISHED), stuck))
-    before = ran(1, Ending.HUNG, "shutdown", step="barrier before the end", steps=1, stack=ELSEWHERE)
-    assert not at_the_end(found(ran(0, Ending.ENDED, "shutdown"), before))
+    stuck = ran(1, RankEnding.HUNG, "shutdown", step="destroy_process_group", steps=2)
+    assert at_the_end(found(ran(0, RankEnding.FINISHED), stuck))
+    before = ran(1, RankEnding.HUNG, "shutdown", step="barrier before the end", steps=1, stack=ELSEWHERE)
+    assert not at_the_end(found(ran(0, RankEnding.ENDED, "shutdown"), before))
 
 
 # --- what real ranks did ------------------------------------------------------------------------------------------------
 
 RECORDED = {
-    "smoke-rank-failed/sick-recorded-raises": (Kind.FAILED, [1], "all_reduce"),
-    "smoke-rank-failed/sick-recorded-killed": (Kind.FAILED, [2], "training"),
-    "smoke-rank-failed/sick-recorded-exits": (Kind.FAILED, [0], "barrier"),
-    "smoke-rank-failed/sick-recorded-killed-at-rendezvous": (Kind.FAILED, [1], "rendezvous"),
-    "smoke-hang/sick-recorded-sleeps": (Kind.HUNG, [1], "broadcast"),
-    "smoke-hang/sick-recorded-stopped": (Kind.HUNG, [1], "all_gather"),
-    "smoke-hang/sick-recorded-stopped-of-eight": (Kind.HUNG, [5], "all_reduce"),
-    "smoke-hang/sick-recorded-sleeps-at-import": (Kind.HUNG, [2], "import"),
-    "smoke-hang/sick-recorded-sleeps-at-the-end": (Kind.HUNG, [1], "shutdown"),
-    "collective-desync/sick-recorded-two-ranks": (Kind.DIFFERENT_CALLS, [0, 1], "all_reduce"),
-    "collective-desync/sick-recorded-all-reduce": (Kind.DIFFERENT_CALLS, [1], "broadcast"),
-    "collective-desync/sick-recorded-one-too-many": (Kind.DIFFERENT_CALLS, [1], "training"),
-    "collective-desync/sick-recorded-shape": (Kind.DIFFERENT_CALLS, [1], "all_reduce"),
-    "collective-desync/sick-recorded-shape-crashes": (Kind.DIFFERENT_CALLS, [0, 1], "broadcast"),
-    "collective-desync/sick-recorded-other-model": (Kind.DIFFERENT_CALLS, [1], "training"),
-    "collective-desync/sick-recorded-barrier": (Kind.DIFFERENT_CALLS, [0], "barrier"),
-    "collective-desync/sick-recorded-gather": (Kind.DIFFERENT_CALLS, [2], "all_gather"),
-    "smoke-wrong-result/sick-recorded-sampler": (Kind.WRONG, [1], "sampler"),
-    "smoke-wrong-result/sick-recorded-drift": (Kind.WRONG, [2], "one process"),
+    "smoke-rank-failed/sick-recorded-raises": (BlameKind.FAILED, [1], "all_reduce"),
+    "smoke-rank-failed/sick-recorded-killed": (BlameKind.FAILED, [2], "training"),
+    "smoke-rank-failed/sick-recorded-exits": (BlameKind.FAILED, [0], "barrier"),
+    "smoke-rank-failed/sick-recorded-killed-at-rendezvous": (BlameKind.FAILED, [1], "rendezvous"),
+    "smoke-hang/sick-recorded-sleeps": (BlameKind.HUNG, [1], "broadcast"),
+    "smoke-hang/sick-recorded-stopped": (BlameKind.HUNG, [1], "all_gather"),
+    "smoke-hang/sick-recorded-stopped-of-eight": (BlameKind.HUNG, [5], "all_reduce"),
+    "smoke-hang/sick-recorded-sleeps-at-import": (BlameKind.HUNG, [2], "import"),
+    "smoke-hang/sick-recorded-sleeps-at-the-end": (BlameKind.HUNG, [1], "shutdown"),
+    "collective-desync/sick-recorded-two-ranks": (BlameKind.DIFFERENT_CALLS, [0, 1], "all_reduce"),
+    "collective-desync/sick-recorded-all-reduce": (BlameKind.DIFFERENT_CALLS, [1], "broadcast"),
+    "collective-desync/sick-recorded-one-too-many": (BlameKind.DIFFERENT_CALLS, [1], "training"),
+    "collective-desync/sick-recorded-shape": (BlameKind.DIFFERENT_CALLS, [1], "all_reduce"),
+    "collective-desync/sick-recorded-shape-crashes": (BlameKind.DIFFERENT_CALLS, [0, 1], "broadcast"),
+    "collective-desync/sick-recorded-other-model": (BlameKind.DIFFERENT_CALLS, [1], "training"),
+    "collective-desync/sick-recorded-barrier": (BlameKind.DIFFERENT_CALLS, [0], "barrier"),
+    "collective-desync/sick-recorded-gather": (BlameKind.DIFFERENT_CALLS, [2], "all_gather"),
+    "smoke-wrong-result/sick-recorded-sampler": (BlameKind.WRONG, [1], "sampler"),
+    "smoke-wrong-result/sick-recorded-drift": (BlameKind.WRONG, [2], "one process"),
 }
 
 
@@ -422,7 +435,7 @@ def finding(ranks: Sequence[RankRun], **more: Any) -> Finding:
 
 def test_a_hang_says_who_waits_where_for_whom() -> None:
     ranks = [waits_in_all_reduce(rank) for rank in range(7)] + [
-        ran(7, Ending.HUNG, stack=ELSEWHERE, last_line="loading the data set", host="node02", pid=4711)
+        ran(7, RankEnding.HUNG, stack=ELSEWHERE, last_line="loading the data set", host="node02", pid=4711)
     ]
     one = finding(ranks)
     assert one.summary == "rank 7 hangs in all_reduce; ranks 0-6 wait for it in all_reduce of 4 B"
@@ -458,13 +471,13 @@ def test_a_run_that_a_launcher_started_is_not_repeated_by_one_command() -> None:
 
 
 def test_of_an_end_by_the_kernel_for_want_of_memory_there_is_no_doubt() -> None:
-    one = finding([lost(0), ran(1, Ending.KILLED, exit_code=-9, out_of_memory=True)])
+    one = finding([lost(0), ran(1, RankEnding.KILLED, exit_code=-9, out_of_memory=True)])
     assert one.cause.startswith("The kernel killed it, since the memory")
     assert "failed (exitcode: -9)" in one.said
 
 
 def test_what_was_not_run_has_not_passed() -> None:
-    raised = [ran(0, Ending.RAISED, "barrier", words="RuntimeError: boom"), ran(1, Ending.ENDED, "barrier")]
+    raised = [ran(0, RankEnding.RAISED, "barrier", words="RuntimeError: boom"), ran(1, RankEnding.ENDED, "barrier")]
     assert not any(result.passed for result in results(raised) if result.check.slug != "smoke-not-started")
 
 
@@ -479,7 +492,7 @@ def test_a_summary_is_one_short_line(text: str) -> None:
     assert len(short(text).splitlines()) <= 1
 
 
-endings = st.sampled_from(list(Ending))
+endings = st.sampled_from(list(RankEnding))
 
 
 @given(
@@ -512,13 +525,13 @@ def test_whatever_the_ranks_say_there_is_one_verdict(runs: list[RankRun]) -> Non
         result.not_tested.reason for result in told if result.not_tested and result.not_tested.why.value == "crashed"
     ]
     assert not crashed
-    finished = all(one.ending is Ending.FINISHED for one in ranks)
+    finished = all(one.ending is RankEnding.FINISHED for one in ranks)
     assert len(findings) == (0 if finished else 1)
     assert all(one.rank is None or one.rank < len(ranks) for one in findings)
     assert all(one.evidence and one.fixes and len(one.summary) <= 160 for one in findings)
 
 
 def test_of_the_gpus_that_a_rank_is_on_only_numbers_are_believed() -> None:
-    watch = Watch(Order(nproc=1, world_size=1), 0.0)
+    watch = RankMonitor(Order(nproc=1, world_size=1), 0.0)
     watch.hear(0, {"contexts": [0, 3, -1, "1", True, 10**9]}, 1.0)
     assert runs(watch, "here")[0].contexts == (0, 3)

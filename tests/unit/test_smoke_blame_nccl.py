@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ddpdoctor import smoke as smoke_package
-from ddpdoctor.facts.smoke import Ending, RankRun
-from ddpdoctor.smoke.analysis_blame import Kind, waits
+from ddpdoctor.facts.smoke import RankEnding, RankRun
+from ddpdoctor.smoke.analysis_blame import BlameKind, waits
 from ddpdoctor.smoke.places import WAITING_STEP
 from tests.unit.test_smoke_blame import ELSEWHERE, finding, found, named, ran, recorded, waits_in_all_reduce
 
@@ -27,15 +27,15 @@ IN_FORWARD = ("forward (torch/nn/modules/linear.py:125)", "training_of (stages/t
 def trains(rank: int, **more: Any) -> RankRun:
     """A rank in a step whose collectives are DDP's, so that it has announced none."""
     facts = {"step": "training step 3 of 10", "steps": 4, "stack": IN_FLOAT}
-    return ran(rank, Ending.HUNG, "training", **{**facts, **more})
+    return ran(rank, RankEnding.HUNG, "training", **{**facts, **more})
 
 
 @pytest.mark.parametrize("stack", [IN_ITEM, IN_TENSOR, IN_GATHER])
 def test_with_nccl_the_ranks_wait_in_the_stages_own_files(stack: tuple[str, ...]) -> None:
     assert waits(waits_in_all_reduce(0, stack=stack))
-    assert found(*(waits_in_all_reduce(rank, stack=stack) for rank in range(2))).kind is Kind.TOGETHER
+    assert found(*(waits_in_all_reduce(rank, stack=stack) for rank in range(2))).kind is BlameKind.TOGETHER
     elsewhere = waits_in_all_reduce(2, stack=ELSEWHERE)
-    assert named(*(waits_in_all_reduce(rank, stack=stack) for rank in range(2)), elsewhere)[:2] == (Kind.HUNG, [2])
+    assert named(*(waits_in_all_reduce(rank, stack=stack) for rank in range(2)), elsewhere)[:2] == (BlameKind.HUNG, [2])
 
 
 @pytest.mark.parametrize("stack", [IN_FLOAT, IN_SCALER, IN_GATHER, ("deviation (stages/comparing.py:57)",)])
@@ -43,7 +43,11 @@ def test_with_nccl_the_ranks_wait_in_the_stages_own_files(stack: tuple[str, ...]
 def test_with_nccl_a_step_of_training_is_waited_for_without_a_call(
     stack: tuple[str, ...], odd: tuple[str, ...]
 ) -> None:
-    assert named(trains(0, stack=stack), trains(1, stack=odd), trains(2, stack=stack)) == (Kind.HUNG, [1], "training")
+    assert named(trains(0, stack=stack), trains(1, stack=odd), trains(2, stack=stack)) == (
+        BlameKind.HUNG,
+        [1],
+        "training",
+    )
 
 
 @pytest.mark.parametrize("stack", [IN_FLOAT, IN_GATHER, IN_FORWARD, ELSEWHERE, ()])
@@ -52,7 +56,7 @@ def test_with_nccl_a_step_of_training_is_waited_for_without_a_call(
 def test_whom_the_kernel_holds_comes_before_all_else(stack: tuple[str, ...], state: str, ahead: int) -> None:
     """Also where it is ahead: NCCL's threads in it serve the others."""
     held = trains(1, stack=(), process_state=state, steps=4 + ahead)
-    assert named(trains(0, stack=stack), held, trains(2, stack=stack)) == (Kind.HUNG, [1], "training")
+    assert named(trains(0, stack=stack), held, trains(2, stack=stack)) == (BlameKind.HUNG, [1], "training")
 
 
 def test_of_several_that_are_held_those_behind_and_alike() -> None:
@@ -101,12 +105,12 @@ def steps_in(tree: ast.AST) -> Iterator[str]:
 
 
 NCCL = {
-    "sick-nccl-stopped-in-training": (Kind.HUNG, [5], "training"),
-    "sick-nccl-own-code-in-training": (Kind.HUNG, [3], "training"),
-    "sick-nccl-driver-in-all-gather": (Kind.HUNG, [2], "all_gather"),
-    "sick-nccl-copy-between-gpus": (Kind.HUNG, [0], "p2p"),
-    "sick-nccl-together": (Kind.TOGETHER, list(range(8)), "all_reduce"),
-    "sick-nccl-stacks-that-tell-nothing": (Kind.TOGETHER, list(range(8)), "training"),
+    "sick-nccl-stopped-in-training": (BlameKind.HUNG, [5], "training"),
+    "sick-nccl-own-code-in-training": (BlameKind.HUNG, [3], "training"),
+    "sick-nccl-driver-in-all-gather": (BlameKind.HUNG, [2], "all_gather"),
+    "sick-nccl-copy-between-gpus": (BlameKind.HUNG, [0], "p2p"),
+    "sick-nccl-together": (BlameKind.TOGETHER, list(range(8)), "all_reduce"),
+    "sick-nccl-stacks-that-tell-nothing": (BlameKind.TOGETHER, list(range(8)), "training"),
 }
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.facts.smoke import Ending, RankRun
-from ddpdoctor.smoke.analysis_blame import Kind
+from ddpdoctor.facts.smoke import RankEnding, RankRun
+from ddpdoctor.smoke.analysis_blame import BlameKind
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.outcome import runs
-from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.rank_monitor import RankMonitor
 from tests.unit.test_smoke_blame import ELSEWHERE, found, named, ran, waits_in_all_reduce
 from tests.unit.test_smoke_blame_nccl import IN_FLOAT, IN_GATHER, trains
 
@@ -33,7 +33,7 @@ class Job:
     """Ranks that have come to the same stage, and say that they take such steps there."""
 
     def __init__(self, stage: str, *ranks: Sequence[tuple[str, str]]) -> None:
-        self.watch = Watch(Order(nproc=len(ranks), world_size=len(ranks), seconds=30, stages=STAGES), 0.0)
+        self.watch = RankMonitor(Order(nproc=len(ranks), world_size=len(ranks), seconds=30, stages=STAGES), 0.0)
         for rank, steps in enumerate(ranks):
             assert self.watch.introduced(rank, 100 + rank)
             for name in STAGES[: STAGES.index(stage)]:
@@ -64,39 +64,39 @@ def copies(count: int) -> list[tuple[str, str]]:
 def test_the_rank_that_copies_for_all_is_waited_for_at_any_copy(count: int) -> None:
     job = Job("p2p", [SEEN, USED, *copies(count)], *[[SEEN, USED, COPIED]] * 3)
     ranks = job.hangs(IN_COPIES, IN_GATHER, IN_GATHER, IN_GATHER)
-    assert [one.ending for one in ranks] == [Ending.HUNG] * 4
-    assert named(*ranks) == (Kind.HUNG, [0], "p2p")
+    assert [one.ending for one in ranks] == [RankEnding.HUNG] * 4
+    assert named(*ranks) == (BlameKind.HUNG, [0], "p2p")
 
 
 def test_after_all_copies_nobody_is_left_behind() -> None:
     ranks = Job("p2p", [SEEN, USED, *copies(6), COPIED], *[[SEEN, USED, COPIED]] * 3).hangs(*[IN_GATHER] * 4)
-    assert [one.ending for one in ranks] == [Ending.HUNG] * 4
-    assert found(*ranks).kind is Kind.TOGETHER
+    assert [one.ending for one in ranks] == [RankEnding.HUNG] * 4
+    assert found(*ranks).kind is BlameKind.TOGETHER
 
 
 def test_a_copier_is_ahead_of_those_that_wait_in_what_it_has_left() -> None:
     ranks = Job("p2p", [SEEN, USED, *copies(1)], *[[SEEN, USED]] * 2).hangs(IN_COPIES, IN_GATHER, IN_GATHER)
-    assert [one.ending for one in ranks] == [Ending.ENDED, Ending.HUNG, Ending.HUNG]
-    assert named(*ranks) == (Kind.HUNG, [1, 2], "p2p")
+    assert [one.ending for one in ranks] == [RankEnding.ENDED, RankEnding.HUNG, RankEnding.HUNG]
+    assert named(*ranks) == (BlameKind.HUNG, [1, 2], "p2p")
 
 
 def test_the_rank_that_saves_is_waited_for() -> None:
     ranks = Job("checkpoint", [SEES, SAVE], [SEES, SAVED], [SEES, SAVED]).hangs(ELSEWHERE, IN_BARRIER, IN_BARRIER)
-    assert named(*ranks) == (Kind.HUNG, [0], "checkpoint")
+    assert named(*ranks) == (BlameKind.HUNG, [0], "checkpoint")
 
 
 @pytest.mark.parametrize("steps", [[SEES], [SEES, ("rank 0's tensors", "broadcast float64[32, 16]")]])
 def test_once_it_has_saved_it_is_no_further_than_the_others(steps: list[tuple[str, str]]) -> None:
     others = [*steps, SAVED]
     ranks = Job("checkpoint", [*steps, SAVE, SAVED], others, others).hangs(*[IN_BARRIER] * 3)
-    assert [one.ending for one in ranks] == [Ending.HUNG] * 3
-    assert found(*ranks).kind is Kind.TOGETHER
+    assert [one.ending for one in ranks] == [RankEnding.HUNG] * 3
+    assert found(*ranks).kind is BlameKind.TOGETHER
 
 
 def test_one_that_does_not_come_to_the_barrier_after_saving_is_left_behind() -> None:
     ranks = Job("checkpoint", [SEES, SAVE, SAVED], [SEES, SAVED], [SEES]).hangs(*[IN_BARRIER] * 3)
     one = found(*ranks)
-    assert (one.kind, one.first.rank, one.left_behind) == (Kind.HUNG, 2, True)
+    assert (one.kind, one.first.rank, one.left_behind) == (BlameKind.HUNG, 2, True)
 
 
 def test_a_file_that_nobody_can_load_names_all() -> None:
@@ -113,16 +113,16 @@ def test_a_rank_between_two_stages_is_not_ahead_of_those_in_the_next() -> None:
         job.says(rank, stage="p2p", state="begun")
         job.says(rank, step=SEEN[0], calls=SEEN[1])
     ranks = job.hangs(ELSEWHERE, IN_GATHER, IN_GATHER)
-    assert [one.ending for one in ranks] == [Ending.HUNG] * 3
+    assert [one.ending for one in ranks] == [RankEnding.HUNG] * 3
     assert [one.rank for one in found(*ranks).culprits] == [0]
 
 
 def test_who_is_busy_ahead_of_all_that_wait_is_not_whom_they_wait_for() -> None:
-    ahead = ran(0, Ending.HUNG, "training", stack=ELSEWHERE)
-    assert named(ahead, waits_in_all_reduce(1), waits_in_all_reduce(2)) == (Kind.HUNG, [1, 2], "all_reduce")
+    ahead = ran(0, RankEnding.HUNG, "training", stack=ELSEWHERE)
+    assert named(ahead, waits_in_all_reduce(1), waits_in_all_reduce(2)) == (BlameKind.HUNG, [1, 2], "all_reduce")
 
 
 def test_in_a_step_that_all_take_and_ddp_calls_for_the_one_before_it_is_behind() -> None:
     behind = trains(1, step="training step 2 of 10", steps=3)
     one = found(trains(0), behind, trains(2, stack=IN_FLOAT))
-    assert (one.kind, [run.rank for run in one.culprits], one.left_behind) == (Kind.HUNG, [1], True)
+    assert (one.kind, [run.rank for run in one.culprits], one.left_behind) == (BlameKind.HUNG, [1], True)

@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.netcheck_command import for_netcheck, netcheck_command
-from ddpdoctor.netcheck.job import Flags, Job, JobError
+from ddpdoctor.netcheck.job import Flags, JobError, NetcheckJob
 from ddpdoctor.netcheck.tokens import token_of
 from ddpdoctor.smoke.joining import joint_job, silent_rank, starter
 from tests.recorded_launches import (
@@ -124,7 +124,7 @@ def test_who_is_told_to_be_the_only_node_joins_nobody_and_is_never_silent() -> N
 
 
 def test_hosts_by_hand() -> None:
-    assert joint_job(Flags("n1", 29600, 3, 2), None, {}) == Job(
+    assert joint_job(Flags("n1", 29600, 3, 2), None, {}) == NetcheckJob(
         master="n1", port=29600, nnodes=3, counted_by="--nnodes", node_rank=2
     )
     job = joint_job(Flags("n1", None, 2), 4, {})

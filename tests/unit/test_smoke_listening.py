@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Coroutine
 
 import pytest
-from ddpdoctor_smoke.doctor import Doctor
+from ddpdoctor_smoke.doctor import ReportChannel
 
 from ddpdoctor.smoke.listening import Ears
 from ddpdoctor.smoke.orders import Order
-from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.rank_monitor import RankMonitor
 
 NOBODY = 65534
 HOUR = 3600.0
@@ -24,7 +24,7 @@ class Run:
     """Ears that are open, and who has been heard."""
 
     def __init__(self) -> None:
-        self.watch = Watch(Order(nproc=2, world_size=2), time.monotonic())
+        self.watch = RankMonitor(Order(nproc=2, world_size=2), time.monotonic())
         self.ears = Ears(self.watch, lambda: None, self._failed)
 
     def _failed(self, error: BaseException) -> None:
@@ -60,7 +60,7 @@ def test_a_clock_that_is_set_back_makes_no_rank_late(monkeypatch: pytest.MonkeyP
 
     async def speak(run: Run) -> None:
         rank = run.watch.ranks[0]
-        doctor = Doctor(run.ears.channel, 0)
+        doctor = ReportChannel(run.ears.channel, 0)
         doctor.say(stage="import", state="begun")
         await run.until(lambda: rank.stage == "import")
         monkeypatch.setattr(time, "time", lambda: usual() - HOUR)

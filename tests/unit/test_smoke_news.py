@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from ddpdoctor.smoke.orders import Order
-from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.rank_monitor import RankMonitor
 from ddpdoctor.smoke.running import _Run
 
 STAGES = ("import", "shutdown")
@@ -18,7 +18,7 @@ AGO = 100.0
 """Since when the doctor was stopped; a stage may take 1 s."""
 
 
-def all_end(watch: Watch) -> None:
+def all_end(watch: RankMonitor) -> None:
     now = time.monotonic()
     for rank in watch.ranks:
         watch.hear(rank, {"stage": "shutdown", "state": "passed"}, now)
@@ -27,7 +27,7 @@ def all_end(watch: Watch) -> None:
     watch.engine_ended(0, now)
 
 
-def one_fails(watch: Watch) -> None:
+def one_fails(watch: RankMonitor) -> None:
     watch.hear(1, {"stage": "shutdown", "state": "failed", "error": "ValueError: odd"}, time.monotonic())
     watch.hear(0, {"stage": "shutdown", "state": "begun"}, time.monotonic())
     for rank in watch.ranks:
@@ -35,7 +35,7 @@ def one_fails(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize("backlog", [all_end, one_fails])
-def test_what_is_heard_while_the_backlog_is_heard_is_not_missed(backlog: Callable[[Watch], None]) -> None:
+def test_what_is_heard_while_the_backlog_is_heard_is_not_missed(backlog: Callable[[RankMonitor], None]) -> None:
     """Of a doctor who was stopped, or had no core, for longer than a stage may take."""
     run = _Run(
         Order(nproc=2, world_size=2, stages=STAGES, seconds=1.0, import_seconds=1.0),

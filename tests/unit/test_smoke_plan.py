@@ -18,7 +18,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.smoke.judging import before, judge, own_findings, verdict_of
 from ddpdoctor.smoke.orders import STAGES, Launched, Order
 from ddpdoctor.smoke.plan import smoke_plan
-from ddpdoctor.smoke.train import Wishes
+from ddpdoctor.smoke.train import SmokeOptions
 from tests.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 from tests.smokes import smoke_of_ranks
 
@@ -172,7 +172,7 @@ def test_torch_is_imported_for_the_plan_only_where_it_may_lack_nccl(monkeypatch:
     monkeypatch.setattr(command, "look", look)
     quick = {name: msgspec.structs.replace(host(name), torch=Unknown("not looked at")) for name in healthy_names()}
     jetson = quick.pop("jetson-orin")
-    wishes = Wishes(python="/opt/env/bin/python", timeout=50)
+    wishes = SmokeOptions(python="/opt/env/bin/python", timeout=50)
     assert [_with_torch(one, wishes, None) for one in quick.values()] == [*quick.values()]
     assert _with_torch(jetson, msgspec.structs.replace(wishes, backend="gloo"), None) == jetson
     assert not asked

@@ -12,7 +12,7 @@ import pytest
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.smoke import Ending, Leftovers, RankRun, Smoke, Stage, State
+from ddpdoctor.facts.smoke import Leftovers, RankEnding, RankRun, Smoke, Stage, StageState
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.messages import (
     MOST_ANSWER,
@@ -25,9 +25,9 @@ from ddpdoctor.netcheck.messages import (
     Rehearsed,
     encode,
 )
-from ddpdoctor.netcheck.node_session import Company
+from ddpdoctor.netcheck.node_session import NodeSession
 from ddpdoctor.smoke.orders import STAGES
-from ddpdoctor.smoke.remote_training import Share, fitted
+from ddpdoctor.smoke.remote_training import HostShare, fitted
 from ddpdoctor.smoke.steps import SmokeProgramme, believable, runs_of
 from ddpdoctor.smoke.task import SmokePurpose, own_part
 from tests.hub_company import PART, agents, hub, run
@@ -56,7 +56,7 @@ def talkative(rank: int) -> RankRun:
     wide = "\U0001f525"
     return rank_run(
         rank,
-        Ending.RAISED,
+        RankEnding.RAISED,
         "training",
         names=STAGES,
         words=wide * 1000,
@@ -81,12 +81,12 @@ def test_whatever_its_ranks_say_a_nodes_answer_fits(ranks: int) -> None:
     answer = Rehearsed(runs=tuple(map(fitted, wordy)), began=0.0, problem="\U0001f525" * 1000)
     assert len(encode(answer)) <= MOST_ANSWER + MOST_RUN * ranks
     # What tells who failed where is left.
-    assert all(one.ending is Ending.RAISED and one.words for one in answer.runs)
+    assert all(one.ending is RankEnding.RAISED and one.words for one in answer.runs)
     assert [stage.state for stage in answer.runs[0].stages] == [stage.state for stage in wordy[0].stages]
 
 
 def test_a_rank_of_few_words_keeps_them_all() -> None:
-    one = rank_run(0, Ending.RAISED, "training", words="RuntimeError: " + "x" * 800, stack=("f (a.py:1)",) * 12)
+    one = rank_run(0, RankEnding.RAISED, "training", words="RuntimeError: " + "x" * 800, stack=("f (a.py:1)",) * 12)
     assert fitted(one) == one
 
 
@@ -113,26 +113,29 @@ def test_the_hub_takes_as_much_as_the_ranks_of_a_node_may_say() -> None:
 def test_a_node_speaks_of_its_own_ranks_alone() -> None:
     told = (
         rank_run(2, names=STAGES, host="elsewhere", node=7),
-        rank_run(0, Ending.RAISED, "training", names=STAGES, words="not mine"),
+        rank_run(0, RankEnding.RAISED, "training", names=STAGES, words="not mine"),
         rank_run(2**40, names=STAGES),
-        rank_run(2, Ending.KILLED, "barrier", names=STAGES, culprits=(1, 99, -1)),
+        rank_run(2, RankEnding.KILLED, "barrier", names=STAGES, culprits=(1, 99, -1)),
     )
     runs = runs_of(order(2), Rehearsed(runs=told, began=0.0), node=1, host="n2", later=2.5)
     assert [(one.rank, one.host, one.node, one.ending) for one in runs] == [
-        (2, "n2", 1, Ending.KILLED),
-        (3, "n2", 1, Ending.NEVER_CAME),
+        (2, "n2", 1, RankEnding.KILLED),
+        (3, "n2", 1, RankEnding.NEVER_CAME),
     ]
     assert runs[0].culprits == (1,)
     assert runs[0].ended_after == pytest.approx(4.2 + 2.5), "by the clock of all"
 
 
 def test_stages_that_nobody_planned_are_passed_over() -> None:
-    odd = (Stage(name="x" * 1000, state=State.FAILED), Stage(name="barrier", state=State.PASSED, seconds=1.0)) * 50
+    odd = (
+        Stage(name="x" * 1000, state=StageState.FAILED),
+        Stage(name="barrier", state=StageState.PASSED, seconds=1.0),
+    ) * 50
     answer = Rehearsed(runs=(msgspec.structs.replace(rank_run(0), stages=odd),), began=0.0)
     (one,) = runs_of(order(0, 1, stages=("import", "barrier")), answer, node=0, host="n1")
     assert [(stage.name, stage.state) for stage in one.stages] == [
-        ("import", State.NOT_RUN),
-        ("barrier", State.PASSED),
+        ("import", StageState.NOT_RUN),
+        ("barrier", StageState.PASSED),
     ]
 
 
@@ -146,8 +149,8 @@ def test_stages_that_nobody_planned_are_passed_over() -> None:
 def test_ranks_of_a_node_that_cant_answer_never_came(answer: Answer | None, lost: str, words: str) -> None:
     runs = runs_of(order(2), answer, node=1, host="n2", lost=lost)
     assert [(one.rank, one.ending, one.words) for one in runs] == [
-        (2, Ending.NEVER_CAME, words),
-        (3, Ending.NEVER_CAME, words),
+        (2, RankEnding.NEVER_CAME, words),
+        (3, RankEnding.NEVER_CAME, words),
     ]
 
 
@@ -179,12 +182,12 @@ def test_orders_that_no_hub_gives(changed: dict[str, object]) -> None:
 
 def test_each_node_has_the_findings_of_its_own_ranks() -> None:
     ranks = (
-        rank_run(0, Ending.ENDED, "training", names=STAGES, host="n0", node=0),
-        rank_run(1, Ending.RAISED, "training", names=STAGES, host="n1", node=1, words="RuntimeError: it broke"),
+        rank_run(0, RankEnding.ENDED, "training", names=STAGES, host="n0", node=0),
+        rank_run(1, RankEnding.RAISED, "training", names=STAGES, host="n1", node=1, words="RuntimeError: it broke"),
     )
     smoke = Smoke(ranks=ranks, world_size=2, nnodes=2, backend="gloo", stages=STAGES, deadline=30.0)
     laid = [msgspec.structs.replace(cpu(node), smoke=smoke) for node in (0, 1)]
-    first, second = SmokePurpose(Share(), TERMS).judge(laid)
+    first, second = SmokePurpose(HostShare(), TERMS).judge(laid)
     assert [check.slug for check, _, _ in first.findings if check.family == "smoke"] == []
     assert [(check.slug, one.rank) for check, _, one in second.findings if check.family == "smoke"] == [
         ("smoke-rank-failed", 1)
@@ -193,7 +196,7 @@ def test_each_node_has_the_findings_of_its_own_ranks() -> None:
 
 
 def test_a_host_alone_has_all_findings() -> None:
-    alone = SmokePurpose(Share(), TERMS).judge(
+    alone = SmokePurpose(HostShare(), TERMS).judge(
         [Snapshot(host="n", environment=Environment(settings=()), gpus=Gpus(devices=()))]
     )
     assert own_part(alone[0]) == alone[0]
@@ -228,7 +231,7 @@ def test_only_what_a_training_may_leave_is_to_be_removed() -> None:
 
 def account(answers: dict[int, Answer]) -> SmokeProgramme:
     """Of two nodes with a rank each."""
-    company = Company(Nodes(2))  # type: ignore[arg-type]
+    company = NodeSession(Nodes(2))  # type: ignore[arg-type]
     company.snapshots = {0: cpu(0, 1), 1: cpu(1, 1)}
     company.members = [0, 1]
     for rank, guest in company.hub.guests.items():
@@ -240,7 +243,7 @@ def account(answers: dict[int, Answer]) -> SmokeProgramme:
 
 
 def test_who_was_ended_for_anothers_sake_is_not_the_one_that_could_not_start() -> None:
-    never = rank_run(0, Ending.NEVER_CAME, names=STAGES)
+    never = rank_run(0, RankEnding.NEVER_CAME, names=STAGES)
     one = account(
         {
             0: Rehearsed(runs=(never,), began=10.0),
@@ -248,9 +251,9 @@ def test_who_was_ended_for_anothers_sake_is_not_the_one_that_could_not_start() -
         }
     )
     assert one._smoke.problem == "n1: No module named 'torch'"
-    assert [run.ending for run in one._smoke.ranks] == [Ending.ENDED, Ending.NEVER_CAME]
+    assert [run.ending for run in one._smoke.ranks] == [RankEnding.ENDED, RankEnding.NEVER_CAME]
     laid = [msgspec.structs.replace(cpu(node), smoke=one._smoke) for node in (0, 1)]
-    first, second = SmokePurpose(Share(), TERMS).judge(laid)
+    first, second = SmokePurpose(HostShare(), TERMS).judge(laid)
     assert "smoke-not-started" not in [check.slug for check, _, _ in first.findings]
     assert [one.rank for check, _, one in second.findings if check.slug == "smoke-not-started"] == [1]
 

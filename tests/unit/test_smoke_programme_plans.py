@@ -23,10 +23,10 @@ from ddpdoctor.netcheck.messages import (
     Rehearse,
     Rehearsed,
 )
-from ddpdoctor.netcheck.node_session import Company, ImpossibleError
+from ddpdoctor.netcheck.node_session import ImpossibleError, NodeSession
 from ddpdoctor.smoke.judging import Found, own_findings
 from ddpdoctor.smoke.orders import STAGES
-from ddpdoctor.smoke.remote_training import Share
+from ddpdoctor.smoke.remote_training import HostShare
 from ddpdoctor.smoke.steps import SmokeProgramme, Terms
 from ddpdoctor.smoke.task import SmokePurpose
 from tests.fixture_hosts import healthy_facts, to_snapshot
@@ -46,7 +46,7 @@ class Trained(SmokeProgramme):
 
 
 def planned(*snapshots: Snapshot, terms: Terms = TERMS) -> dict[int, tuple[int, int, str]]:
-    company = Company(Nodes(len(snapshots)))  # type: ignore[arg-type]
+    company = NodeSession(Nodes(len(snapshots)))  # type: ignore[arg-type]
     company.snapshots = dict(enumerate(snapshots))
     company.members = list(company.snapshots)
     return Trained(company, terms, master="n1", store_port=29500).planned()
@@ -71,7 +71,7 @@ def test_each_rank_of_a_launcher_is_one() -> None:
 
 
 def test_more_ranks_than_gpus_on_one_host_are_explained_before_the_start() -> None:
-    company = Company(Nodes(2))  # type: ignore[arg-type]
+    company = NodeSession(Nodes(2))  # type: ignore[arg-type]
     company.snapshots = {0: gpus(0, 2), 1: gpus(1, 16)}
     company.members = [0, 1]
     company.hub.guests[1].host = "n1"
@@ -83,7 +83,7 @@ def test_more_ranks_than_gpus_on_one_host_are_explained_before_the_start() -> No
         msgspec.structs.replace(snapshot, smoke=one._hindered.get(rank, one._smoke))
         for rank, snapshot in company.snapshots.items()
     ]
-    first, second = SmokePurpose(Share(), TERMS).judge(laid)
+    first, second = SmokePurpose(HostShare(), TERMS).judge(laid)
     assert "duplicate-gpu" not in [check.slug for check, _, _ in first.findings]
     assert ("duplicate-gpu", "fail") in [(check.slug, severity.value) for check, severity, _ in second.findings]
 
@@ -121,7 +121,7 @@ def launched(
 
 def foreseen(launcher: str, snapshots: Sequence[Snapshot], backend: str = "auto") -> tuple[str, list[list[Found]]]:
     """Why they can't be started, and each one's own findings before that."""
-    company = Company(Nodes(len(snapshots)))  # type: ignore[arg-type]
+    company = NodeSession(Nodes(len(snapshots)))  # type: ignore[arg-type]
     company.snapshots = dict(enumerate(snapshots))
     company.members = list(company.snapshots)
     for rank, one in company.snapshots.items():
@@ -134,7 +134,7 @@ def foreseen(launcher: str, snapshots: Sequence[Snapshot], backend: str = "auto"
         msgspec.structs.replace(one, smoke=programme._hindered.get(rank, programme._smoke))
         for rank, one in company.snapshots.items()
     ]
-    return why, [own_findings(one) for one in SmokePurpose(Share(), terms).judge(laid)]
+    return why, [own_findings(one) for one in SmokePurpose(HostShare(), terms).judge(laid)]
 
 
 @pytest.mark.parametrize("launcher", OF_RANKS)
@@ -209,7 +209,7 @@ def test_ranks_of_a_launcher_on_mig_slices() -> None:
     ids=["on a host", "in all"],
 )
 def test_more_ranks_than_can_be_ordered_are_no_verdict_on_any_host(ranks: Sequence[int], why: str) -> None:
-    company = Company(Nodes(len(ranks)))  # type: ignore[arg-type]
+    company = NodeSession(Nodes(len(ranks)))  # type: ignore[arg-type]
     company.snapshots = {node: cpu(node, nproc) for node, nproc in enumerate(ranks)}
     company.members = list(company.snapshots)
     with pytest.raises(ImpossibleError, match=f"^{why}$"):
@@ -218,7 +218,7 @@ def test_more_ranks_than_can_be_ordered_are_no_verdict_on_any_host(ranks: Sequen
 
 def told(*snapshots: Snapshot, backend: str = "auto") -> Smoke:
     """What all came to whose ranks all finished, of nodes n0, n1 ..."""
-    company = Company(Nodes(len(snapshots)))  # type: ignore[arg-type]
+    company = NodeSession(Nodes(len(snapshots)))  # type: ignore[arg-type]
     company.snapshots = dict(enumerate(snapshots))
     company.members = list(company.snapshots)
     for rank, guest in company.hub.guests.items():
@@ -250,7 +250,7 @@ def test_one_host_without_gpus_puts_all_on_the_cpu_and_not_in_silence() -> None:
     assert smoke.gpus_passed_over == "n1 shows no GPU"
     assert smoke.chosen == "4 ranks on CPU over gloo, 2 ranks on each of 2 hosts, since n1 shows no GPU"
     with_smoke = [msgspec.structs.replace(one, smoke=smoke) for one in laid]
-    first, second = SmokePurpose(Share(), TERMS).judge(with_smoke)
+    first, second = SmokePurpose(HostShare(), TERMS).judge(with_smoke)
     assert [check.slug for check, _, _ in first.findings if check.family == "smoke"] == ["smoke-not-on-gpus"]
     assert first.verdict is Verdict.WARN
     assert not [check.slug for check, _, _ in second.findings if check.family == "smoke"]
@@ -282,7 +282,7 @@ def test_a_lost_gpu_of_one_host_is_told() -> None:
 
 
 def test_a_host_without_gpus_is_told_before_nccl_is_started() -> None:
-    company = Company(Nodes(2))  # type: ignore[arg-type]
+    company = NodeSession(Nodes(2))  # type: ignore[arg-type]
     company.snapshots = {0: gpus(0), 1: cpu(1)}
     company.members = [0, 1]
     one = SmokeProgramme(company, msgspec.structs.replace(TERMS, backend="nccl"), master="n1", store_port=29500)
@@ -291,7 +291,7 @@ def test_a_host_without_gpus_is_told_before_nccl_is_started() -> None:
         msgspec.structs.replace(snapshot, smoke=one._hindered.get(rank, one._smoke))
         for rank, snapshot in company.snapshots.items()
     ]
-    first, second = SmokePurpose(Share(), TERMS).judge(laid)
+    first, second = SmokePurpose(HostShare(), TERMS).judge(laid)
     assert not [check.slug for check, _, _ in first.findings if check.family == "smoke"]
     assert [(check.slug, severity.value) for check, severity, _ in second.findings if check.family == "smoke"] == [
         ("smoke-not-on-gpus", "fail")
@@ -306,7 +306,7 @@ def test_where_a_hosts_files_were_is_told_with_its_name() -> None:
 
 def test_a_rank_is_no_plural() -> None:
     terms = msgspec.structs.replace(TERMS, launcher="Slurm")
-    company = Company(Nodes(1))  # type: ignore[arg-type]
+    company = NodeSession(Nodes(1))  # type: ignore[arg-type]
     company.snapshots = {0: cpu(0)}
     company.members = [0]
     one = SmokeProgramme(company, terms, master="n1", store_port=29500)

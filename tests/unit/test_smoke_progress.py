@@ -11,10 +11,10 @@ from contextlib import suppress
 import pytest
 from rich.console import Console, Group
 
-from ddpdoctor.smoke.live import LiveView, drawing
+from ddpdoctor.smoke.live import SmokeLiveView, drawing
 from ddpdoctor.smoke.orders import Order
-from ddpdoctor.smoke.progress import Lines, Progress, status
-from ddpdoctor.smoke.rank_monitor import Watch
+from ddpdoctor.smoke.progress import SmokeLines, SmokeProgress, status
+from ddpdoctor.smoke.rank_monitor import RankMonitor
 from ddpdoctor.smoke.views import make_view
 
 STAGES = ("import", "device", "barrier", "all_reduce", "shutdown")
@@ -28,17 +28,17 @@ class Clock:
         return self.now
 
 
-def begun(size: int, clock: Clock) -> tuple[Progress, Watch]:
+def begun(size: int, clock: Clock) -> tuple[SmokeProgress, RankMonitor]:
     """All ranks have begun their first stage."""
-    progress = Progress(clock)
-    watch = Watch(Order(nproc=size, world_size=size, stages=STAGES), clock.now)
+    progress = SmokeProgress(clock)
+    watch = RankMonitor(Order(nproc=size, world_size=size, stages=STAGES), clock.now)
     for rank in range(size):
         watch.hear(rank, {"stage": "import", "state": "begun"}, clock.now)
     progress.heard(watch)
     return progress, watch
 
 
-def passes(watch: Watch, rank: int, until: str, now: float) -> None:
+def passes(watch: RankMonitor, rank: int, until: str, now: float) -> None:
     """The rank passes all stages before that one, and begins it."""
     for stage in STAGES[: STAGES.index(until)]:
         watch.hear(rank, {"stage": stage, "state": "begun"}, now)
@@ -46,7 +46,7 @@ def passes(watch: Watch, rank: int, until: str, now: float) -> None:
     watch.hear(rank, {"stage": until, "state": "begun"}, now)
 
 
-def drawn(progress: Progress, width: int = 80, height: int = 24) -> list[str]:
+def drawn(progress: SmokeProgress, width: int = 80, height: int = 24) -> list[str]:
     file = io.StringIO()
     Console(file=file, width=width, height=height, markup=False, emoji=False, highlight=False).print(
         Group(*drawing(progress, width, height, "utf-8"))
@@ -56,7 +56,7 @@ def drawn(progress: Progress, width: int = 80, height: int = 24) -> list[str]:
 
 def test_before_anything_is_heard_it_says_what_takes_so_long() -> None:
     clock = Clock()
-    progress = Progress(clock)
+    progress = SmokeProgress(clock)
     clock.now += 7
     assert drawn(progress) == ["smoke  starting; the patient imports torch  7 s"]
     assert status(progress) == "starting; the patient imports torch"
@@ -106,7 +106,7 @@ def test_nothing_that_a_rank_says_steers_the_terminal() -> None:
 def test_a_log_gets_a_line_only_when_something_takes_long() -> None:
     clock = Clock()
     file = io.StringIO()
-    lines = Lines(file, clock)
+    lines = SmokeLines(file, clock)
     lines.close()
     _, watch = begun(2, clock)
     lines.heard(watch)
@@ -127,7 +127,7 @@ def test_a_log_gets_a_line_only_when_something_takes_long() -> None:
 
 def test_without_a_terminal_there_are_lines_and_they_end() -> None:
     view = make_view(io.StringIO())
-    assert isinstance(view, Lines)
+    assert isinstance(view, SmokeLines)
     view.close()
     view.close()
 
@@ -137,7 +137,7 @@ def test_a_terminal_is_left_as_it_was() -> None:
     with os.fdopen(theirs, "w") as file:
         clock = Clock()
         progress, watch = begun(2, clock)
-        view = LiveView(file)
+        view = SmokeLiveView(file)
         view.heard(watch)
         time.sleep(0.6)
         view.close()

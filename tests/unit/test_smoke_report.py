@@ -16,7 +16,7 @@ from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.engine.registry import all_checks
-from ddpdoctor.facts.smoke import Ending, Smoke
+from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.report.contract import Report, build_report, to_json
 from ddpdoctor.report.terminal import make_console
@@ -58,10 +58,10 @@ def report(one: Examination, width: int = 80, encoding: str = "utf-8", **options
 
 def killed(size: int = 4) -> Smoke:
     """Rank 1 is killed in all_reduce; the first of the others have noticed."""
-    fates = {rank: rank_run(rank, Ending.ENDED, "all_reduce") for rank in range(size)}
-    fates[1] = rank_run(1, Ending.KILLED, "all_reduce", exit_code=-9)
+    fates = {rank: rank_run(rank, RankEnding.ENDED, "all_reduce") for rank in range(size)}
+    fates[1] = rank_run(1, RankEnding.KILLED, "all_reduce", exit_code=-9)
     if size > 2:
-        fates[0] = rank_run(0, Ending.RAISED, "all_reduce", words=GONE)
+        fates[0] = rank_run(0, RankEnding.RAISED, "all_reduce", words=GONE)
     return smoke_of_ranks(size, fates)
 
 
@@ -100,34 +100,34 @@ def test_a_killed_rank_is_marked_and_the_others_are_not() -> None:
     assert "3 stages passed, 1 failed, 3 were not run." in " ".join(text.split())
 
 
-@pytest.mark.parametrize("ending", list(Ending))
-def test_every_ending_has_words_even_where_no_check_knows_it(ending: Ending) -> None:
-    code = {Ending.KILLED: -11, Ending.EXITED: 7}.get(ending)
+@pytest.mark.parametrize("ending", list(RankEnding))
+def test_every_ending_has_words_even_where_no_check_knows_it(ending: RankEnding) -> None:
+    code = {RankEnding.KILLED: -11, RankEnding.EXITED: 7}.get(ending)
     bad = rank_run(1, ending, "training", words="ValueError: that's it", exit_code=code, step="step 3 of 10")
     one = examined_smoke(smoke_of_ranks(3, {1: bad}))
     text = " ".join(report(one, verbose=True).split())
-    if ending is Ending.FINISHED:
+    if ending is RankEnding.FINISHED:
         assert verdict_of(one) is Verdict.OK
         return
     assert verdict_of(one) is Verdict.FAIL
     assert text.startswith("FAIL")
     expected = {
-        Ending.RAISED: "raised",
-        Ending.WRONG: "had a wrong result",
-        Ending.EXITED: "exited with code 7",
-        Ending.KILLED: "was killed by SIGSEGV",
-        Ending.HUNG: "hung in training",
-        Ending.ENDED: "was ended in it",
-        Ending.NEVER_CAME: "was never heard of",
+        RankEnding.RAISED: "raised",
+        RankEnding.WRONG: "had a wrong result",
+        RankEnding.EXITED: "exited with code 7",
+        RankEnding.KILLED: "was killed by SIGSEGV",
+        RankEnding.HUNG: "hung in training",
+        RankEnding.ENDED: "was ended in it",
+        RankEnding.NEVER_CAME: "was never heard of",
     }
     assert expected[ending] in text
-    if ending is not Ending.NEVER_CAME:
+    if ending is not RankEnding.NEVER_CAME:
         assert "ValueError: that's it" in text
 
 
 def test_who_was_ended_before_its_first_stage_waited_for_nobody() -> None:
-    bad = rank_run(1, Ending.RAISED, "import", words="ImportError: no such thing")
-    late = msgspec.structs.replace(rank_run(2, Ending.NEVER_CAME), ending=Ending.ENDED, pid=0)
+    bad = rank_run(1, RankEnding.RAISED, "import", words="ImportError: no such thing")
+    late = msgspec.structs.replace(rank_run(2, RankEnding.NEVER_CAME), ending=RankEnding.ENDED, pid=0)
     text = " ".join(report(examined_smoke(smoke_of_ranks(3, {1: bad, 2: late})), verbose=True).split())
     assert "was ended before its first stage" in text
     assert "2 was in import" not in text
@@ -137,7 +137,7 @@ def test_who_was_ended_before_its_first_stage_waited_for_nobody() -> None:
 def test_what_no_check_explains_is_told_in_the_ranks_own_words() -> None:
     bad = rank_run(
         2,
-        Ending.RAISED,
+        RankEnding.RAISED,
         "training",
         words="ZeroDivisionError: division by zero",
         step="training step 3 of 10",
@@ -163,8 +163,8 @@ def test_any_number_of_ranks_fits_any_width(size: int, width: int, sick: bool) -
 
 
 def test_many_ranks_are_told_by_what_became_of_them() -> None:
-    fates = {rank: rank_run(rank, Ending.ENDED, "training") for rank in range(64)}
-    fates[7] = rank_run(7, Ending.HUNG, "all_reduce")
+    fates = {rank: rank_run(rank, RankEnding.ENDED, "training") for rank in range(64)}
+    fates[7] = rank_run(7, RankEnding.HUNG, "all_reduce")
     finding = Finding("rank 7 hangs", rank=7)
     lines = report(examined_smoke(smoke_of_ranks(64, fates), result("x", finding))).splitlines()
     assert "        rank  0-6,8-63 7  slowest" in lines
@@ -204,7 +204,7 @@ def test_a_terminal_without_unicode_or_colour_gets_plain_marks() -> None:
 def test_no_words_of_a_rank_steer_the_terminal(width: int) -> None:
     bad = rank_run(
         0,
-        Ending.RAISED,
+        RankEnding.RAISED,
         "training",
         words=HOSTILE,
         host=HOSTILE,
@@ -228,7 +228,7 @@ def test_no_words_of_a_rank_steer_the_terminal(width: int) -> None:
 def test_secrets_in_a_rank_s_words_are_taken_out_and_what_is_no_text_made_legible() -> None:
     bad = rank_run(
         0,
-        Ending.RAISED,
+        RankEnding.RAISED,
         "training",
         words=f"no such host: https://ada:hunter2@example.org {HOSTILE}",
         last_line="HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz0123",
@@ -263,7 +263,7 @@ def test_what_check_finds_on_the_host_follows_and_mere_information_does_not() ->
 def test_what_the_ranks_words_are_a_sign_of_comes_first_of_the_host_s_findings() -> None:
     host = fixture_snapshot(read_fixture(HOSTS / "shm-too-small" / "sick-docker-default.json"))
     words = "RuntimeError: unable to open shared memory object </torch_1> in read-write mode"
-    facts = smoke_of_ranks(2, {1: rank_run(1, Ending.RAISED, "training", words=words)})
+    facts = smoke_of_ranks(2, {1: rank_run(1, RankEnding.RAISED, "training", words=words)})
     one = with_host(judge(Snapshot(host="node07"), facts), host)
     assert host_findings(one)[0][0].slug == "shm-too-small"
     assert [found[0].slug for found in own_findings(one)] == ["smoke-rank-failed"]
@@ -308,7 +308,7 @@ def test_verbose_names_each_rank() -> None:
 
 
 def test_where_nothing_ran_there_is_no_verdict() -> None:
-    never = {rank: rank_run(rank, Ending.NEVER_CAME) for rank in range(2)}
+    never = {rank: rank_run(rank, RankEnding.NEVER_CAME) for rank in range(2)}
     one = examined_smoke(smoke_of_ranks(2, never, problem="the patient's Python ended with exit code 1"))
     assert verdict_of(one) is Verdict.UNKNOWN
     text = report(one)
@@ -361,7 +361,7 @@ def test_the_head_says_how_long_the_import_may_take_and_where_files_went() -> No
     ("stage", "limit"), [("import", "the stage import may take 90 s"), ("all_reduce", "a stage may take 30 s")]
 )
 def test_a_hang_says_what_that_stage_may_take(stage: str, limit: str) -> None:
-    fates = {0: rank_run(0, Ending.HUNG, stage), 1: rank_run(1, Ending.HUNG, stage)}
+    fates = {0: rank_run(0, RankEnding.HUNG, stage), 1: rank_run(1, RankEnding.HUNG, stage)}
     one = judge(Snapshot(host="node07"), smoke_of_ranks(2, fates, import_seconds=90.0))
     found = [finding for check, _, finding in own_findings(one) if check.slug == "smoke-hang"]
     assert limit in [evidence.text for finding in found for evidence in finding.evidence]

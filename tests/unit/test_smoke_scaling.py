@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from ddpdoctor_smoke.orders import Order as PatientsOrder
+from ddpdoctor_smoke.orders import TrainerOrder as PatientsOrder
 from ddpdoctor_smoke.stages import scaling as stages
 
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.facts.smoke import Bandwidth, Ending, Leftovers, RankRun, Scaling, Smoke, Speed
+from ddpdoctor.facts.smoke import Bandwidth, Leftovers, RankEnding, RankRun, Scaling, Smoke, Speed
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.normal_bandwidths import Norm, normal_bandwidth
 from ddpdoctor.report.terminal import make_console
@@ -23,7 +23,7 @@ from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.render_scaling import efficiency, rate, show_scaling
 from ddpdoctor.smoke.render_words import headline, outcome
 from ddpdoctor.smoke.running import Ran
-from ddpdoctor.smoke.scaling import Measured, numbers_of_ranks
+from ddpdoctor.smoke.scaling import MeasuredScaling, numbers_of_ranks
 from tests.fixture_hosts import healthy_facts, to_snapshot
 from tests.smokes import rank_run, smoke_of_ranks
 
@@ -228,7 +228,7 @@ def test_larger_messages_that_were_not_measured_are_no_failure(monkeypatch: pyte
 STAGES = (*measuring.BEGINNING, measuring.SPEED, measuring.BANDWIDTH, measuring.END)
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, ill: RankRun, at: int, *figures: dict[str, Any]) -> Measured:
+def measured(monkeypatch: pytest.MonkeyPatch, ill: RankRun, at: int, *figures: dict[str, Any]) -> MeasuredScaling:
     """Of four ranks, where the run of so many ends with that rank, after those figures; each leaves a process behind."""
 
     async def run(order: Order, **_: object) -> Ran:
@@ -245,7 +245,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, ill: RankRun, at: int, *figures: d
     return asyncio.run(measuring.measure(order, python="python", environ={}, heard=lambda watch: None))
 
 
-KILLED = rank_run(1, Ending.KILLED, "scaling", names=STAGES, exit_code=-9, last_line="terminate called", host="node07")
+KILLED = rank_run(
+    1, RankEnding.KILLED, "scaling", names=STAGES, exit_code=-9, last_line="terminate called", host="node07"
+)
 
 
 def test_a_run_that_fails_ends_the_measurement_and_its_words_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +261,7 @@ def test_a_run_that_fails_ends_the_measurement_and_its_words_are_kept(monkeypatc
 
 
 def test_a_figure_before_the_failure_does_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    hung = rank_run(3, Ending.HUNG, "bandwidth", names=STAGES, host="node07")
+    hung = rank_run(3, RankEnding.HUNG, "bandwidth", names=STAGES, host="node07")
     figures = {"samples_per_second": 2000.0}, {"size": 4096, "bus": 1e6}
     scaling, _ = measured(monkeypatch, hung, 4, *figures)
     four = scaling.speeds[-2]
@@ -285,6 +287,6 @@ def test_a_failed_measurement_is_told_as_such_and_the_training_as_passed(monkeyp
 def test_a_training_that_failed_is_told_before_its_scaling() -> None:
     speeds = (Speed(ranks=1, way="DDP", problem="rank 0 on node07 failed", failed=True),)
     facts = msgspec.structs.replace(
-        smoke_of_ranks(2, {1: rank_run(1, Ending.KILLED, "training", exit_code=-9)}), scaling=Scaling(speeds=speeds)
+        smoke_of_ranks(2, {1: rank_run(1, RankEnding.KILLED, "training", exit_code=-9)}), scaling=Scaling(speeds=speeds)
     )
     assert outcome(judge(Snapshot(host="node07"), facts)) == "The training did not pass"

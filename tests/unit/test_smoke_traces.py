@@ -19,20 +19,20 @@ import pytest
 
 from ddpdoctor.base import private_folders
 from ddpdoctor.base.private_folders import NoFolderError, private_folder
-from ddpdoctor.base.signals import SIGNALS, Stopped
+from ddpdoctor.base.signals import SIGNALS, StoppedBySignal
 from ddpdoctor.base.until_stopped import until_stopped
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.smoke import Leftovers
-from ddpdoctor.probes.py_spy import Spied, Trouble
+from ddpdoctor.probes.py_spy import PySpyTrouble, Spied
 from ddpdoctor.smoke import reaper_client as keeping
 from ddpdoctor.smoke import running
 from ddpdoctor.smoke.leftovers import Traces
 from ddpdoctor.smoke.oom import oom_kills
 from ddpdoctor.smoke.orders import Order
-from ddpdoctor.smoke.rank_monitor import Watch
-from ddpdoctor.smoke.rank_progress import Heard
+from ddpdoctor.smoke.rank_monitor import RankMonitor
+from ddpdoctor.smoke.rank_progress import RankProgress
 from ddpdoctor.smoke.reaper import descendants
-from ddpdoctor.smoke.reaper_client import KEEPER, Keeper
+from ddpdoctor.smoke.reaper_client import KEEPER, ReaperClient
 from ddpdoctor.smoke.running import FOLDER
 from ddpdoctor.smoke.stacks import crash_of, frames_of, process_state, spied_frames
 from tests.other_users import User
@@ -77,7 +77,7 @@ def test_the_main_thread_is_the_last_that_faulthandler_prints() -> None:
 
 
 def test_the_thread_that_crashed_is_the_one_that_counts() -> None:
-    one = Heard(0, 0)
+    one = RankProgress(0, 0)
     one.print(CRASH)
     crash_of(one)
     assert one.stack == ("string_at (ctypes/__init__.py:517)", "copy (project/train.py:3)")
@@ -85,7 +85,7 @@ def test_the_thread_that_crashed_is_the_one_that_counts() -> None:
 
 
 def test_who_didn_t_crash_keeps_what_it_printed() -> None:
-    one = Heard(0, 0)
+    one = RankProgress(0, 0)
     one.print(b"a line\n")
     crash_of(one)
     assert (one.stack, one.output) == ((), b"a line\n")
@@ -94,7 +94,7 @@ def test_who_didn_t_crash_keeps_what_it_printed() -> None:
 def test_what_py_spy_saw_reads_as_what_the_process_would_have_said() -> None:
     frames = ("all_reduce (torch/distributed/distributed_c10d.py:2810)", "<module> (project/train.py:17)")
     assert spied_frames(SPIED) == frames
-    assert spied_frames(Spied(trouble=Trouble.DENIED)) == ()
+    assert spied_frames(Spied(trouble=PySpyTrouble.DENIED)) == ()
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_who_is_stopped_before_anything_was_started_leaves_no_folder(
     before = {number: signal.getsignal(number) for number in SIGNALS}
     work = running.run(Order(nproc=2, world_size=2), python=sys.executable, environ={"TMPDIR": os.fspath(short_path)})
     try:
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedBySignal):
             asyncio.run(until_stopped(work, str))
     finally:
         for number, handler in before.items():
@@ -313,7 +313,7 @@ def test_a_keeper_that_doesn_t_end_is_killed_and_no_zombie_is_left(
     monkeypatch.setattr(keeping, "ENDING_SECONDS", 0.2)
 
     async def go() -> Path:
-        keeper = Keeper(Watch(Order(nproc=1, world_size=1), 0.0), lambda: None)
+        keeper = ReaperClient(RankMonitor(Order(nproc=1, world_size=1), 0.0), lambda: None)
         before = descendants(os.getpid())
         await keeper.start(["sleep", "60"], os.fspath(short_path / "own"), os.environ)
         (process,) = {*descendants(os.getpid())} - {*before, *keeper.kept()}

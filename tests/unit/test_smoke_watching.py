@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdoctor.facts.smoke import Ending, RankRun, State
+from ddpdoctor.facts.smoke import RankEnding, RankRun, StageState
 from ddpdoctor.smoke.orders import Launched, Order
 from ddpdoctor.smoke.outcome import problem, runs
-from ddpdoctor.smoke.rank_monitor import PROCESS_END, Watch
-from ddpdoctor.smoke.rank_progress import MOST_ANSWERED, MOST_KEPT, Voice
+from ddpdoctor.smoke.rank_monitor import PROCESS_END, RankMonitor
+from ddpdoctor.smoke.rank_progress import MOST_ANSWERED, MOST_KEPT, OutputTail
 
 STAGES = ("import", "device", "all_reduce", "shutdown")
 
@@ -25,7 +25,7 @@ class Job:
 
     def __init__(self, **more: Any) -> None:
         order = Order(**{"nproc": 2, "world_size": 2, "stages": STAGES, "seconds": 10.0, "import_seconds": 90.0} | more)
-        self.watch = Watch(order, 0.0)
+        self.watch = RankMonitor(order, 0.0)
         self.engine_pid = self.watch.engine_pid = 99
         for rank in self.watch.ranks:
             assert self.watch.introduced(rank, 100 + rank)
@@ -63,11 +63,11 @@ class Job:
             self.watch.gone(rank, ended_at + 0.1)
         return list(runs(self.watch, "node01", [self.watch.ranks[rank] for rank in late]))
 
-    def endings(self, ended_at: float, *late: int) -> list[Ending]:
+    def endings(self, ended_at: float, *late: int) -> list[RankEnding]:
         return [one.ending for one in self.come_to(ended_at, *late)]
 
 
-def stage_of(one: RankRun, name: str) -> State:
+def stage_of(one: RankRun, name: str) -> StageState:
     return next(stage.state for stage in one.stages if stage.name == name)
 
 
@@ -78,8 +78,8 @@ def test_all_is_well() -> None:
     job = Job().finishes(0, 5).finishes(1, 6).exits(0, 7, 0).exits(1, 7, 0)
     assert not job.watch.failed
     ranks = job.come_to(8)
-    assert [one.ending for one in ranks] == [Ending.FINISHED] * 2
-    assert [stage.state for one in ranks for stage in one.stages] == [State.PASSED] * 8
+    assert [one.ending for one in ranks] == [RankEnding.FINISHED] * 2
+    assert [stage.state for one in ranks for stage in one.stages] == [StageState.PASSED] * 8
     assert [(one.exit_code, one.ended_after, one.step) for one in ranks] == [(None, 5.0, ""), (None, 6.0, "")]
     assert problem(job.watch) == ""
 
@@ -89,18 +89,18 @@ def test_who_raised_and_who_was_ended_for_it() -> None:
     job.fails(1, 2, stack=["f (a.py:1)"]).exits(1, 2.1, 1).exits(0, 2.3, -signal.SIGTERM)
     assert job.watch.failed
     ended, raised = job.come_to(3)
-    assert (raised.ending, raised.words, raised.exit_code) == (Ending.RAISED, "ValueError: odd", 1)
+    assert (raised.ending, raised.words, raised.exit_code) == (RankEnding.RAISED, "ValueError: odd", 1)
     assert (raised.stack, raised.stack_source) == (("f (a.py:1)",), "its traceback")
-    assert stage_of(raised, "all_reduce") is State.FAILED
+    assert stage_of(raised, "all_reduce") is StageState.FAILED
     # The engine's SIGTERM, which follows on the first failure, is nobody's fault.
-    assert (ended.ending, ended.exit_code) == (Ending.ENDED, None)
-    assert stage_of(ended, "all_reduce") is State.HUNG
+    assert (ended.ending, ended.exit_code) == (RankEnding.ENDED, None)
+    assert stage_of(ended, "all_reduce") is StageState.HUNG
 
 
 def test_the_engine_knows_to_whom_it_has_sent_sigterm() -> None:
     for blamed, endings in (
-        ("0", [Ending.RAISED, Ending.ENDED]),
-        ("1", [Ending.RAISED, Ending.KILLED]),
+        ("0", [RankEnding.RAISED, RankEnding.ENDED]),
+        ("1", [RankEnding.RAISED, RankEnding.KILLED]),
     ):
         job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
         job.fails(0, 2).exits(1, 2.1, -signal.SIGTERM)
@@ -115,19 +115,20 @@ def test_who_only_suffers_is_no_reason_for_the_engine(blamed: dict[str, int]) ->
     job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
     job.fails(0, 2, error="RuntimeError: Connection closed by peer").exits(0, 2.1, 1).exits(1, 2.1, -signal.SIGTERM)
     job.watch.hear_engine({"failures": blamed, "error": "ChildFailedError: a table"})
-    assert job.endings(3) == [Ending.RAISED, Ending.KILLED]
+    assert job.endings(3) == [RankEnding.RAISED, RankEnding.KILLED]
 
 
 def test_a_sigterm_that_came_first_was_somebody_else_s() -> None:
     job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
     job.exits(0, 2, -signal.SIGTERM).fails(1, 2.2, error="RuntimeError: Connection closed by peer")
-    assert [one.ending for one in job.come_to(3)] == [Ending.KILLED, Ending.RAISED]
+    assert [one.ending for one in job.come_to(3)] == [RankEnding.KILLED, RankEnding.RAISED]
 
 
 @pytest.mark.parametrize(
-    ("code", "ending"), [(7, Ending.EXITED), (0, Ending.EXITED), (-9, Ending.KILLED), (-15, Ending.KILLED)]
+    ("code", "ending"),
+    [(7, RankEnding.EXITED), (0, RankEnding.EXITED), (-9, RankEnding.KILLED), (-15, RankEnding.KILLED)],
 )
-def test_who_goes_without_a_word_has_ended_by_itself(code: int, ending: Ending) -> None:
+def test_who_goes_without_a_word_has_ended_by_itself(code: int, ending: RankEnding) -> None:
     job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
     job.watch.gone(1, 2)
     assert job.watch.failed
@@ -138,7 +139,7 @@ def test_who_goes_without_a_word_has_ended_by_itself(code: int, ending: Ending) 
     job.watch.hear_engine({"failures": {"1": code}, "error": "ChildFailedError: a table"})
     assert not job.watch.unexplained
     other, one = job.come_to(3)
-    assert (other.ending, one.ending, one.exit_code) == (Ending.ENDED, ending, code)
+    assert (other.ending, one.ending, one.exit_code) == (RankEnding.ENDED, ending, code)
     assert one.ended_after == 1.9
 
 
@@ -146,23 +147,23 @@ def test_who_goes_without_a_word_and_isn_t_explained_has_not_been_ended() -> Non
     job = Job().in_stage(1, "all_reduce", 1)
     job.watch.gone(1, 2)
     one = job.come_to(7)[1]
-    assert (one.ending, one.exit_code) == (Ending.EXITED, None)
+    assert (one.ending, one.exit_code) == (RankEnding.EXITED, None)
     assert problem(job.watch) == ""
 
 
 def test_how_a_process_ended_may_be_known_before_it_was_heard_of() -> None:
-    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.hear_server({"ended": 101, "status": -9}, 1)
     watch.introduced(1, 101)
-    assert [one.ending for one in runs(watch, "node01")] == [Ending.ENDED, Ending.KILLED]
+    assert [one.ending for one in runs(watch, "node01")] == [RankEnding.ENDED, RankEnding.KILLED]
 
 
 def test_the_engine_s_word_is_enough_where_no_one_else_knows() -> None:
     """As with the method spawn, or when the rank died before its first word."""
-    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.hear_engine({"failures": {"1": -9, "x": 3, "7": 1}, "error": "ChildFailedError: a table"})
     assert watch.engine_over
-    assert [one.ending for one in runs(watch, "node01")] == [Ending.ENDED, Ending.KILLED]
+    assert [one.ending for one in runs(watch, "node01")] == [RankEnding.ENDED, RankEnding.KILLED]
     assert problem(watch) == ""
 
 
@@ -173,7 +174,7 @@ def test_who_is_on_its_way_when_another_fails_was_ended_and_has_not_failed_to_co
     job.fails(1, 1.2, "import", "RuntimeError: out of luck")
     job.watch.ended_at = 1.5
     ranks = runs(job.watch, "n")
-    assert [one.ending for one in ranks] == [Ending.ENDED, Ending.RAISED, Ending.ENDED]
+    assert [one.ending for one in ranks] == [RankEnding.ENDED, RankEnding.RAISED, RankEnding.ENDED]
     assert ranks[2].last is None
     assert ranks[2].ended_after == 1.5
 
@@ -184,7 +185,7 @@ def test_who_never_came_is_told_from_those_who_waited_for_it_in_vain() -> None:
     job.fails(
         1, 9, error="DistNetworkError: The client socket has timed out after 60s while trying to connect to (a, 1)."
     )
-    assert [one.ending for one in runs(job.watch, "n")] == [Ending.NEVER_CAME, Ending.RAISED]
+    assert [one.ending for one in runs(job.watch, "n")] == [RankEnding.NEVER_CAME, RankEnding.RAISED]
 
 
 def test_what_we_end_we_don_t_blame() -> None:
@@ -193,7 +194,7 @@ def test_what_we_end_we_don_t_blame() -> None:
     job.exits(0, 11.6, -9).exits(1, 11.6, -9)
     job.watch.engine_ended(-9, 11.7)
     job.watch.server_gone()
-    assert [one.ending for one in runs(job.watch, "n", [job.watch.ranks[1]])] == [Ending.ENDED, Ending.HUNG]
+    assert [one.ending for one in runs(job.watch, "n", [job.watch.ranks[1]])] == [RankEnding.ENDED, RankEnding.HUNG]
     assert problem(job.watch, [job.watch.ranks[1]]) == ""
     assert job.watch.killed == ""
 
@@ -202,8 +203,8 @@ def test_a_rank_that_dies_after_its_last_word_hasn_t_finished() -> None:
     job = Job().finishes(0, 5).finishes(1, 5).exits(1, 6, -6)
     assert job.watch.failed
     well, aborted = job.come_to(7)
-    assert (well.ending, aborted.ending, aborted.exit_code) == (Ending.FINISHED, Ending.KILLED, -6)
-    assert (stage_of(aborted, "shutdown"), aborted.step) == (State.FAILED, PROCESS_END)
+    assert (well.ending, aborted.ending, aborted.exit_code) == (RankEnding.FINISHED, RankEnding.KILLED, -6)
+    assert (stage_of(aborted, "shutdown"), aborted.step) == (StageState.FAILED, PROCESS_END)
 
 
 def test_a_rank_whose_process_stays_has_hung_in_its_last_stage() -> None:
@@ -211,8 +212,8 @@ def test_a_rank_whose_process_stays_has_hung_in_its_last_stage() -> None:
     assert job.watch.late(15.9) == []
     assert [one.rank for one in job.watch.late(16)] == [1]
     well, stays = job.come_to(16, 1)
-    assert (well.ending, stays.ending, stays.step) == (Ending.FINISHED, Ending.HUNG, PROCESS_END)
-    assert stage_of(stays, "shutdown") is State.HUNG
+    assert (well.ending, stays.ending, stays.step) == (RankEnding.FINISHED, RankEnding.HUNG, PROCESS_END)
+    assert stage_of(stays, "shutdown") is StageState.HUNG
 
 
 def test_memory_that_ran_out_is_told_of_the_rank_that_was_killed_alone() -> None:
@@ -225,24 +226,24 @@ def test_memory_that_ran_out_is_told_of_the_rank_that_was_killed_alone() -> None
 
 
 def test_the_engine_s_own_failure_is_the_problem() -> None:
-    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.server_gone()  # Heard first, though it follows.
     watch.hear_engine({"failures": {}, "error": "ModuleNotFoundError: No module named 'torch'", "missing": "torch"})
     assert (problem(watch), watch.engine_missing) == ("ModuleNotFoundError: No module named 'torch'", "torch")
-    assert [one.ending for one in runs(watch, "node01")] == [Ending.NEVER_CAME] * 2
+    assert [one.ending for one in runs(watch, "node01")] == [RankEnding.NEVER_CAME] * 2
 
 
-def killed_engine(watch: Watch) -> None:
+def killed_engine(watch: RankMonitor) -> None:
     watch.engine_ended(-9, 2)
 
 
-def killed_server(watch: Watch) -> None:
+def killed_server(watch: RankMonitor) -> None:
     watch.server_gone()
     # The engine can't know how its ranks ended, and makes it up.
     watch.hear_engine({"failures": {"0": 255}, "error": "ChildFailedError: a table"})
 
 
-def killed_keeper(watch: Watch) -> None:
+def killed_keeper(watch: RankMonitor) -> None:
     watch.keeper_ended("the keeper was ended by SIGKILL")
 
 
@@ -254,18 +255,20 @@ def killed_keeper(watch: Watch) -> None:
         (killed_keeper, "the keeper was ended by SIGKILL"),
     ],
 )
-def test_ranks_that_die_with_those_who_keep_them_are_not_to_blame(kill: Callable[[Watch], None], words: str) -> None:
+def test_ranks_that_die_with_those_who_keep_them_are_not_to_blame(
+    kill: Callable[[RankMonitor], None], words: str
+) -> None:
     job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
     kill(job.watch)
     for rank in (0, 1):
         job.watch.gone(rank, 2.1)
     assert not job.watch.unexplained
     assert problem(job.watch) == words
-    assert job.endings(3) == [Ending.ENDED] * 2
+    assert job.endings(3) == [RankEnding.ENDED] * 2
 
 
 @pytest.mark.parametrize("kill", [killed_engine, killed_keeper])
-def test_the_end_of_the_ranks_parent_is_explained_by_that_of_its_own(kill: Callable[[Watch], None]) -> None:
+def test_the_end_of_the_ranks_parent_is_explained_by_that_of_its_own(kill: Callable[[RankMonitor], None]) -> None:
     """They end together, and the effect is heard first."""
     job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1)
     job.watch.server_gone()
@@ -275,7 +278,7 @@ def test_the_end_of_the_ranks_parent_is_explained_by_that_of_its_own(kill: Calla
     kill(job.watch)
     assert not job.watch.unexplained
     assert problem(job.watch).endswith("was ended by SIGKILL")
-    assert job.endings(3) == [Ending.ENDED] * 2
+    assert job.endings(3) == [RankEnding.ENDED] * 2
 
 
 def test_the_ranks_parent_may_be_heard_to_end_before_its_engine_has_finished() -> None:
@@ -289,11 +292,11 @@ def test_a_rank_that_was_killed_before_the_engine_was_is_the_reason() -> None:
     job = Job().in_stage(0, "all_reduce", 1).in_stage(1, "all_reduce", 1).exits(1, 2, -9)
     job.watch.engine_ended(-9, 2.2)
     assert problem(job.watch) == ""
-    assert job.endings(3) == [Ending.ENDED, Ending.KILLED]
+    assert job.endings(3) == [RankEnding.ENDED, RankEnding.KILLED]
 
 
 def test_a_python_that_ends_at_once_is_told_with_its_last_line() -> None:
-    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.print(None, b"loading\nno licence\n")
     watch.engine_ended(3, 1)
     assert problem(watch) == 'the patient\'s Python ended with exit code 3; it last said "no licence"'
@@ -325,7 +328,7 @@ Extension modules: torch._C, numpy.random.mtrand (total: 18)
     ],
 )
 def test_the_last_words_are_the_reason_and_not_what_is_printed_around_it(printed: bytes, words: str) -> None:
-    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.print(None, printed)
     watch.engine_ended(-6, 1)
     assert problem(watch) == f"the patient's Python was ended by SIGABRT{words}"
@@ -340,16 +343,16 @@ def test_an_engine_that_lost_the_ranks_parent_does_not_say_why() -> None:
 
 
 def test_nobody_came() -> None:
-    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES, seconds=10.0, import_seconds=90.0), 0.0)
+    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES, seconds=10.0, import_seconds=90.0), 0.0)
     assert watch.next_due() == 90
     late = watch.late(90)
     assert len(late) == 2
     assert problem(watch, watch.held_up(late)) == "no rank had begun after 90 s"
-    assert {one.ending for one in runs(watch, "n", late)} == {Ending.NEVER_CAME}
+    assert {one.ending for one in runs(watch, "n", late)} == {RankEnding.NEVER_CAME}
 
 
 def test_nobody_came_since_what_starts_them_is_stopped() -> None:
-    watch = Watch(Order(nproc=2, world_size=2, stages=STAGES, seconds=10.0, import_seconds=90.0), 0.0)
+    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES, seconds=10.0, import_seconds=90.0), 0.0)
     watch.print(None, b"loading\n")
     watch.held = "torch's engine (process 12) is stopped"
     late = watch.held_up(watch.late(90))
@@ -360,7 +363,7 @@ def test_the_one_rank_of_a_launcher_tells_its_end_itself() -> None:
     job = Job(nproc=1, launched=Launched(1, 0)).in_stage(1, "all_reduce", 1)
     job.watch.engine_ended(-11, 2)
     (one,) = job.come_to(3)
-    assert (one.rank, one.local_rank, one.ending, one.exit_code) == (1, 0, Ending.KILLED, -11)
+    assert (one.rank, one.local_rank, one.ending, one.exit_code) == (1, 0, RankEnding.KILLED, -11)
     assert problem(job.watch) == ""
 
 
@@ -425,7 +428,7 @@ def test_who_is_about_to_be_late_is_held_up_too_and_who_is_ahead_waits_for_them(
     late = job.watch.late(11)
     assert [one.rank for one in late] == [0]
     assert [one.rank for one in job.watch.held_up(late)] == [0, 1]
-    assert job.endings(11.5, 0, 1) == [Ending.HUNG, Ending.HUNG, Ending.ENDED]
+    assert job.endings(11.5, 0, 1) == [RankEnding.HUNG, RankEnding.HUNG, RankEnding.ENDED]
 
 
 def test_a_hung_rank_s_time_is_counted_to_its_end() -> None:
@@ -441,7 +444,7 @@ def test_an_engine_that_doesn_t_end_after_its_ranks_is_late() -> None:
     assert not job.watch.engine_late(15.9)
     assert job.watch.engine_late(16)
     assert problem(job.watch) == "all ranks have ended, but torch's engine hasn't within 10 s"
-    assert job.endings(16) == [Ending.FINISHED] * 2
+    assert job.endings(16) == [RankEnding.FINISHED] * 2
 
 
 # --- who says what ----------------------------------------------------------------------------------------------------------
@@ -465,7 +468,7 @@ def test_what_is_printed_is_kept_from_its_end_and_shown_as_one_line() -> None:
 
 
 def test_an_answer_isn_t_what_was_printed() -> None:
-    voice = Voice()
+    voice = OutputTail()
     voice.print(b"before\n")
     voice.ask()
     voice.print(b"meanwhile\nThread ")

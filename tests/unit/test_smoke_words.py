@@ -9,7 +9,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.smoke.abnormal_ends import smoke_rank_failed
 from ddpdoctor.checks.smoke.run import smoke_ended_early
 from ddpdoctor.engine.registry import NotApplicable
-from ddpdoctor.facts.smoke import Ending, RankRun, Smoke
+from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.smoke.judging import judge
 from ddpdoctor.smoke.render_words import accounts, culprits
@@ -44,22 +44,24 @@ def test_the_message_comes_without_its_place_in_cpp(words: str, said: str) -> No
     ],
 )
 def test_what_ends_the_engine_is_explained(problem: str, why: str, command: str) -> None:
-    facts = smoke_of_ranks(2, {rank: rank_run(rank, Ending.NEVER_CAME, pid=0) for rank in range(2)}, problem=problem)
+    facts = smoke_of_ranks(
+        2, {rank: rank_run(rank, RankEnding.NEVER_CAME, pid=0) for rank in range(2)}, problem=problem
+    )
     (one,) = not_started(facts)
     assert why in one.cause
     assert command in [command for fix in one.fixes for command in fix.commands]
 
 
 def test_an_engine_that_is_stopped_is_explained_as_a_rank_is() -> None:
-    fates = {rank: rank_run(rank, Ending.NEVER_CAME, pid=0, process_state="stopped") for rank in range(2)}
+    fates = {rank: rank_run(rank, RankEnding.NEVER_CAME, pid=0, process_state="stopped") for rank in range(2)}
     problem = "no rank had begun after 90 s: torch's engine (process 12) is stopped"
     (one,) = not_started(smoke_of_ranks(2, fates, problem=problem))
     assert one.cause == "Its process is stopped: something sent it SIGSTOP or SIGTSTP."
     assert "`kill -CONT`" in one.fixes[0].text
 
 
-@pytest.mark.parametrize("ending", [Ending.FINISHED, Ending.ENDED])
-def test_no_rank_is_blamed_where_what_started_them_ended(ending: Ending) -> None:
+@pytest.mark.parametrize("ending", [RankEnding.FINISHED, RankEnding.ENDED])
+def test_no_rank_is_blamed_where_what_started_them_ended(ending: RankEnding) -> None:
     fates = {rank: rank_run(rank, ending, "shutdown") for rank in range(2)}
     facts = smoke_of_ranks(2, fates, problem="torch's engine was ended by SIGKILL")
     (one,) = smoke_ended_early(facts)
@@ -83,7 +85,7 @@ def failed(size: int, **of_rank: RankRun) -> Finding:
 
 def raises(rank: int, words: str = NO_ADDRESS, **more: object) -> RankRun:
     given: dict[str, object] = {"stack": STACK, "stack_source": "its traceback"} | more
-    return rank_run(rank, Ending.RAISED, "barrier", words=words, **given)
+    return rank_run(rank, RankEnding.RAISED, "barrier", words=words, **given)
 
 
 def test_summary_and_account_begin_with_the_message() -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.checkpoints.pickles.models import Unclear
-from ddpdoctor.checkpoints.pickles.surgery import Cut, Remainder, cut
+from ddpdoctor.checkpoints.pickles.surgery import CutPickle, Remainder, cut
 
 PROTOCOLS = (2, 3, 4, 5)
 
@@ -36,7 +36,7 @@ def pickle_of(file: bytes) -> bytes:
         return archive.read("archive/data.pkl")
 
 
-def loaded(file: bytes, done: Cut, *, weights_only: bool = False) -> Any:
+def loaded(file: bytes, done: CutPickle, *, weights_only: bool = False) -> Any:
     """What torch makes of the pickle that was cut down, with the storages that it still refers to and no others."""
     new = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(file)) as archive, zipfile.ZipFile(new, "w") as out:

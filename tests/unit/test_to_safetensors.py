@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from ddpdoctor.checkpoints.errors import Damaged, Refused
-from ddpdoctor.checkpoints.fixing import Action, Wishes, fix
+from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix
 from ddpdoctor.checkpoints.formats.contents import open_layout, read_parts
 from ddpdoctor.checkpoints.recognising import recognise
 from ddpdoctor.checkpoints.writing import gathering
@@ -513,10 +513,10 @@ def test_from_wishes_to_a_file(tmp_path: Path) -> None:
     weight = torch.rand(3, 4)
     training = {"model": {"module.a": weight, "module.b": weight}, "epoch": 3}
     torch.save(training, tmp_path / "in.pt")
-    wishes = Wishes(to_safetensors=True)
+    wishes = EditOptions(to_safetensors=True)
     dry = fix(tmp_path / "in.pt", wishes, out=tmp_path / "out.safetensors", dry_run=True)
     assert (dry.action, dry.advice) == (Action.REFUSED, "Try --params-only as well, for the model alone")
-    wishes = Wishes(to_safetensors=True, params_only=True, strip_prefixes=("module.",))
+    wishes = EditOptions(to_safetensors=True, params_only=True, strip_prefixes=("module.",))
     dry = fix(tmp_path / "in.pt", wishes, out=tmp_path / "out.safetensors", dry_run=True)
     assert dry.action is Action.WOULD_FIX
     assert not (tmp_path / "out.safetensors").exists()

@@ -24,13 +24,13 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.fixes import settings as file
 from ddpdoctor.fixes.applying import Applied, apply, refusals
-from ddpdoctor.fixes.choosing import Choice, all_of, ask_for_each
+from ddpdoctor.fixes.choosing import FixChoice, all_of, ask_for_each
 from ddpdoctor.fixes.port import free_port
 from ddpdoctor.fixes.proof import Proof, SmokeReport, treatments
-from ddpdoctor.fixes.remedies import Case, Remedy, cases, remedy
+from ddpdoctor.fixes.remedies import AppliableFix, Case, cases, remedy
 from ddpdoctor.fixes.settings_lines import Line, keys_of_line, lines_of
 from ddpdoctor.probes.ports import error_of_bind
-from ddpdoctor.report.reported_fixes import State
+from ddpdoctor.report.reported_fixes import FixState
 from tests.fixture_hosts import HOSTS, fixture_snapshot, judge, read_fixture
 from tests.recorded_launches import SRUN, TORCHRUN_ONE_NODE
 
@@ -46,8 +46,8 @@ def sourced(path: Path, environ: dict[str, str] | None = None) -> dict[str, str]
     return dict(os.fsdecode(one).split("=", 1) for one in done.stdout.split(b"\0") if one)
 
 
-def settings_for(*commands: str, slug: str = "some-check") -> list[file.Setting]:
-    return [file.Setting(line, slug) for command in commands for line in lines_of(command)]
+def settings_for(*commands: str, slug: str = "some-check") -> list[file.SettingsLine]:
+    return [file.SettingsLine(line, slug) for command in commands for line in lines_of(command)]
 
 
 # --- what may be applied ------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_any_value_comes_through_the_shell(value: str) -> None:
         return  # Nothing that shlex.quote gives is misread; what it leaves unquoted is plain, or isn't taken.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "settings.sh"
-        file.write(path, [file.Setting(lines[0], "slug")], DAY)
+        file.write(path, [file.SettingsLine(lines[0], "slug")], DAY)
         assert sourced(path)["A"] == value
 
 
@@ -312,11 +312,11 @@ class Says:
     def which(self, case: Case, number: int, total: int) -> int | None:
         return self.places.pop(0)
 
-    def instead(self, remedy: Remedy, earlier: Choice) -> bool:
+    def instead(self, remedy: AppliableFix, earlier: FixChoice) -> bool:
         return self.insteads.pop(0)
 
 
-def chosen(choices: Sequence[Choice]) -> dict[str, tuple[str, ...]]:
+def chosen(choices: Sequence[FixChoice]) -> dict[str, tuple[str, ...]]:
     return {one.case.slug: one.remedy.commands for one in choices if one.remedy}
 
 
@@ -360,7 +360,7 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
     apply(choices, tmp_path / "gone", applied)
     assert not applied.anything
     (told,) = treatments(choices, applied, None)
-    assert told.state is State.LEFT
+    assert told.state is FixState.LEFT
     assert "could not be written: No such file or directory" in told.reason
 
 
@@ -375,7 +375,7 @@ def test_a_dry_run_tells_of_a_folder_that_cannot_be_written_to(tmp_path: Path) -
 
 def test_a_fix_with_nothing_left_to_change_says_so() -> None:
     (told,) = treatments(all_of([case("one", "unset A")]), Applied(), None)
-    assert (told.state, told.reason) == (State.LEFT, "there was nothing left to change")
+    assert (told.state, told.reason) == (FixState.LEFT, "there was nothing left to change")
 
 
 def test_the_proof_trains_on_this_host_alone() -> None:

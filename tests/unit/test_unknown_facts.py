@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.engine.examination import Verdict, examine
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Why, all_checks, diagnose, find_check
+from ddpdoctor.engine.registry import SkipReason, all_checks, diagnose, find_check
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.facts.torch import Torch
@@ -59,8 +59,8 @@ def test_sick_host_with_an_unknown_fact_never_passes(path: Path) -> None:
         (result,) = diagnose(changed, plan, [one])
         assert not result.passed, f"passes although {name} is unknown"
         if result.not_tested:
-            assert result.not_tested.why is not Why.CRASHED, (name, result.not_tested)
-            assert result.findings or result.not_tested.why is Why.UNKNOWN, (name, result.not_tested)
+            assert result.not_tested.why is not SkipReason.CRASHED, (name, result.not_tested)
+            assert result.findings or result.not_tested.why is SkipReason.UNKNOWN, (name, result.not_tested)
         tried += 1
     assert tried >= len(one.groups)
 
@@ -92,7 +92,7 @@ def test_healthy_host_with_an_unknown_fact_is_not_tested(slug: str, host: str, f
     (result,) = diagnose(snapshot, plan_for(snapshot), [find_check(slug)])
     assert not result.findings
     assert result.not_tested
-    assert result.not_tested.why is Why.UNKNOWN
+    assert result.not_tested.why is SkipReason.UNKNOWN
 
 
 def test_unknown_memory_makes_no_gpu_another() -> None:
@@ -128,7 +128,7 @@ def test_what_decides_and_is_unknown_is_said(name: str) -> None:
     slug = name.partition("/")[0]
     result = judge(HOSTS / f"{name}.json", slug)
     assert result.not_tested
-    assert result.not_tested.why is Why.UNKNOWN
+    assert result.not_tested.why is SkipReason.UNKNOWN
 
 
 BLIND_TORCH = {"cuda_available": False, "device_count": 0, "cuda_error": ""}

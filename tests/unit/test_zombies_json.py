@@ -11,14 +11,14 @@ import pytest
 
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import find_check
-from ddpdoctor.facts.gpus import Holder
+from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.processes.ending import Endings
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftovers import leftovers_of
 from ddpdoctor.processes.zombies_json import SLUGS, zombies_report
 from ddpdoctor.report.contract import json_schema, to_json
-from ddpdoctor.report.reported_leftovers import Fate, Kind
+from ddpdoctor.report.reported_leftovers import Fate, LeftoverKind
 from tests.process_trees import SOMEBODY, Host
 from tests.unit.test_leftovers import segments
 
@@ -38,13 +38,13 @@ def host_with_all_kinds() -> tuple[Leftover, ...]:
     parent = host.add(age=50_000.0)
     host.add(state="Z", parent=parent.pid)
     host.hold(host.add(age=900.0, command="python serve.py"), 1)
-    host.holders[2].append(Holder(pid=99_999, memory=9 << 30))
+    host.holders[2].append(GpuHolder(pid=99_999, memory=9 << 30))
     return leftovers_of(*host.facts(), segments(1000, 0))
 
 
 def test_whatever_is_left_over_is_a_finding_with_a_fix() -> None:
     found = host_with_all_kinds()
-    assert {one.kind for one in found} >= set(Kind) - {Kind.HELPER}
+    assert {one.kind for one in found} >= set(LeftoverKind) - {LeftoverKind.HELPER}
     told = report(found)
     assert told["verdict"] == "fail"
     assert len(told["findings"]) == len(found) == len(told["leftovers"])

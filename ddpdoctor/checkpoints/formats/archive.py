@@ -8,9 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
 from ddpdoctor.checkpoints.formats.archive_changes import append, patch
 from ddpdoctor.checkpoints.formats.changes import Change
-from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, Place, item_size
-from ddpdoctor.checkpoints.formats.reading import PIECE, Source
-from ddpdoctor.checkpoints.formats.zip_records import LOCAL_SIGNATURE, STORED, CutOff, Directory, Record, read_directory
+from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, StoragePlace, item_size
+from ddpdoctor.checkpoints.formats.reading import PIECE, ByteSource
+from ddpdoctor.checkpoints.formats.zip_records import (
+    LOCAL_SIGNATURE,
+    STORED,
+    CutOff,
+    Directory,
+    ZipRecord,
+    read_directory,
+)
 from ddpdoctor.checkpoints.pickles.nodes import Storage
 
 CONSTANTS = "constants.pkl"
@@ -25,14 +32,14 @@ _SMALL = 64
 class Archive:
     """A checkpoint in a zip archive. records: by name, without the first folder, in the directory's order."""
 
-    def __init__(self, source: Source, directory: Directory) -> None:
+    def __init__(self, source: ByteSource, directory: Directory) -> None:
         self.source = source
         self.directory = directory
         self.prefix = directory.prefix
         self.records = {record.name: record for record in directory.records}
         self.kind = "torchscript" if CONSTANTS in self.records else "zip"
 
-    def read(self, record: Record) -> bytes:
+    def read(self, record: ZipRecord) -> bytes:
         """A record's contents, inflated. Raises Damaged if they don't match their checksum, Refused if over 1 GiB."""
         if record.size > LARGEST_PICKLE:
             raise Refused(f"{record.name} has {record.size:,} bytes: no checkpoint needs that")
@@ -58,12 +65,12 @@ class Archive:
             if record is None or record.size < storage.count * item_size(storage):
                 self.storage_record(storage, pickle)  # raises, with the reason
 
-    def place(self, storage: Storage, pickle: str = DATA) -> Place:
+    def place(self, storage: Storage, pickle: str = DATA) -> StoragePlace:
         """See Layout."""
         record = self.storage_record(storage, pickle)
         if record.method != STORED:
             raise Refused(f"{record.name} is compressed")
-        return Place(record.offset, storage.count * item_size(storage))
+        return StoragePlace(record.offset, storage.count * item_size(storage))
 
     def pieces(self, storage: Storage, pickle: str = DATA) -> Iterator[bytes]:
         """See Layout."""
@@ -74,7 +81,7 @@ class Archive:
             if left <= 0:
                 return
 
-    def storage_record(self, storage: Storage, pickle: str = DATA) -> Record:
+    def storage_record(self, storage: Storage, pickle: str = DATA) -> ZipRecord:
         """Raises Damaged if there is none, or one with fewer bytes than the pickle says."""
         name = f"{pickle.removesuffix('.pkl')}/{storage.key}"
         record = self.records.get(name)
@@ -125,7 +132,7 @@ class Archive:
             raise Refused(f"{name} has {record.size:,} bytes instead of one word")
         return self.read(record).decode("ascii", "replace").strip()
 
-    def _contents(self, record: Record) -> Iterator[bytes]:
+    def _contents(self, record: ZipRecord) -> Iterator[bytes]:
         """The record's bytes, inflated, some at a time and never more than it is said to have."""
         if record.method == STORED:
             yield from self.source.pieces(record.offset, record.stored)
@@ -150,7 +157,7 @@ class Archive:
             raise Damaged(f"{record.name} inflates to {left:,} bytes less than it is said to have")
 
 
-def read_archive(source: Source) -> Archive:
+def read_archive(source: ByteSource) -> Archive:
     """Raises Damaged, Refused, or NotACheckpoint if it is a zip archive of something else."""
     if source.read_at(0, min(4, source.size)) != LOCAL_SIGNATURE:
         raise NotACheckpoint("It does not begin as a zip archive of torch.save does")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from struct import Struct
 
 from ddpdoctor.checkpoints.formats.changes import Patch
-from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.formats.reading import ByteSource
 from ddpdoctor.checkpoints.formats.zip_records import (
     DESCRIPTOR_SIGNATURE,
     END,
@@ -24,7 +24,7 @@ from ddpdoctor.checkpoints.formats.zip_records import (
     LOCATOR_SIGNATURE,
     STORED,
     Directory,
-    Record,
+    ZipRecord,
 )
 
 _UTF8 = 0x800
@@ -35,7 +35,7 @@ _BLOCK = 256
 """Bytes that are compared at once: what differs less far apart becomes one patch."""
 
 
-def patch(source: Source, directory: Directory, record: Record, new: bytes) -> list[Patch] | None:
+def patch(source: ByteSource, directory: Directory, record: ZipRecord, new: bytes) -> list[Patch] | None:
     """What makes `new` the record's contents, checksums included; None if it doesn't fit exactly where the old ones are.
 
     A checksum of 0 stays 0: whoever wrote the file left them all out, and torch never looks.
@@ -76,7 +76,7 @@ def differences(old: bytes, new: bytes, offset: int) -> Iterator[Patch]:
             first = -1
 
 
-def append(source: Source, directory: Directory, new: Mapping[Record, bytes], alignment: int) -> bytes:
+def append(source: ByteSource, directory: Directory, new: Mapping[ZipRecord, bytes], alignment: int) -> bytes:
     """What stands behind the old end afterwards: the new records, a directory of all records, and its end records.
 
     The entries of the others are the same bytes as before, and all keep their order: torch takes the first one's folder
@@ -101,7 +101,7 @@ def append(source: Source, directory: Directory, new: Mapping[Record, bytes], al
     return bytes(out)
 
 
-def local_header(name: bytes, record: Record, header: int, size: int, crc: int, alignment: int) -> bytes:
+def local_header(name: bytes, record: ZipRecord, header: int, size: int, crc: int, alignment: int) -> bytes:
     """The header of a stored record at `header`, padded so that the data behind it is aligned."""
     extra = padding(header + LOCAL.size + len(name), alignment)
     flags = record.flags & _UTF8
@@ -138,29 +138,29 @@ def without_extra_field(extra: bytes, unwanted: int) -> bytes:
     return bytes(kept)
 
 
-def moved_entry(entries: bytes, record: Record, header: int) -> bytes:
+def moved_entry(entries: bytes, record: ZipRecord, header: int) -> bytes:
     """The directory's entry of the record, which now begins at `header` and is otherwise as it was."""
     return _entry(entries, record, record._replace(header=header))
 
 
-def stored_entry(entries: bytes, record: Record, header: int, size: int, crc: int) -> bytes:
+def stored_entry(entries: bytes, record: ZipRecord, header: int, size: int, crc: int) -> bytes:
     """The same for a record with new contents, written as local_header() says."""
     new = record._replace(header=header, stored=size, size=size, crc=crc, method=STORED, flags=record.flags & _UTF8)
     return _entry(entries, record, new)
 
 
-def record_name(entries: bytes, record: Record) -> bytes:
+def record_name(entries: bytes, record: ZipRecord) -> bytes:
     """With the first folder, as the file spells it."""
     start = record.entry + ENTRY.size
     return entries[start : start + ENTRY.unpack_from(entries, record.entry)[10]]
 
 
-def _entry_end(entries: bytes, record: Record) -> int:
+def _entry_end(entries: bytes, record: ZipRecord) -> int:
     name_length, extra_length, comment_length = ENTRY.unpack_from(entries, record.entry)[10:13]
     return record.entry + ENTRY.size + int(name_length + extra_length + comment_length)
 
 
-def _entry(entries: bytes, old: Record, new: Record) -> bytes:
+def _entry(entries: bytes, old: ZipRecord, new: ZipRecord) -> bytes:
     fields = list(ENTRY.unpack_from(entries, old.entry))
     name_length, extra_length, comment_length = fields[10:13]
     name_end = old.entry + ENTRY.size + name_length
@@ -177,7 +177,7 @@ def _entry(entries: bytes, old: Record, new: Record) -> bytes:
     return ENTRY.pack(*fields) + name + extra + entries[extra_end : extra_end + comment_length]
 
 
-def _checksum_in_descriptor(source: Source, directory: Directory, record: Record) -> int | None:
+def _checksum_in_descriptor(source: ByteSource, directory: Directory, record: ZipRecord) -> int | None:
     """Where the checksum stands in what follows the data, or None."""
     found = find_descriptor(source, directory, record)
     if found is None:
@@ -186,7 +186,7 @@ def _checksum_in_descriptor(source: Source, directory: Directory, record: Record
     return record.offset + record.stored + (len(DESCRIPTOR_SIGNATURE) if signed else 0)
 
 
-def find_descriptor(source: Source, directory: Directory, record: Record) -> int | None:
+def find_descriptor(source: ByteSource, directory: Directory, record: ZipRecord) -> int | None:
     """The length of what follows the data and repeats its checksum and sizes: with or without a signature, short or
     zip64, 12, 16, 20 or 24 bytes. None if nothing of the kind does."""
     place = record.offset + record.stored

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from ddpdoctor.checkpoints.errors import NotACheckpoint, Refused
 from ddpdoctor.checkpoints.formats.layouts import Layout
-from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.formats.reading import ByteSource
 from ddpdoctor.checkpoints.kinds.recognised import printable
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
 from ddpdoctor.checkpoints.pickles.opcodes import OldProtocol
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """One of the file's pickles. name: data.pkl, constants.pkl."""
 
     name: str
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 @contextmanager
 def open_layout(path: Path, kind: str) -> Iterator[Layout]:
     """The file in the format that it was recognised as. Raises CheckpointError where it isn't, or is damaged."""
-    with Source(path) as source:
+    with ByteSource(path) as source:
         if kind == "legacy":
             from ddpdoctor.checkpoints.formats.legacy import read_legacy
 
@@ -40,7 +40,7 @@ def open_layout(path: Path, kind: str) -> Iterator[Layout]:
             raise NotACheckpoint(f"{path} is not a checkpoint that can be rewritten")
 
 
-def read_parts(layout: Layout) -> list[Part]:
+def read_parts(layout: Layout) -> list[FilePart]:
     """The pickles, read to the ground. Raises CheckpointError."""
     parts = []
     for name, data in layout.pickles().items():
@@ -52,7 +52,7 @@ def read_parts(layout: Layout) -> list[Part]:
             # Whatever stands there, torch doesn't read it and we can't judge it.
             raise Refused(f"{name} goes on for {len(data) - program.end:,} bytes after the end of its pickle")
         layout.check(program.storages, name)
-        parts.append(Part(name, data, program))
+        parts.append(FilePart(name, data, program))
     return parts
 
 

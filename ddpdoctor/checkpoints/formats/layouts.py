@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from ddpdoctor.checkpoints.formats.changes import Change
-from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.formats.reading import ByteSource
 from ddpdoctor.checkpoints.pickles.nodes import Storage
 from ddpdoctor.checkpoints.pickles.tensors import element_size as item_size
 
-__all__ = ["DATA", "LARGEST_PICKLE", "Layout", "Place", "item_size"]
+__all__ = ["DATA", "LARGEST_PICKLE", "Layout", "StoragePlace", "item_size"]
 
 DATA = "data.pkl"
 """The pickle of what was saved; so called in the old format, too, where it has no name."""
@@ -19,7 +19,7 @@ LARGEST_PICKLE = 1 << 30
 """Bytes. A pickle is read as a whole."""
 
 
-class Place(NamedTuple):
+class StoragePlace(NamedTuple):
     """Where in the file a storage's bytes lie, in bytes."""
 
     offset: int
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 class Layout(Protocol):
     """A checkpoint file in one of its formats. kind: "zip", "torchscript" or "legacy"."""
 
-    source: Source
+    source: ByteSource
     kind: str
 
     @property
@@ -42,7 +42,7 @@ class Layout(Protocol):
     def check(self, storages: Iterable[Storage], pickle: str = DATA) -> None:
         """Raises Damaged unless the bytes of all storages of that pickle are there."""
 
-    def place(self, storage: Storage, pickle: str = DATA) -> Place:
+    def place(self, storage: Storage, pickle: str = DATA) -> StoragePlace:
         """Where the storage's bytes lie. Raises Refused if they are compressed, Damaged if they are missing."""
 
     def pieces(self, storage: Storage, pickle: str = DATA) -> Iterator[bytes]:

@@ -11,11 +11,11 @@ from ddpdoctor.base.wording import plural
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, OutOfData, Refused
 from ddpdoctor.checkpoints.formats.archive_changes import differences
 from ddpdoctor.checkpoints.formats.changes import Change
-from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, Place, item_size
-from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, StoragePlace, item_size
+from ddpdoctor.checkpoints.formats.reading import ByteSource
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
-from ddpdoctor.checkpoints.pickles.nodes import Container, Storage, Text
+from ddpdoctor.checkpoints.pickles.nodes import ContainerNode, Storage, Text
 from ddpdoctor.checkpoints.pickles.tensors import ELEMENT_SIZES
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -43,7 +43,7 @@ class Legacy:
     kind = "legacy"
     byteorder = "little"
 
-    def __init__(self, source: Source, main: Span, keys: Span, places: dict[str, Place]) -> None:
+    def __init__(self, source: ByteSource, main: Span, keys: Span, places: dict[str, StoragePlace]) -> None:
         self.source = source
         self.main = main
         self.keys = keys
@@ -58,13 +58,13 @@ class Legacy:
         for storage in storages:
             self.place(storage)
 
-    def place(self, storage: Storage, pickle: str = DATA) -> Place:
+    def place(self, storage: Storage, pickle: str = DATA) -> StoragePlace:
         """See Layout."""
         place = self.places.get(storage.key)
         length = storage.count * item_size(storage)
         if place is None or place.length < length:
             raise Damaged(f"The data of storage {storage.key!a}, {length:,} bytes, is missing")
-        return Place(place.offset, length)
+        return StoragePlace(place.offset, length)
 
     def pieces(self, storage: Storage, pickle: str = DATA) -> Iterator[bytes]:
         """See Layout."""
@@ -82,13 +82,13 @@ class Legacy:
         return Change(self.source.size, tuple(differences(old, new, self.main.start)))
 
 
-def read_legacy(source: Source) -> Legacy:
+def read_legacy(source: ByteSource) -> Legacy:
     """Raises Damaged, Refused, or NotACheckpoint if it doesn't begin as such a file does."""
     with without_collection():
         return _read(source)
 
 
-def _read(source: Source) -> Legacy:
+def _read(source: ByteSource) -> Legacy:
     at = 0
     for expected in (MAGIC, PROTOCOL_VERSION):
         header, program = read_pickle(source, at)
@@ -103,7 +103,7 @@ def _read(source: Source) -> Legacy:
     return Legacy(source, main, keys, _find_storages(source, program, _names(listing), keys.end))
 
 
-def read_pickle(source: Source, start: int) -> tuple[Span, Program]:
+def read_pickle(source: ByteSource, start: int) -> tuple[Span, Program]:
     """The pickle that begins at `start`. Raises as `scan` does, and Damaged if the file ends before it does."""
     window = _FIRST_WINDOW
     while True:
@@ -124,14 +124,14 @@ def read_pickle(source: Source, start: int) -> tuple[Span, Program]:
 
 def _names(listing: Program) -> list[str]:
     root = listing.root
-    keys = root.items if isinstance(root, Container) and root.kind == "list" else [None]
+    keys = root.items if isinstance(root, ContainerNode) and root.kind == "list" else [None]
     names = [key.value for key in keys if isinstance(key, Text)]
     if len(names) != len(keys) or len(set(names)) != len(names):
         raise Damaged("Where the keys of its storages should be listed, there is something else")
     return names
 
 
-def _find_storages(source: Source, program: Program, keys: list[str], start: int) -> dict[str, Place]:
+def _find_storages(source: ByteSource, program: Program, keys: list[str], start: int) -> dict[str, StoragePlace]:
     """Where each storage's elements lie. Raises Damaged unless the last one's end is the file's."""
     storages: dict[str, Storage] = {}
     for storage in program.storages:
@@ -139,7 +139,7 @@ def _find_storages(source: Source, program: Program, keys: list[str], start: int
         storages.setdefault(storage.key, storage)
     if storages.keys() != set(keys):
         raise Damaged("Its list of storages does not match those that its tensors need")
-    places: dict[str, Place] = {}
+    places: dict[str, StoragePlace] = {}
     at = start
     for key in keys:
         storage = storages[key]
@@ -152,7 +152,7 @@ def _find_storages(source: Source, program: Program, keys: list[str], start: int
                 raise Damaged(
                     f"Storage {key!a} has {count:,} elements at byte {at:,}, but {storage.count:,} in the pickle"
                 )
-        places[key] = Place(at + COUNT_SIZE, length)
+        places[key] = StoragePlace(at + COUNT_SIZE, length)
         at += COUNT_SIZE + length
     if at > source.size:
         whole = sum(place.offset + place.length <= source.size for place in places.values())

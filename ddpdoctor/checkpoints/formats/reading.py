@@ -15,7 +15,7 @@ PIECE = 1 << 20
 """Bytes read at a time where much is read."""
 
 
-class Source:
+class ByteSource:
     """A regular file, open for reading. status, size: as it was when it was opened; size in bytes."""
 
     def __init__(self, path: Path) -> None:
@@ -70,7 +70,7 @@ class Source:
             os.close(self.fd)
             self.fd = -1
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> ByteSource:
         return self
 
     def __exit__(

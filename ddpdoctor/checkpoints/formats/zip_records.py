@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ddpdoctor.base.text import has_unseen
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
-from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.formats.reading import ByteSource
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 
 END = Struct("<4sHHHHLLH")
@@ -45,7 +45,7 @@ class CutOff(Damaged):
     """The archive's end, where its directory is, is missing."""
 
 
-class Record(NamedTuple):
+class ZipRecord(NamedTuple):
     """One file in the archive. Offsets are from the file's start, sizes in bytes.
 
     name: without the first folder. offset: of the data; stored: its length there; size: its length once inflated.
@@ -71,10 +71,10 @@ class Directory(NamedTuple):
     zip64: bool
     comment: bytes
     prefix: str
-    records: tuple[Record, ...]
+    records: tuple[ZipRecord, ...]
 
 
-def read_directory(source: Source) -> Directory:
+def read_directory(source: ByteSource) -> Directory:
     """Everything that is said of the records, checked. Raises Damaged or Refused."""
     offset, size, count, zip64, comment = _read_end(source)
     if size > _LARGEST_DIRECTORY:
@@ -90,7 +90,7 @@ def read_directory(source: Source) -> Directory:
     return Directory(offset, size, zip64, comment, prefix.decode("utf-8", "surrogateescape"), records)
 
 
-def _read_end(source: Source) -> tuple[int, int, int, bool, bytes]:
+def _read_end(source: ByteSource) -> tuple[int, int, int, bool, bytes]:
     """The directory's offset, size and number of entries, whether a zip64 record says so, and the archive's comment."""
     tail_length = min(source.size, END.size + FULL16)
     tail = source.read_at(source.size - min(END.size, tail_length), min(END.size, tail_length))
@@ -130,7 +130,7 @@ def _read_end(source: Source) -> tuple[int, int, int, bool, bytes]:
 
 
 def _read_end64(
-    source: Source, position: int, said: tuple[int, int, int, int, int, int]
+    source: ByteSource, position: int, said: tuple[int, int, int, int, int, int]
 ) -> tuple[int, int, int, int, int, int]:
     """disk, disk of the directory, records on it, records, directory's size and offset. `said`: the old end record's."""
     if position + END64.size > source.size:
@@ -148,7 +148,7 @@ def _read_end64(
     return disk, first_disk, here, count, size, offset
 
 
-def _cut_off(source: Source, tail: bytes) -> str:
+def _cut_off(source: ByteSource, tail: bytes) -> str:
     if not tail.strip(b"\0"):
         return "Its end is nothing but zeros: a download or copy of it was broken off"
     return f"Truncated: it ends after {source.size:,} bytes, without the directory that ends a zip archive"
@@ -274,7 +274,7 @@ def _refuse_twins(names: list[bytes]) -> None:
         seen.add(key)
 
 
-def _locate_data(source: Source, entries: list[_Entry], names: list[str], limit: int) -> tuple[Record, ...]:
+def _locate_data(source: ByteSource, entries: list[_Entry], names: list[str], limit: int) -> tuple[ZipRecord, ...]:
     """The records, in the directory's order, with their data's offset, which only the local headers know.
 
     limit: where the directory begins, and all records must have ended. Raises Refused where a local header contradicts
@@ -326,7 +326,7 @@ def _locate_data(source: Source, entries: list[_Entry], names: list[str], limit:
     make = tuple.__new__
     return tuple(
         [
-            make(Record, (name, header, offset, stored, size, crc, method, flags, at))
+            make(ZipRecord, (name, header, offset, stored, size, crc, method, flags, at))
             for name, (header, _, stored, size, crc, method, flags, at), offset in zip(
                 names, entries, offsets, strict=True
             )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ddpdoctor.base.wording import plural
 from ddpdoctor.checkpoints.errors import CheckpointError
 from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, item_size
-from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.formats.reading import ByteSource
 from ddpdoctor.checkpoints.formats.zip_records import (
     DESCRIPTOR_SIGNATURE,
     FULL32,
@@ -37,7 +37,7 @@ class _Record(NamedTuple):
     method: int
 
 
-def survivors(source: Source) -> str:
+def survivors(source: ByteSource) -> str:
     """What is left, in half a sentence: "of its 390 storages, the first 12 are whole"."""
     needed: dict[str, int] = {}
     whole: set[str] = set()
@@ -65,7 +65,7 @@ def _storages(pickle: bytes) -> dict[str, int]:
         return {}
 
 
-def _walk(source: Source, needed: dict[str, int]) -> Iterator[_Record]:
+def _walk(source: ByteSource, needed: dict[str, int]) -> Iterator[_Record]:
     """From header to header. needed: lengths of records, as far as the pickle told them by now."""
     at = 0
     for _ in range(_MOST_RECORDS):
@@ -93,7 +93,7 @@ def _walk(source: Source, needed: dict[str, int]) -> Iterator[_Record]:
         at = next((end + step for step in steps if _header_at(source, end + step)), source.size)
 
 
-def _ends(source: Source, at: int) -> bool:
+def _ends(source: ByteSource, at: int) -> bool:
     """Whether a descriptor stands there, as far as the file goes. Where a file was only made long enough, zeros do."""
     if at > source.size:
         return True
@@ -101,12 +101,12 @@ def _ends(source: Source, at: int) -> bool:
     return DESCRIPTOR_SIGNATURE.startswith(there)
 
 
-def _header_at(source: Source, at: int) -> bool:
+def _header_at(source: ByteSource, at: int) -> bool:
     size = len(LOCAL_SIGNATURE)
     return at + size <= source.size and source.read_at(at, size) == LOCAL_SIGNATURE
 
 
-def _search_end(source: Source, offset: int) -> int | None:
+def _search_end(source: ByteSource, offset: int) -> int | None:
     """The length of a record, from a descriptor behind it that repeats the length; None if there is none near."""
     before = b""
     at = offset

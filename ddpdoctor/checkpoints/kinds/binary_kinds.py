@@ -9,11 +9,11 @@ from pathlib import Path
 
 from ddpdoctor.base.wording import human, listed
 from ddpdoctor.checkpoints.kinds.protobuf_kinds import recognise_protobuf
-from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, printable
+from ddpdoctor.checkpoints.kinds.recognised import FileHead, Recognised, printable
 from ddpdoctor.facts.remedies import remedy
 
 
-def recognise_binary(glance: Glance) -> Recognised | None:
+def recognise_binary(glance: FileHead) -> Recognised | None:
     """None if its first bytes say nothing to us."""
     return (
         _compressed(glance)
@@ -37,7 +37,7 @@ _PACKERS = (
 )
 
 
-def _compressed(glance: Glance) -> Recognised | None:
+def _compressed(glance: FileHead) -> Recognised | None:
     for magic, name, tool, endings in _PACKERS:
         if glance.head.startswith(magic):
             return Recognised(
@@ -69,7 +69,7 @@ _ENCRYPTED = (
 )  # fmt: skip
 
 
-def _encrypted(glance: Glance) -> Recognised | None:
+def _encrypted(glance: FileHead) -> Recognised | None:
     for pattern, name, tool in _ENCRYPTED:
         if re.match(pattern, glance.head, re.DOTALL):
             path = glance.path
@@ -109,7 +109,7 @@ _MESSAGE_PACK = re.compile(
 _LEVELDB_FOOTER = bytes.fromhex("57fb808b247547db")
 
 
-def _other_format(glance: Glance) -> Recognised | None:
+def _other_format(glance: FileHead) -> Recognised | None:
     for offset, magic, kind, called, advice in _FORMATS:
         if glance.head.startswith(magic, offset):
             return Recognised(
@@ -135,7 +135,7 @@ def _other_format(glance: Glance) -> Recognised | None:
     return None
 
 
-def _tar(glance: Glance) -> Recognised | None:
+def _tar(glance: FileHead) -> Recognised | None:
     if not _is_tar_header(glance.head[:512]):
         return None
     names = _tar_names(glance)
@@ -167,7 +167,7 @@ def _is_tar_header(header: bytes) -> bool:
     return int(digits, 8) == sum(header[:148]) + 8 * 0x20 + sum(header[156:])
 
 
-def _tar_names(glance: Glance, most: int = 64) -> list[str]:
+def _tar_names(glance: FileHead, most: int = 64) -> list[str]:
     """The names of its first files. Python's tarfile would read as much into memory as a header tells it to."""
     names: list[str] = []
     at = 0
@@ -188,7 +188,7 @@ _ZEROS_READ = 1 << 26
 _PIECE = 1 << 20
 
 
-def _zeros(glance: Glance) -> Recognised | None:
+def _zeros(glance: FileHead) -> Recognised | None:
     """A file that was given its size before it was filled, and never was. Says no more than was read."""
     if glance.head.strip(b"\0"):
         return None

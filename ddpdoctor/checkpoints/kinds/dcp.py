@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged
-from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, printable
+from ddpdoctor.checkpoints.kinds.recognised import FileHead, Recognised, mode_of, printable
 from ddpdoctor.checkpoints.pickles.machine import scan
-from ddpdoctor.checkpoints.pickles.nodes import Container, Text
+from ddpdoctor.checkpoints.pickles.nodes import ContainerNode, Text
 from ddpdoctor.facts.remedies import Remedy, remedy
 
 METADATA = ".metadata"
@@ -83,7 +83,7 @@ def recognise_dcp(path: Path, names: set[str]) -> Recognised:
 def _one_file(path: Path, names: set[str]) -> Remedy:
     """Lightning keeps what isn't a tensor in meta.pt, and has a converter that knows of it."""
     if "meta.pt" in names:
-        with Glance(path / "meta.pt") as glance:
+        with FileHead(path / "meta.pt") as glance:
             module = "pytorch" if b"pytorch-lightning_version" in glance.read(0, _PEEK) else "fabric"
         return remedy(f"consolidate-{module}", path)
     return remedy("convert-dcp", path, f"{path.absolute().name}.pt")
@@ -110,7 +110,7 @@ def _incomplete(path: Path, shards: set[str], pieces: list[_Piece]) -> str:
 def _pieces(metadata: Path) -> Iterator[_Piece]:
     """What the metadata says of the files beside it. Nothing, if it is of a kind that we can't read. Raises Damaged."""
     try:
-        with Glance(metadata) as glance:
+        with FileHead(metadata) as glance:
             if glance.size > _LARGEST:
                 return
             program = scan(glance.read(0, glance.size))
@@ -119,7 +119,9 @@ def _pieces(metadata: Path) -> Iterator[_Piece]:
     except (OSError, CheckpointError):
         return
     for call in program.calls:
-        if call.name != "torch.distributed.checkpoint.filesystem._StorageInfo" or not isinstance(call.state, Container):
+        if call.name != "torch.distributed.checkpoint.filesystem._StorageInfo" or not isinstance(
+            call.state, ContainerNode
+        ):
             continue
         said = {pair.key.value: pair.value for pair in call.state.pairs if isinstance(pair.key, Text)}
         name, offset, length = said.get("relative_path"), said.get("offset"), said.get("length")

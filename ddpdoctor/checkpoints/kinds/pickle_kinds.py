@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised
+from ddpdoctor.checkpoints.kinds.recognised import FileHead, Recognised
 from ddpdoctor.facts.remedies import remedy
 
 _BINARY = re.compile(rb"\x80[\x02-\x05][\x95}\](\x8c\x8a\x8b\x8fc)J-NGUXC\x88\x89BT]")
@@ -21,7 +21,7 @@ _PEEK = 1 << 20
 _MOST_INFLATED = 1 << 26
 
 
-def recognise_pickle(glance: Glance) -> Recognised | None:
+def recognise_pickle(glance: FileHead) -> Recognised | None:
     if _ZLIB.match(glance.head) and _inflated(glance.head, 16):
         found = _pickle(
             "a zlib-compressed file, as joblib writes them",
@@ -83,7 +83,7 @@ def _pickle(called: str, problem: str, module: str) -> Recognised:
     )
 
 
-def _tensors(glance: Glance) -> Recognised:
+def _tensors(glance: FileHead) -> Recognised:
     """pickle.dump of tensors: each storage is a small torch.save of its own, and goes back to its device."""
     return Recognised(
         kind="pickle",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.wording import human
-from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised
+from ddpdoctor.checkpoints.kinds.recognised import FileHead, Recognised
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _GRAPH = 7
@@ -26,7 +26,7 @@ _ONNX = {
 """onnx.ModelProto: field number -> wire type."""
 
 
-def recognise_protobuf(glance: Glance) -> Recognised | None:
+def recognise_protobuf(glance: FileHead) -> Recognised | None:
     fields = list(_top_level(glance))
     numbers = [number for number, _, _, _ in fields]
     if not fields or fields[0][:2] != (1, _VARINT):
@@ -65,7 +65,7 @@ def _start_of(field: tuple[int, int, int, int]) -> tuple[int, int]:
     return end - length, 1
 
 
-def _top_level(glance: Glance, most: int = 64) -> Iterator[tuple[int, int, int, int]]:
+def _top_level(glance: FileHead, most: int = 64) -> Iterator[tuple[int, int, int, int]]:
     """Number, wire type, value or length, and end of each field. Yields nothing more at the first that makes no sense."""
     at = 0
     for _ in range(most):

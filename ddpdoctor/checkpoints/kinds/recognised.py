@@ -47,7 +47,7 @@ class Recognised(msgspec.Struct, frozen=True, kw_only=True):
         return not self.problem and self.kind in ("zip", "legacy", "torchscript")
 
 
-class Glance:
+class FileHead:
     """A regular file, opened for reading, and its first bytes. Reads by position, and less than asked where it ends."""
 
     def __init__(self, path: Path) -> None:
@@ -71,7 +71,7 @@ class Glance:
             length -= len(piece)
         return b"".join(pieces)
 
-    def __enter__(self) -> Glance:
+    def __enter__(self) -> FileHead:
         return self
 
     def __exit__(self, *_: object) -> None:

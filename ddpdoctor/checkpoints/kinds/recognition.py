@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddpdoctor.base.regular_files import NotRegularError
 from ddpdoctor.checkpoints.kinds.own_files import recognise_own
-from ddpdoctor.checkpoints.kinds.recognised import BUSY, Glance, Recognised, mode_of
+from ddpdoctor.checkpoints.kinds.recognised import BUSY, FileHead, Recognised, mode_of
 from ddpdoctor.facts.remedies import remedy
 
 LEGACY = Recognised(kind="legacy", called="a PyTorch checkpoint (format before torch 1.6)")
@@ -42,7 +42,7 @@ def recognise_file(path: Path) -> Recognised:
     if own := recognise_own(path):
         return own
     try:
-        with Glance(path) as glance:
+        with FileHead(path) as glance:
             return _with_download(path, _content(glance))
     except NotRegularError as error:
         return _not_a_file(path, error.mode)
@@ -50,7 +50,7 @@ def recognise_file(path: Path) -> Recognised:
         return unreadable(path, error)
 
 
-def _content(glance: Glance) -> Recognised:
+def _content(glance: FileHead) -> Recognised:
     from ddpdoctor.checkpoints.kinds.zip_kinds import recognise_zip
 
     if not glance.size:
@@ -74,7 +74,7 @@ def _content(glance: Glance) -> Recognised:
     )
 
 
-def _unknown(glance: Glance) -> Recognised:
+def _unknown(glance: FileHead) -> Recognised:
     return Recognised(
         kind="unknown",
         called="a file of an unknown format",

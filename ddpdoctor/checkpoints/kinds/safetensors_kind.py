@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.base.wording import human
-from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, printable
+from ddpdoctor.checkpoints.kinds.recognised import FileHead, Recognised, printable
 
 _LONGEST_HEADER = 100_000_000
 """Bytes; what the safetensors library allows."""
 
 
-def recognise_safetensors(glance: Glance) -> Recognised | None:
+def recognise_safetensors(glance: FileHead) -> Recognised | None:
     """None if it doesn't begin with a header's length and an opening brace."""
     if len(glance.head) < 9:
         return None
@@ -33,7 +33,7 @@ def recognise_safetensors(glance: Glance) -> Recognised | None:
     )
 
 
-def _problem(glance: Glance, length: int) -> str:
+def _problem(glance: FileHead, length: int) -> str:
     if 8 + length > glance.size:
         return f"Truncated within its header: {human(glance.size)} are there, the header alone has {human(length)}"
     try:

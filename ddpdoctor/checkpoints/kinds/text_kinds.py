@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.base.wording import human, listed, plural
-from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, printable
+from ddpdoctor.checkpoints.kinds.recognised import FileHead, Recognised, mode_of, printable
 from ddpdoctor.facts.remedies import remedy
 
 _LARGEST_JSON = 1 << 26
@@ -19,7 +19,7 @@ _TITLE = re.compile(rb"<title[^<>]{0,200}>([^<]*)</title>", re.IGNORECASE)
 _XML_MESSAGE = re.compile(rb"<(Code|Message)>([^<]*)</\1>")
 
 
-def recognise_text(glance: Glance) -> Recognised | None:
+def recognise_text(glance: FileHead) -> Recognised | None:
     """None if it isn't text."""
     head = glance.head.removeprefix(b"\xef\xbb\xbf")
     if not _is_text(head):
@@ -87,7 +87,7 @@ def _tree_of(path: Path) -> tuple[Path | None, str]:
     return tree, str(absolute.relative_to(tree)) if tree else path.name
 
 
-def _lfs_pointer(glance: Glance) -> Recognised:
+def _lfs_pointer(glance: FileHead) -> Recognised:
     found = _LFS_SIZE.search(glance.head)
     size = int(found[1]) if found else 0
     meant = f"the file itself, {human(size)}," if size else "the file itself"
@@ -103,7 +103,7 @@ def _lfs_pointer(glance: Glance) -> Recognised:
     )
 
 
-def _annex_pointer(glance: Glance) -> Recognised:
+def _annex_pointer(glance: FileHead) -> Recognised:
     return Recognised(
         kind="git-annex-pointer",
         called="a git-annex pointer",
@@ -113,7 +113,7 @@ def _annex_pointer(glance: Glance) -> Recognised:
     )
 
 
-def _dvc_pointer(glance: Glance) -> Recognised:
+def _dvc_pointer(glance: FileHead) -> Recognised:
     return Recognised(
         kind="dvc-pointer",
         called="a DVC pointer",
@@ -123,7 +123,7 @@ def _dvc_pointer(glance: Glance) -> Recognised:
     )
 
 
-def _html(glance: Glance) -> Recognised:
+def _html(glance: FileHead) -> Recognised:
     page = glance.read(0, 1 << 18)
     found = _TITLE.search(page)
     title = ""
@@ -167,7 +167,7 @@ def _xml(head: bytes) -> Recognised:
     return _downloaded("xml", "an XML file", "An XML file, not a checkpoint", "")
 
 
-def _json(glance: Glance) -> Recognised:
+def _json(glance: FileHead) -> Recognised:
     try:
         content: Any = msgspec.json.decode(glance.read(0, _LARGEST_JSON))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

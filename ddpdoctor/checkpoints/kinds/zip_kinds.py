@@ -11,7 +11,7 @@ from pathlib import Path
 from struct import Struct
 
 from ddpdoctor.base.wording import human, listed, plural
-from ddpdoctor.checkpoints.kinds.recognised import Glance, Recognised, mode_of, printable
+from ddpdoctor.checkpoints.kinds.recognised import FileHead, Recognised, mode_of, printable
 from ddpdoctor.facts.remedies import remedy
 
 _LOCAL = Struct("<4s2xHHHHLLLHH")
@@ -31,7 +31,7 @@ ZIP = Recognised(kind="zip", called="a PyTorch checkpoint (zip)")
 TORCHSCRIPT = Recognised(kind="torchscript", called="a TorchScript file")
 
 
-def recognise_zip(glance: Glance) -> Recognised | None:
+def recognise_zip(glance: FileHead) -> Recognised | None:
     """None if the file doesn't begin as a zip archive. torch looks at no more than the first four bytes either."""
     if glance.head.startswith((b"PK\5\6", b"PK\7\x08")):
         return _empty_or_split(glance)
@@ -62,7 +62,7 @@ def _holds(directory: bytes, name: bytes) -> bool:
     return False
 
 
-def _find_directory(glance: Glance) -> tuple[int, int, int] | None:
+def _find_directory(glance: FileHead) -> tuple[int, int, int] | None:
     """The directory's offset and size, and where its end record begins; None without an end record."""
     start = max(0, glance.size - _LARGEST_TAIL)
     tail = glance.read(start, _LARGEST_TAIL)
@@ -83,14 +83,14 @@ def _find_directory(glance: Glance) -> tuple[int, int, int] | None:
     return offset, size, position
 
 
-def _first_name(glance: Glance) -> bytes:
+def _first_name(glance: FileHead) -> bytes:
     if len(glance.head) < _LOCAL.size:
         return b""
     length = _LOCAL.unpack_from(glance.head)[8]
     return glance.head[_LOCAL.size : _LOCAL.size + length]
 
 
-def _truncated(glance: Glance) -> Recognised:
+def _truncated(glance: FileHead) -> Recognised:
     torchs = _TORCHS.match(_first_name(glance)) is not None
     total = _expected(glance) if torchs else 0
     zeros = not glance.read(max(0, glance.size - 4096), 4096).strip(b"\0")
@@ -113,20 +113,20 @@ def _truncated(glance: Glance) -> Recognised:
     )
 
 
-def _whole_storages(glance: Glance) -> str:
+def _whole_storages(glance: FileHead) -> str:
     """What can be said of the storages before the place where it was cut off."""
     from ddpdoctor.checkpoints.errors import CheckpointError
-    from ddpdoctor.checkpoints.formats.reading import Source
+    from ddpdoctor.checkpoints.formats.reading import ByteSource
     from ddpdoctor.checkpoints.formats.zip_survivors import survivors
 
     try:
-        with Source(glance.path) as source:
+        with ByteSource(glance.path) as source:
             return f"; {survivors(source)}"
     except CheckpointError:
         return ""
 
 
-def _expected(glance: Glance) -> int:
+def _expected(glance: FileHead) -> int:
     """About how long the whole file was to be, by its data.pkl, which torch.save writes first; 0 if that isn't to be had."""
     if not _first_name(glance).endswith(b"/data.pkl"):
         return 0
@@ -143,7 +143,7 @@ def _expected(glance: Glance) -> int:
     return int(start + program.end + sum(sizes.values()) + _PER_RECORD * len(sizes))
 
 
-def _empty_or_split(glance: Glance) -> Recognised:
+def _empty_or_split(glance: FileHead) -> Recognised:
     if glance.head.startswith(b"PK\5\6"):
         return Recognised(
             kind="zip-archive",
@@ -158,14 +158,14 @@ def _empty_or_split(glance: Glance) -> Recognised:
     )
 
 
-def _is_shard(glance: Glance, directory_end: int, position: int) -> bool:
+def _is_shard(glance: FileHead, directory_end: int, position: int) -> bool:
     """Several archives, one behind the other: offsets count from where the last one begins."""
     return glance.path.name.endswith(".distcp") or (
         directory_end < position and mode_of(glance.path.with_name(".metadata")) != 0
     )
 
 
-def _shard(glance: Glance) -> Recognised:
+def _shard(glance: FileHead) -> Recognised:
     return Recognised(
         kind="dcp-shard",
         called="one rank's file of a distributed checkpoint (DCP)",
@@ -188,7 +188,7 @@ def _entries(directory: bytes) -> list[tuple[str, int, int]]:
     return found
 
 
-def _foreign(glance: Glance, entries: list[tuple[str, int, int]]) -> Recognised:
+def _foreign(glance: FileHead, entries: list[tuple[str, int, int]]) -> Recognised:
     """An archive without torch.save's data.pkl in its first folder."""
     names = [name for name, _, _ in entries]
     inner = {name.partition("/")[2] for name in names}

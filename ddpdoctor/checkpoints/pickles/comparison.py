@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ddpdoctor.checkpoints.pickles.machine import Program
-from ddpdoctor.checkpoints.pickles.nodes import Bytes, Call, Container, Global, Pair, Reference, Storage, Text, Tuple
+from ddpdoctor.checkpoints.pickles.nodes import (
+    Bytes,
+    Call,
+    ContainerNode,
+    Global,
+    Pair,
+    Reference,
+    Storage,
+    Text,
+    Tuple,
+)
 from ddpdoctor.checkpoints.pickles.plain_tensors import PlainTensor
 
 
@@ -40,7 +50,7 @@ class _Comparison:
             a, b = self.waiting.pop()
             if a.__class__ is not b.__class__ and not (isinstance(a, Call) and isinstance(b, Call)):
                 return False
-            if isinstance(a, (Container, Call, Tuple, Storage, Reference)):
+            if isinstance(a, (ContainerNode, Call, Tuple, Storage, Reference)):
                 both = id(a), id(b)
                 if both in compared:
                     continue
@@ -64,7 +74,7 @@ class _Comparison:
         if isinstance(a, PlainTensor) and isinstance(b, PlainTensor) and a.same_rest(b) and a.state is b.state is None:
             self.waiting += [(a.function, b.function), (a.storage, b.storage)]
             return True
-        if isinstance(a, (Container, Call)):
+        if isinstance(a, (ContainerNode, Call)):
             return self._holder(a, b)
         if isinstance(a, Global):
             return bool(a.full_name == b.full_name)
@@ -96,8 +106,8 @@ class _Comparison:
         starts = a.starts or [-1] * len(a.items)
         return all(self._occurrence(*three) for three in zip(a.items, starts, b.items, strict=True))
 
-    def _holder(self, a: Container | Call, b: Container | Call) -> bool:
-        if isinstance(a, Container) and isinstance(b, Container):
+    def _holder(self, a: ContainerNode | Call, b: ContainerNode | Call) -> bool:
+        if isinstance(a, ContainerNode) and isinstance(b, ContainerNode):
             if a.kind != b.kind:
                 return False
         elif isinstance(a, Call) and isinstance(b, Call):

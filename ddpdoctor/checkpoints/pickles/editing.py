@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.formats.contents import Part
+from ddpdoctor.checkpoints.formats.contents import FilePart
 from ddpdoctor.checkpoints.pickles.comparison import Expected, same
 from ddpdoctor.checkpoints.pickles.locations import Moves, moves, pinned
 from ddpdoctor.checkpoints.pickles.machine import scan
@@ -15,7 +15,7 @@ from ddpdoctor.checkpoints.pickles.prefixes import Renamings, strip
 from ddpdoctor.checkpoints.pickles.splices import apply, fit, reword
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class EditOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be done to a checkpoint.
 
     to: the device for everything that is pinned to another than the CPU.
@@ -43,7 +43,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 class Edit(NamedTuple):
     """What granting the wishes takes in one part; nothing of it has been done yet."""
 
-    part: Part
+    part: FilePart
     moves: Moves
     renamings: Renamings
 
@@ -51,13 +51,13 @@ class Edit(NamedTuple):
         return bool(self.moves or self.renamings)
 
 
-def propose(part: Part, wishes: Wishes) -> Edit:
+def propose(part: FilePart, wishes: EditOptions) -> Edit:
     """Raises Refused if a prefix can't be stripped."""
     found = moves(part.data, part.program, wishes.to, wishes.moves)
     return Edit(part, found, strip(part.program, wishes.strip_prefixes))
 
 
-def carry_out(edit: Edit) -> Part:
+def carry_out(edit: Edit) -> FilePart:
     """The part as it is to be, as long as the original wherever that can be.
 
     Raises Refused if the result doesn't say what it should.
@@ -73,4 +73,4 @@ def carry_out(edit: Edit) -> Part:
     result = scan(fitted)
     if result.end != len(fitted) or not same(program, data, result, fitted, expected):
         raise Refused("Editing its pickle did not come out right, which is a bug in ddpdoctor. Nothing was changed")
-    return Part(name, fitted, result)
+    return FilePart(name, fitted, result)

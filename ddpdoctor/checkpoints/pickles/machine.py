@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ddpdoctor.checkpoints.errors import Damaged, OutOfData, Refused
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine_state import MachineState
-from ddpdoctor.checkpoints.pickles.nodes import Call, Container, Global, Storage, Text, Tuple
+from ddpdoctor.checkpoints.pickles.nodes import Call, ContainerNode, Global, Storage, Text, Tuple
 from ddpdoctor.checkpoints.pickles.opcodes import OTHERS, unknown_opcode
 from ddpdoctor.checkpoints.pickles.plain_tensors import UNREAD, Unforeseen, fetched_late, read_tensor
 
@@ -52,12 +52,12 @@ def scan(data: bytes, start: int = 0) -> Program:
     """
     with without_collection():
         try:
-            return Machine(data).run(start)
+            return PickleMachine(data).run(start)
         except Unforeseen:
-            return Machine(data, hasty=False).run(start)
+            return PickleMachine(data, hasty=False).run(start)
 
 
-class Machine(MachineState):
+class PickleMachine(MachineState):
     """One run over one pickle."""
 
     def run(self, start: int) -> Program:
@@ -177,7 +177,7 @@ class Machine(MachineState):
             if call.name != "collections.OrderedDict" or call.pairs or not isinstance(call.arguments, Tuple):
                 continue
             listed = call.arguments.items
-            if len(listed) == 1 and isinstance(listed[0], Container) and listed[0].kind == "list":
+            if len(listed) == 1 and isinstance(listed[0], ContainerNode) and listed[0].kind == "list":
                 couples = [self.couples.get(id(item)) for item in listed[0].items]
                 pairs = [couple[1] for couple in couples if couple and len(couple[0].items) == 2]
                 if len(pairs) == len(couples):

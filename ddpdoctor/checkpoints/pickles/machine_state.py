@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddpdoctor.checkpoints.errors import OutOfData, Refused
-from ddpdoctor.checkpoints.pickles.nodes import Call, Global, Holder, Pair, Reference, Storage, Text, Tuple
+from ddpdoctor.checkpoints.pickles.nodes import Call, Global, HolderNode, Pair, Reference, Storage, Text, Tuple
 
 
 class MachineState:
@@ -26,7 +26,7 @@ class MachineState:
         self.frames: list[tuple[int, int]] = []
         self.opcodes: set[str] = set()
         # Lists of two, by id, as the dict entries that they may turn out to be.
-        self.couples: dict[int, tuple[Holder, Pair]] = {}
+        self.couples: dict[int, tuple[HolderNode, Pair]] = {}
 
     def push(self, value: Any, size: int) -> None:
         self.stack.append(value)

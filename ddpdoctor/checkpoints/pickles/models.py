@@ -38,7 +38,7 @@ WELL_KNOWN = (
 """What a model's state dict is called where it doesn't stand at the top; its averages, which may stand for it, come last."""
 
 
-class Candidate(NamedTuple):
+class CandidateModel(NamedTuple):
     """A dict that may be the model's: the value of `entry`, which `path` leads to."""
 
     path: tuple[str, ...]
@@ -62,7 +62,7 @@ class Candidate(NamedTuple):
 class Unclear(Refused):
     """One or several dicts of tensors may be the model. choices: their names, of which `keep` takes one."""
 
-    def __init__(self, candidates: Sequence[Candidate], why: str = "") -> None:
+    def __init__(self, candidates: Sequence[CandidateModel], why: str = "") -> None:
         names = listed((f"{one.name} ({plural(one.tensors, 'tensor')})" for one in candidates), most=8)
         super().__init__(
             f"It isn't clear which of these is the model: {names}"
@@ -78,7 +78,7 @@ class Unclear(Refused):
 class Model(NamedTuple):
     """The model's state dict, and what of it is left out. candidate: None if it is the top level itself."""
 
-    candidate: Candidate | None
+    candidate: CandidateModel | None
     left_out: Sequence[Pair]
 
 
@@ -86,19 +86,19 @@ class _Search(NamedTuple):
     """pure: dicts of nothing but tensors. mixed: state dicts that hold other things, too, and not only bytes. others: what has a well-known
     name, and tensors somewhere in it, and is neither a dict of tensors nor holds one that was found."""
 
-    pure: list[Candidate]
-    mixed: list[Candidate]
-    others: list[Candidate]
+    pure: list[CandidateModel]
+    mixed: list[CandidateModel]
+    others: list[CandidateModel]
 
 
-def candidates_named(entries: Sequence[Pair], names: Collection[str]) -> list[Candidate]:
+def candidates_named(entries: Sequence[Pair], names: Collection[str]) -> list[CandidateModel]:
     """Those that stand somewhere below these entries under one of these dotted names."""
     found = _search(entries)
     return [one for one in (*found.pure, *found.mixed) if one.name in names]
 
 
 def find_model(
-    root: Any, entries: Sequence[Pair], named: list[Candidate], *, chosen: bool, tensors_only: bool
+    root: Any, entries: Sequence[Pair], named: list[CandidateModel], *, chosen: bool, tensors_only: bool
 ) -> Model:
     """The model's state dict: among those that were named, if some were, else among these entries of the top level.
 
@@ -130,9 +130,9 @@ def find_model(
 def _search(entries: Sequence[Pair]) -> _Search:
     """Among these entries, or under a well-known name further down; each once."""
     found = _Search([], [], [])
-    others: list[Candidate] = []
+    others: list[CandidateModel] = []
     seen: set[int] = set()
-    waiting = [Candidate((name_of(pair.key),), pair) for pair in reversed(entries)]
+    waiting = [CandidateModel((name_of(pair.key),), pair) for pair in reversed(entries)]
     while waiting:
         path, entry = one = waiting.pop()
         if id(entry.value) in seen:
@@ -146,7 +146,7 @@ def _search(entries: Sequence[Pair]) -> _Search:
             if is_state_dict(entry.value) and not _is_bytes(entry.value):
                 found.mixed.append(one)
             deeper = [(name_of(pair.key), pair) for pair in reversed(inner)]
-            waiting += [Candidate((*path, name), pair) for name, pair in deeper if name in WELL_KNOWN]
+            waiting += [CandidateModel((*path, name), pair) for name, pair in deeper if name in WELL_KNOWN]
         if path[-1] in WELL_KNOWN:
             others.append(one)
     for one in others:
@@ -156,7 +156,7 @@ def _search(entries: Sequence[Pair]) -> _Search:
     return found
 
 
-def _refuse_doubtful(one: Candidate, found: _Search) -> None:
+def _refuse_doubtful(one: CandidateModel, found: _Search) -> None:
     """The only dict of tensors needn't be the model: its name has to say so, and no better name stand beside it."""
     better = [other for other in found.others if other.rank < one.rank]
     if better:

@@ -76,7 +76,7 @@ class Pair(NamedTuple):
     end: int
 
 
-class Holder:
+class HolderNode:
     """What items and entries are put into. Most hold none, and there may be a hundred thousand: an empty list each would
     cost more than all the rest."""
 
@@ -99,7 +99,7 @@ class Holder:
             self.pairs = pairs
 
 
-class Container(Holder):
+class ContainerNode(HolderNode):
     """A list, set or dict (`kind` says which), or a frozenset."""
 
     __slots__ = ("kind",)
@@ -109,7 +109,7 @@ class Container(Holder):
         self.kind = kind
 
 
-class Call(Holder):
+class Call(HolderNode):
     """What calling `function` with `arguments` would give, with what was set, added or stored in it afterwards."""
 
     __slots__ = ("_arguments", "function", "start", "state")

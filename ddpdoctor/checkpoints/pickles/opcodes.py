@@ -11,7 +11,7 @@ from typing import Any
 
 from ddpdoctor.checkpoints.errors import OutOfData, Refused
 from ddpdoctor.checkpoints.pickles.machine_state import MachineState
-from ddpdoctor.checkpoints.pickles.nodes import Bytes, Call, Container, Holder, Pair, Text, Tuple
+from ddpdoctor.checkpoints.pickles.nodes import Bytes, Call, ContainerNode, HolderNode, Pair, Text, Tuple
 
 _UINT16 = Struct("<H").unpack_from
 _INT32 = Struct("<i").unpack_from
@@ -168,35 +168,35 @@ def _empty_tuple(machine: MachineState) -> None:
 
 @_opcode(b"}")
 def _empty_dict(machine: MachineState) -> None:
-    machine.push(Container("dict"), 1)
+    machine.push(ContainerNode("dict"), 1)
 
 
 @_opcode(b"]")
 def _empty_list(machine: MachineState) -> None:
-    machine.push(Container("list"), 1)
+    machine.push(ContainerNode("list"), 1)
 
 
 @_opcode(b"\x8f")
 def _empty_set(machine: MachineState) -> None:
     machine.opcodes.add("EMPTY_SET")
-    machine.push(Container("set"), 1)
+    machine.push(ContainerNode("set"), 1)
 
 
 @_opcode(b"\x91")
 def _frozenset(machine: MachineState) -> None:
     items, _, first = machine.to_mark()
     machine.opcodes.add("FROZENSET")
-    node = Container("frozenset")
+    node = ContainerNode("frozenset")
     node.items = items
     machine.stack.append(node)
     machine.starts.append(first)
     machine.pos += 1
 
 
-def _holder(machine: MachineState) -> Holder:
+def _holder(machine: MachineState) -> HolderNode:
     """What items are added to. A storage or a tuple takes none."""
     holder = machine.stack[-1]
-    if not isinstance(holder, Holder):
+    if not isinstance(holder, HolderNode):
         raise ValueError
     return holder
 

@@ -45,7 +45,7 @@ class Remainder(NamedTuple):
     keys: tuple[str, ...]
 
 
-class Cut(NamedTuple):
+class CutPickle(NamedTuple):
     """A pickle that was cut down.
 
     storages: the keys of those that it still refers to. dropped: the names of what went, in the file's order.
@@ -92,7 +92,7 @@ def cut(
     *,
     params_only: bool = False,
     tensors_only: bool = False,
-) -> Cut:
+) -> CutPickle:
     """The pickle in `data` with, of the dict at its top, only the keys in `keep` (if any are given) and none in `drop`. Several may be named in one, with commas.
 
     With `params_only`, of what is left so, the model's state dict alone, with its modules' extra state unless
@@ -108,7 +108,7 @@ def cut(
         return _cut(data, keep, drop, params_only, tensors_only)
 
 
-def _cut(data: bytes, keep: Collection[str], drop: Collection[str], params_only: bool, tensors_only: bool) -> Cut:
+def _cut(data: bytes, keep: Collection[str], drop: Collection[str], params_only: bool, tensors_only: bool) -> CutPickle:
     program = scan(data)
     root = program.root
     entries = pairs(root)
@@ -205,7 +205,7 @@ def _summary(
     leaving: list[bool],
     path: tuple[str, ...],
     left_out: Sequence[Pair],
-) -> Cut:
+) -> CutPickle:
     gone: list[tuple[str, Any]] = []
     kept: list[tuple[str, Any]] = []
     for pair, leaves in zip(entries, leaving, strict=True):
@@ -220,7 +220,7 @@ def _summary(
         else:
             kept.append((name, pair.value))
     storages = frozenset(one.key for one in left.storages)
-    return Cut(
+    return CutPickle(
         pickle=result,
         storages=storages,
         dropped=tuple(name for name, _ in gone),

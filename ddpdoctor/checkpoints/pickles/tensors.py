@@ -9,9 +9,9 @@ from ddpdoctor.base.wording import plural
 from ddpdoctor.checkpoints.pickles.nodes import (
     Bytes,
     Call,
-    Container,
+    ContainerNode,
     Global,
-    Holder,
+    HolderNode,
     Pair,
     Reference,
     Storage,
@@ -83,7 +83,7 @@ def element_size(storage: Storage) -> int:
     return _SIZES_BY_CLASS.get(storage.kind, 1)
 
 
-class View(NamedTuple):
+class TensorView(NamedTuple):
     """A strided tensor: offset and stride in elements.
 
     dtype: "float32" from the pickle where it says so (_rebuild_tensor_v3), else the storage's class without "Storage":
@@ -97,7 +97,7 @@ class View(NamedTuple):
     dtype: str
 
 
-def view(node: Any) -> View | None:
+def view(node: Any) -> TensorView | None:
     """The strided tensor that a node is, alone or as a parameter; None for any other (sparse, quantized, nested ...)."""
     while isinstance(node, Call) and node.name.startswith("torch._utils._rebuild_parameter"):
         node = node.first_argument
@@ -114,7 +114,7 @@ def view(node: Any) -> View | None:
         if len(items) < 7 or not isinstance(items[6], Global):
             return None
         dtype = items[6].name
-    return View(items[0], items[1], size, stride, dtype)
+    return TensorView(items[0], items[1], size, stride, dtype)
 
 
 def _numbers(node: Any) -> tuple[int, ...] | None:
@@ -127,12 +127,12 @@ def _numbers(node: Any) -> tuple[int, ...] | None:
 
 def pairs(node: Any) -> Sequence[Pair]:
     """The entries of a dict, an OrderedDict or the like; none for anything else."""
-    return node.pairs if isinstance(node, Holder) else ()
+    return node.pairs if isinstance(node, HolderNode) else ()
 
 
 def is_dict(node: Any) -> bool:
     """A dict, an OrderedDict or a defaultdict, empty ones, too."""
-    return (isinstance(node, Container) and node.kind == "dict") or (isinstance(node, Call) and node.name in _DICTS)
+    return (isinstance(node, ContainerNode) and node.kind == "dict") or (isinstance(node, Call) and node.name in _DICTS)
 
 
 def describe(node: Any) -> str:
@@ -143,7 +143,7 @@ def describe(node: Any) -> str:
         return f"a dict of {plural(len(pairs(node)), 'key')}"
     if isinstance(node, Tuple):
         return f"a tuple of {plural(len(node.items), 'item')}"
-    if isinstance(node, Container):
+    if isinstance(node, ContainerNode):
         return f"a {node.kind} of {plural(len(node.items), 'item')}"
     if isinstance(node, Call):
         made = node.function
@@ -198,7 +198,7 @@ def storages_of(node: Any) -> dict[str, int]:
             found[node.key] = node.count * element_size(node)
         elif isinstance(node, Reference):
             waiting.append(node.identity)
-        elif isinstance(node, (Container, Call, Tuple)) and id(node) not in seen:
+        elif isinstance(node, (ContainerNode, Call, Tuple)) and id(node) not in seen:
             seen.add(id(node))
             waiting += node.items if not isinstance(node, Call) else [*node.items, node.arguments, node.state]
             for pair in pairs(node):
@@ -228,7 +228,7 @@ def walk(root: Any) -> Iterator[Found]:
     while waiting:
         found = waiting.pop()
         node = found.node
-        if isinstance(node, (Holder, Tuple)):
+        if isinstance(node, (HolderNode, Tuple)):
             if id(node) in seen:
                 continue
             seen.add(id(node))
@@ -239,10 +239,10 @@ def walk(root: Any) -> Iterator[Found]:
 
 def _children(found: Found) -> Iterator[Found]:
     path, node = found
-    if isinstance(node, Holder):
+    if isinstance(node, HolderNode):
         for pair in node.pairs:
             yield Found(_longer(path, _name(pair.key)), pair.value)
-    if isinstance(node, (Holder, Tuple)):
+    if isinstance(node, (HolderNode, Tuple)):
         for index, item in enumerate(node.items):
             yield Found(_longer(path, f"[{index}]"), item)
     if isinstance(node, Call):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ddpdoctor.checkpoints.formats.changes import Change
-from ddpdoctor.checkpoints.formats.reading import PIECE, Source, changed_meanwhile
+from ddpdoctor.checkpoints.formats.reading import PIECE, ByteSource, changed_meanwhile
 from ddpdoctor.checkpoints.writing.new_file import new_file
 
 Progress = Callable[[int, int], None]
@@ -30,7 +30,7 @@ def write_copy(path: Path, change: Change, out: Path, progress: Progress) -> Non
         Refused: `out` exists or can't be written, or the file is no longer the one that the change was made for.
         Damaged: it can't be read.
     """
-    with Source(path) as source, new_file(out, source.status) as fd:
+    with ByteSource(path) as source, new_file(out, source.status) as fd:
         if source.size != change.size:
             raise changed_meanwhile()
         copier = Copier(source, fd, source.size, progress)
@@ -48,7 +48,7 @@ def write_copy(path: Path, change: Change, out: Path, progress: Progress) -> Non
 class Copier:
     """Copies ranges of a file into another, and counts. total: bytes that will be copied in all, for the progress."""
 
-    def __init__(self, source: Source, fd: int, total: int, progress: Progress) -> None:
+    def __init__(self, source: ByteSource, fd: int, total: int, progress: Progress) -> None:
         self._source = source
         self._fd = fd
         self._total = total

@@ -39,7 +39,7 @@ _REMOTE = (
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
-class Held(NamedTuple):
+class HeldFile(NamedTuple):
     """file, folder: open descriptors, the first for reading and writing; name: of the one in the other."""
 
     file: int
@@ -48,7 +48,7 @@ class Held(NamedTuple):
 
 
 @contextmanager
-def held(path: Path) -> Iterator[Held]:
+def held(path: Path) -> Iterator[HeldFile]:
     """The file, with everybody else kept out while the context lasts. Raises Refused, with the file untouched.
 
     Whoever opens it meanwhile waits (Linux leases) where the file system knows such a thing. The caller itself must have
@@ -70,7 +70,7 @@ def held(path: Path) -> Iterator[Held]:
                 _refuse_others_links(path, folder, file)
             except OSError as error:
                 raise Refused(f"{path} can't be changed: {error.strerror}") from None
-            yield Held(file, folder, path.name)
+            yield HeldFile(file, folder, path.name)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ class Dim(NamedTuple):
     stride: int
 
 
-class Gathered(NamedTuple):
+class GatheredBytes(NamedTuple):
     """Bytes of the result, and where they belong in it."""
 
     data: memoryview
@@ -53,7 +53,7 @@ def span(dims: list[Dim]) -> int:
 
 def gather(
     read: Callable[[int, int], bytes], dims: list[Dim], item: int, *, swap: int = 1, window: int = WINDOW
-) -> Iterator[Gathered]:
+) -> Iterator[GatheredBytes]:
     """The elements in order, a part at a time, in any order of the parts.
 
     read: gives some bytes at some offset from the first element. dims: as `merged` makes them; none of size 0. item:
@@ -202,11 +202,13 @@ def _run(lengths: list[int], dims: list[Dim]) -> int:
     return inner
 
 
-def _runs(data: memoryview, sizes: list[int], steps: list[int], inner: int, to: int, item: int) -> Iterator[Gathered]:
+def _runs(
+    data: memoryview, sizes: list[int], steps: list[int], inner: int, to: int, item: int
+) -> Iterator[GatheredBytes]:
     """The parts of a box that lie together in the result. to: where its first element belongs. inner: see `_run`."""
     offsets = [to]
     for size, step in zip(sizes[:inner], steps[:inner], strict=True):
         offsets = [offset + index * step for offset in offsets for index in range(size)]
     length = prod(sizes[inner:]) * item
     for index, offset in enumerate(offsets):
-        yield Gathered(data[index * length : (index + 1) * length], offset * item)
+        yield GatheredBytes(data[index * length : (index + 1) * length], offset * item)

@@ -19,10 +19,10 @@ from ddpdoctor.base.wording import plural
 from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale
 from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.writing import journal
-from ddpdoctor.checkpoints.writing.exclusive_open import Held, held, opened_folder, unopened
+from ddpdoctor.checkpoints.writing.exclusive_open import HeldFile, held, opened_folder, unopened
 from ddpdoctor.checkpoints.writing.interruptions import put_off
-from ddpdoctor.checkpoints.writing.journal import Layer, Record, Stage, State, undo_file
-from ddpdoctor.checkpoints.writing.leftovers import NEVER_BEGUN, Ending, Recovery, ending_of
+from ddpdoctor.checkpoints.writing.journal import JournalRecord, JournalStage, JournalState, Layer, undo_file
+from ddpdoctor.checkpoints.writing.leftovers import NEVER_BEGUN, FoundLeftover, Recovery, ending_of
 from ddpdoctor.checkpoints.writing.undo_words import (
     A_COPY,
     foreign,
@@ -52,7 +52,7 @@ def change_in_place(path: Path, change: Change, *, aside: str = "") -> Path:
         try:
             if not signals:
                 _apply(file.file, change)
-                _ensure(file.file, record.layer, State.AFTER)
+                _ensure(file.file, record.layer, JournalState.AFTER)
                 _keep_date(file.file, record.layer)
                 journal.ensure_there(file, record)
         except OSError as error:
@@ -113,7 +113,7 @@ def undo(path: Path, *, only_last: bool = False, dry_run: bool = False) -> int:
     return 1 if only_last else len(records)
 
 
-def _take_back(path: Path, file: Held, records: Sequence[Record]) -> None:
+def _take_back(path: Path, file: HeldFile, records: Sequence[JournalRecord]) -> None:
     """The last one first. Raises as `undo`, and says how far it came."""
     for done, record in enumerate(reversed(records)):
         try:
@@ -125,7 +125,7 @@ def _take_back(path: Path, file: Held, records: Sequence[Record]) -> None:
 
 
 @contextmanager
-def _held_or_copied(path: Path) -> Iterator[Held]:
+def _held_or_copied(path: Path) -> Iterator[HeldFile]:
     """The same as `held`; a refusal names the other way, a new file."""
     with ExitStack() as stack:
         with _naming_a_copy():
@@ -152,7 +152,7 @@ def _read_errors_in_words() -> Iterator[None]:
         raise Refused(f"The disk could not be read: {reason(error)}") from None
 
 
-def _unsettled(path: Path, folder: int) -> Ending | None:
+def _unsettled(path: Path, folder: int) -> FoundLeftover | None:
     """What there is to be done, without touching anything."""
     if not any(_exists(folder, path.name + suffix) for suffix in (journal.SUFFIX, journal.DRAFT_SUFFIX)):
         return None
@@ -166,7 +166,7 @@ def _unsettled(path: Path, folder: int) -> Ending | None:
 
 
 @contextmanager
-def _looked_at(path: Path, folder: int) -> Iterator[Held]:
+def _looked_at(path: Path, folder: int) -> Iterator[HeldFile]:
     """The checkpoint, open for reading."""
     try:
         file = open_regular(f"/proc/self/fd/{folder}/{path.name}")
@@ -175,19 +175,19 @@ def _looked_at(path: Path, folder: int) -> Iterator[Held]:
     except OSError as error:
         raise unopened(path, error) from None
     try:
-        yield Held(file, folder, path.name)
+        yield HeldFile(file, folder, path.name)
     finally:
         os.close(file)
 
 
-def _state(path: Path, file: int, record: Record) -> State:
+def _state(path: Path, file: int, record: JournalRecord) -> JournalState:
     state = journal.state(file, record.layer)
-    if state is State.FOREIGN:
+    if state is JournalState.FOREIGN:
         raise half_changed_once(path) if journal.may_be_torn(file, record) else foreign(path)
     return state
 
 
-def _settle(path: Path, file: Held, record: Record) -> Ending | None:
+def _settle(path: Path, file: HeldFile, record: JournalRecord) -> FoundLeftover | None:
     ending = ending_of(record.stage, _state(path, file.file, record))
     if ending is None:
         return None
@@ -200,13 +200,13 @@ def _settle(path: Path, file: Held, record: Record) -> Ending | None:
     return ending
 
 
-def _ensure_settled(path: Path, file: Held, *, stale: bool) -> None:
+def _ensure_settled(path: Path, file: HeldFile, *, stale: bool) -> None:
     """Raises Busy if another run came between. stale: the undo file is known to be of other content."""
     records = journal.read(file)
     if not records:
         return
     try:
-        settled = _state(path, file.file, records[-1]) is State.AFTER and not stale
+        settled = _state(path, file.file, records[-1]) is JournalState.AFTER and not stale
     except Stale:
         if not stale:
             raise
@@ -215,7 +215,7 @@ def _ensure_settled(path: Path, file: Held, *, stale: bool) -> None:
         raise Busy("Another run has worked on the file meanwhile", "Run the command again")
 
 
-def _ensure_unchanged(file: Held, change: Change) -> None:
+def _ensure_unchanged(file: HeldFile, change: Change) -> None:
     same = os.fstat(file.file).st_size == change.size and all(
         journal.read_exactly(file.file, len(patch.old), patch.offset) == patch.old for patch in change.patches
     )
@@ -223,7 +223,7 @@ def _ensure_unchanged(file: Held, change: Change) -> None:
         raise Busy("The file was changed while it was being read", "Run the command again when its writer is done")
 
 
-def _record(file: Held, layer: Layer, aside: str) -> Record:
+def _record(file: HeldFile, layer: Layer, aside: str) -> JournalRecord:
     """The undo record, durable. Raises Refused, with nothing changed."""
     name = file.name + journal.SUFFIX
     try:
@@ -245,20 +245,20 @@ def _apply(file: int, change: Change) -> None:
         os.fsync(file)
 
 
-def _ensure(file: int, layer: Layer, state: State) -> None:
+def _ensure(file: int, layer: Layer, state: JournalState) -> None:
     if journal.state(file, layer) is not state:
         raise OSError(errno.EIO, "what was written doesn't read back the same")
 
 
-def _mark_complete(file: Held, record: Record) -> None:
+def _mark_complete(file: HeldFile, record: JournalRecord) -> None:
     # If that fails or gets lost, the next run does it again.
     with suppress(OSError, Refused):
-        journal.mark(file, record, Stage.COMPLETE)
+        journal.mark(file, record, JournalStage.COMPLETE)
 
 
-def _mark_undoing(path: Path, file: Held, record: Record) -> None:
+def _mark_undoing(path: Path, file: HeldFile, record: JournalRecord) -> None:
     try:
-        journal.mark(file, record, Stage.UNDOING)
+        journal.mark(file, record, JournalStage.UNDOING)
     except OSError as error:
         raise Refused(
             f"The undo file {undo_file(path).name} can't be written: {reason(error)}. Nothing was changed"
@@ -270,7 +270,7 @@ def _keep_date(file: int, layer: Layer) -> None:
     os.fsync(file)
 
 
-def _roll_back(path: Path, file: Held, record: Record, why: str) -> None:
+def _roll_back(path: Path, file: HeldFile, record: JournalRecord, why: str) -> None:
     """Brings the bytes from before the record's change back, and takes the record off.
 
     why: what stopped the change, for the sentence of the error. Raises Damaged if the bytes can't be brought back, Refused
@@ -286,7 +286,7 @@ def _roll_back(path: Path, file: Held, record: Record, why: str) -> None:
             os.fsync(file.file)
         if layer.appended:
             os.ftruncate(file.file, layer.size)
-        _ensure(file.file, layer, State.BEFORE)
+        _ensure(file.file, layer, JournalState.BEFORE)
     except OSError as error:
         raise stuck(path, why, error) from None
     try:

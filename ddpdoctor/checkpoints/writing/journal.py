@@ -21,7 +21,7 @@ import msgspec
 
 from ddpdoctor.checkpoints.errors import Refused, Untrusted
 from ddpdoctor.checkpoints.formats.changes import Change, Patch
-from ddpdoctor.checkpoints.writing.exclusive_open import Held
+from ddpdoctor.checkpoints.writing.exclusive_open import HeldFile
 from ddpdoctor.checkpoints.writing.trust import ensure_owner_trusted, ensure_trusted, free_name
 
 SUFFIX = ".ddpdoctor-undo"
@@ -61,7 +61,7 @@ class Layer(msgspec.Struct, frozen=True, array_like=True):
     witness: bytes
 
 
-class Stage(IntEnum):
+class JournalStage(IntEnum):
     """What was last begun with a change, or achieved. COMPLETE: with the date."""
 
     CHANGING = 0
@@ -69,16 +69,16 @@ class Stage(IntEnum):
     UNDOING = 2
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     """A layer as it stands in the undo file, from byte `start`. digest: of its payload."""
 
     layer: Layer
     start: int
-    stage: Stage
+    stage: JournalStage
     digest: bytes
 
 
-class State(Enum):
+class JournalState(Enum):
     """How far a change has come in the file."""
 
     BEFORE = "not begun, or taken back"
@@ -99,16 +99,16 @@ def layer_of(file: int, change: Change) -> Layer:
     )
 
 
-def state(file: int, layer: Layer) -> State:
+def state(file: int, layer: Layer) -> JournalState:
     """Told from the bytes: old, new, or any mixture of the two, in the order in which they are written.
 
     What is appended is on disk before the first patch begins; taken back, the patches go first.
     """
     size = os.fstat(file).st_size
     if not layer.size <= size <= layer.size + layer.appended:
-        return State.FOREIGN
+        return JournalState.FOREIGN
     if _witness(file, layer.size, layer.patches) != layer.witness:
-        return State.FOREIGN
+        return JournalState.FOREIGN
     untouched = complete = True
     for patch in layer.patches:
         now = read_exactly(file, len(patch.old), patch.offset)
@@ -117,25 +117,25 @@ def state(file: int, layer: Layer) -> State:
         if now != patch.new:
             complete = False
         if now not in (patch.old, patch.new) and not _mixed(now, patch):
-            return State.FOREIGN
+            return JournalState.FOREIGN
     whole = (
         size == layer.size + layer.appended and _sha256(read_exactly(file, layer.appended, layer.size)) == layer.digest
     )
     if untouched and size == layer.size:
-        return State.BEFORE
+        return JournalState.BEFORE
     if complete and whole:
-        return State.AFTER
-    return State.TORN if whole or untouched else State.FOREIGN
+        return JournalState.AFTER
+    return JournalState.TORN if whole or untouched else JournalState.FOREIGN
 
 
-def may_be_torn(file: int, record: Record) -> bool:
+def may_be_torn(file: int, record: JournalRecord) -> bool:
     """Whether a file of FOREIGN content may still be one that was left half changed, and harmed afterwards.
 
     Then the record may hold the only copy of what is missing. A change that was completed left nothing half done, and
     an undo says so, on the disk, before it begins.
     """
     layer = record.layer
-    if record.stage is Stage.COMPLETE:
+    if record.stage is JournalStage.COMPLETE:
         return False
     if _witness(file, layer.size, layer.patches) == layer.witness:
         return True
@@ -175,7 +175,7 @@ def _sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def read(held: Held) -> tuple[Record, ...]:
+def read(held: HeldFile) -> tuple[JournalRecord, ...]:
     """The records of the undo file of a checkpoint, oldest first; empty if there is no file. The checkpoint may be open for
     reading alone.
 
@@ -185,7 +185,7 @@ def read(held: Held) -> tuple[Record, ...]:
     return tuple(_records(raw, held.name + SUFFIX)) if raw is not None else ()
 
 
-def _raw(held: Held) -> bytes | None:
+def _raw(held: HeldFile) -> bytes | None:
     try:
         file = _opened(held, os.O_RDONLY)
     except FileNotFoundError:
@@ -203,7 +203,7 @@ def _raw(held: Held) -> bytes | None:
         os.close(file)
 
 
-def _opened(held: Held, flags: int) -> int:
+def _opened(held: HeldFile, flags: int) -> int:
     """The undo file, open, and to be believed as it is open: by its name somebody else may have put another one there.
 
     Raises OSError, Refused, Untrusted.
@@ -228,7 +228,7 @@ def _opened(held: Held, flags: int) -> int:
     return file
 
 
-def _opened_record(held: Held, record: Record) -> int:
+def _opened_record(held: HeldFile, record: JournalRecord) -> int:
     """The undo file, open to be changed, and still the one with this record. Raises as `_opened`."""
     # Its directory entry may lead elsewhere than when it was read.
     file = _opened(held, os.O_RDWR)
@@ -239,7 +239,7 @@ def _opened_record(held: Held, record: Record) -> int:
     return file
 
 
-def ensure_there(held: Held, record: Record) -> None:
+def ensure_there(held: HeldFile, record: JournalRecord) -> None:
     """Raises OSError, Refused or Untrusted if the undo file isn't the one with this record any more."""
     os.close(_opened_record(held, record))
 
@@ -254,7 +254,7 @@ def read_exactly(file: int, length: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
-def _records(raw: bytes, name: str) -> Iterator[Record]:
+def _records(raw: bytes, name: str) -> Iterator[JournalRecord]:
     if not raw:
         raise _not_ours(name, "is empty")
     start, room = 0, _MOST
@@ -271,7 +271,7 @@ def _records(raw: bytes, name: str) -> Iterator[Record]:
                 ("python -m pip install --upgrade ddpdoctor",),
             )
         payload = raw[start + HEADER.size : start + HEADER.size + length]
-        if stage not in set(Stage) or len(payload) != length or _sha256(payload) != digest:
+        if stage not in set(JournalStage) or len(payload) != length or _sha256(payload) != digest:
             raise _not_ours(name, "is damaged")
         try:
             content = zlib.decompressobj().decompress(payload, room)
@@ -279,7 +279,7 @@ def _records(raw: bytes, name: str) -> Iterator[Record]:
             raise _not_ours(name, "is damaged") from None
         # All of them together: thousands of small payloads may unfold to more than the memory.
         room = max(1, room - len(content))
-        yield Record(_decoded(content, name), start, Stage(stage), digest)
+        yield JournalRecord(_decoded(content, name), start, JournalStage(stage), digest)
         start += HEADER.size + length
 
 
@@ -310,7 +310,7 @@ def name_aside(path: Path) -> Path:
     return free_name(undo_file(path))
 
 
-def add(held: Held, layer: Layer, aside: str = "") -> Record:
+def add(held: HeldFile, layer: Layer, aside: str = "") -> JournalRecord:
     """Puts a record behind those that are there: it is whole on disk when this returns, or nothing has changed.
 
     Whoever may read the checkpoint may read its undo file; its owner alone may write that. aside: what the file that is
@@ -321,7 +321,7 @@ def add(held: Held, layer: Layer, aside: str = "") -> Record:
     before = b"" if aside else _raw(held) or b""
     payload = zlib.compress(msgspec.msgpack.encode(layer), 1)
     digest = _sha256(payload)
-    record = HEADER.pack(MAGIC, VERSION, Stage.CHANGING, len(payload), digest) + payload
+    record = HEADER.pack(MAGIC, VERSION, JournalStage.CHANGING, len(payload), digest) + payload
     draft = name + DRAFT_SUFFIX
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -344,7 +344,7 @@ def add(held: Held, layer: Layer, aside: str = "") -> Record:
             os.unlink(draft, dir_fd=folder)
         raise
     sync_folder(folder)
-    return Record(layer, len(before), Stage.CHANGING, digest)
+    return JournalRecord(layer, len(before), JournalStage.CHANGING, digest)
 
 
 def _give(file: int, checkpoint: os.stat_result) -> None:
@@ -384,19 +384,19 @@ def write_exactly(file: int, data: bytes, offset: int) -> None:
         offset += written
 
 
-def mark(held: Held, record: Record, stage: Stage) -> None:
+def mark(held: HeldFile, record: JournalRecord, stage: JournalStage) -> None:
     """Notes the stage of a record. Raises OSError; Refused, with nothing written, if the file isn't the one with it."""
     file = _opened_record(held, record)
     try:
         os.pwrite(file, bytes([stage]), record.start + _STAGE_AT)
-        if stage is Stage.UNDOING:
+        if stage is JournalStage.UNDOING:
             # Before the checkpoint's date changes. That it is complete can get lost: it is found out again.
             os.fsync(file)
     finally:
         os.close(file)
 
 
-def pop(held: Held, record: Record) -> None:
+def pop(held: HeldFile, record: JournalRecord) -> None:
     """Takes the last record off, in one step that needs no room on the disk; the file goes with its only record.
 
     Raises as `mark`.
@@ -413,7 +413,7 @@ def pop(held: Held, record: Record) -> None:
         os.close(file)
 
 
-def has_draft(held: Held) -> bool:
+def has_draft(held: HeldFile) -> bool:
     """Whether there is one, left by a run that was killed; what somebody else has put there is none."""
     try:
         status = os.stat(held.name + DRAFT_SUFFIX, dir_fd=held.folder, follow_symlinks=False)
@@ -423,7 +423,7 @@ def has_draft(held: Held) -> bool:
     return stat.S_ISREG(status.st_mode)
 
 
-def remove_draft(held: Held) -> bool:
+def remove_draft(held: HeldFile) -> bool:
     """Whether there was one. Only for who holds the checkpoint's lock."""
     if not has_draft(held):
         return False

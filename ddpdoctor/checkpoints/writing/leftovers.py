@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ddpdoctor.checkpoints.writing.journal import Stage, State
+from ddpdoctor.checkpoints.writing.journal import JournalStage, JournalState
 
 
 class Recovery(NamedTuple):
@@ -19,7 +19,7 @@ class Recovery(NamedTuple):
     torn: bool
 
 
-class Ending(NamedTuple):
+class FoundLeftover(NamedTuple):
     """What was found of an earlier run, and what comes of it: said when it is done, and when it is only looked at."""
 
     finished: bool
@@ -32,39 +32,39 @@ class Ending(NamedTuple):
         return Recovery(self.finished, f"{self.found}; {self.planned if dry_run else self.done}", self.torn)
 
 
-NEVER_BEGUN = Ending(
+NEVER_BEGUN = FoundLeftover(
     False,
     "An earlier run was cut short before it changed anything",
     "what it left is removed",
     "the next run removes what it left",
 )
-_TAKEN_BACK = Ending(
+_TAKEN_BACK = FoundLeftover(
     False,
     "An earlier run was cut short while it changed this file",
     "it is taken back: the file is as it was before that change",
     "the file is half changed, and the next run takes that back",
     torn=True,
 )
-_ALREADY_BACK = Ending(
+_ALREADY_BACK = FoundLeftover(
     False,
     "The file is already as it was before it was changed",
     "its undo file is removed",
     "the next run removes its undo file",
 )
-_UNDONE = Ending(
+_UNDONE = FoundLeftover(
     False,
     "An earlier undo was cut short",
     "it is finished: the change is undone",
     "the file is half restored, and the next run finishes that",
     torn=True,
 )
-_FINISHED = Ending(
+_FINISHED = FoundLeftover(
     True,
     "An earlier run was cut short when it had just changed this file",
     "its change is complete, and stays",
     "its change is complete, and stays",
 )
-_STAYS = Ending(
+_STAYS = FoundLeftover(
     True,
     "An earlier undo was cut short before it restored anything",
     "the file is still the changed one",
@@ -72,10 +72,10 @@ _STAYS = Ending(
 )
 
 
-def ending_of(stage: Stage, state: State) -> Ending | None:
+def ending_of(stage: JournalStage, state: JournalState) -> FoundLeftover | None:
     """None if nothing is left to be done. The state is not FOREIGN."""
-    if state is State.AFTER:
-        return {Stage.CHANGING: _FINISHED, Stage.COMPLETE: None, Stage.UNDOING: _STAYS}[stage]
-    if stage is Stage.UNDOING:
+    if state is JournalState.AFTER:
+        return {JournalStage.CHANGING: _FINISHED, JournalStage.COMPLETE: None, JournalStage.UNDOING: _STAYS}[stage]
+    if stage is JournalStage.UNDOING:
         return _UNDONE
-    return _ALREADY_BACK if stage is Stage.COMPLETE and state is State.BEFORE else _TAKEN_BACK
+    return _ALREADY_BACK if stage is JournalStage.COMPLETE and state is JournalState.BEFORE else _TAKEN_BACK

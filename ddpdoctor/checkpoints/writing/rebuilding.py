@@ -21,7 +21,7 @@ from ddpdoctor.checkpoints.formats.archive_changes import (
 )
 from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
 from ddpdoctor.checkpoints.formats.legacy import COUNT_SIZE, Legacy
-from ddpdoctor.checkpoints.formats.zip_records import FULL32, HAS_DESCRIPTOR, LOCAL, Record, extra_field
+from ddpdoctor.checkpoints.formats.zip_records import FULL32, HAS_DESCRIPTOR, LOCAL, ZipRecord, extra_field
 from ddpdoctor.checkpoints.writing.copying import Copier, Progress, write_at
 from ddpdoctor.checkpoints.writing.new_file import new_file
 
@@ -57,7 +57,7 @@ class _Run(NamedTuple):
     """Records that stand one right behind the other in the old file, and will in the new one. end: of the last one's
     descriptor, in the old file."""
 
-    records: list[Record]
+    records: list[ZipRecord]
     end: int
 
 
@@ -93,12 +93,12 @@ class _ArchiveWriter:
         end = end_records(self.at, len(listing), len(records), self.directory.zip64, self.directory.comment)
         write_at(self.fd, listing + end, self.at)
 
-    def _parts(self, records: list[Record], new: Mapping[str, bytes]) -> Iterator[_Run | Record]:
+    def _parts(self, records: list[ZipRecord], new: Mapping[str, bytes]) -> Iterator[_Run | ZipRecord]:
         """The records in order: those with new contents alone, the others in runs."""
         alignment = self.archive.alignment
         in_order = sorted(self.directory.records, key=lambda one: one.header)
         limits = {one.entry: two.header for one, two in pairwise(in_order)}
-        run: list[Record] = []
+        run: list[ZipRecord] = []
         end = 0
         for record in records:
             replaced = record.name in new
@@ -113,7 +113,7 @@ class _ArchiveWriter:
         if run:
             yield _Run(run, end)
 
-    def _end(self, record: Record, limit: int) -> int:
+    def _end(self, record: ZipRecord, limit: int) -> int:
         """Where its data or its descriptor ends. limit: where the next thing begins."""
         end = record.offset + record.stored
         if not record.flags & HAS_DESCRIPTOR:
@@ -132,7 +132,7 @@ class _ArchiveWriter:
         self.listing += (moved_entry(self.entries, record, record.header + shift) for record in run.records[1:])
         self.at = run.end + shift
 
-    def _aligned_header(self, record: Record) -> bytes:
+    def _aligned_header(self, record: ZipRecord) -> bytes:
         """Its local header, padded for its new place. Of its extra fields only the one with 64-bit sizes stays."""
         old = self.source.read_at(record.header, record.offset - record.header)
         *fields, name_length, _ = LOCAL.unpack_from(old)
@@ -142,7 +142,7 @@ class _ArchiveWriter:
         extra += padding(self.at + name_end + len(extra), self.archive.alignment)
         return LOCAL.pack(*fields, name_length, len(extra)) + old[LOCAL.size : name_end] + extra
 
-    def _store(self, record: Record, data: bytes) -> None:
+    def _store(self, record: ZipRecord, data: bytes) -> None:
         crc = zlib.crc32(data) if record.crc else 0
         name = record_name(self.entries, record)
         header = local_header(name, record, self.at, len(data), crc, self.archive.alignment)
@@ -151,7 +151,7 @@ class _ArchiveWriter:
         self.at += len(header) + len(data)
 
 
-def _stays(record: Record, kept: Collection[str] | None) -> bool:
+def _stays(record: ZipRecord, kept: Collection[str] | None) -> bool:
     name = record.name
     return kept is None or not name.startswith(_STORAGES) or name.endswith("/") or name[len(_STORAGES) :] in kept
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.formats.layouts import Layout
-from ddpdoctor.checkpoints.formats.reading import Source
+from ddpdoctor.checkpoints.formats.reading import ByteSource
 from ddpdoctor.checkpoints.pickles.machine import Program
 from ddpdoctor.checkpoints.pickles.nodes import Storage
 from ddpdoctor.checkpoints.writing.copying import Copier, Progress, write_at
 from ddpdoctor.checkpoints.writing.gathering import gather
 from ddpdoctor.checkpoints.writing.new_file import new_file
-from ddpdoctor.checkpoints.writing.safetensors_plan import Entry, plan_safetensors
+from ddpdoctor.checkpoints.writing.safetensors_plan import PlannedTensor, plan_safetensors
 
 
 def write_safetensors(layout: Layout, program: Program, out: Path, progress: Progress) -> list[str]:
@@ -62,9 +62,9 @@ class _Writer:
         self.folder = folder
         self.stack = stack
         self.done = 0
-        self.inflated: dict[str, Source] = {}
+        self.inflated: dict[str, ByteSource] = {}
 
-    def write(self, entry: Entry, to: int) -> None:
+    def write(self, entry: PlannedTensor, to: int) -> None:
         if not entry.length:
             return
         source, begin = self._data(entry.storage)
@@ -86,7 +86,7 @@ class _Writer:
         self.done = done
         self.progress(done, self.total)
 
-    def _data(self, storage: Storage) -> tuple[Source, int]:
+    def _data(self, storage: Storage) -> tuple[ByteSource, int]:
         """Where a storage's bytes can be read. Compressed ones are written out to a file without a name."""
         if storage.key not in self.inflated:
             try:
@@ -95,9 +95,9 @@ class _Writer:
                 self.inflated[storage.key] = self._inflate(storage)
         return self.inflated[storage.key], 0
 
-    def _inflate(self, storage: Storage) -> Source:
+    def _inflate(self, storage: Storage) -> ByteSource:
         file = self.stack.enter_context(tempfile.TemporaryFile(dir=self.folder))  # noqa: SIM115
         for piece in self.layout.pieces(storage):
             file.write(piece)
         file.flush()
-        return self.stack.enter_context(Source(Path(f"/proc/self/fd/{file.fileno()}")))
+        return self.stack.enter_context(ByteSource(Path(f"/proc/self/fd/{file.fileno()}")))

@@ -19,7 +19,7 @@ from ddpdoctor.checkpoints.errors import Damaged, Refused
 from ddpdoctor.checkpoints.formats.layouts import Layout, item_size
 from ddpdoctor.checkpoints.pickles.machine import Program
 from ddpdoctor.checkpoints.pickles.nodes import Call, Global, Storage, Text, Tuple
-from ddpdoctor.checkpoints.pickles.tensors import View, describe, is_dict, is_tensor, pairs, view
+from ddpdoctor.checkpoints.pickles.tensors import TensorView, describe, is_dict, is_tensor, pairs, view
 from ddpdoctor.checkpoints.writing.gathering import Dim, merged, span
 
 _LONGEST_HEADER = 100_000_000
@@ -95,7 +95,7 @@ _SUBCLASSES = {
 """Functions that make a tensor of a class, and which argument names it."""
 
 
-class Entry(NamedTuple):
+class PlannedTensor(NamedTuple):
     """A tensor that is to be written. start: of its first element in its storage, in bytes; length: when written."""
 
     name: str
@@ -116,14 +116,14 @@ class Entry(NamedTuple):
         return span(self.dims) * self.type.item
 
 
-class Contents(NamedTuple):
+class PlannedContents(NamedTuple):
     """What a safetensors file is to hold: its header, then the entries one behind the other.
 
     notes: what the user should know of it, in sentences.
     """
 
     header: bytes
-    entries: list[Entry]
+    entries: list[PlannedTensor]
     notes: list[str]
 
     @property
@@ -132,7 +132,7 @@ class Contents(NamedTuple):
         return sum(entry.length for entry in self.entries)
 
 
-def plan_safetensors(layout: Layout, program: Program) -> Contents:
+def plan_safetensors(layout: Layout, program: Program) -> PlannedContents:
     """What would be written.
 
     Raises:
@@ -147,17 +147,17 @@ def plan_safetensors(layout: Layout, program: Program) -> Contents:
             # Compressed ones have no place, but a record, of which as much is asked.
             with suppress(Refused):
                 layout.place(entry.storage)
-    return Contents(_header(entries), entries, _notes(entries))
+    return PlannedContents(_header(entries), entries, _notes(entries))
 
 
-def _entries(root: Any) -> list[Entry]:
+def _entries(root: Any) -> list[PlannedTensor]:
     if not is_dict(root):
         raise Refused(f"Its top level is {describe(root)}, and safetensors holds a dict of tensors only")
     named = {pair.key.value if isinstance(pair.key, Text) else None: pair for pair in pairs(root)}
     entries, others = [], []
     for name, pair in named.items():
         entry = _entry(name, pair.value) if name is not None else f"the key {describe(pair.key)}"
-        if isinstance(entry, Entry):
+        if isinstance(entry, PlannedTensor):
             entries.append(entry)
         else:
             others.append(entry if name is None else f"{name} ({entry})")
@@ -175,7 +175,7 @@ def _entries(root: Any) -> list[Entry]:
     return entries
 
 
-def _entry(name: str, node: Any) -> Entry | str:
+def _entry(name: str, node: Any) -> PlannedTensor | str:
     """The tensor, or why it can't be written."""
     if not is_tensor(node):
         return describe(node)
@@ -242,12 +242,12 @@ def _is_unicode(name: str) -> bool:
     return True
 
 
-def _checked(name: str, kind: _Type, found: View) -> Entry:
+def _checked(name: str, kind: _Type, found: TensorView) -> PlannedTensor:
     """Raises Damaged if it isn't within its storage."""
     begin, end = _extent(found.storage)
     start = begin + found.offset * kind.item
     shape = found.size if kind.name != "F4" else (*found.size[:-1], found.size[-1] * 2)
-    entry = Entry(
+    entry = PlannedTensor(
         name, kind, shape, found.storage, start, merged(found.size, found.stride), prod(found.size) * kind.item
     )
     numbers = (found.offset, *found.size, *found.stride)
@@ -271,7 +271,7 @@ def _extent(storage: Storage) -> tuple[int, int]:
     return 0, storage.count * item
 
 
-def _header(entries: list[Entry]) -> bytes:
+def _header(entries: list[PlannedTensor]) -> bytes:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for entry in entries:
@@ -290,21 +290,21 @@ def _header(entries: list[Entry]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _notes(entries: list[Entry]) -> list[str]:
+def _notes(entries: list[PlannedTensor]) -> list[str]:
     notes = [note for group in _sharing(entries) if (note := _note(group))]
     if len(notes) > _MOST_NOTES:
         notes[_MOST_NOTES - 1 :] = [f"And so on, {len(notes) - _MOST_NOTES + 1} times more."]
     return notes
 
 
-def _sharing(entries: list[Entry]) -> Iterator[list[Entry]]:
+def _sharing(entries: list[PlannedTensor]) -> Iterator[list[PlannedTensor]]:
     """The tensors in groups that lie over each other in one storage; most are alone."""
-    storages: dict[str, list[Entry]] = {}
+    storages: dict[str, list[PlannedTensor]] = {}
     for entry in entries:
         if entry.length:
             storages.setdefault(entry.storage.key, []).append(entry)
     for members in storages.values():
-        group: list[Entry] = []
+        group: list[PlannedTensor] = []
         end = 0
         for entry in sorted(members, key=lambda one: (one.start, one.name)):
             if group and entry.start >= end:
@@ -315,7 +315,7 @@ def _sharing(entries: list[Entry]) -> Iterator[list[Entry]]:
         yield group
 
 
-def _note(group: list[Entry]) -> str:
+def _note(group: list[PlannedTensor]) -> str:
     more = sum(entry.length for entry in group) - len(
         range(group[0].start, max(entry.start + entry.reach for entry in group))
     )

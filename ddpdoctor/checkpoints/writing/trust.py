@@ -10,10 +10,10 @@ from pathlib import Path
 from ddpdoctor.base.ownership import Foothold, access_list, foothold_of_file, trusted_users, user_name
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.checkpoints.errors import Untrusted
-from ddpdoctor.checkpoints.writing.exclusive_open import Held
+from ddpdoctor.checkpoints.writing.exclusive_open import HeldFile
 
 
-def ensure_trusted(file: int, name: str, held: Held) -> None:
+def ensure_trusted(file: int, name: str, held: HeldFile) -> None:
     """Raises Untrusted if an open file of that name in the checkpoint's folder isn't to be believed.
 
     It has to be the checkpoint's owner's, root's or ours, with one name, and not to be written by anybody who may not write
@@ -30,14 +30,14 @@ def ensure_trusted(file: int, name: str, held: Held) -> None:
         raise untrusted(found, held)
 
 
-def ensure_owner_trusted(name: str, held: Held) -> None:
+def ensure_owner_trusted(name: str, held: HeldFile) -> None:
     """The same of what can't be opened: by its owner alone. Raises OSError if nothing is there."""
     status = os.stat(name, dir_fd=held.folder, follow_symlinks=False)
     if status.st_uid not in _trusted(held):
         raise untrusted(Foothold(name, status.st_uid), held)
 
 
-def untrusted(found: Foothold, held: Held) -> Untrusted:
+def untrusted(found: Foothold, held: HeldFile) -> Untrusted:
     """found: with the file's name alone for its path."""
     whose = "" if found.writers else f" (the checkpoint to {user_name(os.fstat(held.file).st_uid)})"
     folder = Path(os.readlink(f"/proc/self/fd/{held.folder}"))  # noqa: PTH115
@@ -58,7 +58,7 @@ def free_name(path: Path) -> Path:
     return free
 
 
-def _trusted(held: Held) -> frozenset[int]:
+def _trusted(held: HeldFile) -> frozenset[int]:
     return trusted_users() | {os.fstat(held.file).st_uid}
 
 
@@ -70,7 +70,7 @@ def _writers_alike(undo: int, checkpoint: int) -> bool:
     return not more and not (by_group and (theirs.st_gid != its.st_gid or access_list(undo) != access_list(checkpoint)))
 
 
-def _put_aside_halfway(status: os.stat_result, name: str, held: Held) -> int:
+def _put_aside_halfway(status: os.stat_result, name: str, held: HeldFile) -> int:
     """How many further names it has from being put aside, by a run that was killed between its two steps."""
     if status.st_nlink == 1:
         return 0

@@ -14,8 +14,8 @@ from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.wording import human
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Stale, Torn
 from ddpdoctor.checkpoints.writing import journal
-from ddpdoctor.checkpoints.writing.exclusive_open import Held, opened_folder
-from ddpdoctor.checkpoints.writing.journal import State, undo_file
+from ddpdoctor.checkpoints.writing.exclusive_open import HeldFile, opened_folder
+from ddpdoctor.checkpoints.writing.journal import JournalState, undo_file
 
 A_COPY = "Write a new file instead: add -o and its name to the same command"
 
@@ -122,7 +122,7 @@ def no_undo(path: Path, folder: int) -> Refused:
             (f"ddpdoctor fix-checkpoint --undo {quoted(target)}",),
         )
     for name, state in _left_alone(path, folder):
-        if state is State.TORN:
+        if state is JournalState.TORN:
             return _torn_under(path, name)
         return Refused(
             f"There is no undo file {undo_file(path).name}, but {name} belongs to this very content",
@@ -138,7 +138,7 @@ def torn_under_other_name(path: Path) -> Torn | None:
         return None
     with suppress(CheckpointError, OSError), opened_folder(path) as folder:
         for name, state in _left_alone(path, folder):
-            if state is State.TORN:
+            if state is JournalState.TORN:
                 return _torn_under(path, name)
     return None
 
@@ -154,7 +154,7 @@ def _torn_under(path: Path, name: str) -> Torn:
 def _renamed(path: Path, folder: int) -> Iterator[str]:
     """Files in the folder with content that the undo file of this path knows, of the same owner as that."""
     with suppress(OSError, Refused, IndexError), _opened(undo_file(path).name, folder) as undo:
-        layer = journal.read(Held(undo, folder, path.name))[-1].layer
+        layer = journal.read(HeldFile(undo, folder, path.name))[-1].layer
         owner = os.fstat(undo).st_uid
         for name in sorted(os.listdir(folder)):
             with suppress(OSError):
@@ -162,7 +162,10 @@ def _renamed(path: Path, folder: int) -> Iterator[str]:
                 if not stat.S_ISREG(status.st_mode) or not 0 <= status.st_size - layer.size <= layer.appended:
                     continue
                 with _opened(name, folder) as file:
-                    if os.fstat(file).st_uid == owner and journal.state(file, layer) in (State.AFTER, State.TORN):
+                    if os.fstat(file).st_uid == owner and journal.state(file, layer) in (
+                        JournalState.AFTER,
+                        JournalState.TORN,
+                    ):
                         yield name
 
 
@@ -175,14 +178,14 @@ def _opened(name: str, folder: int) -> Iterator[int]:
         os.close(file)
 
 
-def _left_alone(path: Path, folder: int) -> Iterator[tuple[str, State]]:
+def _left_alone(path: Path, folder: int) -> Iterator[tuple[str, JournalState]]:
     """Undo files in the folder whose checkpoint is gone and which know the content of this one, and how far it came."""
     names = set(os.listdir(folder))
     with suppress(OSError), _opened(path.name, folder) as file:
         for name in sorted(names):
             if name.endswith(journal.SUFFIX) and name.removesuffix(journal.SUFFIX) not in names:
                 with suppress(Refused):
-                    records = journal.read(Held(file, folder, name.removesuffix(journal.SUFFIX)))
-                    state = journal.state(file, records[-1].layer) if records else State.FOREIGN
-                    if state in (State.AFTER, State.TORN):
+                    records = journal.read(HeldFile(file, folder, name.removesuffix(journal.SUFFIX)))
+                    state = journal.state(file, records[-1].layer) if records else JournalState.FOREIGN
+                    if state in (JournalState.AFTER, JournalState.TORN):
                         yield name, state

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ddpdoctor.base.log_signs import Role
-from ddpdoctor.facts.log import LogLine, Raised, Sighting
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.facts.log import LoggedException, LogLine, SignMatch
 
 CRASHED: Final = "process-crashed"
 ABORTED: Final = "Aborted"
@@ -17,10 +17,10 @@ BEHIND: Final = 60
 """Lines behind an exception, its message and other threads' stacks among them, within which an abort is of its process's end."""
 
 
-def without_aborts_that_follow(seen: Sequence[Sighting], raised: Sequence[Raised]) -> list[Sighting]:
+def without_aborts_that_follow(seen: Sequence[SignMatch], raised: Sequence[LoggedException]) -> list[SignMatch]:
     """The sightings without a shell's, Python's or torchrun's word on an abort behind what its process lost, waited for or raised: C++ ends it
     so, and what a process takes down at its end may."""
-    effects = [one.line for one in seen if one.role is Role.EFFECT]
+    effects = [one.line for one in seen if one.role is SignRole.EFFECT]
     ends = [one.line for one in raised]
     of_watchdogs = [one.line for one in seen if one.slug != CRASHED and WATCHDOG in one.line.text]
     seen = [

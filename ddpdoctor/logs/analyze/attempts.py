@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.log_signs import Role
-from ddpdoctor.facts.log import Exited, LastWords, Log, LogLine, Raised, Sighting, Stack
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.facts.log import LastWords, Log, LoggedException, LoggedStack, LogLine, ProcessExit, SignMatch
 from ddpdoctor.logs.analyze.exceptions import is_cut, is_of_launcher, is_of_peers, is_within_launcher, short_name
 
 FAILED: Final = "failed (exitcode: "
@@ -34,12 +34,12 @@ def attempt_of_file(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def ends_attempt(exited: Exited) -> bool:
+def ends_attempt(exited: ProcessExit) -> bool:
     """Whether a launcher says by it that an attempt of its ranks failed: it may start them again now."""
     return exited.said_by == "torchrun" and not exited.told_to and FAILED in exited.line.text
 
 
-def may_start_again(exited: Exited) -> bool:
+def may_start_again(exited: ProcessExit) -> bool:
     """Whether what the ranks have said may be said again by those of another attempt."""
     return ends_attempt(exited) or bool(_REQUEUED.search(exited.error))
 
@@ -65,7 +65,7 @@ def attempts_of(log: Log) -> tuple[Log, ...]:
         # Of a file whose launcher tells less often, nobody knows to which attempt its lines belong.
         return bisect_left(ends, line.number) if len(ends) == most else None
 
-    told = [one.line for one in log.sightings if one.role is not Role.NOISE]
+    told = [one.line for one in log.sightings if one.role is not SignRole.NOISE]
     told += [*(one.line for one in log.raised), *(one.line for one in log.exited), *log.errors]
     if any(attempt(line) is None for line in told):
         return (log,)
@@ -75,14 +75,14 @@ def attempts_of(log: Log) -> tuple[Log, ...]:
 
 
 def _shared_out(log: Log, numbers: Sequence[int], attempt: Callable[[LogLine], int | None]) -> tuple[Log, ...]:
-    sightings: dict[int | None, list[Sighting]] = {}
-    raised: dict[int | None, list[Raised]] = {}
-    stacks: dict[int | None, list[Stack]] = {}
-    exited: dict[int | None, list[Exited]] = {}
+    sightings: dict[int | None, list[SignMatch]] = {}
+    raised: dict[int | None, list[LoggedException]] = {}
+    stacks: dict[int | None, list[LoggedStack]] = {}
+    exited: dict[int | None, list[ProcessExit]] = {}
     errors: dict[int | None, list[LogLine]] = {}
     last: dict[int | None, list[LastWords]] = {}
     for seen in log.sightings:
-        sightings.setdefault(-1 if seen.role is Role.NOISE else attempt(seen.line), []).append(seen)
+        sightings.setdefault(-1 if seen.role is SignRole.NOISE else attempt(seen.line), []).append(seen)
     for one in log.raised:
         raised.setdefault(attempt(one.line), []).append(one)
     for stack in log.stacks:

@@ -11,7 +11,7 @@ from typing import Final
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import Check
-from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.logs.analyze.failures import BEHIND
@@ -33,7 +33,7 @@ _MAPPED: Final = "::ffff:"
 _NOWHERE: Final = ("localhost", "localhost.localdomain", "0.0.0.0", "127.0.0.1", "::1", "::")
 
 
-def deciding(check: Check, seen: Iterable[Sighting], log: Log, *, sure: bool = False) -> Fix | None:
+def deciding(check: Check, seen: Iterable[SignMatch], log: Log, *, sure: bool = False) -> Fix | None:
     """None where only the log can show it. sure: the log names it already, and the command shows what it is like now."""
     seen = tuple(seen)
     if by_log_alone(check):
@@ -67,7 +67,7 @@ def host_named(label: str) -> str:
     return f"the host of {label}" if "pid=" in label else label
 
 
-def _loaded(seen: Iterable[Sighting], log: Log) -> str:
+def _loaded(seen: Iterable[SignMatch], log: Log) -> str:
     """The file that the call names by which the exception with those words came about; "" where it names none."""
     for one in seen:
         for each in log.raised:
@@ -90,7 +90,7 @@ def _on_all_nodes(begin: str, texts: Iterable[str], log: Log) -> Fix:
     return Fix(f"{begin}, run this on every node of the job at the same time{what}", (command,))
 
 
-def nobody_listens(seen: Iterable[Sighting]) -> str:
+def nobody_listens(seen: Iterable[SignMatch]) -> str:
     """Where each host that the words on MASTER_ADDR name is this machine itself: that address leads everywhere it is asked for."""
     found = [one.words for one in seen if one.slug == UNREACHABLE and one.words.get("host")]
     own = found and all(one["host"] in _NOWHERE for one in found)

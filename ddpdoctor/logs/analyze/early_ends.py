@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.log_signs import Role
-from ddpdoctor.facts.log import Exited, Log, LogLine, Sighting
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.facts.log import Log, LogLine, ProcessExit, SignMatch
 from ddpdoctor.logs.analyze.endings import ABORT, signal_of
 from ddpdoctor.logs.analyze.exceptions import is_of_launcher, is_of_peers
 
@@ -20,32 +20,32 @@ BEFORE: Final = 200
 """Lines before a launcher's word on an end, among them the others' tracebacks."""
 
 
-def with_early_end(within: Sequence[Sighting], exited: Exited, log: Log) -> list[Sighting]:
+def with_early_end(within: Sequence[SignMatch], exited: ProcessExit, log: Log) -> list[SignMatch]:
     """The signs in a launcher's words on a process, with a hint that it left the others, where it was aborted so, nothing else went
     before, and the others lost it."""
-    if signal_of(exited) != ABORT or exited.told_to or any(one.role is Role.NAMES for one in within):
+    if signal_of(exited) != ABORT or exited.told_to or any(one.role is SignRole.NAMES for one in within):
         return list(within)
-    lost = any(one.role is Role.EFFECT and one.line.rank != exited.rank for one in log.sightings)
+    lost = any(one.role is SignRole.EFFECT and one.line.rank != exited.rank for one in log.sightings)
     line = next((one for one in log.errors if one.text.startswith(WITH_THREADS) and _is_before(one, exited)), None)
     if line is None or not lost or _fell(line, exited, log):
         return list(within)
     rank = exited.rank if line.rank is None else line.rank
     line = msgspec.structs.replace(line, rank=rank, host=line.host or exited.host)
-    return [Sighting(slug=LEFT, sign=WITH_THREADS, role=Role.HINTS, line=line), *within]
+    return [SignMatch(slug=LEFT, sign=WITH_THREADS, role=SignRole.HINTS, line=line), *within]
 
 
-def _is_before(line: LogLine, exited: Exited) -> bool:
+def _is_before(line: LogLine, exited: ProcessExit) -> bool:
     same = line.rank is None or exited.rank is None or line.rank == exited.rank
     return same and line.file == exited.line.file and 0 < exited.line.number - line.number <= BEFORE
 
 
-def _fell(line: LogLine, exited: Exited, log: Log) -> bool:
+def _fell(line: LogLine, exited: ProcessExit, log: Log) -> bool:
     """Whether something else is told that this rank may have fallen by: an exception, or another error before."""
     mine = (None, exited.rank if line.rank is None else line.rank)
     raised = [one for one in log.raised if one.line.rank in mine and not (is_of_peers(one) or is_of_launcher(one))]
     errors = [one for one in log.errors if one.rank in mine and one.order < line.order]
     return bool(raised or errors) or any(
-        one.role in (Role.NAMES, Role.HINTS) and one.line.rank in mine and one.line.order < line.order
+        one.role in (SignRole.NAMES, SignRole.HINTS) and one.line.rank in mine and one.line.order < line.order
         for one in log.sightings
         if not one.quoted
     )

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.log import Exited, Log
+from ddpdoctor.facts.log import Log, ProcessExit
 
 ABORT: Final = 6
 CRASHES: Final = (4, 7, 8, ABORT, 11)
@@ -19,7 +19,7 @@ TERMINATIONS: Final = (1, 2, 15)
 """Signals by which it is told to end."""
 
 
-def signal_of(exited: Exited) -> int:
+def signal_of(exited: ProcessExit) -> int:
     """The signal that ended it, as the launcher or a shell counts it; 0 where none did."""
     code = exited.exit_code
     if code is None:
@@ -30,9 +30,9 @@ def signal_of(exited: Exited) -> int:
     return 256 - code if 256 - code in (*CRASHES, 9) else code - 128 if 128 < code < 160 else 0
 
 
-def endings(log: Log) -> list[Exited]:
+def endings(log: Log) -> list[ProcessExit]:
     """Each process once, although torchrun speaks of it in a line and in its table; those that ended well are left out."""
-    found: list[Exited] = []
+    found: list[ProcessExit] = []
     places: dict[tuple[str, int], list[int]] = {}
     stopped = min((one.line.order for one in log.exited if one.error.startswith(_STOPPED)), default=None)
     for one in log.exited:
@@ -53,12 +53,12 @@ def endings(log: Log) -> list[Exited]:
     return found
 
 
-def _keys(exited: Exited) -> list[tuple[str, int]]:
+def _keys(exited: ProcessExit) -> list[tuple[str, int]]:
     """What another message on the same process has one of, too."""
     return [(name, number) for name, number in (("pid", exited.pid), ("rank", exited.rank)) if number is not None]
 
 
-def same_process(one: Exited, other: Exited) -> bool:
+def same_process(one: ProcessExit, other: ProcessExit) -> bool:
     """Whether two of a launcher's messages are about one process."""
     if one is other:
         return True
@@ -73,12 +73,12 @@ def _agree(one: str, other: str) -> bool:
     return not one or not other or one == other
 
 
-def _beside(one: Exited, other: Exited) -> bool:
+def _beside(one: ProcessExit, other: ProcessExit) -> bool:
     """Whether one host's launcher says both: its table has the host's own name, or localhost, its lines that of a label or file."""
     return one.line.file == other.line.file and one.line.host == other.line.host != ""
 
 
-def _merged(old: Exited, new: Exited) -> Exited:
+def _merged(old: ProcessExit, new: ProcessExit) -> ProcessExit:
     """The words of the first with what the second adds."""
     fields = ("exit_code", "rank", "local_rank", "pid", "time")
     added = {name: getattr(new, name) for name in fields if getattr(old, name) is None}
@@ -92,7 +92,7 @@ def _merged(old: Exited, new: Exited) -> Exited:
     )
 
 
-def only(exits: Iterable[Exited]) -> Exited | None:
+def only(exits: Iterable[ProcessExit]) -> ProcessExit | None:
     """The one that there is, if there is one."""
     some = list(exits)
     return some[0] if len(some) == 1 else None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ddpdoctor.facts.log import Raised
+from ddpdoctor.facts.log import LoggedException
 
 OF_LAUNCHERS: Final = {
     "ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
@@ -88,7 +88,7 @@ _RIGHT_BEHIND: Final = 8
 """Lines from an exception to the traceback that is its message."""
 
 
-def is_passed_on(raised: Raised, behind: Raised) -> bool:
+def is_passed_on(raised: LoggedException, behind: LoggedException) -> bool:
     """Whether it was raised again for a worker, or another process, whose own traceback comes behind it: that is its message, and begins
     on another line."""
     if _FROM_A_WORKER.search(raised.message):
@@ -104,18 +104,18 @@ def short_name(exception: str) -> str:
     return exception.rpartition(".")[2]
 
 
-def kind_of(raised: Raised) -> tuple[object, ...]:
+def kind_of(raised: LoggedException) -> tuple[object, ...]:
     """What exceptions have in common that are one mistake: type, place and message, whatever values it names."""
     return raised.exception, raised.own, _VALUES.sub("", raised.message)[:BEGINNING]
 
 
-def is_alike(one: Raised, other: Raised) -> bool:
+def is_alike(one: LoggedException, other: LoggedException) -> bool:
     """Whether they are one mistake. The place of one whose traceback the log doesn't show to its end is unknown."""
     (exception, own, words), (others, own_of_other, words_of_other) = kind_of(one), kind_of(other)
     return (exception, words) == (others, words_of_other) and (own == own_of_other or None in (own, own_of_other))
 
 
-def is_of_launcher(raised: Raised) -> bool:
+def is_of_launcher(raised: LoggedException) -> bool:
     """Whether it only says that some process failed. torch.multiprocessing.spawn raised a bare Exception for that until torch 1.5."""
     if is_cut(raised):
         return any(_LAUNCHES.search(with_slashes(one.path)) for one in raised.frames)
@@ -125,32 +125,32 @@ def is_of_launcher(raised: Raised) -> bool:
     return spawns or tells_exit or (kind in OF_LAUNCHERS and not is_of_a_tool(raised))
 
 
-def is_cut(raised: Raised) -> bool:
+def is_cut(raised: LoggedException) -> bool:
     """Whether the log breaks off before its exception."""
     return not raised.exception
 
 
-def is_bare(raised: Raised) -> bool:
+def is_bare(raised: LoggedException) -> bool:
     """Whether nothing of its traceback is in the log: it may be of the script, or of a library that found the machine at fault."""
     return not raised.frames and raised.began == raised.line
 
 
-def says_nothing(raised: Raised) -> bool:
+def says_nothing(raised: LoggedException) -> bool:
     """Whether it only tells that something didn't come, to the code that waited: what that was, the exception says that this led to."""
     return not raised.message and short_name(raised.exception) in _BARE
 
 
-def is_mistake(raised: Raised) -> bool:
+def is_mistake(raised: LoggedException) -> bool:
     """Whether its kind alone tells that the script is wrong, and no machine."""
     return raised.exception in _MISTAKES
 
 
-def is_from_outside(raised: Raised) -> bool:
+def is_from_outside(raised: LoggedException) -> bool:
     """Whether the run was told to end."""
     return short_name(raised.exception) in FROM_OUTSIDE
 
 
-def is_of_parent(raised: Raised) -> bool:
+def is_of_parent(raised: LoggedException) -> bool:
     """Whether it is of a process that was being started, and got no more from the one that started it: that one failed, or ended."""
     if short_name(raised.exception) not in ("EOFError", "UnpicklingError") or not raised.frames:
         return False
@@ -162,7 +162,7 @@ def is_of_parent(raised: Raised) -> bool:
     return started or "reduction.pickle.load(from_parent)" in last.code
 
 
-def is_of_peers(raised: Raised) -> bool:
+def is_of_peers(raised: LoggedException) -> bool:
     """Whether it reports that another rank, or the process that started it, is gone or late."""
     if is_of_parent(raised):
         return True
@@ -170,7 +170,7 @@ def is_of_peers(raised: Raised) -> bool:
     return over_network and bool(_OF_PEERS.search(raised.message))
 
 
-def is_ordinary(raised: Raised) -> bool:
+def is_ordinary(raised: LoggedException) -> bool:
     """Whether it is what a mistake in a script looks like: an exception of Python's or of a library that the script's line explains."""
     of_machine = is_of_a_tool(raised) and _OF_THE_MACHINE.match(raised.message)
     return not (
@@ -186,7 +186,7 @@ def is_ordinary(raised: Raised) -> bool:
     )
 
 
-def is_within_launcher(raised: Raised) -> bool:
+def is_within_launcher(raised: LoggedException) -> bool:
     """Whether it is one of a launcher's own process, which runs nothing of the script's."""
     paths = [with_slashes(one.path) for one in raised.frames]
     by_module = bool(paths) and "runpy" in paths[0]
@@ -198,14 +198,14 @@ def with_slashes(path: str) -> str:
     return path.replace("\\", "/")
 
 
-def _innermost(raised: Raised) -> str:
+def _innermost(raised: LoggedException) -> str:
     return with_slashes(raised.frames[-1].path) if raised.frames else ""
 
 
-def is_of_a_tool(raised: Raised) -> bool:
+def is_of_a_tool(raised: LoggedException) -> bool:
     """Whether a program failed that is no rank."""
     return short_name(raised.exception) == "CalledProcessError" and bool(re.match(OF_A_TOOL, raised.message))
 
 
-def _is_distributed(raised: Raised) -> bool:
+def _is_distributed(raised: LoggedException) -> bool:
     return bool(_OF_DISTRIBUTED.search(raised.exception)) or "torch/distributed/" in _innermost(raised)

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.log_signs import Role
-from ddpdoctor.facts.log import Exited, Log, LogLine, Raised, Sighting
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
 from ddpdoctor.logs.analyze.aborts import without_aborts_that_follow
 from ddpdoctor.logs.analyze.attempts import attempt_of_file
 from ddpdoctor.logs.analyze.early_ends import with_early_end
@@ -54,7 +54,7 @@ _EXCEPTION: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Excepti
 _SKIPS: Final = re.compile(r"(?i)\bskip(?:s|ping|ped)? (?:this |the |that |current )*(?:(?:mini-?)?batch|sample)\b")
 
 
-class Kind(Enum):
+class FailureKind(Enum):
     """How a failure shows itself."""
 
     RAISED = "an exception"
@@ -66,17 +66,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """One failure of one rank. raised: the first of its chain. signs: of illnesses, within it. effects: signs within it which say that another
     rank fell. over: the last line of its chain. explained: of a process that ended, whether something else in the log says why."""
 
-    kind: Kind
+    kind: FailureKind
     line: LogLine
     began: LogLine
     over: LogLine
     attempt: int = 0
     """Of a launcher that starts the ranks again; from the file's name."""
-    raised: Raised | None = None
-    exited: Exited | None = None
+    raised: LoggedException | None = None
+    exited: ProcessExit | None = None
     explained: bool = False
-    signs: tuple[Sighting, ...] = ()
-    effects: tuple[Sighting, ...] = ()
+    signs: tuple[SignMatch, ...] = ()
+    effects: tuple[SignMatch, ...] = ()
 
     @property
     def rank(self) -> int | None:
@@ -87,9 +87,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return {one.slug for one in self.signs}
 
     @property
-    def names(self) -> list[Sighting]:
+    def names(self) -> list[SignMatch]:
         """Signs that only one illness has."""
-        return [one for one in self.signs if one.role is Role.NAMES]
+        return [one for one in self.signs if one.role is SignRole.NAMES]
 
     @property
     def is_effect(self) -> bool:
@@ -119,7 +119,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return self.raised is not None and is_ordinary(self.raised)
 
 
-def _last_line(raised: Raised) -> LogLine:
+def _last_line(raised: LoggedException) -> LogLine:
     """Of its message, as far as that is known."""
     line = raised.line
     return msgspec.structs.replace(line, number=line.number + raised.below, order=line.order + raised.below)
@@ -127,7 +127,7 @@ def _last_line(raised: Raised) -> LogLine:
 
 def failures_of(log: Log) -> list[Failure]:
     """All of them, effects too, in the order in which they were read."""
-    real = [one for one in log.sightings if not one.quoted and one.role is not Role.NOISE]
+    real = [one for one in log.sightings if not one.quoted and one.role is not SignRole.NOISE]
     real = without_refusals_that_are_told(without_ends_that_are_told(without_parts_that_all_lack(real), log.raised))
     real = without_aborts_that_follow(with_lists_compared(without_waits_that_ended(real, log.last)), log.raised)
     real = without_refuted(real, log)
@@ -145,12 +145,12 @@ def failures_of(log: Log) -> list[Failure]:
         if not any(map(is_cut, chain)):
             # What the exception says decides, and not that hydra has shortened its traceback.
             within = [one for one in within if SHORTENED not in one.sign]
-        one = _failure(log, Kind.RAISED, chain[0].began, within, raised=_root(chain))
+        one = _failure(log, FailureKind.RAISED, chain[0].began, within, raised=_root(chain))
         raised.append(msgspec.structs.replace(one, over=_last_line(chain[-1])))
     said: list[Failure] = []
     ended: list[Failure] = []
     exits = endings(log)
-    lost = any(one.role is Role.EFFECT for one in real)
+    lost = any(one.role is SignRole.EFFECT for one in real)
     for exited in exits:
         told = [one for one in log.exited if same_process(one, exited)]
         within = [
@@ -158,9 +158,9 @@ def failures_of(log: Log) -> list[Failure]:
         ]
         taken.update(map(id, within))
         within = with_early_end(with_signal(within, exited, exits, lost=lost), exited, log)
-        ended.append(_failure(log, Kind.ENDED, exited.line, within, exited=exited))
+        ended.append(_failure(log, FailureKind.ENDED, exited.line, within, exited=exited))
     said = [
-        _failure(log, Kind.SAID, some[0].line, some)
+        _failure(log, FailureKind.SAID, some[0].line, some)
         for some in _by_line(real, taken)
         if not all(_was_skipped(one, log) for one in some)
     ]
@@ -168,16 +168,16 @@ def failures_of(log: Log) -> list[Failure]:
     return sorted([*raised, *ended, *said], key=lambda one: one.line.order)
 
 
-def _was_skipped(seen: Sighting, log: Log) -> bool:
+def _was_skipped(seen: SignMatch, log: Log) -> bool:
     """Whether the script says right behind it that it leaves that batch out, and it isn't what its rank says last."""
-    if seen.role is Role.EFFECT or not any(_SKIPS.search(one.text) for one in seen.after):
+    if seen.role is SignRole.EFFECT or not any(_SKIPS.search(one.text) for one in seen.after):
         return False
     last = next((one.line for one in log.last if one.rank == seen.line.rank), None)
     return last is not None and last.order > seen.line.order and seen.sign not in last.text
 
 
-def _by_line(real: Iterable[Sighting], taken: set[int]) -> Iterable[list[Sighting]]:
-    lines: dict[tuple[int, int], list[Sighting]] = {}
+def _by_line(real: Iterable[SignMatch], taken: set[int]) -> Iterable[list[SignMatch]]:
+    lines: dict[tuple[int, int], list[SignMatch]] = {}
     for one in real:
         if id(one) not in taken:
             lines.setdefault((one.line.file, one.line.number), []).append(one)
@@ -186,11 +186,11 @@ def _by_line(real: Iterable[Sighting], taken: set[int]) -> Iterable[list[Sightin
 
 def _failure(
     log: Log,
-    kind: Kind,
+    kind: FailureKind,
     began: LogLine,
-    within: Sequence[Sighting],
-    raised: Raised | None = None,
-    exited: Exited | None = None,
+    within: Sequence[SignMatch],
+    raised: LoggedException | None = None,
+    exited: ProcessExit | None = None,
 ) -> Failure:
     line = raised.line if raised else began
     name = log.files[line.file].name if line.file < len(log.files) else ""
@@ -202,8 +202,8 @@ def _failure(
         attempt=attempt_of_file(name) or 0,
         raised=raised,
         exited=exited,
-        signs=tuple(one for one in within if one.role in (Role.NAMES, Role.HINTS)),
-        effects=tuple(one for one in within if one.role is Role.EFFECT),
+        signs=tuple(one for one in within if one.role in (SignRole.NAMES, SignRole.HINTS)),
+        effects=tuple(one for one in within if one.role is SignRole.EFFECT),
     )
 
 
@@ -212,9 +212,9 @@ def stream(line: LogLine) -> tuple[object, ...]:
     return line.file, line.rank, line.local_rank, line.host
 
 
-def _chains(raised: Iterable[Raised]) -> Iterable[tuple[list[Raised], int]]:
+def _chains(raised: Iterable[LoggedException]) -> Iterable[tuple[list[LoggedException], int]]:
     """Exceptions with those that were raised while they were handled; and the line of the stream where the next begins."""
-    streams: dict[tuple[object, ...], list[list[Raised]]] = {}
+    streams: dict[tuple[object, ...], list[list[LoggedException]]] = {}
     for one in sorted(raised, key=lambda one: one.line.order):
         chains = streams.setdefault(stream(one.line), [])
         if chains and (chains[-1][-1].chained or is_passed_on(chains[-1][-1], one)):
@@ -226,7 +226,7 @@ def _chains(raised: Iterable[Raised]) -> Iterable[tuple[list[Raised], int]]:
         yield from zip(chains, [*ends, 1 << 62], strict=True)
 
 
-def _root(chain: Sequence[Raised]) -> Raised:
+def _root(chain: Sequence[LoggedException]) -> LoggedException:
     """The first that says something, or the worker's own for which it was raised again. A launcher says by the last one what it could
     not do."""
     if len(chain) > 1 and is_within_launcher(chain[0]) and not is_of_launcher(chain[-1]):
@@ -243,7 +243,7 @@ def _root(chain: Sequence[Raised]) -> Raised:
     )
 
 
-def _is_within(seen: Sighting, chain: Sequence[Raised], until: int) -> bool:
+def _is_within(seen: SignMatch, chain: Sequence[LoggedException], until: int) -> bool:
     began, last = chain[0].began, chain[-1].line
     if stream(seen.line) != stream(last):
         return False
@@ -255,7 +255,7 @@ def _is_within(seen: Sighting, chain: Sequence[Raised], until: int) -> bool:
     return seen.times > 1 and seen.line.number < began.number and any(seen.sign in one.message for one in chain)
 
 
-def _is_behind_rows(seen: Sighting, chain: Sequence[Raised], exits: Sequence[Exited]) -> bool:
+def _is_behind_rows(seen: SignMatch, chain: Sequence[LoggedException], exits: Sequence[ProcessExit]) -> bool:
     """Whether a line behind a launcher's exception stands in, or below, the table of the ranks that ended: that speaks of them."""
     last = chain[-1]
     if not is_of_launcher(last):
@@ -265,7 +265,7 @@ def _is_behind_rows(seen: Sighting, chain: Sequence[Raised], exits: Sequence[Exi
     )
 
 
-def _is_about(line: LogLine, exited: Exited, others: Sequence[Exited]) -> bool:
+def _is_about(line: LogLine, exited: ProcessExit, others: Sequence[ProcessExit]) -> bool:
     """Whether a line stands in the launcher's words on the end of that process."""
     if line.file != exited.line.file or not 0 <= line.number - exited.line.number <= ABOUT:
         return False
@@ -298,7 +298,7 @@ def _is_explained(one: Failure, raised: Sequence[Failure], said: Sequence[Failur
     return False
 
 
-def _is_of_only_one(exited: Exited, own: Sequence[Failure], ended: Sequence[Failure]) -> bool:
+def _is_of_only_one(exited: ProcessExit, own: Sequence[Failure], ended: Sequence[Failure]) -> bool:
     """Whether in the file of a node's launcher one rank alone raised something, and this one end alone is told, without its rank."""
     if exited.rank is not None:
         return False
@@ -315,7 +315,7 @@ def _may_be_of(end: Failure, own: Sequence[Failure], ended: Sequence[Failure]) -
     return any(not any(is_of(one.line, exited) for exited in others) for one in ranks)
 
 
-def is_of(line: LogLine, exited: Exited) -> bool:
+def is_of(line: LogLine, exited: ProcessExit) -> bool:
     """Whether a line is of the rank that a launcher tells the end of."""
     if line.rank is not None and exited.rank is not None:
         return line.rank == exited.rank

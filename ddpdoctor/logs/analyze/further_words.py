@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ddpdoctor.facts.log import Log, LogLine, Raised
+from ddpdoctor.facts.log import Log, LoggedException, LogLine
 from ddpdoctor.logs.analyze.exceptions import is_cut, is_of_a_tool
 from ddpdoctor.logs.analyze.failures import stream
 from ddpdoctor.logs.analyze.launching import is_of_launching
@@ -23,7 +23,7 @@ _INFORMS: Final = "NCCL INFO"
 _MAY_BE_NCCLS: Final = re.compile(r"nccl|[Ww]atchdog|ProcessGroup|SIGABRT|Signal 6\b", re.IGNORECASE)
 
 
-def more_of(lead: LogLine | None, raised: Raised | None, log: Log) -> tuple[LogLine, ...]:
+def more_of(lead: LogLine | None, raised: LoggedException | None, log: Log) -> tuple[LogLine, ...]:
     """The lines that say which node a launcher lost, what NCCL's error was, or what the caller of a program makes of its failure."""
     if lead is None:
         return ()
@@ -46,7 +46,7 @@ def more_of(lead: LogLine | None, raised: Raised | None, log: Log) -> tuple[LogL
     return tuple(told[:MOST] or nearest[:1])
 
 
-def nccl_may_say_more(lead: LogLine | None, raised: Raised | None, log: Log, end: str) -> bool:
+def nccl_may_say_more(lead: LogLine | None, raised: LoggedException | None, log: Log, end: str) -> bool:
     """Whether the failure may be one of NCCL's, and NCCL was not asked yet to tell all. end: how the launcher says it ended."""
     text = f"{lead.text if lead else ''} {f'{raised.exception} {raised.message}' if raised else ''} {end}"
     told = [one.line for one in log.last] + [one.line for one in log.noise] + [one.line for one in log.sightings]

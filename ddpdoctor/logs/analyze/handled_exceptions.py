@@ -8,7 +8,7 @@ from typing import Final
 
 from ddpdoctor.facts.log import Log, LogLine
 from ddpdoctor.logs.analyze.exceptions import is_bare
-from ddpdoctor.logs.analyze.failures import Failure, Kind, stream
+from ddpdoctor.logs.analyze.failures import Failure, FailureKind, stream
 from ddpdoctor.logs.analyze.illnesses import is_grave
 from ddpdoctor.logs.analyze.launching import STARTS_AGAIN, gives_up
 
@@ -79,14 +79,14 @@ def only_announced(
     """Whether it is a traceback that its process got over, or an exception within a sentence of the script. last: the last line of its
     rank. steps: the line behind which the run takes steps, if it does."""
     announced = failure.raised.announced if failure.raised else ""
-    if not announced and not (failure.kind is Kind.SAID and _IN_A_SENTENCE.match(failure.line.text)):
+    if not announced and not (failure.kind is FailureKind.SAID and _IN_A_SENTENCE.match(failure.line.text)):
         return False
     if _ENDS_NOTHING.match(announced) and not any(is_grave(one.slug) for one in failure.signs):
         return True
     later = [
         one.began.number
         for one in failures
-        if one.kind is not Kind.SAID
+        if one.kind is not FailureKind.SAID
         and not (one.raised and one.raised.announced)
         and stream(one.line) == stream(failure.line)
         and one.began.order > failure.over.order

@@ -9,20 +9,20 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ddpdoctor.base.log_signs import NEAR, Role
-from ddpdoctor.facts.log import LogLine, Raised
+from ddpdoctor.base.log_signs import NEAR, SignRole
+from ddpdoctor.facts.log import LoggedException, LogLine
 from ddpdoctor.logs.analyze.exceptions import is_mistake
 from ddpdoctor.logs.analyze.further_words import LAST_ERROR
 from ddpdoctor.logs.analyze.handled_exceptions import announcement
 from ddpdoctor.logs.match.mentions import mentioned
-from ddpdoctor.logs.match.vocabulary import Sign, Vocabulary, Wanted
+from ddpdoctor.logs.match.vocabulary import Vocabulary, VocabularySign, Wanted
 from ddpdoctor.logs.parse import exit_tables
 from ddpdoctor.logs.parse.error_words import announces, is_ignored, is_name_alone, only_informs, speaks_of_error
 from ddpdoctor.logs.parse.exits import exits_said
-from ddpdoctor.logs.parse.gathering import MOST_ERRORS_OF_A_RANK, Gathered, Seen
+from ddpdoctor.logs.parse.gathering import MOST_ERRORS_OF_A_RANK, GatheredLog, SeenSign
 from ddpdoctor.logs.parse.labels import Labelled, Style, process_of, tags_output, unended_before, unlabelled, without
 from ddpdoctor.logs.parse.prefixes import prefix_before
-from ddpdoctor.logs.parse.routine import Counted
+from ddpdoctor.logs.parse.routine import CountedLines
 from ddpdoctor.logs.parse.stacks import StackAssembler, begins_stack, reason_in
 from ddpdoctor.logs.parse.stated_facts import learn
 from ddpdoctor.logs.parse.streams import (
@@ -31,8 +31,8 @@ from ddpdoctor.logs.parse.streams import (
     MOST_PENDING,
     NEIGHBOURS_BEFORE,
     QUOTED_APART,
-    Stream,
-    Waiting,
+    AwaitedMatch,
+    LogStream,
 )
 from ddpdoctor.logs.parse.surroundings import (
     ends_its_process,
@@ -54,7 +54,7 @@ MOST_LABELLED: Final = 256
 MOST_STREAMS: Final = 8192
 
 
-class Place(NamedTuple):
+class LinePlace(NamedTuple):
     """Whose file it is, as far as its name tells."""
 
     rank: int | None = None
@@ -80,7 +80,12 @@ class LineJudge:
     """Of one file."""
 
     def __init__(
-        self, vocabulary: Vocabulary, gathered: Gathered, file: int, place: Place, number: Callable[[int], int] = int
+        self,
+        vocabulary: Vocabulary,
+        gathered: GatheredLog,
+        file: int,
+        place: LinePlace,
+        number: Callable[[int], int] = int,
     ) -> None:
         self._vocabulary = vocabulary
         self._gathered = gathered
@@ -88,12 +93,12 @@ class LineJudge:
         self.place = place
         self._number = number
         """Which line of the file a line that was read is from."""
-        self._streams: dict[tuple[int | None, int | None, str], Stream] = {}
+        self._streams: dict[tuple[int | None, int | None, str], LogStream] = {}
         self._nobodys_near: dict[int, LogLine] = {}
         """The line that no rank's label stands before (NCCL's, a container's) in which a text was last seen that makes others certain."""
         self._anybodys_near: dict[int, LogLine] = {}
         """The same of lines of any rank."""
-        self._headless: Stream | None = None
+        self._headless: LogStream | None = None
         """Of nobody, where its latest line is a frame that no header stands before."""
         self._first_order = gathered.order
         self._loggers: dict[int, str] = {}
@@ -107,7 +112,7 @@ class LineJudge:
         """Before the lines of a collector that nobody knows."""
         self._bare: Counter[int | None] = Counter()
         """How many exceptions without their tracebacks a rank has."""
-        self.counted: dict[int, list[Counted]] = {}
+        self.counted: dict[int, list[CountedLines]] = {}
         """What the last line has counted, by the text that was found."""
 
     @property
@@ -166,7 +171,7 @@ class LineJudge:
         """A line, whatever it says: whose it is."""
         self._gathered.met(self.line(labelled, number), labelled.said_by)
 
-    def read(self, spot: Spot, piece: bytes, head: Labelled | None, hits: Sequence[int], *, waiting: bool) -> Stream:
+    def read(self, spot: Spot, piece: bytes, head: Labelled | None, hits: Sequence[int], *, waiting: bool) -> LogStream:
         """One line with the texts found in it. head: the labels of the line that it is the end of. Gives its stream."""
         piece = unquoted(spot.text, spot.start, piece)
         labelled = self.labelled(piece)
@@ -200,7 +205,7 @@ class LineJudge:
             self._judge(spot, stream, line, dict.fromkeys(hits), taken=taken)
         return stream
 
-    def _without_logger(self, labelled: Labelled, stream: Stream) -> Labelled:
+    def _without_logger(self, labelled: Labelled, stream: LogStream) -> Labelled:
         """A line of a traceback, of a table, or right behind one, as the program has written it: not as a logger tags it."""
         if labelled.logger:
             self._loggers[id(stream)] = labelled.logger
@@ -219,7 +224,7 @@ class LineJudge:
             stream.end(self._gathered)
         self._gathered.order = self._first_order + lines + 1
 
-    def _judge(self, spot: Spot, stream: Stream, line: LogLine, hits: dict[int, None], *, taken: bool) -> None:
+    def _judge(self, spot: Spot, stream: LogStream, line: LogLine, hits: dict[int, None], *, taken: bool) -> None:
         vocabulary, gathered = self._vocabulary, self._gathered
         self.counted = {}
         speaks_of_error = False
@@ -245,7 +250,7 @@ class LineJudge:
         if speaks_of_error and not taken and gathered.wants_error(line):
             self._error(spot, stream, line, hits)
 
-    def _wanted(self, spot: Spot, stream: Stream, line: LogLine, text: str, wanted: set[Wanted]) -> bool:
+    def _wanted(self, spot: Spot, stream: LogStream, line: LogLine, text: str, wanted: set[Wanted]) -> bool:
         taken = False
         if Wanted.TRACEBACK in wanted:
             taken |= self._traceback(spot, stream, line, text)
@@ -266,7 +271,7 @@ class LineJudge:
             learn(text, line, self._gathered)
         return taken
 
-    def _traceback(self, spot: Spot, stream: Stream, line: LogLine, text: str) -> bool:
+    def _traceback(self, spot: Spot, stream: LogStream, line: LogLine, text: str) -> bool:
         """One begins, at its header or, where the log lacks it, at a frame; unless it is only quoted."""
         is_headless = text == FRAME
         goes_on = is_headless and line.number - stream.quoting <= QUOTED_APART
@@ -285,7 +290,7 @@ class LineJudge:
             self._headless = stream if is_headless and stream.nobodys else None
         return True
 
-    def _adopt(self, stream: Stream, line: LogLine) -> None:
+    def _adopt(self, stream: LogStream, line: LogLine) -> None:
         """Gives a rank the frame right before its line, of which a paste has cut the label off."""
         nobodys, self._headless = self._headless, None
         if nobodys is None or not nobodys.open or stream.nobodys or stream.open:
@@ -297,7 +302,9 @@ class LineJudge:
             )
             stream.open.append(frame)
 
-    def _sign(self, spot: Spot, stream: Stream, line: LogLine, sign: Sign, counted: list[Counted]) -> bool:
+    def _sign(
+        self, spot: Spot, stream: LogStream, line: LogLine, sign: VocabularySign, counted: list[CountedLines]
+    ) -> bool:
         """Whether the line says it. That it waits for a second text, or only mentions it, is no."""
         words: dict[str, str] = {}
         if sign.pattern:
@@ -313,7 +320,7 @@ class LineJudge:
             counted.append(seen)
             return True
         quoted = self._quoted(spot, line, sign.sign.text)
-        quoted |= sign.sign.role is not Role.EFFECT and only_informs(line.text)
+        quoted |= sign.sign.role is not SignRole.EFFECT and only_informs(line.text)
         if is_near:
             seen = self._keep(spot, stream, self._timed(spot, stream, line), sign, words, quoted=quoted)
             if seen:
@@ -322,22 +329,22 @@ class LineJudge:
         waiting = stream.pending.setdefault(sign.near, [])
         if len(waiting) >= MOST_PENDING:
             del waiting[MOST_PENDING // 2]
-        waiting.append(Waiting(sign, self._timed(spot, stream, line), words, quoted))
+        waiting.append(AwaitedMatch(sign, self._timed(spot, stream, line), words, quoted))
         return False
 
     def _keep(
-        self, spot: Spot, stream: Stream, line: LogLine, sign: Sign, words: dict[str, str], *, quoted: bool
-    ) -> Seen | None:
+        self, spot: Spot, stream: LogStream, line: LogLine, sign: VocabularySign, words: dict[str, str], *, quoted: bool
+    ) -> SeenSign | None:
         seen = self._gathered.sighting(sign, line, words, quoted)
         if seen and self._gathered.wants_neighbours:
             seen.before = tuple(self._before(spot, line))
             stream.wanting.append((seen.after, line.number + LOOK_AHEAD))
         return seen
 
-    def _is_beside(self, line: LogLine, other: LogLine, sign: Sign) -> bool:
+    def _is_beside(self, line: LogLine, other: LogLine, sign: VocabularySign) -> bool:
         return line.number - other.number <= (sign.sign.within or self._near)
 
-    def _settle(self, stream: Stream, near: int, line: LogLine) -> None:
+    def _settle(self, stream: LogStream, near: int, line: LogLine) -> None:
         """That text was seen: sightings that waited for it count now."""
         for one in stream.pending.pop(near, ()):
             if not self._is_beside(line, one.line, one.sign) or self._gathered.again(one.sign, one.line):
@@ -345,7 +352,7 @@ class LineJudge:
             if seen := self._gathered.sighting(one.sign, one.line, one.words, one.quoted):
                 seen.beside = line
 
-    def _error(self, spot: Spot, stream: Stream, line: LogLine, hits: dict[int, None]) -> None:
+    def _error(self, spot: Spot, stream: LogStream, line: LogLine, hits: dict[int, None]) -> None:
         words = [self._vocabulary.words[hit] for hit in hits if Wanted.ERROR in self._vocabulary.wanted[hit]]
         if not any(speaks_of_error(line.text, word) and not self._quoted(spot, line, word) for word in words):
             return
@@ -374,13 +381,13 @@ class LineJudge:
             begin += len(piece) + 1
         return line
 
-    def _uncaught(self, spot: Spot, line: LogLine) -> Raised | None:
+    def _uncaught(self, spot: Spot, line: LogLine) -> LoggedException | None:
         """The exception, without its traceback, before which torch's own hook has put the rank, or behind which its process ends: nobody has
         caught it; or a mistake's of which somebody reports."""
         if not _EXCEPTION.match(line.text):
             return None
         name, _, message = line.text.partition(":")
-        raised = Raised(exception=name, message=message.strip(), line=line, began=line)
+        raised = LoggedException(exception=name, message=message.strip(), line=line, began=line)
         caught = not (_OF_HOOK.match(spot.text, spot.start) or ends_its_process(spot.text, spot.start))
         if caught and not (is_mistake(raised) and is_all_of_it(spot.text, spot.start)):
             return None
@@ -407,7 +414,7 @@ class LineJudge:
         """Lines of the file among which a stream has about `NEAR` of its own."""
         return NEAR * max(1, min(len(self._streams), 64))
 
-    def _timed(self, spot: Spot, stream: Stream, line: LogLine) -> LogLine:
+    def _timed(self, spot: Spot, stream: LogStream, line: LogLine) -> LogLine:
         """The line with a time: its own, that of a line before it, or the stream's last."""
         if line.time is None and self._clocks and stream.time_sought_at != line.number:
             stream.time_sought_at = line.number
@@ -441,8 +448,8 @@ class LineJudge:
                     yield one
             end = begin - 1
 
-    def _stream(self, labelled: Labelled) -> Stream:
+    def _stream(self, labelled: Labelled) -> LogStream:
         key = (labelled.rank, labelled.local_rank, labelled.host)
         if key not in self._streams and len(self._streams) >= MOST_STREAMS:
             key = (None, None, "")
-        return self._streams.setdefault(key, Stream(nobodys=key[:2] == (None, None)))
+        return self._streams.setdefault(key, LogStream(nobodys=key[:2] == (None, None)))

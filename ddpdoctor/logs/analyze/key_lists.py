@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.log_signs import Role
-from ddpdoctor.facts.log import LogLine, Sighting
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.facts.log import LogLine, SignMatch
 
 PREFIX: Final = "ckpt-module-prefix"
 MODEL: Final = "ckpt-arch-mismatch"
@@ -36,7 +36,7 @@ TRIED: Final = 3
 """Keys, of the first ones of a list, before which a prefix is looked for."""
 
 
-def with_lists_compared(seen: Sequence[Sighting]) -> list[Sighting]:
+def with_lists_compared(seen: Sequence[SignMatch]) -> list[SignMatch]:
     """The sightings with the prefix named where one list of a message has it and the other one has the same keys without it, whatever
     it is, and a wrapper's left out where both have it, or the keys are others anyway. A single list may be of a part that a wrapped
     model has and its checkpoint lacks. The model is named where the checkpoint was never opened up."""
@@ -45,7 +45,7 @@ def with_lists_compared(seen: Sequence[Sighting]) -> list[Sighting]:
     compared = []
     for one in seen:
         if one.slug == MODEL and "unexpected" in one.words and holder([one]):
-            compared.append(msgspec.structs.replace(one, role=Role.NAMES))
+            compared.append(msgspec.structs.replace(one, role=SignRole.NAMES))
         elif one.slug != PREFIX:
             compared.append(one)
         elif not any(each.sign != one.sign and _of_one_message(each, one) for each in prefixed):
@@ -57,13 +57,13 @@ def with_lists_compared(seen: Sequence[Sighting]) -> list[Sighting]:
     return _with_prefixes(compared)
 
 
-def _with_prefixes(compared: Sequence[Sighting]) -> list[Sighting]:
+def _with_prefixes(compared: Sequence[SignMatch]) -> list[SignMatch]:
     """The same, with what stands before the keys as words."""
-    unexpected: dict[object, list[Sighting]] = {}
+    unexpected: dict[object, list[SignMatch]] = {}
     for one in compared:
         if one.slug == MODEL and "unexpected" in one.words:
             unexpected.setdefault(_stream(one.line), []).append(one)
-    told: dict[object, list[Sighting]] = {}
+    told: dict[object, list[SignMatch]] = {}
     for one in compared:
         if one.slug != MODEL or "missing" not in one.words:
             continue
@@ -71,7 +71,7 @@ def _with_prefixes(compared: Sequence[Sighting]) -> list[Sighting]:
             if _of_one_message(one, other) and (prefixes := prefixes_of(one, other)):
                 words = {name: prefix for name, prefix in zip(PREFIXES, prefixes, strict=True) if prefix}
                 prefixed = other if prefixes[1] else one
-                named = msgspec.structs.replace(prefixed, slug=PREFIX, role=Role.NAMES, words=words)
+                named = msgspec.structs.replace(prefixed, slug=PREFIX, role=SignRole.NAMES, words=words)
                 told.setdefault(_stream(one.line), []).append(named)
     left = [
         one
@@ -81,7 +81,7 @@ def _with_prefixes(compared: Sequence[Sighting]) -> list[Sighting]:
     return sorted([*left, *(one for each in told.values() for one in each)], key=lambda one: one.line.order)
 
 
-def prefixes_of(missing: Sighting, unexpected: Sighting) -> tuple[str, str] | None:
+def prefixes_of(missing: SignMatch, unexpected: SignMatch) -> tuple[str, str] | None:
     """What stands before the model's keys, and what before the saved ones, where behind it they are the same; else None."""
     (wanted, whole), (saved, whole_too) = _as_listed(missing), _as_listed(unexpected)
     model, file = _wrapper(wanted), _wrapper(saved)
@@ -117,7 +117,7 @@ def _prefix(long: Sequence[str], short: Sequence[str], *, cut: bool) -> str:
     return ""
 
 
-def holder(seen: Iterable[Sighting]) -> str:
+def holder(seen: Iterable[SignMatch]) -> str:
     """The key under which the model's state lies, where load_state_dict() was given the whole checkpoint; else ""."""
     for one in seen:
         if "unexpected" in one.words:
@@ -127,16 +127,16 @@ def holder(seen: Iterable[Sighting]) -> str:
     return ""
 
 
-def _is_alone(prefixed: Sighting) -> bool:
+def _is_alone(prefixed: SignMatch) -> bool:
     """Whether no other list of its message was cut off: missing keys come first, and the others on the next line."""
     return not prefixed.sign.startswith("Missing") or _keys(prefixed)[1]
 
 
-def _is_wrapped(headline: Sighting) -> bool:
+def _is_wrapped(headline: SignMatch) -> bool:
     return bool(_WRAPPED.search(headline.line.text))
 
 
-def _role(prefixed: Sighting, others: Sequence[Sighting]) -> Role | None:
+def _role(prefixed: SignMatch, others: Sequence[SignMatch]) -> SignRole | None:
     """What the prefix on one list is worth beside the other one; None where the lists have nothing in common."""
     if not others:
         return prefixed.role
@@ -144,21 +144,21 @@ def _role(prefixed: Sighting, others: Sequence[Sighting]) -> Role | None:
     for other in others:
         keys, whole_too = _keys(other)
         if own & keys:
-            return Role.NAMES
+            return SignRole.NAMES
         if not (whole and whole_too) and {key.partition(".")[0] for key in own} & {
             key.partition(".")[0] for key in keys
         }:
-            return Role.NAMES
+            return SignRole.NAMES
     return None
 
 
-def _keys(listed: Sighting) -> tuple[frozenset[str], bool]:
+def _keys(listed: SignMatch) -> tuple[frozenset[str], bool]:
     """The keys of a list without a wrapper's prefix, and whether they are all of them."""
     keys, whole = _as_listed(listed)
     return frozenset(_WRAPPERS.sub("", key) for key in keys), whole
 
 
-def _as_listed(listed: Sighting) -> tuple[tuple[str, ...], bool]:
+def _as_listed(listed: SignMatch) -> tuple[tuple[str, ...], bool]:
     """The keys of a list, and whether they are all of them: a long line is cut short, and so are pastes."""
     sign = listed.sign.partition('"')[0]
     text = listed.line.text.partition(sign)[2]
@@ -166,7 +166,7 @@ def _as_listed(listed: Sighting) -> tuple[tuple[str, ...], bool]:
     return tuple(found["key"] for found in _KEY.finditer(text)), bool(_WHOLE.match(text))
 
 
-def _of_one_message(one: Sighting, other: Sighting) -> bool:
+def _of_one_message(one: SignMatch, other: SignMatch) -> bool:
     return _stream(one.line) == _stream(other.line) and abs(one.line.number - other.line.number) <= WITHIN
 
 

@@ -7,7 +7,7 @@ import shlex
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
-from ddpdoctor.facts.log import Log, Raised
+from ddpdoctor.facts.log import Log, LoggedException
 from ddpdoctor.logs.analyze.exceptions import short_name
 
 PACKAGES: Final = {
@@ -47,7 +47,7 @@ _BINARY: Final = re.compile(r" of binary: (?P<python>/\S*python[\d.]*)(?=\s|$)")
 _SITE: Final = re.compile(r"^(?P<prefix>/\S*)/lib/python3\.\d+/site-packages/")
 
 
-def module_missing(raised: Raised) -> str:
+def module_missing(raised: LoggedException) -> str:
     """The module that the exception says isn't there; "" for any other."""
     found = _MISSING.match(raised.message)
     return found["module"] if found and short_name(raised.exception) == "ModuleNotFoundError" else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from ddpdoctor.facts.log import Sighting
+from ddpdoctor.facts.log import SignMatch
 
 DUPLICATE: Final = "duplicate-gpu"
 REFUSED: Final = "ncclInvalidUsage: "
@@ -17,12 +17,12 @@ BELOW: Final = 2
 """Lines to NCCL's own word."""
 
 
-def without_refusals_that_are_told(seen: Iterable[Sighting]) -> list[Sighting]:
+def without_refusals_that_are_told(seen: Iterable[SignMatch]) -> list[SignMatch]:
     """The sightings without those that guess at two ranks on one GPU where NCCL's last error, right below, names something else."""
     return [one for one in seen if not (one.slug == DUPLICATE and one.sign.startswith(REFUSED) and _names_another(one))]
 
 
-def _names_another(refused: Sighting) -> bool:
+def _names_another(refused: SignMatch) -> bool:
     if len(refused.after) < BELOW or refused.after[0].text.strip() != LAST_ERROR:
         return False
     told = refused.after[1]

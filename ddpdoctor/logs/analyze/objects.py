@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from ddpdoctor.base.findings import Finding
-from ddpdoctor.facts.log import Sighting
+from ddpdoctor.facts.log import SignMatch
 
 _SHAPES: Final = (
     re.compile(r"(?<![\w:])(?:PCI:)?[0-9a-f]{4,8}:(?P<object>[0-9a-f]{2}:[0-9a-f]{2})(?!\w)", re.IGNORECASE),
@@ -19,7 +19,7 @@ _SHAPES: Final = (
 """Addresses on the bus, architectures, symbols' versions, InfiniBand's devices, settings: by its looks it is known what a word names."""
 
 
-def other_than_named(finding: Finding, seen: Iterable[Sighting]) -> str:
+def other_than_named(finding: Finding, seen: Iterable[SignMatch]) -> str:
     """What the log names, where the finding speaks of others of that kind and not of it; else ""."""
     text = "\n".join((finding.summary, *(one.text for one in finding.evidence)))
     for word in dict.fromkeys(word.strip() for one in seen for word in one.words.values()):

@@ -8,7 +8,7 @@ from typing import Final
 
 from ddpdoctor.facts.log import Log, LogLine
 from ddpdoctor.logs.analyze.exceptions import short_name
-from ddpdoctor.logs.analyze.failures import Failure, Kind, is_of, stream
+from ddpdoctor.logs.analyze.failures import Failure, FailureKind, is_of, stream
 from ddpdoctor.logs.analyze.handled_exceptions import merely_labelled, only_announced
 from ddpdoctor.logs.analyze.illnesses import is_about_others, is_certain, is_grave
 
@@ -45,7 +45,7 @@ def says_much(failure: Failure) -> bool:
     return not _OF_GPUS.search(f"{raised.message} {called}")
 
 
-class Course:
+class Timeline:
     """The course of a run: how far its lines are from each other."""
 
     def __init__(self, log: Log, failures: Sequence[Failure]) -> None:
@@ -53,12 +53,12 @@ class Course:
         self._ranks = max(len(log.ranks), 1)
         self._failures = failures
         self._own = [
-            one for one in failures if one.kind is Kind.RAISED and not one.is_effect and not one.is_from_outside
+            one for one in failures if one.kind is FailureKind.RAISED and not one.is_effect and not one.is_from_outside
         ]
         self._last = {one.rank: one.line for one in log.last}
         self._trains = log.trains
         self._steps = log.steps
-        self._ends = [one.line for one in failures if one.kind is Kind.ENDED]
+        self._ends = [one.line for one in failures if one.kind is FailureKind.ENDED]
         self._first = [one.exited for one in failures if one.exited and one.exited.first]
         times = [one.time for one in self._first if one.time is not None]
         self._first_end = min(times) if len(times) == len(self._first) > 1 else None
@@ -83,10 +83,10 @@ class Course:
 
     def outlived(self, failure: Failure) -> bool:
         """Whether the rank went on for long after those words, and only then fell by something else."""
-        if failure.kind is Kind.ENDED:
+        if failure.kind is FailureKind.ENDED:
             return False
         later = [one for one in self._own if stream(one.line) == stream(failure.line) and one is not failure]
-        if failure.kind is Kind.SAID:
+        if failure.kind is FailureKind.SAID:
             gone_on = failure.line.rank is not None and self.gone_on_after(failure.line)
             own = [one for one in later if one.is_ordinary and one.began.number > failure.line.number]
             return gone_on or any(says_much(one) or self.far(failure.line, one.began) for one in own)
@@ -130,7 +130,7 @@ class Course:
         """Whether the log proves that one failed before another, and not just about then."""
         if one.attempt != other.attempt:
             return one.attempt < other.attempt
-        if Kind.ENDED in (one.kind, other.kind):
+        if FailureKind.ENDED in (one.kind, other.kind):
             return False
         if one.line.time is not None and other.line.time is not None:
             if not one.line.lent and one.line.time < other.line.time - SAME_MOMENT:
@@ -148,19 +148,19 @@ def _of_one_rank(one: Failure, other: Failure) -> bool:
     return one.line.file == other.line.file and one.rank is not None and one.rank == other.rank
 
 
-def weight(failure: Failure, course: Course) -> int:
+def weight(failure: Failure, course: Timeline) -> int:
     """How much a failure has to say of the cause: the less the better. What only may be a cause comes behind what surely ended a rank."""
     names = failure.names
     about_others = bool(names) and all(is_about_others(one.slug) for one in names)
     if failure.is_from_outside:
         return 5
-    if course.only_announced(failure) or (failure.kind is Kind.RAISED and course.outlived(failure)):
+    if course.only_announced(failure) or (failure.kind is FailureKind.RAISED and course.outlived(failure)):
         return 7
     if course.says_less(failure):
         return 7
     if failure.is_ordinary:
         return 1
-    if failure.kind is Kind.SAID:
+    if failure.kind is FailureKind.SAID:
         if not any(is_grave(one.slug, one.sign) for one in failure.signs):
             return 8 if names or any(is_certain(one.slug, one.sign) for one in failure.signs) else LEAST
         if course.outlived(failure):
@@ -179,7 +179,7 @@ def _are_mixed(one: Failure, other: Failure) -> bool:
     return same and one.began.number <= other.over.number and other.began.number <= one.over.number
 
 
-def lead_of(failures: Sequence[Failure], course: Course) -> Failure | None:
+def lead_of(failures: Sequence[Failure], course: Timeline) -> Failure | None:
     """The one that leads; failures: without mere effects."""
     ended = {id(one) for one in failures if course.ended_first(one)}
     # What a rank itself says tells more than its launcher's word on its end.
@@ -195,7 +195,7 @@ def lead_of(failures: Sequence[Failure], course: Course) -> Failure | None:
         best = next((one for one in mixed if weight(one, course) == weight(best, course)), best)
     for one in ordered[1:]:
         # Words by themselves may be a warning; an exception that names its cause is not behind it.
-        may_lead = weight(one, course) <= LEADS and (one.kind is not Kind.SAID or weight(best, course) > 0)
+        may_lead = weight(one, course) <= LEADS and (one.kind is not FailureKind.SAID or weight(best, course) > 0)
         if may_lead and course.clearly_before(one, best):
             best = one
     return best

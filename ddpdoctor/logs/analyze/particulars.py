@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.wording import listed, plural, ranks_named
 from ddpdoctor.checkpoints.model_wrappers import WRITERS, prefix_parts
-from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.frameworks import ACCELERATE
 from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.logs.analyze.launcher_options import launcher_of_log, with_port
@@ -34,13 +34,13 @@ class Particulars(NamedTuple):
     cause: str = ""
 
 
-def particulars(slug: str, seen: Sequence[Sighting], log: Log) -> Particulars:
+def particulars(slug: str, seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Empty where the log tells no more than that there is this illness."""
     of_it = _OF.get(slug)
     return of_it(seen, log) if of_it and seen else Particulars()
 
 
-def _gcc_too_new(seen: Sequence[Sighting], log: Log) -> Particulars:
+def _gcc_too_new(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """The newest gcc that nvcc takes, by its own header, or by torch, which names the first one that it doesn't."""
     newest = word(seen, "newest_gcc")
     if not newest and (below := word(seen, "gcc_below")):
@@ -62,7 +62,7 @@ def _gcc_too_new(seen: Sequence[Sighting], log: Log) -> Particulars:
     )
 
 
-def _apex_cuda_mismatch(seen: Sequence[Sighting], log: Log) -> Particulars:
+def _apex_cuda_mismatch(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Apex's setup.py has compared before it built anything."""
     cuda = word(seen, "torch_cuda")
     home = (f"export CUDA_HOME=/usr/local/cuda-{quote(cuda)}",) if cuda else ()
@@ -80,7 +80,7 @@ def _apex_cuda_mismatch(seen: Sequence[Sighting], log: Log) -> Particulars:
     )
 
 
-def _cuda_home_missing(seen: Sequence[Sighting], log: Log) -> Particulars:
+def _cuda_home_missing(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Of a header alone it isn't known that there is no nvcc: pip's and conda's packages come one by one."""
     header = word(seen, "header")
     if not header or any(not one.words.get("header") for one in seen):
@@ -90,7 +90,7 @@ def _cuda_home_missing(seen: Sequence[Sighting], log: Log) -> Particulars:
     )
 
 
-def _slurm_launch_mismatch(seen: Sequence[Sighting], log: Log) -> Particulars:
+def _slurm_launch_mismatch(seen: Sequence[SignMatch], log: Log) -> Particulars:
     devices, tasks = word(seen, "devices"), word(seen, "tasks")
     if not devices or not tasks:
         return Particulars()
@@ -106,7 +106,7 @@ def _slurm_launch_mismatch(seen: Sequence[Sighting], log: Log) -> Particulars:
     )
 
 
-def _port_in_use(seen: Sequence[Sighting], log: Log) -> Particulars:
+def _port_in_use(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """By the launcher that the log is of; of none that is known the page tells."""
     port = number(word(seen, "port")) or STORE_PORT
     launcher = ACCELERATE if any("Tried to launch" in one.sign for one in seen) else launcher_of_log(log)
@@ -123,7 +123,7 @@ def _port_in_use(seen: Sequence[Sighting], log: Log) -> Particulars:
     )
 
 
-def _duplicate_gpu(seen: Sequence[Sighting], log: Log) -> Particulars:
+def _duplicate_gpu(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Slices of one GPU have the same PCI address."""
     if not said(log, "mig-multi-instance"):
         return Particulars()
@@ -138,7 +138,7 @@ def _duplicate_gpu(seen: Sequence[Sighting], log: Log) -> Particulars:
     )  # fmt: skip
 
 
-def _memory_of_ranks(seen: Sequence[Sighting], log: Log) -> Particulars:
+def _memory_of_ranks(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Where the holders that torch lists are ranks of this very run, by their launcher's word."""
     ranks = {str(one.pid): one.rank for one in log.exited if one.pid and one.rank is not None}
     found = sorted({pid for one in seen for pid in _LISTED.findall(one.line.text) if pid in ranks}, key=int)
@@ -153,7 +153,7 @@ def _memory_of_ranks(seen: Sequence[Sighting], log: Log) -> Particulars:
     )
 
 
-def _zombie_gpu_process(seen: Sequence[Sighting], log: Log) -> Particulars:
+def _zombie_gpu_process(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Beside the sign of this illness torchrun has killed ranks of an attempt before."""
     held = sorted({pid for one in seen for pid in _MUCH.findall(one.line.text)}, key=int)
     who = f": {'process' if len(held) == 1 else 'processes'} {listed(held, 4)}" if held else ""
@@ -171,7 +171,7 @@ def _prefixed_by(prefix: str) -> str:
     return f"The one state dict is of a module that holds the other one's as its {prefix.removesuffix('.')}: it fits only one built so."
 
 
-def _ckpt_module_prefix(seen: Sequence[Sighting], log: Log) -> Particulars:
+def _ckpt_module_prefix(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Where both lists of keys stand in the log, which prefix it is, and on which side."""
     model, saved = word(seen, "model_prefix"), word(seen, "saved_prefix")
     if saved and not model:
@@ -217,7 +217,7 @@ def _ckpt_module_prefix(seen: Sequence[Sighting], log: Log) -> Particulars:
     )
 
 
-_OF: Final[dict[str, Callable[[Sequence[Sighting], Log], Particulars]]] = {
+_OF: Final[dict[str, Callable[[Sequence[SignMatch], Log], Particulars]]] = {
     "ckpt-module-prefix": _ckpt_module_prefix,
     "gcc-too-new": _gcc_too_new,
     "apex-cuda-mismatch": _apex_cuda_mismatch,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from ddpdoctor.facts.log import Raised
+from ddpdoctor.facts.log import LoggedException
 from ddpdoctor.logs.analyze.exceptions import is_of_launcher, short_name
 from ddpdoctor.logs.analyze.failures import Failure
 
@@ -17,7 +17,7 @@ _STARTS_RANKS: Final = re.compile(
 WHY: Final = "A program that the script starts and waits for failed; what it wrote itself stands before the traceback, if it wrote anything."
 
 
-def is_of_a_program(raised: Raised) -> bool:
+def is_of_a_program(raised: LoggedException) -> bool:
     """Whether a line of the script's own started a program that failed, and that starts no ranks."""
     named = short_name(raised.exception) == "CalledProcessError" and not _STARTS_RANKS.match(raised.message)
     # What a launcher has started as a rank may be a wrapper around the rank itself.

@@ -8,13 +8,13 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.log import Exited, Log, LogLine, Raised
+from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit
 from ddpdoctor.logs.analyze.endings import CRASHES, KILL, endings, only, signal_of
 from ddpdoctor.logs.analyze.exceptions import is_of_launcher, is_within_launcher, short_name
-from ddpdoctor.logs.analyze.failures import Failure, Kind
+from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.handled_exceptions import got_over
 from ddpdoctor.logs.analyze.illnesses import is_grave
-from ddpdoctor.logs.analyze.order import Course, lead_of
+from ddpdoctor.logs.analyze.order import Timeline, lead_of
 
 _NCCL: Final = re.compile(r"(?:\[[^\]]*\] )?(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ")
 UNCAUGHT: Final = "terminate called after throwing an instance of"
@@ -87,12 +87,12 @@ def with_rank(failure: Failure, log: Log, failures: Sequence[Failure]) -> LogLin
     return msgspec.structs.replace(line, rank=rank, host="" if host == "localhost" else host)
 
 
-def _ended_at(exited: Exited | None, log: Log) -> float | None:
+def _ended_at(exited: ProcessExit | None, log: Log) -> float | None:
     """When the launcher saw it end. Its table doesn't say the zone of its clock, and so tells nothing beside clocks that are not UTC's."""
     return None if exited is None or log.ahead else exited.time
 
 
-def own_exit(failure: Failure, log: Log) -> Exited | None:
+def own_exit(failure: Failure, log: Log) -> ProcessExit | None:
     """The end that the failure is; where the launcher tells those of several ranks on one line, it doesn't tell which was first."""
     exited = failure.exited
     if exited is None:
@@ -140,7 +140,7 @@ def _nproc(log: Log) -> int:
     return max([len(log.ranks), *(number + 1 for number in local)], default=0)
 
 
-def exit_of(failure: Failure, log: Log) -> Exited | None:
+def exit_of(failure: Failure, log: Log) -> ProcessExit | None:
     """How the rank of a failure ended."""
     line = failure.line
     for one in endings(log):
@@ -152,7 +152,7 @@ def exit_of(failure: Failure, log: Log) -> Exited | None:
     return None
 
 
-def _of_that_pid(failure: Failure, log: Log) -> Exited | None:
+def _of_that_pid(failure: Failure, log: Log) -> ProcessExit | None:
     """NCCL puts host and pid before its lines, and torchrun names both, and the rank."""
     found = _NCCL.match(failure.line.text)
     if found is None:
@@ -161,7 +161,7 @@ def _of_that_pid(failure: Failure, log: Log) -> Exited | None:
     return only(same)
 
 
-def _of_who_repeats_it(failure: Failure, log: Log) -> Exited | None:
+def _of_who_repeats_it(failure: Failure, log: Log) -> ProcessExit | None:
     """Of a line that bears no rank: the one rank that repeats its words, or other warnings of the same process of NCCL's."""
     line = failure.line
     if line.rank is not None or line.local_rank is not None or failure.exited:
@@ -179,7 +179,7 @@ def _of_who_repeats_it(failure: Failure, log: Log) -> Exited | None:
     if len(ranks) != 1:
         return None
     ended = only(one for one in ends if one.rank in ranks)
-    return ended or Exited(line=line, said_by="", rank=next(iter(ranks)), host=line.host)
+    return ended or ProcessExit(line=line, said_by="", rank=next(iter(ranks)), host=line.host)
 
 
 def _said_by(line: LogLine, heard: Sequence[LogLine]) -> int | None:
@@ -196,7 +196,7 @@ def _process(line: LogLine) -> tuple[str, str] | None:
     return (found["host"], found["pid"]) if found else None
 
 
-def _of_who_says_the_same(failure: Failure, log: Log, failures: Sequence[Failure]) -> Exited | None:
+def _of_who_says_the_same(failure: Failure, log: Log, failures: Sequence[Failure]) -> ProcessExit | None:
     """Of a line that bears no rank, as a GPU's own: the one rank whose exception, last words, or else end, speak of the same illness."""
     line = failure.line
     if (
@@ -206,18 +206,18 @@ def _of_who_says_the_same(failure: Failure, log: Log, failures: Sequence[Failure
     ):
         return None
     alike = [one for one in failures if one.rank is not None and one.slugs & failure.slugs]
-    alike = [one for one in alike if one.kind is not Kind.ENDED] or alike
+    alike = [one for one in alike if one.kind is not FailureKind.ENDED] or alike
     if failure.raised:
-        alike = [one for one in alike if one.kind is Kind.SAID and one.line.host == line.host]
+        alike = [one for one in alike if one.kind is FailureKind.SAID and one.line.host == line.host]
     ranks = {one.rank for one in alike}
     if len(ranks) != 1:
         return None
     first = alike[0]
     ended = own_exit(first, log) or exit_of(first, log)
-    return ended or Exited(line=first.line, said_by="", rank=first.rank, host=first.line.host)
+    return ended or ProcessExit(line=first.line, said_by="", rank=first.rank, host=first.line.host)
 
 
-def _announced(failure: Failure, log: Log) -> Exited | None:
+def _announced(failure: Failure, log: Log) -> ProcessExit | None:
     """The launcher's line just before a traceback that it prints for one of its processes; not that it ends another one."""
     began = failure.began
     return next(
@@ -230,18 +230,18 @@ def _announced(failure: Failure, log: Log) -> Exited | None:
     )
 
 
-def _only_exit(failure: Failure, log: Log, failures: Sequence[Failure]) -> Exited | None:
+def _only_exit(failure: Failure, log: Log, failures: Sequence[Failure]) -> ProcessExit | None:
     """Of a line without any label: the rank of which the launcher says that it failed first, unless it may have been another's victim."""
     if failure.line.rank is not None or failure.line.local_rank is not None:
         return None
-    lost = [one for one in failures if one.kind is not Kind.ENDED and one.is_effect and not _launchers(one)]
+    lost = [one for one in failures if one.kind is not FailureKind.ENDED and one.is_effect and not _launchers(one)]
     if any(one.line.rank is None and one.line.local_rank is None for one in lost):
         return None
     # NCCL's own lines, whose process is known, say nothing of whether others' are labelled.
     heard = {
         one.line.rank
         for one in failures
-        if one.kind is Kind.RAISED or (one.kind is Kind.SAID and not one.slugs & failure.slugs)
+        if one.kind is FailureKind.RAISED or (one.kind is FailureKind.SAID and not one.slugs & failure.slugs)
     }
     # Whoever lost another one may be aborted for that.
     alone = not any(one.effects for one in failures)
@@ -254,7 +254,7 @@ def _only_exit(failure: Failure, log: Log, failures: Sequence[Failure]) -> Exite
     return next((one for one in own if one.first), only(own))
 
 
-def _of_the_only_process(failure: Failure, log: Log, failures: Sequence[Failure]) -> Exited | None:
+def _of_the_only_process(failure: Failure, log: Log, failures: Sequence[Failure]) -> ProcessExit | None:
     """Of a line without any label, as a DataLoader worker's: the one process that the launcher had. It lists all that failed, and says so of
     those that it ends; and who has lost another one wasn't alone."""
     line, raised = failure.line, failure.raised
@@ -262,13 +262,13 @@ def _of_the_only_process(failure: Failure, log: Log, failures: Sequence[Failure]
     if ended is None or not (ended.first and ended.said_by == TELLS_OF_EVERY_END) or ended.rank is None:
         return None
     alone = set(log.ranks) <= {ended.rank} and (log.world_size or 1) == 1 and len(log.hosts) < 2
-    alone &= not any(one.is_effect and one.kind is not Kind.ENDED and not _launchers(one) for one in failures)
+    alone &= not any(one.is_effect and one.kind is not FailureKind.ENDED and not _launchers(one) for one in failures)
     own = raised is None or not (is_of_launcher(raised) or is_within_launcher(raised))
     unlabelled = line.rank is None and line.local_rank is None
     return ended if alone and own and unlabelled and line.order < ended.line.order else None
 
 
-def _of_who_was_killed(failure: Failure, log: Log) -> Exited | None:
+def _of_who_was_killed(failure: Failure, log: Log) -> ProcessExit | None:
     """Of a word of nobody's on a lack of memory, as Kubernetes': the one rank that its launcher saw killed first."""
     line = failure.line
     if line.rank is not None or line.local_rank is not None or not failure.slugs & OUT_OF_MEMORY:
@@ -277,18 +277,23 @@ def _of_who_was_killed(failure: Failure, log: Log) -> Exited | None:
     return only(one for one in killed if one.first) or only(killed)
 
 
-def _of_who_fell_first(failure: Failure, log: Log, failures: Sequence[Failure]) -> Exited | None:
+def _of_who_fell_first(failure: Failure, log: Log, failures: Sequence[Failure]) -> ProcessExit | None:
     """Of a line of nobody's, as the kernel's, or a warning without its label: the rank that fell first behind it. Where it may be of several,
     only the launcher tells which."""
     line = failure.line
-    if failure.kind is not Kind.SAID or line.rank is not None or line.local_rank is not None or _NCCL.match(line.text):
+    if (
+        failure.kind is not FailureKind.SAID
+        or line.rank is not None
+        or line.local_rank is not None
+        or _NCCL.match(line.text)
+    ):
         return None
-    course, hosts = Course(log, failures), {one.rank: one.host for one in endings(log)}
+    course, hosts = Timeline(log, failures), {one.rank: one.host for one in endings(log)}
     fell = [
         one
         for one in failures
         if one.rank is not None
-        and (one.raised or (one.kind is Kind.SAID and _EXCEPTION.match(one.line.text)))
+        and (one.raised or (one.kind is FailureKind.SAID and _EXCEPTION.match(one.line.text)))
         and not (one.is_effect or one.is_from_outside or course.far(line, one.began))
         and one.began.order > line.order
         and line.host in ("", one.line.host or hosts.get(one.rank) or line.host)
@@ -297,7 +302,7 @@ def _of_who_fell_first(failure: Failure, log: Log, failures: Sequence[Failure]) 
     several = len({one.rank for one in fell if one.slugs & failure.slugs}) > 1
     if first is None or (several and not course.ended_first(first)):
         return None
-    return exit_of(first, log) or Exited(line=first.line, said_by="", rank=first.rank, host=first.line.host)
+    return exit_of(first, log) or ProcessExit(line=first.line, said_by="", rank=first.rank, host=first.line.host)
 
 
 def _launchers(failure: Failure) -> bool:
@@ -318,7 +323,7 @@ def ended_well(log: Log, failures: Sequence[Failure]) -> bool:
         return True
     announced = [one for one in failures if got_over(one, failures, log)]
     failures = [one for one in failures if not any(one is other or _alike(one, other) for other in announced)]
-    ends = [one for one in failures if one.kind is not Kind.SAID]
+    ends = [one for one in failures if one.kind is not FailureKind.SAID]
     if any(one.is_from_outside for one in failures) or any(one.first for one in log.exited):
         return False
     if any(one.raised and short_name(one.raised.exception) == "ChildFailedError" for one in ends):
@@ -330,7 +335,7 @@ def ended_well(log: Log, failures: Sequence[Failure]) -> bool:
         fell |= any(_EXCEPTION.match(one.line.text) and not _went_on(one, log) for one in failures)
         return bool(failures or announced) and not fell
     last = max(one.over.order for one in ends)
-    if _fell([one for one in failures if one.kind is Kind.SAID and one.line.order > last], log):
+    if _fell([one for one in failures if one.kind is FailureKind.SAID and one.line.order > last], log):
         return False
     over = [one for one in ends if _got_over(one, log, ends)]
     return all(one in over or any(_alike(one, other) for other in over) for one in ends)
@@ -349,7 +354,7 @@ def _trained_on(failure: Failure, log: Log) -> bool:
     return _may_be_caught(failure.raised) or (_is_optional(failure.raised) and _comes_to_an_end(log))
 
 
-def _is_optional(raised: Raised) -> bool:
+def _is_optional(raised: LoggedException) -> bool:
     """Whether it is of an import, and nothing was called: scripts try them, and do without."""
     return short_name(raised.exception) in ("ImportError", "ModuleNotFoundError") and all(
         one.function == "<module>" or one.path.startswith("<") for one in raised.frames
@@ -418,7 +423,7 @@ def _got_over(failure: Failure, log: Log, ends: Sequence[Failure]) -> bool:
     )
 
 
-def _goes_on_alone(raised: Raised, over: LogLine, log: Log) -> bool:
+def _goes_on_alone(raised: LoggedException, over: LogLine, log: Log) -> bool:
     """Whether a run that nothing shows to be of several ranks takes steps behind it: nobody else can. Where nobody may have caught it,
     it comes to an end behind them, too."""
     alone = not log.launcher and len(log.ranks) < 2 and (log.world_size or 1) < 2 and len(log.files) == 1
@@ -436,7 +441,7 @@ def _says_more(failure: Failure, over: LogLine, log: Log) -> bool:
     return failure.is_ordinary and last is not None and last.file == over.file and last.number - over.number > SAYS_MORE
 
 
-def _may_be_caught(raised: Raised) -> bool:
+def _may_be_caught(raised: LoggedException) -> bool:
     """One that nobody caught goes back to the script's first line."""
     headless = "Traceback" not in raised.began.text
     return bool(raised.frames) and raised.frames[0].function != "<module>" and not headless

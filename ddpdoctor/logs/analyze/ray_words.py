@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.base.log_signs import LogSign, Role
+from ddpdoctor.base.log_signs import LogSign, SignRole
 
 SOURCE = "ray 2.x: src/ray/raylet/node_manager.cc, python/ray/exceptions.py, as reported in public"
 
@@ -13,13 +13,13 @@ def worker_gone(why: str) -> tuple[LogSign, ...]:
         LogSign(
             "A worker died or was killed while executing a task by an unexpected system error",
             why=why,
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             source=SOURCE,
         ),
         LogSign(
             "ray.exceptions.",
             why=why,
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             pattern=r"^ray\.exceptions\.(?:(?:ActorDied|RayActor|WorkerCrashed|NodeDied|LocalRayletDied)Error): "
             r"(?!.*because of an error raised in its creation task)",
             source=SOURCE,
@@ -27,7 +27,7 @@ def worker_gone(why: str) -> tuple[LogSign, ...]:
         LogSign(
             "Worker exit detail: Worker unexpectedly exits with a connection error code",
             why=why,
-            role=Role.EFFECT,
+            role=SignRole.EFFECT,
             source=SOURCE,
         ),
     )

@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.log_signs import Role
-from ddpdoctor.facts.log import Log, LogLine, Raised, Sighting
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.facts.log import Log, LoggedException, LogLine, SignMatch
 
 CLOSED: Final = "NET/IB : Unable to open device"
 INVALID_USAGE: Final = "ncclInvalidUsage: This usually reflects invalid usage of NCCL library"
@@ -54,13 +54,13 @@ GOOD_NEWS: Final = frozenset(one.by for one in REFUTED)
 """What needs no word that it is harmless."""
 
 
-def without_refuted(seen: Sequence[Sighting], log: Log) -> list[Sighting]:
+def without_refuted(seen: Sequence[SignMatch], log: Log) -> list[SignMatch]:
     """The sightings without those that other lines speak against."""
     left = [one for one in seen if not _is_refuted(one, log.sightings) and not _is_built_for_it(one, seen)]
     return [one for one in left if not (_goes_on(one, log) or _was_met(one, log) or _is_of_own(one, log))]
 
 
-def _is_refuted(one: Sighting, every: Sequence[Sighting]) -> bool:
+def _is_refuted(one: SignMatch, every: Sequence[SignMatch]) -> bool:
     fitting = [each for each in REFUTED if each.slug == one.slug and (not each.signs or one.sign in each.signs)]
     return any(
         other.sign == each.by
@@ -72,11 +72,11 @@ def _is_refuted(one: Sighting, every: Sequence[Sighting]) -> bool:
     )
 
 
-def builds_tried_again(log: Log) -> list[Raised]:
+def builds_tried_again(log: Log) -> list[LoggedException]:
     """What builds without torch raised, of a package that was then installed, by another try, or that a training did without."""
     build = [one for one in log.sightings if one.slug == BUILD]
     done = [one for one in build if one.sign == INSTALLED]
-    lines = {one.line.order for one in build if one.role is not Role.NOISE}
+    lines = {one.line.order for one in build if one.role is not SignRole.NOISE}
     failed = [one for one in log.raised if one.line.order in lines]
     return [one for one in failed if _trains_behind(one.line, log) or any(_is_of_package(one, each) for each in done)]
 
@@ -89,7 +89,7 @@ def _trains_behind(line: LogLine, log: Log) -> bool:
     return steps.file == line.file and steps.order > line.order
 
 
-def _is_of_package(raised: Raised, done: Sighting) -> bool:
+def _is_of_package(raised: LoggedException, done: SignMatch) -> bool:
     """pip unpacks it into a folder that is called after it: /tmp/pip-install-x7/flash-attn_0f3c.../setup.py."""
     installed = {_plain(each.rpartition("-")[0]) for each in done.words.get("packages", "").split()}
     folders = {found[1] for one in raised.frames if (found := _UNPACKED.search(_plain(one.path)))}
@@ -106,13 +106,13 @@ def may_be_of_one(one: LogLine, other: LogLine) -> bool:
     return one.file == other.file and len(ranks) < 2 and len(hosts) < 2
 
 
-def _goes_on(one: Sighting, log: Log) -> bool:
+def _goes_on(one: SignMatch, log: Log) -> bool:
     """Whether, behind a loss scale that fell below 1, steps go on whose loss is a number: where the loss is a sum, that is how it goes."""
     scale = _SCALE.search(one.words.get("scale", "")) if one.sign == SCALE else None
     return scale is not None and float(scale[1]) >= COLLAPSED and _trains_behind(one.line, log)
 
 
-def _was_met(one: Sighting, log: Log) -> bool:
+def _was_met(one: SignMatch, log: Log) -> bool:
     """Whether a pod that asked for its master's address got it: torchrun tells of ranks that it has started."""
     ended = [each for each in log.exited if each.said_by == "torchrun" and each.line.order > one.line.order]
     return one.sign == ASKS and any(
@@ -120,7 +120,7 @@ def _was_met(one: Sighting, log: Log) -> bool:
     )
 
 
-def _is_of_own(one: Sighting, log: Log) -> bool:
+def _is_of_own(one: SignMatch, log: Log) -> bool:
     """Whether it is a script of the user's, and no package, that misses a module which is called as compiled ones are."""
     if one.slug != "extension-abi-mismatch" or one.sign != NO_MODULE_NAMED:
         return False
@@ -128,7 +128,7 @@ def _is_of_own(one: Sighting, log: Log) -> bool:
     return raised is not None and bool(raised.frames) and raised.own == raised.frames[-1]
 
 
-def _is_built_for_it(one: Sighting, seen: Sequence[Sighting]) -> bool:
+def _is_built_for_it(one: SignMatch, seen: Sequence[SignMatch]) -> bool:
     """Whether the kernel for which dkms has built the driver is the one that runs: then its files are missing here, as in a container."""
     kernel = one.words.get("kernel", "")
     missed = [each.line for each in seen if each.sign == NO_MODULE and may_be_of_one(each.line, one.line)]

@@ -9,7 +9,7 @@ import msgspec
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.base.wording import listed
 from ddpdoctor.facts.environment import Setting
-from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge import launchers
@@ -23,7 +23,7 @@ INTERFACES = {"gloo-ifname-not-found": "GLOO_SOCKET_IFNAME"}
 OF_LOG = "the log"
 
 
-def settings_said(seen: Iterable[Sighting]) -> dict[str, str]:
+def settings_said(seen: Iterable[SignMatch]) -> dict[str, str]:
     """MASTER_ADDR and MASTER_PORT as the first of them names them: a port, and the host that it is on; a host alone may be anybody's.
     Else the interface that was asked for."""
     seen = tuple(seen)
@@ -61,7 +61,7 @@ def _is_said(said: Mapping[str, str], settings: launchers.Settings) -> bool:
     )
 
 
-def as_the_log_names(snapshot: Snapshot, seen: Iterable[Sighting]) -> Snapshot:
+def as_the_log_names(snapshot: Snapshot, seen: Iterable[SignMatch]) -> Snapshot:
     """The facts of a host as far as they are of what these words name; of another port, say, than was looked at nothing is known."""
     said, environment, network = settings_said(seen), snapshot.environment, snapshot.network
     if not said or (not isinstance(environment, Unknown) and _is_said(said, environment)):
@@ -106,7 +106,7 @@ def _resolved(network: Network, host: str) -> Maybe[Resolution | None]:
     return next((one for one in known if host in (one.name, *one.addresses)), unseen)
 
 
-def looked_at(snapshot: Snapshot, seen: Iterable[Sighting]) -> str:
+def looked_at(snapshot: Snapshot, seen: Iterable[SignMatch]) -> str:
     """What a look at a host showed of the place that these words name: "port 29512 is free there now"; "" where they name none, or
     nothing of it was looked at."""
     said, network = settings_said(seen), snapshot.network

@@ -12,7 +12,7 @@ from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import requires
-from ddpdoctor.facts.log import Log, LogFile, LogFrame, LogLine, Raised, Sighting, Stack
+from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LoggedStack, LogLine, SignMatch
 from ddpdoctor.knowledge.framework_phases import is_of_framework, phase_of
 from ddpdoctor.logs.analyze.exceptions import with_slashes
 from ddpdoctor.logs.analyze.own_code import is_of_library
@@ -28,7 +28,7 @@ BEFORE: Final = 60
 _OF_A_TRACEBACK: Final = re.compile(r"\s|File \"|Traceback ")
 
 
-def sightings(log: Log, slug: str) -> tuple[Sighting, ...]:
+def sightings(log: Log, slug: str) -> tuple[SignMatch, ...]:
     """Where the signs of that illness really were said, in the order in which they were read.
 
     Raises:
@@ -43,20 +43,20 @@ def said(log: Maybe[Log], slug: str) -> bool:
     return not isinstance(log, Unknown) and any(one.slug == slug and not one.quoted for one in log.sightings)
 
 
-def word(seen: Iterable[Sighting], name: str) -> str:
+def word(seen: Iterable[SignMatch], name: str) -> str:
     """The first of these words that any of the sightings has; "" if none has it."""
     return next((one.words[name] for one in seen if one.words.get(name)), "")
 
 
-def said_by(seen: Iterable[Sighting]) -> int | None:
+def said_by(seen: Iterable[SignMatch]) -> int | None:
     """The rank that said it first, where the log tells."""
     return next((one.line.rank for one in seen if one.line.rank is not None), None)
 
 
-def lines(log: Log, seen: Iterable[Sighting], most: int = 4) -> tuple[Evidence, ...]:
+def lines(log: Log, seen: Iterable[SignMatch], most: int = 4) -> tuple[Evidence, ...]:
     """The lines that they rest on, with file and number; one with several signs once. What another line alone makes certain stands
     behind that one: settings that are printed long before, what the rank was doing."""
-    different: dict[tuple[int, int], Sighting] = {}
+    different: dict[tuple[int, int], SignMatch] = {}
     beside: dict[str, LogLine] = {}
     for one in seen:
         different.setdefault((one.line.file, one.line.number), one)
@@ -67,7 +67,7 @@ def lines(log: Log, seen: Iterable[Sighting], most: int = 4) -> tuple[Evidence, 
     return (*(Evidence(line.text[:LONG], where(log, line)) for line in others[:MOST_BESIDE]), *said)
 
 
-def _around(seen: Sighting) -> str:
+def _around(seen: SignMatch) -> str:
     """The line; of a long one its beginning, and what is around the sign."""
     text = seen.line.text
     at = text.find(seen.sign)
@@ -77,7 +77,7 @@ def _around(seen: Sighting) -> str:
     return f"{text[:BEGINNING]} ... {text[begin : begin + LONG - BEGINNING - 20]}"
 
 
-def own_line(log: Log, raised: Raised) -> tuple[Evidence, ...]:
+def own_line(log: Log, raised: LoggedException) -> tuple[Evidence, ...]:
     """The innermost line of the user's own code in a traceback, if one is in it: "train.py:7, in step: loss.backward()", and what the
     framework was at that it called."""
     own = raised.own
@@ -88,7 +88,7 @@ def own_line(log: Log, raised: Raised) -> tuple[Evidence, ...]:
     return (Evidence(f"{_call(own)}{at}", where(log, raised.began)),)
 
 
-def stack_lines(log: Log, stack: Stack) -> tuple[Evidence, ...]:
+def stack_lines(log: Log, stack: LoggedStack) -> tuple[Evidence, ...]:
     """The script's calls on a stack, the innermost first, and what the framework was at; of a stack without one its innermost call."""
     own = [one for one in reversed(stack.frames) if not is_of_library(one.path)] or list(stack.frames[-1:])
     calls = " <- ".join(map(_call, own[:MOST_CALLS]))
@@ -109,7 +109,7 @@ def _call(frame: LogFrame) -> str:
     return f"{frame.path}:{frame.line}{within}{code}"
 
 
-def named(log: Log, seen: Iterable[Sighting]) -> tuple[Evidence, ...]:
+def named(log: Log, seen: Iterable[SignMatch]) -> tuple[Evidence, ...]:
     """What their words are, which a summary made of a page leaves out: "What the log names: address 10.0.0.7, port 29500"."""
     found: dict[str, dict[str, None]] = {}
     first = None

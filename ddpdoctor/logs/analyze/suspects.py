@@ -8,17 +8,17 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.log_signs import Role
-from ddpdoctor.facts.log import Sighting
-from ddpdoctor.logs.analyze.failures import STOPPED, USER_ERROR, Failure, Kind
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.facts.log import SignMatch
+from ddpdoctor.logs.analyze.failures import STOPPED, USER_ERROR, Failure, FailureKind
 from ddpdoctor.logs.analyze.illnesses import is_certain, is_grave
-from ddpdoctor.logs.analyze.order import Course
+from ddpdoctor.logs.analyze.order import Timeline
 
 MOST: Final = 3
 """Suspects that are named."""
 
 
-class Place(IntEnum):
+class EvidencePosition(IntEnum):
     """Where an illness's best sign stands, the most telling first."""
 
     IN_THE_FAILURE = 0
@@ -33,17 +33,17 @@ class Place(IntEnum):
 
 
 WHYS: Final = {
-    Place.IN_THE_FAILURE: "its own words stand in the first failure",
-    Place.SHORTLY_BEFORE: "its own words stand just before or behind the first failure, of the same rank",
-    Place.HINT_CONFIRMED: "the first failure fits it, and its own words stand elsewhere in the log",
-    Place.SAME_MOMENT: "another rank says its own words before the first failure, or just about then",
-    Place.HINT_IN_THE_FAILURE: "the words of the first failure fit it, and others as well",
-    Place.LATER: "its own words come after the first failure",
-    Place.HINT_NEAR: "words just before the first failure fit it, and others as well",
-    Place.HINT_ELSEWHERE: "words elsewhere in the log fit it, and others as well",
-    Place.OUTLIVED: "its words were said long before, and the run went on",
+    EvidencePosition.IN_THE_FAILURE: "its own words stand in the first failure",
+    EvidencePosition.SHORTLY_BEFORE: "its own words stand just before or behind the first failure, of the same rank",
+    EvidencePosition.HINT_CONFIRMED: "the first failure fits it, and its own words stand elsewhere in the log",
+    EvidencePosition.SAME_MOMENT: "another rank says its own words before the first failure, or just about then",
+    EvidencePosition.HINT_IN_THE_FAILURE: "the words of the first failure fit it, and others as well",
+    EvidencePosition.LATER: "its own words come after the first failure",
+    EvidencePosition.HINT_NEAR: "words just before the first failure fit it, and others as well",
+    EvidencePosition.HINT_ELSEWHERE: "words elsewhere in the log fit it, and others as well",
+    EvidencePosition.OUTLIVED: "its words were said long before, and the run went on",
 }
-SURE: Final = Place.HINT_CONFIRMED
+SURE: Final = EvidencePosition.HINT_CONFIRMED
 SUMMING_UP: Final = ("apex-build-failed",)
 """Illnesses whose words only say that something failed: beside them in the same failure may stand why."""
 
@@ -54,7 +54,7 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
 
     slug: str
     sure: bool
-    sightings: tuple[Sighting, ...]
+    sightings: tuple[SignMatch, ...]
     why: str = ""
 
 
@@ -62,12 +62,12 @@ class Ranked(msgspec.Struct, frozen=True):
     """An illness with the place of its best sign."""
 
     slug: str
-    place: Place
-    sightings: tuple[Sighting, ...]
+    place: EvidencePosition
+    sightings: tuple[SignMatch, ...]
 
     @property
     def named(self) -> bool:
-        return any(one.role is Role.NAMES for one in self.sightings)
+        return any(one.role is SignRole.NAMES for one in self.sightings)
 
     @property
     def order(self) -> tuple[int, bool, bool, bool, int, int]:
@@ -83,10 +83,10 @@ class Ranked(msgspec.Struct, frozen=True):
         return Suspect(slug=self.slug, sure=sure, sightings=self.sightings, why=WHYS[self.place])
 
 
-def ranked_suspects(lead: Failure, own: Sequence[Failure], course: Course) -> list[Ranked]:
+def ranked_suspects(lead: Failure, own: Sequence[Failure], course: Timeline) -> list[Ranked]:
     """All that any failure speaks of, by what it has to do with the one that leads."""
-    places: dict[str, Place] = {}
-    seen: dict[str, list[tuple[Place, Sighting]]] = {}
+    places: dict[str, EvidencePosition] = {}
+    seen: dict[str, list[tuple[EvidencePosition, SignMatch]]] = {}
     for failure in own:
         for sign in failure.signs:
             if sign.slug in (USER_ERROR, STOPPED):
@@ -101,28 +101,28 @@ def ranked_suspects(lead: Failure, own: Sequence[Failure], course: Course) -> li
     return sorted(found, key=lambda one: one.order)
 
 
-def _better(old: Place | None, new: Place) -> Place:
+def _better(old: EvidencePosition | None, new: EvidencePosition) -> EvidencePosition:
     if old is None:
         return new
-    if {old, new} == {Place.HINT_IN_THE_FAILURE, Place.LATER}:
-        return Place.HINT_CONFIRMED
-    if {old, new} == {Place.HINT_IN_THE_FAILURE, Place.SAME_MOMENT}:
-        return Place.HINT_CONFIRMED
+    if {old, new} == {EvidencePosition.HINT_IN_THE_FAILURE, EvidencePosition.LATER}:
+        return EvidencePosition.HINT_CONFIRMED
+    if {old, new} == {EvidencePosition.HINT_IN_THE_FAILURE, EvidencePosition.SAME_MOMENT}:
+        return EvidencePosition.HINT_CONFIRMED
     return min(old, new)
 
 
-def _place(sign: Sighting, failure: Failure, lead: Failure, course: Course) -> Place:
-    names = sign.role is Role.NAMES
+def _place(sign: SignMatch, failure: Failure, lead: Failure, course: Timeline) -> EvidencePosition:
+    names = sign.role is SignRole.NAMES
     # Several illnesses may share the very words of the failure.
     if failure is lead or any(one.sign == sign.sign for one in lead.signs):
-        return Place.IN_THE_FAILURE if names else Place.HINT_IN_THE_FAILURE
+        return EvidencePosition.IN_THE_FAILURE if names else EvidencePosition.HINT_IN_THE_FAILURE
     if course.outlived(failure):
-        return Place.OUTLIVED
-    if failure.kind is Kind.SAID and course.near(failure, lead):
-        return Place.SHORTLY_BEFORE if names else Place.HINT_NEAR
+        return EvidencePosition.OUTLIVED
+    if failure.kind is FailureKind.SAID and course.near(failure, lead):
+        return EvidencePosition.SHORTLY_BEFORE if names else EvidencePosition.HINT_NEAR
     if not names:
-        return Place.HINT_ELSEWHERE
-    return Place.LATER if course.clearly_before(lead, failure) else Place.SAME_MOMENT
+        return EvidencePosition.HINT_ELSEWHERE
+    return EvidencePosition.LATER if course.clearly_before(lead, failure) else EvidencePosition.SAME_MOMENT
 
 
 def chosen(ranked: Sequence[Ranked]) -> tuple[tuple[Suspect, ...], tuple[Suspect, ...]]:
@@ -131,14 +131,16 @@ def chosen(ranked: Sequence[Ranked]) -> tuple[tuple[Suspect, ...], tuple[Suspect
         return (), ()
     first = ranked[0]
     if first.place > SURE:
-        named = [one for one in ranked if one.place < Place.OUTLIVED][:MOST] or list(ranked[:1])
+        named = [one for one in ranked if one.place < EvidencePosition.OUTLIVED][:MOST] or list(ranked[:1])
         suspects = tuple(one.suspect() for one in named)
     else:
-        alike = [one for one in ranked[1:] if one.place <= Place.SAME_MOMENT and one.named and is_grave(one.slug)]
+        alike = [
+            one for one in ranked[1:] if one.place <= EvidencePosition.SAME_MOMENT and one.named and is_grave(one.slug)
+        ]
         alike = [one for one in alike if one.slug not in SUMMING_UP]
         suspects = (first.suspect(sure=True), *(one.suspect() for one in alike[: MOST - 1]))
     # What the failure itself names besides is another side of the same event.
-    return suspects, beside([one for one in ranked if one.place is not Place.IN_THE_FAILURE], suspects)
+    return suspects, beside([one for one in ranked if one.place is not EvidencePosition.IN_THE_FAILURE], suspects)
 
 
 def beside(ranked: Sequence[Ranked], suspects: Sequence[Suspect]) -> tuple[Suspect, ...]:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.wording import listed, ranks_named
-from ddpdoctor.facts.log import Log, Raised, Sighting
+from ddpdoctor.facts.log import Log, LoggedException, SignMatch
 
 WATCHDOG: Final = "nccl-watchdog-timeout"
 DESYNC: Final = "collective-desync"
@@ -31,7 +31,7 @@ class Waited(msgspec.Struct, frozen=True):
     rank: int
     number: int
     call: str
-    seen: Sighting
+    seen: SignMatch
 
 
 class Hypothesis(msgspec.Struct, frozen=True):
@@ -39,10 +39,10 @@ class Hypothesis(msgspec.Struct, frozen=True):
 
     slug: str
     why: str
-    seen: tuple[Sighting, ...]
+    seen: tuple[SignMatch, ...]
 
 
-def hypotheses(log: Log, effects: Sequence[Sighting]) -> tuple[Hypothesis, ...]:
+def hypotheses(log: Log, effects: Sequence[SignMatch]) -> tuple[Hypothesis, ...]:
     """The likeliest first; none where the timeouts tell nothing."""
     said = [one for one in effects if one.slug == WATCHDOG and one.line.rank is not None]
     if len({one.words["group"] for one in said if one.words.get("group")}) > 1:
@@ -58,7 +58,7 @@ def hypotheses(log: Log, effects: Sequence[Sighting]) -> tuple[Hypothesis, ...]:
     )
 
 
-def _waited(said: Iterable[Sighting]) -> tuple[Waited, ...]:
+def _waited(said: Iterable[SignMatch]) -> tuple[Waited, ...]:
     found: dict[int, Waited] = {}
     for one in said:
         number, call, rank = one.words.get("number"), one.words.get("call"), one.line.rank
@@ -90,7 +90,7 @@ def _ranks(waited: Iterable[Waited]) -> str:
     return ranks_named(sorted(one.rank for one in waited))
 
 
-def _behind(waited: Sequence[Waited], said: Iterable[Sighting]) -> tuple[Hypothesis, ...]:
+def _behind(waited: Sequence[Waited], said: Iterable[SignMatch]) -> tuple[Hypothesis, ...]:
     """Ranks that had not even begun the call in which the others waited."""
     first = min(waited, key=lambda one: one.number, default=None)
     there = {one.rank for one in waited}
@@ -135,9 +135,9 @@ def _all_the_same(waited: Sequence[Waited], log: Log) -> tuple[Hypothesis, ...]:
     return Hypothesis(WATCHDOG, why, seen), Hypothesis(STALLED, why, seen)
 
 
-def _different_lines(log: Log, effects: Iterable[Sighting]) -> tuple[Hypothesis, ...]:
+def _different_lines(log: Log, effects: Iterable[SignMatch]) -> tuple[Hypothesis, ...]:
     """Over gloo there are no numbers; but the ranks may have waited in different lines of the script."""
-    places: dict[str, list[Raised]] = {}
+    places: dict[str, list[LoggedException]] = {}
     for one in log.raised:
         if GLOO in one.message and one.own and one.line.rank is not None:
             places.setdefault(f"{one.own.path.rpartition('/')[2]}:{one.own.line}", []).append(one)
@@ -154,7 +154,7 @@ def _different_lines(log: Log, effects: Iterable[Sighting]) -> tuple[Hypothesis,
     return Hypothesis(UNEVEN, f"{why}: some were through with their steps, and others were not", seen), different
 
 
-def _is_behind_the_steps(waiting: Sequence[Raised]) -> bool:
+def _is_behind_the_steps(waiting: Sequence[LoggedException]) -> bool:
     """Whether some ranks were in the backward pass, and all the others in a call of the script's own behind that line."""
     steps = [one for one in waiting if any(STEP in frame.path for frame in one.frames)]
     calls = [one for one in waiting if one not in steps]
@@ -163,7 +163,7 @@ def _is_behind_the_steps(waiting: Sequence[Raised]) -> bool:
     return bool(steps and calls) and len(files) == 1 and all(one.own and one.own.line > last for one in calls)
 
 
-def _did_not_come(effects: Sequence[Sighting]) -> tuple[Hypothesis, ...]:
+def _did_not_come(effects: Sequence[SignMatch]) -> tuple[Hypothesis, ...]:
     """Nobody lost anybody: those that came waited for the others, and counted them."""
     counted = [one for one in effects if one.words.get("came", "").isdigit() and one.words.get("wanted", "").isdigit()]
     if not counted or any(one.slug != MISSING for one in effects):

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
-from ddpdoctor.facts.log import Raised
+from ddpdoctor.facts.log import LoggedException
 
 _CLIENTS: Final = re.compile(
     r"(?:^|/)(?:urllib/request\.py|http/client\.py|ftplib\.py|(?:urllib3|requests|httpx|httpcore|aiohttp|huggingface_hub|botocore|gcsfs|s3fs)/.{0,300}\.py)$"
@@ -30,7 +30,7 @@ FIXES: Final = (
 )  # fmt: skip
 
 
-def server_unreached(raised: Raised) -> bool:
+def server_unreached(raised: LoggedException) -> bool:
     """Whether the exception says that a server of the script's can't be reached."""
     by_client = any(_CLIENTS.search(one.path.replace("\\", "/")) for one in raised.frames)
     return by_client and bool(_UNREACHED.search(f"{raised.exception}: {raised.message}"))

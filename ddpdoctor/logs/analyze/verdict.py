@@ -10,17 +10,17 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.wording import ranks_named
-from ddpdoctor.facts.log import Exited, Log, LogLine, Raised, Sighting
+from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
 from ddpdoctor.logs.analyze.attempts import attempts_of
 from ddpdoctor.logs.analyze.endings import TERMINATIONS, signal_of
 from ddpdoctor.logs.analyze.exceptions import is_alike, is_cut, is_of_launcher, kind_of
-from ddpdoctor.logs.analyze.failures import STOPPED, USER_ERROR, Failure, Kind, failures_of
+from ddpdoctor.logs.analyze.failures import STOPPED, USER_ERROR, Failure, FailureKind, failures_of
 from ddpdoctor.logs.analyze.handled_exceptions import merely_said, survived
 from ddpdoctor.logs.analyze.illnesses import is_grave, is_of_host, is_of_network
-from ddpdoctor.logs.analyze.order import LEAST, Course, lead_of, says_much, weight
+from ddpdoctor.logs.analyze.order import LEAST, Timeline, lead_of, says_much, weight
 from ddpdoctor.logs.analyze.programs import program_that_failed
 from ddpdoctor.logs.analyze.rank_attribution import ended_well, exit_of, own_exit, silent_ranks, with_rank
-from ddpdoctor.logs.analyze.suspects import MOST, Place, Ranked, beside, chosen, ranked_suspects
+from ddpdoctor.logs.analyze.suspects import MOST, EvidencePosition, Ranked, beside, chosen, ranked_suspects
 from ddpdoctor.logs.analyze.suspects import Suspect as Suspect
 from ddpdoctor.logs.analyze.timeouts import hypotheses
 
@@ -41,7 +41,7 @@ WHY_TOLD: Final = "all processes were told to end, and nothing in this log went 
 WHY_EFFECT: Final = "only what follows from a failure elsewhere is in this log"
 
 
-class Outcome(Enum):
+class RunOutcome(Enum):
     """What a log comes to."""
 
     ILLNESS = "an illness was recognised"
@@ -52,7 +52,7 @@ class Outcome(Enum):
     NOTHING = "nothing in it speaks of a failure"
 
 
-SLUGS: Final = {Outcome.USER_ERROR: USER_ERROR, Outcome.STOPPED: STOPPED}
+SLUGS: Final = {RunOutcome.USER_ERROR: USER_ERROR, RunOutcome.STOPPED: STOPPED}
 """Outcomes that are no illness, and have a page."""
 
 
@@ -60,19 +60,19 @@ class LogVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """suspects: at most three, the likeliest first. lead: the line in which the failure shows itself first; its rank and host are those
     that failed first, where the line doesn't tell them by the launcher's word. effects: what only followed, the earliest first."""
 
-    outcome: Outcome
+    outcome: RunOutcome
     suspects: tuple[Suspect, ...] = ()
     lead: LogLine | None = None
-    raised: Raised | None = None
+    raised: LoggedException | None = None
     """The exception of the lead, where there is one."""
-    exited: Exited | None = None
+    exited: ProcessExit | None = None
     """How the rank of the lead ended, where a launcher says so."""
-    effects: tuple[Sighting, ...] = ()
+    effects: tuple[SignMatch, ...] = ()
     also: tuple[Suspect, ...] = ()
     """Illnesses that were seen, too, and that this failure doesn't come from: warnings, later ones."""
     said: tuple[LogLine, ...] = ()
     """Where no exception says why it failed: lines before that speak of an error, else the last words of that rank."""
-    others: tuple[Raised, ...] = ()
+    others: tuple[LoggedException, ...] = ()
     """Exceptions of other ranks that are no effects of a rank's loss: each kind once, where it was raised first."""
     ended_well: bool = False
     """Nothing says that the run failed: what is told of it is a warning, and the lead the line that gives it."""
@@ -91,7 +91,7 @@ def verdict_of(log: Log) -> LogVerdict:
     """The verdict on one run's logs: of several attempts the last one's that tells of a cause, or that it went through."""
     found = [msgspec.structs.replace(_of_attempt(one), attempt=one.attempt or 0) for one in attempts_of(log)]
     last = found[-1]
-    if len(found) > 1 and last.outcome is Outcome.NOTHING:
+    if len(found) > 1 and last.outcome is RunOutcome.NOTHING:
         last = msgspec.structs.replace(last, ended_well=True)
     else:
         last = next((one for one in reversed(found) if _names_cause(one)), last)
@@ -100,14 +100,14 @@ def verdict_of(log: Log) -> LogVerdict:
 
 def _names_cause(verdict: LogVerdict) -> bool:
     """Whether an attempt tells more than what followed, or than that its ranks, whom another attempt's may hinder, didn't meet."""
-    if verdict.outcome is Outcome.ILLNESS:
+    if verdict.outcome is RunOutcome.ILLNESS:
         return any(one.sure or not is_of_network(one.slug) for one in verdict.suspects)
-    return verdict.outcome not in (Outcome.EFFECTS_ONLY, Outcome.NOTHING)
+    return verdict.outcome not in (RunOutcome.EFFECTS_ONLY, RunOutcome.NOTHING)
 
 
 def _of_attempt(log: Log) -> LogVerdict:
     failures = failures_of(log)
-    course = Course(log, failures)
+    course = Timeline(log, failures)
     fallen = any(one.is_effect for one in failures)
     own = [one for one in failures if not one.is_effect and not (fallen and weight(one, course) == LEAST)]
     effects = tuple(seen for one in failures for seen in one.effects)
@@ -118,7 +118,7 @@ def _of_attempt(log: Log) -> LogVerdict:
         return _without_cause(log, failures, effects, course)
     ranked = ranked_suspects(lead, own, course)
     outcome = _outcome(lead, ranked, bool(effects) and not _was_ended(lead, failures))
-    if outcome is Outcome.ILLNESS:
+    if outcome is RunOutcome.ILLNESS:
         suspects, also = chosen(ranked)
         suspects = suspects or _lost(effects)
     else:
@@ -137,23 +137,23 @@ def _of_attempt(log: Log) -> LogVerdict:
         also=also,
         others=_others(lead, own, log, course),
         said=_said_before(log, failures, course, lead) if (lead.exited or _is_cut(lead)) and not lead.signs else (),
-        ended_well=outcome is Outcome.ILLNESS and _only_warns(log, failures, course),
+        ended_well=outcome is RunOutcome.ILLNESS and _only_warns(log, failures, course),
     )
 
 
-def _only_warns(log: Log, failures: Sequence[Failure], course: Course) -> bool:
+def _only_warns(log: Log, failures: Sequence[Failure], course: Timeline) -> bool:
     """Whether libraries only warn of what they try again, and fit an illness: where the log was cut, or the run goes on, nothing failed. Or
     whether the training has come to its end in spite of what was said, as a monitor may."""
-    mere = all(one.kind is Kind.SAID and not one.names and _TRIES_ON.match(one.line.text) for one in failures)
-    said = all(one.kind is Kind.SAID and not one.effects for one in failures)
+    mere = all(one.kind is FailureKind.SAID and not one.names and _TRIES_ON.match(one.line.text) for one in failures)
+    said = all(one.kind is FailureKind.SAID and not one.effects for one in failures)
     last = max((one.line for one in log.last), key=lambda line: line.order, default=None)
     complete = said and last is not None and _COMPLETE.search(last.text) and not _INCOMPLETE.search(last.text)
     return bool(mere or complete) and not _last_errors(log, course)
 
 
-def _others(lead: Failure, own: Sequence[Failure], log: Log, course: Course) -> tuple[Raised, ...]:
+def _others(lead: Failure, own: Sequence[Failure], log: Log, course: Timeline) -> tuple[LoggedException, ...]:
     """Mistakes that other ranks made by themselves: none that the lead's rank has made as well, as one of a chain or at its end."""
-    kinds: dict[object, Raised] = {}
+    kinds: dict[object, LoggedException] = {}
     for one in own:
         if one.raised is None or not one.is_ordinary or one.rank in (None, lead.rank) or one.attempt != lead.attempt:
             continue
@@ -164,17 +164,21 @@ def _others(lead: Failure, own: Sequence[Failure], log: Log, course: Course) -> 
     return tuple(one for one in kinds.values() if not any(is_alike(one, mine) for mine in same))
 
 
-def _outcome(lead: Failure, ranked: Sequence[Ranked], lost: bool) -> Outcome:
+def _outcome(lead: Failure, ranked: Sequence[Ranked], lost: bool) -> RunOutcome:
     if lead.is_from_outside:
-        return Outcome.ILLNESS if _ended_itself(lead, ranked) else Outcome.STOPPED
+        return RunOutcome.ILLNESS if _ended_itself(lead, ranked) else RunOutcome.STOPPED
     if lead.exited and signal_of(lead.exited) in TERMINATIONS and not lost and not lead.signs:
-        return Outcome.STOPPED
+        return RunOutcome.STOPPED
     if lead.is_ordinary:
         # Of an end without any exception words that only fit an illness tell more than its exit code.
-        near = (Place.SHORTLY_BEFORE, Place.HINT_NEAR) if lead.exited else (Place.SHORTLY_BEFORE,)
+        near = (
+            (EvidencePosition.SHORTLY_BEFORE, EvidencePosition.HINT_NEAR)
+            if lead.exited
+            else (EvidencePosition.SHORTLY_BEFORE,)
+        )
         grave = any(one.place in near and is_grave(one.slug) for one in ranked)
-        return Outcome.ILLNESS if grave and not lead.signs and not says_much(lead) else Outcome.USER_ERROR
-    return Outcome.ILLNESS if ranked or (lead.exited and lost) else Outcome.UNRECOGNISED
+        return RunOutcome.ILLNESS if grave and not lead.signs and not says_much(lead) else RunOutcome.USER_ERROR
+    return RunOutcome.ILLNESS if ranked or (lead.exited and lost) else RunOutcome.UNRECOGNISED
 
 
 def _was_ended(lead: Failure, failures: Sequence[Failure]) -> bool:
@@ -188,11 +192,11 @@ def _ended_itself(lead: Failure, ranked: Sequence[Ranked]) -> bool:
     """Whether it looks like Ctrl-C, and is a library that gives up: OpenBLAS ends a process so."""
     if lead.raised is None or lead.signs:
         return False
-    just_before = [seen for one in ranked if one.place is Place.SHORTLY_BEFORE for seen in one.sightings]
+    just_before = [seen for one in ranked if one.place is EvidencePosition.SHORTLY_BEFORE for seen in one.sightings]
     return any(0 < lead.began.number - one.line.number <= JUST_BEFORE for one in just_before)
 
 
-def _lost(effects: Sequence[Sighting]) -> tuple[Suspect, ...]:
+def _lost(effects: Sequence[SignMatch]) -> tuple[Suspect, ...]:
     """What the others say of a rank that went without a word."""
     slugs = dict.fromkeys(one.slug for one in effects)
     return tuple(
@@ -201,15 +205,15 @@ def _lost(effects: Sequence[Sighting]) -> tuple[Suspect, ...]:
     )[:MOST]
 
 
-def _ended_well(log: Log, own: Sequence[Failure], failures: Sequence[Failure], course: Course) -> LogVerdict:
+def _ended_well(log: Log, own: Sequence[Failure], failures: Sequence[Failure], course: Timeline) -> LogVerdict:
     """What it got over is no failure; warnings are something to tell of all the same."""
-    warnings = [one for one in own if one.kind is Kind.SAID and one.names and _stays_sick(one.names[0].slug)]
+    warnings = [one for one in own if one.kind is FailureKind.SAID and one.names and _stays_sick(one.names[0].slug)]
     if not warnings:
         caught = {one.line for one in failures if not one.exited and (one.raised or one.names)}
         lines = sorted({*caught, *survived(log, failures)}, key=lambda line: line.order)
-        return LogVerdict(outcome=Outcome.NOTHING, ended_well=True, survived=tuple(lines))
+        return LogVerdict(outcome=RunOutcome.NOTHING, ended_well=True, survived=tuple(lines))
     suspects, also = chosen(ranked_suspects(warnings[0], warnings, course))
-    return LogVerdict(outcome=Outcome.ILLNESS, suspects=suspects, lead=warnings[0].line, also=also, ended_well=True)
+    return LogVerdict(outcome=RunOutcome.ILLNESS, suspects=suspects, lead=warnings[0].line, also=also, ended_well=True)
 
 
 def _stays_sick(slug: str) -> bool:
@@ -225,7 +229,7 @@ def _of_launcher(failure: Failure) -> bool:
     return failure.raised is not None and is_of_launcher(failure.raised)
 
 
-def _only_ended(log: Log, failures: Sequence[Failure], course: Course) -> LogVerdict:
+def _only_ended(log: Log, failures: Sequence[Failure], course: Timeline) -> LogVerdict:
     """Nothing is known but that processes ended: told to, or by themselves, and their own words are elsewhere; or an exception without
     its traceback stands right before, or in the launcher's own words."""
     first = next((one for one in failures if one.exited and one.exited.first), failures[0])
@@ -233,39 +237,39 @@ def _only_ended(log: Log, failures: Sequence[Failure], course: Course) -> LogVer
     told_of = [one.line for one in log.exited if one.line.file == failures[0].line.file]
     if cause := _just_before(min(told_of, key=lambda line: line.order), log, course):
         lead = with_rank(msgspec.structs.replace(first, line=cause), log, failures)
-        return LogVerdict(outcome=Outcome.UNRECOGNISED, lead=lead, exited=own_exit(first, log))
+        return LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=lead, exited=own_exit(first, log))
     if first.exited and first.exited.first and _EXCEPTION.match(first.exited.error):
         line = msgspec.structs.replace(first.line, text=first.exited.error)
         lead = with_rank(msgspec.structs.replace(first, line=line), log, failures)
-        return LogVerdict(outcome=Outcome.UNRECOGNISED, lead=lead, exited=own_exit(first, log))
+        return LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=lead, exited=own_exit(first, log))
     told = all(one.exited and _was_told(one.exited) for one in failures)
     suspects = (Suspect(slug=STOPPED, sure=False, sightings=(), why=WHY_TOLD),) if told else ()
     return LogVerdict(
-        outcome=Outcome.STOPPED if told else Outcome.EFFECTS_ONLY,
+        outcome=RunOutcome.STOPPED if told else RunOutcome.EFFECTS_ONLY,
         suspects=suspects,
         lead=with_rank(first, log, failures),
         exited=own_exit(first, log),
     )
 
 
-def _just_before(end: LogLine, log: Log, course: Course) -> LogLine | None:
+def _just_before(end: LogLine, log: Log, course: Timeline) -> LogLine | None:
     """The exception without its traceback that stands right before a launcher's first word."""
     near = [one for one in _late_errors(log, course) if one.file == end.file and 0 < end.number - one.number <= NEXT]
     return next((one for one in reversed(near) if _EXCEPTION.match(one.text)), None)
 
 
-def _last_errors(log: Log, course: Course) -> list[LogLine]:
+def _last_errors(log: Log, course: Timeline) -> list[LogLine]:
     """An error that its rank went on after for long was none that ends a run; what is indented is part of something else."""
     return [one for one in _late_errors(log, course) if not merely_said(one, log)]
 
 
-def _late_errors(log: Log, course: Course) -> list[LogLine]:
+def _late_errors(log: Log, course: Timeline) -> list[LogLine]:
     """The same, whatever comes right behind them."""
     return [one for one in log.errors if not one.text[:1].isspace() and not course.gone_on_after(one)]
 
 
 def _said_before(
-    log: Log, failures: Sequence[Failure], course: Course, lead: Failure | None = None
+    log: Log, failures: Sequence[Failure], course: Timeline, lead: Failure | None = None
 ) -> tuple[LogLine, ...]:
     """Lines that speak of an error before all that is known to have followed; where there are none, the last words of the lead's rank."""
     first = min((one.began.order for one in failures), default=0)
@@ -275,33 +279,35 @@ def _said_before(
     return tuple(one.line for one in log.last if one.rank == lead.rank and one.line.order < lead.line.order)
 
 
-def _errors_behind(log: Log, failures: Sequence[Failure], course: Course) -> bool:
+def _errors_behind(log: Log, failures: Sequence[Failure], course: Timeline) -> bool:
     """Whether errors that nothing knows follow on all that the run may have got over."""
     last = max((one.over.order for one in failures), default=0)
     return bool(failures) and any(one.order > last for one in _last_errors(log, course))
 
 
-def _was_told(exited: Exited) -> bool:
+def _was_told(exited: ProcessExit) -> bool:
     """A launcher that names neither code nor signal cancelled it, unless it says that it failed; Kubernetes starts it again."""
     if exited.exit_code is None:
         return not exited.first and exited.said_by not in ("mp.spawn", "kubernetes")
     return signal_of(exited) in TERMINATIONS
 
 
-def _without_cause(log: Log, failures: Sequence[Failure], effects: tuple[Sighting, ...], course: Course) -> LogVerdict:
+def _without_cause(
+    log: Log, failures: Sequence[Failure], effects: tuple[SignMatch, ...], course: Timeline
+) -> LogVerdict:
     """There are only effects, or errors that no sign knows, or nothing."""
     if not failures:
         errors = _last_errors(log, course)
         lead = errors[0] if errors else None
         return LogVerdict(
-            outcome=Outcome.UNRECOGNISED if lead else Outcome.NOTHING,
+            outcome=RunOutcome.UNRECOGNISED if lead else RunOutcome.NOTHING,
             lead=lead,
             ended_well=bool(log.errors and not lead),
             survived=() if lead else survived(log, failures),
         )
     if program := program_that_failed(failures):
         return LogVerdict(
-            outcome=Outcome.USER_ERROR,
+            outcome=RunOutcome.USER_ERROR,
             suspects=(Suspect(slug=USER_ERROR, sure=True, sightings=(), why=WHY_LEAD),),
             lead=with_rank(program, log, failures),
             raised=program.raised,
@@ -309,7 +315,7 @@ def _without_cause(log: Log, failures: Sequence[Failure], effects: tuple[Sightin
     ends = [one for one in failures if one.exited and not one.exited.told_to]
     if not effects and ends and all(one.exited or _of_launcher(one) for one in failures):
         return _only_ended(log, ends, course)
-    slugs: dict[str, list[Sighting]] = {}
+    slugs: dict[str, list[SignMatch]] = {}
     for seen in (*effects, *(one for failure in failures for one in failure.signs if not failure.is_effect)):
         slugs.setdefault(seen.slug, []).append(seen)
     silent = silent_ranks(log, failures)
@@ -322,10 +328,10 @@ def _without_cause(log: Log, failures: Sequence[Failure], effects: tuple[Sightin
         for slug, seen in slugs.items()
         if slug not in told
     ]
-    first = next((one for one in failures if one.kind is not Kind.ENDED), failures[0])
+    first = next((one for one in failures if one.kind is not FailureKind.ENDED), failures[0])
     last = next((one.line for one in log.last if one.rank in silent), None)
     return LogVerdict(
-        outcome=Outcome.EFFECTS_ONLY,
+        outcome=RunOutcome.EFFECTS_ONLY,
         suspects=tuple(suspects[:MOST]),
         lead=last or with_rank(first, log, failures),
         raised=None if last else first.raised,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from ddpdoctor.facts.log import LastWords, Sighting
+from ddpdoctor.facts.log import LastWords, SignMatch
 
 SHOULD_DUMP: Final = 'Failed to check the "should dump" flag on TCPStore'
 _DONE: Final = re.compile(
@@ -24,7 +24,7 @@ STILL_WAITING: Final[dict[str, int]] = {
 one whose first node, or rank, is done before the others, once or for each of the others, or each second until they are."""
 
 
-def without_waits_that_ended(seen: Iterable[Sighting], last: Iterable[LastWords]) -> list[Sighting]:
+def without_waits_that_ended(seen: Iterable[SignMatch], last: Iterable[LastWords]) -> list[SignMatch]:
     """The sightings without waits that are not the last words of who waited."""
     every, words = list(seen), list(last)
     ends = {one.rank: one.line.text for one in words}

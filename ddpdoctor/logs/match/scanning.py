@@ -7,14 +7,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ddpdoctor.logs.analyze.judging_lines import MOST_OF_A_LINE, LineJudge, Place, Spot
+from ddpdoctor.logs.analyze.judging_lines import MOST_OF_A_LINE, LineJudge, LinePlace, Spot
 from ddpdoctor.logs.match.vocabulary import Vocabulary
 from ddpdoctor.logs.parse.file_names import uncontradicted
-from ddpdoctor.logs.parse.gathering import Gathered
+from ddpdoctor.logs.parse.gathering import GatheredLog
 from ddpdoctor.logs.parse.labels import OF_TORCHRUN, Labelled, StyleFinder
 from ddpdoctor.logs.parse.plain import colourless
 from ddpdoctor.logs.parse.routine import MOST_ENTRIES, Routine, key_of
-from ddpdoctor.logs.parse.streams import Stream
+from ddpdoctor.logs.parse.streams import LogStream
 
 BLOCK: Final = 1 << 20
 """Bytes that are searched at once."""
@@ -47,9 +47,9 @@ class FileScan:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        gathered: Gathered,
+        gathered: GatheredLog,
         file: int,
-        place: Place = Place(),  # noqa: B008 (immutable)
+        place: LinePlace = LinePlace(),  # noqa: B008 (immutable)
         number: Callable[[int], int] = int,
     ) -> None:
         self._vocabulary = vocabulary
@@ -57,8 +57,8 @@ class FileScan:
         self._judge = LineJudge(vocabulary, gathered, file, place, number)
         self._styles = StyleFinder()
         self._routine = Routine(vocabulary.patience)
-        self._awaited: dict[int, Stream] = {}
-        self._stream_of: dict[bytes, Stream] = {}
+        self._awaited: dict[int, LogStream] = {}
+        self._stream_of: dict[bytes, LogStream] = {}
         """Whose lines with that key are."""
         self._pieces = bytearray()
         self._context = b""

@@ -39,7 +39,7 @@ _PATIENCE: Final = {
 }
 
 
-class Sign(NamedTuple):
+class VocabularySign(NamedTuple):
     """A sign and its illness. near: the place of its second literal among the texts, or -1."""
 
     number: int
@@ -60,14 +60,14 @@ class Vocabulary:
     ) -> None:
         self.texts: list[bytes] = []
         self.words: list[str] = []
-        self.signs: list[list[Sign]] = []
+        self.signs: list[list[VocabularySign]] = []
         self.harmless: list[HarmlessText | None] = []
         self.wanted: list[set[Wanted]] = []
         self._places: dict[bytes, int] = {}
         for number, (slug, sign) in enumerate(signs):
             near = self._place(sign.near) if sign.near else -1
             pattern = re.compile(sign.pattern) if sign.pattern else None
-            self.signs[self._place(sign.text)].append(Sign(number, slug, sign, pattern, near))
+            self.signs[self._place(sign.text)].append(VocabularySign(number, slug, sign, pattern, near))
         for one in harmless:
             self.harmless[self._place(one.text)] = one
         for text, wanted in others:

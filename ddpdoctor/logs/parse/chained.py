@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ddpdoctor.facts.log import LogFrame, Raised
+from ddpdoctor.facts.log import LogFrame, LoggedException
 from ddpdoctor.logs.analyze.exceptions import is_passed_on
 from ddpdoctor.logs.analyze.failures import stream
 
 
-def with_own_lines(raised: Iterable[Raised]) -> tuple[Raised, ...]:
+def with_own_lines(raised: Iterable[LoggedException]) -> tuple[LoggedException, ...]:
     """In the order in which they were read. Those in whose traceback no line of the script is get that of the exception that they led to, or
     of the process that passed a worker's on."""
-    streams: dict[tuple[object, ...], list[Raised]] = {}
+    streams: dict[tuple[object, ...], list[LoggedException]] = {}
     found = sorted(raised, key=lambda one: one.line.order)
     for one in found:
         streams.setdefault(stream(one.line), []).append(one)
@@ -22,7 +22,7 @@ def with_own_lines(raised: Iterable[Raised]) -> tuple[Raised, ...]:
     return tuple(one if one.own else msgspec.structs.replace(one, own=own[id(one)]) for one in found)
 
 
-def _own(one: Raised, place: int, some: Sequence[Raised]) -> LogFrame | None:
+def _own(one: LoggedException, place: int, some: Sequence[LoggedException]) -> LogFrame | None:
     if place and is_passed_on(some[place - 1], one):
         return one.own or some[place - 1].own
     for each in some[place:]:

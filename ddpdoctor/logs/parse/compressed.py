@@ -24,7 +24,7 @@ _AT_ONCE: Final = 1 << 20
 """Bytes that are unpacked at once."""
 
 
-class Damaged(Exception):
+class DamagedArchive(Exception):
     """What was compressed doesn't come to its end."""
 
 
@@ -48,11 +48,11 @@ def unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
                     break
                 member = _Member()
                 if not data.startswith(GZIP[: len(data)]):
-                    raise Damaged(MORE)
+                    raise DamagedArchive(MORE)
             yield from member.unpacked(data)
             data = member.rest
     if not member.over:
-        raise Damaged(CUT_OFF)
+        raise DamagedArchive(CUT_OFF)
 
 
 class _Member:
@@ -82,6 +82,6 @@ class _Member:
                 if most > 1:
                     self._unpacker, most = before, most // 2
                     continue
-                raise Damaged(CHANGED if "incorrect" in str(error) else DAMAGED) from None
+                raise DamagedArchive(CHANGED if "incorrect" in str(error) else DAMAGED) from None
             yield piece
             data = self._unpacker.unconsumed_tail

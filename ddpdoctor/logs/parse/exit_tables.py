@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.log import Exited, LogLine
+from ddpdoctor.facts.log import LogLine, ProcessExit
 from ddpdoctor.logs.parse.timestamps import COLLECTED, seconds_of
 
 BEGINNINGS: Final = (
@@ -86,7 +86,7 @@ class ExitTable:
     def host(self) -> str:
         return self._fields.get("host", "")
 
-    def add(self, line: LogLine) -> Exited | None:
+    def add(self, line: LogLine) -> ProcessExit | None:
         """The next line of the stream. Gives an entry once it is whole."""
         self._lines += 1
         if self._mpi:
@@ -116,13 +116,13 @@ class ExitTable:
             self.over = True
         return None
 
-    def rest(self) -> Exited | None:
+    def rest(self) -> ProcessExit | None:
         """The entry that the log breaks off in; of the one that failed first it is told even where its exit code is missing."""
         rank = int(self._mpi) if self._mpi else self.rank
         host, local = self.host, _RANK.match(self._fields.get("rank", ""))
         if (done := self._entry()) or self._told or not (self._first or self._mpi):
             return done
-        return Exited(
+        return ProcessExit(
             line=self._line,
             said_by="mpirun" if self._mpi else "torchrun",
             rank=rank,
@@ -142,12 +142,12 @@ class ExitTable:
             if re.match(r"[A-Za-z_][\w.]*(?::|$)", stripped):
                 self._last_words = stripped[:500]
 
-    def _mpi_code(self, line: LogLine) -> Exited | None:
+    def _mpi_code(self, line: LogLine) -> ProcessExit | None:
         found = _MPI_CODE.match(line.text)
         self.over = bool(found) or self._lines > 4
         if not found:
             return None
-        return Exited(
+        return ProcessExit(
             line=self._line if self._aborts else line,
             said_by="mpirun",
             exit_code=int(found["code"]) or None,
@@ -156,7 +156,7 @@ class ExitTable:
             time=None if line.lent else line.time,
         )
 
-    def _entry(self) -> Exited | None:
+    def _entry(self) -> ProcessExit | None:
         fields, self._fields = self._fields, {}
         said, self._last_words = self._last_words, ""
         rank, code = _RANK.match(fields.get("rank", "")), _CODE.match(fields.get("exitcode", ""))
@@ -167,7 +167,7 @@ class ExitTable:
         traceback = fields.get("traceback", "") or fields.get("msg", "").strip('"{').removeprefix("<NONE>")
         if traceback.startswith(_NO_TRACEBACK):
             traceback = ""
-        return Exited(
+        return ProcessExit(
             line=msgspec.structs.replace(self._line, rank=int(rank["rank"]), local_rank=int(rank["local"])),
             said_by="torchrun",
             exit_code=int(code["code"]),

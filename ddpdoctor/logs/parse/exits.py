@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ddpdoctor.facts.log import Exited, LogLine
+from ddpdoctor.facts.log import LogLine, ProcessExit
 from ddpdoctor.knowledge.hostlist import HostlistError, expand
 from ddpdoctor.logs.analyze.endings import TERMINATIONS
 from ddpdoctor.logs.analyze.exceptions import OF_A_CHILD, OF_A_TOOL
@@ -171,14 +171,14 @@ _BY_LITERAL: Final = {
 LITERALS: Final = tuple(_BY_LITERAL)
 
 
-def exits_said(literal: str, line: LogLine) -> Iterator[Exited]:
+def exits_said(literal: str, line: LogLine) -> Iterator[ProcessExit]:
     """The ends of processes in a line that has that literal text in it."""
     for form in _BY_LITERAL.get(literal, ()):
         if (found := form.pattern.search(line.text)) and not (form.a_word and mentioned(line.text, literal)):
             yield from _exits(form, found.groupdict(), line)
 
 
-def _exits(form: _Form, words: dict[str, str | None], line: LogLine) -> Iterator[Exited]:
+def _exits(form: _Form, words: dict[str, str | None], line: LogLine) -> Iterator[ProcessExit]:
     code = words.get("code")
     number, signal = words.get("number"), words.get("signal")
     exit_code = int(code) if code else -int(number) if number else -SIGNALS[signal] if signal else None
@@ -188,7 +188,7 @@ def _exits(form: _Form, words: dict[str, str | None], line: LogLine) -> Iterator
         line.rank if form.said_by == LIGHTNING else None
     ]
     for place, rank in enumerate(ranks):
-        yield Exited(
+        yield ProcessExit(
             line=line,
             said_by=form.said_by,
             exit_code=exit_code,

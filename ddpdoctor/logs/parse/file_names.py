@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Final
 
-from ddpdoctor.logs.analyze.judging_lines import Place
+from ddpdoctor.logs.analyze.judging_lines import LinePlace
 
 _TORCHRUN: Final = re.compile(r"(?:^|/)attempt_\d+/(?P<local>\d{1,4})/(?:stderr|stdout|error)\.(?:log|json)(?:\.gz)?$")
 _LOCAL: Final = re.compile(r"(?:^|[_.-])local_?rank[_.=-]?(?P<number>\d{1,6})(?=[_.-]|$)", re.IGNORECASE)
@@ -48,7 +48,7 @@ _SAYS_LOCAL_RANK: Final = (
 """Of the processes of a torchrun, whose output the file then is."""
 
 
-def places_of(names: Sequence[str]) -> Mapping[str, Place]:
+def places_of(names: Sequence[str]) -> Mapping[str, LinePlace]:
     """Whose the files are that are read as one run."""
     paths = {name: PurePath(name).as_posix() for name in names}
     pieces = {piece for path in paths.values() for piece in path.split("/")}
@@ -61,12 +61,12 @@ def places_of(names: Sequence[str]) -> Mapping[str, Place]:
     return {name: _place(path, local, ranks, hosts) for name, path in paths.items()}
 
 
-def place_of(name: str) -> Place:
+def place_of(name: str) -> LinePlace:
     """Of a file that is read alone."""
     return places_of((name,))[name]
 
 
-def uncontradicted(place: Place, text: bytes) -> Place:
+def uncontradicted(place: LinePlace, text: bytes) -> LinePlace:
     """The place without a rank that a part of the file contradicts: a node's launcher shows what several ranks say."""
     if place.rank is None:
         return place
@@ -91,13 +91,15 @@ def _are_counted(numbers: set[int]) -> bool:
     return len(numbers) > 1 and (0 in numbers or max(numbers) - min(numbers) == len(numbers) - 1)
 
 
-def _place(path: str, local: Mapping[str, tuple[int, set[int]]], ranks: Mapping[str, int], hosts: set[str]) -> Place:
+def _place(
+    path: str, local: Mapping[str, tuple[int, set[int]]], ranks: Mapping[str, int], hosts: set[str]
+) -> LinePlace:
     pieces = path.split("/")
     names = [found["host"] for one in pieces if one in hosts and (found := _HOST.search(one))]
     host = names[0] if names else ""
     if found := _TORCHRUN.search(path):
-        return Place(local_rank=int(found["local"]), host=host)
+        return LinePlace(local_rank=int(found["local"]), host=host)
     if pieces[-1] in local:
-        return Place(local_rank=local[pieces[-1]][0], host=host)
+        return LinePlace(local_rank=local[pieces[-1]][0], host=host)
     of_ranks = [ranks[one] for one in pieces if one in ranks]
-    return Place(rank=of_ranks[-1] if of_ranks else None, host=host)
+    return LinePlace(rank=of_ranks[-1] if of_ranks else None, host=host)

@@ -21,7 +21,7 @@ _AT_ONCE: Final = 0.5
 """Seconds between the last write of one launcher and the first of another's by which they may still be of one run: none starts as fast."""
 
 
-class Contents(msgspec.Struct, frozen=True):
+class LogFolder(msgspec.Struct, frozen=True):
     """files: to be read, in order. problems: (path, why) of what can't be entered. notes: on what was left out."""
 
     files: Sequence[Path]
@@ -29,17 +29,17 @@ class Contents(msgspec.Struct, frozen=True):
     notes: Sequence[str] = ()
 
 
-def contents_of_all(paths: Iterable[Path], may_be_log: Callable[[Path], bool]) -> list[Contents]:
+def contents_of_all(paths: Iterable[Path], may_be_log: Callable[[Path], bool]) -> list[LogFolder]:
     """Of each name the logs that it stands for: those of a folder, or itself. What is there by several names or links is read once, by one
     that is no link where there is such a one."""
-    contents: list[Contents] = []
+    contents: list[LogFolder] = []
     folders: set[object] = set()
     for path in paths:
         # Of a folder that may not be looked into nobody knows whether it is one: it is read as a file, which tells why it can't be.
         if not os.path.isdir(path):  # noqa: PTH112
-            contents.append(Contents([path]))
+            contents.append(LogFolder([path]))
         elif (folder := _identity(path)) in folders:
-            contents.append(Contents([]))
+            contents.append(LogFolder([]))
         else:
             folders.add(folder)
             contents.append(contents_of(path, may_be_log))
@@ -49,7 +49,7 @@ def contents_of_all(paths: Iterable[Path], may_be_log: Callable[[Path], bool]) -
         if named != path and named.is_symlink() and not path.is_symlink():
             names[identity] = path
     left = set(names.values())
-    once: list[Contents] = []
+    once: list[LogFolder] = []
     for found in contents:
         files = [path for path in dict.fromkeys(found.files) if path in left]
         left.difference_update(files)
@@ -57,7 +57,7 @@ def contents_of_all(paths: Iterable[Path], may_be_log: Callable[[Path], bool]) -
     return once
 
 
-def contents_of(folder: Path, may_be_log: Callable[[Path], bool]) -> Contents:
+def contents_of(folder: Path, may_be_log: Callable[[Path], bool]) -> LogFolder:
     """The logs in a folder and its subfolders; of several runs of torchrun there the newest."""
     files: list[Path] = []
     problems: list[tuple[str, str]] = []
@@ -84,7 +84,7 @@ def contents_of(folder: Path, may_be_log: Callable[[Path], bool]) -> Contents:
     if not files and not problems:
         why = NOT_FILLED if of_torchrun else NO_LOGS
         problems.append((str(folder), "; ".join([*notes, why])))
-    return Contents(files[:MOST_FILES], problems, notes)
+    return LogFolder(files[:MOST_FILES], problems, notes)
 
 
 def _attempts(folder: Path) -> bool:

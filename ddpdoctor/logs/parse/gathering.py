@@ -10,11 +10,21 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.log import Exited, LastWords, Log, LogFile, LogLine, Noise, Raised, Sighting, Stack
+from ddpdoctor.facts.log import (
+    LastWords,
+    Log,
+    LogFile,
+    LoggedException,
+    LoggedStack,
+    LogLine,
+    Noise,
+    ProcessExit,
+    SignMatch,
+)
 from ddpdoctor.logs.analyze.attempts import attempt_of_file, may_start_again
 from ddpdoctor.logs.analyze.launching import STARTS_AGAIN
 from ddpdoctor.logs.analyze.noise import HarmlessText
-from ddpdoctor.logs.match.vocabulary import Sign
+from ddpdoctor.logs.match.vocabulary import VocabularySign
 from ddpdoctor.logs.parse.chained import with_own_lines
 from ddpdoctor.logs.parse.placing import Placing, has_year
 
@@ -45,10 +55,10 @@ PROVE: Final = 10
 
 
 @dataclass
-class Seen:
+class SeenSign:
     """A sighting, as long as more may be learned of it."""
 
-    sign: Sign
+    sign: VocabularySign
     line: LogLine
     words: dict[str, str]
     quoted: bool
@@ -59,7 +69,7 @@ class Seen:
 
 
 @dataclass
-class Heard:
+class HealthyMessage:
     """A message of healthy runs."""
 
     noise: Noise
@@ -67,7 +77,7 @@ class Heard:
 
 
 @dataclass
-class Gathered:
+class GatheredLog:
     """The facts so far."""
 
     files: list[LogFile] = field(default_factory=list)
@@ -82,16 +92,16 @@ class Gathered:
     more: int = 0
     attempt: int = 0
     """Of the lines that come now: what the ranks said in an earlier one, they may say again."""
-    exited: list[Exited] = field(default_factory=list)
-    _sightings: dict[tuple[int, bool, object], Seen] = field(default_factory=dict)
+    exited: list[ProcessExit] = field(default_factory=list)
+    _sightings: dict[tuple[int, bool, object], SeenSign] = field(default_factory=dict)
     _of_a_sign: dict[int, int] = field(default_factory=dict)
-    _raised: dict[tuple[object, ...], list[Raised]] = field(default_factory=dict)
+    _raised: dict[tuple[object, ...], list[LoggedException]] = field(default_factory=dict)
     _kept_raised: int = 0
-    _stacks: dict[tuple[int, int | str], list[Stack]] = field(default_factory=dict)
+    _stacks: dict[tuple[int, int | str], list[LoggedStack]] = field(default_factory=dict)
     _errors: list[LogLine] = field(default_factory=list)
     _errors_of: dict[object, int] = field(default_factory=dict)
     _behind: list[list[LogLine]] = field(default_factory=list)
-    _noise: dict[str, Heard] = field(default_factory=dict)
+    _noise: dict[str, HealthyMessage] = field(default_factory=dict)
     _rank_of: dict[tuple[str, int], int] = field(default_factory=dict)
     _last: dict[tuple[int | None, int | None, str], LogLine] = field(default_factory=dict)
     _pairs: dict[tuple[str, int, int], None] = field(default_factory=dict)
@@ -102,7 +112,7 @@ class Gathered:
         """The lines that come now are of the file of that name."""
         self.attempt = attempt_of_file(name) or 0
 
-    def _alike(self, raised: Raised) -> tuple[object, ...]:
+    def _alike(self, raised: LoggedException) -> tuple[object, ...]:
         """What tracebacks have in common of which only a few are kept."""
         return (self._whose(raised.line), raised.exception, raised.frames[-1:], raised.own)
 
@@ -113,14 +123,14 @@ class Gathered:
         file = line.file if not line.host and line.local_rank is None else ""
         return self.attempt, f"{line.host}/{line.local_rank}/{file}"
 
-    def again(self, sign: Sign, line: LogLine) -> Seen | None:
+    def again(self, sign: VocabularySign, line: LogLine) -> SeenSign | None:
         """Counts a sighting that its rank has said before, in earnest. None: it hasn't."""
         known = self._sightings.get((sign.number, False, self._whose(line)))
         if known:
             known.times += 1
         return known
 
-    def sighting(self, sign: Sign, line: LogLine, words: dict[str, str], quoted: bool) -> Seen | None:
+    def sighting(self, sign: VocabularySign, line: LogLine, words: dict[str, str], quoted: bool) -> SeenSign | None:
         """Keeps a sighting. Gives its record if it is the first of its rank."""
         key = (sign.number, quoted, self._whose(line))
         if known := self._sightings.get(key):
@@ -131,14 +141,14 @@ class Gathered:
             self.more += 1
             return None
         self._of_a_sign[sign.number] = kept + 1
-        seen = self._sightings[key] = Seen(sign, line, words, quoted)
+        seen = self._sightings[key] = SeenSign(sign, line, words, quoted)
         return seen
 
     @property
     def wants_neighbours(self) -> bool:
         return len(self._sightings) <= MOST_WITH_NEIGHBOURS
 
-    def stack(self, stack: Stack) -> None:
+    def stack(self, stack: LoggedStack) -> None:
         """Where a process stood; the same again tells no more."""
         known = self._stacks.setdefault(self._whose(stack.line), [])
         if any(one.frames == stack.frames and stack.line.rank is not None for one in known):
@@ -148,7 +158,7 @@ class Gathered:
         else:
             self.more += 1
 
-    def raise_(self, raised: Raised) -> None:
+    def raise_(self, raised: LoggedException) -> None:
         """An exception with its traceback."""
         whose = self._alike(raised)
         known = self._raised.get(whose, [])
@@ -160,26 +170,26 @@ class Gathered:
             self._kept_raised += 1
             self._raised.setdefault(whose, known).append(raised)
 
-    def chain(self, raised: Raised) -> None:
+    def chain(self, raised: LoggedException) -> None:
         """Another exception followed while that one was handled."""
         self._changed(raised, msgspec.structs.replace(raised, chained=True))
 
-    def said_below(self, raised: Raised, message: str) -> Raised:
+    def said_below(self, raised: LoggedException, message: str) -> LoggedException:
         """Its message begins on the next line."""
         return self._changed(raised, msgspec.structs.replace(raised, message=message))
 
-    def goes_on_below(self, raised: Raised, line: LogLine) -> Raised:
+    def goes_on_below(self, raised: LoggedException, line: LogLine) -> LoggedException:
         """Its message, or its C++ stack, goes on to that line."""
         return self._changed(raised, msgspec.structs.replace(raised, below=line.number - raised.line.number))
 
-    def _changed(self, raised: Raised, into: Raised) -> Raised:
+    def _changed(self, raised: LoggedException, into: LoggedException) -> LoggedException:
         known = self._raised.get(self._alike(raised), [])
         for place, one in enumerate(known):
             if one is raised:
                 known[place] = into
         return into
 
-    def exit(self, exited: Exited) -> None:
+    def exit(self, exited: ProcessExit) -> None:
         """The end of a process."""
         self.attempt += may_start_again(exited)
         if len(self.exited) < MOST_EXITED:
@@ -210,11 +220,11 @@ class Gathered:
         whose = self._whose(line)
         self._errors_of[whose] = self._errors_of.get(whose, 0) + 1
 
-    def harmless(self, text: HarmlessText, line: LogLine) -> Heard:
+    def harmless(self, text: HarmlessText, line: LogLine) -> HealthyMessage:
         """Counts a message of healthy runs."""
         known = self._noise.get(text.text)
         if known is None:
-            known = self._noise[text.text] = Heard(Noise(text.text, text.why, 0, line))
+            known = self._noise[text.text] = HealthyMessage(Noise(text.text, text.why, 0, line))
         known.times += 1
         return known
 
@@ -294,7 +304,7 @@ class Gathered:
             more=self.more,
         )
 
-    def _all_stacks(self) -> list[Stack]:
+    def _all_stacks(self) -> list[LoggedStack]:
         return sorted((one for known in self._stacks.values() for one in known), key=lambda one: one.line.order)
 
     def _said_of_errors(self) -> list[LogLine]:
@@ -309,15 +319,15 @@ class Gathered:
         return Placing([*self._pairs, *tables], self._first_date or next(iter(dates), None))
 
 
-def _without_tasks(exited: Sequence[Exited]) -> Iterable[Exited]:
+def _without_tasks(exited: Sequence[ProcessExit]) -> Iterable[ProcessExit]:
     """Where srun's tasks are torchrun's agents, their numbers are of nodes, and of no ranks."""
     if not any(one.said_by == "torchrun" for one in exited):
         return exited
     return (msgspec.structs.replace(one, rank=None) if one.said_by == "srun" else one for one in exited)
 
 
-def _sighting(seen: Seen, placing: Placing) -> Sighting:
-    return Sighting(
+def _sighting(seen: SeenSign, placing: Placing) -> SignMatch:
+    return SignMatch(
         slug=seen.sign.slug,
         sign=seen.sign.sign.text,
         role=seen.sign.sign.role,

@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.kernel_log import KernelLine
-from ddpdoctor.facts.log import Log, Sighting
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.parse.placing import has_year, year_shift
 
@@ -31,7 +31,7 @@ def of_this_run(host: Snapshot, seconds: float, killed: int) -> Snapshot:
 
 
 def of_this_log(
-    host: Snapshot, log: Log, seen: Iterable[Sighting], *, ahead: float = 0.0, watched: bool = False
+    host: Snapshot, log: Log, seen: Iterable[SignMatch], *, ahead: float = 0.0, watched: bool = False
 ) -> Snapshot:
     """With those alone whom these words may mean: the same process, where both tell which; else one that was killed at about
     that time. ahead: seconds of the local clock before UTC, since most logs don't say their zone. watched: the host's facts are already

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.log import Exited, LogLine, Raised
+from ddpdoctor.facts.log import LoggedException, LogLine, ProcessExit
 from ddpdoctor.logs.parse.timestamps import NO_YEAR
 
 _LATER: Final = datetime(NO_YEAR + 2, 1, 1, tzinfo=timezone.utc).timestamp()
@@ -37,11 +37,11 @@ class Placing:
         """All of them."""
         return tuple(map(self.line, lines))
 
-    def raised(self, raised: Raised) -> Raised:
+    def raised(self, raised: LoggedException) -> LoggedException:
         """The exception with its lines settled."""
         return msgspec.structs.replace(raised, line=self.line(raised.line), began=self.line(raised.began))
 
-    def exited(self, exited: Exited) -> Exited:
+    def exited(self, exited: ProcessExit) -> ProcessExit:
         """The end of a process with its rank settled."""
         return msgspec.structs.replace(
             exited,

@@ -12,16 +12,16 @@ from typing import BinaryIO, Final
 
 from ddpdoctor.base.ownership import who_misleads
 from ddpdoctor.facts.log import Log, LogFile
-from ddpdoctor.logs.analyze.judging_lines import Place
+from ddpdoctor.logs.analyze.judging_lines import LinePlace
 from ddpdoctor.logs.match.scanning import BLOCK, FileScan
 from ddpdoctor.logs.match.vocabulary import Vocabulary
 from ddpdoctor.logs.match.wanted_signs import vocabulary as usual_vocabulary
 from ddpdoctor.logs.parse import error_files
-from ddpdoctor.logs.parse.compressed import GZIP, Damaged, how_to_unpack, unpacked
+from ddpdoctor.logs.parse.compressed import GZIP, DamagedArchive, how_to_unpack, unpacked
 from ddpdoctor.logs.parse.encodings import Unwrapped, decoded, encoding_of, is_objects, with_newlines, without_holes
 from ddpdoctor.logs.parse.file_names import place_of, places_of
 from ddpdoctor.logs.parse.folders import contents_of_all
-from ddpdoctor.logs.parse.gathering import Gathered
+from ddpdoctor.logs.parse.gathering import GatheredLog
 from ddpdoctor.logs.parse.plain import is_text
 from ddpdoctor.probes.files import NotRegularError, open_regular, read_start
 
@@ -49,7 +49,7 @@ def read_logs(
 ) -> Log:
     """Reads them in that order, folders with all that is in them. What can't be read is a file with a problem."""
     words = vocabulary or usual_vocabulary()
-    gathered = Gathered()
+    gathered = GatheredLog()
     # Of a folder's files the names tell more beside those of the others.
     contents = contents_of_all([Path(path) for path in paths if path != STDIN], _may_be_log)
     places = places_of([str(name) for found in contents for name in found.files])
@@ -70,10 +70,10 @@ def read_stream(
     stream: BinaryIO,
     name: str,
     vocabulary: Vocabulary,
-    gathered: Gathered,
+    gathered: GatheredLog,
     most: int | None = None,
     progress: Progress = lambda name, done, size: None,
-    place: Place | None = None,
+    place: LinePlace | None = None,
 ) -> None:
     """One stream to its end, or as many bytes as given. place: whose it is, as far as its name tells beside others."""
     unwrapped = Unwrapped()
@@ -87,7 +87,7 @@ def read_stream(
         for piece in _lines(raw.of(unpacked(_with(first, pieces)) if compressed else _with(first, pieces)), unwrapped):
             problem = problem or ("" if scan.bytes or is_text(piece[:SAMPLE]) else NO_TEXT)
             scan.feed(piece)
-    except (OSError, Damaged) as error:
+    except (OSError, DamagedArchive) as error:
         problem = problem or _words(error)
     scan.end()
     if scan.left_out:
@@ -101,7 +101,7 @@ def read_stream(
 
 
 def _read_file(
-    path: Path, vocabulary: Vocabulary, gathered: Gathered, progress: Progress, place: Place, *, is_named: bool
+    path: Path, vocabulary: Vocabulary, gathered: GatheredLog, progress: Progress, place: LinePlace, *, is_named: bool
 ) -> None:
     """is_named: on the command line, where it may be a pipe; else it lies in a folder that was."""
     try:

@@ -34,26 +34,26 @@ _CLOCKS_BEGIN: Final = frozenset(b"0123456789[ADFJMNOS")
 """With a digit, a bracket or a month."""
 
 
-class Counted(Protocol):
+class CountedLines(Protocol):
     """Something that counts how often it was said."""
 
     times: int
 
 
 @dataclass
-class Entry:
+class RoutineEntry:
     """One text in the lines of one rank. patience: how many lines are read before the rest may be routine."""
 
     patience: int
     times: int = 0
-    counted: tuple[Counted, ...] = field(default=())
+    counted: tuple[CountedLines, ...] = field(default=())
     """What the last line that was read has counted."""
 
     @property
     def is_routine(self) -> bool:
         return self.times > self.patience and self.times % STILL_READ != 0
 
-    def read(self, counted: Sequence[Counted]) -> None:
+    def read(self, counted: Sequence[CountedLines]) -> None:
         """Such a line was read, and has counted these."""
         self.times += 1
         self.counted = tuple(counted)
@@ -70,16 +70,16 @@ class Routine:
 
     def __init__(self, patience: list[int]) -> None:
         self._patience = patience
-        self._entries: dict[tuple[int, bytes], Entry] = {}
+        self._entries: dict[tuple[int, bytes], RoutineEntry] = {}
 
-    def entry(self, text: int, key: bytes) -> Entry:
+    def entry(self, text: int, key: bytes) -> RoutineEntry:
         """Of the text of that number, in lines of that key."""
         found = self._entries.get((text, key))
         if found is None:
             if len(self._entries) >= MOST_ENTRIES:
                 # Shared by ranks, an entry would hide what one of them says first.
                 self._entries.clear()
-            found = self._entries[text, key] = Entry(self._patience[text])
+            found = self._entries[text, key] = RoutineEntry(self._patience[text])
         return found
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from ddpdoctor.facts.log import LogFrame, LogLine, Stack
+from ddpdoctor.facts.log import LogFrame, LoggedStack, LogLine
 from ddpdoctor.logs.analyze.own_code import own_frame
 
 LITERALS: Final = ("(most recent call first):", '): "MainThread"')
@@ -68,7 +68,7 @@ class StackAssembler:
             return True
         return bool(_NOT_TOLD.match(text))
 
-    def stack(self) -> Stack | None:
+    def stack(self) -> LoggedStack | None:
         """Of the thread that tells most: the one that failed, where it has a line of the script; else the main thread, which is the last."""
         with_frames = [one for one in self._threads if one.frames]
         with_own = [one for one in with_frames if own_frame(one.frames[::-1])]
@@ -77,4 +77,4 @@ class StackAssembler:
         if chosen is None:
             return None
         frames = tuple(reversed(chosen.frames))
-        return Stack(line=self._began, reason=self._reason, frames=frames, own=own_frame(frames))
+        return LoggedStack(line=self._began, reason=self._reason, frames=frames, own=own_frame(frames))

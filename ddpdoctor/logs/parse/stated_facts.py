@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from ddpdoctor.facts.log import LogLine
-from ddpdoctor.logs.parse.gathering import Gathered
+from ddpdoctor.logs.parse.gathering import GatheredLog
 from ddpdoctor.logs.parse.labels import process_of
 
 LAUNCHERS: Final = {
@@ -41,7 +41,7 @@ SIZES: Final = ("world_size", "WORLD_SIZE", "world size", "MEMBER: ", " nranks "
 LITERALS: Final = (*LAUNCHERS, *SIZES, PROCESS)
 
 
-def learn(literal: str, line: LogLine, gathered: Gathered) -> None:
+def learn(literal: str, line: LogLine, gathered: GatheredLog) -> None:
     """Takes it from a line that has that literal text in it."""
     if launcher := LAUNCHERS.get(literal):
         gathered.launched_by(launcher)

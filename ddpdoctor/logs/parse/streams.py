@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.log import LogLine, Raised
-from ddpdoctor.logs.match.vocabulary import Sign
+from ddpdoctor.facts.log import LoggedException, LogLine
+from ddpdoctor.logs.match.vocabulary import VocabularySign
 from ddpdoctor.logs.parse.exit_tables import ExitTable
-from ddpdoctor.logs.parse.gathering import Gathered
+from ddpdoctor.logs.parse.gathering import GatheredLog
 from ddpdoctor.logs.parse.stacks import StackAssembler
 from ddpdoctor.logs.parse.tracebacks import Assembler, begins_below, chains, goes_on_below
 
@@ -31,17 +31,17 @@ _SILENT: Final = 5000
 
 
 @dataclass
-class Waiting:
+class AwaitedMatch:
     """A sighting that counts once its second literal is seen."""
 
-    sign: Sign
+    sign: VocabularySign
     line: LogLine
     words: dict[str, str]
     quoted: bool
 
 
 @dataclass
-class Stream:
+class LogStream:
     """Its state between two lines. nobodys: of lines without a rank's label."""
 
     nobodys: bool = False
@@ -54,8 +54,8 @@ class Stream:
     """Lists that want the next lines, and the number of the line from which on they want none."""
     near: dict[int, LogLine] = field(default_factory=dict)
     """The line in which a text was last seen that makes others certain."""
-    pending: dict[int, list[Waiting]] = field(default_factory=dict)
-    raised: Raised | None = None
+    pending: dict[int, list[AwaitedMatch]] = field(default_factory=dict)
+    raised: LoggedException | None = None
     """The exception that just ended, as long as another may follow."""
     raised_at: int = 0
     raised_lines: int = 0
@@ -84,7 +84,7 @@ class Stream:
             return line
         return msgspec.structs.replace(line, time=self.time, lent=True)
 
-    def go_on(self, line: LogLine, gathered: Gathered) -> tuple[LogLine, bool]:
+    def go_on(self, line: LogLine, gathered: GatheredLog) -> tuple[LogLine, bool]:
         """The next line. Gives it back with the rank of the table that it stands in, and whether a traceback or a table takes
         it for its own."""
         for wanting, _ in self.wanting:
@@ -102,12 +102,12 @@ class Stream:
             mine |= self._traceback(self.open[-1], line, gathered)
         return line, mine or in_table
 
-    def _end_stack(self, gathered: Gathered) -> None:
+    def _end_stack(self, gathered: GatheredLog) -> None:
         if self.stack and (stack := self.stack.stack()):
             gathered.stack(stack)
         self.stack = None
 
-    def _table(self, table: ExitTable, line: LogLine, gathered: Gathered) -> tuple[LogLine, bool]:
+    def _table(self, table: ExitTable, line: LogLine, gathered: GatheredLog) -> tuple[LogLine, bool]:
         if done := table.add(self.with_time(line)):
             gathered.exit(done)
         if table.over:
@@ -116,7 +116,7 @@ class Stream:
             line = msgspec.structs.replace(line, rank=table.rank, host=line.host or table.host)
         return line, True
 
-    def _after_exception(self, line: LogLine, gathered: Gathered) -> bool:
+    def _after_exception(self, line: LogLine, gathered: GatheredLog) -> bool:
         text = line.text.strip(" |")
         if not self.raised or not text:
             return False
@@ -135,7 +135,7 @@ class Stream:
             self.raised = None
         return False
 
-    def _traceback(self, last: Assembler, line: LogLine, gathered: Gathered) -> bool:
+    def _traceback(self, last: Assembler, line: LogLine, gathered: GatheredLog) -> bool:
         raised = last.add(line)
         if last.given_up:
             self.open.pop()
@@ -147,13 +147,13 @@ class Stream:
             gathered.raise_(raised)
         return True
 
-    def _timed(self, raised: Raised) -> Raised:
+    def _timed(self, raised: LoggedException) -> LoggedException:
         """The exception with a time: of what a logger writes only the first line has one, and that is of the whole."""
         line, began = self.with_time(raised.line), raised.began
         of_the_whole = line.lent and not began.lent and line.time == began.time
         return msgspec.structs.replace(raised, line=msgspec.structs.replace(line, lent=False) if of_the_whole else line)
 
-    def tire(self, number: int, gathered: Gathered) -> None:
+    def tire(self, number: int, gathered: GatheredLog) -> None:
         """Wants no more of what has kept it waiting for too long, at that line of the file."""
         self.wanting = [one for one in self.wanting if number < one[1]]
         if self.raised and number - self.raised_at > LOOK_AHEAD:
@@ -161,7 +161,7 @@ class Stream:
         if number - self.heard_at > _SILENT:
             self.end(gathered)
 
-    def end(self, gathered: Gathered) -> None:
+    def end(self, gathered: GatheredLog) -> None:
         """The file is over."""
         self._end_stack(gathered)
         if self.table and (last := self.table.rest()):

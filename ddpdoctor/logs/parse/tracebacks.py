@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ddpdoctor.facts.log import LogFrame, LogLine, Raised
+from ddpdoctor.facts.log import LogFrame, LoggedException, LogLine
 from ddpdoctor.logs.analyze.own_code import is_of_library
 
 HEADER: Final = "Traceback (most recent call last)"
@@ -67,7 +67,7 @@ class Assembler:
         if self._headless:
             self.add(began)
 
-    def add(self, line: LogLine) -> Raised | None:
+    def add(self, line: LogLine) -> LoggedException | None:
         """The next line of the stream. Gives the exception once its line has come."""
         self._lines += 1
         text = _plain(line.text)
@@ -101,7 +101,7 @@ class Assembler:
         plain = _plain(text)
         return _width(plain) > self._indent or bool(_EXCEPTION.match(plain))
 
-    def rest(self) -> Raised | None:
+    def rest(self) -> LoggedException | None:
         """What there is of a traceback that never came to its exception; nothing of a header in whose place something else was written."""
         if self.given_up or (not self._frames and self._others):
             return None
@@ -133,8 +133,8 @@ class Assembler:
         if self._own is last:
             self._own = with_code
 
-    def _raised(self, name: str, message: str, line: LogLine) -> Raised:
-        return Raised(
+    def _raised(self, name: str, message: str, line: LogLine) -> LoggedException:
+        return LoggedException(
             exception=name,
             message=message.strip(),
             line=line,
@@ -145,12 +145,12 @@ class Assembler:
         )
 
 
-def bare(line: LogLine) -> Raised | None:
+def bare(line: LogLine) -> LoggedException | None:
     """The exception of torchrun, of whose traceback nothing is in the log."""
     found = _EXCEPTION.match(line.text)
     if not found or not found["name"].endswith("ChildFailedError"):
         return None
-    return Raised(exception=found["name"], message=(found["message"] or "").strip(), line=line, began=line)
+    return LoggedException(exception=found["name"], message=(found["message"] or "").strip(), line=line, began=line)
 
 
 def chains(text: str) -> bool:
@@ -163,7 +163,7 @@ def goes_on_below(line: LogLine) -> bool:
     return _BELOW.match(line.text) is not None
 
 
-def begins_below(raised: Raised, line: LogLine) -> bool:
+def begins_below(raised: LoggedException, line: LogLine) -> bool:
     """Whether the message of that exception begins with this line, which stands behind it."""
     nothing_yet = not raised.message and raised.line.text.rstrip().endswith(":")
     text = line.text.strip()

@@ -15,7 +15,7 @@ from ddpdoctor.base.text import masked
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.run_as import NotRunError, code_of, identity_for
-from ddpdoctor.probes.subprocesses import Ended, Started, start
+from ddpdoctor.probes.subprocesses import EndedProgram, Started, start
 
 Mode = Literal["interpreter", "torch"]
 
@@ -30,7 +30,7 @@ class Answer(msgspec.Struct, frozen=True):
     state: str
     detail: str = ""
     told: dict[str, Any] = {}
-    ended: Ended = Ended()
+    ended: EndedProgram = EndedProgram()
 
 
 def ask(context: Context, mode: Mode, seconds: float | None = None) -> Answer:
@@ -105,7 +105,7 @@ def _working_folder() -> str:
         return ""
 
 
-def _ended(started: Started, until: float) -> Ended:
+def _ended(started: Started, until: float) -> EndedProgram:
     return started.wait(max(0.1, until - time.monotonic()))
 
 
@@ -137,7 +137,7 @@ def _closed(python: str) -> str:
     return f"this user may not enter {folder}{leads}"
 
 
-def _understood(python: str, ended: Ended, words: tuple[str, str], seconds: float) -> Answer:
+def _understood(python: str, ended: EndedProgram, words: tuple[str, str], seconds: float) -> Answer:
     told = _told(ended.stdout, words)
     if "too_old" in told:
         return Answer("too-old", f"it is Python {told['too_old']}; ddpdoctor asks Python 3.8 or later", told, ended)

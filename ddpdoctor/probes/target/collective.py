@@ -38,11 +38,11 @@ signal.signal(signal.SIGALRM, signal.SIG_DFL)
 signal.alarm(int(ORDER["seconds"]) + 5)
 
 
-class Wrong(Exception):
+class WrongResult(Exception):
     """A collective that ended and gave a wrong result."""
 
 
-class Absent(Exception):
+class NotAvailable(Exception):
     """What would be tested isn't there."""
 
 
@@ -87,14 +87,14 @@ def import_torch():
         import torch
     except ModuleNotFoundError as error:
         if error.name == "torch":
-            raise Absent("torch is not installed") from error
+            raise NotAvailable("torch is not installed") from error
         raise
     import torch.distributed
 
     if not torch.distributed.is_available():
-        raise Absent("this torch is built without torch.distributed")
+        raise NotAvailable("this torch is built without torch.distributed")
     if not getattr(torch.distributed, "is_%s_available" % ORDER["backend"], lambda: True)():
-        raise Absent("this torch is built without %s" % ORDER["backend"])
+        raise NotAvailable("this torch is built without %s" % ORDER["backend"])
     return torch
 
 
@@ -104,7 +104,7 @@ def run():
     dist = torch.distributed
     if ORDER["backend"] == "nccl":
         if not torch.cuda.is_available():
-            raise Absent("torch finds no usable GPU")
+            raise NotAvailable("torch finds no usable GPU")
         torch.cuda.set_device(0)
 
     begin("store")
@@ -131,7 +131,7 @@ def reduce(torch, elements, world_size):
     least, most = numbers.min().item(), numbers.max().item()
     if least != world_size or most != world_size:
         found = "%g" % least if least == most else "%g to %g" % (least, most)
-        raise Wrong("wrong sum: %s instead of %d" % (found, world_size))
+        raise WrongResult("wrong sum: %s instead of %d" % (found, world_size))
 
 
 def words(error):
@@ -139,13 +139,13 @@ def words(error):
     message = str(error).split("\nException raised from ", 1)[0]
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = " ".join(lines)[:1000]
-    return text if isinstance(error, (Wrong, Absent)) else "%s: %s" % (type(error).__name__, text)
+    return text if isinstance(error, (WrongResult, NotAvailable)) else "%s: %s" % (type(error).__name__, text)
 
 
 def main():
     try:
         run()
-    except Absent as error:
+    except NotAvailable as error:
         tell(absent=words(error))
     except BaseException as error:
         tell(error=words(error))

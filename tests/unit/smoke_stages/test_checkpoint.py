@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed
-from ddpdoctor_smoke.rank import Rank, Wrong
+from ddpdoctor_smoke.rank import Rank, WrongOutcome
 from ddpdoctor_smoke.stages import (
     checkpointing,
     training,
@@ -23,10 +23,10 @@ from tests.smoke_patient import CPU, PosesAsGpu, of_world, rank
 def test_a_rank_that_loaded_something_else() -> None:
     right, other = [1, 2], [1, 3]
     checkpointing.judge(of_world(2), [[right, right], [other, right]])
-    with pytest.raises(Wrong, match="what rank 1 loaded isn't what rank 0 saved") as wrong:
+    with pytest.raises(WrongOutcome, match="what rank 1 loaded isn't what rank 0 saved") as wrong:
         checkpointing.judge(of_world(2), [[right, right], [right, other]])
     assert wrong.value.culprits == [1]
-    with pytest.raises(Wrong, match="what all ranks loaded") as wrong:
+    with pytest.raises(WrongOutcome, match="what all ranks loaded") as wrong:
         checkpointing.judge(of_world(2), [[right, other], [right, other]])
     assert wrong.value.culprits == []
 
@@ -91,7 +91,7 @@ def test_loading_that_makes_a_context_elsewhere(
 def test_two_faults_of_loading_are_two_sentences(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointing, "misplaced", lambda content, device: ["all are elsewhere"])
     monkeypatch.setattr(checkpointing, "extra_contexts", lambda one, before: ["a context"])
-    with pytest.raises(Wrong, match=r"^rank 0: all are elsewhere; all are elsewhere; a context$"):
+    with pytest.raises(WrongOutcome, match=r"^rank 0: all are elsewhere; all are elsewhere; a context$"):
         checkpointing.checkpoint(one)
 
 

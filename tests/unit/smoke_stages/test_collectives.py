@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ddpdoctor_smoke.rank import Rank, Wrong
+from ddpdoctor_smoke.rank import Rank, WrongOutcome
 from ddpdoctor_smoke.stages import collectives
 
 from tests.smoke_patient import rank
@@ -72,12 +72,12 @@ def test_right_answers_pass(stage: Any, tmp_path: Path) -> None:
 def test_one_wrong_number_is_told_with_what_it_should_be(
     spoilt: tuple[str, int, int], words: str, culprits: list[int], tmp_path: Path
 ) -> None:
-    with pytest.raises(Wrong) as wrong:
+    with pytest.raises(WrongOutcome) as wrong:
         getattr(collectives, spoilt[0])(first_of(World(spoilt), tmp_path))
     assert (str(wrong.value), wrong.value.culprits) == (words, culprits)
 
 
 def test_what_is_no_number_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "all_reduce", lambda self, tensor: tensor.fill_(float("nan")))
-    with pytest.raises(Wrong, match="should be 6 and is nan"):
+    with pytest.raises(WrongOutcome, match="should be 6 and is nan"):
         collectives.all_reduce(first_of(World(), tmp_path))

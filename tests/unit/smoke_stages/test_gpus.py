@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from ddpdoctor_smoke.rank import NotHere, Rank, Wrong
+from ddpdoctor_smoke.rank import NotHere, Rank, WrongOutcome
 from ddpdoctor_smoke.stages import (
     beginning,
     fused,
@@ -33,7 +33,7 @@ def test_a_model_over_two_devices(one: Rank) -> None:
 def test_a_model_over_two_devices_that_is_wrong(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = iter([1.0, 1.1])
     monkeypatch.setattr(gpus, "gradients", lambda model: [next(sizes) * torch.ones(2)])
-    with pytest.raises(Wrong, match="over two GPUs differ"):
+    with pytest.raises(WrongOutcome, match="over two GPUs differ"):
         gpus.split_over(one, [CPU, CPU])
 
 
@@ -115,7 +115,7 @@ def test_p2p_is_for_one_rank_of_a_host(
     monkeypatch.setattr(gpus, "all_can_use", lambda one, devices: None)
     monkeypatch.setattr(gpus, "copies", lambda one, devices: "!cuda:0 to cuda:1 differ" if wrong else "2 copies")
     if wrong:
-        with pytest.raises(Wrong, match="GPUs that rank 0 sees: cuda:0 to cuda:1 differ") as found:
+        with pytest.raises(WrongOutcome, match="GPUs that rank 0 sees: cuda:0 to cuda:1 differ") as found:
             gpus.p2p(one)
         assert found.value.culprits == []
     else:
@@ -176,7 +176,7 @@ def test_apex_equals_torch(tmp_path: Path, group: None, monkeypatch: pytest.Monk
 
 def test_a_kernel_of_apex_that_is_wrong(tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in_for_apex(monkeypatch, wrong=1.01)
-    with pytest.raises(Wrong, match="FusedLayerNorm of Apex differs from torch's on all ranks"):
+    with pytest.raises(WrongOutcome, match="FusedLayerNorm of Apex differs from torch's on all ranks"):
         fused.apex(rank(tmp_path, PosesAsGpu))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed
 from ddpdoctor_smoke.faults import INSTEAD, Faults
-from ddpdoctor_smoke.rank import Rank, Wrong, call_of, run_stage
+from ddpdoctor_smoke.rank import Rank, WrongOutcome, call_of, run_stage
 from ddpdoctor_smoke.stages import (
     STAGES,
     collectives,
@@ -142,7 +142,7 @@ def rows_of_samplers(*kinds: str) -> list[list[int]]:
     ],
 )
 def test_samplers_that_are_wrong(kinds: tuple[str, ...], culprits: list[int], words: str) -> None:
-    with pytest.raises(Wrong, match=words) as wrong:
+    with pytest.raises(WrongOutcome, match=words) as wrong:
         sampling.judge(rows_of_samplers(*kinds), len(kinds))
     assert wrong.value.culprits == culprits
 
@@ -152,7 +152,7 @@ def test_samplers_that_are_right(size: int) -> None:
     rows = rows_of_samplers(*[""] * size)
     sampling.judge(rows, size)
     # The same rank twice: its samples are those of another one.
-    with pytest.raises(Wrong, match="aren't the share of its rank") as wrong:
+    with pytest.raises(WrongOutcome, match="aren't the share of its rank") as wrong:
         sampling.judge([*rows[:-1], rows[0]], size)
     assert wrong.value.culprits == [size - 1]
 
@@ -168,7 +168,7 @@ def test_a_distributed_sampler_that_is_broken_in_torch(
     break_it: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.utils.data.DistributedSampler, "__iter__", break_it)
-    with pytest.raises(Wrong, match=words) as wrong:
+    with pytest.raises(WrongOutcome, match=words) as wrong:
         sampling.judge(rows_of_samplers("", ""), 2)
     assert wrong.value.culprits == []
 
@@ -196,7 +196,7 @@ def test_the_first_to_be_different_is_to_blame(by: float) -> None:
     rows = right_rows()
     rows[1, 4] += by
     rows[:, 5:] += 0.1
-    with pytest.raises(Wrong, match=r"the loss of rank 1 .* at step 5 of 10") as wrong:
+    with pytest.raises(WrongOutcome, match=r"the loss of rank 1 .* at step 5 of 10") as wrong:
         training.judge(of_world(3), rows, LOSSES)
     assert wrong.value.culprits == [1]
 
@@ -204,7 +204,7 @@ def test_the_first_to_be_different_is_to_blame(by: float) -> None:
 def test_nobody_is_to_blame_for_what_all_do() -> None:
     rows = right_rows()
     rows[:, 4:] += 0.1
-    with pytest.raises(Wrong, match="the loss of all ranks") as wrong:
+    with pytest.raises(WrongOutcome, match="the loss of all ranks") as wrong:
         training.judge(of_world(3), rows, LOSSES)
     assert wrong.value.culprits == []
 
@@ -212,7 +212,7 @@ def test_nobody_is_to_blame_for_what_all_do() -> None:
 def test_parameters_that_are_not_those_of_one_process() -> None:
     rows = right_rows()
     rows[2, -1] = 0.01
-    with pytest.raises(Wrong, match=r"the parameters of rank 2 .* differ by 0.01") as wrong:
+    with pytest.raises(WrongOutcome, match=r"the parameters of rank 2 .* differ by 0.01") as wrong:
         training.judge(of_world(3), rows, LOSSES)
     assert wrong.value.culprits == [2]
 
@@ -260,7 +260,7 @@ def test_tf32_that_is_forced_upon_us_is_allowed_for(
 @pytest.mark.parametrize("losses", [[1.0] * 5 + [1.0] * 5, [0.5] * 5 + [0.6] * 5, [1.0] * 9 + [float("nan")]])
 def test_a_loss_that_does_not_fall(losses: list[float], one: Rank) -> None:
     one.kept["trained"] = training.Trained(None, None, losses)
-    with pytest.raises(Wrong, match="doesn't fall" if losses[9] == losses[9] else "isn't a finite number"):
+    with pytest.raises(WrongOutcome, match="doesn't fall" if losses[9] == losses[9] else "isn't a finite number"):
         training.train(one)
 
 
@@ -271,7 +271,7 @@ def test_gradients_of_two_halves_that_are_wrong(one: Rank, monkeypatch: pytest.M
     monkeypatch.setattr(
         training, "gradients", lambda model: [factor * g for factor in [next(found)] for g in real(model)]
     )
-    with pytest.raises(Wrong, match="the first in no_sync, differ"):
+    with pytest.raises(WrongOutcome, match="the first in no_sync, differ"):
         training.accumulation(one)
 
 
@@ -282,7 +282,7 @@ def test_parameters_that_drifted_apart() -> None:
         return torch.stack([row, row + torch.tensor([0, 1]), row])
 
     one = SimpleNamespace(world_size=3, torch=torch, gather=gather)
-    with pytest.raises(Wrong, match=r"of rank 1 differ from the other ranks': bias \(most ranks agree") as wrong:
+    with pytest.raises(WrongOutcome, match=r"of rank 1 differ from the other ranks': bias \(most ranks agree") as wrong:
         training.all_the_same(one, module, "the parameters")
     assert wrong.value.culprits == [1]
 
@@ -297,7 +297,7 @@ def test_parameters_that_drifted_apart() -> None:
     ],
 )
 def test_mixed_precision_that_is_wrong(rows: list[list[float]], words: str, culprits: list[int]) -> None:
-    with pytest.raises(Wrong, match=words) as wrong:
+    with pytest.raises(WrongOutcome, match=words) as wrong:
         precision.judge_amp(of_world(2), doubles(rows), "bfloat16")
     assert wrong.value.culprits == culprits
 
@@ -306,12 +306,12 @@ def test_autocast_that_does_nothing(one: Rank, monkeypatch: pytest.MonkeyPatch) 
     import contextlib
 
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
-    with pytest.raises(Wrong, match="computed in float32 and not in bfloat16"):
+    with pytest.raises(WrongOutcome, match="computed in float32 and not in bfloat16"):
         precision.amp(one)
 
 
 def test_a_collective_with_a_wrong_result() -> None:
-    with pytest.raises(Wrong, match="what rank 3 sent should be 3 and is 2 to 3") as wrong:
+    with pytest.raises(WrongOutcome, match="what rank 3 sent should be 3 and is 2 to 3") as wrong:
         collectives.must_be(torch.tensor([3.0, 2.0]), 3, "what rank 3 sent", [3])
     assert wrong.value.culprits == [3]
 

@@ -21,7 +21,7 @@ KEEPER_SECONDS = 2.0
 PR_SET_PDEATHSIG = 1
 
 
-class Doctor:
+class ReportChannel:
     """One process's two connections to the doctor: for messages, and for what it prints.
 
     who: "engine", "server" (of which the ranks are forked), or the rank. A message is a JSON object; its "at" is

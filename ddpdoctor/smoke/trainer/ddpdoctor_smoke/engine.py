@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 
 from ddpdoctor_smoke import orders
-from ddpdoctor_smoke.doctor import Doctor, die_with_the_parent, tell_of_children
+from ddpdoctor_smoke.doctor import ReportChannel, die_with_the_parent, tell_of_children
 from ddpdoctor_smoke.rank import prepare, run_rank, words_of
 
 FOR_ALL = ("torch", "torch.distributed")
@@ -34,7 +34,7 @@ def main(before):
     if launched is not None:
         run_rank(order)
         return
-    doctor = Doctor(order.channel, "engine")
+    doctor = ReportChannel(order.channel, "engine")
     doctor.take_output()
     try:
         doctor.say(stage="import")
@@ -201,7 +201,7 @@ def start_server(doctor):
         try:
             doctor.messages.close()
             die_with_the_parent(engine)
-            tell_of_children(Doctor(doctor.channel, "server"))
+            tell_of_children(ReportChannel(doctor.channel, "server"))
             import_all(FOR_RANKS)
             exec(arguments[-1], {})
         finally:

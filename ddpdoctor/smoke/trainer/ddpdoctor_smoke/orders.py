@@ -21,7 +21,7 @@ fault       for tests: {"rank", "stage", "kind"}, and more by kind
 import json
 
 
-class Order(dict):
+class TrainerOrder(dict):
     """The order, by attribute."""
 
     def __getattr__(self, name):
@@ -36,11 +36,11 @@ class Order(dict):
         return self.get("launched") is None and self.nnodes == 1 and not self.master
 
     def __reduce__(self):
-        return Order, (dict(self),)
+        return TrainerOrder, (dict(self),)
 
 
 def read(text):
-    return Order(json.loads(text))
+    return TrainerOrder(json.loads(text))
 
 
 TORCH_WAITS = 60.0

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from ddpdoctor_smoke.doctor import Doctor, die_with_the_parent
+from ddpdoctor_smoke.doctor import ReportChannel, die_with_the_parent
 from ddpdoctor_smoke.faults import Faults
 
 
@@ -15,7 +15,7 @@ class NotHere(Exception):
     """Raised by a stage: it can't be run here, and why. All ranks must come to the same."""
 
 
-class Wrong(Exception):
+class WrongOutcome(Exception):
     """Raised by a stage: it ended with a wrong result. culprits: the ranks that caused it; all ranks should agree on them."""
 
     def __init__(self, text, culprits=()):
@@ -94,7 +94,7 @@ def run_rank(order):
     """Runs one rank to its end. It must return, or raise: the engine waits for ever for a process that simply ends."""
     die_with_the_parent()
     rank = order.launched["rank"] if order.get("launched") else int(os.environ["RANK"])
-    doctor = Doctor(order.channel, rank)
+    doctor = ReportChannel(order.channel, rank)
     doctor.end_with_the_doctor()
     doctor.take_output()
     prepare()
@@ -111,7 +111,7 @@ def run_rank(order):
                 stage=name,
                 state="failed",
                 error=words_of(error),
-                wrong=isinstance(error, Wrong),
+                wrong=isinstance(error, WrongOutcome),
                 culprits=getattr(error, "culprits", []),
                 missing=getattr(error, "name", None) or "",
                 stack=stack_of(error),
@@ -158,7 +158,7 @@ def words_of(error):
     """Type and message; not the stack of C++ that torch puts behind it."""
     message = str(error).split("\nException raised from ", 1)[0]
     text = " ".join(line.strip() for line in message.splitlines() if line.strip())[:1000]
-    return text if isinstance(error, (Wrong, NotHere)) else "%s: %s" % (type(error).__name__, text)
+    return text if isinstance(error, (WrongOutcome, NotHere)) else "%s: %s" % (type(error).__name__, text)
 
 
 def stack_of(error):

@@ -6,7 +6,7 @@ import inspect
 import os
 from contextlib import suppress
 
-from ddpdoctor_smoke.rank import Wrong
+from ddpdoctor_smoke.rank import WrongOutcome
 from ddpdoctor_smoke.stages.comparing import checksum, named, not_all, tell_all
 from ddpdoctor_smoke.stages.training import trained
 
@@ -41,7 +41,7 @@ def checkpoint(one):
     wrong = [text and (rank, text) for rank, text in enumerate(tell_all(one, "where every rank's tensors are", told))]
     wrong = [found for found in wrong if found]
     if wrong:
-        raise Wrong("rank %d: %s" % wrong[0], [rank for rank, _ in wrong])
+        raise WrongOutcome("rank %d: %s" % wrong[0], [rank for rank, _ in wrong])
     return "%d tensors on %s%s%s%s" % (
         len(sums),
         "%d ranks" % one.world_size if one.world_size > 1 else "one rank",
@@ -113,7 +113,7 @@ def judge(one, rows):
     culprits = [rank for rank, (_, loaded) in enumerate(rows) if loaded != written]
     if culprits:
         culprits = not_all(culprits, one.world_size)
-        raise Wrong("what %s loaded isn't what rank 0 saved, bit by bit" % named(culprits), culprits)
+        raise WrongOutcome("what %s loaded isn't what rank 0 saved, bit by bit" % named(culprits), culprits)
 
 
 # --- GPUs: who holds a context where ----------------------------------------------------------------------------------

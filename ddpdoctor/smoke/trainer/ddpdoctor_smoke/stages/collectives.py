@@ -1,7 +1,7 @@
 """Collectives with known answers."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
-from ddpdoctor_smoke.rank import Wrong
+from ddpdoctor_smoke.rank import WrongOutcome
 
 SIZES = ((1, "4 B"), (1024, "4 KiB"), (1024 * 1024, "4 MiB"))
 """Elements of float32, and their size in words: small ones and large ones take other ways."""
@@ -48,4 +48,4 @@ def must_be(tensor, number, what, culprits=()):
     least, most = tensor.min().item(), tensor.max().item()
     if least != number or most != number:
         got = "%g" % least if least == most else "%g to %g" % (least, most)
-        raise Wrong("%s should be %d and is %s" % (what, number, got), culprits)
+        raise WrongOutcome("%s should be %d and is %s" % (what, number, got), culprits)

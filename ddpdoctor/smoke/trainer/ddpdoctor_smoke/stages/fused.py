@@ -3,7 +3,7 @@
 
 import importlib
 
-from ddpdoctor_smoke.rank import NotHere, Wrong
+from ddpdoctor_smoke.rank import NotHere, WrongOutcome
 from ddpdoctor_smoke.stages.comparing import beyond, deviation, named, not_all, tell_all
 
 TOLERANCE = 1e-4
@@ -35,7 +35,7 @@ def apex(one):
         culprits = beyond(apart, TOLERANCE)
         if culprits:
             culprits = not_all(culprits, one.world_size)
-            raise Wrong(
+            raise WrongOutcome(
                 "%s of Apex differs from torch's on %s by %.2g of the largest number; %g are allowed"
                 % (name, named(culprits), max(apart), TOLERANCE),
                 culprits,

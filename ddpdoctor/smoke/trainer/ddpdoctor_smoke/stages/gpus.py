@@ -4,7 +4,7 @@
 import socket
 import zlib
 
-from ddpdoctor_smoke.rank import NotHere, Wrong
+from ddpdoctor_smoke.rank import NotHere, WrongOutcome
 from ddpdoctor_smoke.stages.comparing import beyond, deviation, named, not_all, tell_all
 from ddpdoctor_smoke.stages.training import (
     BATCH,
@@ -59,7 +59,7 @@ def split_over(one, devices):
     culprits = beyond(apart, tolerance(one))
     if culprits:
         culprits = not_all(culprits, one.world_size)
-        raise Wrong(
+        raise WrongOutcome(
             "gradients of a model over two GPUs differ on %s by %.2g of the largest from those of one process; %g are allowed"
             % (named(culprits), max(apart), tolerance(one)),
             culprits,
@@ -102,7 +102,7 @@ def p2p(one):
     wrong = [(rank, text[1:]) for rank, text in enumerate(results) if text.startswith("!")]
     if wrong:
         # No rank is to blame for what GPUs, or the way between them, do wrong.
-        raise Wrong("GPUs that rank %d sees: %s" % wrong[0])
+        raise WrongOutcome("GPUs that rank %d sees: %s" % wrong[0])
     said = ["%s (rank %d)" % (text, rank) for rank, text in enumerate(results) if text]
     return said[0] + ("; %d more for other GPUs" % (len(said) - 1) if len(said) > 1 else "")
 

@@ -1,7 +1,7 @@
 """SyncBatchNorm, and training in mixed precision."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
-from ddpdoctor_smoke.rank import NotHere, Wrong
+from ddpdoctor_smoke.rank import NotHere, WrongOutcome
 from ddpdoctor_smoke.stages.comparing import beyond, deviation, named, not_all
 from ddpdoctor_smoke.stages.training import (
     BATCH,
@@ -48,7 +48,7 @@ def sync_batchnorm(one):
     culprits = beyond(apart, most)
     if culprits:
         culprits = not_all(culprits, one.world_size)
-        raise Wrong(
+        raise WrongOutcome(
             "SyncBatchNorm on %s differs from BatchNorm over all batches by %.2g of the largest; %g are allowed"
             % (named(culprits), max(apart), most),
             culprits,
@@ -86,7 +86,7 @@ def amp(one):
             found = model(x)
             loss = torch.nn.functional.mse_loss(found.float(), y)
         if found.dtype != kind:
-            raise Wrong(
+            raise WrongOutcome(
                 "torch.autocast computed in %s and not in %s" % (str(found.dtype)[6:], str(kind)[6:]), [one.rank]
             )
         losses.append(float(loss.detach()))
@@ -118,10 +118,10 @@ def judge_amp(one, rows, kind):
     if culprits:
         rank = culprits[0]
         culprits = not_all(culprits, one.world_size)
-        raise Wrong(
+        raise WrongOutcome(
             "in %s the loss is %.4g on rank %d, in full precision %.4g" % (kind, rows[rank, 0], rank, full[rank]),
             culprits,
         )
     first, last = float(rows[:, 0].mean()), float(rows[:, -2].mean())
     if not last < first:
-        raise Wrong("the loss doesn't fall in %s: %.4g, then %.4g" % (kind, first, last))
+        raise WrongOutcome("the loss doesn't fall in %s: %.4g, then %.4g" % (kind, first, last))

@@ -1,7 +1,7 @@
 """Who trains on which samples."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
-from ddpdoctor_smoke.rank import NotHere, Wrong
+from ddpdoctor_smoke.rank import NotHere, WrongOutcome
 from ddpdoctor_smoke.stages.comparing import how_known, named, odd_ones
 
 SEED = 0
@@ -80,16 +80,16 @@ def judge(rows, world_size):
         )
     ]
     if culprits:
-        raise Wrong(blame(culprits, rows, seed, world_size), culprits)
+        raise WrongOutcome(blame(culprits, rows, seed, world_size), culprits)
     for epoch in range(EPOCHS):
         once = [index for share in taken[epoch] for index in share]
         if sorted(once) != list(samples):
-            raise Wrong(
+            raise WrongOutcome(
                 "DistributedSampler gave %d of %d samples in epoch %d, some of them more than once"
                 % (len(set(once)), len(samples), epoch)
             )
     if taken[0] == taken[1]:
-        raise Wrong("DistributedSampler gave the same order again after set_epoch")
+        raise WrongOutcome("DistributedSampler gave the same order again after set_epoch")
 
 
 def blame(culprits, rows, seed, world_size):

@@ -3,7 +3,7 @@
 
 import os
 
-from ddpdoctor_smoke.rank import NotHere, Wrong
+from ddpdoctor_smoke.rank import NotHere, WrongOutcome
 from ddpdoctor_smoke.stages.comparing import (
     beyond,
     checksum,
@@ -150,10 +150,10 @@ def train(one):
     rows = one.gather("every rank's losses", row)
     infinite = [rank for rank, losses in enumerate(rows) if not bool(one.torch.isfinite(losses).all())]
     if infinite:
-        raise Wrong("the loss of %s isn't a finite number" % named(infinite), not_all(infinite, one.world_size))
+        raise WrongOutcome("the loss of %s isn't a finite number" % named(infinite), not_all(infinite, one.world_size))
     first, last = float(rows[:, :STEPS_OF_EPOCH].mean()), float(rows[:, -STEPS_OF_EPOCH:].mean())
     if not last < first:
-        raise Wrong("the loss doesn't fall: %.4f in the first epoch, %.4f in the last" % (first, last))
+        raise WrongOutcome("the loss doesn't fall: %.4f in the first epoch, %.4f in the last" % (first, last))
     return "%d steps, loss %.3f to %.3f" % (STEPS, first, last)
 
 
@@ -210,7 +210,7 @@ def judge(one, rows, losses):
         if culprits:
             culprits = not_all(culprits, one.world_size)
             rank = (culprits or [0])[0]
-            raise Wrong(
+            raise WrongOutcome(
                 "the loss of %s is not that of the same training in one process: at step %d of %d %.6g instead of %.6g "
                 "on rank %d"
                 % (named(culprits), number + 1, STEPS, float(rows[rank, number]), float(expected[rank]), rank),
@@ -220,7 +220,7 @@ def judge(one, rows, losses):
     culprits = beyond(apart, most)
     if culprits:
         culprits = not_all(culprits, one.world_size)
-        raise Wrong(
+        raise WrongOutcome(
             "the parameters of %s are not those of the same training in one process: they differ by %.2g of the largest, "
             "%.2g are allowed" % (named(culprits), max(apart), most),
             culprits,
@@ -254,7 +254,7 @@ def accumulation(one):
     culprits = beyond(apart[:, 1].tolist(), tolerance(one))
     if culprits:
         culprits = not_all(culprits, one.world_size)
-        raise Wrong(
+        raise WrongOutcome(
             "gradients of a first half in no_sync are not the rank's own: they differ from those without DDP by %.2g of the "
             "largest on %s; %.2g are allowed" % (float(apart[:, 1].max()), named(culprits), tolerance(one)),
             culprits,
@@ -262,7 +262,7 @@ def accumulation(one):
     culprits = beyond(apart[:, 0].tolist(), tolerance(one))
     if culprits:
         culprits = not_all(culprits, one.world_size)
-        raise Wrong(
+        raise WrongOutcome(
             "gradients of two halves of a batch, the first in no_sync, differ from those of the whole batch by %.2g of the "
             "largest on %s; %.2g are allowed" % (float(apart[:, 0].max()), named(culprits), tolerance(one)),
             culprits,
@@ -299,7 +299,7 @@ def all_the_same(one, module, what):
     if culprits:
         reference = next(found for rank, found in enumerate(rows) if rank not in culprits)
         names = [name for name, a, b in zip(tensors, rows[culprits[0]], reference) if a != b]
-        raise Wrong(
+        raise WrongOutcome(
             "%s of %s differ from the other ranks': %s (%s)"
             % (what, named(culprits), ", ".join(names[:4]), how_known(one.world_size)),
             culprits,
