@@ -16,8 +16,8 @@ import pytest
 from tests.other_users import NAMES, User, shared_folder, user
 
 # How long one example takes is the machine's load to say; tests of speed measure it themselves.
-hypothesis.settings.register_profile("patient", deadline=None)
-hypothesis.settings.load_profile("patient")
+hypothesis.settings.register_profile("ddpdoctor", deadline=None)
+hypothesis.settings.load_profile("ddpdoctor")
 
 
 def pytest_configure() -> None:

@@ -53,8 +53,13 @@ def lay_over(below: Any, above: Any) -> Any:
     return above
 
 
+JSON_NAMES = {field.name: field.encode_name for field in msgspec.structs.fields(Snapshot)}
+"""What a group of facts is called in a file, by its name in the code."""
+
+
 def to_snapshot(facts: dict[str, Any]) -> Snapshot:
-    return msgspec.convert(facts, Snapshot)
+    """Groups by either name: a test's, or the file's."""
+    return msgspec.convert({JSON_NAMES.get(name, name): group for name, group in facts.items()}, Snapshot)
 
 
 def read_fixture(path: Path) -> Fixture:

@@ -32,7 +32,7 @@ SEARCHING = frozenset(("search", "sub", "subn", "findall", "finditer", "split"))
 ANCHORED = frozenset(("match", "fullmatch"))
 OF_MODULE = SEARCHING | ANCHORED | {"compile"}
 
-PROGRAMMES = ("ddpdoctor/probes/target/inquiry.py",)
+PROGRAMMES = ("ddpdoctor/probes/target_python/inquiry.py",)
 """What runs when it is imported."""
 
 LONG = 20_000

@@ -6,7 +6,7 @@ report.svg: this host in a shell with a few illnesses, which are real while it r
 of its own, a low limit of open files, a setting that nothing reads and one that names an interface which isn't there.
 netcheck.svg: three hosts out of network namespaces, one with a packet filter. Both need root.
 smoke.svg: four ranks on this host, of which one, by the tests' own fault, sleeps where the others go on.
-The patient is the active environment.
+The target Python is the active environment.
 """
 
 from __future__ import annotations

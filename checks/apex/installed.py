@@ -13,7 +13,7 @@ from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.extensions import Apex, Extensions, SharedObject
 from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.toolchain import Nvcc, Toolchain
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import needs_certain_order, visible_gpus
@@ -49,9 +49,9 @@ def installed(extensions: Extensions, torch: Torch) -> Apex:
     return found[0]
 
 
-def for_this_python(apex: Apex, patient: Patient) -> list[SharedObject]:
-    """The extensions that the patient would load; ends the check where there are none."""
-    found = [one for one in apex.objects if not other_python(one, patient)]
+def for_this_python(apex: Apex, target_python: TargetPython) -> list[SharedObject]:
+    """The extensions that the target Python would load; ends the check where there are none."""
+    found = [one for one in apex.objects if not other_python(one, target_python)]
     requires(found, "Apex is installed without extensions: see apex-missing-ext")
     return found
 
@@ -59,15 +59,15 @@ def for_this_python(apex: Apex, patient: Patient) -> list[SharedObject]:
 UNASKED = Unknown("not asked")
 
 
-def prescription_for(patient: Patient, torch: Maybe[Torch], nvcc: Maybe[Nvcc | None] = UNASKED) -> Fix:
-    """The command that works out how to build Apex for this patient, announced as what it will say.
+def prescription_for(target_python: TargetPython, torch: Maybe[Torch], nvcc: Maybe[Nvcc | None] = UNASKED) -> Fix:
+    """The command that works out how to build Apex for this target Python, announced as what it will say.
 
     Args:
-        patient: whose Apex it is.
+        target_python: whose Apex it is.
         torch: what it is to go with.
         nvcc: that of torch's CUDA version, where it was looked for.
     """
-    named = ["--python", patient.python] if patient.chosen_by == "--python" else []
+    named = ["--python", target_python.python] if target_python.chosen_by == "--python" else []
     command = (shlex.join(["ddpdoctor", "explain", "apex", *named]),)
     if isinstance(torch, Torch) and torch.installed and torch.hip is not None:
         return Fix("Build AMD's fork of Apex, which goes with this torch for ROCm: this prints the commands", command)
@@ -85,8 +85,8 @@ def prescription_for(patient: Patient, torch: Maybe[Torch], nvcc: Maybe[Nvcc | N
     )
 
 
-def removal(patient: Patient) -> Fix:
-    return Fix("Remove this Apex", (uninstall(patient, "apex"),))
+def removal(target_python: TargetPython) -> Fix:
+    return Fix("Remove this Apex", (uninstall(target_python, "apex"),))
 
 
 def where(apex: Apex) -> Evidence:
@@ -104,7 +104,7 @@ def where(apex: Apex) -> Evidence:
         ),
     ),
 )
-def apex_wrong_package(extensions: Extensions, patient: Patient, torch: Maybe[Torch]) -> Iterator[Finding]:
+def apex_wrong_package(extensions: Extensions, target_python: TargetPython, torch: Maybe[Torch]) -> Iterator[Finding]:
     """The package "apex" is not NVIDIA's.
 
     ## What breaks
@@ -128,8 +128,8 @@ def apex_wrong_package(extensions: Extensions, patient: Patient, torch: Maybe[To
             ),
             evidence=(where(found[0]),),
             fixes=(
-                removal(patient),
-                prescription_for(patient, torch),
+                removal(target_python),
+                prescription_for(target_python, torch),
             ),
         )
 
@@ -169,7 +169,7 @@ def apex_wrong_package(extensions: Extensions, patient: Patient, torch: Maybe[To
         ),
     ),
 )
-def apex_missing_ext(extensions: Extensions, torch: Torch, patient: Patient) -> Iterator[Finding]:
+def apex_missing_ext(extensions: Extensions, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Apex was installed without its compiled extensions.
 
     ## What breaks
@@ -188,14 +188,14 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, patient: Patient) -> 
     """
     apex = installed(extensions, torch)
     needs_cuda_build(torch)
-    fitting = [one for one in apex.objects if not other_python(one, patient)]
+    fitting = [one for one in apex.objects if not other_python(one, target_python)]
     present = {one.module for one in fitting}
     missing = [name for name in USES if name not in present]
     if not missing:
         return
-    tags = sorted({version for one in apex.objects if (version := other_python(one, patient))})
+    tags = sorted({version for one in apex.objects if (version := other_python(one, target_python))})
     if not fitting and tags:
-        summary = f"Apex's extensions are built for Python {listed(tags)}; this is {patient.version}"
+        summary = f"Apex's extensions are built for Python {listed(tags)}; this is {target_python.version}"
     elif not fitting:
         summary = "Apex is installed without its compiled extensions: its fused optimizers and norms won't work"
     else:
@@ -209,7 +209,7 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, patient: Patient) -> 
             + [f"These get slower: {listed(slower)}."] * bool(slower)
         ),
         evidence=(where(apex), Evidence(f"compiled modules: {listed(sorted(present)) or 'none'}", apex.location)),
-        fixes=(prescription_for(patient, torch),),
+        fixes=(prescription_for(target_python, torch),),
     )
 
 
@@ -225,7 +225,7 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, patient: Patient) -> 
         ),
     ),
 )
-def apex_cuda_mismatch(extensions: Extensions, torch: Torch, patient: Patient) -> Iterator[Finding]:
+def apex_cuda_mismatch(extensions: Extensions, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Apex's extensions were built for another CUDA than torch's.
 
     ## What breaks
@@ -240,7 +240,7 @@ def apex_cuda_mismatch(extensions: Extensions, torch: Torch, patient: Patient) -
     Remove Apex and build it again with the toolkit of torch's version; its setup.py takes no other.
     """
     apex = installed(extensions, torch)
-    loadable = for_this_python(apex, patient)
+    loadable = for_this_python(apex, target_python)
     version = torch.cuda or ""
     for one in loadable:
         major = cudart_major(one)
@@ -258,8 +258,8 @@ def apex_cuda_mismatch(extensions: Extensions, torch: Torch, patient: Patient) -
                 torch_version(torch),
             ),
             fixes=(
-                removal(patient),
-                prescription_for(patient, torch),
+                removal(target_python),
+                prescription_for(target_python, torch),
             ),
         )
         return
@@ -281,7 +281,7 @@ def _runtime(one: SharedObject) -> list[str]:
         ),
     ),
 )
-def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient) -> Iterator[Finding]:
+def apex_undefined_symbol(extensions: Extensions, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Apex's extensions were built against another torch.
 
     ## What breaks
@@ -295,7 +295,7 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient
     Remove Apex and build it again in this environment, with `--no-build-isolation --no-cache-dir`.
     """
     apex = installed(extensions, torch)
-    loadable = for_this_python(apex, patient)
+    loadable = for_this_python(apex, target_python)
     for one in loadable:
         if one.missing or cudart_major(one) not in ("", (torch.cuda or "").partition(".")[0]):
             continue  # Of another CUDA, which apex-cuda-mismatch says.
@@ -308,8 +308,8 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient
             summary=f"Apex's {one.module} {summary}"[:160],
             evidence=(Evidence(evidence, one.path), torch_version(torch)),
             fixes=(
-                removal(patient),
-                prescription_for(patient, torch),
+                removal(target_python),
+                prescription_for(target_python, torch),
             ),
         )
         return
@@ -328,7 +328,7 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, patient: Patient
     ),
 )
 def apex_arch_missing(
-    extensions: Extensions, torch: Torch, gpus: Gpus, patient: Patient, environment: Maybe[Environment]
+    extensions: Extensions, torch: Torch, gpus: Gpus, target_python: TargetPython, environment: Maybe[Environment]
 ) -> Iterator[Finding]:
     """Apex's extensions hold no code for this GPU.
 
@@ -343,7 +343,7 @@ def apex_arch_missing(
     Build it again with `TORCH_CUDA_ARCH_LIST` naming every GPU it shall run on: `TORCH_CUDA_ARCH_LIST="8.0;9.0"`.
     """
     apex = installed(extensions, torch)
-    loadable = [one for one in for_this_python(apex, patient) if one.architectures]
+    loadable = [one for one in for_this_python(apex, target_python) if one.architectures]
     requires(loadable, "no extension of Apex tells which GPUs it has code for")
     requires(gpus.vendor != "amd" and gpus.answering, NO_GPU)
     usable = [one.gpu for one in visible_gpus(gpus, environment)]
@@ -357,7 +357,7 @@ def apex_arch_missing(
     ]
     if without:
         bad = [gpu for gpu in usable if any(gpu is other for other, _, _ in without)]
-        fixes = [prescription_for(patient, torch)]
+        fixes = [prescription_for(target_python, torch)]
         if len(bad) < len(usable):
             needs_certain_order(gpus, environment)
             # Each once, though a GPU may stand there for several slices.
@@ -444,7 +444,7 @@ def apex_arch_missing(
     ),
 )
 def apex_build_isolation(
-    toolchain: Toolchain, extensions: Extensions, patient: Patient, torch: Torch
+    toolchain: Toolchain, extensions: Extensions, target_python: TargetPython, torch: Torch
 ) -> Iterator[Finding]:
     """A plain `pip install` builds Apex, and others whose setup.py imports torch, where there is no torch.
 
@@ -467,9 +467,11 @@ def apex_build_isolation(
     requires(torch.installed, "torch is not installed")
     requires(toolchain.apex_source, "no Apex source tree in the working folder")
     found = extensions.apex
-    if not isinstance(found, Unknown) and any(not other_python(each, patient) for one in found for each in one.objects):
+    if not isinstance(found, Unknown) and any(
+        not other_python(each, target_python) for one in found for each in one.objects
+    ):
         return  # It was built, and with its extensions.
-    pip = known(patient.pip_version)
+    pip = known(target_python.pip_version)
     requires(pip, "there is no pip: see pip-missing")
     nvcc = matching_nvcc(toolchain, torch.cuda) if torch.cuda else None
     limit = gcc_limit(nvcc) if nvcc else None
@@ -482,9 +484,9 @@ def apex_build_isolation(
         cause=f"pip {pip} builds in an environment without torch, and leaves the extensions out, unless told otherwise.",
         evidence=(
             told(toolchain, "apex_source", f"an Apex source tree lies in {toolchain.apex_source}"),
-            patient.seen("pip_version"),
+            target_python.seen("pip_version"),
         ),
-        fixes=(Fix("Build it with these commands", build_commands(toolchain, patient, home_of(nvcc))),)
+        fixes=(Fix("Build it with these commands", build_commands(toolchain, target_python, home_of(nvcc))),)
         if nvcc and not refused
-        else (prescription_for(patient, torch, nvcc),),
+        else (prescription_for(target_python, torch, nvcc),),
     )

@@ -14,7 +14,7 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.toolchain import Nvcc, Toolchain
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.building import (
@@ -67,7 +67,7 @@ REPLACEMENTS = (
 
 @prescription("apex")
 def apex(
-    patient: Patient,
+    target_python: TargetPython,
     torch: Torch,
     toolchain: Maybe[Toolchain],
     gpus: Maybe[Gpus],
@@ -94,7 +94,7 @@ def apex(
     """
     requires(torch.installed, "torch is not installed")
     if torch.hip is not None:
-        yield _rocm(patient, torch)
+        yield _rocm(target_python, torch)
     elif torch.cuda is None:
         yield _without_cuda(torch, gpus)
         return
@@ -105,12 +105,12 @@ def apex(
             fixes=(Fix(f"It takes an nvcc of exactly CUDA {minor_only(torch.cuda)}", ("nvcc --version",)),),
         )
     elif nvcc := matching_nvcc(toolchain, torch.cuda):
-        yield _build(patient, torch, toolchain, nvcc, architecture_list(gpus, environment), machine, cgroup)
+        yield _build(target_python, torch, toolchain, nvcc, architecture_list(gpus, environment), machine, cgroup)
     elif toolchain.nvcc is None or toolchain.nvcc.version in ("", minor_only(torch.cuda)):
-        yield _toolkit_first(patient, torch, torch.cuda, toolchain)
+        yield _toolkit_first(target_python, torch, torch.cuda, toolchain)
     else:
-        wheel = wheel_fix(patient, toolchain.nvcc.version, torch, driver, gpus, machine, packages)
-        yield _two_ways(patient, torch, torch.cuda, toolchain, toolchain.nvcc, wheel)
+        wheel = wheel_fix(target_python, toolchain.nvcc.version, torch, driver, gpus, machine, packages)
+        yield _two_ways(target_python, torch, torch.cuda, toolchain, toolchain.nvcc, wheel)
     yield Finding(
         summary="torch itself has what most programs use Apex for",
         cause="Nothing to build, and nothing that breaks when torch is upgraded.",
@@ -119,7 +119,7 @@ def apex(
     )
 
 
-def _rocm(patient: Patient, torch: Torch) -> Finding:
+def _rocm(target_python: TargetPython, torch: Torch) -> Finding:
     return Finding(
         summary=f"torch {torch.version} is built for ROCm: AMD's fork of Apex is the one to build",
         cause="Its branches follow torch's releases; take the one that its README names for this torch.",
@@ -129,7 +129,7 @@ def _rocm(patient: Patient, torch: Torch) -> Finding:
                 "Build AMD's Apex",
                 (
                     "git clone https://github.com/ROCm/apex && cd apex",
-                    pip_install(patient, "-v", "--no-build-isolation", "--no-cache-dir", "--config-settings")
+                    pip_install(target_python, "-v", "--no-build-isolation", "--no-cache-dir", "--config-settings")
                     + ' "--build-option=--cpp_ext" --config-settings "--build-option=--cuda_ext" .',
                 ),
             ),
@@ -157,7 +157,7 @@ def _compiler_first(toolchain: Toolchain, nvcc: Nvcc, machine: Maybe[Machine]) -
     return gcc_fixes(limit, machine) if found and limit is not None else ()
 
 
-def _toolkit_first(patient: Patient, torch: Torch, cuda: str, toolchain: Toolchain) -> Finding:
+def _toolkit_first(target_python: TargetPython, torch: Torch, cuda: str, toolchain: Toolchain) -> Finding:
     """There is no nvcc that could be used."""
     nvcc = toolchain.nvcc
     found = "there is no nvcc where torch looks for it"
@@ -169,12 +169,12 @@ def _toolkit_first(patient: Patient, torch: Torch, cuda: str, toolchain: Toolcha
             torch_cuda(torch),
             told(toolchain, "cuda_home", f"folder in which torch looks for nvcc: {toolchain.cuda_home or 'none'}"),
         ),
-        fixes=toolkit_fixes(toolchain, patient, cuda),
+        fixes=toolkit_fixes(toolchain, target_python, cuda),
     )
 
 
 def _two_ways(
-    patient: Patient, torch: Torch, cuda: str, toolchain: Toolchain, nvcc: Nvcc, wheel: Fix | None
+    target_python: TargetPython, torch: Torch, cuda: str, toolchain: Toolchain, nvcc: Nvcc, wheel: Fix | None
 ) -> Finding:
     """nvcc is of another version than torch: the ways to one of torch's, or to a torch of nvcc's."""
     ways = "There are two ways out; then" if wheel else "Once there is one of torch's version,"
@@ -185,12 +185,12 @@ def _two_ways(
             torch_cuda(torch),
             Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
         ),
-        fixes=(*toolkit_fixes(toolchain, patient, cuda), *((wheel,) if wheel else ())),
+        fixes=(*toolkit_fixes(toolchain, target_python, cuda), *((wheel,) if wheel else ())),
     )
 
 
 def _build(
-    patient: Patient,
+    target_python: TargetPython,
     torch: Torch,
     toolchain: Toolchain,
     nvcc: Nvcc,
@@ -215,7 +215,7 @@ def _build(
             *_compiler_first(toolchain, nvcc, machine),
             Fix(
                 "Build it, then see that it loads",
-                build_commands(toolchain, patient, home_of(nvcc), architectures, room and room[0]),
+                build_commands(toolchain, target_python, home_of(nvcc), architectures, room and room[0]),
             ),
         ),
     )

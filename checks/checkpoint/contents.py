@@ -26,10 +26,10 @@ from ddpdoctor.checkpoints.loading import ALL, DO_NOT_LOAD, preparation
 from ddpdoctor.checkpoints.pickle_globals import NEEDS_IMPORT
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import torch_version
-from ddpdoctor.knowledge.python_commands import in_patient
+from ddpdoctor.knowledge.python_commands import in_target_python
 from ddpdoctor.knowledge.wheels import release
 
 WEIGHTS_ONLY_BY_DEFAULT = Version("2.6")
@@ -347,7 +347,7 @@ the library that lacks one can't load the file, whether or not a model is in it.
         ),
     ),
 )
-def ckpt_whole_module(checkpoints: Checkpoints, patient: Maybe[Patient]) -> Iterator[Finding]:
+def ckpt_whole_module(checkpoints: Checkpoints, target_python: Maybe[TargetPython]) -> Iterator[Finding]:
     """A checkpoint holds a whole model, and not its state dict.
 
     ## What breaks
@@ -367,7 +367,7 @@ def ckpt_whole_module(checkpoints: Checkpoints, patient: Maybe[Patient]) -> Iter
         if one.whole_module:
             by_class.setdefault(one.whole_module, []).append(one)
     for files in by_class.values():
-        yield pickled_module(files, patient)
+        yield pickled_module(files, target_python)
     all_read(checkpoints)
 
 
@@ -378,7 +378,7 @@ WRAPPERS = {
 """Modules that want more than their source, and what."""
 
 
-def pickled_module(files: Sequence[CheckpointFile], patient: Maybe[Patient]) -> Finding:
+def pickled_module(files: Sequence[CheckpointFile], target_python: Maybe[TargetPython]) -> Finding:
     """Of files with the same class."""
     name = files[0].whole_module
     others = [
@@ -400,7 +400,7 @@ def pickled_module(files: Sequence[CheckpointFile], patient: Maybe[Patient]) -> 
         evidence=seen(
             files, (f"an object of {name}{f'; also named: {listed(more, 6)}' if more else ''}" for more in others)
         ),
-        fixes=(as_state_dict(files[0], patient),),
+        fixes=(as_state_dict(files[0], target_python),),
         severity=severity,
     )
 
@@ -417,14 +417,14 @@ AS_STATE_DICT = (
 """Replaces each module by its state dict, whether it is the whole file or stands in its dict."""
 
 
-def as_state_dict(one: CheckpointFile, patient: Maybe[Patient]) -> Fix:
+def as_state_dict(one: CheckpointFile, target_python: Maybe[TargetPython]) -> Fix:
     if is_dangerous(one):
         return NOT_TO_BE_LOADED
     text = "If you trust its origin as you would a program's, load it once where its classes can be imported"
     distributed = one.whole_module == "torch.nn.parallel.distributed.DistributedDataParallel"
-    if isinstance(patient, Unknown) or distributed:
+    if isinstance(target_python, Unknown) or distributed:
         return Fix(f"{text}, and save the state_dict() of the module in its place")
     return Fix(
         f"{text}, and save its state dict",
-        (in_patient(patient, "-c", AS_STATE_DICT, one.path, f"{one.path}.state_dict.pt"),),
+        (in_target_python(target_python, "-c", AS_STATE_DICT, one.path, f"{one.path}.state_dict.pt"),),
     )

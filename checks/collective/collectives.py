@@ -11,8 +11,8 @@ from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Fleet, TriedCollective
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.patient import Patient
-from ddpdoctor.knowledge.python_commands import in_patient
+from ddpdoctor.facts.target_python import TargetPython
+from ddpdoctor.knowledge.python_commands import in_target_python
 from ddpdoctor.netcheck.blamed_ranks import BEFORE_THE_STORE, NOT_STARTED, STAGES, ErrorKind, blamed, kind_of
 from ddpdoctor.netcheck.collective_meanings import Run, meaning
 
@@ -22,7 +22,7 @@ MOST_SHOWN = 8
 
 
 @check("collective-failed", severity=FAIL)
-def collective_failed(fleet: Fleet, meeting: Meeting, patient: Patient) -> Iterator[Finding]:
+def collective_failed(fleet: Fleet, meeting: Meeting, target_python: TargetPython) -> Iterator[Finding]:
     """The real store or an all_reduce fails although the nodes reach each other.
 
     ## What breaks
@@ -42,7 +42,7 @@ def collective_failed(fleet: Fleet, meeting: Meeting, patient: Patient) -> Itera
     nodes = {node.rank: node for node in fleet.nodes}
     for backend in dict.fromkeys(one.backend for one in fleet.collectives):
         ran = [one for one in fleet.collectives if one.backend == backend]
-        run = Run(ran, nodes, meeting, patient)
+        run = Run(ran, nodes, meeting, target_python)
         blame = blamed(ran)
         # A node that was lost has a finding of its own.
         here = next((one for one in blame if one.node == meeting.node_rank and not nodes[one.node].lost), None)
@@ -98,7 +98,7 @@ def _by_hand(one: TriedCollective, run: Run) -> Fix:
     )
     others = listed((number for number in range(len(run.ran)) if number != rank), 3)
     text = f"See all that torch says: run this here, and the same with RANK={others} on the others"
-    return Fix(text, (f"{settings} {in_patient(run.patient, '-c', code)}",))
+    return Fix(text, (f"{settings} {in_target_python(run.target_python, '-c', code)}",))
 
 
 def _words(run: Run) -> tuple[Evidence, ...]:

@@ -11,12 +11,12 @@ from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.node_words import NO_FLEET, ONE_THERE, called, names, own_node, there
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.knowledge.python_commands import in_patient, pip_install
+from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.version_agreement import (
     platform,
     stores_meet,
@@ -55,7 +55,7 @@ def own_of_several(fleet: Fleet, meeting: Meeting) -> Node:
     ),
 )
 def torch_version_mismatch(
-    fleet: Fleet, meeting: Meeting, patient: Maybe[Patient], packages: Maybe[Packages]
+    fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
 ) -> Iterator[Finding]:
     """The nodes have different versions of torch, or of Python.
 
@@ -83,10 +83,10 @@ def torch_version_mismatch(
         known(own.torch)
     pattern = _pattern(nodes)
     if not isinstance(own.torch, str):
-        yield _without_torch(own, pattern, fleet, meeting, patient)
+        yield _without_torch(own, pattern, fleet, meeting, target_python)
     elif pattern.rank != own.rank:
-        yield from _other_torch(own, pattern, fleet, meeting, patient, packages)
-    yield from _other_python(own, fleet, meeting, patient)
+        yield from _other_torch(own, pattern, fleet, meeting, target_python, packages)
+    yield from _other_python(own, fleet, meeting, target_python)
 
 
 def _pattern(nodes: tuple[Node, ...]) -> Node:
@@ -114,13 +114,15 @@ def _each(values: Mapping[int, str], nodes: tuple[Node, ...]) -> str:
     return "; ".join(f"{value} on {names(some)}" for value, some in groups.items())
 
 
-def _without_torch(own: Node, pattern: Node, fleet: Fleet, meeting: Meeting, patient: Maybe[Patient]) -> Finding:
+def _without_torch(
+    own: Node, pattern: Node, fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython]
+) -> Finding:
     return Finding(
         summary=f"{called(own)} has no torch in the Python that was looked at; {called(pattern)} has {pattern.torch}",
         cause="Training can't run there; or another environment than training's was active when netcheck ran.",
-        evidence=(_torches(there(fleet)), *_interpreter(patient)),
+        evidence=(_torches(there(fleet)), *_interpreter(target_python)),
         fixes=(
-            *same_torch(pattern, own, meeting, patient, Packages(installed=())),
+            *same_torch(pattern, own, meeting, target_python, Packages(installed=())),
             Fix(
                 "If training uses another environment, run netcheck with that one's Python in place of `python`",
                 (netcheck_command(meeting, fleet.expected, own.rank, ("--python python",)),),
@@ -130,14 +132,21 @@ def _without_torch(own: Node, pattern: Node, fleet: Fleet, meeting: Meeting, pat
     )
 
 
-def _interpreter(patient: Maybe[Patient]) -> tuple[Evidence, ...]:
-    if isinstance(patient, Unknown):
+def _interpreter(target_python: Maybe[TargetPython]) -> tuple[Evidence, ...]:
+    if isinstance(target_python, Unknown):
         return ()
-    return (told(patient, "python", f"Python that was looked at: {patient.python} ({patient.chosen_by})"),)
+    return (
+        told(target_python, "python", f"Python that was looked at: {target_python.python} ({target_python.chosen_by})"),
+    )
 
 
 def _other_torch(
-    own: Node, pattern: Node, fleet: Fleet, meeting: Meeting, patient: Maybe[Patient], packages: Maybe[Packages]
+    own: Node,
+    pattern: Node,
+    fleet: Fleet,
+    meeting: Meeting,
+    target_python: Maybe[TargetPython],
+    packages: Maybe[Packages],
 ) -> Iterator[Finding]:
     nodes = there(fleet)
     assert isinstance(own.torch, str)
@@ -153,8 +162,8 @@ def _other_torch(
     yield Finding(
         summary=f"{called(own)} has torch {here}, {names(others, most=3)} {elsewhere}",
         cause=cause,
-        evidence=(_torches(nodes), *_interpreter(patient)),
-        fixes=same_torch(pattern, own, meeting, patient, packages),
+        evidence=(_torches(nodes), *_interpreter(target_python)),
+        fixes=same_torch(pattern, own, meeting, target_python, packages),
         severity=severity,
     )
 
@@ -195,7 +204,7 @@ def _verdict(own: Node, pattern: Node, nodes: tuple[Node, ...]) -> tuple[Severit
     )
 
 
-def _other_python(own: Node, fleet: Fleet, meeting: Meeting, patient: Maybe[Patient]) -> Iterator[Finding]:
+def _other_python(own: Node, fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython]) -> Iterator[Finding]:
     """Another minor version of Python than the others'."""
     nodes = there(fleet)
     minors = {one.rank: _minor(one.python) for one in nodes if isinstance(one.python, str)}
@@ -211,7 +220,7 @@ def _other_python(own: Node, fleet: Fleet, meeting: Meeting, patient: Maybe[Pati
                 f"Python: {_each({one.rank: one.python for one in nodes if isinstance(one.python, str)}, nodes)}",
                 "sys.version_info on each node",
             ),
-            *_interpreter(patient),
+            *_interpreter(target_python),
         ),
         fixes=(
             Fix(
@@ -283,7 +292,7 @@ def _minor(version: str) -> str:
     ),
 )
 def nccl_version_mismatch(
-    fleet: Fleet, meeting: Meeting, patient: Maybe[Patient], packages: Maybe[Packages]
+    fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
 ) -> Iterator[Finding]:
     """The nodes have different versions of NCCL.
 
@@ -319,7 +328,7 @@ def nccl_version_mismatch(
             _torches(nodes),
             *_drivers(nodes),
         ),
-        fixes=_same_nccl(own, others[0], wanted, meeting, patient, packages),
+        fixes=_same_nccl(own, others[0], wanted, meeting, target_python, packages),
     )
 
 
@@ -341,19 +350,19 @@ def _drivers(nodes: tuple[Node, ...]) -> tuple[Evidence, ...]:
 
 
 def _same_nccl(
-    own: Node, other: Node, wanted: str, meeting: Meeting, patient: Maybe[Patient], packages: Maybe[Packages]
+    own: Node, other: Node, wanted: str, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
 ) -> tuple[Fix, ...]:
-    if isinstance(patient, Unknown):
+    if isinstance(target_python, Unknown):
         return ()
     if own.torch != other.torch and isinstance(other.torch, str):
-        return same_torch(other, own, meeting, patient, packages)
+        return same_torch(other, own, meeting, target_python, packages)
     installed = () if isinstance(packages, Unknown) else packages.installed
     names_here = [one.name for one in installed if one.name.startswith("nvidia-nccl-cu")]
-    if names_here and not patient.externally_managed:
+    if names_here and not target_python.externally_managed:
         return (
             Fix(
                 f"Install on {called(own)} what {called(other)} has",
-                (pip_install(patient, "--force-reinstall", "--no-deps", f"{names_here[0]}=={wanted}"),),
+                (pip_install(target_python, "--force-reinstall", "--no-deps", f"{names_here[0]}=={wanted}"),),
             ),
         )
     return (
@@ -361,7 +370,7 @@ def _same_nccl(
             f"torch is the same, so another libnccl is found first on {called(own)}: this shows which",
             (
                 "echo $LD_LIBRARY_PATH; ldconfig -p | grep libnccl",
-                in_patient(patient, "-c", "import torch; print(torch.cuda.nccl.version())"),
+                in_target_python(target_python, "-c", "import torch; print(torch.cuda.nccl.version())"),
             ),
         ),
     )

@@ -490,7 +490,7 @@ def rtx4000_p2p_unsupported(
     if accelerate := known(packages).version("accelerate"):
         yield Finding(
             summary=f"Accelerate {accelerate} refuses RTX 40 cards with driver {version}, unless `accelerate launch` starts it",
-            evidence=(*evidence, Evidence(f"accelerate {accelerate}", "packages of the patient")),
+            evidence=(*evidence, Evidence(f"accelerate {accelerate}", "packages of the target Python")),
             fixes=(fix, newer),
             severity=WARN,
         )

@@ -17,15 +17,15 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.log import Log
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Listener, Network
-from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.processes import Processes
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening, whom
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.knowledge.python_commands import in_patient
+from ddpdoctor.knowledge.python_commands import in_target_python
 from ddpdoctor.logs.analyze.launcher_options import launcher_of_log, launcher_of_settings, with_port
 from ddpdoctor.netcheck.rendezvous_words import another_port, who_listens
 from ddpdoctor.processes.gpu_holders_words import end_leftovers, why_left
@@ -86,7 +86,7 @@ PORTS_A_RANK = 64
 def port_in_use(
     network: Network,
     environment: Environment,
-    patient: Patient,
+    target_python: TargetPython,
     meeting: Maybe[Meeting],
     processes: Maybe[Processes] = NOT_LOOKED_AT,
     gpus: Maybe[Gpus] = NOT_LOOKED_AT,
@@ -116,17 +116,17 @@ def port_in_use(
     for port, severity, name in _ports_that_matter(network, environment):
         # Only who tried it knows of a port that can't be listened on although it is free.
         if not_listened and not_listened.port == port and port not in (*taken, *network.forbidden_ports):
-            yield _not_listened(not_listened, f"port {port}", name, patient, launcher)
+            yield _not_listened(not_listened, f"port {port}", name, target_python, launcher)
         if port in network.forbidden_ports:
             yield _forbidden(
-                port, name, _other_port(patient, name, port, meets, launcher, alone=True, on_one_node=on_one_node)
+                port, name, _other_port(target_python, name, port, meets, launcher, alone=True, on_one_node=on_one_node)
             )
         if port not in taken:
             continue
         holders = [one for one in known(network.listeners) if one.port == port]
         if any(one.same_job for one in holders):
             if not_listened and not_listened.port == port:
-                yield _not_listened(not_listened, f"ports {port + 1} to {port + 4}", name, patient, launcher)
+                yield _not_listened(not_listened, f"ports {port + 1} to {port + 4}", name, target_python, launcher)
             continue
         holder = max(holders, key=lambda one: (one.listening, one.pid), default=Listener(address="", port=port))
         left = _left_over(holder, processes, gpus)
@@ -141,7 +141,7 @@ def port_in_use(
             evidence=(Evidence(f"bind to port {port}: Address already in use", "bind()"), *_holder_seen(holder)),
             fixes=(
                 *((end_leftovers([left]),) if left else _end_it(holder)),
-                _other_port(patient, name, port, meets, launcher, on_one_node=on_one_node),
+                _other_port(target_python, name, port, meets, launcher, on_one_node=on_one_node),
             ),
             severity=severity,
         )
@@ -157,12 +157,12 @@ def _left_over(holder: Listener, processes: Maybe[Processes], gpus: Maybe[Gpus])
     return next((one for one in found if process.identity in (one.identity, *one.children)), None)
 
 
-def _not_listened(meeting: Meeting, where: str, name: str, patient: Patient, launcher: str) -> Finding:
+def _not_listened(meeting: Meeting, where: str, name: str, target_python: TargetPython, launcher: str) -> Finding:
     return Finding(
         summary=f"Could not listen on {meeting.master} {where}: {meeting.listen_error}",
         cause="Whoever holds it came after this host was looked at, or can't be seen by this user.",
         evidence=(Evidence(f"{meeting.master} {where}: {meeting.listen_error}", "bind()"),),
-        fixes=(who_listens(meeting.port), _other_port(patient, name, meeting.port, meeting, launcher)),
+        fixes=(who_listens(meeting.port), _other_port(target_python, name, meeting.port, meeting, launcher)),
     )
 
 
@@ -210,7 +210,7 @@ def _end_it(holder: Listener) -> tuple[Fix, ...]:
 
 
 def _other_port(
-    patient: Patient,
+    target_python: TargetPython,
     name: str,
     port: int,
     meets: Meeting | None,
@@ -224,7 +224,7 @@ def _other_port(
     if meets and meets.port == port and name != THE_ENDPOINT:
         return another_port(meets, alone=alone)
     code = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
-    free = in_patient(patient, "-c", code)
+    free = in_target_python(target_python, "-c", code)
     if name == THE_ENDPOINT:
         return Fix("Use another port in the endpoint, the same on all nodes; this prints a free one", (free,))
     variable = name if name in launchers.MASTER_PORT else "MASTER_PORT"

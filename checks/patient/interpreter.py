@@ -11,11 +11,11 @@ from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import LogSign, check, requires
 from ddpdoctor.facts.packages import Package, Packages
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.installing import uninstall
-from ddpdoctor.knowledge.python_commands import in_patient
+from ddpdoctor.knowledge.python_commands import in_target_python
 from ddpdoctor.knowledge.shadowed_modules import torch_itself
 
 ANOTHER = Fix("Name the Python that training runs in", ('ddpdoctor check --python "$(command -v python3)"',))
@@ -44,7 +44,7 @@ ANOTHER = Fix("Name the Python that training runs in", ('ddpdoctor check --pytho
         ),
     ),
 )
-def python_unusable(patient: Patient) -> Iterator[Finding]:
+def python_unusable(target_python: TargetPython) -> Iterator[Finding]:
     """The Python that training should run in can't be used.
 
     ## What breaks
@@ -58,13 +58,16 @@ def python_unusable(patient: Patient) -> Iterator[Finding]:
     Name the right one with `ddpdoctor check --python PATH` (a path, a command, or a virtual environment's folder), or
     make a new environment with `python3 -m venv`.
     """
-    if patient.state == "ok":
+    if target_python.state == "ok":
         return
     yield Finding(
-        summary=f"{_short(patient.python)} can't be used: {_short(patient.detail, 80)}",
-        cause=_CAUSES.get(patient.state, ""),
-        evidence=(told(patient, "state", f"{patient.python}: {patient.detail}"), patient.seen("chosen_by")),
-        fixes=(*_repairs(patient), ANOTHER),
+        summary=f"{_short(target_python.python)} can't be used: {_short(target_python.detail, 80)}",
+        cause=_CAUSES.get(target_python.state, ""),
+        evidence=(
+            told(target_python, "state", f"{target_python.python}: {target_python.detail}"),
+            target_python.seen("chosen_by"),
+        ),
+        fixes=(*_repairs(target_python), ANOTHER),
     )
 
 
@@ -81,35 +84,35 @@ _CAUSES = {
 }
 
 
-def _repairs(patient: Patient) -> Iterator[Fix]:
-    python = shlex.quote(patient.python)
+def _repairs(target_python: TargetPython) -> Iterator[Fix]:
+    python = shlex.quote(target_python.python)
     if (
-        patient.state == "missing"
-        and "doesn't exist any more" in patient.detail
-        and patient.python.endswith("/bin/python")
+        target_python.state == "missing"
+        and "doesn't exist any more" in target_python.detail
+        and target_python.python.endswith("/bin/python")
     ):
-        folder = shlex.quote(patient.python.removesuffix("/bin/python"))
+        folder = shlex.quote(target_python.python.removesuffix("/bin/python"))
         yield Fix(
             "Make the environment anew, and install its packages again",
             (f"python3 -m venv --clear {folder}",),
         )
-    elif patient.chosen_by == "VIRTUAL_ENV":
+    elif target_python.chosen_by == "VIRTUAL_ENV":
         yield Fix("Leave the active environment", ("deactivate",))
-    elif patient.chosen_by == "CONDA_PREFIX":
+    elif target_python.chosen_by == "CONDA_PREFIX":
         yield Fix("Leave the active environment", ("conda deactivate",))
-    if patient.state == "not-executable" and "may not execute" in patient.detail:
+    if target_python.state == "not-executable" and "may not execute" in target_python.detail:
         yield Fix("If it really is a Python, make it executable", (f"chmod +x {python}",))
-    if patient.state == "not-executable" and "may not enter" in patient.detail:
+    if target_python.state == "not-executable" and "may not enter" in target_python.detail:
         yield Fix(
             "See who owns that folder, and ask to be let in; or take an environment of this user's own",
             (f"namei -l {python}",),
         )
-    if patient.state in ("hangs", "dies"):
+    if target_python.state in ("hangs", "dies"):
         yield Fix(
             "See whether it starts without settings, site-packages and sitecustomize", (f"{python} -I -S -c pass",)
         )
         yield Fix("If it does, see at which module it stops with them", (f"{python} -v -c pass 2>&1 | tail -n 20",))
-    if patient.state == "dies":
+    if target_python.state == "dies":
         yield Fix("Try it without PYTHONHOME and PYTHONPATH", (f"env -u PYTHONHOME -u PYTHONPATH {python} -c pass",))
 
 
@@ -140,7 +143,7 @@ def _short(text: str, most: int = 56) -> str:
         ),
     ),
 )
-def torch_shadowed(torch: Torch, patient: Patient, packages: Maybe[Packages]) -> Iterator[Finding]:
+def torch_shadowed(torch: Torch, target_python: TargetPython, packages: Maybe[Packages]) -> Iterator[Finding]:
     """Something else by the name of torch is found before the installed one.
 
     ## What breaks
@@ -168,7 +171,7 @@ def torch_shadowed(torch: Torch, patient: Patient, packages: Maybe[Packages]) ->
             told(torch, "found_through", f"it is found through {torch.found_through}"),
             *([told(torch, "hidden", f"it hides {torch.hidden}")] if torch.hidden else []),
         ),
-        fixes=tuple(torch_itself(torch, patient)),
+        fixes=tuple(torch_itself(torch, target_python)),
     )
 
 
@@ -180,7 +183,7 @@ def _described(hidden: str, packages: Maybe[Packages]) -> str:
 
 
 @check("user-site-shadows", severity=WARN)
-def user_site_shadows(patient: Patient, packages: Packages) -> Iterator[Finding]:
+def user_site_shadows(target_python: TargetPython, packages: Packages) -> Iterator[Finding]:
     """Packages in your home hide those of the environment.
 
     ## What breaks
@@ -194,11 +197,11 @@ def user_site_shadows(patient: Patient, packages: Packages) -> Iterator[Finding]
     ## Fix
     `export PYTHONNOUSERSITE=1`, or remove them from `~/.local`.
     """
-    requires(patient.user_site, "this Python doesn't look into ~/.local")
+    requires(target_python.user_site, "this Python doesn't look into ~/.local")
     pairs = [
         (one, other)
         for one in packages.installed
-        if one.location == patient.user_site and _FIT_TOGETHER.fullmatch(one.name)
+        if one.location == target_python.user_site and _FIT_TOGETHER.fullmatch(one.name)
         for other in packages.named(one.name)[1:2]
         if other.version != one.version and packages.named(one.name)[0] is one
     ]
@@ -208,7 +211,7 @@ def user_site_shadows(patient: Patient, packages: Packages) -> Iterator[Finding]
     yield Finding(
         summary=f"~/.local hides the environment's {listed((_hidden(*pair) for pair in pairs), 2)}"[:160],
         evidence=(
-            told(patient, "user_site", f"packages in your home: {patient.user_site}"),
+            told(target_python, "user_site", f"packages in your home: {target_python.user_site}"),
             *(
                 told(packages, "installed", f"{one.name} {one.version} in {one.location}")
                 for pair in pairs
@@ -219,7 +222,7 @@ def user_site_shadows(patient: Patient, packages: Packages) -> Iterator[Finding]
             Fix("Keep Python out of ~/.local, in every job", ("export PYTHONNOUSERSITE=1",), appliable=True),
             Fix(
                 "Or remove those in ~/.local, which pip finds first",
-                (uninstall(patient, *(one.name for one, _ in pairs)),),
+                (uninstall(target_python, *(one.name for one, _ in pairs)),),
             ),
         ),
     )
@@ -246,7 +249,7 @@ def _hidden(one: Package, other: Package) -> str:
         ),
     ),
 )
-def pip_missing(patient: Patient) -> Iterator[Finding]:
+def pip_missing(target_python: TargetPython) -> Iterator[Finding]:
     """The environment has no pip.
 
     ## What breaks
@@ -258,22 +261,26 @@ def pip_missing(patient: Patient) -> Iterator[Finding]:
     ## Fix
     `python -m ensurepip --upgrade`.
     """
-    if known(patient.pip_version) is not None:
+    if known(target_python.pip_version) is not None:
         return
-    if patient.environment_kind == "conda":
-        fix = Fix("Install pip with conda", (shlex.join(["conda", "install", "--prefix", patient.prefix, "pip"]),))
-    elif patient.externally_managed:
+    if target_python.environment_kind == "conda":
+        fix = Fix(
+            "Install pip with conda", (shlex.join(["conda", "install", "--prefix", target_python.prefix, "pip"]),)
+        )
+    elif target_python.externally_managed:
         fix = Fix(
             "Make a virtual environment, which has pip (on Debian and Ubuntu the package python3-venv must be there)",
-            (in_patient(patient, "-m", "venv", "ddp-env"), "ddpdoctor check --python ddp-env/bin/python"),
+            (in_target_python(target_python, "-m", "venv", "ddp-env"), "ddpdoctor check --python ddp-env/bin/python"),
         )
     else:
-        fix = Fix("Install the pip that comes with Python", (in_patient(patient, "-m", "ensurepip", "--upgrade"),))
+        fix = Fix(
+            "Install the pip that comes with Python", (in_target_python(target_python, "-m", "ensurepip", "--upgrade"),)
+        )
     yield Finding(
-        summary=f"{_short(patient.python)} has no pip",
+        summary=f"{_short(target_python.python)} has no pip",
         evidence=(
-            told(patient, "pip_version", "no package called pip is found"),
-            told(patient, "environment_kind", f"kind of environment: {patient.environment_kind}"),
+            told(target_python, "pip_version", "no package called pip is found"),
+            told(target_python, "environment_kind", f"kind of environment: {target_python.environment_kind}"),
         ),
         fixes=(fix,),
     )

@@ -149,7 +149,7 @@ def misspelt(one: Setting, meant: str, why: str, gpus: Maybe[Gpus], pci: Maybe[P
 
 
 def version_of(reader: str, torch: Maybe[Torch], nccl: Maybe[Nccl]) -> tuple[int, ...] | None:
-    """The version of the reader that this patient has, or None where that isn't known."""
+    """The version of the reader that the target Python has, or None where that isn't known."""
     text: object = None
     if reader == "torch" and isinstance(torch, Torch):
         text = torch.version

@@ -17,15 +17,15 @@ from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.smoke import Leftovers, RankEnding, RankRun, Smoke
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.installing import install_torch
 from ddpdoctor.knowledge.nvidia import NO_GPU
-from ddpdoctor.knowledge.python_commands import in_patient, pip_install
+from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.shadowed_modules import another_name, torch_itself, why_in_the_way
 from ddpdoctor.processes.gpu_holders import all_told, own_jobs
 from ddpdoctor.smoke.analysis_blame import NO_SMOKE, ended_early, not_started, own_gpu
@@ -38,7 +38,7 @@ MISSING = re.compile(r"No module named '([\w.]+)'")
 @check("smoke-not-started", severity=FAIL)
 def smoke_not_started(
     smoke: Smoke,
-    patient: Maybe[Patient],
+    target_python: Maybe[TargetPython],
     driver: Maybe[Driver],
     gpus: Maybe[Gpus],
     pci: Maybe[Pci],
@@ -68,9 +68,9 @@ def smoke_not_started(
     some = len(missing) < len(smoke.ranks)
     where = f" on {listed(dict.fromkeys(one.host for one in missing), most=3)}" if some else ""
     who = (
-        patient
-        if isinstance(patient, Patient)
-        else Patient(python=smoke.python or "python3", chosen_by="the plan of the run")
+        target_python
+        if isinstance(target_python, TargetPython)
+        else TargetPython(python=smoke.python or "python3", chosen_by="the plan of the run")
     )
     held = next((one for one in missing if one.process_state), None)
     why, fixes = halted(held, smoke) if held else ended_with(words)
@@ -90,38 +90,40 @@ def smoke_not_started(
     )
 
 
-def _in_the_way(torch: Maybe[Torch], patient: Patient) -> tuple[Fix, ...]:
+def _in_the_way(torch: Maybe[Torch], target_python: TargetPython) -> tuple[Fix, ...]:
     """What to do where something else is found by torch's name, or by that of a module which torch needs."""
     if isinstance(torch, Unknown):
         return ()
     if torch.impostor:
-        first, *others = torch_itself(torch, patient)
+        first, *others = torch_itself(torch, target_python)
         return Fix(f"`torch-shadowed` was found. {first.text}", first.commands), *others
     return (another_name(torch.in_the_way),) if torch.in_the_way else ()
 
 
 def _how_to_start(
     words: str,
-    patient: Patient,
+    target_python: TargetPython,
     host: tuple[Maybe[Driver], Maybe[Gpus], Maybe[Pci], Maybe[Machine], Maybe[Packages]],
 ) -> tuple[Fix, ...]:
     by_hand = Fix(
         "See what the same says when it is started by hand",
-        (in_patient(patient, "-c", "import torch.distributed.run"),),
+        (in_target_python(target_python, "-c", "import torch.distributed.run"),),
     )
     missing = MISSING.search(words)
     module = missing[1].partition(".")[0] if missing else ""
     if module == "torch":
         driver, gpus, pci, machine, packages = host
         if all(isinstance(one, Unknown) for one in (driver, gpus, pci)):
-            install = Fix("Install torch into that Python", (pip_install(patient, "torch"),))
+            install = Fix("Install torch into that Python", (pip_install(target_python, "torch"),))
         else:
-            install = install_torch(patient, driver, gpus, pci, machine, packages)
+            install = install_torch(target_python, driver, gpus, pci, machine, packages)
         other = Fix("Or name the Python in which training runs with `--python`, if it is another one")
         return install, other
     if module:
-        return Fix(f"Install {module} into that Python", (pip_install(patient, module),)), by_hand
-    check_it = Fix("See what is wrong with that Python", (f"ddpdoctor check --python {shlex.quote(patient.python)}",))
+        return Fix(f"Install {module} into that Python", (pip_install(target_python, module),)), by_hand
+    check_it = Fix(
+        "See what is wrong with that Python", (f"ddpdoctor check --python {shlex.quote(target_python.python)}",)
+    )
     return check_it, by_hand
 
 

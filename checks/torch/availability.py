@@ -1,4 +1,4 @@
-"""The patient's torch: is it there, does it import, and is it the build for this host's GPUs and driver?"""
+"""The target Python's torch: is it there, does it import, and is it the build for this host's GPUs and driver?"""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.log import Log
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
 from ddpdoctor.knowledge.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
 from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.knowledge.loading_signs import TORCH_BROKEN
 from ddpdoctor.knowledge.no_gpu_signs import BUILT_WITHOUT, SEES_NONE
-from ddpdoctor.knowledge.python_commands import in_patient, pip_install
+from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.shadowed_modules import another_name, why_in_the_way
 from ddpdoctor.knowledge.wheels import index_options
 from ddpdoctor.logs.analyze.sightings import said
@@ -64,7 +64,7 @@ EXPLAINED_BY = (
 )
 def torch_missing(
     torch: Torch,
-    patient: Patient,
+    target_python: TargetPython,
     driver: Maybe[Driver],
     gpus: Maybe[Gpus],
     pci: Maybe[Pci],
@@ -87,18 +87,18 @@ def torch_missing(
     if torch.installed:
         return
     yield Finding(
-        summary=f"PyTorch is not installed in {patient.python}"[:160],
-        cause=f"That is the Python that was examined, chosen by: {patient.chosen_by}. Training may run in another.",
+        summary=f"PyTorch is not installed in {target_python.python}"[:160],
+        cause=f"That is the Python that was examined, chosen by: {target_python.chosen_by}. Training may run in another.",
         evidence=(
             told(torch, "installed", "that Python finds no package called torch"),
-            Evidence(f"python: {patient.python}", patient.chosen_by),
+            Evidence(f"python: {target_python.python}", target_python.chosen_by),
         ),
         fixes=(
             Fix(
                 "If torch is in another environment: activate that one, then",
                 ('ddpdoctor check --python "$(command -v python3)"',),
             ),
-            install_torch(patient, driver, gpus, pci, machine, packages),
+            install_torch(target_python, driver, gpus, pci, machine, packages),
         ),
     )
 
@@ -144,7 +144,7 @@ def torch_missing(
     ),
 )
 def torch_import_broken(
-    torch: Torch, patient: Patient, container: Maybe[Container], disks: Maybe[Disks]
+    torch: Torch, target_python: TargetPython, container: Maybe[Container], disks: Maybe[Disks]
 ) -> Iterator[Finding]:
     """PyTorch is installed, but can't be imported.
 
@@ -176,13 +176,13 @@ def torch_import_broken(
     if torch.import_state == "crashes":
         summary = f"import torch kills Python: {short}"
         cause = "A compiled library crashed while it was being loaded. The stack that faulthandler prints names it."
-        look = Fix("See where it dies", (in_patient(patient, "-X", "faulthandler", *repeat),))
+        look = Fix("See where it dies", (in_target_python(target_python, "-X", "faulthandler", *repeat),))
     elif torch.import_state == "hangs":
         summary = f"import torch hangs: {short}"
         cause = (
             "Either its files come slowly or not at all (a network file system), or a call to the GPU's driver hangs."
         )
-        timed = f"timeout 120 {in_patient(patient, '-X', 'importtime', *repeat)}"
+        timed = f"timeout 120 {in_target_python(target_python, '-X', 'importtime', *repeat)}"
         look = Fix("See how far it gets: the last line names the module", (timed, f"df {shlex.quote(torch.location)}"))
     else:
         summary = f"import torch fails: {short}"
@@ -190,7 +190,7 @@ def torch_import_broken(
             cause = f"It ended without a traceback, and printed: {printed[-1]}"
         else:
             cause = "The last line of the traceback says what is missing or doesn't fit."
-        look = Fix("See all that it prints", (in_patient(patient, *repeat),))
+        look = Fix("See all that it prints", (in_target_python(target_python, *repeat),))
     text = torch.import_error + torch.import_traceback
     slugs = next((slugs for pattern, *slugs in EXPLAINED_BY if re.search(pattern, text)), [])
     if slugs == ["no-nvidia-driver"] and not isinstance(container, Unknown) and container.runtime:
@@ -208,26 +208,26 @@ def torch_import_broken(
         if torch.in_the_way
         else (Fix("Read about the likely cause", tuple(f"ddpdoctor explain {one}" for one in slugs)),)
         if slugs
-        else (look, *_import_remedies(torch, patient, line)),
+        else (look, *_import_remedies(torch, target_python, line)),
     )
 
 
-def _import_remedies(torch: Torch, patient: Patient, line: str) -> Iterator[Fix]:
+def _import_remedies(torch: Torch, target_python: TargetPython, line: str) -> Iterator[Fix]:
     missing = re.search(r"No module named '([A-Za-z0-9_]+)'", line)
     if torch.found_through == "PYTHONPATH":
         yield Fix("PYTHONPATH brings this torch; try the one without it", ("unset PYTHONPATH",))
     elif torch.found_through:
         yield Fix("The working folder brings this torch; start from another folder", ("cd ~",))
     elif missing and missing[1] != "torch":
-        yield Fix("Install the module that torch misses", (pip_install(patient, missing[1].replace("_", "-")),))
+        yield Fix("Install the module that torch misses", (pip_install(target_python, missing[1].replace("_", "-")),))
     elif torch.import_state == "hangs":
         yield Fix(
             "Make an environment on a disk of this host, and install torch there",
-            (in_patient(patient, "-m", "venv", "/tmp/ddp-env"),),
+            (in_target_python(target_python, "-m", "venv", "/tmp/ddp-env"),),
         )
     elif torch.version:
         again = pip_install(
-            patient, "--force-reinstall", f"torch=={torch.version}", *index_options(torch.version or "")
+            target_python, "--force-reinstall", f"torch=={torch.version}", *index_options(torch.version or "")
         )
         yield Fix("Install the same torch anew", (again,))
 
@@ -267,7 +267,7 @@ def _import_remedies(torch: Torch, patient: Patient, line: str) -> Iterator[Fix]
 )
 def torch_cpu_only(
     torch: Torch,
-    patient: Patient,
+    target_python: TargetPython,
     pci: Maybe[Pci],
     gpus: Maybe[Gpus],
     driver: Maybe[Driver],
@@ -296,9 +296,9 @@ def torch_cpu_only(
     if seen is None and jetson and not isinstance(machine, Unknown):
         seen = told(machine, "jetson", "this is a Jetson")
     if seen is None:
-        found = tuple(_cpu_build_beside_amd(torch, patient, pci, gpus, packages))
+        found = tuple(_cpu_build_beside_amd(torch, target_python, pci, gpus, packages))
         if not found and said(log, "torch-cpu-only"):
-            found = (_cpu_build_and_a_script_for_gpus(torch, patient),)
+            found = (_cpu_build_and_a_script_for_gpus(torch, target_python),)
         if not found:
             _would_be_seen(pci, gpus, driver, machine)
         yield from found
@@ -315,25 +315,25 @@ def torch_cpu_only(
         severity=WARN if spared else FAIL,
         cause="This container wasn't given the GPU either: see container-no-gpu." if spared else "",
         evidence=(torch_version(torch), torch_cuda(torch), seen),
-        fixes=(install_torch(patient, driver, gpus, pci, machine, packages),),
+        fixes=(install_torch(target_python, driver, gpus, pci, machine, packages),),
     )
 
 
-def _build_for_other_hosts(patient: Patient) -> Fix:
+def _build_for_other_hosts(target_python: TargetPython) -> Fix:
     return Fix(
         "If it is to run on hosts with GPUs, install the build for CUDA",
-        (pip_install(patient, "--force-reinstall", "torch"),),
+        (pip_install(target_python, "--force-reinstall", "torch"),),
     )
 
 
-def _cpu_build_and_a_script_for_gpus(torch: Torch, patient: Patient) -> Finding:
+def _cpu_build_and_a_script_for_gpus(torch: Torch, target_python: TargetPython) -> Finding:
     return Finding(
         summary=f"torch {torch.version} is a build without CUDA, and the script asks for a GPU",
         cause="No GPU is to be seen on this host: with another build alone the script won't run here.",
         evidence=(torch_version(torch), torch_cuda(torch)),
         fixes=(
             Fix("Without a GPU, let the script take one only where torch.cuda.is_available() says so"),
-            _build_for_other_hosts(patient),
+            _build_for_other_hosts(target_python),
         ),
     )
 
@@ -353,7 +353,7 @@ def _would_be_seen(pci: Maybe[Pci], gpus: Maybe[Gpus], driver: Maybe[Driver], ma
 
 
 def _cpu_build_beside_amd(
-    torch: Torch, patient: Patient, pci: Maybe[Pci], gpus: Maybe[Gpus], packages: Maybe[Packages]
+    torch: Torch, target_python: TargetPython, pci: Maybe[Pci], gpus: Maybe[Gpus], packages: Maybe[Packages]
 ) -> Iterator[Finding]:
     seen = amd_accelerator(pci, gpus)
     if seen:
@@ -361,7 +361,7 @@ def _cpu_build_beside_amd(
             summary=f"torch {torch.version} is a build without ROCm, but this host has an AMD GPU",
             severity=WARN,
             evidence=(torch_version(torch), told(torch, "hip", "torch is built without ROCm"), seen),
-            fixes=(rocm_fix(patient, packages),),
+            fixes=(rocm_fix(target_python, packages),),
         )
 
 
@@ -383,7 +383,7 @@ def _cpu_build_beside_amd(
 )
 def nccl_not_built(
     torch: Torch,
-    patient: Patient,
+    target_python: TargetPython,
     plan: Plan,
     machine: Maybe[Machine],
     environment: Maybe[Environment],
@@ -423,7 +423,7 @@ def nccl_not_built(
     requires(not (alone and elsewhere), "one rank, on a kind of host for which there is no NCCL")
     gloo = Fix(
         f"{'Use' if elsewhere else 'Or use'} gloo in your script, `torch.distributed.init_process_group('gloo')`; this shows whether it is there",
-        (in_patient(patient, "-c", "import torch.distributed as d; print(d.is_gloo_available())"),),
+        (in_target_python(target_python, "-c", "import torch.distributed as d; print(d.is_gloo_available())"),),
     )
     yield Finding(
         summary=f"torch {torch.version} was built without NCCL, by which {plural(ranks, 'rank')} would talk to each other"
@@ -434,9 +434,9 @@ def nccl_not_built(
         fixes=(gloo,)
         if elsewhere
         else (
-            _build_for_other_hosts(patient)
+            _build_for_other_hosts(target_python)
             if torch.cpu_only and nvidia_hardware(pci, gpus, driver) is None
-            else install_torch(patient, driver, gpus, pci, machine, packages),
+            else install_torch(target_python, driver, gpus, pci, machine, packages),
             gloo,
         ),
     )
@@ -456,7 +456,7 @@ def nccl_not_built(
 )
 def torch_distributed_missing(
     torch: Torch,
-    patient: Patient,
+    target_python: TargetPython,
     plan: Plan,
     driver: Maybe[Driver],
     gpus: Maybe[Gpus],
@@ -482,5 +482,5 @@ def torch_distributed_missing(
         summary=f"torch {torch.version} was built without torch.distributed: no DDP, no torchrun",
         severity=FAIL if plan.nproc > 1 else WARN,
         evidence=(told(torch, "distributed_available", "torch has no torch.distributed"), torch_version(torch)),
-        fixes=(install_torch(patient, driver, gpus, pci, machine, packages),),
+        fixes=(install_torch(target_python, driver, gpus, pci, machine, packages),),
     )

@@ -1,4 +1,4 @@
-"""The packages that are built against one release of torch: do they go with the patient's?"""
+"""The packages that are built against one release of torch: do they go with the target Python's?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.base.wording import dotted, listed
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.packages import Package, Packages
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.python_commands import pip_install
@@ -72,7 +72,7 @@ from ddpdoctor.knowledge.wheels import index_options, numbers, release, tag_cuda
         ),
     ),
 )
-def torch_torchvision_mismatch(torch: Torch, packages: Packages, patient: Patient) -> Iterator[Finding]:
+def torch_torchvision_mismatch(torch: Torch, packages: Packages, target_python: TargetPython) -> Iterator[Finding]:
     """torchvision or torchaudio was built for another torch.
 
     ## What breaks
@@ -114,7 +114,7 @@ def torch_torchvision_mismatch(torch: Torch, packages: Packages, patient: Patien
                         f"Let pip find the {one.name} that belongs to this torch",
                         (
                             pip_install(
-                                patient,
+                                target_python,
                                 "--force-reinstall",
                                 f"torch=={base}",
                                 one.name,

@@ -17,8 +17,8 @@ from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.libraries import Libraries
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import needs_certain_order, visible_gpus
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
@@ -36,7 +36,7 @@ from ddpdoctor.knowledge.nvidia import (
     shut_nodes,
 )
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.knowledge.python_commands import in_patient, pip_install
+from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.stuck_driver import IN_TORCH, torch_cut_short
 from ddpdoctor.knowledge.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
 
@@ -79,7 +79,7 @@ def driver_too_old(
     torch: Torch,
     driver: Driver,
     machine: Machine,
-    patient: Patient,
+    target_python: TargetPython,
     gpus: Maybe[Gpus],
     container: Maybe[Container],
     packages: Maybe[Packages],
@@ -123,7 +123,7 @@ def driver_too_old(
         summary=f"torch is built for CUDA {cuda}, and driver {driver.version or ''} {says}".replace("  ", " "),
         evidence=tuple(evidence),
         fixes=(
-            *_for_older_driver(torch, patient, served, gpus, packages),
+            *_for_older_driver(torch, target_python, served, gpus, packages),
             Fix(update, ("nvidia-smi",)),
         ),
     )
@@ -134,7 +134,7 @@ def _in_container(container: Maybe[Container]) -> bool:
 
 
 def _for_older_driver(
-    torch: Torch, patient: Patient, served: tuple[int, int], gpus: Maybe[Gpus], packages: Maybe[Packages]
+    torch: Torch, target_python: TargetPython, served: tuple[int, int], gpus: Maybe[Gpus], packages: Maybe[Packages]
 ) -> Iterator[Fix]:
     """The same release of torch for the driver's CUDA if there is one, else the newest that there is."""
     version = release(torch.version)
@@ -143,7 +143,7 @@ def _for_older_driver(
         tag = best_tag(served, capabilities(gpus), pin or None)
         if tag:
             names = replacing(packages, f"torch=={pin}" if pin else "torch")
-            command = pip_install(patient, *names, "--index-url", index_url(tag))
+            command = pip_install(target_python, *names, "--index-url", index_url(tag))
             yield Fix(f"Install the build that this driver serves ({tag})", (command,))
             return
 
@@ -283,7 +283,7 @@ def gpu_arch_unsupported(
     gpus: Gpus,
     driver: Driver,
     machine: Machine,
-    patient: Patient,
+    target_python: TargetPython,
     environment: Maybe[Environment],
     packages: Maybe[Packages],
 ) -> Iterator[Finding]:
@@ -332,9 +332,9 @@ def gpu_arch_unsupported(
             told(torch, "arch_list", f"torch has code for {listed(arch_list, most=9)}"),
             told(gpus, "devices", f"{first.name} has compute capability {dotted(compute_capability(first))}"),
         ),
-        fixes=(jetson_fix(patient, driver, packages),)
+        fixes=(jetson_fix(target_python, driver, packages),)
         if machine.jetson
-        else tuple(_for_these_gpus(patient, served, usable, supported, packages)),
+        else tuple(_for_these_gpus(target_python, served, usable, supported, packages)),
     )
 
 
@@ -343,7 +343,7 @@ def _sm(gpu: Gpu) -> str:
 
 
 def _for_these_gpus(
-    patient: Patient,
+    target_python: TargetPython,
     served: tuple[int, int] | None,
     usable: list[Gpu],
     supported: list[Gpu],
@@ -351,7 +351,7 @@ def _for_these_gpus(
 ) -> Iterator[Fix]:
     tag = best_tag(served, [compute_capability(one) for one in usable])
     if tag:
-        command = pip_install(patient, *replacing(packages), "--index-url", index_url(tag))
+        command = pip_install(target_python, *replacing(packages), "--index-url", index_url(tag))
         yield Fix(f"Install the build that has code for it ({tag})", (command,))
     if supported:
         yield Fix(
@@ -362,7 +362,7 @@ def _for_these_gpus(
         yield Fix(
             "Ask the administrator for a newer driver, or take an older torch: no current build has code for this GPU and "
             "works with this driver; what the build that is here has code for:",
-            (in_patient(patient, "-c", "import torch; print(torch.cuda.get_arch_list())"),),
+            (in_target_python(target_python, "-c", "import torch; print(torch.cuda.get_arch_list())"),),
         )
 
 
@@ -372,7 +372,7 @@ def cuda_unavailable(
     gpus: Maybe[Gpus],
     driver: Maybe[Driver],
     machine: Maybe[Machine],
-    patient: Patient,
+    target_python: TargetPython,
     environment: Maybe[Environment],
     pci: Maybe[Pci],
     container: Maybe[Container],
@@ -393,7 +393,7 @@ def cuda_unavailable(
         driver, machine = known(driver), known(machine)
         own = driver.cuda_end and (driver_loaded(driver) or machine.wsl)
         requires(not own, "CUDA itself can't start: see cuda-unknown-error")
-        yield torch_cut_short(torch, driver, patient)
+        yield torch_cut_short(torch, driver, target_python)
         return
     on_bus = () if isinstance(pci, Unknown) else own_gpus(pci)
     answering = not isinstance(gpus, Unknown) and gpus.vendor == "nvidia" and bool(gpus.answering)
@@ -438,7 +438,7 @@ def cuda_unavailable(
             shown,
         ),
         fixes=(
-            Fix("See the whole message", (in_patient(patient, "-c", "import torch; torch.cuda.init()"),)),
+            Fix("See the whole message", (in_target_python(target_python, "-c", "import torch; torch.cuda.init()"),)),
             Fix("Look for settings that lead CUDA astray", ("env | grep -E 'CUDA|NVIDIA|LD_'",)),
         ),
     )

@@ -15,7 +15,7 @@ from ddpdoctor.facts.extensions import Extension, Extensions, SharedObject
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.toolchain import Nvcc, Toolchain
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.building import (
@@ -32,7 +32,7 @@ from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.loading_signs import BUILT_ELSEWHERE, RAISED
-from ddpdoctor.knowledge.python_commands import in_patient, pip_install
+from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 
 OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
 """Packages that come as wheels beside torch's own, rather than to be built here."""
@@ -86,7 +86,7 @@ OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
         ),
     ),
 )
-def extension_abi_mismatch(extensions: Extensions, patient: Patient, torch: Torch) -> Iterator[Finding]:
+def extension_abi_mismatch(extensions: Extensions, target_python: TargetPython, torch: Torch) -> Iterator[Finding]:
     """A compiled extension was built for another torch, CUDA or Python.
 
     ## What breaks
@@ -107,13 +107,13 @@ def extension_abi_mismatch(extensions: Extensions, patient: Patient, torch: Torc
     requires(extensions.packages, "no compiled extension of torch is installed")
     for package in extensions.packages:
         for one in package.objects:
-            if reason := mismatch(one, package.objects, patient, torch):
+            if reason := mismatch(one, package.objects, target_python, torch):
                 summary, evidence = reason
                 yield Finding(
                     summary=f"{package.package} {package.version}".strip()
                     + f" {summary}"[: 150 - len(package.package)],
                     evidence=(Evidence(evidence, one.path),),
-                    fixes=(reinstall(package, patient, torch),),
+                    fixes=(reinstall(package, target_python, torch),),
                 )
                 break
 
@@ -124,25 +124,25 @@ def cudart_major(one: SharedObject) -> str:
     return next((match[1] for match in found if match), "")
 
 
-def other_python(one: SharedObject, patient: Patient) -> str:
-    """The version of CPython that it was built for ("3.10"), if that isn't the patient's; else ""."""
+def other_python(one: SharedObject, target_python: TargetPython) -> str:
+    """The version of CPython that it was built for ("3.10"), if that isn't the target Python's; else ""."""
     tag = re.fullmatch(r"cpython-(\d)(\d+)", one.python_tag)
-    if not tag or not patient.version:
+    if not tag or not target_python.version:
         return ""
     version = f"{tag[1]}.{tag[2]}"
-    return "" if patient.version.split(".")[:2] == version.split(".") else version
+    return "" if target_python.version.split(".")[:2] == version.split(".") else version
 
 
 def mismatch(
-    one: SharedObject, siblings: tuple[SharedObject, ...], patient: Patient, torch: Torch
+    one: SharedObject, siblings: tuple[SharedObject, ...], target_python: TargetPython, torch: Torch
 ) -> tuple[str, str] | None:
     """What is wrong with a shared object, after its package's name, and the evidence; None if nothing is."""
     name = one.path.rpartition("/")[2]
     build = torch.version or "the installed torch"
     if one.error:
         return f"has a broken file, {name}: {one.error}", f"{name}: {one.error}"
-    if (version := other_python(one, patient)) and not _other_build(one, siblings, patient):
-        return f"was built for Python {version}; this is {patient.version}", f"{name} is tagged {one.python_tag}"
+    if (version := other_python(one, target_python)) and not _other_build(one, siblings, target_python):
+        return f"was built for Python {version}; this is {target_python.version}", f"{name} is tagged {one.python_tag}"
     if one.missing:
         return (
             f"needs {listed(one.missing, 2)}, which torch {build} doesn't have",
@@ -169,17 +169,17 @@ def unresolved(one: SharedObject, torch: Torch) -> tuple[str, str] | None:
     )
 
 
-def _other_build(one: SharedObject, siblings: tuple[SharedObject, ...], patient: Patient) -> bool:
+def _other_build(one: SharedObject, siblings: tuple[SharedObject, ...], target_python: TargetPython) -> bool:
     """Whether the same module lies beside it for this Python: some packages ship one file for each."""
-    return any(other.module == one.module and not other_python(other, patient) for other in siblings)
+    return any(other.module == one.module and not other_python(other, target_python) for other in siblings)
 
 
-def reinstall(package: Extension, patient: Patient, torch: Torch) -> Fix:
+def reinstall(package: Extension, target_python: TargetPython, torch: Torch) -> Fix:
     """The command that brings the package back in line with torch."""
     if package.package == "torchtext":
         return Fix(
             "Remove it: torchtext 0.18, for torch 2.3, was its last release",
-            (uninstall(patient, "torchtext"),),
+            (uninstall(target_python, "torchtext"),),
         )
     if package.package in OFFICIAL:
         release = (torch.version or "").partition("+")[0]
@@ -187,8 +187,8 @@ def reinstall(package: Extension, patient: Patient, torch: Torch) -> Fix:
         return Fix(
             f"Install the {package.package} that was made for this torch",
             (
-                uninstall(patient, package.package),
-                pip_install(patient, "--no-cache-dir", *pinned, package.package, *torch_index(torch)),
+                uninstall(target_python, package.package),
+                pip_install(target_python, "--no-cache-dir", *pinned, package.package, *torch_index(torch)),
             ),
         )
     name = package.package.replace("_", "-")
@@ -196,12 +196,14 @@ def reinstall(package: Extension, patient: Patient, torch: Torch) -> Fix:
         ask = f"import importlib.metadata as m; print(m.packages_distributions().get({package.package!r}))"
         return Fix(
             f"Build the package that {package.package} belongs to again, with --no-build-isolation; this tells which one it is",
-            (in_patient(patient, "-c", ask),),
+            (in_target_python(target_python, "-c", ask),),
         )
     options = ("--force-reinstall", "--no-deps", "--no-build-isolation", "--no-cache-dir")
     version, _, local = package.version.partition("+")
     source = f", from PyPI's source (the wheel with +{local} came from elsewhere)" if local else ""
-    return Fix(f"Build {name} again for this torch{source}", (pip_install(patient, *options, f"{name}=={version}"),))
+    return Fix(
+        f"Build {name} again for this torch{source}", (pip_install(target_python, *options, f"{name}=={version}"),)
+    )
 
 
 def compiling(toolchain: Toolchain, torch: Torch) -> str:
@@ -259,7 +261,7 @@ def why_compiling(toolchain: Toolchain) -> tuple[Evidence, ...]:
 def cuda_toolkit_mismatch(
     toolchain: Toolchain,
     torch: Torch,
-    patient: Patient,
+    target_python: TargetPython,
     driver: Maybe[Driver],
     gpus: Maybe[Gpus],
     machine: Maybe[Machine],
@@ -288,7 +290,7 @@ def cuda_toolkit_mismatch(
     ]
     if not refusals:
         return
-    wheel = wheel_fix(patient, nvcc.version, torch, driver, gpus, machine, packages)
+    wheel = wheel_fix(target_python, nvcc.version, torch, driver, gpus, machine, packages)
     yield Finding(
         summary=f"nvcc is of CUDA {nvcc.version}, but torch of CUDA {cuda}: {refusals[0][1]}"[:160],
         evidence=(
@@ -296,7 +298,7 @@ def cuda_toolkit_mismatch(
             torch_cuda(torch),
             *(told(toolchain, "compiles", consumer.reason) for consumer, _ in refusals),
         ),
-        fixes=(*toolkit_fixes(toolchain, patient, cuda), *((wheel,) if wheel else ())),
+        fixes=(*toolkit_fixes(toolchain, target_python, cuda), *((wheel,) if wheel else ())),
         # DeepSpeed compiles only those of its ops that a program uses; a build that is at hand stops at once.
         severity=WARN if all(consumer.name == "deepspeed" for consumer, _ in refusals) else FAIL,
     )
@@ -389,7 +391,7 @@ def cuda_toolkit_mismatch(
         ),
     ),
 )
-def cuda_home_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> Iterator[Finding]:
+def cuda_home_missing(toolchain: Toolchain, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Something compiles CUDA code here, but there is no nvcc where torch looks for it.
 
     ## What breaks
@@ -417,7 +419,7 @@ def cuda_home_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> I
         if home
         else "there is no nvcc where torch looks"
     )
-    fixes = toolkit_fixes(toolchain, patient, cuda)
+    fixes = toolkit_fixes(toolchain, target_python, cuda)
     other = next((one for one in toolchain.nvccs if one.whole), None)
     if other and not any(one.version == minor_only(cuda) for one in toolchain.nvccs):
         text = f"Or try the nvcc that is here, of CUDA {other.version or 'an unknown version'} (torch wants {cuda})"

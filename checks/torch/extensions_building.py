@@ -10,7 +10,7 @@ from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.torch.extensions import compiling, why_compiling, working_nvcc
 from ddpdoctor.engine.registry import LogSign, check, requires
 from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.toolchain import Toolchain
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.building import gcc_fixes, gcc_limit, too_new
@@ -42,7 +42,7 @@ GCC_LIMIT = "#error -- unsupported GNU version! gcc versions later than"
         ),
     ),
 )
-def ninja_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> Iterator[Finding]:
+def ninja_missing(toolchain: Toolchain, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Something compiles extensions here, but ninja can't be run.
 
     ## What breaks
@@ -63,15 +63,16 @@ def ninja_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> Itera
     if toolchain.ninja_beside_python:
         # Whoever names an interpreter may well activate its environment for the job.
         requires(
-            patient.chosen_by != "--python", "the PATH of the job isn't known, since --python named the interpreter"
+            target_python.chosen_by != "--python",
+            "the PATH of the job isn't known, since --python named the interpreter",
         )
-        folder = patient.python.rpartition("/")[0]
+        folder = target_python.python.rpartition("/")[0]
         summary, fix = (
             "ninja is installed, but not on PATH",
             Fix("Put its folder on PATH", (f"export PATH={shlex.quote(folder)}:$PATH",)),
         )
     else:
-        summary, fix = "There is no ninja on PATH", Fix("Install ninja", (pip_install(patient, "ninja"),))
+        summary, fix = "There is no ninja on PATH", Fix("Install ninja", (pip_install(target_python, "ninja"),))
     yield Finding(
         summary=f"{summary}; extensions can't be compiled at first use",
         evidence=(told(toolchain, "ninja", "no ninja on PATH"), *why_compiling(toolchain)),

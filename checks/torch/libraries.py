@@ -12,7 +12,7 @@ from ddpdoctor.base.wording import dotted, listed, plural
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.cuda_library_signs import CUDNN_GIVES_UP
 from ddpdoctor.knowledge.cuda_stack import (
@@ -30,7 +30,7 @@ from ddpdoctor.knowledge.cuda_stack import (
 )
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
-from ddpdoctor.knowledge.python_commands import in_patient, pip_install
+from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.wheels import index_options, numbers, older, same_version
 
 OF_CUDA = re.compile(
@@ -53,7 +53,7 @@ def _folder(library: Library) -> str:
 
 
 def _in_front(pattern: re.Pattern[str], libraries: Libraries) -> list[tuple[Library, Library]]:
-    """Foreign libraries that a process gets instead of the patient's own, each with the one that it displaces.
+    """Foreign libraries that a process gets instead of the target Python's own, each with the one that it displaces.
 
     What was loaded is believed; where nothing was, what LD_PRELOAD and LD_LIBRARY_PATH offer would have been.
     """
@@ -91,7 +91,9 @@ def _in_front(pattern: re.Pattern[str], libraries: Libraries) -> list[tuple[Libr
         ),
     ),
 )
-def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
+def nccl_duplicate_pip(
+    torch: Torch, packages: Packages, libraries: Libraries, target_python: TargetPython
+) -> Iterator[Finding]:
     """Two packages bring the same libnccl.so.2, and one has overwritten the other's.
 
     ## What breaks
@@ -108,7 +110,7 @@ def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, p
     groups = together(packages, r"nvidia-nccl-cu\d+")
     if not groups:
         return
-    wanted = pin_of("libnccl.so.2", packages, patient)
+    wanted = pin_of("libnccl.so.2", packages, target_python)
     own = bundled("libnccl.so.2", libraries)
     there = own.version if own else ""
     outdated = bool(wanted and wanted.exact and there and older(there, wanted.exact))
@@ -130,8 +132,8 @@ def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, p
                 Fix(
                     "Remove them all, and install the one that torch requires",
                     (
-                        uninstall(patient, *names),
-                        pip_install(patient, "--no-deps", keep),
+                        uninstall(target_python, *names),
+                        pip_install(target_python, "--no-deps", keep),
                     ),
                 ),
             ),
@@ -165,7 +167,9 @@ def nccl_duplicate_pip(torch: Torch, packages: Packages, libraries: Libraries, p
         ),
     ),
 )
-def nccl_lib_shadowed(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
+def nccl_lib_shadowed(
+    torch: Torch, packages: Packages, libraries: Libraries, target_python: TargetPython
+) -> Iterator[Finding]:
     """An older libnccl.so.2 is loaded in place of the one that belongs to torch.
 
     ## What breaks
@@ -181,7 +185,7 @@ def nccl_lib_shadowed(torch: Torch, packages: Packages, libraries: Libraries, pa
     needs_cuda_build(torch)
     requires(bundled("libnccl.so.2", libraries), "torch brings no libnccl.so.2 of its own")
     for taken, own in _in_front(re.compile(r"libnccl\.so"), libraries):
-        theirs, ours = version_of(taken, packages, patient), version_of(own, packages, patient)
+        theirs, ours = version_of(taken, packages, target_python), version_of(own, packages, target_python)
         missed = _undefined(torch).startswith("nccl")
         if not missed:
             known(libraries.loaded)  # what is offered isn't always taken: current wheels' RPATH goes first
@@ -273,7 +277,7 @@ def _search_path(libraries: Libraries) -> tuple[Evidence, ...]:
     ),
 )
 def ld_library_path_shadow(
-    torch: Torch, packages: Packages, libraries: Libraries, patient: Patient
+    torch: Torch, packages: Packages, libraries: Libraries, target_python: TargetPython
 ) -> Iterator[Finding]:
     """LD_LIBRARY_PATH puts other CUDA libraries in front of torch's own.
 
@@ -297,7 +301,7 @@ def ld_library_path_shadow(
     culprits = []
     untold = []
     for taken, own in _in_front(OF_CUDA, libraries):
-        theirs, ours = version_of(taken, packages, patient), version_of(own, packages, patient)
+        theirs, ours = version_of(taken, packages, target_python), version_of(own, packages, target_python)
         if not (theirs and ours):
             untold.append(taken)
         elif not same_version(theirs, ours) and (older(theirs, ours) or missed):
@@ -319,7 +323,7 @@ def ld_library_path_shadow(
 
 
 @check("cuda-libs-mixed", severity=WARN)
-def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Iterator[Finding]:
+def cuda_libs_mixed(torch: Torch, packages: Packages, target_python: TargetPython) -> Iterator[Finding]:
     """The CUDA packages in this environment, or others that torch pins, are not those that torch requires.
 
     ## What breaks
@@ -336,7 +340,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
     requires(torch.installed, "torch is not installed")
     if torch.impostor:
         raise NotKnown(f"torch is hidden by {torch.impostor}")
-    required = pins(packages, patient)
+    required = pins(packages, target_python)
     requires([one for one in required if one.installed], "torch pins no pip package that is installed here")
     # Where several packages of NCCL overwrite each other, nccl-duplicate-pip speaks.
     several = {package.name for group in together(packages, r"nvidia-nccl-cu\d+") for package in group}
@@ -356,7 +360,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
                 told(packages, "installed", f"{one.package} {one.installed}; torch requires {one.wanted}")
                 for one in wrong
             ),
-            fixes=(Fix("Install the versions that torch requires", _reinstalled(torch, patient, wrong)),),
+            fixes=(Fix("Install the versions that torch requires", _reinstalled(torch, target_python, wrong)),),
         )
     unread = any(one.startswith("cuda-toolkit") for package in packages.named("torch")[:1] for one in package.requires)
     for group in together(packages, r"nvidia-cudnn-cu\d+") + together(packages, r"nvidia-(cusparselt|nvshmem)-cu\d+"):
@@ -373,8 +377,8 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
                 Fix(
                     "Remove them all, and install what torch requires",
                     (
-                        uninstall(patient, *(one.name for one in group)),
-                        reinstall(patient, *needed),
+                        uninstall(target_python, *(one.name for one in group)),
+                        reinstall(target_python, *needed),
                     ),
                 ),
             ),
@@ -384,13 +388,15 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, patient: Patient) -> Itera
         raise NotKnown("what cuda-toolkit requires for torch was not read")
 
 
-def _reinstalled(torch: Torch, patient: Patient, wrong: Sequence[PinnedRelease]) -> tuple[str, ...]:
+def _reinstalled(torch: Torch, target_python: TargetPython, wrong: Sequence[PinnedRelease]) -> tuple[str, ...]:
     """Some packages lie only where torch's own build came from."""
     elsewhere = tuple(one for one in wrong if one.package.startswith(("pytorch-triton", "triton-")))
     usual = tuple(one for one in wrong if one not in elsewhere)
-    commands = [reinstall(patient, *usual)] if usual else []
+    commands = [reinstall(target_python, *usual)] if usual else []
     if elsewhere:
-        commands.append(f"{reinstall(patient, *elsewhere)} {shlex.join(index_options(torch.version or ''))}".rstrip())
+        commands.append(
+            f"{reinstall(target_python, *elsewhere)} {shlex.join(index_options(torch.version or ''))}".rstrip()
+        )
     return tuple(commands)
 
 
@@ -430,7 +436,9 @@ def _newer_and_served(pin: PinnedRelease) -> bool:
         ),
     ),
 )
-def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patient: Patient) -> Iterator[Finding]:
+def cudnn_mismatch(
+    torch: Torch, packages: Packages, libraries: Libraries, target_python: TargetPython
+) -> Iterator[Finding]:
     """The cuDNN that is loaded isn't the one that torch was built against.
 
     ## What breaks
@@ -446,7 +454,7 @@ def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patie
     Take the foreign folder out of LD_LIBRARY_PATH, or install the pinned package again.
     """
     needs_cuda_build(torch)
-    pin = pin_of("libcudnn.so.9", packages, patient)
+    pin = pin_of("libcudnn.so.9", packages, target_python)
     foreign = _in_front(re.compile(r"libcudnn\.so"), libraries)
     if foreign and not _undefined(torch).startswith("cudnn"):
         known(libraries.loaded)
@@ -458,11 +466,11 @@ def cudnn_mismatch(torch: Torch, packages: Packages, libraries: Libraries, patie
     if foreign:
         fix = _left_out(libraries, foreign[0][0])
     elif pin:
-        fix = Fix("Install the cuDNN that torch requires", (reinstall(patient, pin),))
+        fix = Fix("Install the cuDNN that torch requires", (reinstall(target_python, pin),))
     else:
         fix = Fix(
             "Install this torch anew with all that it requires; this shows which cuDNN it finds now",
-            (in_patient(patient, "-c", "import torch; print(torch.backends.cudnn.version())"),),
+            (in_target_python(target_python, "-c", "import torch; print(torch.backends.cudnn.version())"),),
         )
     yield Finding(
         summary=f"torch was built against cuDNN {dotted(built)}, but gets {dotted(loaded)}",

@@ -15,7 +15,7 @@ from ddpdoctor.facts.extensions import Extensions
 from ddpdoctor.facts.libraries import Libraries
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.cuda_stack import import_broken, pin_of, reinstall, without_folder
 from ddpdoctor.knowledge.evidence import told, torch_version
@@ -99,7 +99,7 @@ def cuda_lib_not_found(
     torch: Torch,
     packages: Packages,
     libraries: Libraries,
-    patient: Patient,
+    target_python: TargetPython,
     container: Maybe[Container],
     machine: Maybe[Machine],
 ) -> Iterator[Finding]:
@@ -134,8 +134,8 @@ def cuda_lib_not_found(
     if not missing:
         return
     from_pip = [one for one in missing if FROM_PIP.match(one)]
-    fixes = [_bring(from_pip, torch, packages, patient)] if from_pip else []
-    fixes += [_other(one, patient, machine) for one in missing if one not in from_pip]
+    fixes = [_bring(from_pip, torch, packages, target_python)] if from_pip else []
+    fixes += [_other(one, target_python, machine) for one in missing if one not in from_pip]
     evidence = (
         told(torch, "import_error", f"import torch: {_last_line(torch.import_error)}")
         if named
@@ -151,16 +151,16 @@ def cuda_lib_not_found(
     )
 
 
-def _other(soname: str, patient: Patient, machine: Maybe[Machine]) -> Fix:
+def _other(soname: str, target_python: TargetPython, machine: Maybe[Machine]) -> Fix:
     """What brings a library that isn't torch's."""
     distribution = "" if isinstance(machine, Unknown) or isinstance(machine.os_id, Unknown) else machine.os_id
     debian, fedora, conda = OF_THE_SYSTEM.get(soname, ("", "", ""))
     intel = next((package for begin, package in INTEL.items() if soname.startswith(begin)), "")
-    if (conda or intel) and patient.environment_kind == "conda":
-        install = f"conda install -p {shlex.quote(patient.prefix)} -c conda-forge {conda or intel}"
+    if (conda or intel) and target_python.environment_kind == "conda":
+        install = f"conda install -p {shlex.quote(target_python.prefix)} -c conda-forge {conda or intel}"
         return Fix(f"Install the package that brings {soname}", (install,))
     if intel:
-        return Fix(f"Install the package that brings {soname}", (pip_install(patient, intel),))
+        return Fix(f"Install the package that brings {soname}", (pip_install(target_python, intel),))
     apt = distribution in ("debian", "ubuntu")
     if debian and (apt or distribution in ("rhel", "rocky", "almalinux", "centos", "fedora")):
         install = f"sudo apt-get install {debian}" if apt else f"sudo dnf install {fedora}"
@@ -173,18 +173,19 @@ def _last_line(error: str) -> str:
     return (error.strip().splitlines() or [""])[-1]
 
 
-def _bring(missing: list[str], torch: Torch, packages: Packages, patient: Patient) -> Fix:
+def _bring(missing: list[str], torch: Torch, packages: Packages, target_python: TargetPython) -> Fix:
     """What brings the libraries: pip adds absent packages by itself, but puts back a lost file only when forced."""
-    wanted = {pin.package: pin for pin in (pin_of(one, packages, patient) for one in missing) if pin}
+    wanted = {pin.package: pin for pin in (pin_of(one, packages, target_python) for one in missing) if pin}
     version = packages.version("torch") or torch.version or ""
     named = (f"torch=={version}" if version else "torch", *index_options(version))
     if any(pin.installed is None for pin in wanted.values()):
         return Fix(
-            "Let pip install the packages that torch requires and that are missing", (pip_install(patient, *named),)
+            "Let pip install the packages that torch requires and that are missing",
+            (pip_install(target_python, *named),),
         )
     if wanted:
-        return Fix("Install the packages that bring them again", (reinstall(patient, *wanted.values()),))
-    again = pip_install(patient, "--force-reinstall", *named)
+        return Fix("Install the packages that bring them again", (reinstall(target_python, *wanted.values()),))
+    again = pip_install(target_python, "--force-reinstall", *named)
     return Fix("Install torch anew with all that it requires", (again,))
 
 
@@ -214,7 +215,7 @@ def _bring(missing: list[str], torch: Torch, packages: Packages, patient: Patien
     ),
 )
 def glibcxx_too_old(
-    torch: Torch, libraries: Libraries, patient: Patient, extensions: Maybe[Extensions]
+    torch: Torch, libraries: Libraries, target_python: TargetPython, extensions: Maybe[Extensions]
 ) -> Iterator[Finding]:
     """The C++ library that the interpreter gets is older than torch or an extension needs.
 
@@ -238,7 +239,11 @@ def glibcxx_too_old(
     if said:
         by = said[3] or "torch"
         yield _too_old(
-            f"{said[1]}_{said[2]}", by, libraries, patient, told(torch, "import_error", f"import torch: {said[0]}")
+            f"{said[1]}_{said[2]}",
+            by,
+            libraries,
+            target_python,
+            told(torch, "import_error", f"import torch: {said[0]}"),
         )
         return
     have = known(provided)
@@ -251,22 +256,22 @@ def glibcxx_too_old(
             needed = one.glibcxx.removeprefix("GLIBCXX_")
             if needed and numbers(needed) > numbers((have or "").removeprefix("GLIBCXX_")):
                 seen = Evidence(f"{one.module} needs GLIBCXX_{needed}", one.path)
-                yield _too_old(f"GLIBCXX_{needed}", one.module, libraries, patient, seen)
+                yield _too_old(f"GLIBCXX_{needed}", one.module, libraries, target_python, seen)
                 break
     known(extensions.apex)
 
 
-def _too_old(needed: str, by: str, libraries: Libraries, patient: Patient, seen: Evidence) -> Finding:
+def _too_old(needed: str, by: str, libraries: Libraries, target_python: TargetPython, seen: Evidence) -> Finding:
     known_version = isinstance(libraries.glibcxx_provided, str)
     have = str(libraries.glibcxx_provided).removeprefix("GLIBCXX_")
     path = libraries.glibcxx_path or "libstdc++.so.6"
     folder = path.rpartition("/")[0]
     if folder and folder in [one.rstrip("/") for one in libraries.search_path]:
         fix = Fix(f"Take {folder} out of LD_LIBRARY_PATH for this job", without_folder(libraries, folder))
-    elif patient.environment_kind == "conda":
+    elif target_python.environment_kind == "conda":
         fix = Fix(
             "Install a newer libstdc++ with conda",
-            (f"conda install -p {shlex.quote(patient.prefix)} -c conda-forge 'libstdcxx-ng>=13'",),
+            (f"conda install -p {shlex.quote(target_python.prefix)} -c conda-forge 'libstdcxx-ng>=13'",),
         )
     else:
         fix = Fix(

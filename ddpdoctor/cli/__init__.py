@@ -6,7 +6,7 @@ import sys
 
 def library_first() -> None:
     """A random.py on PYTHONPATH would be ours, too, instead of the illness that is to be found: folders with such files come
-    last on our own path. The settings stay as they are, so that the patient finds what training finds."""
+    last on our own path. The settings stay as they are, so that the target Python finds what training finds."""
     library = os.path.dirname(os.__file__)  # noqa: PTH120 (pathlib imports what a user's file may hide)
     if library not in sys.path:
         return

@@ -1,4 +1,4 @@
-"""`ddpdoctor check`: look at this host and its patient, and say what is wrong."""
+"""`ddpdoctor check`: look at this host and the Python in which training runs, and say what is wrong."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _names(values: list[str] | None) -> list[str]:
 
 def _groups(checks: tuple[Check, ...]) -> set[str]:
     """What the checks need, and what the report's heading says of any host."""
-    heading = {"patient", "machine", "container", "gpus", "environment"}
+    heading = {"target_python", "machine", "container", "gpus", "environment"}
     return heading.union(*(one.groups for one in checks))
 
 

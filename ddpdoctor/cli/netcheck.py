@@ -112,7 +112,7 @@ def netcheck(
     from ddpdoctor.netcheck.run import run
     from ddpdoctor.netcheck.task import Netcheck
     from ddpdoctor.netcheck.views import make_view
-    from ddpdoctor.probes.target.choice import choose_python
+    from ddpdoctor.probes.target_python.choice import choose_python
 
     path, chosen_by = choose_python(python, os.environ)
     if not quick:

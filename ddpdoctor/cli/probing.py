@@ -1,4 +1,4 @@
-"""Looking at this host on a command's behalf: the choice of the patient, and progress on a terminal's stderr."""
+"""Looking at this host on a command's behalf: the choice of the target Python, and progress on a terminal's stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpdoctor.base.error_lines import complain
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.run_as import OPTION, NotRunError, code_of, identity_for, sudo
 from ddpdoctor.probes.session import say_as_whom, start_probes
-from ddpdoctor.probes.target.asking import ask
+from ddpdoctor.probes.target_python.asking import ask
 
 if TYPE_CHECKING:
     pass

@@ -1,4 +1,4 @@
-"""`ddpdoctor smoke`: a reference DDP job in the patient's Python, stage by stage."""
+"""`ddpdoctor smoke`: a reference DDP job in the target Python, stage by stage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAIT = 60.0
 FAULT_VARIABLE = "DDPDOCTOR_SMOKE_FAULT"
 """For tests: one rank misbehaves, {"rank", "stage", "kind"}."""
 
-HEADING = ("patient", "machine", "container")
+HEADING = ("target_python", "machine", "container")
 """Groups of facts for the first lines of the report."""
 
 IMPORT_AGAIN_SECONDS = 10.0
@@ -166,7 +166,7 @@ def smoke(
         if nproc > MOST_RANKS_HERE:
             raise typer.BadParameter(f"--nproc {nproc}: smoke runs {MOST_RANKS_HERE} ranks on a host at most")
     from ddpdoctor.probes.context import Context
-    from ddpdoctor.probes.target.choice import choose_python
+    from ddpdoctor.probes.target_python.choice import choose_python
     from ddpdoctor.smoke.plan import GROUPS, smoke_plan
     from ddpdoctor.smoke.train import SmokeOptions
 

@@ -32,12 +32,12 @@ from ddpdoctor.facts.meeting import Attempt, Conflict, Meeting
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Interface, Listener, Network, Resolution
 from ddpdoctor.facts.packages import Package, Packages
-from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.processes import Process, Processes, RankPlace
 from ddpdoctor.facts.rdma import Gid, RdmaPort
 from ddpdoctor.facts.remedies import Remedy
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.toolchain import Compiler, Consumer, Nvcc, Toolchain
 from ddpdoctor.facts.torch import Torch
 
@@ -89,7 +89,7 @@ FIELDS: Final[dict[type[msgspec.Struct], dict[str, str]]] = {
         "gloo_reason": _FREE,
     },
     Firewall: {"tool": "a word", "enabled_service": "a word", "blocked": _FREE},
-    Patient: {
+    TargetPython: {
         **_all(_PATH, "python", "prefix", "site_packages", "user_site", "libstdcxx_path"),
         "version": "a version",
         "pip_version": "a version",

@@ -1,4 +1,4 @@
-"""Compiled extension packages of the patient, read as ELF files and never imported. Apex is one of them."""
+"""Compiled extension packages of the target Python, read as ELF files and never imported. Apex is one of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpdoctor.base.unknown import Facts, Maybe, Source
 
 
 class SharedObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One .so of a package: what it needs, what it can't find in the patient's torch, what GPUs it holds code for."""
+    """One .so of a package: what it needs, what it can't find in the target Python's torch, what GPUs it holds code for."""
 
     path: str
     module: str
@@ -18,9 +18,9 @@ class SharedObject(msgspec.Struct, frozen=True, kw_only=True):
     needed: tuple[str, ...] = ()
     """DT_NEEDED, as written."""
     missing: tuple[str, ...] = ()
-    """Those of torch's own libraries among them (libc10*, libtorch*) that the patient's torch doesn't have."""
+    """Those of torch's own libraries among them (libc10*, libtorch*) that the target Python's torch doesn't have."""
     undefined: tuple[str, ...] = ()
-    """Undefined C++ symbols of c10/at/torch that neither the patient's libtorch nor the package itself exports
+    """Undefined C++ symbols of c10/at/torch that neither the target Python's libtorch nor the package itself exports
     (mangled, at most 20)."""
     architectures: tuple[str, ...] = ()
     """In its fat binary: "sm_80", "sm_90a", "compute_90" (PTX); read for Apex only; empty: no GPU code."""
@@ -53,6 +53,6 @@ class Apex(msgspec.Struct, frozen=True, kw_only=True):
 class Extensions(Facts, frozen=True, kw_only=True):
     """`apex` is empty where it isn't installed."""
 
-    packages: Annotated[tuple[Extension, ...], Source("ELF files in the patient's site-packages")] = ()
+    packages: Annotated[tuple[Extension, ...], Source("ELF files in the target Python's site-packages")] = ()
     apex: Annotated[Maybe[tuple[Apex, ...]], Source("apex folder and its .so files")] = ()
     """Normally at most one; the first is the one that would be imported."""

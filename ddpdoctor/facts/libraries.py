@@ -25,7 +25,7 @@ class Libraries(Facts, frozen=True, kw_only=True):
 
     loaded: Annotated[Maybe[tuple[Library, ...]], Source("/proc/self/maps after import torch")]
     bundled: Annotated[tuple[Library, ...], Source("site-packages/nvidia, torch/lib")] = ()
-    """Those that come with the patient's packages."""
+    """Those that come with the target Python's packages."""
     search_path: Annotated[tuple[str, ...], Source("LD_LIBRARY_PATH")] = ()
     offered: Annotated[tuple[Library, ...], Source("folders of LD_LIBRARY_PATH")] = ()
     """Those that the folders of LD_LIBRARY_PATH hold, in its order."""
@@ -33,5 +33,5 @@ class Libraries(Facts, frozen=True, kw_only=True):
     missing: Annotated[Maybe[tuple[str, ...]], Source("DT_NEEDED of torch's libraries")] = ()
     """sonames that torch's own libraries need and nobody has: neither a package, nor the loader's cache, nor the search path."""
     glibcxx_provided: Annotated[Maybe[str | None], Source("symbol versions of libstdc++.so.6")] = None
-    """Newest GLIBCXX_* that the libstdc++ which the patient gets has, "3.4.30"."""
+    """Newest GLIBCXX_* that the libstdc++ which the target Python gets has, "3.4.30"."""
     glibcxx_path: Annotated[str, Source("library search")] = ""

@@ -10,7 +10,7 @@ from ddpdoctor.base.unknown import Facts, Maybe, Source
 class Nccl(Facts, frozen=True, kw_only=True):
     """`answer_*` come from ncclGetUniqueId in a subprocess; `predicted_*` from our reading of the interfaces."""
 
-    library: Annotated[str | None, Source("patient's packages, torch/lib, the loader")] = None
+    library: Annotated[str | None, Source("the target Python's packages, torch/lib, the loader")] = None
     """Path of the libnccl.so.2 that was asked; None: there is none."""
     version: Annotated[Maybe[str | None], Source("ncclGetVersion")] = None
     answer_status: Annotated[Maybe[int | None], Source("ncclGetUniqueId in a subprocess")] = None

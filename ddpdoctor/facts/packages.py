@@ -1,4 +1,4 @@
-"""Distributions that are installed in the patient."""
+"""Distributions that are installed in the target Python."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
 class Packages(Facts, frozen=True, kw_only=True):
     """Those that matter to training: torch and its companions, nvidia-*, triton, apex, deepspeed ..., pip, build tools."""
 
-    installed: Annotated[tuple[Package, ...], Source("metadata in the folders of the patient's sys.path")]
+    installed: Annotated[tuple[Package, ...], Source("metadata in the folders of the target Python's sys.path")]
 
     def named(self, name: str) -> tuple[Package, ...]:
         """All distributions of that name, several if the same stands in several folders; first found on sys.path first."""

@@ -26,12 +26,12 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.rdma import Rdma
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.smoke import Smoke
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.toolchain import Toolchain
 from ddpdoctor.facts.torch import Torch
 
@@ -52,7 +52,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     """The host's name."""
 
-    patient: Maybe[Patient] = NOT_PROBED
+    # Called so since the first snapshots, which are still read.
+    target_python: Maybe[TargetPython] = msgspec.field(default=NOT_PROBED, name="patient")
     torch: Maybe[Torch] = NOT_PROBED
     packages: Maybe[Packages] = NOT_PROBED
     libraries: Maybe[Libraries] = NOT_PROBED

@@ -65,8 +65,8 @@ class Toolchain(Facts, frozen=True, kw_only=True):
     """What nvcc would hand its host code to; None: the same as `compiler`."""
     ninja: Annotated[Maybe[str | None], Source("ninja --version")] = None
     """Its version; None: no ninja on PATH."""
-    ninja_beside_python: Annotated[bool, Source("the patient's own folder")] = False
-    """The patient has a ninja, be it on PATH or not."""
+    ninja_beside_python: Annotated[bool, Source("the target Python's own folder")] = False
+    """The target Python has a ninja, be it on PATH or not."""
     max_jobs: Annotated[str | None, Source("MAX_JOBS")] = None
     arch_list: Annotated[str | None, Source("TORCH_CUDA_ARCH_LIST")] = None
     unsupported_allowed: Annotated[bool, Source("NVCC_PREPEND_FLAGS, NVCC_APPEND_FLAGS")] = False

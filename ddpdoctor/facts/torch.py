@@ -1,4 +1,4 @@
-"""torch in the patient: what its files say without importing it, and what an import in a subprocess came to."""
+"""torch in the target Python: what its files say without importing it, and what an import in a subprocess came to."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ NOT_IMPORTED = Unknown("torch was not imported")
 
 
 class Torch(Facts, frozen=True, kw_only=True):
-    """`installed` False: no torch on the patient's path, everything else is at its default (but for `location` and
+    """`installed` False: no torch on the target Python's path, everything else is at its default (but for `location` and
     `found_through`, where something else by that name is found).
 
     import_state: "ok", "fails" (an exception), "crashes" (died by a signal), "hangs" (our deadline passed), "not-tried" (--quick).
     Versions of CUDA are strings as torch writes them ("13.0"); those of NCCL and cuDNN (2, 28, 9) and (9, 15, 1).
     """
 
-    installed: Annotated[bool, Source("importlib.util.find_spec in the patient")]
+    installed: Annotated[bool, Source("importlib.util.find_spec in the target Python")]
     version: Annotated[str | None, Source("torch/version.py")] = None
     """"2.13.0+cu130", "2.13.0+cpu"."""
     cuda: Annotated[str | None, Source("torch/version.py")] = None
     """None: built without CUDA."""
     hip: Annotated[str | None, Source("torch/version.py")] = None
     """ROCm's HIP version; None: not a ROCm build."""
-    location: Annotated[str, Source("importlib.util.find_spec in the patient")] = ""
+    location: Annotated[str, Source("importlib.util.find_spec in the target Python")] = ""
     """The torch folder; a file where something else by that name is found first."""
     found_through: Annotated[str, Source("sys.path of a script in the working folder")] = ""
-    """"the working folder" or "PYTHONPATH" where that is why it is found; "" for the patient's own packages."""
+    """"the working folder" or "PYTHONPATH" where that is why it is found; "" for the target Python's own packages."""
     hidden: Annotated[str, Source("sys.path without the working folder and PYTHONPATH")] = ""
     """Another torch folder, which would be found if those two were not there."""
     import_state: Annotated[str, Source("import torch in a subprocess")] = "not-tried"

@@ -25,7 +25,7 @@ from ddpdoctor.hang.plain_pickles import NotPlain
 from ddpdoctor.hang.recorded_entries import Dump, understand
 from ddpdoctor.probes.proc import MAX_ENVIRON, TICKS, Proc, variables
 from ddpdoctor.probes.run_as import identity_of, sudo
-from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.probes.target_python.asking import printable
 from ddpdoctor.processes.jobs import TrainingJob
 
 SECONDS = 300.0

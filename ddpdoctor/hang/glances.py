@@ -11,7 +11,7 @@ from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.hang import NOT_COUNTED, Frame, RankLook
 from ddpdoctor.facts.processes import ProcessIdentity
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.probes.target_python.asking import printable
 from ddpdoctor.processes.signs_of_life import polling_rate
 
 ENDED = frozenset("ZX")

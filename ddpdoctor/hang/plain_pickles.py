@@ -12,7 +12,7 @@ from ddpdoctor.checkpoints.errors import CheckpointError, OutOfData
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.checkpoints.pickles.nodes import Bytes, ContainerNode, Text, Tuple
 from ddpdoctor.checkpoints.pickles.opcodes import OldProtocol
-from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.probes.target_python.asking import printable
 
 LARGEST = 16 << 20
 """Bytes. A flight recorder of 20,000 entries writes about 7 MiB."""

@@ -24,7 +24,7 @@ from ddpdoctor.hang.mapped_nccl import mapped_nccl
 from ddpdoctor.hang.ras_answers import Counts, NotUnderstood, together, understand
 from ddpdoctor.hang.ras_text import understand_text
 from ddpdoctor.probes.proc import MAX_ENVIRON, Proc, variables
-from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.probes.target_python.asking import printable
 from ddpdoctor.processes.jobs import TrainingJob
 
 SAFE = (2, 29, 2)

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from ddpdoctor.facts.hang import RasCount
-from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.probes.target_python.asking import printable
 
 IN_PROGRESS = 7
 ERRORS = {

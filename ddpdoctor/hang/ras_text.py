@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ddpdoctor.facts.hang import RasCount
 from ddpdoctor.hang.ras_answers import Counts, NotUnderstood
-from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.probes.target_python.asking import printable
 
 HEAD = re.compile(r"^Group +Comms +Nodes", re.MULTILINE)
 ROW = re.compile(r"^ *(\d{1,7}) +\d+ +\d+ +[\d-]+ +(\d{1,7}) +\d+ +\S+ +\S+$")

@@ -17,7 +17,7 @@ import msgspec
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective, RecordedGroup
 from ddpdoctor.hang import plain_pickles
 from ddpdoctor.hang.plain_pickles import NotPlain
-from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.probes.target_python.asking import printable
 
 KEPT_ENTRIES = 400
 """Of each group, the last ones. Over NCCL a rank calls many before the first is done, but CUDA holds a rank up that has launched 1024

@@ -15,7 +15,7 @@ import msgspec
 from ddpdoctor.facts.hang import Frame, RankLook
 from ddpdoctor.knowledge.stack_places import place_of
 from ddpdoctor.probes.py_spy import PARENTS_FRAMES, py_spy, run_at, side_by_side
-from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.probes.target_python.asking import printable
 
 RATE: Final = 100
 """Times a second; one process costs some 0.05 s of processor time a second then."""

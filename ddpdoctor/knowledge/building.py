@@ -17,13 +17,13 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.toolchain import Compiler, Nvcc, Toolchain
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.installing import capabilities, driver_cuda, replacing
 from ddpdoctor.knowledge.privileges import NEEDS_ROOT
-from ddpdoctor.knowledge.python_commands import in_patient, pip_install
+from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.wheels import ARCHITECTURES, CUDA_TAGS, cuda_tag, index_url, release, tag_cuda
 
 APEX_REPOSITORY = "https://github.com/NVIDIA/apex"
@@ -95,7 +95,7 @@ def matching_nvcc(toolchain: Toolchain, torch_cuda: str) -> Nvcc | None:
     return next((one for one in toolchain.nvccs if one.version == wanted and one.whole), None)
 
 
-def toolkit_fixes(toolchain: Toolchain, patient: Patient, torch_cuda: str) -> tuple[Fix, ...]:
+def toolkit_fixes(toolchain: Toolchain, target_python: TargetPython, torch_cuda: str) -> tuple[Fix, ...]:
     """How to come to an nvcc of torch's CUDA version without root: one that is there already, else one to install."""
     wanted = minor_only(torch_cuda)
     if nvcc := matching_nvcc(toolchain, torch_cuda):
@@ -106,10 +106,10 @@ def toolkit_fixes(toolchain: Toolchain, patient: Patient, torch_cuda: str) -> tu
                 (f"export CUDA_HOME={shlex.quote(home)} PATH={shlex.quote(home + '/bin')}:$PATH",),
             ),
         )
-    prefix = shlex.quote(patient.prefix)
+    prefix = shlex.quote(target_python.prefix)
     release = shlex.quote(wanted)
     conda = f"conda install -p {prefix} -c nvidia/label/cuda-{release}.0 cuda-toolkit"
-    if patient.environment_kind == "conda":
+    if target_python.environment_kind == "conda":
         return (
             Fix(
                 f"Install the CUDA {wanted} toolkit into your conda environment",
@@ -129,7 +129,7 @@ def toolkit_fixes(toolchain: Toolchain, patient: Patient, torch_cuda: str) -> tu
 
 
 def wheel_fix(
-    patient: Patient,
+    target_python: TargetPython,
     nvcc: str,
     torch: Torch,
     driver: Maybe[Driver],
@@ -153,7 +153,7 @@ def wheel_fix(
         last = dotted(releases[-1])
         wanted, text = f"torch=={last}.*", f"torch {last}, the last with wheels for CUDA {nvcc}"
     names = replacing(packages, wanted)
-    return Fix(f"Or change torch: install {text}", (pip_install(patient, *names, "--index-url", index_url(tag)),))
+    return Fix(f"Or change torch: install {text}", (pip_install(target_python, *names, "--index-url", index_url(tag)),))
 
 
 def _runs_here(tag: str, served: tuple[int, int] | None, gpus: list[tuple[int, int]]) -> bool:
@@ -258,28 +258,32 @@ def old_strings(symbols: tuple[str, ...]) -> bool:
 
 
 def build_commands(
-    toolchain: Toolchain, patient: Patient, home: str, architectures: str | None = None, count: int | None = None
+    toolchain: Toolchain,
+    target_python: TargetPython,
+    home: str,
+    architectures: str | None = None,
+    count: int | None = None,
 ) -> tuple[str, ...]:
-    """The commands that build Apex for this patient with the toolkit in `home`, from the source tree at hand or a fresh
+    """The commands that build Apex for this target Python with the toolkit in `home`, from the source tree at hand or a fresh
     clone."""
     folder = toolchain.apex_source
     settings = []
-    if patient.environment_kind in ("venv", "conda"):  # Its ninja is on PATH only while it is activated.
-        settings.append(f"PATH={shlex.quote(patient.prefix + '/bin')}:$PATH")
+    if target_python.environment_kind in ("venv", "conda"):  # Its ninja is on PATH only while it is activated.
+        settings.append(f"PATH={shlex.quote(target_python.prefix + '/bin')}:$PATH")
     settings.append(f"CUDA_HOME={shlex.quote(home)}")
     settings += [f"TORCH_CUDA_ARCH_LIST={shlex.quote(architectures)}"] if architectures else []
     settings += [f"MAX_JOBS={count}"] if count else []
     options = ["-v", "--no-build-isolation", "--no-cache-dir"]
     if folder and toolchain.apex_source_style == "options":
-        pip = patient.pip_version if isinstance(patient.pip_version, str) else "24"
+        pip = target_python.pip_version if isinstance(target_python.pip_version, str) else "24"
         for flag in ("--cpp_ext", "--cuda_ext"):
             old = [int(part) for part in pip.split(".")[:2] if part.isdecimal()] < [23, 1]
             options += [f"--global-option={flag}"] if old else ["--config-settings", f"--build-option={flag}"]
     else:
         settings += ["APEX_CPP_EXT=1", "APEX_CUDA_EXT=1"]
     return (
-        pip_install(patient, "packaging", "setuptools", "wheel", "ninja"),
+        pip_install(target_python, "packaging", "setuptools", "wheel", "ninja"),
         f"cd {shlex.quote(folder)}" if folder else f"git clone {APEX_REPOSITORY} && cd apex",
-        " ".join([*settings, pip_install(patient, *options, ".")]),
-        in_patient(patient, "-c", "import torch, amp_C, apex_C, fused_layer_norm_cuda, syncbn"),
+        " ".join([*settings, pip_install(target_python, *options, ".")]),
+        in_target_python(target_python, "-c", "import torch, amp_C, apex_C, fused_layer_norm_cuda, syncbn"),
     )

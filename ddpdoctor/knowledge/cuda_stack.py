@@ -1,4 +1,4 @@
-"""The CUDA libraries of a patient: which package brings which, what torch pins, and which file a process gets."""
+"""The CUDA libraries of a target Python: which package brings which, what torch pins, and which file a process gets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.packages import Package, Packages
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.python_commands import pip_install
 from ddpdoctor.knowledge.requirements import requirement_in
@@ -53,14 +53,14 @@ class PinnedRelease(msgspec.Struct, frozen=True):
         return self.wanted[2:] if self.wanted.startswith("==") and "*" not in self.wanted else ""
 
 
-def pins(packages: Packages, patient: Patient) -> tuple[PinnedRelease, ...]:
+def pins(packages: Packages, target_python: TargetPython) -> tuple[PinnedRelease, ...]:
     """The packages that the installed torch requires in an exact version, and all nvidia-*; also by way of extras, as of
     cuda-toolkit's."""
-    return tuple(dict.fromkeys(_pins(packages, patient, "torch", "", set())))
+    return tuple(dict.fromkeys(_pins(packages, target_python, "torch", "", set())))
 
 
 def _pins(
-    packages: Packages, patient: Patient, name: str, extra: str, followed: set[tuple[str, str]]
+    packages: Packages, target_python: TargetPython, name: str, extra: str, followed: set[tuple[str, str]]
 ) -> Iterator[PinnedRelease]:
     if (name, extra) in followed:
         return
@@ -70,7 +70,7 @@ def _pins(
             if not _may_pin(text) or (read := requirement_in(text)) is None:
                 continue
             required, requirement = read
-            if requirement.marker and not requirement.marker.evaluate(_environment(patient, extra)):
+            if requirement.marker and not requirement.marker.evaluate(_environment(target_python, extra)):
                 continue
             exact = any(part.operator in ("==", "===") for part in requirement.specifier)
             if required != name and (exact or required.startswith("nvidia-")):
@@ -78,7 +78,7 @@ def _pins(
                 fits = installed is None or requirement.specifier.contains(installed, prereleases=True)
                 yield PinnedRelease(required, str(requirement.specifier), installed, fits)
             for part in sorted(requirement.extras):
-                yield from _pins(packages, patient, required, part, followed)
+                yield from _pins(packages, target_python, required, part, followed)
 
 
 def _may_pin(text: str) -> bool:
@@ -87,37 +87,37 @@ def _may_pin(text: str) -> bool:
     return "==" in required or "[" in required or required.lower().startswith("nvidia")
 
 
-def _environment(patient: Patient, extra: str) -> dict[str, str]:
-    """The values that requirements' markers ask for, of the patient and not of our own interpreter."""
+def _environment(target_python: TargetPython, extra: str) -> dict[str, str]:
+    """The values that requirements' markers ask for, of the target Python and not of our own interpreter."""
     return {
         "platform_system": "Linux",
         "sys_platform": "linux",
         "os_name": "posix",
-        "platform_machine": patient.platform_tag.partition("-")[2] or "x86_64",
-        "python_version": ".".join(patient.version.split(".")[:2]) or "3.11",
-        "python_full_version": patient.version or "3.11.0",
-        "implementation_name": patient.implementation or "cpython",
-        "platform_python_implementation": {"pypy": "PyPy"}.get(patient.implementation, "CPython"),
+        "platform_machine": target_python.platform_tag.partition("-")[2] or "x86_64",
+        "python_version": ".".join(target_python.version.split(".")[:2]) or "3.11",
+        "python_full_version": target_python.version or "3.11.0",
+        "implementation_name": target_python.implementation or "cpython",
+        "platform_python_implementation": {"pypy": "PyPy"}.get(target_python.implementation, "CPython"),
         "platform_release": "",
         "platform_version": "",
-        "implementation_version": patient.version or "3.11.0",
+        "implementation_version": target_python.version or "3.11.0",
         "extra": extra,
     }
 
 
-def pin_of(soname: str, packages: Packages, patient: Patient) -> PinnedRelease | None:
+def pin_of(soname: str, packages: Packages, target_python: TargetPython) -> PinnedRelease | None:
     """torch's pin of the package that brings a library."""
     middle = PACKAGES.get(soname.partition(".")[0]) or PACKAGES.get(soname.partition("_")[0])
     names = re.compile(rf"nvidia-{re.escape(middle or '-')}(-cu\d+)?")
-    return next((one for one in pins(packages, patient) if names.fullmatch(one.package)), None)
+    return next((one for one in pins(packages, target_python) if names.fullmatch(one.package)), None)
 
 
 def bundled(soname: str, libraries: Libraries) -> Library | None:
-    """The patient's own copy of a library."""
+    """The target Python's own copy of a library."""
     return next((one for one in libraries.bundled if one.soname == soname), None)
 
 
-def version_of(library: Library, packages: Packages, patient: Patient) -> str:
+def version_of(library: Library, packages: Packages, target_python: TargetPython) -> str:
     """A library's version: its own, else that of the package that brought it; "" if neither tells.
 
     A wheel's file has only the major in its name, and not every library says more inside.
@@ -126,12 +126,12 @@ def version_of(library: Library, packages: Packages, patient: Patient) -> str:
         return library.version
     if "/nvidia/" not in library.path:
         return ""
-    pin = pin_of(library.soname, packages, patient)
+    pin = pin_of(library.soname, packages, target_python)
     return pin.installed or "" if pin else ""
 
 
 def is_ours(library: Library, libraries: Libraries) -> bool:
-    """Whether a file is one of the patient's own."""
+    """Whether a file is one of the target Python's own."""
     own = {path for one in libraries.bundled for path in (one.path, one.real_path) if path}
     return library.path in own or library.real_path in own
 
@@ -162,9 +162,11 @@ def import_broken(torch: Torch) -> bool:
     return torch.import_state in ("fails", "crashes")
 
 
-def reinstall(patient: Patient, *wanted: PinnedRelease) -> str:
+def reinstall(target_python: TargetPython, *wanted: PinnedRelease) -> str:
     """The command that puts pinned packages back, even where pip believes them to be there."""
-    return pip_install(patient, "--force-reinstall", "--no-deps", *(f"{one.package}{one.wanted}" for one in wanted))
+    return pip_install(
+        target_python, "--force-reinstall", "--no-deps", *(f"{one.package}{one.wanted}" for one in wanted)
+    )
 
 
 def without_folder(libraries: Libraries, folder: str) -> tuple[str, ...]:

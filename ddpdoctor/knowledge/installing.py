@@ -9,11 +9,11 @@ from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.knowledge.evidence import libcuda, told
 from ddpdoctor.knowledge.nvidia import own_gpus
-from ddpdoctor.knowledge.python_commands import in_patient, pip_install
+from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, JETSON_INDEX, best_tag, index_url, numbers, tag_cuda
 
 ROCM_TAG = "rocm7.1"
@@ -76,7 +76,7 @@ def capabilities(gpus: Maybe[Gpus]) -> list[tuple[int, int]]:
 
 
 def install_torch(
-    patient: Patient,
+    target_python: TargetPython,
     driver: Maybe[Driver],
     gpus: Maybe[Gpus],
     pci: Maybe[Pci],
@@ -84,14 +84,14 @@ def install_torch(
     packages: Maybe[Packages],
 ) -> Fix:
     """Installs the newest torch that this host's driver and GPUs can run, with those of its companions that are there."""
-    if patient.externally_managed:
+    if target_python.externally_managed:
         return Fix(
             "Make an environment, since this system keeps pip out of its own Python (PEP 668), and check that one",
-            (in_patient(patient, "-m", "venv", "ddp-env"), "ddpdoctor check --python ddp-env/bin/python"),
+            (in_target_python(target_python, "-m", "venv", "ddp-env"), "ddpdoctor check --python ddp-env/bin/python"),
         )
     names = replacing(packages)
     if not isinstance(machine, Unknown) and machine.jetson:
-        return jetson_fix(patient, driver, packages)
+        return jetson_fix(target_python, driver, packages)
     if nvidia_hardware(pci, gpus, driver):
         cuda = driver_cuda(driver, machine)
         tag = best_tag(cuda, capabilities(gpus))
@@ -105,10 +105,10 @@ def install_torch(
             f"the driver serves CUDA {dotted(cuda)}" if cuda else "chosen by the GPU, since no driver could be asked"
         )
         name = dotted(tag_cuda(tag) or ())
-        return Fix(f"Install the build for CUDA {name} ({reason})", _pip(patient, index_url(tag), names))
+        return Fix(f"Install the build for CUDA {name} ({reason})", _pip(target_python, index_url(tag), names))
     if amd_accelerator(pci, gpus):
-        return rocm_fix(patient, packages)
-    return Fix("Install the CPU build (there is no GPU here)", _pip(patient, index_url("cpu"), names))
+        return rocm_fix(target_python, packages)
+    return Fix("Install the CPU build (there is no GPU here)", _pip(target_python, index_url("cpu"), names))
 
 
 def replacing(packages: Maybe[Packages], torch: str = "torch") -> tuple[str, ...]:
@@ -123,29 +123,29 @@ def replacing(packages: Maybe[Packages], torch: str = "torch") -> tuple[str, ...
     return (*(["--force-reinstall"] if packages.version("torch") else []), torch, *companions)
 
 
-def uninstall(patient: Patient, *names: str) -> str:
-    """The command that removes packages from the patient, and from nowhere else."""
-    return in_patient(patient, "-m", "pip", "uninstall", "-y", *names)
+def uninstall(target_python: TargetPython, *names: str) -> str:
+    """The command that removes packages from the target Python, and from nowhere else."""
+    return in_target_python(target_python, "-m", "pip", "uninstall", "-y", *names)
 
 
-def rocm_fix(patient: Patient, packages: Maybe[Packages]) -> Fix:
+def rocm_fix(target_python: TargetPython, packages: Maybe[Packages]) -> Fix:
     """Installs the build for AMD GPUs."""
-    return Fix("Install the build for ROCm", _pip(patient, index_url(ROCM_TAG), replacing(packages)))
+    return Fix("Install the build for ROCm", _pip(target_python, index_url(ROCM_TAG), replacing(packages)))
 
 
-def jetson_fix(patient: Patient, driver: Maybe[Driver], packages: Maybe[Packages]) -> Fix:
+def jetson_fix(target_python: TargetPython, driver: Maybe[Driver], packages: Maybe[Packages]) -> Fix:
     """Installs NVIDIA's build for this Jetson, if it is one of JetPack 6."""
     cuda = None if isinstance(driver, Unknown) else driver.cuda_version
     if cuda == (12, 6):
-        return Fix("Install NVIDIA's build for JetPack 6", _pip(patient, JETSON_INDEX, replacing(packages)))
+        return Fix("Install NVIDIA's build for JetPack 6", _pip(target_python, JETSON_INDEX, replacing(packages)))
     return Fix(
         "Install NVIDIA's own build of torch for this Jetson's JetPack (https://pypi.jetson-ai-lab.io); this shows its release",
         ("cat /etc/nv_tegra_release",),
     )
 
 
-def _pip(patient: Patient, index: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    install = pip_install(patient, *names, "--index-url", index)
-    if patient.pip_version is None:
-        return (in_patient(patient, "-m", "ensurepip", "--upgrade"), install)
+def _pip(target_python: TargetPython, index: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    install = pip_install(target_python, *names, "--index-url", index)
+    if target_python.pip_version is None:
+        return (in_target_python(target_python, "-m", "ensurepip", "--upgrade"), install)
     return (install,)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 
 
-def in_patient(patient: Patient, *arguments: str) -> str:
-    """A command line that runs in the patient: `in_patient(p, "-c", "import torch")`, quoted for a shell."""
-    return shlex.join([patient.python, *arguments])
+def in_target_python(target_python: TargetPython, *arguments: str) -> str:
+    """A command line that runs in the target Python: `in_target_python(p, "-c", "import torch")`, quoted for a shell."""
+    return shlex.join([target_python.python, *arguments])
 
 
-def pip_install(patient: Patient, *arguments: str) -> str:
-    """The command that installs into the patient, and nowhere else."""
-    return in_patient(patient, "-m", "pip", "install", *arguments)
+def pip_install(target_python: TargetPython, *arguments: str) -> str:
+    """The command that installs into the target Python, and nowhere else."""
+    return in_target_python(target_python, "-m", "pip", "install", *arguments)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from sys import stdlib_module_names
 
 from ddpdoctor.base.findings import Fix
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.knowledge.python_commands import in_patient
+from ddpdoctor.knowledge.python_commands import in_target_python
 
 
 def why_in_the_way(torch: Torch) -> str:
@@ -28,7 +28,7 @@ def another_name(path: str) -> Fix:
     return Fix(words, (shlex.join(["mv", path, to]),))
 
 
-def torch_itself(torch: Torch, patient: Patient) -> Iterator[Fix]:
+def torch_itself(torch: Torch, target_python: TargetPython) -> Iterator[Fix]:
     """Where something else than the installed torch is found by its name."""
     # A whole checkout of PyTorch keeps its name: it is left, not renamed.
     if torch.version is None and not torch.location.endswith("/pytorch/torch"):
@@ -38,5 +38,5 @@ def torch_itself(torch: Torch, patient: Patient) -> Iterator[Fix]:
     else:
         yield Fix(
             "Start training from another folder; this shows which torch is found there",
-            (f"cd ~ && {in_patient(patient, '-c', 'import torch; print(torch.__file__)')}",),
+            (f"cd ~ && {in_target_python(target_python, '-c', 'import torch; print(torch.__file__)')}",),
         )

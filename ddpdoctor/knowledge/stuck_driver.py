@@ -9,11 +9,11 @@ from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import cuda_start, kernel_module, libcuda, told
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.knowledge.python_commands import in_patient
+from ddpdoctor.knowledge.python_commands import in_target_python
 
 IN_TORCH = "CUDA initialisation: "
 """How torch's `cuda_error` begins where torch was imported and then hung or died in the driver."""
@@ -95,7 +95,7 @@ def cuda_cut_short(driver: Driver, container: Container) -> Finding:
     )
 
 
-def torch_cut_short(torch: Torch, driver: Driver, patient: Patient) -> Finding:
+def torch_cut_short(torch: Torch, driver: Driver, target_python: TargetPython) -> Finding:
     """torch's own start of CUDA hung or killed the process."""
     end = torch.cuda_error.removeprefix(IN_TORCH)
     # A slow import leaves CUDA less of the time.
@@ -110,7 +110,7 @@ def torch_cut_short(torch: Torch, driver: Driver, patient: Patient) -> Finding:
             Fix(
                 "See where it is stuck or dies",
                 (
-                    f"timeout -s ABRT 120 {in_patient(patient, '-X', 'faulthandler', '-c', 'import torch; torch.cuda.init()')}",
+                    f"timeout -s ABRT 120 {in_target_python(target_python, '-X', 'faulthandler', '-c', 'import torch; torch.cuda.init()')}",
                 ),
             ),
             Fix("Look for settings that lead CUDA astray", ("env | grep -E 'CUDA|NVIDIA|LD_'",)),

@@ -40,7 +40,7 @@ VERDICTS: Final = {
 }
 
 
-INSTALLED: Final = frozenset({"packages", "torch", "extensions", "patient"})
+INSTALLED: Final = frozenset({"packages", "torch", "extensions", "target_python"})
 """Facts that stay as they are: memory, disks, ports, processes, links, settings and even devices come and go, or are others elsewhere."""
 
 
@@ -228,10 +228,10 @@ def _held(
 
 def _ran_in(snapshot: Snapshot) -> bool:
     """Whether the log's tracebacks go through the packages of the Python that was looked at."""
-    log, patient = snapshot.log, snapshot.patient
-    if isinstance(log, Unknown) or isinstance(patient, Unknown):
+    log, target_python = snapshot.log, snapshot.target_python
+    if isinstance(log, Unknown) or isinstance(target_python, Unknown):
         return False
-    folders = tuple(f"{one}/" for one in patient.site_packages)
+    folders = tuple(f"{one}/" for one in target_python.site_packages)
     return any(frame.path.startswith(folders) for one in log.raised for frame in one.frames)
 
 

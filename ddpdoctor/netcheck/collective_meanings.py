@@ -11,10 +11,10 @@ from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.wording import listed
 from ddpdoctor.facts.fleet import Node, TriedCollective
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.knowledge.network_fixes import PING_COMES_IN
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.knowledge.python_commands import in_patient, pip_install
+from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.netcheck.blamed_ranks import BEFORE_THE_STORE, ErrorKind
 
 Meaning = tuple[str, tuple[Fix, ...]]
@@ -27,7 +27,7 @@ class Run(NamedTuple):
     ran: Sequence[TriedCollective]
     nodes: dict[int, Node]
     meeting: Meeting
-    patient: Patient
+    target_python: TargetPython
 
     def name(self, one: TriedCollective) -> str:
         return (self.nodes[one.node].host if one.node in self.nodes else "") or f"node {one.node}"
@@ -52,7 +52,7 @@ def meaning(one: TriedCollective, kind: ErrorKind, run: Run) -> Meaning:
             (by_root("Switch the card's offloading off (ethtool is a package) and run it again", (offloading,)),),
         )
     if kind is ErrorKind.CRASH:
-        importing = in_patient(run.patient, "-X", "faulthandler", "-c", "import torch.distributed")
+        importing = in_target_python(run.target_python, "-X", "faulthandler", "-c", "import torch.distributed")
         return (
             "torch was ended from outside (SIGKILL: often for lack of memory), or crashed in a library.",
             (
@@ -90,7 +90,7 @@ def _by_stage(one: TriedCollective, run: Run) -> Meaning:
     if one.stage in BEFORE_THE_STORE:
         return (
             "torch itself doesn't start on this node.",
-            (Fix("See why", (f"ddpdoctor check --python {shlex.quote(run.patient.python)}",)),),
+            (Fix("See why", (f"ddpdoctor check --python {shlex.quote(run.target_python.python)}",)),),
         )
     if one.stage == "store":
         return _store(run)
@@ -113,7 +113,7 @@ def _by_stage(one: TriedCollective, run: Run) -> Meaning:
 
 def _store(run: Run) -> Meaning:
     if len(releases := run.releases()) > 1:
-        install = pip_install(run.patient, f"torch=={releases[-1]}")
+        install = pip_install(run.target_python, f"torch=={releases[-1]}")
         return (
             f"The nodes have torch {listed(releases)}, and the protocol of the store changes between releases (2.2, 2.5):"
             " such ranks can't talk to each other.",

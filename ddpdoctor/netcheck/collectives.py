@@ -1,4 +1,4 @@
-"""The real store and collectives of torch, run as one rank in the patient, and what became of it in plain words."""
+"""The real store and collectives of torch, run as one rank in the target Python, and what became of it in plain words."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import msgspec
 from ddpdoctor.base.private_folders import Needs, NoFolderError, private_folder
 from ddpdoctor.netcheck.messages import ENOUGH, Cannot, Collect, Collected
 from ddpdoctor.probes.subprocesses import EndedProgram, start
-from ddpdoctor.probes.target.asking import last_lines, printable
+from ddpdoctor.probes.target_python.asking import last_lines, printable
 
-SCRIPT = Path(__file__).parent.parent / "probes" / "target" / "collective.py"
+SCRIPT = Path(__file__).parent.parent / "probes" / "target_python" / "collective.py"
 
 FOLDER: Final = Needs(prefix="ddpdoctor-netcheck-")
 
@@ -44,7 +44,7 @@ async def collect(order: Collect, *, python: str, environ: Mapping[str, str]) ->
     """Runs this node's rank to its end, or kills it and all that it started after `order.seconds`, or when it is cancelled
     with ENOUGH.
 
-    python: the patient's interpreter. environ: the settings that training would inherit there.
+    python: the target Python's interpreter. environ: the settings that training would inherit there.
     Cannot: there was nothing to be tested, as where torch isn't installed.
     """
     word = secrets.token_hex(16)
@@ -107,7 +107,7 @@ def _settings(backend: str, log: Path | None) -> dict[str, str]:
 def _understood(ended: EndedProgram, word: str, seconds: float, warnings: str) -> Collected | Cannot:
     told = _told(ended.stdout, word)
     if not told:
-        return Cannot(why=f"the patient's Python can't be asked: {_silence(ended, seconds)}")
+        return Cannot(why=f"the target Python can't be asked: {_silence(ended, seconds)}")
     if "absent" in told:
         return Cannot(why=str(told["absent"])[:MOST_WORDS])
     ok = told.get("ok") is True

@@ -13,8 +13,8 @@ from ddpdoctor.facts.fleet import Node
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Interface, Network
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.interface_choice import as_address, interface_with
 from ddpdoctor.knowledge.settings_agreement import concerns_other_nodes
@@ -24,7 +24,7 @@ FAMILIES: Final = ("network", "join", "compare", "reach", "links", "collective")
 """The families of checks that `netcheck` judges by."""
 
 GROUPS: Final = (
-    "patient",
+    "target_python",
     "torch",
     "packages",
     "driver",
@@ -73,9 +73,9 @@ def node_of(
         gloo_address=nccl.gloo_address if nccl else None,
         families=_families(network) if network else "",
         ddpdoctor=snapshot.tool_version,
-        python=_python(snapshot.patient),
+        python=_python(snapshot.target_python),
         torch=_torch(snapshot.torch, snapshot.packages),
-        nccl=_nccl(snapshot.nccl, snapshot.packages, snapshot.patient),
+        nccl=_nccl(snapshot.nccl, snapshot.packages, snapshot.target_python),
         cuda=_cuda(snapshot.torch, snapshot.packages),
         driver=_driver(snapshot.driver),
         settings=_settings(snapshot.environment),
@@ -107,10 +107,12 @@ def _families(network: Network) -> str:
     return "".join(str(version) for version in sorted(found))
 
 
-def _python(patient: Maybe[Patient]) -> Maybe[str | None]:
-    if isinstance(patient, Unknown):
-        return patient
-    return patient.version or Unknown(f"the patient's Python can't be asked: {patient.detail or patient.state}")
+def _python(target_python: Maybe[TargetPython]) -> Maybe[str | None]:
+    if isinstance(target_python, Unknown):
+        return target_python
+    return target_python.version or Unknown(
+        f"the target Python can't be asked: {target_python.detail or target_python.state}"
+    )
 
 
 def _torch(torch: Maybe[Torch], packages: Maybe[Packages]) -> Maybe[str | None]:
@@ -125,10 +127,10 @@ def _torch(torch: Maybe[Torch], packages: Maybe[Packages]) -> Maybe[str | None]:
     return torch if isinstance(torch, Unknown) else Unknown("this torch doesn't tell its version")
 
 
-def _nccl(nccl: Maybe[Nccl], packages: Maybe[Packages], patient: Maybe[Patient]) -> Maybe[str | None]:
-    """The library's own word, else its package's version. Where the patient can't say in which folders it looks, a libnccl
+def _nccl(nccl: Maybe[Nccl], packages: Maybe[Packages], target_python: Maybe[TargetPython]) -> Maybe[str | None]:
+    """The library's own word, else its package's version. Where the target Python can't say in which folders it looks, a libnccl
     that was found elsewhere, or none, says nothing about the one that it would load."""
-    if isinstance(packages, Unknown) and (isinstance(patient, Unknown) or patient.state != "ok"):
+    if isinstance(packages, Unknown) and (isinstance(target_python, Unknown) or target_python.state != "ok"):
         return packages
     if isinstance(nccl, Nccl) and isinstance(nccl.version, str):
         return nccl.version

@@ -255,7 +255,7 @@ class Measured(Message, frozen=True):
 
 
 class Collect(Message, frozen=True):
-    """Hub: run the real store and an all_reduce of 4 B and of 4 MiB in the patient, as rank `rank` of `world_size`."""
+    """Hub: run the real store and an all_reduce of 4 B and of 4 MiB in the target Python, as rank `rank` of `world_size`."""
 
     backend: Annotated[str, Meta(pattern="^(gloo|nccl)$")]
     master: Annotated[str, Meta(max_length=255)]

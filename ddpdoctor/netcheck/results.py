@@ -17,7 +17,7 @@ from ddpdoctor.netcheck.task import Task
 
 
 class NetcheckOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for. purpose: what the nodes meet for; wait: seconds for nodes that aren't there yet; token: as given; python: the patient's;
+    """What the user asked for. purpose: what the nodes meet for; wait: seconds for nodes that aren't there yet; token: as given; python: the target Python's;
     options: those of them that a command for another node takes over, "--wait 300"."""
 
     job: NetcheckJob

@@ -13,11 +13,11 @@ from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.fleet import Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.knowledge.installing import replacing
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.node_words import called
-from ddpdoctor.knowledge.python_commands import in_patient, pip_install
+from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.version_agreement import BUILD, torch_build, torch_release
 from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, index_url, older, release, tag_cuda
 
@@ -25,32 +25,32 @@ NEW_ENVIRONMENT = "ddp-env"
 
 
 def same_torch(
-    pattern: Node, own: Node, meeting: Meeting, patient: Maybe[Patient], packages: Maybe[Packages]
+    pattern: Node, own: Node, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
 ) -> tuple[Fix, ...]:
-    """Installs on `own` what `pattern` has. patient, packages: of `own`."""
-    if isinstance(patient, Unknown) or not isinstance(pattern.torch, str):
+    """Installs on `own` what `pattern` has. target_python, packages: of `own`."""
+    if isinstance(target_python, Unknown) or not isinstance(pattern.torch, str):
         return ()
     wanted = release(pattern.torch)
     if wanted is not None and _is_condas(wanted):
-        return _from_conda(pattern, own, wanted, meeting, patient)
+        return _from_conda(pattern, own, wanted, meeting, target_python)
     if wanted is None or wanted.is_prerelease or (wanted.local and not BUILD.fullmatch(wanted.local)):
         text = f"No index has torch {pattern.torch} (built by hand, overnight or by a vendor): copy the environment, or the wheel, from"
         return (
             Fix(
                 f"{text} {called(pattern)}; this shows where it lies there",
-                (in_patient(patient, "-c", "import torch; print(torch.__file__)"),),
+                (in_target_python(target_python, "-c", "import torch; print(torch.__file__)"),),
             ),
         )
     text = f"Install on {called(own)} what {called(pattern)} has"
     build = _build(pattern)
     options = ("--index-url", index_url(build)) if build else ()
     torch = f"torch=={torch_release(pattern.torch)}"
-    if patient.externally_managed:
-        return (_new_environment(text, (torch, *options), own, meeting, patient),)
-    removed, arguments = _instead(torch, patient, packages)
-    commands = (*removed, pip_install(patient, *arguments, *options))
-    if patient.pip_version is None:
-        commands = (in_patient(patient, "-m", "ensurepip", "--upgrade"), *commands)
+    if target_python.externally_managed:
+        return (_new_environment(text, (torch, *options), own, meeting, target_python),)
+    removed, arguments = _instead(torch, target_python, packages)
+    commands = (*removed, pip_install(target_python, *arguments, *options))
+    if target_python.pip_version is None:
+        commands = (in_target_python(target_python, "-m", "ensurepip", "--upgrade"), *commands)
     cuda = tag_cuda(build)
     floor = DRIVER_FLOOR.get(cuda[0]) if cuda else None
     if floor and isinstance(own.driver, str) and older(own.driver, floor):
@@ -74,24 +74,26 @@ class _Instead(NamedTuple):
     arguments: tuple[str, ...]
 
 
-def _instead(torch: str, patient: Patient, packages: Maybe[Packages]) -> _Instead:
+def _instead(torch: str, target_python: TargetPython, packages: Maybe[Packages]) -> _Instead:
     """Where conda installed the torch that is there, pip must not write over it: conda would bring it back."""
     arguments = replacing(packages, torch)
     condas = not isinstance(packages, Unknown) and any(one.installer == "conda" for one in packages.named("torch"))
-    if not (condas and patient.environment_kind == "conda"):
+    if not (condas and target_python.environment_kind == "conda"):
         return _Instead((), arguments)
     # It is called pytorch there.
-    removed = (f"conda remove -y -p {shlex.quote(patient.prefix)} pytorch",)
+    removed = (f"conda remove -y -p {shlex.quote(target_python.prefix)} pytorch",)
     return _Instead(removed, tuple(one for one in arguments if one != "--force-reinstall"))
 
 
-def _new_environment(text: str, install: tuple[str, ...], own: Node, meeting: Meeting, patient: Patient) -> Fix:
+def _new_environment(
+    text: str, install: tuple[str, ...], own: Node, meeting: Meeting, target_python: TargetPython
+) -> Fix:
     python = f"{NEW_ENVIRONMENT}/bin/python"
     return Fix(
         f"{text}, in an environment, since this system keeps pip out of its own Python (PEP 668), and run netcheck with its "
         "Python",
         (
-            in_patient(patient, "-m", "venv", NEW_ENVIRONMENT),
+            in_target_python(target_python, "-m", "venv", NEW_ENVIRONMENT),
             shlex.join([python, "-m", "pip", "install", *install]),
             netcheck_command(meeting, meeting.nnodes or 2, own.rank, (f"--python {python}",)),
         ),
@@ -103,12 +105,14 @@ def _is_condas(version: Version) -> bool:
     return version.post is not None and not version.local
 
 
-def _from_conda(pattern: Node, own: Node, wanted: Version, meeting: Meeting, patient: Patient) -> tuple[Fix, ...]:
+def _from_conda(
+    pattern: Node, own: Node, wanted: Version, meeting: Meeting, target_python: TargetPython
+) -> tuple[Fix, ...]:
     kind = "cuda" if isinstance(pattern.cuda, str) else "cpu"
     torch = f"pytorch={wanted.base_version}=*{kind}*"
     text = f"Install on {called(own)} what {called(pattern)} has, from conda-forge"
-    if patient.environment_kind == "conda":
-        command = f"conda install -p {shlex.quote(patient.prefix)} -c conda-forge {shlex.quote(torch)}"
+    if target_python.environment_kind == "conda":
+        command = f"conda install -p {shlex.quote(target_python.prefix)} -c conda-forge {shlex.quote(torch)}"
         return (Fix(text, (command,)),)
     minor = re.match(r"\d+\.\d+", pattern.python) if isinstance(pattern.python, str) else None
     python = f" python={minor[0]}" if minor else ""

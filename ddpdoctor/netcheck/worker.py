@@ -34,10 +34,10 @@ DEFAULT_RANGE = (32768, 60999)
 
 
 class NetcheckWorker:
-    """What this node has to go by: its own facts, the address by which the others meet it, where it met node 0, and the patient.
+    """What this node has to go by: its own facts, the address by which the others meet it, where it met node 0, and the target Python.
 
     address: asked when the node is to listen, since node 0 knows its own only when the others have come. python: the
-    patient's interpreter; `environ`: the settings that a rank started now would inherit. quick: no collectives were wanted
+    target Python; `environ`: the settings that a rank started now would inherit. quick: no collectives were wanted
     here.
     """
 

@@ -1,4 +1,4 @@
-"""What a probe is given: the patient's interpreter, the settings, and the other probes' facts."""
+"""What a probe is given: the target Python's interpreter, the settings, and the other probes' facts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 class Context:
     """One look at one host.
 
-    python: the patient's interpreter; `chosen_by` says who chose it.
+    python: the target Python's interpreter; `chosen_by` says who chose it.
     quick: don't import torch.
     environ: the environment that a rank started now would inherit.
     checkpoints: paths of files and folders, as the user typed them.
@@ -74,7 +74,7 @@ class Context:
         self._ask = ask
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make()` gives, made once for all probes that share it (one run of the patient serves several)."""
+        """What `make()` gives, made once for all probes that share it (one run of the target Python serves several)."""
         with self._lock:
             lock = self._once_locks.setdefault(name, threading.Lock())
         with lock:

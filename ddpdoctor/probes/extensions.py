@@ -1,4 +1,4 @@
-"""Finds the patient's compiled extensions of torch and reads them as files."""
+"""Finds the target Python's compiled extensions of torch and reads them as files."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from ddpdoctor.probes.library_search import (
     library_path,
     loader_cache,
     names_in,
-    patients_libstdcxx,
     place,
     preloaded,
+    targets_libstdcxx,
 )
-from ddpdoctor.probes.target.asking import SECONDS, Answer, ask, maybe, why_silent
+from ddpdoctor.probes.target_python.asking import SECONDS, Answer, ask, maybe, why_silent
 
 DEADLINE = SECONDS["torch"] + 5
 
@@ -56,7 +56,7 @@ def probe(context: Context) -> Libraries | Unknown:
     # All that needs no torch is done while torch is still being imported.
     bundled = tuple(_bundled(interpreter))
     offered = tuple(one for folder in library_path(context) for one in _in_folder(context, folder))
-    libstdcxx = patients_libstdcxx(context, interpreter.told["base_prefix"])
+    libstdcxx = targets_libstdcxx(context, interpreter.told["base_prefix"])
     imported = None if context.quick else ask(context, "torch")
     loaded = _loaded(interpreter, imported)
     if not isinstance(loaded, Unknown):
@@ -135,7 +135,7 @@ def _torch_folder(interpreter: Answer) -> Path | None:
 
 def _package_versions(interpreter: Answer) -> dict[str, str]:
     """Stem of a library's name to the version of the wheel that brings it, where there is just one such wheel."""
-    packages = maybe(interpreter.told, "packages", "reading the patient's packages")
+    packages = maybe(interpreter.told, "packages", "reading the target Python's packages")
     if isinstance(packages, Unknown):
         return {}
     found: dict[str, str] = {}

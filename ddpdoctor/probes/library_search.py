@@ -79,8 +79,8 @@ def _entries(data: bytes) -> Iterator[tuple[str, str]]:
             yield text(name), text(path)
 
 
-def patients_libstdcxx(context: Context, base_prefix: str) -> str | Unknown | None:
-    """The libstdc++.so.6 that the patient would get. A conda Python finds its own before anything else, since its
+def targets_libstdcxx(context: Context, base_prefix: str) -> str | Unknown | None:
+    """The libstdc++.so.6 that the target Python would get. A conda Python finds its own before anything else, since its
     executable carries an RPATH; `base_prefix` is sys.base_prefix, which has conda-meta where it is one."""
     name = "libstdc++.so.6"
     own = Path(base_prefix, "lib", name)

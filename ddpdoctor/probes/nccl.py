@@ -19,7 +19,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network, Resolution
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.knowledge.interface_choice import NEWEST, gloo_choice, interface_with, nccl_choices
 from ddpdoctor.probes import nccl_inquiry
 from ddpdoctor.probes.context import Context
@@ -77,19 +77,19 @@ def probe(context: Context) -> Nccl | Unknown:
 
 
 def find_library(context: Context) -> Path | None:
-    """The libnccl.so.2 that the patient's torch would load: pip's, torch's own, its environment's, the system's."""
+    """The libnccl.so.2 that the target Python's torch would load: pip's, torch's own, its environment's, the system's."""
     return next((folder / "libnccl.so.2" for folder in _folders(context) if isfile(folder / "libnccl.so.2")), None)
 
 
 def _folders(context: Context) -> Iterator[Path]:
-    patient = context.facts(Patient)
-    if isinstance(patient, Patient):
-        for packages in patient.site_packages:
+    target_python = context.facts(TargetPython)
+    if isinstance(target_python, TargetPython):
+        for packages in target_python.site_packages:
             yield Path(packages) / "nvidia" / "nccl" / "lib"
-        for packages in patient.site_packages:
+        for packages in target_python.site_packages:
             yield Path(packages) / "torch" / "lib"
-        if patient.prefix:
-            yield Path(patient.prefix) / "lib"
+        if target_python.prefix:
+            yield Path(target_python.prefix) / "lib"
     yield from (Path(one) for one in context.environ.get("LD_LIBRARY_PATH", "").split(":") if one.startswith("/"))
     yield from (context.path(one) for one in STANDARD_FOLDERS)
 

@@ -50,7 +50,7 @@ def _ask(context: Context) -> NvmlAnswers:
     module = importlib.util.find_spec("pynvml")
     if module is None or module.origin is None:
         return NvmlAnswers(failure="the Python package nvidia-ml-py is missing beside ddpdoctor")
-    # Isolated and without site: nothing of the patient's settings or of the working directory may get in between.
+    # Isolated and without site: nothing of the target Python's settings or of the working directory may get in between.
     origin = Path(module.origin)
     folder = origin.parent.parent if module.submodule_search_locations else origin.parent
     command = [sys.executable, "-I", "-S", nvml_inquiry.__file__, str(folder)]

@@ -22,7 +22,7 @@ from ddpdoctor.probes.memory_readers import memory_reader
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.programs import find_program, interpreter_of
 from ddpdoctor.probes.run_as import NotRunError, RunAsUser, environ_for, identity_for, working_folder_for
-from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.probes.target_python.asking import printable
 
 SECONDS: Final = 2.0
 """A dump takes some 20 ms on a quiet machine."""

@@ -93,7 +93,7 @@ def take_snapshot(
         return running[group].wait()
 
     context.answered_by(ask)
-    # The patient's import of torch takes longest, and then the watch over running jobs, so they start first.
+    # The target Python's import of torch takes longest, and then the watch over running jobs, so they start first.
     first = ("torch", "libraries", "processes")
     wanted = sorted(set(groups) - set(EXPERIMENTS), key=lambda group: (group not in first, GROUPS.index(group)))
     with lock:

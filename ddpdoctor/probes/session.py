@@ -14,8 +14,8 @@ from ddpdoctor.base.ownership import ROOT
 from ddpdoctor.base.status_line import StatusLine
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.run_as import OPTION, remarks
-from ddpdoctor.probes.target.asking import ask
-from ddpdoctor.probes.target.choice import choose_python
+from ddpdoctor.probes.target_python.asking import ask
+from ddpdoctor.probes.target_python.choice import choose_python
 
 if TYPE_CHECKING:
     from ddpdoctor.base.time_limit import TimeLimit
@@ -32,7 +32,7 @@ def start_probes(
     patience: float | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Context:
-    """Chooses the patient and has it import torch at once: that takes longest, and all else happens meanwhile.
+    """Chooses the target Python and has it import torch at once: that takes longest, and all else happens meanwhile.
 
     patience: seconds for that import, if not the usual ones. settings: to be looked at as if they were in the environment; with "" as if
     they were not.

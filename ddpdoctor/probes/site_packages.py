@@ -1,6 +1,6 @@
-"""The patient's site-packages as folders: which distributions lie there, and where torch keeps its libraries.
+"""The target Python's site-packages as folders: which distributions lie there, and where torch keeps its libraries.
 
-Reads names only, so that it needn't wait for the patient's import of torch.
+Reads names only, so that it needn't wait for the target Python's import of torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import isfile
 
@@ -23,8 +23,8 @@ TORCH_LIBRARY = re.compile(r"lib(?:c10|torch)(?:_\w+)?\.so")
 
 
 class SitePackages(msgspec.Struct, frozen=True):
-    """folders: in the order of the patient's sys.path. versions: of the first distribution of each normalised name.
-    python: the patient's version."""
+    """folders: in the order of the target Python's sys.path. versions: of the first distribution of each normalised name.
+    python: the target Python's version."""
 
     folders: tuple[Path, ...]
     versions: dict[str, str]
@@ -65,21 +65,21 @@ def names_in(folder: Path) -> list[str]:
 
 
 def site_packages(context: Context) -> SitePackages | Unknown:
-    """The folders on the patient's path, or why they aren't known."""
+    """The folders on the target Python's path, or why they aren't known."""
     found: SitePackages | Unknown = context.once("site-packages", lambda: _look(context))
     return found
 
 
 def _look(context: Context) -> SitePackages | Unknown:
-    patient = context.facts(Patient)
-    if isinstance(patient, Unknown):
-        return patient
-    if patient.state != "ok":
-        return Unknown(f"the patient's Python can't be asked: {patient.detail}")
-    folders = tuple(dict.fromkeys(Path(one) for one in patient.site_packages))
+    target_python = context.facts(TargetPython)
+    if isinstance(target_python, Unknown):
+        return target_python
+    if target_python.state != "ok":
+        return Unknown(f"the target Python can't be asked: {target_python.detail}")
+    folders = tuple(dict.fromkeys(Path(one) for one in target_python.site_packages))
     versions: dict[str, str] = {}
     for folder in folders:
         for name in names_in(folder):
             if metadata := METADATA.fullmatch(name):
                 versions.setdefault(normalised(metadata["name"]), metadata["version"])
-    return SitePackages(folders, versions, patient.version)
+    return SitePackages(folders, versions, target_python.version)

@@ -33,7 +33,7 @@ def probe(context: Context) -> Toolchain:
     """Runs `nvcc --version`, `c++ -dumpfullversion` and `ninja --version`, side by side."""
     home, found = _cuda_home(context)
     candidates = list(islice(_nvccs(context, home, found), MOST_NVCCS))
-    until = _Until()  # Only now: finding them waits for the patient.
+    until = _Until()  # Only now: finding them waits for the target Python.
     asked = [_start(context, path, "--version") for path, _ in candidates]
     compiler = _Asked(context, *_cxx(context))
     nvcc_compiler = _Asked(context, *_nvcc_host(context, candidates))

@@ -1,4 +1,4 @@
-"""torch in the patient: its files, and an import of it under our deadline."""
+"""torch in the target Python: its files, and an import of it under our deadline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.target.asking import SECONDS, Answer, ask, last_lines, maybe, why_silent
+from ddpdoctor.probes.target_python.asking import SECONDS, Answer, ask, last_lines, maybe, why_silent
 
 DEADLINE = SECONDS["torch"] + 5
 

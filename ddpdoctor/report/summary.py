@@ -1,4 +1,4 @@
-"""The few lines that say who was examined: host, patient, GPUs, NCCL, plan."""
+"""The few lines that say who was examined: host, Python, GPUs, NCCL, plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def summary(examination: Examination) -> tuple[tuple[str, str], ...]:
     plan = examination.plan
     lines = [
         ("host", _host(snapshot)),
-        ("patient", _patient(snapshot)),
+        ("python", _target_python(snapshot)),
         ("GPUs", _gpus(snapshot)),
         ("NCCL", _nccl(snapshot)),
         ("checkpoint", _checkpoints(snapshot)),
@@ -41,14 +41,14 @@ def _host(snapshot: Snapshot) -> str:
     return ", ".join(parts)
 
 
-def _patient(snapshot: Snapshot) -> str:
-    patient = snapshot.patient
-    if isinstance(patient, Unknown):
+def _target_python(snapshot: Snapshot) -> str:
+    target_python = snapshot.target_python
+    if isinstance(target_python, Unknown):
         return ""
-    if patient.state != "ok":
-        return f"{patient.python} can't be asked"
-    asked_as = f"asked as {patient.asked_as}; " if patient.asked_as else ""
-    text = f"{patient.python} (chosen by {patient.chosen_by}; {asked_as}Python {patient.version}"
+    if target_python.state != "ok":
+        return f"{target_python.python} can't be asked"
+    asked_as = f"asked as {target_python.asked_as}; " if target_python.asked_as else ""
+    text = f"{target_python.python} (chosen by {target_python.chosen_by}; {asked_as}Python {target_python.version}"
     torch = snapshot.torch
     if not isinstance(torch, Unknown):
         if not torch.installed:

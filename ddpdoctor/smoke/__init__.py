@@ -1,1 +1,1 @@
-"""A reference DDP job in the patient's Python: started, watched, ended, and judged by the checks of the family smoke."""
+"""A reference DDP job in the target Python: started, watched, ended, and judged by the checks of the family smoke."""

@@ -16,7 +16,7 @@ from ddpdoctor.knowledge.launchers import srun_netcheck
 from ddpdoctor.knowledge.netcheck_command import for_netcheck, netcheck_command
 
 STAGE_NEEDS: Final = {
-    "import": ("patient", "torch"),
+    "import": ("target_python", "torch"),
     "device": ("gpu", "driver", "settings"),
     "rendezvous": ("network", "launch"),
     "process group": ("network", "torch", "settings"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ddpdoctor.facts.smoke import Leftovers
-from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.probes.target_python.asking import printable
 from ddpdoctor.smoke.shared_memory import SHARED, Key, all_pids, free, mapped_memory, own_files, unused
 
 OURS: Final = re.compile(r"nccl-|torch_|cuda\.shm\.")

@@ -48,7 +48,7 @@ def drawing(progress: SmokeProgress, width: int, height: int, encoding: str) -> 
     """At most `height` lines: what is over for all ranks is counted where there is no room to show it."""
     watch = progress.watch
     if watch is None or not any(one.stage for one in watch.ranks.values()):
-        yield _cut(f"smoke  starting; the patient imports torch  {progress.seconds:.0f} s", "bold")
+        yield _cut(f"smoke  starting; the target Python imports torch  {progress.seconds:.0f} s", "bold")
         return
     order = watch.order
     yield _cut(f"smoke  {plural(len(watch.ranks), 'rank')} over {order.backend}  {progress.seconds:.0f} s", "bold")

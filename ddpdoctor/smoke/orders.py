@@ -1,4 +1,4 @@
-"""What one host's ranks are told, and what became of them: the order goes to the patient as JSON."""
+"""What one host's ranks are told, and what became of them: the order goes to the target Python as JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STAGES: Final = (
     "apex",
     "shutdown",
 )
-"""All of them, in their order; `smoke/patient/ddpdoctor_smoke/stages` has the code. A test compares the two."""
+"""All of them, in their order; `smoke/trainer/ddpdoctor_smoke/stages` has the code. A test compares the two."""
 
 STAGE_SECONDS: Final = 30.0
 IMPORT_SECONDS: Final = 90.0
@@ -52,7 +52,7 @@ class Launched(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """For tests: what one rank does wrong; see smoke/patient/ddpdoctor_smoke/faults.py."""
+    """For tests: what one rank does wrong; see smoke/trainer/ddpdoctor_smoke/faults.py."""
 
     rank: int
     stage: str
@@ -61,7 +61,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One host's share of a run. Fields as in smoke/patient/ddpdoctor_smoke/orders.py; channel and folder are filled in when
+    """One host's share of a run. Fields as in smoke/trainer/ddpdoctor_smoke/orders.py; channel and folder are filled in when
     it is started. import_seconds: what the stage import may take, and the rendezvous with ranks that we don't hear of."""
 
     nproc: int
@@ -95,12 +95,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def to_json(self, channel: str, folder: str) -> str:
-        """What the patient is given."""
+        """What the target Python is given."""
         return msgspec.json.encode(
             {**msgspec.to_builtins(self), **self._whole(), "channel": channel, "folder": folder}
         ).decode()
 
     def _whole(self) -> dict[str, object]:
-        """Fields that the patient reads whatever their value is."""
+        """Fields that the target Python reads whatever their value is."""
         names = ("nnodes", "node_rank", "master", "port", "backend", "stages", "seconds", "import_seconds")
         return {name: getattr(self, name) for name in names}

@@ -32,7 +32,7 @@ def problem(watch: RankMonitor, late: Iterable[RankProgress] = ()) -> str:
     if hung and RankEnding.NEVER_CAME in endings:
         seconds = watch.order.seconds_for(watch.order.stages[0])
         said = last_words(watch.engine.output)
-        last = f": {watch.held}" if watch.held else f'; the patient last said "{said}"' if said else ""
+        last = f": {watch.held}" if watch.held else f'; the target Python last said "{said}"' if said else ""
         return f"no rank had begun after {seconds:g} s{last}"
     return ""
 

@@ -78,7 +78,7 @@ def status(progress: SmokeProgress) -> str:
     """How it stands, in one line."""
     watch = progress.watch
     if watch is None or not any(one.stage for one in watch.ranks.values()):
-        return "starting; the patient imports torch"
+        return "starting; the target Python imports torch"
     there = places(progress)
     if there:
         return "; ".join(words for words, _, _ in there[:3])

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ddpdoctor.base.wording import signal_name
 from ddpdoctor.facts.smoke import RENDEZVOUS, CollectiveCall, Stage, StageState
-from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.probes.target_python.asking import printable
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.rank_progress import OutputTail, RankProgress, last_words
 
@@ -77,7 +77,7 @@ class RankMonitor:
         return True
 
     def hear(self, rank: int, message: Mapping[str, Any], now: float) -> None:
-        """One message of a rank. What isn't understood is passed over: a newer or broken patient may say anything."""
+        """One message of a rank. What isn't understood is passed over: a newer or broken target Python may say anything."""
         one = self.ranks.get(rank)
         if one is None:
             return
@@ -188,7 +188,7 @@ class RankMonitor:
             return
         said = last_words(self.engine.output)
         how = f"was ended by {signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
-        whose = "torch's engine" if self.engine_pid and status < 0 else "the patient's Python"
+        whose = "torch's engine" if self.engine_pid and status < 0 else "the target Python"
         self.killed = f"{whose} {how}" + (f'; it last said "{said}"' if said else "")
 
     def keeper_ended(self, words: str) -> None:

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from ddpdoctor.facts.smoke import CollectiveCall, Stage
-from ddpdoctor.probes.target.asking import last_lines
+from ddpdoctor.probes.target_python.asking import last_lines
 from ddpdoctor.smoke.places import place_in_stage
 
 MOST_KEPT: Final = 64 * 1024

@@ -69,12 +69,14 @@ def head(examination: Examination) -> list[tuple[str, str]]:
     """(label, text): where, in which Python, how many ranks and why."""
     facts = smoke_of(examination)
     told = dict(summary(examination))
-    patient = told.get("patient", "") or facts.python
-    if facts.torch and "torch" not in patient:
-        patient = f"{patient.removesuffix(')')}, torch {facts.torch}" + (")" if patient.endswith(")") else "")
+    target_python = told.get("python", "") or facts.python
+    if facts.torch and "torch" not in target_python:
+        target_python = f"{target_python.removesuffix(')')}, torch {facts.torch}" + (
+            ")" if target_python.endswith(")") else ""
+        )
     rows = [
         ("host", told.get("host", "") or examination.snapshot.host),
-        ("patient", patient),
+        ("python", target_python),
         ("GPUs", told.get("GPUs", "")),
         ("plan", facts.chosen),
         ("engine", engine_text(facts)),

@@ -1,4 +1,4 @@
-"""Runs one host's ranks: starts them in the patient, listens, gives up in time, and leaves nothing running."""
+"""Runs one host's ranks: starts them in the target Python, listens, gives up in time, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ddpdoctor.smoke.rank_progress import RankProgress
 from ddpdoctor.smoke.reaper_client import ReaperClient
 from ddpdoctor.smoke.stacks import RankStack, ask, crash_of
 
-PATIENT: Final = Path(__file__).parent / "trainer" / "start.py"
+TRAINER: Final = Path(__file__).parent / "trainer" / "start.py"
 
 SECOND_THOUGHTS: Final = 1.0
 """Seconds after a rank failed in which the others may say what they think of it."""
@@ -81,7 +81,7 @@ async def run(
 ) -> Ran:
     """Runs the ranks to their end, or to the moment when one is late or has failed.
 
-    python: the patient's interpreter. environ: the settings that training would inherit. heard: called whenever something
+    python: the target Python's interpreter. environ: the settings that training would inherit. heard: called whenever something
     new is known; what it raises ends the run.
 
     Cancelled with ENOUGH it ends all, and gives what is known by then; with anything else it ends all before the
@@ -139,7 +139,7 @@ class _Run:
         return Ran(runs, self._watch, problem or outcome.problem(self._watch, self._late), leftovers, folder)
 
     def _command(self, folder: str) -> list[str]:
-        return [self._python, os.fspath(PATIENT), self._order.to_json(self._ears.channel, folder)]
+        return [self._python, os.fspath(TRAINER), self._order.to_json(self._ears.channel, folder)]
 
     async def _end(self, folder: str) -> Leftovers:
         """All of it."""

@@ -18,7 +18,7 @@ from ddpdoctor.smoke.wording import ended
 
 BEGINNING: Final = ("import", "device", "rendezvous", "process group")
 SPEED, DATA_PARALLEL, BANDWIDTH, END = "scaling", "data parallel", "bandwidth", "shutdown"
-"""Stages that a run has only here: `smoke/patient/ddpdoctor_smoke/stages/scaling.py`."""
+"""Stages that a run has only here: `smoke/trainer/ddpdoctor_smoke/stages/scaling.py`."""
 
 Heard = Callable[[RankMonitor], None]
 

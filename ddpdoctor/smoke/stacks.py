@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.probes.py_spy import Spied, spy
-from ddpdoctor.probes.target.asking import printable
+from ddpdoctor.probes.target_python.asking import printable
 from ddpdoctor.smoke.rank_progress import OutputTail, RankProgress
 
 ASKING_SECONDS: Final = 0.8

@@ -122,7 +122,7 @@ def _run(*command: str) -> None:
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()}"
 
 
-GROUPS = ("patient", "environment", "network", "nccl", "firewall")
+GROUPS = ("target_python", "environment", "network", "nccl", "firewall")
 PROBE = """
 import sys, msgspec
 from ddpdoctor.probes.context import Context

@@ -1,4 +1,4 @@
-"""Files of the user's that hide modules of Python's own library: they are the patient's illness, and not ddpdoctor's."""
+"""Files of the user's that hide modules of Python's own library: they are the target Python's illness, and not ddpdoctor's."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_where_nobody_can_say_whether_there_is_an_nccl_it_is_a_warning(hosts: li
     assert found == {"n0": "info", "n1": "warn"}
     compare = next(one for one in first.report["phases"] if one["name"] == "compare")
     assert compare["passed"] == "not tested"
-    assert compare["reason"].startswith("torch and Python of n1: the patient's Python can't be asked: ")
+    assert compare["reason"].startswith("torch and Python of n1: the target Python can't be asked: ")
     assert "ended with exit code 3; settings and clocks were compared" in compare["reason"]
     assert "torch-version-mismatch" not in first.report["passed"]
 

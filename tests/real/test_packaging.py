@@ -59,7 +59,7 @@ def test_wheel_holds_data_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "ddpdoctor/report/report.schema.json" in names
     assert "ddpdoctor/py.typed" in names
-    assert "ddpdoctor/probes/target/inquiry.py" in names
+    assert "ddpdoctor/probes/target_python/inquiry.py" in names
     assert not any(name.startswith(("tests/", "checks/", "fixtures/")) for name in names)
     on_disk = {f"ddpdoctor/{path.relative_to(ROOT / 'ddpdoctor')}" for path in (ROOT / "ddpdoctor").rglob("*.py")}
     assert on_disk <= set(names), "a module is missing in pyproject's list of packages"

@@ -175,7 +175,7 @@ def test_her_home_and_pythonpath_are_left_out(shared: Path, eve: User) -> None:
     assert ran_as(shared) == set()
     # Our own process is given no PYTHONPATH here: what it was started with, it has loaded before it can look.
     from ddpdoctor.probes.context import Context
-    from ddpdoctor.probes.target.asking import ask
+    from ddpdoctor.probes.target_python.asking import ask
 
     ask(Context(python, environ={"PYTHONPATH": f"{shared}/hers/modules", "PATH": "/usr/bin"}), "interpreter")
     assert ran_as(shared) == set()

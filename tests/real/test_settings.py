@@ -1,4 +1,4 @@
-"""The patient's real torch agrees with the table about the values that it rejects."""
+"""The target Python's real torch agrees with the table about the values that it rejects."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import pytest
 
 from ddpdoctor.cli.app import app
 from ddpdoctor.engine.snapshots import encode_snapshot
-from ddpdoctor.probes.target import asking
+from ddpdoctor.probes.target_python import asking
 from tests.command import ROOT, command, plain_environ
 from tests.fixture_hosts import healthy_facts, to_snapshot
 from tests.pythons import bare_venv, fake_torch, old_python, real_pythons, stand_in
@@ -26,10 +26,10 @@ from tests.real.test_cli import on_pty
 from tests.sickness import Told, check, in_shell, run, with_mounts
 
 OURS = ("--quick", "--python", sys.executable)
-"""Ourselves as the patient, and no import of torch: what most of these are not about."""
+"""Ourselves as the target Python, and no import of torch: what most of these are not about."""
 
 
-# The patient's interpreter.
+# The target Python's interpreter.
 
 
 def nothing(folder: Path) -> str:
@@ -80,7 +80,7 @@ def test_interpreter_that_cannot_be_asked(tmp_path: Path, make: Callable[[Path],
     assert told.code == 1
     assert told.failed >= {"python-unusable"}
     assert why in told.found["python-unusable"]
-    assert told.not_tested["torch-missing"].startswith("the patient's Python can't be asked")
+    assert told.not_tested["torch-missing"].startswith("the target Python can't be asked")
     assert {"shm-too-small", "nofile-limit", "setting-misspelt"} <= set(told.passed) | set(told.found), "the host's own"
 
 

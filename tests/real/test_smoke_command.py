@@ -183,7 +183,7 @@ def test_more_ranks_than_gpus_is_explained_and_nothing_is_started(fake_nvidia: F
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_ranks_and_says_so(number: signal.Signals) -> None:
     running = start("--nproc", "2", *SHORT, environ=fault(1, "all_reduce", "sleep"))
-    until(lambda: any("patient/start.py" in line for line in ours().values()))
+    until(lambda: any("trainer/start.py" in line for line in ours().values()))
     time.sleep(1)
     running.send_signal(number)
     stdout, stderr = running.communicate(timeout=30)

@@ -1,4 +1,4 @@
-"""Patients that speak the protocol themselves, so that what is heard first is settled."""
+"""Target Pythons that speak the protocol themselves, so that what is heard first is settled."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 ASKS = """
 import signal, threading, time
 from ddpdoctor.cli.asking import ask
-from ddpdoctor.base.signals import Stopped, stop_on_signals
+from ddpdoctor.base.signals import StoppedBySignal, stop_on_signals
 stop_on_signals()
 signal.signal(signal.SIGWINCH, lambda number, frame: None)
 def send():
@@ -21,7 +21,7 @@ def send():
 threading.Thread(target=send, daemon=True).start()
 try:
     print("answer", repr(ask("Really? ")))
-except Stopped as stopped:
+except StoppedBySignal as stopped:
     print("stopped", stopped.code)
 """
 

@@ -14,7 +14,7 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Package, Packages
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.toolchain import Compiler, Nvcc
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.building import (
@@ -198,8 +198,10 @@ def test_another_torch_for_this_nvcc_only_where_it_would_run(
         driver = msgspec.structs.replace(h100s.driver, cuda_version=driver_cuda)
     gpus = Gpus(devices=(Gpu(index=0, compute_capability=gpu),)) if gpu else Unknown("no NVML")
     packages = Packages(installed=(Package(name="torch", version=torch), Package(name="torchvision", version="0.24.1")))
-    patient = Patient(python="/env/bin/python", chosen_by="PATH")
-    found = wheel_fix(patient, nvcc, Torch(installed=True, version=torch), driver, gpus, machine(8, GIB), packages)
+    target_python = TargetPython(python="/env/bin/python", chosen_by="PATH")
+    found = wheel_fix(
+        target_python, nvcc, Torch(installed=True, version=torch), driver, gpus, machine(8, GIB), packages
+    )
     if wanted is None:
         assert found is None
         return

@@ -59,7 +59,7 @@ every_fixture = pytest.mark.parametrize("path", fixture_paths, ids=lambda path: 
 @every_check
 def test_page_has_its_sections(one: Check) -> None:
     assert one.title.endswith(".")
-    for heading in ("What breaks", "SkipReason", "Fix"):
+    for heading in ("What breaks", "Why", "Fix"):
         assert one.section(heading), f"{one.slug} has no section {heading!r}"
 
 
@@ -165,13 +165,13 @@ def test_checks_and_what_they_share_never_look_at_the_world(path: Path) -> None:
 @every_fixture
 def test_fixes_that_install_name_the_patient(path: Path) -> None:
     fixture = read_fixture(path)
-    patient = fixture_snapshot(fixture).patient
+    target_python = fixture_snapshot(fixture).target_python
     for finding in judge(path, path.parent.name).findings:
         for fix, command in ((one, command) for one in finding.fixes for command in one.commands):
             if "pip install" in command or "pip uninstall" in command:
                 # Its own, or an environment that the same fix makes of it.
                 made = [f"{one.rpartition(' ')[2]}/bin/python" for one in fix.commands if " -m venv " in one]
-                named = [f"{python} -m pip" in command for python in (patient.python, *made)]
+                named = [f"{python} -m pip" in command for python in (target_python.python, *made)]
                 assert any(named), f"installs elsewhere: {command}"
 
 

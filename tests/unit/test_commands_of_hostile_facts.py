@@ -31,7 +31,7 @@ from ddpdoctor.facts.remedies import Remedy
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.parse.reading import read_logs
-from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.fixture_hosts import HOSTS, JSON_NAMES, fixture_snapshot, read_fixture
 from tests.log_corpus import LOGS
 from tests.shell_words import SHELL, carried_out, is_bare
 
@@ -137,7 +137,7 @@ def all_commands(
         # The plan is made of these.
         groups = set().union(*(check.groups for check in checks)) | {"gpus", "environment"}
         for group in (each for each in GROUPS if each in groups):
-            for leaf, mutant in mutants(facts[group], HINTS[group], changes, most):
+            for leaf, mutant in mutants(facts[JSON_NAMES[group]], HINTS[group], changes, most):
                 changed = msgspec.structs.replace(snapshot, **{group: mutant})
                 found = [command for command in commands(changed, checks, nproc) if "pwn" in command]
                 if found and foreign:

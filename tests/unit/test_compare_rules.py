@@ -139,7 +139,7 @@ def test_the_row_that_serves_all_ports() -> None:
     assert common_index([port((3, "RoCE v2")), port((5, "RoCE v2"))]) is None
 
 
-SILENT = Unknown("the patient's Python can't be asked: no answer within 10 s")
+SILENT = Unknown("the target Python can't be asked: no answer within 10 s")
 
 
 def versions(*nodes: dict[str, str | Unknown | None]) -> list[Node]:

@@ -18,7 +18,7 @@ from tests.command import ddpdoctor
 from tests.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 
 HANGS = Unknown("no answer within 40 s")
-BLIND = ("environment", "patient")
+BLIND = ("environment", "target_python")
 """Groups that many checks need."""
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ddpdoctor.base.unknown import Facts, Unknown
 from ddpdoctor.facts.extensions import Extensions
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.extensions import probe
 
@@ -56,7 +56,7 @@ def site(tmp_path: Path) -> Path:
 
 def look(*folders: Path, state: str = "ok", detail: str = "") -> Extensions | Unknown:
     context = Context(sys.executable)
-    patient = Patient(
+    target_python = TargetPython(
         python=sys.executable,
         chosen_by="--python",
         state=state,
@@ -66,8 +66,8 @@ def look(*folders: Path, state: str = "ok", detail: str = "") -> Extensions | Un
     )
 
     def answer(group: str) -> Facts:
-        assert group == "patient", "no other group's facts may be waited for: torch's take as long as its import"
-        return patient
+        assert group == "target_python", "no other group's facts may be waited for: torch's take as long as its import"
+        return target_python
 
     context.answered_by(answer)
     return probe(context)
@@ -201,7 +201,7 @@ def test_no_folders_and_unreadable_ones(tmp_path: Path) -> None:
 def test_a_patient_that_cannot_be_asked() -> None:
     answer = look(state="hangs", detail="no answer within 10 s")
     assert isinstance(answer, Unknown)
-    assert answer.reason == "the patient's Python can't be asked: no answer within 10 s"
+    assert answer.reason == "the target Python can't be asked: no answer within 10 s"
 
 
 def test_the_environment_of_these_tests_can_be_read() -> None:

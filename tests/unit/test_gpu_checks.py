@@ -23,7 +23,15 @@ from ddpdoctor.knowledge.xids import CATALOGUE, SXID_LINE, normal_address, repor
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.kernel_log import lines_that_matter
 from ddpdoctor.probes.pci import probe as look_at_pci
-from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, healthy_names, read_fixture, to_snapshot
+from tests.fixture_hosts import (
+    HOSTS,
+    JSON_NAMES,
+    fixture_snapshot,
+    healthy_facts,
+    healthy_names,
+    read_fixture,
+    to_snapshot,
+)
 
 FAMILIES = ("driver", "gpu", "container")
 OURS = [one for one in all_checks() if one.family in FAMILIES and one.groups != {"log"}]
@@ -67,7 +75,7 @@ def test_a_fact_that_is_unknown_is_never_an_illness(host: str, one: Check) -> No
 def snapshots_with_one_unknown(snapshot: Snapshot, one: Check) -> list[Snapshot]:
     raw: dict[str, Any] = msgspec.to_builtins(snapshot)
     unknown = {"type": "unknown", "reason": "could not be read"}
-    groups = one.groups & set(GROUPS)
+    groups = {JSON_NAMES[group] for group in one.groups & set(GROUPS)}
     tried = [{**raw, group: {**raw[group], field: unknown}} for group in groups for field in raw[group]]
     for field in raw["gpus"]["devices"][0] if "gpus" in groups else ():
         devices = [{**gpu, field: unknown} for gpu in raw["gpus"]["devices"]]

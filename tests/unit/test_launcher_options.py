@@ -11,7 +11,7 @@ from ddpdoctor.checks.network.ports import port_in_use
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Listener, Network
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.logs.analyze.launcher_options import launcher_of_command
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.command import ROOT
@@ -95,7 +95,7 @@ def test_a_host_s_settings_tell_the_launcher(settings: dict[str, str], command: 
         taken_ports=(29713,),
         listeners=(Listener(address="", port=29713),),
     )
-    (finding,) = port_in_use(network, environment, Patient(python="/usr/bin/python3", chosen_by="PATH"), Meeting())
+    (finding,) = port_in_use(network, environment, TargetPython(python="/usr/bin/python3", chosen_by="PATH"), Meeting())
     assert command in finding.fixes[-1].text
     assert ("torchrun" in finding.fixes[-1].text) is ("torchrun" in command or not settings)
 

@@ -109,12 +109,12 @@ def test_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_no_python(tmp_path: Path, script: str, why: str) -> None:
     (one,) = run(order(seconds=1), python=stand_in(tmp_path, script))
     assert isinstance(one, Cannot)
-    assert one.why.startswith(f"the patient's Python can't be asked: {why}")
+    assert one.why.startswith(f"the target Python can't be asked: {why}")
 
 
 def test_a_python_that_is_not_there() -> None:
     (one,) = run(order(), python="/no/such/python")
-    assert one == Cannot(why="the patient's Python can't be asked: it can't be started: No such file or directory")
+    assert one == Cannot(why="the target Python can't be asked: it can't be started: No such file or directory")
 
 
 TORCH = """

@@ -10,7 +10,7 @@ from ddpdoctor.checks.network.ports import port_in_use
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer, with_token
 from ddpdoctor.netcheck.admission_errors import token_of_a_visitor, turned_away, wrong_token
 from ddpdoctor.netcheck.rendezvous_words import another_port
@@ -130,11 +130,11 @@ def test_all_that_speak_of_a_taken_port_name_the_same_other_one(port: int, other
         forbidden_ports=() if port > 1023 else (port,),
     )
     environment = Environment(settings=(Setting(name="MASTER_PORT", value=str(port), origin="environment"),))
-    patient = Patient(python="/usr/bin/python3", chosen_by="PATH")
-    (finding,) = port_in_use(network, environment, patient, meeting)
+    target_python = TargetPython(python="/usr/bin/python3", chosen_by="PATH")
+    (finding,) = port_in_use(network, environment, target_python, meeting)
     assert finding.fixes[-1].commands == another_port(meeting).commands
     assert finding.fixes[-1].commands[0] == f"export MASTER_PORT={other}"
     assert finding.fixes[0].text.startswith("Let the job") == (port < 1024)
     # Without netcheck nobody else has to name the same.
-    (plain,) = port_in_use(network, environment, patient, Meeting())
+    (plain,) = port_in_use(network, environment, target_python, Meeting())
     assert "getsockname" in plain.fixes[-1].commands[0]

@@ -11,8 +11,8 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Node
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.packages import Package, Packages
-from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.netcheck.manifests import FAMILIES, GROUPS, node_of
 from tests.fixture_hosts import healthy_facts, healthy_names, to_snapshot
@@ -70,9 +70,11 @@ def test_no_torch_is_none_and_not_unknown() -> None:
 
 @pytest.mark.parametrize("found", [Nccl(), Nccl(library="/usr/lib64/libnccl.so.2", version="2.18.5")])
 def test_which_nccl_a_patient_that_cannot_be_asked_would_load_is_unknown(found: Nccl) -> None:
-    silent = Unknown("the patient's Python can't be asked: no answer within 10 s")
-    patient = Patient(python="/x/python", chosen_by="--python", state="hangs", detail="no answer within 10 s")
-    one = node(Snapshot(patient=patient, torch=silent, packages=silent, nccl=found))
+    silent = Unknown("the target Python can't be asked: no answer within 10 s")
+    target_python = TargetPython(
+        python="/x/python", chosen_by="--python", state="hangs", detail="no answer within 10 s"
+    )
+    one = node(Snapshot(target_python=target_python, torch=silent, packages=silent, nccl=found))
     assert one.nccl == silent
 
 

@@ -8,7 +8,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.fleet import Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.packages import Package, Packages
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.netcheck.same_torch import same_torch
 
 WHL = "https://download.pytorch.org/whl"
@@ -16,14 +16,14 @@ MEETING = Meeting(master="n0", port=29500, nnodes=2, node_rank=1)
 OWN = Node(rank=1, host="n1", address="10.0.0.12", torch="2.12.0+cpu")
 
 
-def patient(**more: object) -> Patient:
-    return Patient(python="/env/bin/python", chosen_by="PATH", prefix="/env", pip_version="25.0", **more)  # type: ignore[arg-type]
+def target_python(**more: object) -> TargetPython:
+    return TargetPython(python="/env/bin/python", chosen_by="PATH", prefix="/env", pip_version="25.0", **more)  # type: ignore[arg-type]
 
 
 def commands(torch: str, cuda: str | None = None, installer: str = "pip", **more: object) -> tuple[str, ...]:
     pattern = Node(rank=0, host="n0", address="10.0.0.11", torch=torch, cuda=cuda, python="3.11.9")
     there = Packages(installed=(Package(name="torch", version="2.12.0", installer=installer),))
-    (fix,) = same_torch(pattern, OWN, MEETING, patient(**more), there)
+    (fix,) = same_torch(pattern, OWN, MEETING, target_python(**more), there)
     return fix.commands
 
 

@@ -77,7 +77,7 @@ def test_a_clock_that_is_set_back_makes_no_rank_late(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("offset", [-HOUR, HOUR, float("nan"), float("inf")])
 def test_by_another_clock_a_message_counts_when_it_is_heard(offset: float) -> None:
-    """As in a time namespace, or from a patient that is broken."""
+    """As in a time namespace, or from a target Python that is broken."""
 
     async def speak(run: Run) -> None:
         rank = run.watch.ranks[0]

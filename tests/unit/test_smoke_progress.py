@@ -58,8 +58,8 @@ def test_before_anything_is_heard_it_says_what_takes_so_long() -> None:
     clock = Clock()
     progress = SmokeProgress(clock)
     clock.now += 7
-    assert drawn(progress) == ["smoke  starting; the patient imports torch  7 s"]
-    assert status(progress) == "starting; the patient imports torch"
+    assert drawn(progress) == ["smoke  starting; the target Python imports torch  7 s"]
+    assert status(progress) == "starting; the target Python imports torch"
 
 
 def test_the_table_shows_who_is_where_and_for_how_long() -> None:

@@ -309,10 +309,10 @@ def test_verbose_names_each_rank() -> None:
 
 def test_where_nothing_ran_there_is_no_verdict() -> None:
     never = {rank: rank_run(rank, RankEnding.NEVER_CAME) for rank in range(2)}
-    one = examined_smoke(smoke_of_ranks(2, never, problem="the patient's Python ended with exit code 1"))
+    one = examined_smoke(smoke_of_ranks(2, never, problem="the target Python ended with exit code 1"))
     assert verdict_of(one) is Verdict.UNKNOWN
     text = report(one)
-    assert text.startswith("UNKNOWN  No verdict, since nothing could be run: the patient's Python ended")
+    assert text.startswith("UNKNOWN  No verdict, since nothing could be run: the target Python ended")
     assert "✓" not in text
     sick = examined_smoke(one.snapshot.smoke, result("torch-missing", Finding("no torch")))  # type: ignore[arg-type]
     assert verdict_of(sick) is Verdict.FAIL

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.base.unknown import Facts, Unknown
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.toolchain import Compiler, Toolchain
 from ddpdoctor.probes import toolchain as module
 from ddpdoctor.probes.context import Context
@@ -51,8 +51,8 @@ class Host:
         )
 
         def answer(group: str) -> Facts:
-            assert group == "patient"
-            return Patient(
+            assert group == "target_python"
+            return TargetPython(
                 python=context.python, chosen_by="--python", version="3.11.2", site_packages=(str(self.site),)
             )
 

@@ -17,7 +17,7 @@ from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.libraries import Library
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Package, Packages
-from ddpdoctor.facts.patient import Patient
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.knowledge.cuda_stack import pin_of, pins, together, version_of
 from ddpdoctor.knowledge.installing import driver_cuda, install_torch, replacing
 from ddpdoctor.knowledge.wheels import (
@@ -40,9 +40,9 @@ CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 CU124 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 
 
-def a_patient(**more: Any) -> Patient:
+def a_patient(**more: Any) -> TargetPython:
     return msgspec.structs.replace(
-        Patient(python="/opt/venv/bin/python", chosen_by="--python", version="3.12.3", pip_version="25.3"),
+        TargetPython(python="/opt/venv/bin/python", chosen_by="--python", version="3.12.3", pip_version="25.3"),
         platform_tag="linux-x86_64",
         **more,
     )
@@ -313,8 +313,8 @@ def test_each_library_that_torch_pins_is_compared(host: str) -> None:
     snapshot = to_snapshot(healthy_facts(host))
     packages = snapshot.packages
     assert isinstance(packages, Packages)
-    assert isinstance(snapshot.patient, Patient)
-    exact = [one for one in pins(packages, snapshot.patient) if one.wanted.startswith("==") and one.installed]
+    assert isinstance(snapshot.target_python, TargetPython)
+    exact = [one for one in pins(packages, snapshot.target_python) if one.wanted.startswith("==") and one.installed]
     assert "triton" in " ".join(one.package for one in exact)
     for pin in exact:
         others = tuple(

@@ -20,6 +20,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.nvidia import is_compat, own_gpus
 from tests.fixture_hosts import (
     HOSTS,
+    JSON_NAMES,
     fixture_snapshot,
     healthy_facts,
     healthy_names,
@@ -36,7 +37,7 @@ UNKNOWN = {"type": "unknown", "reason": "could not be read"}
 
 def with_one_unknown(facts: dict[str, Any], groups: set[str]) -> Iterator[tuple[str, Snapshot]]:
     """The host with each group, each field, and each field of all GPUs and of the last GPU unknown."""
-    for group in sorted(groups):
+    for group in sorted(JSON_NAMES[group] for group in groups):
         changes: dict[str, dict[str, Any]] = {group: {group: UNKNOWN}}
         if facts[group]["type"] != "unknown":
             changes |= {f"{group}.{field}": {group: {field: UNKNOWN}} for field in facts[group]}
@@ -134,7 +135,17 @@ def test_what_decides_and_is_unknown_is_said(name: str) -> None:
 BLIND_TORCH = {"cuda_available": False, "device_count": 0, "cuda_error": ""}
 SHOWN_ON_THE_BUS = [name for name in healthy_names() if name.startswith(("h100x8", "rtx4090x2", "a100"))]
 DRIVERS_SICK = [path for path in SICK if find_check(path.parent.name).family in ("driver", "container", "gpu")]
-ASKED = ("gpus", "driver", "environment", "machine", "container", "kernel_log", "patient", "packages", "processes")
+ASKED = (
+    "gpus",
+    "driver",
+    "environment",
+    "machine",
+    "container",
+    "kernel_log",
+    "target_python",
+    "packages",
+    "processes",
+)
 
 
 def blind(facts: dict[str, Any]) -> Iterator[tuple[str, Snapshot]]:
@@ -145,7 +156,7 @@ def blind(facts: dict[str, Any]) -> Iterator[tuple[str, Snapshot]]:
     for host in (facts, unlisted) if facts["gpus"]["type"] != "unknown" else (facts,):
         for count in range(3):
             for groups in combinations(ASKED, count):
-                yield ", ".join(groups), to_snapshot(host | dict.fromkeys(groups, UNKNOWN))
+                yield ", ".join(groups), to_snapshot(host | {JSON_NAMES[group]: UNKNOWN for group in groups})
 
 
 @pytest.mark.parametrize("name", SHOWN_ON_THE_BUS)

@@ -48,7 +48,7 @@ def is_of_network(slug: str) -> bool:
 
 
 NOT_OF_A_HOST: Final = frozenset(
-    {"environment", "fleet", "hang", "log", "meeting", "network", "patient", "processes", "smoke", "torch"}
+    {"environment", "fleet", "hang", "log", "meeting", "network", "target_python", "processes", "smoke", "torch"}
 )
 """Facts of a run, of its settings, of Python's packages, or of several hosts."""
 

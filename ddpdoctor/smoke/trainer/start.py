@@ -1,4 +1,4 @@
-"""Runs in the patient's Python: one host's ranks of the smoke training, or one rank that a launcher has started.
+"""Runs in the target Python: one host's ranks of the smoke training, or one rank that a launcher has started.
 
     python start.py ORDER
 

@@ -16,7 +16,7 @@ from ddpdoctor_smoke.stages import (
     training,
 )
 
-from ddpdoctor.smoke.running import PATIENT
+from ddpdoctor.smoke.running import TRAINER
 from tests.smoke_patient import CPU, PosesAsGpu, of_world, rank
 
 
@@ -58,7 +58,7 @@ def test_contexts_are_those_that_the_driver_knows(tmp_path: Path) -> None:
     source.write_text(DRIVER)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
     ask = (
-        f"import sys; sys.path.append({os.fspath(PATIENT.parent)!r})\n"
+        f"import sys; sys.path.append({os.fspath(TRAINER.parent)!r})\n"
         "from types import SimpleNamespace as N\n"
         "from ddpdoctor_smoke.stages.checkpointing import contexts\n"
         "print(contexts(N(cuda=N(device_count=lambda: 4))))"

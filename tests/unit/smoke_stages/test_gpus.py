@@ -20,7 +20,7 @@ from ddpdoctor_smoke.stages import (
     scaling,
 )
 
-from ddpdoctor.smoke.running import PATIENT
+from ddpdoctor.smoke.running import TRAINER
 from tests.smoke_patient import CPU, PosesAsGpu, rank
 
 # --- stages for GPUs, as far as they go without one -------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_ranks_are_not_forked_from_a_process_that_uses_cuda(
     build = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, driver]
     subprocess.run(build, check=True)
     ask = (
-        f"import sys; sys.path.append({os.fspath(PATIENT.parent)!r})\n"
+        f"import sys; sys.path.append({os.fspath(TRAINER.parent)!r})\n"
         f"import ctypes; {loaded} and ctypes.CDLL({os.fspath(library)!r})\n"
         "from ddpdoctor_smoke.engine import start_method\n"
         "print(start_method())"
@@ -258,7 +258,7 @@ def test_ranks_are_not_forked_from_a_process_that_uses_cuda(
 def test_what_ddp_imports_is_imported_in_the_stage_import() -> None:
     """Where nothing was forked: its time would be training's."""
     ask = (
-        f"import sys; sys.path.append({os.fspath(PATIENT.parent)!r})\n"
+        f"import sys; sys.path.append({os.fspath(TRAINER.parent)!r})\n"
         "from types import SimpleNamespace as N\n"
         "from ddpdoctor_smoke.engine import FOR_RANKS\n"
         "from ddpdoctor_smoke.stages.beginning import import_torch\n"

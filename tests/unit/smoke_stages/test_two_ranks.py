@@ -15,7 +15,7 @@ import torch
 from ddpdoctor_smoke.rank import NotHere, Rank
 from ddpdoctor_smoke.stages import precision, training
 
-from ddpdoctor.smoke.running import PATIENT
+from ddpdoctor.smoke.running import TRAINER
 from tests.smoke_patient import PosesAsGpu, rank
 
 ROOT = Path(__file__).parents[3]
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def pair() -> dict[str, list[dict[str, Any]]]:
     """What both ranks said, by case."""
-    path = os.pathsep.join([os.fspath(ROOT), os.fspath(PATIENT.parent)])
+    path = os.pathsep.join([os.fspath(ROOT), os.fspath(TRAINER.parent)])
     told = subprocess.run(
         [sys.executable, "-m", "tests.smoke_pair"],
         env=dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1"),

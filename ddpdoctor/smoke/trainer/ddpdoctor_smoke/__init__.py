@@ -1,1 +1,1 @@
-"""The ranks' side of `ddpdoctor smoke`: standard library and the patient's torch (1.13 or later) only, Python >= 3.8."""
+"""The ranks' side of `ddpdoctor smoke`: standard library and the target Python's torch (1.13 or later) only, Python >= 3.8."""

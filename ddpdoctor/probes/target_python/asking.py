@@ -1,4 +1,4 @@
-"""Runs `inquiry.py` in the patient's interpreter, and says what became of it in plain words."""
+"""Runs `inquiry.py` in the target Python's interpreter, and says what became of it in plain words."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def ask(context: Context, mode: Mode, seconds: float | None = None) -> Answer:
-    """What the patient answers; asked once for all probes. "torch" imports torch there, which takes seconds. seconds: how
+    """What the target Python answers; asked once for all probes. "torch" imports torch there, which takes seconds. seconds: how
     long it is waited for, `SECONDS` by default.
 
-    Both run side by side. A patient that doesn't answer as an interpreter isn't waited for any longer.
+    Both run side by side. A target Python that doesn't answer as an interpreter isn't waited for any longer.
     """
-    answer: Answer = context.once(f"patient {mode}", lambda: _ask(context, mode, seconds or SECONDS[mode]))
+    answer: Answer = context.once(f"target Python {mode}", lambda: _ask(context, mode, seconds or SECONDS[mode]))
     return answer
 
 
 def why_silent(answer: Answer) -> Unknown:
     """The reason for what isn't known because the interpreter can't be asked."""
-    return Unknown(f"the patient's Python can't be asked: {answer.detail}")
+    return Unknown(f"the target Python can't be asked: {answer.detail}")
 
 
 def maybe(told: dict[str, Any], name: str, doing: str) -> Any:

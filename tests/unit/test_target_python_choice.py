@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.probes.target import choice
-from ddpdoctor.probes.target.choice import choose_python
+from ddpdoctor.probes.target_python import choice
+from ddpdoctor.probes.target_python.choice import choose_python
 from tests.pythons import stand_in
 
 

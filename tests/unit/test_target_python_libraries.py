@@ -21,8 +21,8 @@ from ddpdoctor.probes.library_search import (
     CACHE_MAGIC,
     library_path,
     loader_cache,
-    patients_libstdcxx,
     preloaded,
+    targets_libstdcxx,
 )
 from tests.pythons import bare_venv, fake_torch
 
@@ -150,14 +150,14 @@ def test_libstdcxx_in_the_loaders_order(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     cache_file(tmp_path / "root", [(name, "/usr/lib/libstdc++.so.6", CACHE_FLAGS[os.uname().machine] | 3)])
     root = tmp_path / "root"
-    assert patients_libstdcxx(context(root), "/usr") == "/usr/lib/libstdc++.so.6"
+    assert targets_libstdcxx(context(root), "/usr") == "/usr/lib/libstdc++.so.6"
     (root / "cuda").mkdir()
     (root / "cuda" / name).touch()
-    assert patients_libstdcxx(context(root, LD_LIBRARY_PATH="/cuda"), "/usr") == "/cuda/libstdc++.so.6"
-    assert patients_libstdcxx(context(root, LD_LIBRARY_PATH="/cuda"), str(conda)) == "/cuda/libstdc++.so.6"
+    assert targets_libstdcxx(context(root, LD_LIBRARY_PATH="/cuda"), "/usr") == "/cuda/libstdc++.so.6"
+    assert targets_libstdcxx(context(root, LD_LIBRARY_PATH="/cuda"), str(conda)) == "/cuda/libstdc++.so.6"
     (conda / "lib" / name).touch()
-    assert patients_libstdcxx(context(root, LD_LIBRARY_PATH="/cuda"), str(conda)) == str(conda / "lib" / name)
-    assert patients_libstdcxx(context(root, LD_PRELOAD=f"/x/{name}"), str(conda)) == f"/x/{name}"
+    assert targets_libstdcxx(context(root, LD_LIBRARY_PATH="/cuda"), str(conda)) == str(conda / "lib" / name)
+    assert targets_libstdcxx(context(root, LD_PRELOAD=f"/x/{name}"), str(conda)) == f"/x/{name}"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What must hold of the file that runs in the patient, by its text."""
+"""What must hold of the file that runs in the target Python, by its text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tokenize
 
 import pytest
 
-from ddpdoctor.probes.target.asking import INQUIRY
+from ddpdoctor.probes.target_python.asking import INQUIRY
 
 TREE = ast.parse(INQUIRY.read_text(), feature_version=(3, 8))
 

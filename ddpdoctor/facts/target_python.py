@@ -1,4 +1,4 @@
-"""The patient: the Python interpreter in which training runs."""
+"""The target Python: the Python interpreter in which training runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 from ddpdoctor.base.unknown import Facts, Maybe, Otherwise, Source
 
 
-class Patient(Facts, frozen=True, kw_only=True):
+class TargetPython(Facts, frozen=True, kw_only=True, tag="patient"):
     """What the interpreter says of itself, or why it can't be asked.
 
     state: "ok", or "missing", "not-executable", "too-old", "not-python", "hangs", "dies".
@@ -30,12 +30,12 @@ class Patient(Facts, frozen=True, kw_only=True):
     """"venv", "conda", "system"."""
     externally_managed: Annotated[bool, Source("EXTERNALLY-MANAGED marker"), Otherwise(False)] = False
     """True where plain pip install is refused (PEP 668)."""
-    pip_version: Annotated[Maybe[str | None], Source("pip's metadata in the patient")] = None
+    pip_version: Annotated[Maybe[str | None], Source("pip's metadata in the target Python")] = None
     """None: no pip there."""
     site_packages: Annotated[tuple[str, ...], Source("sys.path")] = ()
     user_site: Annotated[str, Source("site.USER_SITE")] = ""
     """The user's own site-packages where this interpreter looks there, else ""."""
     platform_tag: Annotated[str, Source("sys.platform, uname")] = ""
     """"linux-x86_64"."""
-    libstdcxx_path: Annotated[Maybe[str | None], Source("patient's library search")] = None
+    libstdcxx_path: Annotated[Maybe[str | None], Source("the target Python's library search")] = None
     glibc_version: Annotated[Maybe[str | None], Source("confstr")] = None

@@ -14,15 +14,15 @@ import pytest
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.libraries import Libraries
-from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import NOT_IMPORTED, Torch
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.runner import take_snapshot
-from ddpdoctor.probes.target import asking
+from ddpdoctor.probes.target_python import asking
 from tests.pythons import bare_venv, fake_torch
 
-GROUPS = ("patient", "torch", "packages", "libraries")
+GROUPS = ("target_python", "torch", "packages", "libraries")
 
 
 def look(python: str = sys.executable, quick: bool = False, /, **environ: str) -> Snapshot:
@@ -272,8 +272,8 @@ def test_safe_path_leaves_the_working_folder_out(
 
 def test_half_installed_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = bare_venv(tmp_path / "venv")
-    site = look(python, True).patient
-    assert isinstance(site, Patient)
+    site = look(python, True).target_python
+    assert isinstance(site, TargetPython)
     fake_torch(Path(site.site_packages[0]), "from torch import _C\nfrom .version import __version__\n", None)
     monkeypatch.chdir(tmp_path)
     found = torch_of(look(python, PYTHONPATH=""))

@@ -1,4 +1,4 @@
-"""Real and sick interpreters: what the probe of the patient says of each."""
+"""Real and sick interpreters: what the probe of the target Python says of each."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ import pytest
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.probes import packages
-from ddpdoctor.probes import target as patient_probe
+from ddpdoctor.probes import target_python as patient_probe
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.runner import take_snapshot
-from ddpdoctor.probes.target import asking
-from ddpdoctor.probes.target.asking import INQUIRY, ask
+from ddpdoctor.probes.target_python import asking
+from ddpdoctor.probes.target_python.asking import INQUIRY, ask
 from tests.pythons import bare_venv, fake_torch, old_python, real_pythons, stand_in
 
-GROUPS = ("patient", "torch", "packages", "libraries")
+GROUPS = ("target_python", "torch", "packages", "libraries")
 OLD = ("2.7", "3.6", "3.7")
 
 
-def patient(python: str, **environ: str) -> Patient:
+def target_python(python: str, **environ: str) -> TargetPython:
     return patient_probe.probe(Context(python, environ=os.environ | environ))
 
 
@@ -41,14 +41,14 @@ def snapshot(python: str, **environ: str) -> Snapshot:
 
 def assert_silent(found: Snapshot) -> None:
     """The other groups say why they aren't known, and none by a crash of its probe."""
-    assert isinstance(found.patient, Patient)
+    assert isinstance(found.target_python, TargetPython)
     for group in ("torch", "packages", "libraries"):
         facts = getattr(found, group)
-        assert facts == Unknown(f"the patient's Python can't be asked: {found.patient.detail}")
+        assert facts == Unknown(f"the target Python can't be asked: {found.target_python.detail}")
 
 
 def test_this_interpreter_is_what_it_says() -> None:
-    found = patient(sys.executable)
+    found = target_python(sys.executable)
     assert (found.state, found.detail) == ("ok", "")
     assert found.version == "{}.{}.{}".format(*sys.version_info[:3])
     assert found.prefix == sys.prefix
@@ -62,8 +62,8 @@ def test_this_interpreter_is_what_it_says() -> None:
 @pytest.mark.parametrize("python", [path for version, path in real_pythons().items() if version not in OLD])
 def test_real_interpreters_answer(python: str) -> None:
     found = snapshot(python)
-    assert isinstance(found.patient, Patient)
-    assert found.patient.state == "ok"
+    assert isinstance(found.target_python, TargetPython)
+    assert found.target_python.state == "ok"
     assert isinstance(found.packages, Packages)
     assert msgspec.json.decode(msgspec.json.encode(found), type=Snapshot) == found
 
@@ -72,32 +72,32 @@ def test_real_interpreters_answer(python: str) -> None:
 def test_old_interpreters_are_named(version: str, tmp_path: Path) -> None:
     python = real_pythons().get(version) or old_python(tmp_path, f"{version}.99")
     found = snapshot(python)
-    assert isinstance(found.patient, Patient)
-    assert found.patient.state == "too-old"
-    assert f"Python {version}." in found.patient.detail
+    assert isinstance(found.target_python, TargetPython)
+    assert found.target_python.state == "too-old"
+    assert f"Python {version}." in found.target_python.detail
     assert_silent(found)
 
 
 def test_stand_in_for_an_old_interpreter_says_what_a_real_one_does(tmp_path: Path) -> None:
-    found = patient(old_python(tmp_path, "2.7.18"))
+    found = target_python(old_python(tmp_path, "2.7.18"))
     assert found.state == "too-old"
     assert found.detail == "it is Python 2.7.18; ddpdoctor asks Python 3.8 or later"
 
 
 def test_path_that_does_not_exist(tmp_path: Path) -> None:
     found = snapshot(str(tmp_path / "python"))
-    assert isinstance(found.patient, Patient)
-    assert (found.patient.state, found.patient.detail) == ("missing", "there is no such file")
+    assert isinstance(found.target_python, TargetPython)
+    assert (found.target_python.state, found.target_python.detail) == ("missing", "there is no such file")
     assert_silent(found)
 
 
 def test_command_that_does_not_exist() -> None:
-    assert patient("python3.99").detail == "there is no such command on PATH"
+    assert target_python("python3.99").detail == "there is no such command on PATH"
 
 
 def test_venv_whose_base_is_gone(tmp_path: Path) -> None:
     (tmp_path / "python").symlink_to("/usr/bin/python3.99")
-    found = patient(str(tmp_path / "python"))
+    found = target_python(str(tmp_path / "python"))
     assert found.state == "missing"
     assert "/usr/bin/python3.99" in found.detail
 
@@ -117,7 +117,7 @@ def test_venv_whose_base_lies_where_this_user_may_not_go() -> None:
         as_nobody = (
             "import os, sys\n"
             "from ddpdoctor.probes.context import Context\n"
-            "from ddpdoctor.probes.target.asking import ask\n"
+            "from ddpdoctor.probes.target_python.asking import ask\n"
             "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             "answer = ask(Context(sys.argv[1], environ={}), 'interpreter')\n"
             "print(answer.state, answer.detail, sep=': ')"
@@ -128,18 +128,18 @@ def test_venv_whose_base_lies_where_this_user_may_not_go() -> None:
 
 def test_links_that_lead_in_a_circle(tmp_path: Path) -> None:
     (tmp_path / "python").symlink_to("python")
-    found = patient(str(tmp_path / "python"))
+    found = target_python(str(tmp_path / "python"))
     assert (found.state, found.detail) == ("not-executable", "it can't be looked at: " + os.strerror(errno.ELOOP))
 
 
 def test_folder(tmp_path: Path) -> None:
-    assert patient(str(tmp_path)).state == "not-executable"
+    assert target_python(str(tmp_path)).state == "not-executable"
 
 
 def test_file_without_the_right_to_run(tmp_path: Path) -> None:
     path = Path(stand_in(tmp_path, "true"))
     path.chmod(stat.S_IRUSR)
-    found = patient(str(path))
+    found = target_python(str(path))
     assert (found.state, found.detail) == ("not-executable", "it is a file that this user may not execute")
 
 
@@ -147,7 +147,7 @@ def test_program_in_the_first_line_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "python"
     path.write_text("#!/nonexistent/python\n")
     path.chmod(0o755)
-    found = patient(str(path))
+    found = target_python(str(path))
     assert found.state == "not-executable"
     assert "the program that runs it" in found.detail
 
@@ -155,23 +155,23 @@ def test_program_in_the_first_line_is_gone(tmp_path: Path) -> None:
 def test_garbage_with_exit_code_0(tmp_path: Path) -> None:
     python = stand_in(tmp_path, r"printf 'hello \377\376 \033[31mworld\0\n'")
     found = snapshot(python)
-    assert isinstance(found.patient, Patient)
-    assert found.patient.state == "not-python"
-    assert "hello" in found.patient.detail
-    assert "exit code 0" in found.patient.detail
-    assert found.patient.detail.isprintable(), "a terminal would obey the rest"
+    assert isinstance(found.target_python, TargetPython)
+    assert found.target_python.state == "not-python"
+    assert "hello" in found.target_python.detail
+    assert "exit code 0" in found.target_python.detail
+    assert found.target_python.detail.isprintable(), "a terminal would obey the rest"
     assert_silent(found)
     msgspec.json.encode(found)
 
 
 def test_silence_with_exit_code_3(tmp_path: Path) -> None:
-    found = patient(stand_in(tmp_path, "exit 3"))
+    found = target_python(stand_in(tmp_path, "exit 3"))
     assert (found.state, found.detail) == ("not-python", "it printed nothing and ended with exit code 3")
 
 
 @pytest.mark.parametrize("name", ["SEGV", "ABRT", "KILL"])
 def test_death_by_a_signal(tmp_path: Path, name: str) -> None:
-    found = patient(stand_in(tmp_path, f"kill -{name} $$"))
+    found = target_python(stand_in(tmp_path, f"kill -{name} $$"))
     assert (found.state, found.detail) == ("dies", f"it was ended by SIG{name}")
 
 
@@ -181,15 +181,15 @@ def test_hang_costs_no_more_than_the_interpreters_deadline(tmp_path: Path, monke
     began = time.monotonic()
     found = snapshot(python)
     assert time.monotonic() - began < 10
-    assert isinstance(found.patient, Patient)
-    assert (found.patient.state, found.patient.detail) == ("hangs", "no answer within 1 s")
+    assert isinstance(found.target_python, TargetPython)
+    assert (found.target_python.state, found.target_python.detail) == ("hangs", "no answer within 1 s")
     assert_silent(found)
     for pid in (tmp_path / "pids").read_text().split():
         assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
 
 
 def test_environment_without_pip(tmp_path: Path) -> None:
-    found = patient(bare_venv(tmp_path / "venv"))
+    found = target_python(bare_venv(tmp_path / "venv"))
     assert (found.state, found.pip_version, found.environment_kind) == ("ok", None, "venv")
     assert found.python == str(tmp_path / "venv" / "bin" / "python"), "the link must stay, or it is no venv"
     assert found.prefix == str(tmp_path / "venv")
@@ -210,25 +210,25 @@ def test_environment_without_pip(tmp_path: Path) -> None:
 )
 def test_sitecustomize_does_no_harm(tmp_path: Path, code: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(code)
-    found = patient(sys.executable, PYTHONPATH=str(tmp_path))
+    found = target_python(sys.executable, PYTHONPATH=str(tmp_path))
     assert (found.state, found.detail) == ("ok", "")
     assert found.version == "{}.{}.{}".format(*sys.version_info[:3])
 
 
 def test_sitecustomize_that_ends_the_process(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os; os._exit(0)")
-    assert patient(sys.executable, PYTHONPATH=str(tmp_path)).state == "not-python"
+    assert target_python(sys.executable, PYTHONPATH=str(tmp_path)).state == "not-python"
 
 
 def test_module_of_the_library_that_is_shadowed(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise ImportError('my own json')")
-    found = patient(sys.executable, PYTHONPATH=str(tmp_path))
+    found = target_python(sys.executable, PYTHONPATH=str(tmp_path))
     assert found.state == "dies"
     assert "ImportError: my own json" in found.detail
 
 
 def test_pythonhome_of_another_python(tmp_path: Path) -> None:
-    found = patient(sys.executable, PYTHONHOME=str(tmp_path))
+    found = target_python(sys.executable, PYTHONHOME=str(tmp_path))
     assert found.state == "dies"
     assert "Fatal Python error" in found.detail
     assert "\n" not in found.detail
@@ -238,9 +238,9 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9") / "lib" / "site-packages"
     (folder / "torch-2.0.dist-info").mkdir(parents=True)
     found = snapshot(sys.executable, PYTHONPATH=str(folder))
-    assert isinstance(found.patient, Patient)
-    assert found.patient.state == "ok"
-    assert any("/caf?/" in one for one in found.patient.site_packages)
+    assert isinstance(found.target_python, TargetPython)
+    assert found.target_python.state == "ok"
+    assert any("/caf?/" in one for one in found.target_python.site_packages)
     msgspec.json.encode(found)
 
 
@@ -250,12 +250,12 @@ def test_standard_modules_come_from_the_library_wherever_we_stand(
     """The working folder comes first for torch, but not for what the inquiry itself needs."""
     (tmp_path / "json.py").write_text("raise ImportError('my own json')")
     monkeypatch.chdir(tmp_path)
-    assert patient(sys.executable).state == "ok"
+    assert target_python(sys.executable).state == "ok"
 
 
 def test_packages_are_those_that_the_metadata_names(tmp_path: Path) -> None:
     python = bare_venv(tmp_path / "venv")
-    (site,) = patient(python).site_packages
+    (site,) = target_python(python).site_packages
     write_distribution(Path(site), "Torch_Vision", "1.0", "")  # Not one that matters, under any spelling.
     write_distribution(Path(site), "Flash_Attn", "2.8.3", "Requires-Dist: torch>=2\nRequires-Dist: einops\n", "uv\n")
     write_distribution(
@@ -285,7 +285,7 @@ def test_packages_are_those_that_the_metadata_names(tmp_path: Path) -> None:
 
 def test_what_torch_pins_exactly_is_looked_for_under_any_name(tmp_path: Path) -> None:
     python = bare_venv(tmp_path / "venv")
-    (site,) = patient(python).site_packages
+    (site,) = target_python(python).site_packages
     required = "Requires-Dist: sympy==1.13.1\nRequires-Dist: jinja2\nRequires-Dist: networkx (>=2)"
     write_distribution(Path(site), "torch", "2.6.0", required)
     write_distribution(Path(site), "sympy", "1.14.0", "", "uv\n")

@@ -1,4 +1,4 @@
-"""Which Python is the patient. Nothing is run to find out, and links are left as they are: a venv's python is one."""
+"""Which Python is the target Python. Nothing is run to find out, and links are left as they are: a venv's python is one."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Runs in the patient's Python as one rank: the job's real store, a process group, an all_reduce of 4 B and one of 4 MiB.
+"""Runs in the target Python as one rank: the job's real store, a process group, an all_reduce of 4 B and one of 4 MiB.
 
     python collective.py ORDER
 
 ORDER is a JSON object: word, backend, master, port, rank, world_size, seconds. What happens goes to the standard output
 as JSON objects, each between two `word`s: {"stage": ...} when a stage begins, so that whoever kills this knows where it
 hung, and {"ok": true}, {"absent": ...} or {"error": ...} at the end. `seconds` is when it will be killed: torch's own limits
-end a little before that, so that torch can say what it waited for. Standard library and the patient's torch (2.0 or later)
+end a little before that, so that torch can say what it waited for. Standard library and the target Python's torch (2.0 or later)
 only, Python >= 3.8.
 
 With NCCL the rank takes the first visible GPU. That part has been run on no GPU yet; with gloo all of it has.

@@ -1,4 +1,4 @@
-"""`ddpdoctor smoke` with patients that are broken, and with places and limits that are: each ends in plain words, in time, and
+"""`ddpdoctor smoke` with target Pythons that are broken, and with places and limits that are: each ends in plain words, in time, and
 leaves nothing behind; what only looks broken trains."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddpdoctor import smoke as smoke_package
 from tests.command import ROOT, command, plain_environ
 from tests.pythons import bare_venv, fake_torch, real_pythons, stand_in
 
-PATIENT = Path(smoke_package.__file__).parent / "trainer"
+TRAINER = Path(smoke_package.__file__).parent / "trainer"
 
 USER = (
     "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
@@ -319,6 +319,6 @@ def test_closed_output(place: Path) -> None:
 
 def test_the_patients_side_compiles_on_the_oldest_python() -> None:
     code = "import ast, sys\nfor one in sys.argv[1:]: ast.parse(open(one, encoding='utf-8').read(), one)"
-    files = [str(one) for one in PATIENT.rglob("*.py")]
+    files = [str(one) for one in TRAINER.rglob("*.py")]
     assert len(files) > 10
     subprocess.run([real_pythons()["3.8"], "-c", code, *files], check=True)

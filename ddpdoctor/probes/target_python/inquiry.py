@@ -1,8 +1,8 @@
-"""Runs in the patient's Python and says what it is. Standard library only, Python >= 3.8.
+"""Runs in the target Python and says what it is. Standard library only, Python >= 3.8.
 
     python inquiry.py MODE START END SECONDS FOLDER
 
-MODE is "interpreter" (imports nothing of the patient's) or "torch" (imports torch). What is learned goes to the standard
+MODE is "interpreter" (imports nothing of the target Python's) or "torch" (imports torch). What is learned goes to the standard
 output as JSON objects, each between the two random words START and END, so that whatever else is printed there does no
 harm; later objects add to earlier ones. SECONDS is when the caller's patience ends. FOLDER is where a training script would
 lie ("" where there is none any more): modules there are named, but imported only if it is the working folder as well.
