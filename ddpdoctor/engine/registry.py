@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -167,9 +167,14 @@ class UnknownSelection(ValueError):
         super().__init__(f"There is no check and no family called {name!r}.{hint}")
 
 
+FORMER_FAMILIES: Final = {"patient": "python"}
+"""Names that scripts may still choose by."""
+
+
 def as_written(name: str) -> str:
-    """A name as the registry writes it: `Shm_Too_Small` is shm-too-small."""
-    return name.strip().lower().replace("_", "-")
+    """A name as the registry writes it: `Shm_Too_Small` is shm-too-small, and a family's former name its present one."""
+    written = name.strip().lower().replace("_", "-")
+    return FORMER_FAMILIES.get(written, written)
 
 
 def nearest_names(name: str, names: Iterable[str]) -> list[str]:

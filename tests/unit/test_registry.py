@@ -138,3 +138,8 @@ def test_what_a_check_needs_is_what_its_annotations_mean(one: Check) -> None:
     hints = {name: hint for name, hint in get_type_hints(one.predicate).items() if name != "return"}
     assert one.needs == {name: None if Unknown in get_args(hint) else hint for name, hint in hints.items()}
     assert list(one.needs) == list(inspect.signature(one.predicate).parameters)
+
+
+def test_a_family_is_chosen_by_its_former_name_too() -> None:
+    assert registry.select(["patient"]) == registry.select(["python"])
+    assert {one.family for one in registry.select(["patient"])} == {"python"}
