@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.hang_company import Standing
 from ddpdoctor.knowledge.hang_fixes import (
     full_stacks,
@@ -19,7 +20,7 @@ from ddpdoctor.knowledge.hang_fixes import (
 from ddpdoctor.knowledge.hang_patience import severity_of
 from ddpdoctor.knowledge.hang_places import FORWARD, Where
 from ddpdoctor.knowledge.hang_recorded import Record, Sign
-from ddpdoctor.knowledge.hang_verdict import Kind, Verdict, verdict_for
+from ddpdoctor.knowledge.hang_verdict import Verdict, verdict_for
 from ddpdoctor.knowledge.hang_waits import How, Lag
 from ddpdoctor.knowledge.hang_words import (
     evidence_of,
@@ -45,6 +46,7 @@ GROUP = r"(?:\[(?P<group>PG .{1,120}?) Rank \d+\](?:(?!\[PG ).)*)?"
 @check(
     "uneven-inputs",
     severity=FAIL,
+    stands_for=(HangCause.UNEVEN,),
     log_signs=(
         LogSign(
             "Detected at least one rank that exhausted inputs",
@@ -69,7 +71,7 @@ def uneven_inputs(hang: Hang) -> Iterator[Finding]:
     Give all ranks as many batches: DistributedSampler with drop_last=True, or the smallest length, agreed by all_reduce
     before the loop. Or `with model.join():` around the loop (torch's Join), which lets ranks that are done take part.
     """
-    found = verdict_for(hang, Kind.UNEVEN)
+    found = verdict_for(hang, HangCause.UNEVEN)
     if found is None:
         return
     first = found.culprits[0]
@@ -108,7 +110,7 @@ def _fewer(place: Where, what: str) -> str:
 
 def different_calls(hang: Hang) -> Iterator[Finding]:
     """Of a running job: what collective-desync says."""
-    found = verdict_for(hang, Kind.DESYNC)
+    found = verdict_for(hang, HangCause.DESYNC)
     if found is None:
         return
     record = found.record
@@ -189,6 +191,7 @@ def _how_they_differ(found: Verdict, hang: Hang) -> str:
 @check(
     "rank-fell-behind",
     severity=FAIL,
+    stands_for=(HangCause.BEHIND,),
     log_signs=(
         LogSign(
             "failed to pass monitoredBarrier in",
@@ -228,7 +231,7 @@ def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
     Look at what comes after its last call, which is named where it was recorded. On its host `ddpdoctor jobs --hang` shows where it stands now.
     gloo records no sends and receives: of several ranks that are named together there, stacks tell which.
     """
-    found = verdict_for(hang, Kind.BEHIND)
+    found = verdict_for(hang, HangCause.BEHIND)
     if found is None or found.record is None:
         return
     record = found.record
@@ -331,6 +334,7 @@ def _gather_its_dump(record: Record, hang: Hang) -> tuple[Fix, ...]:
 @check(
     "nccl-watchdog-timeout",
     severity=FAIL,
+    stands_for=(HangCause.TIMED_OUT,),
     log_signs=(
         LogSign(
             "Watchdog caught collective operation timeout: WorkNCCL(",
@@ -416,7 +420,7 @@ def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
     Where a rank is named, look at its last call. Where all called the same, test the network and the GPUs. A longer timeout
     only helps where slowness is proven.
     """
-    found = verdict_for(hang, Kind.TIMED_OUT)
+    found = verdict_for(hang, HangCause.TIMED_OUT)
     if found is None or found.record is None:
         return
     record = found.record
@@ -439,7 +443,7 @@ def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
     )
 
 
-@check("exit-hang", severity=FAIL)
+@check("exit-hang", severity=FAIL, stands_for=(HangCause.EXIT,))
 def exit_hang(hang: Hang) -> Iterator[Finding]:
     """The training is over, and the ranks don't end.
 
@@ -454,7 +458,7 @@ def exit_hang(hang: Hang) -> Iterator[Finding]:
     Call `dist.barrier()` and then `dist.destroy_process_group()` on all ranks as the last of the script, after deleting the
     model and loaders; end threads and pools before. Once results are saved, ending the processes loses nothing.
     """
-    found = verdict_for(hang, Kind.EXIT)
+    found = verdict_for(hang, HangCause.EXIT)
     if found is None:
         return
     yield Finding(
@@ -476,7 +480,7 @@ def exit_hang(hang: Hang) -> Iterator[Finding]:
     )
 
 
-@check("collective-stalled", severity=WARN)
+@check("collective-stalled", severity=WARN, stands_for=(HangCause.STALLED,))
 def collective_stalled(hang: Hang) -> Iterator[Finding]:
     """All ranks that can be seen wait, and nothing tells them apart.
 
@@ -491,7 +495,7 @@ def collective_stalled(hang: Hang) -> Iterator[Finding]:
     Look at the other hosts first (`ddpdoctor jobs --hang` there), then test the way between the ranks with `ddpdoctor smoke`
     and `ddpdoctor netcheck`. A flight recorder in the next run tells ranks apart where stacks don't.
     """
-    found = verdict_for(hang, Kind.STALLED)
+    found = verdict_for(hang, HangCause.STALLED)
     if found is None:
         return
     sure = any(one.standing in (Standing.WAITS, Standing.ELSEWHERE) for one in found.culprits)

@@ -8,11 +8,12 @@ from ddpdoctor.facts.base import Maybe, Unknown
 from ddpdoctor.facts.hang import Hang, Watched
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.hang_company import Stand, Standing, worker_idle
 from ddpdoctor.knowledge.hang_fixes import full_stacks, lines_of, look_again, look_on_other_hosts, read_the_code
 from ddpdoctor.knowledge.hang_patience import severity_of
 from ddpdoctor.knowledge.hang_places import Where, worker_place
-from ddpdoctor.knowledge.hang_verdict import Kind, verdict_for
+from ddpdoctor.knowledge.hang_verdict import verdict_for
 from ddpdoctor.knowledge.hang_words import evidence_of, file_line, named, not_known, timeout_words, waiting_words, where
 from ddpdoctor.knowledge.jobs import lone_setting
 from ddpdoctor.knowledge.smoke_words import short
@@ -32,7 +33,7 @@ WAITS_IN = {
 """What a process waits for, by the beginning of the kernel's function."""
 
 
-@check("dataloader-stuck", severity=FAIL)
+@check("dataloader-stuck", severity=FAIL, stands_for=(HangCause.LOADER,))
 def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
     """A rank waits for its DataLoader, which doesn't move.
 
@@ -48,7 +49,7 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
     Look at the line where the worker stands. `DataLoader(..., timeout=120)` turns the hang into an error that names it;
     `num_workers=0` tells data apart from workers; `multiprocessing_context="spawn"` avoids locks held across the fork.
     """
-    found = verdict_for(hang, Kind.LOADER)
+    found = verdict_for(hang, HangCause.LOADER)
     if found is None:
         return
     first = found.culprits[0]
@@ -107,7 +108,7 @@ def _why_no_data(stand: Stand, stuck: list[Watched]) -> str:
     return f"Worker {stopped[0].pid} is stopped: `kill -CONT {stopped[0].pid}` lets it go on." if stopped else ""
 
 
-@check("rank-in-lock", severity=FAIL)
+@check("rank-in-lock", severity=FAIL, stands_for=(HangCause.LOCK,))
 def rank_in_lock(hang: Hang) -> Iterator[Finding]:
     """A rank waits for a lock, a queue or another thread, and the others wait for it.
 
@@ -122,7 +123,7 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
     Look at the line where it stands. Start processes with "spawn" or before threads are started; `put` and `get` take a
     timeout.
     """
-    found = verdict_for(hang, Kind.LOCK)
+    found = verdict_for(hang, HangCause.LOCK)
     if found is None:
         return
     yield Finding(
@@ -142,6 +143,7 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
 @check(
     "slow-rank0-timeout",
     severity=WARN,
+    stands_for=(HangCause.SLOW_0,),
     log_signs=(
         LogSign(
             "ncclUniqueId from [0] via c10d key-value store by key",
@@ -174,7 +176,7 @@ def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
     Do it before init_process_group(), or on all ranks; save in the background or in shards; or give the group a longer
     timeout: `init_process_group(timeout=timedelta(hours=2))`.
     """
-    found = verdict_for(hang, Kind.SLOW_0)
+    found = verdict_for(hang, HangCause.SLOW_0)
     if found is None:
         return
     place = found.culprits[0].place
@@ -198,7 +200,7 @@ def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
     )
 
 
-@check("rank-busy-outside-collectives", severity=FAIL)
+@check("rank-busy-outside-collectives", severity=FAIL, stands_for=(HangCause.BUSY,))
 def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
     """A rank does something else while the others wait for it.
 
@@ -213,7 +215,7 @@ def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
     ## Fix
     Look at the line that is named. What one rank does alone must be short, or be done before the training.
     """
-    found = verdict_for(hang, Kind.BUSY)
+    found = verdict_for(hang, HangCause.BUSY)
     if found is None:
         return
     verb = "is busy" if found.moving else "stands"
@@ -253,7 +255,7 @@ def _between(moving: bool) -> str:
     )
 
 
-@check("rendezvous-waiting", severity=FAIL)
+@check("rendezvous-waiting", severity=FAIL, stands_for=(HangCause.RENDEZVOUS,))
 def rendezvous_waiting(hang: Hang, processes: Maybe[Processes]) -> Iterator[Finding]:
     """Ranks wait in init_process_group for others that are not there.
 
@@ -269,7 +271,7 @@ def rendezvous_waiting(hang: Hang, processes: Maybe[Processes]) -> Iterator[Find
     Start the missing ranks, or correct WORLD_SIZE. `ddpdoctor netcheck` tests the way between hosts, and names who doesn't
     come. Call init_process_group early.
     """
-    found = verdict_for(hang, Kind.RENDEZVOUS)
+    found = verdict_for(hang, HangCause.RENDEZVOUS)
     if found is None:
         return
     late = found.culprits if found.waiting else ()

@@ -12,6 +12,7 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, Ending, Smoke, State
 from ddpdoctor.findings import FAIL, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.smoke_blame import Blame, Kind, blame_for
 from ddpdoctor.knowledge.smoke_fixes import check_host, look_at, on_one_host, smoke_command, way_between
 from ddpdoctor.knowledge.smoke_words import evidence_of, named, said_of, short, what_the_others_did
@@ -25,6 +26,7 @@ WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier",
 @check(
     "collective-desync",
     severity=FAIL,
+    stands_for=(HangCause.DESYNC,),
     log_signs=(
         LogSign(
             "Detected mismatch between collectives on ranks",

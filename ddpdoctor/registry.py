@@ -29,6 +29,14 @@ class NotApplicable(Exception):
     """Raised by `requires()`: the check has nothing to look at on this host."""
 
 
+class JudgedElsewhere(NotApplicable):
+    """Raised by a check whose subject is there for another cause, of which another check speaks."""
+
+    def __init__(self, reason: str, cause: Enum) -> None:
+        super().__init__(reason)
+        self.cause = cause
+
+
 def requires(condition: object, reason: str) -> None:
     """Ends the check as not applicable unless the condition holds: `requires(gpus.devices, "no NVIDIA GPU")`.
 
@@ -43,13 +51,28 @@ class Check:
     """One illness: its slug, family, severity, page (the docstring), log lines and predicate.
 
     The family is the first word of its file's name: a large one has several files, host_memory.py and host_disks.py.
+
+    Args:
+        stands_for: what of other parts' own lists it is the check of: causes of hangs, kinds of leftovers, signals of processes.
+        catalogue: the one that it stands in.
     """
 
-    def __init__(self, slug: str, severity: Severity, log_signs: tuple[LogSign, ...], predicate: Predicate) -> None:
+    def __init__(
+        self,
+        slug: str,
+        severity: Severity,
+        log_signs: tuple[LogSign, ...],
+        predicate: Predicate,
+        *,
+        stands_for: tuple[Enum, ...] = (),
+        catalogue: Catalogue | None = None,
+    ) -> None:
         self.slug = slug
         self.severity = severity
         self.log_signs = log_signs
         self.predicate = predicate
+        self.stands_for = stands_for
+        self.catalogue = Catalogue() if catalogue is None else catalogue
         self.family = predicate.__module__.rsplit(".", 1)[-1].partition("_")[0]
 
     def __repr__(self) -> str:
@@ -85,19 +108,70 @@ class Check:
         return {name for name in self.needs if name in GROUPS}
 
 
-_registered: dict[str, Check] = {}
+class Catalogue:
+    """Checks by slug, and by what they stand for: through it other parts find a check whose slug they don't know."""
+
+    def __init__(self) -> None:
+        self._by_slug: dict[str, Check] = {}
+        self._by_topic: dict[tuple[type[Enum], Enum], list[Check]] = {}
+
+    def add(self, check: Check) -> None:
+        """Adds a check.
+
+        Raises:
+            ValueError: there is one of that slug.
+        """
+        if check.slug in self._by_slug:
+            raise ValueError(f"two checks are called {check.slug}")
+        self._by_slug[check.slug] = check
+        for topic in check.stands_for:
+            # Members of two enumerations of strings or numbers may be equal.
+            self._by_topic.setdefault((type(topic), topic), []).append(check)
+
+    def get(self, slug: str) -> Check | None:
+        """The check of that slug; None where this version has none."""
+        return self._by_slug.get(slug)
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """All, by family, file, and place in the file, whatever was imported first."""
+        return tuple(sorted(self._by_slug.values(), key=_order))
+
+    def standing_for(self, topic: Enum) -> tuple[Check, ...]:
+        """The checks that declare it, in the same order."""
+        return tuple(sorted(self._by_topic.get((type(topic), topic), ()), key=_order))
+
+    def slug_for(self, topic: Enum) -> str:
+        """The slug of the only check that declares it.
+
+        Raises:
+            LookupError: none does, or several do.
+        """
+        slugs = [check.slug for check in self.standing_for(topic)]
+        if len(slugs) != 1:
+            raise LookupError(f"{topic} has {len(slugs)} checks: {slugs}")
+        return slugs[0]
+
+
+def _order(check: Check) -> tuple[str, str]:
+    return check.family, check.predicate.__module__
+
+
+_registered = Catalogue()
 _prescriptions: dict[str, Check] = {}
 
 
 def check(
-    slug: str, *, severity: Severity = Severity.FAIL, log_signs: tuple[LogSign, ...] = ()
+    slug: str,
+    *,
+    severity: Severity = Severity.FAIL,
+    log_signs: tuple[LogSign, ...] = (),
+    stands_for: tuple[Enum, ...] = (),
 ) -> Callable[[Predicate], Predicate]:
     """Registers a predicate. Its parameter names say which groups of facts (or `plan`) it is given."""
 
     def register(predicate: Predicate) -> Predicate:
-        if slug in _registered:
-            raise ValueError(f"two checks are called {slug}")
-        _registered[slug] = Check(slug, severity, log_signs, predicate)
+        _registered.add(Check(slug, severity, log_signs, predicate, stands_for=stands_for, catalogue=_registered))
         return predicate
 
     return register
@@ -130,7 +204,13 @@ def all_checks() -> tuple[Check, ...]:
 
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
-    return tuple(sorted(_registered.values(), key=lambda one: (one.family, one.predicate.__module__)))
+    return _registered.checks
+
+
+def catalogue() -> Catalogue:
+    """All checks, to be handed to whatever asks for them."""
+    all_checks()
+    return _registered
 
 
 LEAST_SIGN = 12
@@ -267,6 +347,9 @@ def _judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
         findings.extend(_short_enough(found) for found in one.predicate(**arguments))
     except NotKnown as missing:
         return Result(one, tuple(findings), NotTested(Why.UNKNOWN, str(missing)))
+    except JudgedElsewhere as reason:
+        text = f"{reason}: see {one.catalogue.slug_for(reason.cause)}"
+        return Result(one, tuple(findings), NotTested(Why.NOT_APPLICABLE, text))
     except NotApplicable as reason:
         return Result(one, tuple(findings), NotTested(Why.NOT_APPLICABLE, str(reason)))
     except Exception as crash:

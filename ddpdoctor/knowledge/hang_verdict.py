@@ -6,18 +6,18 @@ Where nobody can be told apart, nobody is blamed: that is a verdict of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from typing import Final
 
 import msgspec
 
 from ddpdoctor.facts.base import NotKnown
 from ddpdoctor.facts.hang import NOT_FOUND, Hang
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.hang_company import CHECKPOINTS, Stand, Standing, having, stands_of, worker_idle, worker_moves
 from ddpdoctor.knowledge.hang_places import FORWARD, Place, Where
 from ddpdoctor.knowledge.hang_recorded import Record, Sign, behind, counts_move, not_dumped, record_of
 from ddpdoctor.knowledge.hang_waits import How
-from ddpdoctor.registry import requires
+from ddpdoctor.registry import JudgedElsewhere, requires
 from ddpdoctor.wording import ranks_named
 
 SOON: Final = 60.0
@@ -26,28 +26,8 @@ BARRIERS: Final = ("barrier", "monitored_barrier")
 ITS_DUMP: Final = "gather it, or look at what is missing first: a rank that can't dump is often the culprit"
 
 
-class Kind(str, Enum):
-    """What a hang comes to, by the slug of the check that speaks of it."""
-
-    STOPPED = "rank-stopped"
-    CRASHED = "peer-rank-crashed"
-    KERNEL = "rank-in-kernel"
-    INPUT = "rank-waits-for-input"
-    LOADER = "dataloader-stuck"
-    LOCK = "rank-in-lock"
-    SLOW_0 = "slow-rank0-timeout"
-    BUSY = "rank-busy-outside-collectives"
-    RENDEZVOUS = "rendezvous-waiting"
-    DESYNC = "collective-desync"
-    UNEVEN = "uneven-inputs"
-    BEHIND = "rank-fell-behind"
-    TIMED_OUT = "nccl-watchdog-timeout"
-    EXIT = "exit-hang"
-    STALLED = "collective-stalled"
-
-
 KIND_OF: Final = {
-    Sign.MISMATCH: Kind.DESYNC, Sign.BEHIND: Kind.BEHIND, Sign.CIRCLE: Kind.DESYNC, Sign.EVEN: Kind.STALLED,
+    Sign.MISMATCH: HangCause.DESYNC, Sign.BEHIND: HangCause.BEHIND, Sign.CIRCLE: HangCause.DESYNC, Sign.EVEN: HangCause.STALLED,
 }  # fmt: skip
 
 
@@ -59,7 +39,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     unseen: ranks of this host that could not be looked into. record: what the flight recorders or RAS say, if it fits.
     """
 
-    kind: Kind
+    kind: HangCause
     culprits: tuple[Stand, ...] = ()
     waiting: tuple[Stand, ...] = ()
     places: tuple[tuple[Place, tuple[Stand, ...]], ...] = ()
@@ -78,7 +58,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.culprits) and all(one.progress for one in self.culprits)
 
 
-def verdict_for(hang: Hang, kind: Kind) -> Verdict | None:
+def verdict_for(hang: Hang, kind: HangCause) -> Verdict | None:
     """The verdict, for the check that speaks of that kind; None where the job moves on.
 
     Raises:
@@ -87,10 +67,8 @@ def verdict_for(hang: Hang, kind: Kind) -> Verdict | None:
     """
     requires(hang.asked, "no running job was looked at")
     found = verdict_of(hang)
-    requires(
-        found is None or found.kind is kind,
-        f"the ranks hang for another reason: see {found.kind.value if found else ''}",
-    )
+    if found and found.kind is not kind:
+        raise JudgedElsewhere("the ranks hang for another reason", found.kind)
     return found
 
 
@@ -121,8 +99,8 @@ def _recorded_only(hang: Hang, stands: Sequence[Stand]) -> Verdict | None:
         raise NotKnown(f"{missing}: {ITS_DUMP}" if missing else _even_words(hang))
     culprits = tuple(one for one in stands if one.number in record.ranks)
     kind = KIND_OF[record.sign]
-    if record.timed_out and kind is not Kind.DESYNC:
-        kind = Kind.TIMED_OUT
+    if record.timed_out and kind is not HangCause.DESYNC:
+        kind = HangCause.TIMED_OUT
     return Verdict(kind=kind, culprits=culprits, record=record)
 
 
@@ -150,20 +128,20 @@ def _who_can_do_nothing(stands: Sequence[Stand]) -> Verdict | None:
     held = having(stands, Standing.HELD)
     typing = tuple(one for one in having(stands, Standing.ELSEWHERE) if one.place.where is Where.INPUT)
     if stopped:
-        return Verdict(kind=Kind.STOPPED, culprits=stopped, waiting=waiting, unseen=unseen)
+        return Verdict(kind=HangCause.STOPPED, culprits=stopped, waiting=waiting, unseen=unseen)
     sure = having(stands, Standing.WAITS)
     if gone and sure:
         # One that the others still expect may never have been started, unless it was seen.
         expected = all(one.place.where is Where.GROUP for one in sure) and not any(_ended(one) for one in gone)
-        kind = Kind.RENDEZVOUS if expected else Kind.CRASHED
+        kind = HangCause.RENDEZVOUS if expected else HangCause.CRASHED
         return Verdict(kind=kind, culprits=gone, waiting=waiting, unseen=unseen)
     if held:
-        return Verdict(kind=Kind.KERNEL, culprits=held, waiting=waiting, unseen=unseen)
+        return Verdict(kind=HangCause.KERNEL, culprits=held, waiting=waiting, unseen=unseen)
     if typing:
-        return Verdict(kind=Kind.INPUT, culprits=typing, waiting=waiting, unseen=unseen)
+        return Verdict(kind=HangCause.INPUT, culprits=typing, waiting=waiting, unseen=unseen)
     others = having(stands, Standing.ELSEWHERE, Standing.PERHAPS)
     if gone and others and not any(one.progress or one.standing is Standing.MOVES for one in stands):
-        return Verdict(kind=Kind.CRASHED, culprits=gone, unseen=unseen)
+        return Verdict(kind=HangCause.CRASHED, culprits=gone, unseen=unseen)
     return None
 
 
@@ -198,8 +176,8 @@ def _elsewhere(
 ) -> Verdict | None:
     """Of those that don't wait for other ranks, first those that can't go on by themselves."""
     for kind, chosen in (
-        (Kind.LOADER, [one for one in elsewhere if _loader_stuck(one)]),
-        (Kind.LOCK, [one for one in elsewhere if one.place.where is Where.LOCK and not one.progress]),
+        (HangCause.LOADER, [one for one in elsewhere if _loader_stuck(one)]),
+        (HangCause.LOCK, [one for one in elsewhere if one.place.where is Where.LOCK and not one.progress]),
     ):
         if chosen:
             return Verdict(kind=kind, culprits=tuple(chosen), waiting=tuple(waiting), unseen=unseen)
@@ -210,11 +188,11 @@ def _elsewhere(
     record = record_of(hang)
     if still[0].progress and record and record.sign is Sign.BEHIND and 0.0 < record.waited < SOON:
         return None
-    kind = Kind.BUSY
+    kind = HangCause.BUSY
     if [one.number for one in still] == [0] and (still[0].progress or still[0].place.where in CHECKPOINTS):
-        kind = Kind.SLOW_0
+        kind = HangCause.SLOW_0
     elif all(one.place.where is Where.GROUP for one in waiting):
-        kind = Kind.RENDEZVOUS
+        kind = HangCause.RENDEZVOUS
     return Verdict(kind=kind, culprits=tuple(still), waiting=tuple(waiting), unseen=unseen)
 
 
@@ -234,17 +212,17 @@ def _all_elsewhere(
     """Nobody surely waits for another: all compute, or none can go on."""
     stuck = tuple(one for one in elsewhere if _loader_stuck(one))
     if stuck:
-        return Verdict(kind=Kind.LOADER, culprits=stuck, waiting=perhaps, unseen=unseen)
+        return Verdict(kind=HangCause.LOADER, culprits=stuck, waiting=perhaps, unseen=unseen)
     locked = tuple(one for one in elsewhere if one.place.where is Where.LOCK and not one.progress)
     if locked and not any(one.progress for one in elsewhere):
-        return Verdict(kind=Kind.LOCK, culprits=locked, waiting=perhaps, unseen=unseen)
+        return Verdict(kind=HangCause.LOCK, culprits=locked, waiting=perhaps, unseen=unseen)
     if any(one.progress for one in elsewhere):
         return None
     if perhaps:
-        return Verdict(kind=Kind.BUSY, culprits=elsewhere, waiting=perhaps, unseen=unseen)
+        return Verdict(kind=HangCause.BUSY, culprits=elsewhere, waiting=perhaps, unseen=unseen)
     if len(elsewhere) < 2:
         return None
-    return Verdict(kind=Kind.STALLED, culprits=elsewhere, places=_places(elsewhere), unseen=unseen)
+    return Verdict(kind=HangCause.STALLED, culprits=elsewhere, places=_places(elsewhere), unseen=unseen)
 
 
 def _all_wait(
@@ -254,23 +232,23 @@ def _all_wait(
     record = _without_those_that_wait(record_of(hang), waiting)
     if not waiting:
         still = left and not any(one.progress for one in left)
-        return Verdict(kind=Kind.EXIT, culprits=left, unseen=unseen) if still else None
+        return Verdict(kind=HangCause.EXIT, culprits=left, unseen=unseen) if still else None
     if left:
-        return Verdict(kind=Kind.UNEVEN, culprits=left, waiting=waiting, unseen=unseen)
+        return Verdict(kind=HangCause.UNEVEN, culprits=left, waiting=waiting, unseen=unseen)
     if record and record.sign is not Sign.EVEN:
         return _by_record(record, waiting, unseen)
     places = _places(waiting)
     lines = [one for one in waiting if one.standing is Standing.PERHAPS and one.place.where is not Where.STEP]
     if lines or not having(waiting, Standing.WAITS):
-        return Verdict(kind=Kind.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
+        return Verdict(kind=HangCause.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
     if all(one.place.where is Where.GROUP for one in waiting):
-        return Verdict(kind=Kind.RENDEZVOUS, culprits=waiting, places=places, unseen=unseen)
+        return Verdict(kind=HangCause.RENDEZVOUS, culprits=waiting, places=places, unseen=unseen)
     if len(places) == 1 or all(one.place.where is Where.PAIR for one in waiting):
-        kind = Kind.TIMED_OUT if record and record.timed_out else Kind.STALLED
+        kind = HangCause.TIMED_OUT if record and record.timed_out else HangCause.STALLED
         return Verdict(kind=kind, culprits=waiting, places=places, unseen=unseen, record=record)
     if hang.groups > 1:
         # Different calls may belong to different groups by design: then most ranks say nothing about which is wrong.
-        return Verdict(kind=Kind.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
+        return Verdict(kind=HangCause.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
     return _apart(waiting, places, unseen)
 
 
@@ -294,8 +272,8 @@ def _by_record(record: Record, waiting: tuple[Stand, ...], unseen: tuple[Stand, 
     culprits = tuple(one for one in waiting if one.number in record.ranks)
     others = tuple(one for one in waiting if one.number not in record.ranks)
     kind = KIND_OF[record.sign]
-    if record.timed_out and kind is not Kind.DESYNC:
-        kind = Kind.TIMED_OUT
+    if record.timed_out and kind is not HangCause.DESYNC:
+        kind = HangCause.TIMED_OUT
     return Verdict(kind=kind, culprits=culprits, waiting=others, places=_places(waiting), unseen=unseen, record=record)
 
 
@@ -312,12 +290,12 @@ def _apart(
         not own or len(beyond) < len(within)
     )
     if beyond and within and looping and all(_further(one.place, other.place) for one in beyond for other in within):
-        return Verdict(kind=Kind.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
+        return Verdict(kind=HangCause.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
     places = _places_by_their_lines(places)
     tied = len(places[0][1]) == len(places[1][1])
     odd = tuple(one for place, members in places for one in members if tied or place is not places[0][0])
     others = () if tied else places[0][1]
-    return Verdict(kind=Kind.DESYNC, culprits=odd, waiting=others, places=places, unseen=unseen)
+    return Verdict(kind=HangCause.DESYNC, culprits=odd, waiting=others, places=places, unseen=unseen)
 
 
 def _places_by_their_lines(

@@ -13,10 +13,11 @@ from ddpdoctor.facts.planning import plan_for
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Finding
 from ddpdoctor.jobs.recorded_entries import understand
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.hang_recorded import Record, Sign, record_of
-from ddpdoctor.knowledge.hang_verdict import Kind, verdict_of
+from ddpdoctor.knowledge.hang_verdict import verdict_of
 from ddpdoctor.knowledge.hang_waits import How, waits_of
-from ddpdoctor.registry import diagnose, find_check
+from ddpdoctor.registry import catalogue, diagnose
 from tests.group_jobs import Job, some_job
 from tests.hangs import call
 
@@ -192,7 +193,7 @@ def test_two_ranks_in_a_circle_are_told_as_that_and_none_is_blamed() -> None:
     found = verdict_of(Hang(recorded=both))
     assert found
     assert found.record
-    assert (found.kind, found.record.sign, found.ranks) == (Kind.DESYNC, Sign.CIRCLE, (0, 1))
+    assert (found.kind, found.record.sign, found.ranks) == (HangCause.DESYNC, Sign.CIRCLE, (0, 1))
 
 
 def test_who_is_in_every_circle_has_taken_another_way() -> None:
@@ -214,7 +215,9 @@ def finding_of(*dumps: Recorded) -> Finding:
     snapshot = Snapshot(hang=Hang(recorded=dumps))
     found = [
         one
-        for result in diagnose(snapshot, plan_for(snapshot), [find_check(kind.value) for kind in Kind])
+        for result in diagnose(
+            snapshot, plan_for(snapshot), [check for cause in HangCause for check in catalogue().standing_for(cause)]
+        )
         for one in result.findings
     ]
     assert len(found) == 1

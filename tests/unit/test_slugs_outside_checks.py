@@ -1,0 +1,108 @@
+"""No part outside of checks/ knows a check by its slug: what it needs of one, that check declares."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import ddpdoctor
+from ddpdoctor.knowledge.hang_causes import HangCause
+from ddpdoctor.registry import Catalogue, Check, all_checks, catalogue
+
+pytestmark = pytest.mark.quick
+
+PACKAGE = Path(ddpdoctor.__file__).parent
+EXCEPTIONS: dict[str, int] = {
+    "facts/fleet.py": 1,
+    "jobs/overview.py": 4,
+    "knowledge/checkpoint_files.py": 3,
+    "knowledge/job_gpu_remarks.py": 7,
+    "knowledge/job_remarks.py": 4,
+    "knowledge/leftover_memory.py": 1,
+    "knowledge/log_aborts.py": 1,
+    "knowledge/log_deciding.py": 1,
+    "knowledge/log_early_ends.py": 1,
+    "knowledge/log_failures.py": 2,
+    "knowledge/log_key_lists.py": 2,
+    "knowledge/log_particulars.py": 11,
+    "knowledge/log_refusals.py": 1,
+    "knowledge/log_refuted.py": 7,
+    "knowledge/log_settings.py": 1,
+    "knowledge/log_signals.py": 6,
+    "knowledge/log_suspects.py": 1,
+    "knowledge/log_timeouts.py": 6,
+    "knowledge/log_whose.py": 4,
+    "knowledge/log_workers.py": 1,
+    "knowledge/nvidia.py": 1,
+    "knowledge/smoke_blame.py": 2,
+    "knowledge/smoke_fixes.py": 1,
+    "netcheck/hub.py": 2,
+    "report/log_steps.py": 3,
+    "report/zombies_json.py": 7,
+    "running/diagnosing.py": 1,
+    "smoke/judging.py": 4,
+    "smoke/purpose.py": 1,
+}
+"""How many slugs stand in a module all the same: it may only become shorter."""
+
+
+@cache
+def a_slug() -> re.Pattern[str]:
+    """As a whole word of any text."""
+    slugs = sorted((check.slug for check in all_checks()), key=len, reverse=True)
+    return re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, slugs))})(?![\w-])")
+
+
+def texts_of(source: str) -> Iterator[ast.Constant]:
+    """The string literals of a module, parts of f-strings among them, without docstrings."""
+    tree = ast.parse(source)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node
+
+
+def slugs_in(source: str) -> list[str]:
+    """Slugs with their lines, "12: port-in-use"."""
+    return [f"{node.lineno}: {slug}" for node in texts_of(source) for slug in a_slug().findall(node.value)]
+
+
+def modules() -> Iterator[Path]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.relative_to(PACKAGE).parts[0] != "checks":
+            yield path
+
+
+def test_no_slug_stands_outside_of_checks() -> None:
+    found = {path.relative_to(PACKAGE).as_posix(): slugs_in(path.read_text()) for path in modules()}
+    counted = Counter({path: len(slugs) for path, slugs in found.items() if slugs})
+    assert counted == EXCEPTIONS, {path: found[path] for path in counted if counted[path] != EXCEPTIONS.get(path)}
+
+
+def test_slugs_are_seen_in_literals_and_commands_and_not_in_docstrings() -> None:
+    source = '"""Of port-in-use."""\nA = "port-in-use"\n"""port-in-use"""\nB = f"{A} check --select port-in-use"\nC = "port-in-uses"'
+    assert slugs_in(source) == ["2: port-in-use", "4: port-in-use"]
+
+
+@pytest.mark.parametrize("cause", HangCause)
+def test_each_cause_of_a_hang_has_one_check(cause: HangCause) -> None:
+    assert "hang" in next(check for check in all_checks() if cause in check.stands_for).groups
+    assert catalogue().slug_for(cause)
+
+
+def test_what_no_check_stands_for_is_no_slug() -> None:
+    here = Catalogue()
+    with pytest.raises(LookupError, match="0 checks"):
+        here.slug_for(HangCause.EXIT)
+    for slug in ("a", "b"):
+        here.add(Check(slug, all_checks()[0].severity, (), all_checks()[0].predicate, stands_for=(HangCause.EXIT,)))
+    with pytest.raises(LookupError, match="2 checks"):
+        here.slug_for(HangCause.EXIT)
+    with pytest.raises(ValueError, match="two checks are called a"):
+        here.add(Check("a", all_checks()[0].severity, (), all_checks()[0].predicate))
