@@ -20,7 +20,7 @@ from ddpdoctor.knowledge.gpu_holders import told_by_holder
 from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
-from ddpdoctor.registry import LogSign, Role, check, requires
+from ddpdoctor.registry import LogSign, Role, Subject, check, requires
 from ddpdoctor.wording import human, listed, plural
 
 
@@ -153,6 +153,7 @@ def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch
 @check(
     "mig-multi-instance",
     severity=FAIL,
+    judges=(Subject.TRAINING_PLAN,),
     log_signs=(
         LogSign(
             "device >= 0 && device < num_gpus INTERNAL ASSERT FAILED",

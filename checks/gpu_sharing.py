@@ -17,16 +17,18 @@ from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned
 from ddpdoctor.knowledge.gpu_holders import Held, Shared, all_told, holdings, of_process, own_jobs, shared_gpus
 from ddpdoctor.knowledge.gpu_holders_words import evidence_of
-from ddpdoctor.knowledge.job_words import places
+from ddpdoctor.knowledge.job_words import Oddity, places
 from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
-from ddpdoctor.registry import LogSign, Role, check, requires
+from ddpdoctor.registry import LogSign, Role, Subject, check, requires
 from ddpdoctor.wording import listed, plural, ranks_named
 
 
 @check(
     "duplicate-gpu",
     severity=FAIL,
+    stands_for=(Oddity.SHARED_GPU, Oddity.OTHER_GPU),
+    judges=(Subject.RUNNING_JOB, Subject.TRAINING_PLAN),
     log_signs=(
         LogSign(
             "Duplicate GPU detected : rank",

@@ -21,7 +21,7 @@ from ddpdoctor.knowledge.gpu_holders import ENDED, own_jobs
 from ddpdoctor.knowledge.job_words import who
 from ddpdoctor.knowledge.jobs import BY_LIGHTNING, setting
 from ddpdoctor.knowledge.launchers import number
-from ddpdoctor.registry import LogSign, Role, check, requires
+from ddpdoctor.registry import LogSign, Role, Subject, check, requires
 from ddpdoctor.wording import plural
 
 LAUNCHED = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK")
@@ -144,6 +144,7 @@ def _more_cores(container: Maybe[Container], environment: Maybe[Environment], pl
 @check(
     "omp-threads",
     severity=WARN,
+    judges=(Subject.RUNNING_JOB,),
     log_signs=(
         LogSign(
             "Setting OMP_NUM_THREADS environment variable for each process to be",

@@ -17,6 +17,7 @@ from ddpdoctor.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.leftover_fixes import MOST_NAMED, command_of
 from ddpdoctor.knowledge.leftover_segments import left_segments, unlooked
+from ddpdoctor.knowledge.leftovers import Kind
 from ddpdoctor.knowledge.root import by_root
 from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import human, listed, plural
@@ -267,7 +268,7 @@ def _larger(container: Maybe[Container], gibibytes: int, *, has_size: bool) -> t
     )
 
 
-@check("shm-stale-segments", severity=INFO)
+@check("shm-stale-segments", severity=INFO, stands_for=(Kind.SEGMENT,))
 def shm_stale_segments(shared_memory: SharedMemory, processes: Maybe[Processes]) -> Iterator[Finding]:
     """Segments of jobs that died lie in shared memory.
 

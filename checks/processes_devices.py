@@ -12,7 +12,7 @@ from ddpdoctor.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.cuda_oom import ALIKE
 from ddpdoctor.knowledge.gpu_holders import ENDED, Held, Shared, all_told, holdings, of_process, own_jobs, shared_gpus
 from ddpdoctor.knowledge.gpu_holders_words import evidence_of
-from ddpdoctor.knowledge.job_words import places
+from ddpdoctor.knowledge.job_words import Oddity, places
 from ddpdoctor.knowledge.jobs import Job
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.own_gpu import own_gpu
@@ -26,6 +26,7 @@ NO_JOB = "no training job of several ranks runs on this host"
 @check(
     "missing-set-device",
     severity=WARN,
+    stands_for=(Oddity.SHARED_GPU, Oddity.OTHER_GPU, Oddity.ON_CPU),
     log_signs=(
         LogSign(
             "Expected all tensors to be on the same device",
@@ -88,6 +89,7 @@ def _all_on_one(job: Job, shared: Shared, held: Sequence[Held], gpus: Gpus) -> F
 @check(
     "backend-gloo-on-gpu",
     severity=WARN,
+    stands_for=(Oddity.ON_CPU,),
     log_signs=(
         LogSign(
             "distributed_backend=gloo",

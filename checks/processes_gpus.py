@@ -35,12 +35,13 @@ from ddpdoctor.knowledge.gpu_holders_words import (
     owner_of,
     why_left,
 )
+from ddpdoctor.knowledge.job_words import Oddity
 from ddpdoctor.knowledge.jobs import jobs_of
 from ddpdoctor.knowledge.leftovers import Kind, Leftover
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.root import by_root, on_the_host
 from ddpdoctor.knowledge.unowned_memory import unowned
-from ddpdoctor.registry import LogSign, Role, check, requires
+from ddpdoctor.registry import LogSign, Role, Subject, check, requires
 from ddpdoctor.wording import human, listed, plural
 
 MUCH = 0.1
@@ -54,6 +55,7 @@ FIRST_USES = ("torch._C._cuda_setDevice(", "torch._C._cuda_init()", "barrier(opt
 @check(
     "zombie-gpu-process",
     severity=FAIL,
+    stands_for=(Oddity.ORPHANED, Oddity.BY_HAND, Kind.HOLDER),
     log_signs=(
         LogSign(
             "out of memory. Tried to allocate",
@@ -129,6 +131,7 @@ def _all_seen(held: Iterable[Held], processes: Processes) -> None:
 @check(
     "gpu-memory-held-by-others",
     severity=WARN,
+    judges=(Subject.NEXT_JOB,),
     log_signs=(
         LogSign(
             "out of memory. Tried to allocate",
@@ -240,6 +243,7 @@ def _used(gpu: Gpu) -> float:
 @check(
     "gpu-memory-unowned",
     severity=WARN,
+    stands_for=(Kind.MEMORY,),
     log_signs=(
         LogSign(
             "out of memory. Tried to allocate",

@@ -20,7 +20,7 @@ from ddpdoctor.wording import listed, plural, ranks_named
 NO_GPUS = Unknown("they don't matter here")
 
 
-@check("rank-not-running", severity=WARN)
+@check("rank-not-running", severity=WARN, stands_for=(*NOT_RUNNING, Kind.ENDED))
 def rank_not_running(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     """A rank of a running job is missing, doubled, dead or stopped.
 

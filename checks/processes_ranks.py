@@ -12,14 +12,16 @@ from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.gpu_holders import left_on_gpus, own_jobs, works
 from ddpdoctor.knowledge.gpu_holders_words import age, alike, capital, end_leftovers, may_be_by_hand, why_left
 from ddpdoctor.knowledge.job_settings import Difference, comparable, differences
-from ddpdoctor.knowledge.job_words import who
+from ddpdoctor.knowledge.job_words import Oddity, who
 from ddpdoctor.knowledge.jobs import Job, jobs_of, perhaps_of_several_runs
 from ddpdoctor.knowledge.leftovers import Kind, Leftover, left_by_processes
 from ddpdoctor.registry import check, requires
 from ddpdoctor.wording import human, listed, plural, ranks_named
 
 
-@check("orphaned-rank", severity=WARN)
+@check(
+    "orphaned-rank", severity=WARN, stands_for=(Oddity.ORPHANED, Oddity.BY_HAND, Kind.RANK, Kind.WORKER, Kind.HELPER)
+)
 def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     """A rank still runs although its launcher is gone.
 

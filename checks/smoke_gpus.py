@@ -19,13 +19,13 @@ from ddpdoctor.knowledge.sharing import lacks_nccl
 from ddpdoctor.knowledge.smoke_blame import NO_SMOKE
 from ddpdoctor.knowledge.smoke_fixes import on_one_host, smoke_command
 from ddpdoctor.knowledge.smoke_words import short
-from ddpdoctor.registry import check, requires
+from ddpdoctor.registry import Subject, check, requires
 from ddpdoctor.wording import plural
 
 HIDES = re.compile(r"\b(\w+_VISIBLE_DEVICES) hides")
 
 
-@check("smoke-not-on-gpus", severity=WARN)
+@check("smoke-not-on-gpus", severity=WARN, judges=(Subject.TRAINING_PLAN,))
 def smoke_not_on_gpus(
     smoke: Smoke, gpus: Maybe[Gpus], environment: Maybe[Environment], machine: Maybe[Machine], torch: Maybe[Torch]
 ) -> Iterator[Finding]:

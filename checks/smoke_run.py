@@ -23,12 +23,13 @@ from ddpdoctor.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.gpu_holders import all_told, own_jobs
 from ddpdoctor.knowledge.installing import install_torch
+from ddpdoctor.knowledge.job_words import Oddity
 from ddpdoctor.knowledge.namesakes import another_name, torch_itself, why_in_the_way
 from ddpdoctor.knowledge.nvidia import NO_GPU
 from ddpdoctor.knowledge.smoke_blame import NO_SMOKE, ended_early, not_started, own_gpu
 from ddpdoctor.knowledge.smoke_fixes import ended_with, halted, smoke_command
 from ddpdoctor.knowledge.smoke_words import ended, message, short
-from ddpdoctor.registry import check, requires
+from ddpdoctor.registry import Subject, check, requires
 from ddpdoctor.wording import in_patient, listed, pip_install, plural, ranks_named
 
 MISSING = re.compile(r"No module named '([\w.]+)'")
@@ -159,7 +160,7 @@ def smoke_ended_early(smoke: Smoke) -> Iterator[Finding]:
     )
 
 
-@check("smoke-scaling-failed", severity=FAIL)
+@check("smoke-scaling-failed", severity=FAIL, judges=(Subject.TRAINING_SPEED,))
 def smoke_scaling_failed(smoke: Smoke) -> Iterator[Finding]:
     """The smoke training passed, and fails when its speed is measured.
 
@@ -202,7 +203,7 @@ def _of_so_many(smoke: Smoke, ranks: int) -> str:
     return f"ddpdoctor smoke --nproc {ranks} --backend {shlex.quote(smoke.backend)} --scaling -v{python}"
 
 
-@check("smoke-leftovers", severity=WARN)
+@check("smoke-leftovers", severity=WARN, judges=(Subject.OWN_HOST,))
 def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
     """The smoke training left something behind that could not be removed.
 
@@ -294,7 +295,12 @@ def _shared(names: Sequence[str]) -> list[str]:
     return [f"/dev/shm/{one.removeprefix('/dev/shm/')}" for one in names]
 
 
-@check("gpu0-extra-contexts", severity=FAIL)
+@check(
+    "gpu0-extra-contexts",
+    severity=FAIL,
+    stands_for=(Oddity.EXTRA_CONTEXT, Oddity.ORPHANED, Oddity.BY_HAND),
+    judges=(Subject.RUNNING_JOB,),
+)
 def gpu0_extra_contexts(smoke: Smoke, gpus: Maybe[Gpus], processes: Maybe[Processes]) -> Iterator[Finding]:
     """Ranks hold a context on a GPU that isn't theirs, mostly on GPU 0.
 

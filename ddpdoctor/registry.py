@@ -25,6 +25,16 @@ from ddpdoctor.log_signs import Role as Role
 Predicate = Callable[..., Iterator[Finding]]
 
 
+class Subject(Enum):
+    """What a check judges beside that of which its family is. Commands that look at little choose their checks by it."""
+
+    RUNNING_JOB = "a job that runs, as the family `processes` does"
+    NEXT_JOB = "a job that is yet to be started, and none that runs"
+    TRAINING_PLAN = "what a smoke training is to run, before anything is started"
+    TRAINING_SPEED = "how fast a smoke training is that has passed"
+    OWN_HOST = "the host of each node of a smoke training, and no rank"
+
+
 class NotApplicable(Exception):
     """Raised by `requires()`: the check has nothing to look at on this host."""
 
@@ -54,6 +64,7 @@ class Check:
 
     Args:
         stands_for: what of other parts' own lists it is the check of: causes of hangs, kinds of leftovers, signals of processes.
+        judges: what else it judges than its family does.
         catalogue: the one that it stands in.
     """
 
@@ -65,6 +76,7 @@ class Check:
         predicate: Predicate,
         *,
         stands_for: tuple[Enum, ...] = (),
+        judges: tuple[Subject, ...] = (),
         catalogue: Catalogue | None = None,
     ) -> None:
         self.slug = slug
@@ -72,6 +84,7 @@ class Check:
         self.log_signs = log_signs
         self.predicate = predicate
         self.stands_for = stands_for
+        self.judges = judges
         self.catalogue = Catalogue() if catalogue is None else catalogue
         self.family = predicate.__module__.rsplit(".", 1)[-1].partition("_")[0]
 
@@ -106,6 +119,12 @@ class Check:
     def groups(self) -> set[str]:
         """The groups of facts that this check wants to see."""
         return {name for name in self.needs if name in GROUPS}
+
+
+LEAST_SIGN = 12
+"""Characters of a log sign by which alone a check is named: a shorter one may stand in any text."""
+LONG_SIGN = 30
+"""Characters of one that speaks for itself where the rest of its line was cut."""
 
 
 class Catalogue:
@@ -152,6 +171,23 @@ class Catalogue:
             raise LookupError(f"{topic} has {len(slugs)} checks: {slugs}")
         return slugs[0]
 
+    def saying(self, text: str) -> tuple[Check, ...]:
+        """The checks with a log sign in that text, those with the longest first."""
+        lines = text.splitlines()
+        longest = {check: max((_said(sign, lines) for sign in check.log_signs), default=0) for check in self.checks}
+        fitting = [check for check, length in longest.items() if length >= LEAST_SIGN]
+        return tuple(sorted(fitting, key=lambda check: -longest[check]))
+
+
+def _said(sign: LogSign, lines: list[str]) -> int:
+    """How many characters of the sign stand in those lines; 0 where it isn't theirs, or healthy runs say it, too."""
+    if sign.role is Role.NOISE or (sign.near and not any(sign.near in line for line in lines)):
+        return 0
+    with_text = [line for line in lines if sign.text in line]
+    if any(re.search(sign.pattern, line) for line in with_text):
+        return max(len(sign.text), LEAST_SIGN if sign.pattern else 0)
+    return len(sign.text) if with_text and len(sign.text) >= LONG_SIGN else 0
+
 
 def _order(check: Check) -> tuple[str, str]:
     return check.family, check.predicate.__module__
@@ -167,11 +203,14 @@ def check(
     severity: Severity = Severity.FAIL,
     log_signs: tuple[LogSign, ...] = (),
     stands_for: tuple[Enum, ...] = (),
+    judges: tuple[Subject, ...] = (),
 ) -> Callable[[Predicate], Predicate]:
     """Registers a predicate. Its parameter names say which groups of facts (or `plan`) it is given."""
 
     def register(predicate: Predicate) -> Predicate:
-        _registered.add(Check(slug, severity, log_signs, predicate, stands_for=stands_for, catalogue=_registered))
+        _registered.add(
+            Check(slug, severity, log_signs, predicate, stands_for=stands_for, judges=judges, catalogue=_registered)
+        )
         return predicate
 
     return register
@@ -211,30 +250,6 @@ def catalogue() -> Catalogue:
     """All checks, to be handed to whatever asks for them."""
     all_checks()
     return _registered
-
-
-LEAST_SIGN = 12
-"""Characters of a log sign by which alone a check is named: a shorter one may stand in any text."""
-LONG_SIGN = 30
-"""Characters of one that speaks for itself where the rest of its line was cut."""
-
-
-def checks_that_say(text: str) -> tuple[Check, ...]:
-    """The checks with a log sign in that text, those with the longest first."""
-    lines = text.splitlines()
-    longest = {one: max((_said(sign, lines) for sign in one.log_signs), default=0) for one in all_checks()}
-    fitting = [one for one, length in longest.items() if length >= LEAST_SIGN]
-    return tuple(sorted(fitting, key=lambda one: -longest[one]))
-
-
-def _said(sign: LogSign, lines: list[str]) -> int:
-    """How many characters of the sign stand in those lines; 0 where it isn't theirs, or healthy runs say it, too."""
-    if sign.role is Role.NOISE or (sign.near and not any(sign.near in line for line in lines)):
-        return 0
-    with_text = [line for line in lines if sign.text in line]
-    if any(re.search(sign.pattern, line) for line in with_text):
-        return max(len(sign.text), LEAST_SIGN if sign.pattern else 0)
-    return len(sign.text) if with_text and len(sign.text) >= LONG_SIGN else 0
 
 
 class UnknownSelection(ValueError):

@@ -104,8 +104,9 @@ def jobs(
 def _overview(job: str | None, *, as_json: bool) -> Overview:
     from ddpdoctor.jobs.overview import UnknownJobError, checks_of_jobs, groups_of, overview
     from ddpdoctor.probes.context import Context
+    from ddpdoctor.registry import catalogue
 
-    checks = checks_of_jobs()
+    checks = checks_of_jobs(catalogue())
     asked = int(job) if job and job.strip().isascii() and job.strip().isdecimal() else 0
     snapshot = look(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of(checks))
     try:

@@ -250,11 +250,12 @@ def _with_torch(snapshot: Snapshot, wishes: Wishes, python: str | None) -> Snaps
 def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, shown: Callable[[Examination], None]) -> Examination:
     """The training, unless it is known beforehand that it can't be run. shown: tells of it where we are stopped after it,
     while its speed is measured."""
+    from ddpdoctor.registry import catalogue
     from ddpdoctor.report.smoke_progress import make_view
     from ddpdoctor.smoke.conducting import scaled, train, unscaled
     from ddpdoctor.smoke.judging import before, judge
 
-    hindered = before(snapshot, plan)
+    hindered = before(snapshot, plan, catalogue())
     if hindered is not None:
         return hindered
     view = make_view()
@@ -265,14 +266,14 @@ def _train(wishes: Wishes, plan: SmokePlan, snapshot: Snapshot, shown: Callable[
                 facts = scaled(wishes, plan, facts, view.heard)
             except Stopped as stopped:
                 view.close()
-                shown(judge(snapshot, unscaled(facts)))
+                shown(judge(snapshot, unscaled(facts), catalogue()))
                 stopped.text = (
                     "Stopped while its speed was measured; the training had ended before. Nothing is left running."
                 )
                 raise
     finally:
         view.close()
-    return judge(snapshot, facts)
+    return judge(snapshot, facts, catalogue())
 
 
 def _at_once(examination: Examination) -> str:
@@ -292,13 +293,14 @@ def _with_host(examination: Examination, python: str | None, timeout: float | No
     """With the whole `check` of this host. An import of torch that was waited for as long as the user would wait isn't
     waited for much longer. known: as in `looking.look`."""
     from ddpdoctor.facts.snapshot import GROUPS
+    from ddpdoctor.registry import catalogue
     from ddpdoctor.smoke.judging import nothing_ran, smoke_of, with_host
     from ddpdoctor.smoke.orders import import_seconds
 
     facts = smoke_of(examination)
     in_vain = timeout is not None and nothing_ran(facts) and facts.seconds >= import_seconds(timeout)
     patience = max(timeout, IMPORT_AGAIN_SECONDS) if timeout is not None and in_vain else None
-    return with_host(examination, look(begin(python, patience=patience), GROUPS, known))
+    return with_host(examination, look(begin(python, patience=patience), GROUPS, known), catalogue())
 
 
 def _job_with_others(wishes: Wishes, options: tuple[str, ...]) -> Job | None:

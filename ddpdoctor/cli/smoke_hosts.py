@@ -14,6 +14,7 @@ from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.job import Job
 from ddpdoctor.netcheck.messages import Waiting
 from ddpdoctor.netcheck.run import run
+from ddpdoctor.registry import catalogue
 from ddpdoctor.smoke.joining import starter
 from ddpdoctor.smoke.orders import STAGE_SECONDS, Launched, import_seconds
 from ddpdoctor.smoke.programme import Terms
@@ -62,7 +63,7 @@ def train_with_others(
         end = run(
             Wishes(
                 job=job,
-                purpose=SmokePurpose(share, terms, audience.heard),
+                purpose=SmokePurpose(share, terms, catalogue(), audience.heard),
                 options=options,
                 token=token,
                 wait=wait,

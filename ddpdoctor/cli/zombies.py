@@ -195,8 +195,10 @@ def _print_json(
     found: Sequence[Leftover], spots: Sequence[str], problems: Sequence[str], ending: Endings | None, code: int
 ) -> None:
     from ddpdoctor.examination import Verdict
+    from ddpdoctor.registry import Catalogue, catalogue
     from ddpdoctor.report.contract import to_json
     from ddpdoctor.report.zombies_json import zombies_report
 
     verdict = {0: Verdict.OK, 1: Verdict.FAIL, 2: Verdict.UNKNOWN}[code]
-    print(to_json(zombies_report(found, spots, problems, ending, verdict)))
+    checks = catalogue() if found else Catalogue()
+    print(to_json(zombies_report(found, spots, problems, ending, verdict, checks)))

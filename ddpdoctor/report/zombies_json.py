@@ -11,24 +11,14 @@ import msgspec
 from ddpdoctor.examination import Verdict
 from ddpdoctor.findings import FAIL, Evidence, Fix
 from ddpdoctor.knowledge.leftover_fixes import command_of
-from ddpdoctor.knowledge.leftovers import Certainty, Kind, Leftover
-from ddpdoctor.registry import find_check
+from ddpdoctor.knowledge.leftovers import Certainty, Leftover
+from ddpdoctor.registry import Catalogue
 from ddpdoctor.report.contract import Report, ReportedFinding, build_report
 from ddpdoctor.report.reported_leftovers import reported_leftovers
 from ddpdoctor.report.zombies_words import gathered, holds, of_whom
 from ddpdoctor.treatments.ending import Endings, Fate
 from ddpdoctor.wording import human, plural
 
-SLUGS: Final = {
-    Kind.RANK: "orphaned-rank",
-    Kind.WORKER: "orphaned-rank",
-    Kind.HELPER: "orphaned-rank",
-    Kind.HOLDER: "zombie-gpu-process",
-    Kind.ENDED: "rank-not-running",
-    Kind.MEMORY: "gpu-memory-unowned",
-    Kind.SEGMENT: "shm-stale-segments",
-}
-"""The checks that say the same of a host."""
 LONGEST_SUMMARY: Final = 160
 
 
@@ -38,6 +28,7 @@ def zombies_report(
     problems: Sequence[str],
     ending: Endings | None,
     verdict: Verdict,
+    catalogue: Catalogue,
 ) -> Report:
     """spots: where nobody could look. ending: what was done, None where nothing was to be. The findings are what is left after that."""
     report = build_report("zombies", [], problems, of_all=verdict)
@@ -46,24 +37,25 @@ def zombies_report(
     return msgspec.structs.replace(
         report,
         host=os.uname().nodename,
-        findings=tuple(_finding(alike) for alike in gathered(left)),
+        findings=tuple(_finding(alike, catalogue) for alike in gathered(left)),
         leftovers=reported_leftovers(leftovers, ending.all if ending else ()),
         not_seen=tuple(spots),
         freed=tuple(ending.freed) if ending else (),
     )
 
 
-def _finding(alike: Sequence[Leftover]) -> ReportedFinding:
+def _finding(alike: Sequence[Leftover], catalogue: Catalogue) -> ReportedFinding:
     """Of leftovers of which the same is to be said. All fail, as the verdict does: how sure it is stands in the cause."""
-    first, slug = alike[0], SLUGS[alike[0].kind]
+    first = alike[0]
+    (check,) = catalogue.standing_for(first.kind)
     what = first.what
     if len(alike) > 1:
         what = f"{plural(len(alike), 'segment')} in /dev/shm, {human(sum(one.size for one in alike))}"
     summary = f"{_SURE[first.certainty]}: {what}"
     details = ", ".join(filter(None, (of_whom(first), f"it holds {held}" if (held := holds(first)) else "")))
     return ReportedFinding(
-        slug=slug,
-        family=find_check(slug).family,
+        slug=check.slug,
+        family=check.family,
         severity=FAIL,
         summary=summary if len(summary) <= LONGEST_SUMMARY else f"{summary[: LONGEST_SUMMARY - 3]}...",
         cause="; but ".join((f"{first.kind.value}: {first.why}", *first.doubts[:1])),

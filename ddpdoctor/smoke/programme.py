@@ -31,6 +31,7 @@ from ddpdoctor.netcheck.messages import (
 )
 from ddpdoctor.netcheck.standing import met_at
 from ddpdoctor.plausible import is_version
+from ddpdoctor.registry import Catalogue
 from ddpdoctor.smoke.judging import before, planned_only
 from ddpdoctor.smoke.plan import SmokePlan, smoke_plan
 from ddpdoctor.wording import listed, plural
@@ -60,7 +61,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 class SmokeProgramme:
     """master, store_port: where the ranks find their store, which node 0's own are to have."""
 
-    def __init__(self, company: Company, terms: Terms, *, master: str, store_port: int) -> None:
+    def __init__(self, company: Company, terms: Terms, catalogue: Catalogue, *, master: str, store_port: int) -> None:
+        self._catalogue = catalogue
         self._company = company
         self._terms = terms
         self._master = master
@@ -142,7 +144,7 @@ class SmokeProgramme:
         """The hosts whose plan is known to fail before anything is started; "" where there is none."""
         company = self._company
         for rank, plan in (*plans.items(), *self._crowded(plans)):
-            if before(company.snapshots[rank], plan) is not None:
+            if before(company.snapshots[rank], plan, self._catalogue) is not None:
                 self._hindered[rank] = planned_only(plan)
         names = (company.hub.guests[rank].host for rank in self._hindered)
         # One that a launcher started is hindered by others on its host.

@@ -9,7 +9,7 @@ from ddpdoctor.examination import Examination
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Evidence, Finding, Fix
-from ddpdoctor.registry import Check, NotTested, Result, Why, checks_that_say, find_check
+from ddpdoctor.registry import Check, NotTested, Result, Why, catalogue, find_check
 
 OWN = Fix("See what the stage needs", ("ddpdoctor check",))
 PORT_TAKEN = "DistNetworkError: The server socket has failed to listen on any local network address. port: 29500"
@@ -48,7 +48,7 @@ def test_what_was_found_on_this_host_comes_first_with_its_fix() -> None:
 def test_beside_what_was_found_no_guess_is_named() -> None:
     said = "CUDA error: invalid device ordinal"
     found = Result(find_check("nproc-exceeds-gpus"), (Finding("8 ranks, 4 GPUs", fixes=(Fix("start 4"),)),))
-    assert len(checks_that_say(said)) > 1
+    assert len(catalogue().saying(said)) > 1
     assert [commands for _, commands in fixes(said, found)] == [
         (),
         ("ddpdoctor explain nproc-exceeds-gpus",),
@@ -68,7 +68,7 @@ def test_words_that_no_check_knows(said: str) -> None:
 
 
 def test_the_longest_sign_is_named_first() -> None:
-    assert checks_that_say("CUDA error: invalid device ordinal")[0].slug in (
+    assert catalogue().saying("CUDA error: invalid device ordinal")[0].slug in (
         "nproc-exceeds-gpus",
         "launcher-env-inconsistent",
     )

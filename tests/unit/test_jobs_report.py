@@ -17,7 +17,7 @@ from ddpdoctor.facts.processes import Process
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import INFO
 from ddpdoctor.jobs.overview import Overview, UnknownJobError, checks_of_jobs, overview
-from ddpdoctor.registry import select
+from ddpdoctor.registry import catalogue, select
 from ddpdoctor.report.contract import json_schema, to_json
 from ddpdoctor.report.jobs_json import jobs_report
 from ddpdoctor.report.jobs_rows import Row, age, waits_for
@@ -32,7 +32,7 @@ STOPPED = running(processes(launcher(), *RANKS[:2], rank(2, state="T", recent_cp
 
 
 def looked(snapshot: Snapshot, name: str | None = None) -> Overview:
-    return overview(snapshot, checks_of_jobs(), name)
+    return overview(snapshot, checks_of_jobs(catalogue()), name)
 
 
 def report(one: Overview, width: int = 80, **options: bool) -> str:
@@ -289,7 +289,7 @@ def test_what_a_process_waits_for() -> None:
 
 
 def test_the_checks_of_jobs_are_those_that_judge_running_ones() -> None:
-    slugs = {one.slug for one in checks_of_jobs()}
+    slugs = {one.slug for one in checks_of_jobs(catalogue())}
     assert {"rank-not-running", "gpu0-extra-contexts", "duplicate-gpu"} <= slugs
     assert slugs <= {one.slug for one in select()}
 

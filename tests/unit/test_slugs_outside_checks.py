@@ -13,17 +13,16 @@ import pytest
 
 import ddpdoctor
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.registry import Catalogue, Check, all_checks, catalogue
+from ddpdoctor.knowledge.job_words import Oddity
+from ddpdoctor.knowledge.leftovers import Kind as Leftover
+from ddpdoctor.registry import Catalogue, Check, Subject, all_checks, catalogue
 
 pytestmark = pytest.mark.quick
 
 PACKAGE = Path(ddpdoctor.__file__).parent
 EXCEPTIONS: dict[str, int] = {
     "facts/fleet.py": 1,
-    "jobs/overview.py": 4,
     "knowledge/checkpoint_files.py": 3,
-    "knowledge/job_gpu_remarks.py": 7,
-    "knowledge/job_remarks.py": 4,
     "knowledge/leftover_memory.py": 1,
     "knowledge/log_aborts.py": 1,
     "knowledge/log_deciding.py": 1,
@@ -44,10 +43,7 @@ EXCEPTIONS: dict[str, int] = {
     "knowledge/smoke_fixes.py": 1,
     "netcheck/hub.py": 2,
     "report/log_steps.py": 3,
-    "report/zombies_json.py": 7,
     "running/diagnosing.py": 1,
-    "smoke/judging.py": 4,
-    "smoke/purpose.py": 1,
 }
 """How many slugs stand in a module all the same: it may only become shorter."""
 
@@ -106,3 +102,18 @@ def test_what_no_check_stands_for_is_no_slug() -> None:
         here.slug_for(HangCause.EXIT)
     with pytest.raises(ValueError, match="two checks are called a"):
         here.add(Check("a", all_checks()[0].severity, (), all_checks()[0].predicate))
+
+
+@pytest.mark.parametrize("kind", Leftover)
+def test_each_kind_of_leftover_has_one_check(kind: Leftover) -> None:
+    assert catalogue().slug_for(kind)
+
+
+@pytest.mark.parametrize("oddity", [one for one in Oddity if one is not Oddity.SEVERAL_RUNS])
+def test_each_oddity_of_a_job_has_a_check_unless_it_is_a_mere_doubt(oddity: Oddity) -> None:
+    assert catalogue().standing_for(oddity)
+
+
+@pytest.mark.parametrize("subject", Subject)
+def test_each_subject_has_a_check_that_judges_it(subject: Subject) -> None:
+    assert any(subject in check.judges for check in all_checks())

@@ -16,6 +16,7 @@ from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.smoke import Bandwidth, Ending, Leftovers, RankRun, Scaling, Smoke, Speed
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.normal_bandwidths import Norm, normal_bandwidth
+from ddpdoctor.registry import catalogue
 from ddpdoctor.report.smoke_scaling import efficiency, rate, show_scaling
 from ddpdoctor.report.smoke_words import headline, outcome
 from ddpdoctor.report.terminal import make_console
@@ -271,7 +272,7 @@ def test_a_figure_before_the_failure_does_not_hide_it(monkeypatch: pytest.Monkey
 def test_a_failed_measurement_is_told_as_such_and_the_training_as_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     scaling, _ = measured(monkeypatch, KILLED, 2)
     facts = msgspec.structs.replace(smoke_of_ranks(4), scaling=scaling)
-    examination = judge(Snapshot(host="node07"), facts)
+    examination = judge(Snapshot(host="node07"), facts, catalogue())
     assert verdict_of(examination) is Verdict.FAIL
     assert headline(examination).startswith(
         "The training passed; scaling failed at 2 ranks: rank 1 on node07 was killed by SIGKILL in scaling"
@@ -287,4 +288,4 @@ def test_a_training_that_failed_is_told_before_its_scaling() -> None:
     facts = msgspec.structs.replace(
         smoke_of_ranks(2, {1: rank_run(1, Ending.KILLED, "training", exit_code=-9)}), scaling=Scaling(speeds=speeds)
     )
-    assert outcome(judge(Snapshot(host="node07"), facts)) == "The training did not pass"
+    assert outcome(judge(Snapshot(host="node07"), facts, catalogue())) == "The training did not pass"

@@ -11,7 +11,7 @@ from ddpdoctor.facts.smoke import Ending, RankRun, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.findings import Finding
 from ddpdoctor.knowledge.smoke_words import message
-from ddpdoctor.registry import NotApplicable
+from ddpdoctor.registry import NotApplicable, catalogue
 from ddpdoctor.report.smoke_words import accounts, culprits
 from ddpdoctor.smoke.judging import judge
 from tests.smokes import rank_run, smoke_of_ranks
@@ -71,7 +71,7 @@ def test_no_rank_is_blamed_where_what_started_them_ended(ending: Ending) -> None
 
 
 def not_started(facts: Smoke) -> list[Finding]:
-    results = judge(Snapshot(host="node07"), facts).results
+    results = judge(Snapshot(host="node07"), facts, catalogue()).results
     return [found for one in results if one.check.slug == "smoke-not-started" for found in one.findings]
 
 

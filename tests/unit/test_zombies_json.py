@@ -13,9 +13,9 @@ from ddpdoctor.examination import Verdict
 from ddpdoctor.facts.gpus import Holder
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.knowledge.leftovers import Kind, Leftover, leftovers_of
-from ddpdoctor.registry import find_check
+from ddpdoctor.registry import catalogue, find_check
 from ddpdoctor.report.contract import json_schema, to_json
-from ddpdoctor.report.zombies_json import SLUGS, zombies_report
+from ddpdoctor.report.zombies_json import zombies_report
 from ddpdoctor.treatments.ending import Endings, Fate
 from tests.process_trees import SOMEBODY, Host
 from tests.unit.test_leftovers import segments
@@ -24,7 +24,7 @@ from tests.unit.test_leftovers import segments
 def report(
     found: tuple[Leftover, ...], verdict: Verdict = Verdict.FAIL, ending: Endings | None = None
 ) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(to_json(zombies_report(found, (), (), ending, verdict)))
+    told: dict[str, Any] = json.loads(to_json(zombies_report(found, (), (), ending, verdict, catalogue())))
     return told
 
 
@@ -53,7 +53,7 @@ def test_whatever_is_left_over_is_a_finding_with_a_fix() -> None:
         assert one["cause"]
         assert one["evidence"]
         assert one["fixes"]
-    assert [one["slug"] for one in told["findings"]] == [SLUGS[one.kind] for one in found]
+    assert [one["slug"] for one in told["findings"]] == [catalogue().slug_for(one.kind) for one in found]
 
 
 def test_nothing_left_is_no_finding() -> None:
