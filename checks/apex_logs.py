@@ -10,7 +10,7 @@ from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.log_refuted import INSTALLED
 from ddpdoctor.knowledge.log_sightings import lines, sightings, where
 from ddpdoctor.knowledge.smoke_words import short
-from ddpdoctor.registry import LogSign, Role, check
+from ddpdoctor.registry import LogSign, LogTraits, Role, check
 
 COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )?error:? (?:#error -- )?(?P<what>\S.*)")
 """As gcc and nvcc report an error: after the place in a source file."""
@@ -19,6 +19,7 @@ COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )
 @check(
     "apex-build-failed",
     severity=FAIL,
+    log=LogTraits(sums_up=True),
     log_signs=(
         LogSign(
             "Failed building wheel for apex",
@@ -45,6 +46,13 @@ COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )
         ),
         LogSign(
             INSTALLED,
+            refutes=(
+                "Failed building wheel for apex",
+                "Check the logs",
+                " failed with error code ",
+                "Running setup.py install for apex did not run successfully",
+            ),
+            refutes_earlier=True,
             why="pip's own words: another try went through, mostly one without the CUDA extensions",
             role=Role.NOISE,
             pattern=r"Successfully installed (?:.* )?apex-\d",

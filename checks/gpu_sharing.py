@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.facts.smoke import Smoke
@@ -19,14 +20,33 @@ from ddpdoctor.knowledge.gpu_holders import Held, Shared, all_told, holdings, of
 from ddpdoctor.knowledge.gpu_holders_words import evidence_of
 from ddpdoctor.knowledge.job_words import Oddity, places
 from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.knowledge.log_refusals import names_another_refusal
+from ddpdoctor.knowledge.log_sightings import said
 from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
-from ddpdoctor.registry import LogSign, Role, Subject, check, requires
+from ddpdoctor.log_traits import Particulars
+from ddpdoctor.registry import LogSign, LogTraits, Role, Subject, check, requires
 from ddpdoctor.wording import listed, plural, ranks_named
+
+
+def _on_slices(seen: Sequence[Sighting], log: Log) -> Particulars:
+    """Slices of one GPU have the same PCI address."""
+    if not said(log, "mig-multi-instance"):
+        return Particulars()
+    return Particulars(
+        "Ranks are on MIG slices of one GPU, which NCCL takes for that GPU twice",
+        (
+            Fix("Run one rank on one slice: mostly NCCL can't connect slices", ("torchrun --nproc-per-node=1 train.py",)),
+            Fix("Or have MIG switched off, for ranks on whole GPUs: that ends the slices of everybody on this host", ("sudo nvidia-smi -mig 0",)),
+            Fix("Or try a release of NCCL of 2026, which connects slices if it is told to", ("export NCCL_MULTI_RANK_GPU_ENABLE=1",)),
+        ),
+        "NCCL tells GPUs apart by their PCI addresses, and slices of one GPU have the same.",
+    )  # fmt: skip
 
 
 @check(
     "duplicate-gpu",
     severity=FAIL,
+    log=LogTraits(refuted=names_another_refusal, particulars=_on_slices),
     stands_for=(Oddity.SHARED_GPU, Oddity.OTHER_GPU),
     judges=(Subject.RUNNING_JOB, Subject.TRAINING_PLAN),
     log_signs=(

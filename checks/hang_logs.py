@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.knowledge.log_sightings import lines, sightings, where
-from ddpdoctor.knowledge.log_timeouts import WATCHDOG
 from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import listed, ranks_named
 
@@ -88,7 +87,7 @@ def checkpoint_save_timeout(log: Log) -> Iterator[Finding]:
 
 def _who_was_saving(log: Log, seen: Sequence[Sighting]) -> str:
     """Where all ranks but a few say that they waited; else empty: the page tells who it mostly is."""
-    all_timeouts = (*seen, *sightings(log, WATCHDOG))
+    all_timeouts = (*seen, *sightings(log, "nccl-watchdog-timeout"))
     waited = {one.line.rank for one in all_timeouts if one.line.rank is not None}
     everybody = {*log.ranks, *range(max(log.world_size or 0, *(rank + 1 for rank in waited), 0))}
     missing = everybody - waited

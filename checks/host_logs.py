@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from ddpdoctor.facts.log import Log
 from ddpdoctor.findings import FAIL, Finding, Fix
 from ddpdoctor.knowledge.log_sightings import lines, said_by, sightings, word
-from ddpdoctor.registry import LogSign, Role, check
+from ddpdoctor.knowledge.log_workers import is_end_told
+from ddpdoctor.registry import LogSign, LogTraits, Role, check
 
 HANDING_OVER = (
     "ConnectionResetError: [Errno 104]",
@@ -23,6 +24,7 @@ SEEN = "made to happen with torch 2.13.0"
 @check(
     "dataloader-worker-killed",
     severity=FAIL,
+    log=LogTraits(refuted=is_end_told),
     log_signs=(
         LogSign(
             "is killed by signal: ",

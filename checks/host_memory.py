@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from signal import Signals
 
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.cgroup import Cgroup
@@ -16,6 +17,7 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.log_refuted import BY_RAY, RAYS_END
+from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.knowledge.ray_words import worker_gone
 from ddpdoctor.registry import LogSign, Role, check
 from ddpdoctor.wording import human, plural
@@ -44,6 +46,7 @@ def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
 @check(
     "cgroup-memory-limit",
     severity=FAIL,
+    stands_for=(LogTopic.KILLED_FOR_MEMORY,),
     log_signs=(
         LogSign(
             "Memory cgroup out of memory: Kill",
@@ -177,6 +180,8 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
         ),
         LogSign(
             RAYS_END,
+            refutes=(BY_RAY,),
+            refutes_earlier=True,
             why="Ray's word on a training that came to its end: workers that it had ended before were started again",
             role=Role.NOISE,
             source="ray 2.x: python/ray/tune/experimental/output.py, as reported in public",
@@ -248,6 +253,7 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
 @check(
     "host-oom-killed",
     severity=WARN,
+    stands_for=(Signals.SIGKILL, LogTopic.KILLED_FOR_MEMORY),
     log_signs=(
         LogSign(
             "ut of memory: Kill",

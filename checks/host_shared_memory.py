@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator
+from signal import Signals
 
 from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.container import Container
@@ -34,6 +35,7 @@ SHM_LOADER = 256 * MIB
 @check(
     "shm-too-small",
     severity=FAIL,
+    stands_for=(Signals.SIGBUS,),
     log_signs=(
         LogSign(
             "unable to allocate shared memory(shm) for file <",

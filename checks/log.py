@@ -5,22 +5,25 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from signal import Signals
 from typing import Final
 
 from ddpdoctor.facts.log import Log, LogFrame, LogLine, Raised, Sighting
 from ddpdoctor.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.knowledge.log_aborts import without_aborts_that_follow
 from ddpdoctor.knowledge.log_endings import signal_of
 from ddpdoctor.knowledge.log_exceptions import is_alike, short_name
 from ddpdoctor.knowledge.log_failures import stream
 from ddpdoctor.knowledge.log_programs import WHY as OF_A_PROGRAM
 from ddpdoctor.knowledge.log_programs import is_of_a_program
 from ddpdoctor.knowledge.log_sightings import NO_LOG, lines, own_line, sightings, where
+from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
 from ddpdoctor.knowledge.missing_modules import missing_module_fixes, module_missing
 from ddpdoctor.knowledge.ray_words import worker_gone
 from ddpdoctor.knowledge.smoke_words import LONGEST, short
 from ddpdoctor.knowledge.unreached_servers import FIXES, WHY, server_unreached
-from ddpdoctor.registry import LogSign, Role, check, requires
+from ddpdoctor.registry import Catalogue, LogSign, LogTraits, Role, check, requires
 from ddpdoctor.wording import ranks_named, signal_name
 
 TABLE: Final = "made to happen with torch 2.13.0: torch/distributed/elastic/multiprocessing/errors"
@@ -58,6 +61,7 @@ _SOURCE: Final = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)$')
 @check(
     "user-code-error",
     severity=FAIL,
+    stands_for=(LogTopic.MISTAKE,),
     log_signs=(
         LogSign(
             ": error: ",
@@ -108,7 +112,7 @@ _SOURCE: Final = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)$')
         ),
     ),
 )
-def user_code_error(log: Log) -> Iterator[Finding]:
+def user_code_error(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """The training script raised an ordinary Python exception.
 
     ## What breaks
@@ -123,7 +127,7 @@ def user_code_error(log: Log) -> Iterator[Finding]:
     `torchrun --nproc-per-node=1 train.py ...`.
     """
     requires(log.files, NO_LOG)
-    found = verdict_of(log)
+    found = verdict_of(log, catalogue)
     if found.outcome is not Outcome.USER_ERROR or found.lead is None:
         return
     if found.raised is None:
@@ -282,7 +286,7 @@ def _where_to_look(own: LogFrame | None) -> Fix:
 
 @check(
     "process-crashed",
-    severity=FAIL,
+    severity=FAIL, stands_for=(Signals.SIGILL, Signals.SIGBUS, Signals.SIGFPE, Signals.SIGSEGV), log=LogTraits(revises=without_aborts_that_follow),
     log_signs=(
         LogSign("(SIGSEGV) received by PID", why=CRASH, role=Role.HINTS, source=TABLE),
         LogSign("(SIGILL) received by PID", why=CRASH, role=Role.HINTS, source=TABLE),
@@ -374,7 +378,7 @@ def _where_to_look(own: LogFrame | None) -> Fix:
         ),
     ),
 )  # fmt: skip
-def process_crashed(log: Log) -> Iterator[Finding]:
+def process_crashed(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """A process crashed in compiled code, without a Python exception.
 
     ## What breaks
@@ -389,7 +393,7 @@ def process_crashed(log: Log) -> Iterator[Finding]:
     by itself). `ddpdoctor check` finds extensions and libraries that don't go together.
     """
     seen = sightings(log, "process-crashed")
-    found = verdict_of(log)
+    found = verdict_of(log, catalogue)
     suspect = next((one for one in found.suspects if one.slug == "process-crashed"), None)
     if suspect is None or found.lead is None:
         return

@@ -11,8 +11,9 @@ from ddpdoctor.knowledge.log_endings import signal_of
 from ddpdoctor.knowledge.log_exceptions import short_name
 from ddpdoctor.knowledge.log_refuted import COMPLETED, TAKEN_BACK
 from ddpdoctor.knowledge.log_sightings import NO_LOG, lines, own_line, sightings, where, word
+from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
-from ddpdoctor.registry import LogSign, Role, check, requires
+from ddpdoctor.registry import Catalogue, LogSign, Role, check, requires
 from ddpdoctor.wording import signal_name
 
 SLURM: Final = "slurm: src/slurmd/slurmstepd/req.c"
@@ -47,6 +48,7 @@ PASSED_ON: Final = {"HUP": "1", "INT": "2", "QUIT": "3"}
 @check(
     "stopped-from-outside",
     severity=FAIL,
+    stands_for=(LogTopic.STOPPED,),
     log_signs=(
         LogSign(
             " CANCELLED AT ",
@@ -80,6 +82,8 @@ PASSED_ON: Final = {"HUP": "1", "INT": "2", "QUIT": "3"}
         ),
         LogSign(
             COMPLETED,
+            refutes=(TAKEN_BACK,),
+            refutes_earlier=True,
             why="submitit's word on a job that came to its end: one that was taken back before was started again",
             role=Role.NOISE,
             source="submitit 1.5.4: core/submission.py",
@@ -116,7 +120,7 @@ PASSED_ON: Final = {"HUP": "1", "INT": "2", "QUIT": "3"}
         ),
     ),
 )
-def stopped_from_outside(log: Log) -> Iterator[Finding]:
+def stopped_from_outside(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """The run was ended from outside, and not by an error of its own.
 
     ## What breaks
@@ -131,7 +135,7 @@ def stopped_from_outside(log: Log) -> Iterator[Finding]:
     save checkpoints often enough, and resume. Start long runs by sbatch or in tmux, so that they outlive the session.
     """
     requires(log.files, NO_LOG)
-    found = verdict_of(log)
+    found = verdict_of(log, catalogue)
     if found.outcome is not Outcome.STOPPED or found.lead is None:
         return
     seen = [one for one in sightings(log, "stopped-from-outside") if one.role is not Role.NOISE]

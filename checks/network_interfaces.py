@@ -25,7 +25,7 @@ from ddpdoctor.knowledge.interface_choice import (
 from ddpdoctor.knowledge.job_intent import ONE_NODE, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.network_fixes import addresses, intent, setting
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.registry import LogSign, Role, check, requires
+from ddpdoctor.registry import LogSign, LogTraits, Role, check, requires
 from ddpdoctor.wording import listed
 
 NO_NCCL = "no libnccl on this host"
@@ -153,6 +153,7 @@ def nccl_ifname_not_found(
 @check(
     "gloo-ifname-not-found",
     severity=FAIL,
+    log=LogTraits(setting="GLOO_SOCKET_IFNAME"),
     log_signs=(
         LogSign(
             "Unable to find address for:",

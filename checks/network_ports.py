@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.log import Log
+from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.patient import Patient
@@ -23,11 +24,15 @@ from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening, w
 from ddpdoctor.knowledge.gpu_holders_words import end_leftovers, why_left
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
 from ddpdoctor.knowledge.launcher_options import launcher_of_log, launcher_of_settings, with_port
+from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.knowledge.leftovers import Leftover, left_by_processes
+from ddpdoctor.knowledge.log_frameworks import ACCELERATE
+from ddpdoctor.knowledge.log_sightings import word
 from ddpdoctor.knowledge.meeting_words import another_port, who_listens
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.root import by_root
-from ddpdoctor.registry import LogSign, Role, check, requires
+from ddpdoctor.log_traits import Particulars
+from ddpdoctor.registry import LogSign, LogTraits, Role, check, requires
 from ddpdoctor.wording import in_patient, listed, plural
 
 NOT_LOOKED_AT = Unknown("not looked at")
@@ -37,9 +42,34 @@ PORTS_A_RANK = 64
 """Listeners and connections of one rank: gloo, and per NCCL communicator bootstrap, proxy, P2P, RAS and its channels."""
 
 
+STORE_PORT: Final = 29500
+"""Everybody's default."""
+LOWEST_PORT: Final = 1024
+HIGHEST_PORT: Final = 65535
+"""Those below are root's."""
+
+
+def _port_of_log(seen: Sequence[Sighting], log: Log) -> Particulars:
+    """By the launcher that the log is of; of none that is known the page tells."""
+    port = number(word(seen, "port")) or STORE_PORT
+    launcher = ACCELERATE if any("Tried to launch" in one.sign for one in seen) else launcher_of_log(log)
+    command, beside = with_port(launcher, str(port + 1 if LOWEST_PORT <= port < HIGHEST_PORT else STORE_PORT))
+    if not command:
+        return Particulars()
+    return Particulars(
+        fixes=(
+            Fix(
+                f"End what holds the port, or take another one, the same on all nodes{f' ({beside})' if beside else ''}",
+                (command,),
+            ),
+        )
+    )
+
+
 @check(
     "port-in-use",
     severity=FAIL,
+    log=LogTraits(particulars=_port_of_log),
     log_signs=(
         LogSign(
             "The server socket has failed to listen on any local network address",

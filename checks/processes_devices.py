@@ -14,10 +14,11 @@ from ddpdoctor.knowledge.gpu_holders import ENDED, Held, Shared, all_told, holdi
 from ddpdoctor.knowledge.gpu_holders_words import evidence_of
 from ddpdoctor.knowledge.job_words import Oddity, places
 from ddpdoctor.knowledge.jobs import Job
+from ddpdoctor.knowledge.log_particulars import memory_of_ranks
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.own_gpu import own_gpu
 from ddpdoctor.knowledge.sharing import lacks_nccl
-from ddpdoctor.registry import LogSign, Role, check, requires
+from ddpdoctor.registry import LogSign, LogTraits, Role, check, requires
 from ddpdoctor.wording import listed, ranks_named, spans
 
 NO_JOB = "no training job of several ranks runs on this host"
@@ -26,6 +27,7 @@ NO_JOB = "no training job of several ranks runs on this host"
 @check(
     "missing-set-device",
     severity=WARN,
+    log=LogTraits(particulars=memory_of_ranks),
     stands_for=(Oddity.SHARED_GPU, Oddity.OTHER_GPU, Oddity.ON_CPU),
     log_signs=(
         LogSign(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from ddpdoctor.facts.base import Maybe, NotKnown, Unknown, known
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.processes import Processes
@@ -38,10 +41,12 @@ from ddpdoctor.knowledge.gpu_holders_words import (
 from ddpdoctor.knowledge.job_words import Oddity
 from ddpdoctor.knowledge.jobs import jobs_of
 from ddpdoctor.knowledge.leftovers import Kind, Leftover
+from ddpdoctor.knowledge.log_particulars import memory_of_ranks
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.root import by_root, on_the_host
 from ddpdoctor.knowledge.unowned_memory import unowned
-from ddpdoctor.registry import LogSign, Role, Subject, check, requires
+from ddpdoctor.log_traits import Particulars
+from ddpdoctor.registry import LogSign, LogTraits, Role, Subject, check, requires
 from ddpdoctor.wording import human, listed, plural
 
 MUCH = 0.1
@@ -52,9 +57,24 @@ FIRST_USES = ("torch._C._cuda_setDevice(", "torch._C._cuda_init()", "barrier(opt
 """Calls, as a traceback shows them, that open a context on a GPU where there is none: a barrier's own GPU may be another than the rank's."""
 
 
+_MUCH: Final = re.compile(r"Process (\d+) has [\d.]+ GiB")
+
+
+def _of_attempt_before(seen: Sequence[Sighting], log: Log) -> Particulars:
+    """Beside the sign of this illness torchrun has killed ranks of an attempt before."""
+    held = sorted({pid for one in seen for pid in _MUCH.findall(one.line.text)}, key=int)
+    who = f": {'process' if len(held) == 1 else 'processes'} {listed(held, 4)}" if held else ""
+    return Particulars(
+        f"Ranks of an attempt before, which torchrun killed, seem to hold the GPU still{who}",
+        cause="They didn't end when torchrun told them to, so it killed them, and started new ones while the driver had not taken"
+        " their memory back: a thread that hangs in the driver keeps a killed process from ending.",
+    )
+
+
 @check(
     "zombie-gpu-process",
     severity=FAIL,
+    log=LogTraits(particulars=_of_attempt_before),
     stands_for=(Oddity.ORPHANED, Oddity.BY_HAND, Kind.HOLDER),
     log_signs=(
         LogSign(
@@ -131,6 +151,7 @@ def _all_seen(held: Iterable[Held], processes: Processes) -> None:
 @check(
     "gpu-memory-held-by-others",
     severity=WARN,
+    log=LogTraits(particulars=memory_of_ranks),
     judges=(Subject.NEXT_JOB,),
     log_signs=(
         LogSign(

@@ -32,6 +32,7 @@ WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier",
             "Detected mismatch between collectives on ranks",
             why="only TORCH_DISTRIBUTED_DEBUG=DETAIL says so: it has compared this call of all ranks",
             pattern=r"on ranks\. Rank (?P<rank>\d+) is running (?:inconsistent )?collective: (?P<call>.{1,120})",
+            names_speaker=True,
             source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp; torch 1.11 says inconsistent",
         ),
         LogSign(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.facts.base import Maybe, Unknown, known
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.extensions import Extension, Extensions, SharedObject
 from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.patient import Patient
@@ -30,16 +31,30 @@ from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.loading_signs import BUILT_ELSEWHERE, RAISED
-from ddpdoctor.registry import LogSign, Role, check, requires
+from ddpdoctor.knowledge.log_refuted import is_of_own_script
+from ddpdoctor.knowledge.log_sightings import word
+from ddpdoctor.log_traits import Particulars
+from ddpdoctor.registry import LogSign, LogTraits, Role, check, requires
 from ddpdoctor.wording import in_patient, listed, pip_install
 
 OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
 """Packages that come as wheels beside torch's own, rather than to be built here."""
 
 
+def _missing_header(seen: Sequence[Sighting], log: Log) -> Particulars:
+    """Of a header alone it isn't known that there is no nvcc: pip's and conda's packages come one by one."""
+    header = word(seen, "header")
+    if not header or any(not one.words.get("header") for one in seen):
+        return Particulars()
+    return Particulars(
+        f"The compiler doesn't find {header}, a header of the CUDA toolkit: not all of that is installed"
+    )
+
+
 @check(
     "extension-abi-mismatch",
     severity=FAIL,
+    log=LogTraits(refuted=is_of_own_script),
     log_signs=(
         LogSign(
             "undefined symbol: _Z",
@@ -304,6 +319,7 @@ def cuda_toolkit_mismatch(
 @check(
     "cuda-home-missing",
     severity=WARN,
+    log=LogTraits(particulars=_missing_header),
     log_signs=(
         LogSign(
             "CUDA_HOME environment variable is not set",

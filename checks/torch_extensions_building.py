@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from ddpdoctor.checks.torch_extensions import compiling, why_compiling, working_nvcc
 from ddpdoctor.facts.base import Maybe, Unknown, known
+from ddpdoctor.facts.log import Log, Sighting
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.patient import Patient
 from ddpdoctor.facts.toolchain import Toolchain
@@ -14,10 +16,34 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.knowledge.building import gcc_fixes, gcc_limit, too_new
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.registry import LogSign, check, requires
+from ddpdoctor.knowledge.log_sightings import word
+from ddpdoctor.log_traits import Particulars
+from ddpdoctor.registry import LogSign, LogTraits, check, requires
 from ddpdoctor.wording import pip_install
 
 GCC_LIMIT = "#error -- unsupported GNU version! gcc versions later than"
+
+
+def _newest_gcc(seen: Sequence[Sighting], log: Log) -> Particulars:
+    """The newest gcc that nvcc takes, by its own header, or by torch, which names the first one that it doesn't."""
+    newest = word(seen, "newest_gcc")
+    if not newest and (below := word(seen, "gcc_below")):
+        major, _, minor = below.partition(".")
+        newest = major if int(minor) else str(int(major) - 1)
+    if not newest:
+        return Particulars()
+    conda = f"conda install -c conda-forge gxx_linux-64={quote(newest)}"
+    return Particulars(
+        f"The C++ compiler is newer than nvcc takes, which is gcc {newest} at most",
+        (
+            Fix(
+                f"Install gcc {newest}, or an older one, beside it, and name it; build again in a fresh folder",
+                (f"export CC=gcc-{quote(newest)} CXX=g++-{quote(newest)}",),
+            ),
+            Fix("Without root, conda has it, and sets CC and CXX when its environment is activated anew", (conda,)),
+            Fix("Or take a newer CUDA toolkit, and torch's build for that"),
+        ),
+    )
 
 
 @check(
@@ -82,6 +108,7 @@ def ninja_missing(toolchain: Toolchain, torch: Torch, patient: Patient) -> Itera
 @check(
     "gcc-too-new",
     severity=WARN,
+    log=LogTraits(particulars=_newest_gcc),
     log_signs=(
         LogSign(
             GCC_LIMIT,

@@ -21,6 +21,8 @@ from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.findings import Evidence, Finding, Severity
 from ddpdoctor.log_signs import LogSign as LogSign
 from ddpdoctor.log_signs import Role as Role
+from ddpdoctor.log_traits import PLAIN_SIGNS
+from ddpdoctor.log_traits import LogTraits as LogTraits
 
 Predicate = Callable[..., Iterator[Finding]]
 
@@ -65,6 +67,7 @@ class Check:
     Args:
         stands_for: what of other parts' own lists it is the check of: causes of hangs, kinds of leftovers, signals of processes.
         judges: what else it judges than its family does.
+        log: how the analysis of logs is to treat its signs.
         catalogue: the one that it stands in.
     """
 
@@ -77,6 +80,7 @@ class Check:
         *,
         stands_for: tuple[Enum, ...] = (),
         judges: tuple[Subject, ...] = (),
+        log: LogTraits = PLAIN_SIGNS,
         catalogue: Catalogue | None = None,
     ) -> None:
         self.slug = slug
@@ -85,6 +89,7 @@ class Check:
         self.predicate = predicate
         self.stands_for = stands_for
         self.judges = judges
+        self.log = log
         self.catalogue = Catalogue() if catalogue is None else catalogue
         self.family = predicate.__module__.rsplit(".", 1)[-1].partition("_")[0]
 
@@ -204,12 +209,22 @@ def check(
     log_signs: tuple[LogSign, ...] = (),
     stands_for: tuple[Enum, ...] = (),
     judges: tuple[Subject, ...] = (),
+    log: LogTraits = PLAIN_SIGNS,
 ) -> Callable[[Predicate], Predicate]:
-    """Registers a predicate. Its parameter names say which groups of facts (or `plan`) it is given."""
+    """Registers a predicate. Its parameter names say which groups of facts (or `plan`, or the `catalogue` of all checks) it is given."""
 
     def register(predicate: Predicate) -> Predicate:
         _registered.add(
-            Check(slug, severity, log_signs, predicate, stands_for=stands_for, judges=judges, catalogue=_registered)
+            Check(
+                slug,
+                severity,
+                log_signs,
+                predicate,
+                stands_for=stands_for,
+                judges=judges,
+                log=log,
+                catalogue=_registered,
+            )
         )
         return predicate
 
@@ -352,12 +367,18 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
+def _given(name: str, check: Check, snapshot: Snapshot, plan: Plan) -> object:
+    if name == "plan":
+        return plan
+    return check.catalogue if name == "catalogue" else getattr(snapshot, name)
+
+
 def _judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
     findings: list[Finding] = []
     try:
         arguments: dict[str, Any] = {}
         for name, group in one.needs.items():
-            value = plan if name == "plan" else getattr(snapshot, name)
+            value = _given(name, one, snapshot, plan)
             arguments[name] = NotLearned(group, value.reason) if group and isinstance(value, Unknown) else value
         findings.extend(_short_enough(found) for found in one.predicate(**arguments))
     except NotKnown as missing:

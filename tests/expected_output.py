@@ -25,7 +25,7 @@ from ddpdoctor.examination import Examination, examine
 from ddpdoctor.facts.base import Unknown
 from ddpdoctor.logs.judging import LogJudgement, judge_log
 from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.registry import find_check
+from ddpdoctor.registry import catalogue, find_check
 from ddpdoctor.report.hang_terminal import show_where_it_hangs
 from ddpdoctor.report.log_terminal import show_log
 from ddpdoctor.report.log_words import judged_as
@@ -126,7 +126,7 @@ def _judged(log: CorpusLog) -> LogJudgement:
     before = Path.cwd()
     os.chdir(log.path.parent)
     try:
-        return judge_log(read_logs([log.path.name], stdin=io.BytesIO()))
+        return judge_log(read_logs([log.path.name], stdin=io.BytesIO()), catalogue())
     finally:
         os.chdir(before)
 

@@ -27,14 +27,15 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.facts.log import Log, Sighting
-from ddpdoctor.knowledge.log_verdict import SLUGS, LogVerdict, Outcome, verdict_of
+from ddpdoctor.knowledge.log_verdict import TOPICS, LogVerdict, Outcome, verdict_of
+from ddpdoctor.registry import catalogue
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
 HEALTHY = "healthy"
 WIDTH = 128
 """Columns of the README."""
 
-OUTCOMES = {slug: outcome for outcome, slug in SLUGS.items()}
+OUTCOMES = {catalogue().slug_for(topic): outcome for outcome, topic in TOPICS.items()}
 """Folders that are named after an outcome, and no illness."""
 
 
@@ -146,7 +147,7 @@ def log_of(path: Path) -> Log:
 
 def judged(one: CorpusLog) -> Judged:
     """The log read, and judged."""
-    return Judged(one, verdict_of(log_of(one.path)))
+    return Judged(one, verdict_of(log_of(one.path), catalogue()))
 
 
 class Rates(msgspec.Struct, frozen=True):

@@ -158,11 +158,14 @@ def _read(paths: Sequence[str]) -> Log:
 def _judged(log: Log, host: Snapshot | None, *, here: bool, python: str | None) -> LogJudgement:
     from ddpdoctor.knowledge.log_settings import settings_of
     from ddpdoctor.logs.judging import groups_that_decide, judge_log
+    from ddpdoctor.registry import catalogue
 
-    if here and (groups := groups_that_decide(log)):
-        context = begin(python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ))
+    if here and (groups := groups_that_decide(log, catalogue())):
+        context = begin(
+            python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, catalogue())
+        )
         host = look(context, groups | {"machine", "container"})
-    return judge_log(log, host)
+    return judge_log(log, catalogue(), host)
 
 
 def _print(judgement: LogJudgement, *, as_json: bool, verbose: bool, quiet: bool) -> None:

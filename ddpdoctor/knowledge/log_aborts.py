@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ddpdoctor.facts.log import LogLine, Raised, Sighting
+from ddpdoctor.facts.log import Log, LogLine, Sighting
 from ddpdoctor.log_signs import Role
 
-CRASHED: Final = "process-crashed"
 ABORTED: Final = "Aborted"
 SIGABRT: Final = "SIGABRT"
 WATCHDOG: Final = "watchdog thread terminated with exception"
@@ -17,23 +16,21 @@ BEHIND: Final = 60
 """Lines behind an exception, its message and other threads' stacks among them, within which an abort is of its process's end."""
 
 
-def without_aborts_that_follow(seen: Sequence[Sighting], raised: Sequence[Raised]) -> list[Sighting]:
+def without_aborts_that_follow(seen: Sequence[Sighting], log: Log, slug: str) -> list[Sighting]:
     """The sightings without a shell's, Python's or torchrun's word on an abort behind what its process lost, waited for or raised: C++ ends it
-    so, and what a process takes down at its end may."""
+    so, and what a process takes down at its end may. slug: of the check that tells of crashes."""
     effects = [one.line for one in seen if one.role is Role.EFFECT]
-    ends = [one.line for one in raised]
-    of_watchdogs = [one.line for one in seen if one.slug != CRASHED and WATCHDOG in one.line.text]
+    ends = [one.line for one in log.raised]
+    of_watchdogs = [one.line for one in seen if one.slug != slug and WATCHDOG in one.line.text]
     seen = [
         one
         for one in seen
-        if one.slug != CRASHED
-        or SIGABRT not in one.sign
-        or not any(_is_before(line, one.line) for line in of_watchdogs)
+        if one.slug != slug or SIGABRT not in one.sign or not any(_is_before(line, one.line) for line in of_watchdogs)
     ]
     return [
         one
         for one in seen
-        if one.slug != CRASHED
+        if one.slug != slug
         or ABORTED not in one.line.text
         or not (
             any(_is_before(line, one.line) for line in effects)

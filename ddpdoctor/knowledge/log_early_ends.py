@@ -8,19 +8,20 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.log import Exited, Log, LogLine, Sighting
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.log_endings import ABORT, signal_of
 from ddpdoctor.knowledge.log_exceptions import is_of_launcher, is_of_peers
 from ddpdoctor.log_signs import Role
+from ddpdoctor.registry import Catalogue
 
 WITH_THREADS: Final = "terminate called without an active exception"
 """libstdc++'s words where a thread is taken down that still runs, as gloo's are where a script ends without destroy_process_group(); of an
 exception of C++ it names the type."""
-LEFT: Final = "uneven-inputs"
 BEFORE: Final = 200
 """Lines before a launcher's word on an end, among them the others' tracebacks."""
 
 
-def with_early_end(within: Sequence[Sighting], exited: Exited, log: Log) -> list[Sighting]:
+def with_early_end(within: Sequence[Sighting], exited: Exited, log: Log, catalogue: Catalogue) -> list[Sighting]:
     """The signs in a launcher's words on a process, with a hint that it left the others, where it was aborted so, nothing else went
     before, and the others lost it."""
     if signal_of(exited) != ABORT or exited.told_to or any(one.role is Role.NAMES for one in within):
@@ -31,7 +32,7 @@ def with_early_end(within: Sequence[Sighting], exited: Exited, log: Log) -> list
         return list(within)
     rank = exited.rank if line.rank is None else line.rank
     line = msgspec.structs.replace(line, rank=rank, host=line.host or exited.host)
-    return [Sighting(slug=LEFT, sign=WITH_THREADS, role=Role.HINTS, line=line), *within]
+    return [Sighting(slug=catalogue.slug_for(HangCause.UNEVEN), sign=WITH_THREADS, role=Role.HINTS, line=line), *within]
 
 
 def _is_before(line: LogLine, exited: Exited) -> bool:

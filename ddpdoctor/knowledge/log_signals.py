@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from signal import Signals
 from typing import Final
 
 import msgspec
@@ -10,20 +11,15 @@ import msgspec
 from ddpdoctor.facts.log import Exited, Sighting
 from ddpdoctor.knowledge.log_endings import signal_of
 from ddpdoctor.log_signs import Role
+from ddpdoctor.registry import Catalogue, Check
 from ddpdoctor.wording import signal_name
 
 KILL: Final = 9
-SPEAKS_FOR: Final = {
-    4: ("process-crashed",),
-    7: ("shm-too-small", "process-crashed"),
-    8: ("process-crashed",),
-    KILL: ("host-oom-killed",),
-    11: ("process-crashed",),
-}
-"""The likeliest first. Who aborts mostly says why, and is heard by that. A bus error is a write into mapped memory that has no room behind it, and of training that is /dev/shm's."""
 
 
-def with_signal(within: Sequence[Sighting], exited: Exited, others: Sequence[Exited], *, lost: bool) -> list[Sighting]:
+def with_signal(
+    within: Sequence[Sighting], exited: Exited, others: Sequence[Exited], catalogue: Catalogue, *, lost: bool
+) -> list[Sighting]:
     """The signs in a launcher's words on a process, with hints at what its signal speaks for, where nothing names an illness.
     others: all ends that the log tells of. lost: other ranks say that they lost one, which has an illness of its own."""
     known = {one.slug for one in within}
@@ -34,11 +30,17 @@ def with_signal(within: Sequence[Sighting], exited: Exited, others: Sequence[Exi
     rank = exited.line.rank if exited.line.rank is not None else exited.rank
     line = msgspec.structs.replace(exited.line, rank=rank, host=exited.line.host or exited.host)
     hints = (
-        Sighting(slug=slug, sign=f"ended by {signal_name(signal)}", role=Role.HINTS, line=line)
-        for slug in SPEAKS_FOR.get(signal, ())
-        if slug not in known
+        Sighting(slug=check.slug, sign=f"ended by {signal_name(signal)}", role=Role.HINTS, line=line)
+        for check in _checks_of(signal, catalogue)
+        if check.slug not in known
     )
     return [*within, *hints]
+
+
+def _checks_of(signal: int, catalogue: Catalogue) -> tuple[Check, ...]:
+    """Who aborts mostly says why, and is heard by that: nothing stands for SIGABRT."""
+    known = next((one for one in Signals if one == signal), None)
+    return catalogue.standing_for(known) if known else ()
 
 
 def _cancelled(exited: Exited, others: Sequence[Exited]) -> bool:

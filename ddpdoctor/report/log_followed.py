@@ -8,10 +8,10 @@ from typing import Final
 
 from ddpdoctor.facts.log import Log, LogLine, Noise, Raised, Sighting
 from ddpdoctor.knowledge.log_exceptions import is_cut, is_of_launcher, is_of_peers, short_name
-from ddpdoctor.knowledge.log_illnesses import check_of
-from ddpdoctor.knowledge.log_refuted import GOOD_NEWS
+from ddpdoctor.knowledge.log_refuted import good_news
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome
 from ddpdoctor.log_signs import Role
+from ddpdoctor.registry import Catalogue, Check
 from ddpdoctor.report.log_words import quoted
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.wording import listed, plural, ranks_named
@@ -81,30 +81,29 @@ def _said_by(lines: Iterable[LogLine], times: int) -> str:
     return f"({times}x)"
 
 
-def noise(log: Log) -> list[Noise]:
+def noise(log: Log, catalogue: Catalogue) -> list[Noise]:
     """Messages that healthy runs print, too, the most frequent first: the engine's own, and those signs of illnesses that mean
     nothing by themselves."""
     kinds: dict[tuple[str, str], list[Sighting]] = {}
     for one in log.sightings:
-        if one.role is Role.NOISE and not one.quoted and one.sign not in GOOD_NEWS:
+        if one.role is Role.NOISE and not one.quoted and one.sign not in good_news(catalogue):
             kinds.setdefault((one.slug, one.sign), []).append(one)
     signs = [
-        Noise(text, _why(slug, text), sum(one.times for one in seen), seen[0].line)
+        Noise(text, _why(catalogue.get(slug), text), sum(one.times for one in seen), seen[0].line)
         for (slug, text), seen in kinds.items()
     ]
     return sorted([*log.noise, *signs], key=lambda one: -one.times)
 
 
-def _why(slug: str, text: str) -> str:
-    known = check_of(slug)
+def _why(known: Check | None, text: str) -> str:
     return (
         next((one.why for one in known.log_signs if one.text == text and one.role is Role.NOISE), "") if known else ""
     )
 
 
-def harmless(log: Log) -> str:
+def harmless(log: Log, catalogue: Catalogue) -> str:
     """All of it in one line; "" where there is none."""
-    found = noise(log)
+    found = noise(log, catalogue)
     names = [f'"{_short(one.text)}" ({one.times}x)' for one in found]
     many = plural(len(found), "message")
     return f"{many} that healthy runs print, too: {listed(names, MOST_NOISE)}" if found else ""

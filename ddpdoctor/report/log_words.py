@@ -18,12 +18,13 @@ from ddpdoctor.knowledge.log_exceptions import is_cut, with_slashes
 from ddpdoctor.knowledge.log_launching import gives_up
 from ddpdoctor.knowledge.log_more import more_of
 from ddpdoctor.knowledge.log_sightings import common_folder, phase_within, stack_lines, where
-from ddpdoctor.knowledge.log_timeouts import MISSING
+from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome
 from ddpdoctor.knowledge.missing_modules import module_missing
 from ddpdoctor.knowledge.smoke_words import short
 from ddpdoctor.knowledge.unreached_servers import server_unreached
 from ddpdoctor.logs.judging import LogJudgement, Opinion, Standing
+from ddpdoctor.registry import Catalogue
 from ddpdoctor.report.plain import one_line
 from ddpdoctor.wording import human, listed, plural, ranks_named, signal_name
 
@@ -91,7 +92,7 @@ def _told(judgement: LogJudgement) -> str:
         said = "This log tells" if len(log.files) == 1 else "These logs tell"
         told = f"{said} what followed, and not what failed first"
         if verdict.silent:
-            told = f"{_capital(ranks_named(verdict.silent))} {_how_silent(log, verdict)}"
+            told = f"{_capital(ranks_named(verdict.silent))} {_how_silent(log, verdict, judgement.catalogue)}"
         fits = judgement.opinions[0] if judgement.opinions else None
         told = f"{told}; perhaps: {_within(named(fits))}" if fits else told
         return f"{told}; before that it says: {short(quoted(verdict.said[0].text))}" if verdict.said else told
@@ -151,13 +152,13 @@ def nothing(log: Log) -> str:
     return f"Nothing in {'this log' if len(log.files) == 1 else 'these logs'} speaks of a failure"
 
 
-def _how_silent(log: Log, verdict: LogVerdict) -> str:
+def _how_silent(log: Log, verdict: LogVerdict, catalogue: Catalogue) -> str:
     """A rank of which there is not a word has not fallen silent; where the others counted who came, it never did."""
     if any(one.rank in verdict.silent for one in log.last):
         return "fell silent, and the others tell only what followed"
     one_rank = len(verdict.silent) == 1
     counted = any(one.words.get("came") for one in verdict.effects)
-    if counted and {one.slug for one in verdict.effects} == {MISSING}:
+    if counted and {one.slug for one in verdict.effects} == {catalogue.slug_for(LogTopic.MISSING_NODE)}:
         return f"never came, and the others waited for {'it' if one_rank else 'them'} in vain"
     return f"{'says' if one_rank else 'say'} nothing at all, and the others tell only what followed"
 

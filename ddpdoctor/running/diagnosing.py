@@ -125,10 +125,11 @@ def diagnose(ended: Ended, many: str, environ: Mapping[str, str], killed: int, k
             return _in_a_line(log, many)
         from ddpdoctor.knowledge.log_verdict import Outcome
         from ddpdoctor.logs.judging import judge_log
+        from ddpdoctor.registry import catalogue
         from ddpdoctor.report.log_terminal import show_log
         from ddpdoctor.report.terminal import make_console
 
-        judgement = judge_log(log, _host(log, ended.seconds, killed), watched=True)
+        judgement = judge_log(log, catalogue(), _host(log, ended.seconds, killed), watched=True)
         shown = False
         if not any(one.bytes for one in log.files):
             print("It printed nothing.")
@@ -244,23 +245,25 @@ def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
     from ddpdoctor.knowledge.log_settings import settings_of
     from ddpdoctor.logs.judging import groups_that_decide
     from ddpdoctor.logs.kills import of_this_run
+    from ddpdoctor.registry import catalogue
 
-    groups = groups_that_decide(log)
+    groups = groups_that_decide(log, catalogue())
     if not groups:
         return None
     began = time.monotonic() - seconds
-    context = begin(None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ))
+    context = begin(None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, catalogue()))
     found = look(context, groups | {"machine", "container"})
     return of_this_run(found, time.monotonic() - began, killed)
 
 
 def _in_a_line(log: Log, many: str) -> int:
     from ddpdoctor.logs.judging import judge_log
+    from ddpdoctor.registry import catalogue
     from ddpdoctor.report.log_terminal import show_log
     from ddpdoctor.report.terminal import make_console
 
     said = StringIO()
-    show_log(make_console(said, width=200), judge_log(log), quiet=True)
+    show_log(make_console(said, width=200), judge_log(log, catalogue()), quiet=True)
     print(f"ddpdoctor, {many} on {socket.gethostname()}: {said.getvalue().strip()}")
     return 0
 
@@ -289,7 +292,7 @@ def _say_more(ended: Ended, judgement: LogJudgement, keep: str, *, shown: bool) 
     killed = os.waitstatus_to_exitcode(ended.status) in (-signal.SIGKILL, 128 + signal.SIGKILL)
     if killed and judgement.verdict.outcome is not Outcome.ILLNESS:
         print("SIGKILL leaves no words in a log. Where the kernel ended it for want of memory, this says so:")
-        print("    ddpdoctor check --select host-oom-killed")
+        print(f"    ddpdoctor check --select {judgement.catalogue.slug_for(signal.SIGKILL)}")
     names = [one.name for one in judgement.log.files if one.bytes]
     if log_dir(ended.command) == "" and not [one for one in names if "/torchelastic_" in one]:
         print(

@@ -28,8 +28,8 @@ KNOWLEDGE = CHECKS.parent / "ddpdoctor" / "knowledge"
 MAY_IMPORT = {
     "__future__", "bisect", "collections", "datetime", "difflib", "enum", "functools", "pkgutil", "ipaddress", "itertools", "json", "math", "re", "shlex", "statistics", "typing",
     "msgspec", "packaging", "ddpdoctor",
-    # Tables of Python's own: which modules are its, and what Python 2 called them.
-    "_compat_pickle", "sys.stdlib_module_names",
+    # Tables of Python's own: which modules are its, what Python 2 called them, and which signals there are.
+    "_compat_pickle", "sys.stdlib_module_names", "signal.Signals",
 }  # fmt: skip
 
 every_check = pytest.mark.parametrize("one", all_checks(), ids=lambda one: one.slug)
@@ -132,7 +132,8 @@ def test_checks_never_look_at_the_world(path: Path) -> None:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = [f"sys.{alias.name}" for alias in node.names] if node.module == "sys" else [node.module or ""]
+            whole = node.module not in ("sys", "signal")
+            names = [node.module or ""] if whole else [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
             assert any(name == good or name.startswith(good + ".") for good in MAY_IMPORT), (
                 f"{path.name} imports {name}"

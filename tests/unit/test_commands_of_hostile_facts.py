@@ -29,7 +29,7 @@ from ddpdoctor.findings import NOT_TYPEABLE, Fix
 from ddpdoctor.logs.judging import judge_log
 from ddpdoctor.logs.reading import read_logs
 from ddpdoctor.plausible import plausible
-from ddpdoctor.registry import Check, all_checks, all_prescriptions, diagnose, find_check
+from ddpdoctor.registry import Check, all_checks, all_prescriptions, catalogue, diagnose, find_check
 from ddpdoctor.snapshots import decode_snapshot, encode_snapshot
 from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 from tests.log_corpus import LOGS
@@ -193,7 +193,7 @@ def test_letters_of_any_language_are() -> None:
 
 
 def commands_for(log: Log) -> list[str]:
-    findings = [finding for _, _, finding in judge_log(log).examination.findings]
+    findings = [finding for _, _, finding in judge_log(log, catalogue()).examination.findings]
     return [command for finding in findings for fix in finding.fixes for command in fix.commands]
 
 

@@ -15,7 +15,7 @@ from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.findings import FAIL, Fix
 from ddpdoctor.logs.judging import judge_log
 from ddpdoctor.netcheck.judging import with_fleet
-from ddpdoctor.registry import all_checks, find_check
+from ddpdoctor.registry import all_checks, catalogue, find_check
 from tests.fixture_hosts import HOSTS, fixture_snapshot, lay_over, read_fixture, to_snapshot
 from tests.log_corpus import corpus, log_of
 from tests.unit.test_unknown_facts import with_one_unknown
@@ -41,7 +41,7 @@ def test_each_failure_of_a_host_has_a_fix(path: Path) -> None:
 def test_each_failure_in_a_log_has_a_fix() -> None:
     failed = 0
     for log in corpus():
-        examination = judge_log(log_of(log.path)).examination
+        examination = judge_log(log_of(log.path), catalogue()).examination
         failed += any(severity is FAIL for _, severity, _ in examination.findings)
         assert not without_a_fix(examination), log.path
     assert failed > 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.registry import catalogue
 from tests.logs_by_hand import read
 
 TRACEBACK = """Traceback (most recent call last):
@@ -33,7 +34,7 @@ NEVER = (
 
 
 def judged(text: str) -> LogVerdict:
-    return verdict_of(read(text))
+    return verdict_of(read(text), catalogue())
 
 
 @pytest.mark.parametrize("words", [*PARTS, *NEVER])

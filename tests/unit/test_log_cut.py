@@ -6,6 +6,7 @@ import pytest
 
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
 from ddpdoctor.logs.judging import judge_log
+from ddpdoctor.registry import catalogue
 from ddpdoctor.report.log_words import headline
 from tests.logs_by_hand import read
 
@@ -44,7 +45,7 @@ Traceback (most recent call last):
 
 
 def judged(text: str) -> LogVerdict:
-    return verdict_of(read(text))
+    return verdict_of(read(text), catalogue())
 
 
 def test_the_launchers_own_traceback_is_no_new_attempt() -> None:
@@ -90,10 +91,12 @@ def test_the_spawners_bare_exception_is_not_the_users() -> None:
 
 def test_a_log_that_breaks_off_within_a_traceback_says_so() -> None:
     log = read(STEPS + HEADER + FRAMES)
-    found = verdict_of(log)
+    found = verdict_of(log, catalogue())
     assert found.outcome is Outcome.UNRECOGNISED
     assert not found.suspects
-    assert "the log breaks off within a traceback; /home/ada/train/train.py:7 in main" in headline(judge_log(log))
+    assert "the log breaks off within a traceback; /home/ada/train/train.py:7 in main" in headline(
+        judge_log(log, catalogue())
+    )
 
 
 def test_a_box_that_breaks_off_is_a_traceback() -> None:

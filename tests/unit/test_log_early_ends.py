@@ -9,6 +9,7 @@ from ddpdoctor.facts.log import LogLine, Raised, Sighting
 from ddpdoctor.knowledge.log_early_ends import WITH_THREADS
 from ddpdoctor.knowledge.log_verdict import verdict_of
 from ddpdoctor.log_signs import Role
+from ddpdoctor.registry import catalogue
 from tests.logs_by_hand import exited, line, log, raised, seen
 
 LOST = seen("peer-rank-crashed", number=20, role=Role.EFFECT, rank=0, sign="closed by peer")
@@ -18,7 +19,7 @@ SAID = line(15, WITH_THREADS)
 
 def slugs(*parts: Sighting | Raised, code: int = -6, errors: tuple[LogLine, ...] = (SAID,)) -> list[str]:
     ended = msgspec.structs.replace(exited(1, code, number=30, first=True), line=line(30, "exitcode"))
-    return [one.slug for one in verdict_of(log(*parts, CRASH, ended, errors=errors)).suspects]
+    return [one.slug for one in verdict_of(log(*parts, CRASH, ended, errors=errors), catalogue()).suspects]
 
 
 def test_it_left_the_others() -> None:

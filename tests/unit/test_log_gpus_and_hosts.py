@@ -14,7 +14,7 @@ from ddpdoctor.knowledge.cuda_oom import ALIKE, HELD_BY_OTHERS, OWN_DOING, SUREL
 from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
 from ddpdoctor.knowledge.xids import BUS_XIDS, CATALOGUE, ECC_XIDS, FAULTS, FOLLOWING, NVLINK_XIDS, PROGRAMS, xid_sign
 from ddpdoctor.logs.reading import read_logs
-from ddpdoctor.registry import find_check
+from ddpdoctor.registry import catalogue, find_check
 from tests.log_corpus import LOGS, log_of
 
 TORCH2 = (
@@ -155,7 +155,7 @@ KERNEL_LOGS = {
 @pytest.mark.parametrize("prefix", KERNEL_LOGS.values(), ids=KERNEL_LOGS)
 def test_a_kernel_log_is_read_in_any_form(tmp_path: Path, prefix: str) -> None:
     lines = ("usb 1-1: new high-speed USB device number 2", XID, "audit: type=1400 audit(1.2:3): apparmor")
-    found = verdict_of(read(tmp_path, "".join(f"{prefix}{line}\n" for line in lines)))
+    found = verdict_of(read(tmp_path, "".join(f"{prefix}{line}\n" for line in lines)), catalogue())
     assert found.outcome is Outcome.ILLNESS
     assert [one.slug for one in found.suspects] == ["gpu-fell-off-bus"]
     if "node5" in prefix:
@@ -192,7 +192,7 @@ FRAME = '  File "/usr/lib/python3.10/multiprocessing/synchronize.py", line 57, i
 )  # fmt: skip
 def test_no_space_where(tmp_path: Path, frame: str, message: str, slug: str) -> None:
     head = 'Traceback (most recent call last):\n  File "/home/ada/train.py", line 7, in <module>\n    main()\n'
-    found = verdict_of(read(tmp_path, f"{head}{frame}{message}\n"))
+    found = verdict_of(read(tmp_path, f"{head}{frame}{message}\n"), catalogue())
     assert found.suspects[0].slug == slug
 
 

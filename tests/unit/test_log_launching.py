@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
+from ddpdoctor.registry import catalogue
 from tests.logs_by_hand import read
 
 BLOCK = "\n\n* why that may be\n  and more of it\n\n* or else\n  something else\n\nand what to do\nabout it\n"
@@ -47,7 +48,7 @@ BLOCK = "\n\n* why that may be\n  and more of it\n\n* or else\n  something else\
     ],
 )
 def test_it_is_the_first_error(before: str, text: str) -> None:
-    found = verdict_of(read(before + text))
+    found = verdict_of(read(before + text), catalogue())
     assert found.outcome is Outcome.UNRECOGNISED
     assert found.lead is not None
     assert found.lead.text == text.partition("\n")[0]
@@ -70,4 +71,4 @@ def test_no_error_is_spoken_of(text: str) -> None:
 
 def test_a_node_that_is_entered_at_the_second_try_is_no_failure() -> None:
     text = "ssh: connect to host node7 port 22: Connection refused\n" + "".join(f"step {n}\n" for n in range(6))
-    assert verdict_of(read(text)).outcome is Outcome.NOTHING
+    assert verdict_of(read(text), catalogue()).outcome is Outcome.NOTHING

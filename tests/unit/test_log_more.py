@@ -7,6 +7,7 @@ import io
 import pytest
 
 from ddpdoctor.logs.judging import LogJudgement, judge_log
+from ddpdoctor.registry import catalogue
 from ddpdoctor.report.log_steps import next_steps
 from ddpdoctor.report.log_terminal import show_log
 from ddpdoctor.report.log_words import headline, more
@@ -22,7 +23,7 @@ ABORTED = "E1122 02:13:07.651000 77 torch/distributed/elastic/multiprocessing/ap
 
 
 def judged(text: str) -> LogJudgement:
-    return judge_log(read(text))
+    return judge_log(read(text), catalogue())
 
 
 def shown(text: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
 from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.registry import catalogue
 
 OWN = ["    if rank == {rank}: data[i]", "                   ~~~~^^^", "KeyError: 3"]
 LOST = [
@@ -67,7 +68,7 @@ def test_the_node_with_the_traceback_leads(
         (tmp_path / name).write_text(text)
     paths = [str(tmp_path / name) for name in names]
     for some in (paths, paths[::-1], [str(tmp_path)]):
-        found = verdict_of(read_logs(some, stdin=io.BytesIO()))
+        found = verdict_of(read_logs(some, stdin=io.BytesIO()), catalogue())
         assert found.lead is not None
         assert (found.outcome, found.lead.rank, found.lead.text) == (
             Outcome.USER_ERROR,

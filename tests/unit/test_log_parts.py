@@ -8,6 +8,7 @@ from ddpdoctor.facts.log import LogLine, Sighting
 from ddpdoctor.knowledge.log_parts import without_parts_that_all_lack
 from ddpdoctor.knowledge.log_verdict import Outcome, verdict_of
 from ddpdoctor.log_signs import Role
+from ddpdoctor.registry import catalogue
 from tests.logs_by_hand import read
 
 
@@ -57,6 +58,6 @@ def test_which_files_are_a_ranks_own(name: str, is_part: bool) -> None:
         "[rank2]:     state = torch.load(name)\n"
         f"[rank2]: FileNotFoundError: [Errno 2] No such file or directory: '{name}'\n"
     )
-    verdict = verdict_of(read(text))
+    verdict = verdict_of(read(text), catalogue())
     assert verdict.outcome is (Outcome.ILLNESS if is_part else Outcome.USER_ERROR)
     assert [one.slug for one in verdict.suspects] == ["ckpt-world-size-mismatch" if is_part else "user-code-error"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.registry import catalogue
 from tests.logs_by_hand import read
 
 STEPS = "step 1 loss 2.0\nstep 2 loss 1.0\n"
@@ -22,7 +23,7 @@ def prefixed(prefix: str, text: str) -> str:
 
 
 def judged(text: str) -> LogVerdict:
-    return verdict_of(read(text))
+    return verdict_of(read(text), catalogue())
 
 
 @pytest.mark.parametrize("steps", ["", STEPS])

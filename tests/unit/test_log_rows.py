@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.registry import catalogue
 from tests.logs_by_hand import read
 
 FAILED = "E1122 14:02:52.577000 4711 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: {}) local_rank: {} (pid: {}) of binary: python\n"
@@ -44,7 +45,7 @@ def labelled(rank: int, text: str) -> str:
 
 
 def judged(text: str) -> LogVerdict:
-    return verdict_of(read(text))
+    return verdict_of(read(text), catalogue())
 
 
 def rank_of(verdict: LogVerdict) -> int | None:

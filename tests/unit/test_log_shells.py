@@ -6,12 +6,13 @@ import pytest
 
 from ddpdoctor.knowledge.log_verdict import Outcome
 from ddpdoctor.logs.judging import LogJudgement, judge_log
+from ddpdoctor.registry import catalogue
 from ddpdoctor.report.log_steps import next_steps
 from tests.logs_by_hand import read
 
 
 def judged(*lines: str) -> LogJudgement:
-    return judge_log(read("".join(f"{line}\n" for line in ("step 1 loss 2.0", *lines))))
+    return judge_log(read("".join(f"{line}\n" for line in ("step 1 loss 2.0", *lines))), catalogue())
 
 
 @pytest.mark.parametrize(

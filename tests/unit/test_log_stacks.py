@@ -16,6 +16,7 @@ from ddpdoctor.knowledge.hang_words import where
 from ddpdoctor.knowledge.log_sightings import stack_lines
 from ddpdoctor.logs.judging import judge_log
 from ddpdoctor.logs.reading import read_logs
+from ddpdoctor.registry import catalogue
 from ddpdoctor.report.log_terminal import show_log
 from tests.log_corpus import LOGS
 from tests.logs_by_hand import read
@@ -31,7 +32,7 @@ def log_of(path: Path) -> Log:
 
 def told(log: Log) -> str:
     console = Console(file=io.StringIO(), width=400)
-    show_log(console, judge_log(log))
+    show_log(console, judge_log(log, catalogue()))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -87,7 +88,7 @@ def test_a_crash_is_shown_with_the_scripts_line() -> None:
     (stack,) = log.stacks
     assert stack.reason == "Fatal Python error: Aborted"
     assert stack.own == LogFrame(f"{HOME}/light.py", 30, "stall")
-    (opinion,) = judge_log(log).opinions
+    (opinion,) = judge_log(log, catalogue()).opinions
     assert opinion.finding.evidence[0].text == (
         f"{HOME}/light.py:30, in stall <- {HOME}/light.py:19, in validation_step <- {HOME}/light.py:38, in <module>;"
         " in the validation of Lightning"

@@ -6,6 +6,7 @@ import pytest
 
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
 from ddpdoctor.logs.surroundings import MOST_OF_A_REPORT, is_report
+from ddpdoctor.registry import catalogue
 from tests.logs_by_hand import read
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.20 GiB is free."
@@ -18,7 +19,7 @@ TALK = "I don't know what to make of it, and my colleagues don't either.\n" * 6
 
 
 def judged(text: str) -> LogVerdict:
-    return verdict_of(read(text))
+    return verdict_of(read(text), catalogue())
 
 
 def slugs(text: str) -> list[str]:

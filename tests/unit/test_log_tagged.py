@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
+from ddpdoctor.registry import catalogue
 from tests.logs_by_hand import read
 
 OOM = """Traceback (most recent call last):
@@ -29,7 +30,7 @@ def tagged(tag: str, lines: list[str]) -> list[str]:
 
 
 def judged(lines: list[str]) -> LogVerdict:
-    return verdict_of(read("\n".join(lines) + "\n"))
+    return verdict_of(read("\n".join(lines) + "\n"), catalogue())
 
 
 @pytest.mark.parametrize("tag", TAGS)

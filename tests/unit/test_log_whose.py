@@ -7,6 +7,7 @@ import pytest
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.log_verdict import LogVerdict, Outcome, verdict_of
 from ddpdoctor.logs.judging import judge_log
+from ddpdoctor.registry import catalogue
 from ddpdoctor.report.log_words import headline
 from tests.logs_by_hand import read
 
@@ -48,7 +49,7 @@ def labelled(rank: int, text: str) -> str:
 
 def judged(text: str) -> tuple[Log, LogVerdict]:
     log = read(text)
-    return log, verdict_of(log)
+    return log, verdict_of(log, catalogue())
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_of_ranks_that_srun_lists_together_none_was_first() -> None:
     text = "7: step 1\n8: step 1\n7: step 2\n8: step 2\n7: step 3\n8: step 3\n" * 3
     for ranks in ("8-15", "8"):
         log = read(text + f"srun: error: node2: task{'s' * ('-' in ranks)} {ranks}: Segmentation fault\n")
-        said = headline(judge_log(log))
+        said = headline(judge_log(log, catalogue()))
         assert ("Rank 8 on node2" if ranks == "8" else "The first failure on node2") in said
 
 
