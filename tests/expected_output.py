@@ -23,7 +23,7 @@ from rich.console import Console
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, examine
-from ddpdoctor.engine.registry import find_check
+from ddpdoctor.engine.registry import catalogue, find_check
 from ddpdoctor.hang.render import show_where_it_hangs
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.parse.reading import read_logs
@@ -126,7 +126,7 @@ def _judged(log: CorpusLog) -> LogJudgement:
     before = Path.cwd()
     os.chdir(log.path.parent)
     try:
-        return judge_log(read_logs([log.path.name], stdin=io.BytesIO()))
+        return judge_log(read_logs([log.path.name], stdin=io.BytesIO()), catalogue())
     finally:
         os.chdir(before)
 

@@ -26,15 +26,16 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.logs.analyze.verdict import SLUGS, LogVerdict, RunOutcome, verdict_of
+from ddpdoctor.logs.analyze.verdict import TOPICS, LogVerdict, RunOutcome, verdict_of
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
 HEALTHY = "healthy"
 WIDTH = 128
 """Columns of the README."""
 
-OUTCOMES = {slug: outcome for outcome, slug in SLUGS.items()}
+OUTCOMES = {catalogue().slug_for(topic): outcome for outcome, topic in TOPICS.items()}
 """Folders that are named after an outcome, and no illness."""
 
 
@@ -146,7 +147,7 @@ def log_of(path: Path) -> Log:
 
 def judged(one: CorpusLog) -> Judged:
     """The log read, and judged."""
-    return Judged(one, verdict_of(log_of(one.path)))
+    return Judged(one, verdict_of(log_of(one.path), catalogue()))
 
 
 class Rates(msgspec.Struct, frozen=True):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import dotted, listed
 from ddpdoctor.checks.torch.extensions import cudart_major, other_python, unresolved
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.extensions import Apex, Extensions, SharedObject
 from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.toolchain import Nvcc, Toolchain
 from ddpdoctor.facts.torch import Torch
@@ -23,7 +25,9 @@ from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.nvidia import NO_GPU, called, compute_capability
 from ddpdoctor.knowledge.nvidia import without as leave_out
-from ddpdoctor.logs.analyze.refuted import INSTALLED
+from ddpdoctor.log_traits import Particulars
+from ddpdoctor.logs.analyze.refuted import INSTALLED, builds_tried_again
+from ddpdoctor.logs.analyze.sightings import word
 
 USES = {
     "amp_C": "FusedAdam, FusedLAMB, FusedSGD and clip_grad_norm_",
@@ -91,6 +95,24 @@ def removal(target_python: TargetPython) -> Fix:
 
 def where(apex: Apex) -> Evidence:
     return Evidence(f"Apex {apex.version}".strip() + f" in {apex.location}", "apex folder and its .so files")
+
+
+def _told_by_apex(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Apex's setup.py has compared before it built anything."""
+    cuda = word(seen, "torch_cuda")
+    home = (f"export CUDA_HOME=/usr/local/cuda-{quote(cuda)}",) if cuda else ()
+    return Particulars(
+        f"Apex wasn't built: nvcc is of another CUDA than torch, which is of {cuda or 'another'}",
+        (
+            Fix(
+                f"Point CUDA_HOME to the toolkit of torch's version{f', {cuda}' if cuda else ''}, and build again", home
+            ),
+            Fix("Or install the torch that was made for the nvcc that is there"),
+            Fix("See which toolkits are here, and which commands build it", ("ddpdoctor explain apex",)),
+        ),
+        "Apex's setup.py builds its extensions only with a toolkit of torch's own version, down to the minor one. It compares first:"
+        " nothing was built.",
+    )
 
 
 @check(
@@ -216,6 +238,7 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, target_python: Target
 @check(
     "apex-cuda-mismatch",
     severity=FAIL,
+    log=LogTraits(particulars=_told_by_apex),
     log_signs=(
         LogSign(
             "Cuda extensions are being compiled with a version of Cuda that does not match the version used to compile Pytorch binaries",
@@ -383,6 +406,7 @@ def apex_arch_missing(
 @check(
     "apex-build-isolation",
     severity=INFO,
+    log=LogTraits(recovered=builds_tried_again),
     log_signs=(
         LogSign(
             "No module named 'torch'",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.wording import short
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.refuted import INSTALLED
 from ddpdoctor.logs.analyze.sightings import lines, sightings, where
@@ -19,6 +19,7 @@ COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )
 @check(
     "apex-build-failed",
     severity=FAIL,
+    log=LogTraits(sums_up=True),
     log_signs=(
         LogSign(
             "Failed building wheel for apex",
@@ -45,6 +46,13 @@ COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )
         ),
         LogSign(
             INSTALLED,
+            refutes=(
+                "Failed building wheel for apex",
+                "Check the logs",
+                " failed with error code ",
+                "Running setup.py install for apex did not run successfully",
+            ),
+            refutes_earlier=True,
             why="pip's own words: another try went through, mostly one without the CUDA extensions",
             role=SignRole.NOISE,
             pattern=r"Successfully installed (?:.* )?apex-\d",

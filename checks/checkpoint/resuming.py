@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from shlex import quote
 from typing import Final
 
 import msgspec
@@ -11,12 +12,16 @@ import msgspec
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.checkpoints.checkpoint_files import RANDOM_NUMBERS, all_read, paths, readable, seen, subject
-from ddpdoctor.checkpoints.model_wrappers import prefix_parts, writers
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.checkpoints.model_wrappers import WRITERS, prefix_parts, writers
+from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check
 from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints, KeyPrefix, RankFiles
 from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.knowledge.launchers import current_launch, several_nodes
+from ddpdoctor.log_traits import Particulars
+from ddpdoctor.logs.analyze.key_lists import with_lists_compared
+from ddpdoctor.logs.analyze.sightings import word
 
 OWN_PART: Final = (
     r"(?:rng_state_|random_states_|__|(?:\w{1,60}[_-])?rank[_-]?)(?P<part>\d+)"
@@ -39,9 +44,63 @@ FRAMES: Final = 24
 """Lines of a traceback."""
 
 
+def _prefixed_by(prefix: str) -> str:
+    """Empty for a prefix of a known wrapper, of which the page tells."""
+    if all(part in WRITERS for part in prefix_parts(prefix)):
+        return ""
+    return f"The one state dict is of a module that holds the other one's as its {prefix.removesuffix('.')}: it fits only one built so."
+
+
+def _prefixes(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Where both lists of keys stand in the log, which prefix it is, and on which side."""
+    model, saved = word(seen, "model_prefix"), word(seen, "saved_prefix")
+    if saved and not model:
+        return Particulars(
+            f"The checkpoint's keys begin with {saved}, and the model's are the same without it",
+            (
+                Fix(
+                    "Take the prefix off, once for all",
+                    (f"ddpdoctor fix-checkpoint --strip-prefix {quote(saved)} FILE",),
+                ),
+                Fix(
+                    "Or while it is loaded",
+                    (f"model.load_state_dict({{k.removeprefix({saved!r}): v for k, v in state.items()}})",),
+                ),
+            ),
+            _prefixed_by(saved),
+        )
+    if model and not saved:
+        path = ["model", *model.removesuffix(".").split(".")]
+        inner = (f"{'.'.join(path)}.load_state_dict(state)",) if all(map(str.isidentifier, path)) else ()
+        return Particulars(
+            f"The model's keys begin with {model}, and the checkpoint's are the same without it",
+            (
+                Fix("Load it before the model is wrapped, or into the model within the wrapper", inner),
+                Fix(
+                    "Or put the prefix before the keys while it is loaded",
+                    (f"model.load_state_dict({{{model!r} + k: v for k, v in state.items()}})",),
+                ),
+            ),
+            _prefixed_by(model),
+        )
+    if not model:
+        return Particulars()
+    return Particulars(
+        f"The model's keys begin with {model}, and the same ones of the checkpoint with {saved}",
+        (
+            Fix(
+                "Put the one in the other's place while it is loaded",
+                (f"model.load_state_dict({{{model!r} + k.removeprefix({saved!r}): v for k, v in state.items()}})",),
+            ),
+            Fix("Or wrap the model, where it is loaded, as it was wrapped when it was saved"),
+        ),
+    )
+
+
 @check(
     "ckpt-module-prefix",
     severity=INFO,
+    log=LogTraits(revises=with_lists_compared, particulars=_prefixes),
     log_signs=(
         LogSign(
             'Unexpected key(s) in state_dict: "module.',

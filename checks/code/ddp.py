@@ -30,12 +30,14 @@ _TWO_COUNTS: Final = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) 
             "arameter indices which did not receive grad for rank",
             why="the same message's line that names them; TORCH_DISTRIBUTED_DEBUG adds their names in another line",
             pattern=r"did not receive grad for rank (?P<rank>\d+): (?P<indices>\d[\d ]*)",
+            names_speaker=True,
             source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
         ),
         LogSign(
             "Parameters which did not receive grad for rank",
             why="said only with TORCH_DISTRIBUTED_DEBUG=INFO or DETAIL, in the same message",
             pattern=r"did not receive grad for rank (?P<rank>\d+): (?P<names>\S.{0,200})",
+            names_speaker=True,
             source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
         ),
         LogSign(
@@ -230,6 +232,7 @@ def ddp_buffer_inplace(log: Log) -> Iterator[Finding]:
             "DDP expects same model across all ranks",
             why="DDP has compared how many parameters the ranks have; 0, below, or millions of tensors are no number of a model's",
             pattern=r"Rank (?P<rank>\d+) has (?P<own>\d+) params, while rank (?P<other>\d+) has inconsistent (?P<theirs>[1-9]\d{0,5})(?!\d)",
+            names_speaker=True,
             source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
         ),
         LogSign(
@@ -243,6 +246,7 @@ def ddp_buffer_inplace(log: Log) -> Iterator[Finding]:
             "appears not to match sizes of the same param in process 0",
             why="DDP has compared the shape of each parameter with rank 0's",
             pattern=r"\[(?P<rank>\d+)\]: params\[(?P<number>\d+)\] in this process with sizes (?P<sizes>\[[\d, ]*\])",
+            names_speaker=True,
             source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
         ),
         LogSign(

@@ -314,6 +314,7 @@ def _secure_boot(kernel_log: Maybe[KernelLog]) -> tuple[Evidence, ...]:
         ),
         LogSign(
             NVIDIAS,
+            refutes=(IN_USE,),
             why="NVIDIA's driver has a GPU: what nouveau has is another card, mostly for the display",
             role=SignRole.NOISE,
             source="lspci -k, as reported in public",

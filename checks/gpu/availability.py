@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import human, listed, plural
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, Subject, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.machine import Machine
@@ -153,6 +153,7 @@ def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch
 @check(
     "mig-multi-instance",
     severity=FAIL,
+    judges=(Subject.TRAINING_PLAN,),
     log_signs=(
         LogSign(
             "device >= 0 && device < num_gpus INTERNAL ASSERT FAILED",

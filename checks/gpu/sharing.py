@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed, plural, ranks_named
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, Subject, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.facts.smoke import Smoke
@@ -18,15 +19,36 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import selector, visible_gpus
 from ddpdoctor.knowledge.evidence import planned
 from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
+from ddpdoctor.log_traits import Particulars
+from ddpdoctor.logs.analyze.nccl_refusals import names_another_refusal
+from ddpdoctor.logs.analyze.sightings import said
 from ddpdoctor.processes.gpu_holders import HeldGpu, SharedGpu, all_told, holdings, of_process, own_jobs, shared_gpus
 from ddpdoctor.processes.gpu_holders_words import evidence_of
-from ddpdoctor.processes.job_words import places
+from ddpdoctor.processes.job_words import Oddity, places
 from ddpdoctor.processes.jobs import TrainingJob
+
+
+def _on_slices(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Slices of one GPU have the same PCI address."""
+    if not said(log, "mig-multi-instance"):
+        return Particulars()
+    return Particulars(
+        "Ranks are on MIG slices of one GPU, which NCCL takes for that GPU twice",
+        (
+            Fix("Run one rank on one slice: mostly NCCL can't connect slices", ("torchrun --nproc-per-node=1 train.py",)),
+            Fix("Or have MIG switched off, for ranks on whole GPUs: that ends the slices of everybody on this host", ("sudo nvidia-smi -mig 0",)),
+            Fix("Or try a release of NCCL of 2026, which connects slices if it is told to", ("export NCCL_MULTI_RANK_GPU_ENABLE=1",)),
+        ),
+        "NCCL tells GPUs apart by their PCI addresses, and slices of one GPU have the same.",
+    )  # fmt: skip
 
 
 @check(
     "duplicate-gpu",
     severity=FAIL,
+    log=LogTraits(refuted=names_another_refusal, particulars=_on_slices),
+    stands_for=(Oddity.SHARED_GPU, Oddity.OTHER_GPU),
+    judges=(Subject.RUNNING_JOB, Subject.TRAINING_PLAN),
     log_signs=(
         LogSign(
             "Duplicate GPU detected : rank",

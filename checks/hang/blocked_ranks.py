@@ -11,12 +11,13 @@ from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.fixes import end_the_rest, full_stacks, lines_of, read_the_code
-from ddpdoctor.hang.verdict import HangKind, HangVerdict, verdict_for
+from ddpdoctor.hang.verdict import HangVerdict, verdict_for
 from ddpdoctor.hang.wording import evidence_of, named, timeout_words, waiting_words
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.stack_places import where
 
 
-@check("rank-stopped", severity=FAIL)
+@check("rank-stopped", severity=FAIL, stands_for=(HangCause.STOPPED,))
 def rank_stopped(hang: Hang) -> Iterator[Finding]:
     """A rank of a running job is stopped.
 
@@ -32,7 +33,7 @@ def rank_stopped(hang: Hang) -> Iterator[Finding]:
     `kill -CONT PID`, or `fg` in the terminal; let a debugger go on or detach. After a long stop NCCL's watchdog may have
     given the job up already.
     """
-    found = verdict_for(hang, HangKind.STOPPED)
+    found = verdict_for(hang, HangCause.STOPPED)
     if found is None:
         return
     traced = [one for one in found.culprits if one.rank.watched and one.rank.watched.last.state == "t"]
@@ -69,6 +70,7 @@ def rank_stopped(hang: Hang) -> Iterator[Finding]:
 @check(
     "peer-rank-crashed",
     severity=FAIL,
+    stands_for=(HangCause.CRASHED,),
     log_signs=(
         LogSign(
             "Connection closed by peer",
@@ -138,7 +140,7 @@ def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
     Read the log of the rank that is gone for its first error; the others only report what followed. Then end the rest, and
     start anew with torchrun, which ends all ranks when one fails.
     """
-    found = verdict_for(hang, HangKind.CRASHED)
+    found = verdict_for(hang, HangCause.CRASHED)
     if found is None:
         return
     who = named(found.culprits, hang)
@@ -166,7 +168,7 @@ def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
     )
 
 
-@check("rank-in-kernel", severity=FAIL)
+@check("rank-in-kernel", severity=FAIL, stands_for=(HangCause.KERNEL,))
 def rank_in_kernel(hang: Hang) -> Iterator[Finding]:
     """A rank is held by the kernel: a disk, a network file system or a driver doesn't answer.
 
@@ -180,7 +182,7 @@ def rank_in_kernel(hang: Hang) -> Iterator[Finding]:
     ## Fix
     Bring back what it waits for; the process goes on by itself then. A GPU or driver that is gone needs a reset or a reboot.
     """
-    found = verdict_for(hang, HangKind.KERNEL)
+    found = verdict_for(hang, HangCause.KERNEL)
     if found is None:
         return
     waits_in = [one.rank.watched.last.waits_in for one in found.culprits if one.rank.watched]
@@ -218,7 +220,7 @@ def _who_holds(names: str) -> str:
     return ""
 
 
-@check("rank-waits-for-input", severity=FAIL)
+@check("rank-waits-for-input", severity=FAIL, stands_for=(HangCause.INPUT,))
 def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
     """A rank waits for somebody at a keyboard.
 
@@ -234,7 +236,7 @@ def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
     Take the breakpoint out, or answer questions by an option or environment variable. To debug one rank,
     `torch.distributed.breakpoint(rank=0)` holds the others in a barrier meanwhile.
     """
-    found = verdict_for(hang, HangKind.INPUT)
+    found = verdict_for(hang, HangCause.INPUT)
     if found is None:
         return
     yield Finding(

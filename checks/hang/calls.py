@@ -20,7 +20,7 @@ from ddpdoctor.hang.fixes import (
 )
 from ddpdoctor.hang.rank_states import RankActivity
 from ddpdoctor.hang.recorded import RecordedHang, RecordedSign
-from ddpdoctor.hang.verdict import HangKind, HangVerdict, verdict_for
+from ddpdoctor.hang.verdict import HangVerdict, verdict_for
 from ddpdoctor.hang.waits import How, Lag
 from ddpdoctor.hang.wording import (
     evidence_of,
@@ -33,6 +33,7 @@ from ddpdoctor.hang.wording import (
     waiting_words,
     what_they_do,
 )
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.stack_places import FORWARD, PlaceKind, file_line, where
 
 GROUP = r"(?:\[(?P<group>PG .{1,120}?) Rank \d+\](?:(?!\[PG ).)*)?"
@@ -42,6 +43,7 @@ GROUP = r"(?:\[(?P<group>PG .{1,120}?) Rank \d+\](?:(?!\[PG ).)*)?"
 @check(
     "uneven-inputs",
     severity=FAIL,
+    stands_for=(HangCause.UNEVEN,),
     log_signs=(
         LogSign(
             "Detected at least one rank that exhausted inputs",
@@ -66,7 +68,7 @@ def uneven_inputs(hang: Hang) -> Iterator[Finding]:
     Give all ranks as many batches: DistributedSampler with drop_last=True, or the smallest length, agreed by all_reduce
     before the loop. Or `with model.join():` around the loop (torch's Join), which lets ranks that are done take part.
     """
-    found = verdict_for(hang, HangKind.UNEVEN)
+    found = verdict_for(hang, HangCause.UNEVEN)
     if found is None:
         return
     first = found.culprits[0]
@@ -105,7 +107,7 @@ def _fewer(place: PlaceKind, what: str) -> str:
 
 def different_calls(hang: Hang) -> Iterator[Finding]:
     """Of a running job: what collective-desync says."""
-    found = verdict_for(hang, HangKind.DESYNC)
+    found = verdict_for(hang, HangCause.DESYNC)
     if found is None:
         return
     record = found.record
@@ -186,6 +188,7 @@ def _how_they_differ(found: HangVerdict, hang: Hang) -> str:
 @check(
     "rank-fell-behind",
     severity=FAIL,
+    stands_for=(HangCause.BEHIND,),
     log_signs=(
         LogSign(
             "failed to pass monitoredBarrier in",
@@ -225,7 +228,7 @@ def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
     Look at what comes after its last call, which is named where it was recorded. On its host `ddpdoctor jobs --hang` shows where it stands now.
     gloo records no sends and receives: of several ranks that are named together there, stacks tell which.
     """
-    found = verdict_for(hang, HangKind.BEHIND)
+    found = verdict_for(hang, HangCause.BEHIND)
     if found is None or found.record is None:
         return
     record = found.record
@@ -328,6 +331,7 @@ def _gather_its_dump(record: RecordedHang, hang: Hang) -> tuple[Fix, ...]:
 @check(
     "nccl-watchdog-timeout",
     severity=FAIL,
+    stands_for=(HangCause.TIMED_OUT,),
     log_signs=(
         LogSign(
             "Watchdog caught collective operation timeout: WorkNCCL(",
@@ -413,7 +417,7 @@ def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
     Where a rank is named, look at its last call. Where all called the same, test the network and the GPUs. A longer timeout
     only helps where slowness is proven.
     """
-    found = verdict_for(hang, HangKind.TIMED_OUT)
+    found = verdict_for(hang, HangCause.TIMED_OUT)
     if found is None or found.record is None:
         return
     record = found.record
@@ -436,7 +440,7 @@ def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
     )
 
 
-@check("exit-hang", severity=FAIL)
+@check("exit-hang", severity=FAIL, stands_for=(HangCause.EXIT,))
 def exit_hang(hang: Hang) -> Iterator[Finding]:
     """The training is over, and the ranks don't end.
 
@@ -451,7 +455,7 @@ def exit_hang(hang: Hang) -> Iterator[Finding]:
     Call `dist.barrier()` and then `dist.destroy_process_group()` on all ranks as the last of the script, after deleting the
     model and loaders; end threads and pools before. Once results are saved, ending the processes loses nothing.
     """
-    found = verdict_for(hang, HangKind.EXIT)
+    found = verdict_for(hang, HangCause.EXIT)
     if found is None:
         return
     yield Finding(
@@ -473,7 +477,7 @@ def exit_hang(hang: Hang) -> Iterator[Finding]:
     )
 
 
-@check("collective-stalled", severity=WARN)
+@check("collective-stalled", severity=WARN, stands_for=(HangCause.STALLED,))
 def collective_stalled(hang: Hang) -> Iterator[Finding]:
     """All ranks that can be seen wait, and nothing tells them apart.
 
@@ -488,7 +492,7 @@ def collective_stalled(hang: Hang) -> Iterator[Finding]:
     Look at the other hosts first (`ddpdoctor jobs --hang` there), then test the way between the ranks with `ddpdoctor smoke`
     and `ddpdoctor netcheck`. A flight recorder in the next run tells ranks apart where stacks don't.
     """
-    found = verdict_for(hang, HangKind.STALLED)
+    found = verdict_for(hang, HangCause.STALLED)
     if found is None:
         return
     sure = any(one.standing in (RankActivity.WAITS, RankActivity.ELSEWHERE) for one in found.culprits)

@@ -13,8 +13,9 @@ from ddpdoctor.facts.processes import Processes
 from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.fixes import full_stacks, lines_of, look_again, look_on_other_hosts, read_the_code
 from ddpdoctor.hang.rank_states import RankActivity, RankState, worker_idle
-from ddpdoctor.hang.verdict import HangKind, verdict_for
+from ddpdoctor.hang.verdict import verdict_for
 from ddpdoctor.hang.wording import evidence_of, named, not_known, timeout_words, waiting_words
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.stack_places import PlaceKind, file_line, where, worker_place
 from ddpdoctor.processes.jobs import lone_setting
 
@@ -31,7 +32,7 @@ WAITS_IN = {
 """What a process waits for, by the beginning of the kernel's function."""
 
 
-@check("dataloader-stuck", severity=FAIL)
+@check("dataloader-stuck", severity=FAIL, stands_for=(HangCause.LOADER,))
 def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
     """A rank waits for its DataLoader, which doesn't move.
 
@@ -47,7 +48,7 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
     Look at the line where the worker stands. `DataLoader(..., timeout=120)` turns the hang into an error that names it;
     `num_workers=0` tells data apart from workers; `multiprocessing_context="spawn"` avoids locks held across the fork.
     """
-    found = verdict_for(hang, HangKind.LOADER)
+    found = verdict_for(hang, HangCause.LOADER)
     if found is None:
         return
     first = found.culprits[0]
@@ -106,7 +107,7 @@ def _why_no_data(stand: RankState, stuck: list[Watched]) -> str:
     return f"Worker {stopped[0].pid} is stopped: `kill -CONT {stopped[0].pid}` lets it go on." if stopped else ""
 
 
-@check("rank-in-lock", severity=FAIL)
+@check("rank-in-lock", severity=FAIL, stands_for=(HangCause.LOCK,))
 def rank_in_lock(hang: Hang) -> Iterator[Finding]:
     """A rank waits for a lock, a queue or another thread, and the others wait for it.
 
@@ -121,7 +122,7 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
     Look at the line where it stands. Start processes with "spawn" or before threads are started; `put` and `get` take a
     timeout.
     """
-    found = verdict_for(hang, HangKind.LOCK)
+    found = verdict_for(hang, HangCause.LOCK)
     if found is None:
         return
     yield Finding(
@@ -141,6 +142,7 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
 @check(
     "slow-rank0-timeout",
     severity=WARN,
+    stands_for=(HangCause.SLOW_0,),
     log_signs=(
         LogSign(
             "ncclUniqueId from [0] via c10d key-value store by key",
@@ -173,7 +175,7 @@ def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
     Do it before init_process_group(), or on all ranks; save in the background or in shards; or give the group a longer
     timeout: `init_process_group(timeout=timedelta(hours=2))`.
     """
-    found = verdict_for(hang, HangKind.SLOW_0)
+    found = verdict_for(hang, HangCause.SLOW_0)
     if found is None:
         return
     place = found.culprits[0].place
@@ -197,7 +199,7 @@ def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
     )
 
 
-@check("rank-busy-outside-collectives", severity=FAIL)
+@check("rank-busy-outside-collectives", severity=FAIL, stands_for=(HangCause.BUSY,))
 def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
     """A rank does something else while the others wait for it.
 
@@ -212,7 +214,7 @@ def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
     ## Fix
     Look at the line that is named. What one rank does alone must be short, or be done before the training.
     """
-    found = verdict_for(hang, HangKind.BUSY)
+    found = verdict_for(hang, HangCause.BUSY)
     if found is None:
         return
     verb = "is busy" if found.moving else "stands"
@@ -252,7 +254,7 @@ def _between(moving: bool) -> str:
     )
 
 
-@check("rendezvous-waiting", severity=FAIL)
+@check("rendezvous-waiting", severity=FAIL, stands_for=(HangCause.RENDEZVOUS,))
 def rendezvous_waiting(hang: Hang, processes: Maybe[Processes]) -> Iterator[Finding]:
     """Ranks wait in init_process_group for others that are not there.
 
@@ -268,7 +270,7 @@ def rendezvous_waiting(hang: Hang, processes: Maybe[Processes]) -> Iterator[Find
     Start the missing ranks, or correct WORLD_SIZE. `ddpdoctor netcheck` tests the way between hosts, and names who doesn't
     come. Call init_process_group early.
     """
-    found = verdict_for(hang, HangKind.RENDEZVOUS)
+    found = verdict_for(hang, HangCause.RENDEZVOUS)
     if found is None:
         return
     late = found.culprits if found.waiting else ()

@@ -10,7 +10,6 @@ from ddpdoctor.base.wording import listed, ranks_named
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, sightings, where
-from ddpdoctor.logs.analyze.timeouts import WATCHDOG
 
 NCCL_VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)")
 """As torch ends the first line of NCCL's errors."""
@@ -88,7 +87,7 @@ def checkpoint_save_timeout(log: Log) -> Iterator[Finding]:
 
 def _who_was_saving(log: Log, seen: Sequence[SignMatch]) -> str:
     """Where all ranks but a few say that they waited; else empty: the page tells who it mostly is."""
-    all_timeouts = (*seen, *sightings(log, WATCHDOG))
+    all_timeouts = (*seen, *sightings(log, "nccl-watchdog-timeout"))
     waited = {one.line.rank for one in all_timeouts if one.line.rank is not None}
     everybody = {*log.ranks, *range(max(log.world_size or 0, *(rank + 1 for rank in waited), 0))}
     missing = everybody - waited

@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import plural
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, Subject, check, requires
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
@@ -144,6 +144,7 @@ def _more_cores(container: Maybe[Container], environment: Maybe[Environment], pl
 @check(
     "omp-threads",
     severity=WARN,
+    judges=(Subject.RUNNING_JOB,),
     log_signs=(
         LogSign(
             "Setting OMP_NUM_THREADS environment variable for each process to be",

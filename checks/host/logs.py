@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
+from ddpdoctor.logs.analyze.workers import is_end_told
 
 HANDING_OVER = (
     "ConnectionResetError: [Errno 104]",
@@ -23,6 +24,7 @@ SEEN = "made to happen with torch 2.13.0"
 @check(
     "dataloader-worker-killed",
     severity=FAIL,
+    log=LogTraits(refuted=is_end_told),
     log_signs=(
         LogSign(
             "is killed by signal: ",

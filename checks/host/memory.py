@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from signal import Signals
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
@@ -17,6 +18,7 @@ from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.knowledge.evidence import planned, told
+from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.ray_words import worker_gone
 from ddpdoctor.logs.analyze.refuted import BY_RAY, RAYS_END
 
@@ -44,6 +46,7 @@ def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
 @check(
     "cgroup-memory-limit",
     severity=FAIL,
+    stands_for=(LogTopic.KILLED_FOR_MEMORY,),
     log_signs=(
         LogSign(
             "Memory cgroup out of memory: Kill",
@@ -177,6 +180,8 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
         ),
         LogSign(
             RAYS_END,
+            refutes=(BY_RAY,),
+            refutes_earlier=True,
             why="Ray's word on a training that came to its end: workers that it had ended before were started again",
             role=SignRole.NOISE,
             source="ray 2.x: python/ray/tune/experimental/output.py, as reported in public",
@@ -248,6 +253,7 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
 @check(
     "host-oom-killed",
     severity=WARN,
+    stands_for=(Signals.SIGKILL, LogTopic.KILLED_FOR_MEMORY),
     log_signs=(
         LogSign(
             "ut of memory: Kill",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator
+from signal import Signals
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
@@ -20,6 +21,7 @@ from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.processes.leftover_fixes import MOST_NAMED, command_of
 from ddpdoctor.processes.leftover_segments import left_segments, unlooked
+from ddpdoctor.report.reported_leftovers import LeftoverKind
 
 MIB = 1024**2
 GIB = 1024**3
@@ -33,6 +35,7 @@ SHM_LOADER = 256 * MIB
 @check(
     "shm-too-small",
     severity=FAIL,
+    stands_for=(Signals.SIGBUS,),
     log_signs=(
         LogSign(
             "unable to allocate shared memory(shm) for file <",
@@ -267,7 +270,7 @@ def _larger(container: Maybe[Container], gibibytes: int, *, has_size: bool) -> t
     )
 
 
-@check("shm-stale-segments", severity=INFO)
+@check("shm-stale-segments", severity=INFO, stands_for=(LeftoverKind.SEGMENT,))
 def shm_stale_segments(shared_memory: SharedMemory, processes: Maybe[Processes]) -> Iterator[Finding]:
     """Segments of jobs that died lie in shared memory.
 

@@ -16,6 +16,7 @@ from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.job_intent import means_each_node_itself
 from ddpdoctor.knowledge.launchers import srun_netcheck
+from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
 from ddpdoctor.knowledge.node_words import HUB_CONNECTION, NO_FLEET, NODE_0_SPEAKS, bare_host, called, there
 from ddpdoctor.knowledge.store_barrier import too_few_came, too_many_came
@@ -36,6 +37,7 @@ STOPPED = "stopped by "
 @check(
     "rdzv-missing-node",
     severity=FAIL,
+    stands_for=(LogTopic.MISSING_NODE,),
     log_signs=(
         LogSign(
             "clients joined",

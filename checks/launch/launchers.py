@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.plan import Plan
@@ -26,6 +27,8 @@ from ddpdoctor.knowledge.launchers import (
     slurm_tasks_here,
 )
 from ddpdoctor.knowledge.network_fixes import addresses, resolved
+from ddpdoctor.log_traits import Particulars
+from ddpdoctor.logs.analyze.sightings import word
 
 ENV_INIT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RANK_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -45,6 +48,22 @@ def unset(environment: Environment, *names: str) -> str:
 
 def with_torchrun(plan: Plan) -> Fix:
     return Fix("Let torchrun arrange the start", (f"torchrun --nproc-per-node={plan.nproc} train.py",))
+
+
+def _devices_and_tasks(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    devices, tasks = word(seen, "devices"), word(seen, "tasks")
+    if not devices or not tasks:
+        return Particulars()
+    return Particulars(
+        f"Lightning is to use {plural(int(devices), 'device')} a node, and Slurm starts {plural(int(tasks), 'task')} there",
+        (
+            Fix(
+                "Start a task for each device, by srun's options or the batch script's #SBATCH lines",
+                (f"srun --ntasks-per-node={devices} --gpus-per-node={devices} python train.py",),
+            ),
+            Fix(f"Or use as many devices as there are tasks: Trainer(devices={tasks})"),
+        ),
+    )
 
 
 @check(
@@ -283,6 +302,7 @@ def local_rank_beyond_gpus(environment: Environment, gpus: Maybe[Gpus]) -> Itera
 @check(
     "slurm-launch-mismatch",
     severity=WARN,
+    log=LogTraits(particulars=_devices_and_tasks),
     log_signs=(
         LogSign(
             "in Lightning, but the number of tasks per node configured in SLURM",

@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from signal import Signals
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
 from ddpdoctor.base.wording import LONGEST, ranks_named, short, signal_name
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+=======
+from ddpdoctor.base.wording import ranks_named, short, signal_name
+from ddpdoctor.engine.registry import Catalogue, LogSign, LogTraits, SignRole, check, requires
+>>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine, SignMatch
+from ddpdoctor.knowledge.log_topics import LogTopic
+from ddpdoctor.logs.analyze.aborts import without_aborts_that_follow
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.exceptions import is_alike, short_name
 from ddpdoctor.logs.analyze.failures import stream
@@ -57,6 +65,7 @@ _SOURCE: Final = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)$')
 @check(
     "user-code-error",
     severity=FAIL,
+    stands_for=(LogTopic.MISTAKE,),
     log_signs=(
         LogSign(
             ": error: ",
@@ -107,7 +116,7 @@ _SOURCE: Final = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)$')
         ),
     ),
 )
-def user_code_error(log: Log) -> Iterator[Finding]:
+def user_code_error(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """The training script raised an ordinary Python exception.
 
     ## What breaks
@@ -122,7 +131,7 @@ def user_code_error(log: Log) -> Iterator[Finding]:
     `torchrun --nproc-per-node=1 train.py ...`.
     """
     requires(log.files, NO_LOG)
-    found = verdict_of(log)
+    found = verdict_of(log, catalogue)
     if found.outcome is not RunOutcome.USER_ERROR or found.lead is None:
         return
     if found.raised is None:
@@ -281,7 +290,7 @@ def _where_to_look(own: LogFrame | None) -> Fix:
 
 @check(
     "process-crashed",
-    severity=FAIL,
+    severity=FAIL, stands_for=(Signals.SIGILL, Signals.SIGBUS, Signals.SIGFPE, Signals.SIGSEGV), log=LogTraits(revises=without_aborts_that_follow),
     log_signs=(
         LogSign("(SIGSEGV) received by PID", why=CRASH, role=SignRole.HINTS, source=TABLE),
         LogSign("(SIGILL) received by PID", why=CRASH, role=SignRole.HINTS, source=TABLE),
@@ -373,7 +382,7 @@ def _where_to_look(own: LogFrame | None) -> Fix:
         ),
     ),
 )  # fmt: skip
-def process_crashed(log: Log) -> Iterator[Finding]:
+def process_crashed(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """A process crashed in compiled code, without a Python exception.
 
     ## What breaks
@@ -388,7 +397,7 @@ def process_crashed(log: Log) -> Iterator[Finding]:
     by itself). `ddpdoctor check` finds extensions and libraries that don't go together.
     """
     seen = sightings(log, "process-crashed")
-    found = verdict_of(log)
+    found = verdict_of(log, catalogue)
     suspect = next((one for one in found.suspects if one.slug == "process-crashed"), None)
     if suspect is None or found.lead is None:
         return

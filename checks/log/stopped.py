@@ -7,8 +7,9 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.wording import signal_name
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import Catalogue, LogSign, SignRole, check, requires
 from ddpdoctor.facts.log import Log
+from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.exceptions import short_name
 from ddpdoctor.logs.analyze.refuted import COMPLETED, TAKEN_BACK
@@ -47,6 +48,7 @@ PASSED_ON: Final = {"HUP": "1", "INT": "2", "QUIT": "3"}
 @check(
     "stopped-from-outside",
     severity=FAIL,
+    stands_for=(LogTopic.STOPPED,),
     log_signs=(
         LogSign(
             " CANCELLED AT ",
@@ -80,6 +82,8 @@ PASSED_ON: Final = {"HUP": "1", "INT": "2", "QUIT": "3"}
         ),
         LogSign(
             COMPLETED,
+            refutes=(TAKEN_BACK,),
+            refutes_earlier=True,
             why="submitit's word on a job that came to its end: one that was taken back before was started again",
             role=SignRole.NOISE,
             source="submitit 1.5.4: core/submission.py",
@@ -116,7 +120,7 @@ PASSED_ON: Final = {"HUP": "1", "INT": "2", "QUIT": "3"}
         ),
     ),
 )
-def stopped_from_outside(log: Log) -> Iterator[Finding]:
+def stopped_from_outside(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """The run was ended from outside, and not by an error of its own.
 
     ## What breaks
@@ -131,7 +135,7 @@ def stopped_from_outside(log: Log) -> Iterator[Finding]:
     save checkpoints often enough, and resume. Start long runs by sbatch or in tmux, so that they outlive the session.
     """
     requires(log.files, NO_LOG)
-    found = verdict_of(log)
+    found = verdict_of(log, catalogue)
     if found.outcome is not RunOutcome.STOPPED or found.lead is None:
         return
     seen = [one for one in sightings(log, "stopped-from-outside") if one.role is not SignRole.NOISE]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
@@ -153,6 +153,7 @@ def nccl_ifname_not_found(
 @check(
     "gloo-ifname-not-found",
     severity=FAIL,
+    log=LogTraits(setting="GLOO_SOCKET_IFNAME"),
     log_signs=(
         LogSign(
             "Unable to find address for:",

@@ -150,6 +150,7 @@ NOT_TO_BE_HAD = (NO_PLUGIN, NO_IB, NO_OFI)
         ),
         LogSign(
             USES_IB,
+            refutes=(CLOSED, INVALID_USAGE),
             why="NCCL goes over InfiniBand: a device that it may not open is one of several, and the container has /dev/infiniband",
             role=SignRole.NOISE,
             source=f"{NCCL}: init.cc or net.cc",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.knowledge.firewall_fixes import LOOK, job_subnet, opening
@@ -28,6 +29,8 @@ from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, first_set, master_port
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.network_fixes import addresses, intent, own_network, resolved, setting, shared_network
 from ddpdoctor.knowledge.privileges import by_root
+from ddpdoctor.log_traits import Particulars
+from ddpdoctor.logs.analyze.deciding_commands import NOWHERE
 from ddpdoctor.netcheck.master_is_here import own_port_shut, start_node_0
 from ddpdoctor.netcheck.rendezvous_words import (
     attempts_seen,
@@ -44,6 +47,15 @@ BESIDE_THE_STORE = (
     "(torchrun's own store holds MASTER_PORT, so netcheck meets at a port beside it. A filter that lets in MASTER_PORT alone"
     " stops NCCL and gloo just so.)"
 )
+
+
+def _nobody_listens(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Where each host that the words name is this machine itself: that address leads everywhere it is asked for."""
+    found = [one.words for one in seen if one.words.get("host")]
+    if not found or not all(one["host"] in NOWHERE for one in found):
+        return Particulars()
+    port = f":{found[0]['port']}" if found[0].get("port") else ""
+    return Particulars(f"Nobody listens at {found[0]['host']}{port}, which is each host itself", of_everybody=True)
 
 
 @check(
@@ -126,6 +138,7 @@ def master_addr_unresolvable(network: Network, environment: Environment, meeting
 @check(
     "master-addr-unreachable",
     severity=FAIL,
+    log=LogTraits(particulars=_nobody_listens),
     log_signs=(
         LogSign(
             "The client socket has timed out",

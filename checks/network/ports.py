@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.log import Log
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Listener, Network
 from ddpdoctor.facts.plan import Plan
@@ -22,11 +23,15 @@ from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.firewall_fixes import job_subnet, of_family, opening, whom
+from ddpdoctor.knowledge.frameworks import ACCELERATE
 from ddpdoctor.knowledge.job_intent import hosts_the_store, several_nodes, way_to_the_others
+from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.python_commands import in_target_python
+from ddpdoctor.log_traits import Particulars
 from ddpdoctor.logs.analyze.launcher_options import launcher_of_log, launcher_of_settings, with_port
+from ddpdoctor.logs.analyze.sightings import word
 from ddpdoctor.netcheck.rendezvous_words import another_port, who_listens
 from ddpdoctor.processes.gpu_holders_words import end_leftovers, why_left
 from ddpdoctor.processes.leftover import Leftover
@@ -39,9 +44,34 @@ PORTS_A_RANK = 64
 """Listeners and connections of one rank: gloo, and per NCCL communicator bootstrap, proxy, P2P, RAS and its channels."""
 
 
+STORE_PORT: Final = 29500
+"""Everybody's default."""
+LOWEST_PORT: Final = 1024
+HIGHEST_PORT: Final = 65535
+"""Those below are root's."""
+
+
+def _port_of_log(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """By the launcher that the log is of; of none that is known the page tells."""
+    port = number(word(seen, "port")) or STORE_PORT
+    launcher = ACCELERATE if any("Tried to launch" in one.sign for one in seen) else launcher_of_log(log)
+    command, beside = with_port(launcher, str(port + 1 if LOWEST_PORT <= port < HIGHEST_PORT else STORE_PORT))
+    if not command:
+        return Particulars()
+    return Particulars(
+        fixes=(
+            Fix(
+                f"End what holds the port, or take another one, the same on all nodes{f' ({beside})' if beside else ''}",
+                (command,),
+            ),
+        )
+    )
+
+
 @check(
     "port-in-use",
     severity=FAIL,
+    log=LogTraits(particulars=_port_of_log),
     log_signs=(
         LogSign(
             "The server socket has failed to listen on any local network address",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, NotKnown
 from ddpdoctor.base.wording import listed, ranks_named, spans
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.torch import Torch
@@ -15,6 +15,7 @@ from ddpdoctor.knowledge.cuda_oom import ALIKE
 from ddpdoctor.knowledge.gpu_assignment import own_gpu
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.sharing import lacks_nccl
+from ddpdoctor.logs.analyze.particulars import memory_of_ranks
 from ddpdoctor.processes.gpu_holders import (
     ENDED,
     HeldGpu,
@@ -26,7 +27,7 @@ from ddpdoctor.processes.gpu_holders import (
     shared_gpus,
 )
 from ddpdoctor.processes.gpu_holders_words import evidence_of
-from ddpdoctor.processes.job_words import places
+from ddpdoctor.processes.job_words import Oddity, places
 from ddpdoctor.processes.jobs import TrainingJob
 
 NO_JOB = "no training job of several ranks runs on this host"
@@ -35,6 +36,8 @@ NO_JOB = "no training job of several ranks runs on this host"
 @check(
     "missing-set-device",
     severity=WARN,
+    log=LogTraits(particulars=memory_of_ranks),
+    stands_for=(Oddity.SHARED_GPU, Oddity.OTHER_GPU, Oddity.ON_CPU),
     log_signs=(
         LogSign(
             "Expected all tensors to be on the same device",
@@ -97,6 +100,7 @@ def _all_on_one(job: TrainingJob, shared: SharedGpu, held: Sequence[HeldGpu], gp
 @check(
     "backend-gloo-on-gpu",
     severity=WARN,
+    stands_for=(Oddity.ON_CPU,),
     log_signs=(
         LogSign(
             "distributed_backend=gloo",

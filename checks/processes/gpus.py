@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import human, listed, plural
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, Subject, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.knowledge.cuda_oom import ALIKE, BY_NOBODY, SURELY_BY_OTHERS
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.privileges import by_root, on_the_host
+from ddpdoctor.log_traits import Particulars
+from ddpdoctor.logs.analyze.particulars import memory_of_ranks
 from ddpdoctor.processes.gpu_holders import (
     HeldGpu,
     all_told,
@@ -39,6 +44,7 @@ from ddpdoctor.processes.gpu_holders_words import (
     owner_of,
     why_left,
 )
+from ddpdoctor.processes.job_words import Oddity
 from ddpdoctor.processes.jobs import jobs_of
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.unowned_memory import unowned
@@ -52,9 +58,25 @@ FIRST_USES = ("torch._C._cuda_setDevice(", "torch._C._cuda_init()", "barrier(opt
 """Calls, as a traceback shows them, that open a context on a GPU where there is none: a barrier's own GPU may be another than the rank's."""
 
 
+_MUCH: Final = re.compile(r"Process (\d+) has [\d.]+ GiB")
+
+
+def _of_attempt_before(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Beside the sign of this illness torchrun has killed ranks of an attempt before."""
+    held = sorted({pid for one in seen for pid in _MUCH.findall(one.line.text)}, key=int)
+    who = f": {'process' if len(held) == 1 else 'processes'} {listed(held, 4)}" if held else ""
+    return Particulars(
+        f"Ranks of an attempt before, which torchrun killed, seem to hold the GPU still{who}",
+        cause="They didn't end when torchrun told them to, so it killed them, and started new ones while the driver had not taken"
+        " their memory back: a thread that hangs in the driver keeps a killed process from ending.",
+    )
+
+
 @check(
     "zombie-gpu-process",
     severity=FAIL,
+    log=LogTraits(particulars=_of_attempt_before),
+    stands_for=(Oddity.ORPHANED, Oddity.BY_HAND, LeftoverKind.HOLDER),
     log_signs=(
         LogSign(
             "out of memory. Tried to allocate",
@@ -130,6 +152,8 @@ def _all_seen(held: Iterable[HeldGpu], processes: Processes) -> None:
 @check(
     "gpu-memory-held-by-others",
     severity=WARN,
+    log=LogTraits(particulars=memory_of_ranks),
+    judges=(Subject.NEXT_JOB,),
     log_signs=(
         LogSign(
             "out of memory. Tried to allocate",
@@ -243,6 +267,7 @@ def _used(gpu: Gpu) -> float:
 @check(
     "gpu-memory-unowned",
     severity=WARN,
+    stands_for=(LeftoverKind.MEMORY,),
     log_signs=(
         LogSign(
             "out of memory. Tried to allocate",

@@ -21,7 +21,7 @@ from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 NO_GPUS = Unknown("they don't matter here")
 
 
-@check("rank-not-running", severity=WARN)
+@check("rank-not-running", severity=WARN, stands_for=(*NOT_RUNNING, LeftoverKind.ENDED))
 def rank_not_running(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     """A rank of a running job is missing, doubled, dead or stopped.
 

@@ -14,14 +14,18 @@ from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.processes.gpu_holders import left_on_gpus, own_jobs, works
 from ddpdoctor.processes.gpu_holders_words import age, alike, capital, end_leftovers, may_be_by_hand, why_left
 from ddpdoctor.processes.job_settings import Difference, comparable, differences
-from ddpdoctor.processes.job_words import who
+from ddpdoctor.processes.job_words import Oddity, who
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of, perhaps_of_several_runs
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_processes import left_by_processes
 from ddpdoctor.report.reported_leftovers import LeftoverKind
 
 
-@check("orphaned-rank", severity=WARN)
+@check(
+    "orphaned-rank",
+    severity=WARN,
+    stands_for=(Oddity.ORPHANED, Oddity.BY_HAND, LeftoverKind.RANK, LeftoverKind.WORKER, LeftoverKind.HELPER),
+)
 def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     """A rank still runs although its launcher is gone.
 

@@ -14,6 +14,7 @@ from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, RankEnding, Smoke, StageState
 from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.smoke.analysis_blame import Blame, BlameKind, blame_for
 from ddpdoctor.smoke.fixes import check_host, look_at, on_one_host, smoke_command, way_between
 from ddpdoctor.smoke.wording import evidence_of, named, said_of, what_the_others_did
@@ -25,11 +26,13 @@ WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier",
 @check(
     "collective-desync",
     severity=FAIL,
+    stands_for=(HangCause.DESYNC,),
     log_signs=(
         LogSign(
             "Detected mismatch between collectives on ranks",
             why="only TORCH_DISTRIBUTED_DEBUG=DETAIL says so: it has compared this call of all ranks",
             pattern=r"on ranks\. Rank (?P<rank>\d+) is running (?:inconsistent )?collective: (?P<call>.{1,120})",
+            names_speaker=True,
             source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp; torch 1.11 says inconsistent",
         ),
         LogSign(

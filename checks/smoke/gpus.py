@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import plural, short
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.engine.registry import Subject, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
@@ -24,7 +24,7 @@ from ddpdoctor.smoke.fixes import on_one_host, smoke_command
 HIDES = re.compile(r"\b(\w+_VISIBLE_DEVICES) hides")
 
 
-@check("smoke-not-on-gpus", severity=WARN)
+@check("smoke-not-on-gpus", severity=WARN, judges=(Subject.TRAINING_PLAN,))
 def smoke_not_on_gpus(
     smoke: Smoke, gpus: Maybe[Gpus], environment: Maybe[Environment], machine: Maybe[Machine], torch: Maybe[Torch]
 ) -> Iterator[Finding]:

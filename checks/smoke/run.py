@@ -12,7 +12,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed, plural, ranks_named, short
 from ddpdoctor.checks.processes.extra_contexts import of_running_jobs
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.engine.registry import Subject, check, requires
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
@@ -28,6 +28,7 @@ from ddpdoctor.knowledge.nvidia import NO_GPU
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.shadowed_modules import another_name, torch_itself, why_in_the_way
 from ddpdoctor.processes.gpu_holders import all_told, own_jobs
+from ddpdoctor.processes.job_words import Oddity
 from ddpdoctor.smoke.analysis_blame import NO_SMOKE, ended_early, not_started, own_gpu
 from ddpdoctor.smoke.fixes import ended_with, halted, smoke_command
 from ddpdoctor.smoke.wording import ended, message
@@ -162,7 +163,7 @@ def smoke_ended_early(smoke: Smoke) -> Iterator[Finding]:
     )
 
 
-@check("smoke-scaling-failed", severity=FAIL)
+@check("smoke-scaling-failed", severity=FAIL, judges=(Subject.TRAINING_SPEED,))
 def smoke_scaling_failed(smoke: Smoke) -> Iterator[Finding]:
     """The smoke training passed, and fails when its speed is measured.
 
@@ -205,7 +206,7 @@ def _of_so_many(smoke: Smoke, ranks: int) -> str:
     return f"ddpdoctor smoke --nproc {ranks} --backend {shlex.quote(smoke.backend)} --scaling -v{python}"
 
 
-@check("smoke-leftovers", severity=WARN)
+@check("smoke-leftovers", severity=WARN, judges=(Subject.OWN_HOST,))
 def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
     """The smoke training left something behind that could not be removed.
 
@@ -297,7 +298,12 @@ def _shared(names: Sequence[str]) -> list[str]:
     return [f"/dev/shm/{one.removeprefix('/dev/shm/')}" for one in names]
 
 
-@check("gpu0-extra-contexts", severity=FAIL)
+@check(
+    "gpu0-extra-contexts",
+    severity=FAIL,
+    stands_for=(Oddity.EXTRA_CONTEXT, Oddity.ORPHANED, Oddity.BY_HAND),
+    judges=(Subject.RUNNING_JOB,),
+)
 def gpu0_extra_contexts(smoke: Smoke, gpus: Maybe[Gpus], processes: Maybe[Processes]) -> Iterator[Finding]:
     """Ranks hold a context on a GPU that isn't theirs, mostly on GPU 0.
 

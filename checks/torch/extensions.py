@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.extensions import Extension, Extensions, SharedObject
 from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.target_python import TargetPython
@@ -33,14 +34,28 @@ from ddpdoctor.knowledge.evidence import told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.loading_signs import BUILT_ELSEWHERE, RAISED
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
+from ddpdoctor.log_traits import Particulars
+from ddpdoctor.logs.analyze.refuted import is_of_own_script
+from ddpdoctor.logs.analyze.sightings import word
 
 OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
 """Packages that come as wheels beside torch's own, rather than to be built here."""
 
 
+def _missing_header(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Of a header alone it isn't known that there is no nvcc: pip's and conda's packages come one by one."""
+    header = word(seen, "header")
+    if not header or any(not one.words.get("header") for one in seen):
+        return Particulars()
+    return Particulars(
+        f"The compiler doesn't find {header}, a header of the CUDA toolkit: not all of that is installed"
+    )
+
+
 @check(
     "extension-abi-mismatch",
     severity=FAIL,
+    log=LogTraits(refuted=is_of_own_script),
     log_signs=(
         LogSign(
             "undefined symbol: _Z",
@@ -307,6 +322,7 @@ def cuda_toolkit_mismatch(
 @check(
     "cuda-home-missing",
     severity=WARN,
+    log=LogTraits(particulars=_missing_header),
     log_signs=(
         LogSign(
             "CUDA_HOME environment variable is not set",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.torch.extensions import compiling, why_compiling, working_nvcc
-from ddpdoctor.engine.registry import LogSign, check, requires
+from ddpdoctor.engine.registry import LogSign, LogTraits, check, requires
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.toolchain import Toolchain
@@ -16,8 +18,32 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.building import gcc_fixes, gcc_limit, too_new
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.python_commands import pip_install
+from ddpdoctor.log_traits import Particulars
+from ddpdoctor.logs.analyze.sightings import word
 
 GCC_LIMIT = "#error -- unsupported GNU version! gcc versions later than"
+
+
+def _newest_gcc(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """The newest gcc that nvcc takes, by its own header, or by torch, which names the first one that it doesn't."""
+    newest = word(seen, "newest_gcc")
+    if not newest and (below := word(seen, "gcc_below")):
+        major, _, minor = below.partition(".")
+        newest = major if int(minor) else str(int(major) - 1)
+    if not newest:
+        return Particulars()
+    conda = f"conda install -c conda-forge gxx_linux-64={quote(newest)}"
+    return Particulars(
+        f"The C++ compiler is newer than nvcc takes, which is gcc {newest} at most",
+        (
+            Fix(
+                f"Install gcc {newest}, or an older one, beside it, and name it; build again in a fresh folder",
+                (f"export CC=gcc-{quote(newest)} CXX=g++-{quote(newest)}",),
+            ),
+            Fix("Without root, conda has it, and sets CC and CXX when its environment is activated anew", (conda,)),
+            Fix("Or take a newer CUDA toolkit, and torch's build for that"),
+        ),
+    )
 
 
 @check(
@@ -83,6 +109,7 @@ def ninja_missing(toolchain: Toolchain, torch: Torch, target_python: TargetPytho
 @check(
     "gcc-too-new",
     severity=WARN,
+    log=LogTraits(particulars=_newest_gcc),
     log_signs=(
         LogSign(
             GCC_LIMIT,

@@ -32,6 +32,9 @@ class LogSign(msgspec.Struct, frozen=True):
     anywhere: `near` may also stand before it in another rank's lines of the same file: what one rank does, others suffer from.
     within: lines of the file within which `near` counts, where `NEAR` lines of the stream are too many; or 0.
     fatal: what says so has ended by it, although the check of its illness only warns of what the host is like.
+    names_speaker: the word `rank` of the pattern is the rank that says it.
+    refutes: texts of the same check's signs that are about something else, or were got over, where this one stands in the log, too.
+    refutes_earlier: only those before it.
     source: where the text comes from, and so was verified: "torch 2.13.0: torch/csrc/distributed/c10d/socket.cpp", "made to happen
     with torch 2.13.0", "nccl 2.30: bootstrap.cc".
     """
@@ -44,6 +47,9 @@ class LogSign(msgspec.Struct, frozen=True):
     anywhere: bool = False
     within: int = 0
     fatal: bool = False
+    names_speaker: bool = False
+    refutes: tuple[str, ...] = ()
+    refutes_earlier: bool = False
     source: str = ""
 
 

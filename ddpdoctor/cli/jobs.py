@@ -103,10 +103,11 @@ def jobs(
 
 
 def _overview(job: str | None, *, as_json: bool) -> Overview:
+    from ddpdoctor.engine.registry import catalogue
     from ddpdoctor.probes.context import Context
     from ddpdoctor.processes.overview import UnknownJobError, checks_of_jobs, groups_of, overview
 
-    checks = checks_of_jobs()
+    checks = checks_of_jobs(catalogue())
     asked = int(job) if job and job.strip().isascii() and job.strip().isdecimal() else 0
     snapshot = collect_facts(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of(checks))
     try:

@@ -253,11 +253,12 @@ def _train(
 ) -> Examination:
     """The training, unless it is known beforehand that it can't be run. shown: tells of it where we are stopped after it,
     while its speed is measured."""
+    from ddpdoctor.engine.registry import catalogue
     from ddpdoctor.smoke.judging import before, judge
     from ddpdoctor.smoke.train import scaled, train, unscaled
     from ddpdoctor.smoke.views import make_view
 
-    hindered = before(snapshot, plan)
+    hindered = before(snapshot, plan, catalogue())
     if hindered is not None:
         return hindered
     view = make_view()
@@ -268,14 +269,14 @@ def _train(
                 facts = scaled(wishes, plan, facts, view.heard)
             except StoppedBySignal as stopped:
                 view.close()
-                shown(judge(snapshot, unscaled(facts)))
+                shown(judge(snapshot, unscaled(facts), catalogue()))
                 stopped.text = (
                     "Stopped while its speed was measured; the training had ended before. Nothing is left running."
                 )
                 raise
     finally:
         view.close()
-    return judge(snapshot, facts)
+    return judge(snapshot, facts, catalogue())
 
 
 def _at_once(examination: Examination) -> str:
@@ -294,6 +295,7 @@ def _at_once(examination: Examination) -> str:
 def _with_host(examination: Examination, python: str | None, timeout: float | None, known: str) -> Examination:
     """With the whole `check` of this host. An import of torch that was waited for as long as the user would wait isn't
     waited for much longer. known: as in `looking.look`."""
+    from ddpdoctor.engine.registry import catalogue
     from ddpdoctor.facts.snapshot import GROUPS
     from ddpdoctor.smoke.judging import nothing_ran, smoke_of, with_host
     from ddpdoctor.smoke.orders import import_seconds
@@ -301,7 +303,11 @@ def _with_host(examination: Examination, python: str | None, timeout: float | No
     facts = smoke_of(examination)
     in_vain = timeout is not None and nothing_ran(facts) and facts.seconds >= import_seconds(timeout)
     patience = max(timeout, IMPORT_AGAIN_SECONDS) if timeout is not None and in_vain else None
+<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
     return with_host(examination, collect_facts(begin(python, patience=patience), GROUPS, known))
+=======
+    return with_host(examination, look(begin(python, patience=patience), GROUPS, known), catalogue())
+>>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
 
 
 def _job_with_others(wishes: SmokeOptions, options: tuple[str, ...]) -> NetcheckJob | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.smoke import ELASTIC, Smoke
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.job import NetcheckJob
@@ -62,7 +63,7 @@ def train_with_others(
         end = run(
             NetcheckOptions(
                 job=job,
-                purpose=SmokePurpose(share, terms, audience.heard),
+                purpose=SmokePurpose(share, terms, catalogue(), audience.heard),
                 options=options,
                 token=token,
                 wait=wait,

@@ -195,8 +195,10 @@ def _print_json(
     found: Sequence[Leftover], spots: Sequence[str], problems: Sequence[str], ending: Endings | None, code: int
 ) -> None:
     from ddpdoctor.engine.examination import Verdict
+    from ddpdoctor.engine.registry import Catalogue, catalogue
     from ddpdoctor.processes.zombies_json import zombies_report
     from ddpdoctor.report.contract import to_json
 
     verdict = {0: Verdict.OK, 1: Verdict.FAIL, 2: Verdict.UNKNOWN}[code]
-    print(to_json(zombies_report(found, spots, problems, ending, verdict)))
+    checks = catalogue() if found else Catalogue()
+    print(to_json(zombies_report(found, spots, problems, ending, verdict, checks)))

@@ -8,7 +8,7 @@ import msgspec
 
 from ddpdoctor.base.findings import Finding, Fix
 from ddpdoctor.base.wording import listed
-from ddpdoctor.engine.registry import Check, Result, SkipReason, checks_that_say
+from ddpdoctor.engine.registry import Check, Result, SkipReason
 
 MOST = 3
 """Checks that are named."""
@@ -20,7 +20,9 @@ def with_advice(of: Check, finding: Finding, results: Iterable[Result]) -> Findi
     if not finding.said:
         return finding
     by_slug = {one.check.slug: one for one in results}
-    fitting = [one for one in checks_that_say(finding.said) if one.slug != of.slug and _may_be(by_slug.get(one.slug))]
+    fitting = [
+        one for one in of.catalogue.saying(finding.said) if one.slug != of.slug and _may_be(by_slug.get(one.slug))
+    ]
     found = [one for one in fitting if one.slug in by_slug and by_slug[one.slug].findings]
     # What passed may fail in the training all the same, but comes last.
     named = sorted(found or fitting, key=lambda one: one.slug in by_slug and by_slug[one.slug].passed)[:MOST]

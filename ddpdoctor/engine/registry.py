@@ -21,12 +21,32 @@ from ddpdoctor.base.log_signs import SignRole as SignRole
 from ddpdoctor.base.unknown import Facts, NotKnown, NotLearned, Unknown
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
+from ddpdoctor.log_traits import PLAIN_SIGNS
+from ddpdoctor.log_traits import LogTraits as LogTraits
 
 Predicate = Callable[..., Iterator[Finding]]
 
 
+class Subject(Enum):
+    """What a check judges beside that of which its family is. Commands that look at little choose their checks by it."""
+
+    RUNNING_JOB = "a job that runs, as the family `processes` does"
+    NEXT_JOB = "a job that is yet to be started, and none that runs"
+    TRAINING_PLAN = "what a smoke training is to run, before anything is started"
+    TRAINING_SPEED = "how fast a smoke training is that has passed"
+    OWN_HOST = "the host of each node of a smoke training, and no rank"
+
+
 class NotApplicable(Exception):
     """Raised by `requires()`: the check has nothing to look at on this host."""
+
+
+class JudgedElsewhere(NotApplicable):
+    """Raised by a check whose subject is there for another cause, of which another check speaks."""
+
+    def __init__(self, reason: str, cause: Enum) -> None:
+        super().__init__(reason)
+        self.cause = cause
 
 
 def requires(condition: object, reason: str) -> None:
@@ -42,15 +62,44 @@ def requires(condition: object, reason: str) -> None:
 class Check:
     """One illness: its slug, family, severity, page (the docstring), log lines and predicate.
 
+<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
     The family is the folder that its file lies in.
+=======
+    The family is the first word of its file's name: a large one has several files, host_memory.py and host_disks.py.
+
+    Args:
+        stands_for: what of other parts' own lists it is the check of: causes of hangs, kinds of leftovers, signals of processes.
+        judges: what else it judges than its family does.
+        log: how the analysis of logs is to treat its signs.
+        catalogue: the one that it stands in.
+>>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
     """
 
-    def __init__(self, slug: str, severity: Severity, log_signs: tuple[LogSign, ...], predicate: Predicate) -> None:
+    def __init__(
+        self,
+        slug: str,
+        severity: Severity,
+        log_signs: tuple[LogSign, ...],
+        predicate: Predicate,
+        *,
+        stands_for: tuple[Enum, ...] = (),
+        judges: tuple[Subject, ...] = (),
+        log: LogTraits = PLAIN_SIGNS,
+        catalogue: Catalogue | None = None,
+    ) -> None:
         self.slug = slug
         self.severity = severity
         self.log_signs = log_signs
         self.predicate = predicate
+<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
         self.family = predicate.__module__.split(".")[-2]
+=======
+        self.stands_for = stands_for
+        self.judges = judges
+        self.log = log
+        self.catalogue = Catalogue() if catalogue is None else catalogue
+        self.family = predicate.__module__.rsplit(".", 1)[-1].partition("_")[0]
+>>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
 
     def __repr__(self) -> str:
         return f"Check({self.slug!r}, family={self.family!r})"
@@ -85,19 +134,106 @@ class Check:
         return {name for name in self.needs if name in GROUPS}
 
 
-_registered: dict[str, Check] = {}
+LEAST_SIGN = 12
+"""Characters of a log sign by which alone a check is named: a shorter one may stand in any text."""
+LONG_SIGN = 30
+"""Characters of one that speaks for itself where the rest of its line was cut."""
+
+
+class Catalogue:
+    """Checks by slug, and by what they stand for: through it other parts find a check whose slug they don't know."""
+
+    def __init__(self) -> None:
+        self._by_slug: dict[str, Check] = {}
+        self._by_topic: dict[tuple[type[Enum], Enum], list[Check]] = {}
+
+    def add(self, check: Check) -> None:
+        """Adds a check.
+
+        Raises:
+            ValueError: there is one of that slug.
+        """
+        if check.slug in self._by_slug:
+            raise ValueError(f"two checks are called {check.slug}")
+        self._by_slug[check.slug] = check
+        for topic in check.stands_for:
+            # Members of two enumerations of strings or numbers may be equal.
+            self._by_topic.setdefault((type(topic), topic), []).append(check)
+
+    def get(self, slug: str) -> Check | None:
+        """The check of that slug; None where this version has none."""
+        return self._by_slug.get(slug)
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """All, by family, file, and place in the file, whatever was imported first."""
+        return tuple(sorted(self._by_slug.values(), key=_order))
+
+    def standing_for(self, topic: Enum) -> tuple[Check, ...]:
+        """The checks that declare it, in the same order."""
+        return tuple(sorted(self._by_topic.get((type(topic), topic), ()), key=_order))
+
+    def slug_for(self, topic: Enum) -> str:
+        """The slug of the only check that declares it.
+
+        Raises:
+            LookupError: none does, or several do.
+        """
+        slugs = [check.slug for check in self.standing_for(topic)]
+        if len(slugs) != 1:
+            raise LookupError(f"{topic} has {len(slugs)} checks: {slugs}")
+        return slugs[0]
+
+    def saying(self, text: str) -> tuple[Check, ...]:
+        """The checks with a log sign in that text, those with the longest first."""
+        lines = text.splitlines()
+        longest = {check: max((_said(sign, lines) for sign in check.log_signs), default=0) for check in self.checks}
+        fitting = [check for check, length in longest.items() if length >= LEAST_SIGN]
+        return tuple(sorted(fitting, key=lambda check: -longest[check]))
+
+
+def _said(sign: LogSign, lines: list[str]) -> int:
+    """How many characters of the sign stand in those lines; 0 where it isn't theirs, or healthy runs say it, too."""
+    if sign.role is SignRole.NOISE or (sign.near and not any(sign.near in line for line in lines)):
+        return 0
+    with_text = [line for line in lines if sign.text in line]
+    if any(re.search(sign.pattern, line) for line in with_text):
+        return max(len(sign.text), LEAST_SIGN if sign.pattern else 0)
+    return len(sign.text) if with_text and len(sign.text) >= LONG_SIGN else 0
+
+
+def _order(check: Check) -> tuple[str, str]:
+    return check.family, check.predicate.__module__
+
+
+_registered = Catalogue()
 _prescriptions: dict[str, Check] = {}
 
 
 def check(
-    slug: str, *, severity: Severity = Severity.FAIL, log_signs: tuple[LogSign, ...] = ()
+    slug: str,
+    *,
+    severity: Severity = Severity.FAIL,
+    log_signs: tuple[LogSign, ...] = (),
+    stands_for: tuple[Enum, ...] = (),
+    judges: tuple[Subject, ...] = (),
+    log: LogTraits = PLAIN_SIGNS,
 ) -> Callable[[Predicate], Predicate]:
-    """Registers a predicate. Its parameter names say which groups of facts (or `plan`) it is given."""
+    """Registers a predicate. Its parameter names say which groups of facts (or `plan`, or the `catalogue` of all checks) it is given."""
 
     def register(predicate: Predicate) -> Predicate:
-        if slug in _registered:
-            raise ValueError(f"two checks are called {slug}")
-        _registered[slug] = Check(slug, severity, log_signs, predicate)
+        _registered.add(
+            Check(
+                slug,
+                severity,
+                log_signs,
+                predicate,
+                stands_for=stands_for,
+                judges=judges,
+                log=log,
+                catalogue=_registered,
+            )
+        )
         return predicate
 
     return register
@@ -128,33 +264,21 @@ def all_checks() -> tuple[Check, ...]:
     """Every check, by family, file, and place in the file, whatever was imported first."""
     import ddpdoctor.checks as package
 
+<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
     return tuple(sorted(_registered.values(), key=lambda one: (one.family, one.predicate.__module__)))
+=======
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return _registered.checks
+>>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
 
 
-LEAST_SIGN = 12
-"""Characters of a log sign by which alone a check is named: a shorter one may stand in any text."""
-LONG_SIGN = 30
-"""Characters of one that speaks for itself where the rest of its line was cut."""
-
-
-def checks_that_say(text: str) -> tuple[Check, ...]:
-    """The checks with a log sign in that text, those with the longest first."""
-    lines = text.splitlines()
-    longest = {one: max((_said(sign, lines) for sign in one.log_signs), default=0) for one in all_checks()}
-    fitting = [one for one, length in longest.items() if length >= LEAST_SIGN]
-    return tuple(sorted(fitting, key=lambda one: -longest[one]))
-
-
-def _said(sign: LogSign, lines: list[str]) -> int:
-    """How many characters of the sign stand in those lines; 0 where it isn't theirs, or healthy runs say it, too."""
-    if sign.role is SignRole.NOISE or (sign.near and not any(sign.near in line for line in lines)):
-        return 0
-    with_text = [line for line in lines if sign.text in line]
-    if any(re.search(sign.pattern, line) for line in with_text):
-        return max(len(sign.text), LEAST_SIGN if sign.pattern else 0)
-    return len(sign.text) if with_text and len(sign.text) >= LONG_SIGN else 0
+def catalogue() -> Catalogue:
+    """All checks, to be handed to whatever asks for them."""
+    all_checks()
+    return _registered
 
 
 class UnknownSelection(ValueError):
@@ -262,16 +386,25 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
+def _given(name: str, check: Check, snapshot: Snapshot, plan: Plan) -> object:
+    if name == "plan":
+        return plan
+    return check.catalogue if name == "catalogue" else getattr(snapshot, name)
+
+
 def _judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
     findings: list[Finding] = []
     try:
         arguments: dict[str, Any] = {}
         for name, group in one.needs.items():
-            value = plan if name == "plan" else getattr(snapshot, name)
+            value = _given(name, one, snapshot, plan)
             arguments[name] = NotLearned(group, value.reason) if group and isinstance(value, Unknown) else value
         findings.extend(_short_enough(found) for found in one.predicate(**arguments))
     except NotKnown as missing:
         return Result(one, tuple(findings), Skipped(SkipReason.UNKNOWN, str(missing)))
+    except JudgedElsewhere as reason:
+        text = f"{reason}: see {one.catalogue.slug_for(reason.cause)}"
+        return Result(one, tuple(findings), Skipped(SkipReason.NOT_APPLICABLE, text))
     except NotApplicable as reason:
         return Result(one, tuple(findings), Skipped(SkipReason.NOT_APPLICABLE, str(reason)))
     except Exception as crash:

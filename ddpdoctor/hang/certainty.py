@@ -10,13 +10,14 @@ from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.movement import movements
 from ddpdoctor.hang.rank_states import CHECKPOINTS, RankActivity, RankState, worker_idle
 from ddpdoctor.hang.recorded import record_of
-from ddpdoctor.hang.verdict import HangKind, HangVerdict, verdict_of
+from ddpdoctor.hang.verdict import HangVerdict, verdict_of
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.stack_places import PlaceKind
 
 LONG: Final = 30.0
 """Seconds. Batches that come over a network, start-ups and evaluations have pauses of several; few have such of half a minute."""
 STILLNESS: Final = frozenset({
-    HangKind.KERNEL, HangKind.LOADER, HangKind.LOCK, HangKind.SLOW_0, HangKind.BUSY, HangKind.RENDEZVOUS, HangKind.EXIT, HangKind.STALLED,
+    HangCause.KERNEL, HangCause.LOADER, HangCause.LOCK, HangCause.SLOW_0, HangCause.BUSY, HangCause.RENDEZVOUS, HangCause.EXIT, HangCause.STALLED,
 })  # fmt: skip
 """What is only told from ranks that didn't go on while they were watched."""
 WAITS_FOR_OTHERS: Final = (
@@ -28,22 +29,22 @@ WAITS_FOR_OTHERS: Final = (
 process is to write, to end, or to let a file's lock go."""
 OTHERS_WORK: Final = (*CHECKPOINTS, PlaceKind.REMOTE, PlaceKind.CHILD, PlaceKind.COMPILING)
 """Where the work is another process's or host's, or goes over a socket in a library's thread."""
-NOBODY_CAN: Final = (HangKind.STOPPED, HangKind.INPUT)
+NOBODY_CAN: Final = (HangCause.STOPPED, HangCause.INPUT)
 """Nothing else is needed to say that it won't go on by itself."""
 
 
 def rests_on_stillness(found: HangVerdict) -> bool:
     """Whether nothing else speaks for it. A rank that is stopped, gone, or in another collective won't come by waiting."""
-    if found.kind in (HangKind.CRASHED, HangKind.RENDEZVOUS) and _gone(found):
+    if found.kind in (HangCause.CRASHED, HangCause.RENDEZVOUS) and _gone(found):
         return not found.waiting  # The others may not need it any more.
-    return found.kind in STILLNESS and not (found.kind is HangKind.LOADER and all(map(_no_worker_can, found.culprits)))
+    return found.kind in STILLNESS and not (found.kind is HangCause.LOADER and all(map(_no_worker_can, found.culprits)))
 
 
 def is_definite(found: HangVerdict, hang: Hang) -> bool:
     """Whether it is so whatever moves: a rank that can't go on, or that is gone while others wait for it; or dumps alone speak."""
     if not hang.between or found.kind in NOBODY_CAN or (_gone(found) and found.waiting):
         return True
-    return found.kind is HangKind.LOADER and not rests_on_stillness(found)
+    return found.kind is HangCause.LOADER and not rests_on_stillness(found)
 
 
 def severity_of(found: HangVerdict, hang: Hang) -> Severity:
@@ -55,7 +56,7 @@ def severity_of(found: HangVerdict, hang: Hang) -> Severity:
         return WARN
     everybody = 0 < hang.world_size <= len(hang.ranks)
     record = found.record or record_of(hang)
-    if found.kind is HangKind.RENDEZVOUS and not everybody and not found.waiting:
+    if found.kind is HangCause.RENDEZVOUS and not everybody and not found.waiting:
         return WARN  # Another host's rank may still prepare its data.
     if not rests_on_stillness(found) and (record is not None or (everybody and "nccl" not in hang.backend)):
         # Over NCCL a call may wait for what was called long before.

@@ -6,14 +6,13 @@ Where nobody can be told apart, nobody is blamed: that is a verdict of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from typing import Final
 
 import msgspec
 
 from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.base.wording import ranks_named
-from ddpdoctor.engine.registry import requires
+from ddpdoctor.engine.registry import JudgedElsewhere, requires
 from ddpdoctor.facts.hang import NOT_FOUND, Hang
 from ddpdoctor.hang.rank_states import (
     CHECKPOINTS,
@@ -26,6 +25,7 @@ from ddpdoctor.hang.rank_states import (
 )
 from ddpdoctor.hang.recorded import RecordedHang, RecordedSign, behind, counts_move, not_dumped, record_of
 from ddpdoctor.hang.waits import How
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.stack_places import FORWARD, PlaceKind, StackPlace
 
 SOON: Final = 60.0
@@ -34,28 +34,8 @@ BARRIERS: Final = ("barrier", "monitored_barrier")
 ITS_DUMP: Final = "gather it, or look at what is missing first: a rank that can't dump is often the culprit"
 
 
-class HangKind(str, Enum):
-    """What a hang comes to, by the slug of the check that speaks of it."""
-
-    STOPPED = "rank-stopped"
-    CRASHED = "peer-rank-crashed"
-    KERNEL = "rank-in-kernel"
-    INPUT = "rank-waits-for-input"
-    LOADER = "dataloader-stuck"
-    LOCK = "rank-in-lock"
-    SLOW_0 = "slow-rank0-timeout"
-    BUSY = "rank-busy-outside-collectives"
-    RENDEZVOUS = "rendezvous-waiting"
-    DESYNC = "collective-desync"
-    UNEVEN = "uneven-inputs"
-    BEHIND = "rank-fell-behind"
-    TIMED_OUT = "nccl-watchdog-timeout"
-    EXIT = "exit-hang"
-    STALLED = "collective-stalled"
-
-
 KIND_OF: Final = {
-    RecordedSign.MISMATCH: HangKind.DESYNC, RecordedSign.BEHIND: HangKind.BEHIND, RecordedSign.CIRCLE: HangKind.DESYNC, RecordedSign.EVEN: HangKind.STALLED,
+    RecordedSign.MISMATCH: HangCause.DESYNC, RecordedSign.BEHIND: HangCause.BEHIND, RecordedSign.CIRCLE: HangCause.DESYNC, RecordedSign.EVEN: HangCause.STALLED,
 }  # fmt: skip
 
 
@@ -67,7 +47,7 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
     unseen: ranks of this host that could not be looked into. record: what the flight recorders or RAS say, if it fits.
     """
 
-    kind: HangKind
+    kind: HangCause
     culprits: tuple[RankState, ...] = ()
     waiting: tuple[RankState, ...] = ()
     places: tuple[tuple[StackPlace, tuple[RankState, ...]], ...] = ()
@@ -86,7 +66,7 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.culprits) and all(one.progress for one in self.culprits)
 
 
-def verdict_for(hang: Hang, kind: HangKind) -> HangVerdict | None:
+def verdict_for(hang: Hang, kind: HangCause) -> HangVerdict | None:
     """The verdict, for the check that speaks of that kind; None where the job moves on.
 
     Raises:
@@ -95,10 +75,8 @@ def verdict_for(hang: Hang, kind: HangKind) -> HangVerdict | None:
     """
     requires(hang.asked, "no running job was looked at")
     found = verdict_of(hang)
-    requires(
-        found is None or found.kind is kind,
-        f"the ranks hang for another reason: see {found.kind.value if found else ''}",
-    )
+    if found and found.kind is not kind:
+        raise JudgedElsewhere("the ranks hang for another reason", found.kind)
     return found
 
 
@@ -129,8 +107,8 @@ def _recorded_only(hang: Hang, stands: Sequence[RankState]) -> HangVerdict | Non
         raise NotKnown(f"{missing}: {ITS_DUMP}" if missing else _even_words(hang))
     culprits = tuple(one for one in stands if one.number in record.ranks)
     kind = KIND_OF[record.sign]
-    if record.timed_out and kind is not HangKind.DESYNC:
-        kind = HangKind.TIMED_OUT
+    if record.timed_out and kind is not HangCause.DESYNC:
+        kind = HangCause.TIMED_OUT
     return HangVerdict(kind=kind, culprits=culprits, record=record)
 
 
@@ -158,20 +136,20 @@ def _who_can_do_nothing(stands: Sequence[RankState]) -> HangVerdict | None:
     held = having(stands, RankActivity.HELD)
     typing = tuple(one for one in having(stands, RankActivity.ELSEWHERE) if one.place.where is PlaceKind.INPUT)
     if stopped:
-        return HangVerdict(kind=HangKind.STOPPED, culprits=stopped, waiting=waiting, unseen=unseen)
+        return HangVerdict(kind=HangCause.STOPPED, culprits=stopped, waiting=waiting, unseen=unseen)
     sure = having(stands, RankActivity.WAITS)
     if gone and sure:
         # One that the others still expect may never have been started, unless it was seen.
         expected = all(one.place.where is PlaceKind.GROUP for one in sure) and not any(_ended(one) for one in gone)
-        kind = HangKind.RENDEZVOUS if expected else HangKind.CRASHED
+        kind = HangCause.RENDEZVOUS if expected else HangCause.CRASHED
         return HangVerdict(kind=kind, culprits=gone, waiting=waiting, unseen=unseen)
     if held:
-        return HangVerdict(kind=HangKind.KERNEL, culprits=held, waiting=waiting, unseen=unseen)
+        return HangVerdict(kind=HangCause.KERNEL, culprits=held, waiting=waiting, unseen=unseen)
     if typing:
-        return HangVerdict(kind=HangKind.INPUT, culprits=typing, waiting=waiting, unseen=unseen)
+        return HangVerdict(kind=HangCause.INPUT, culprits=typing, waiting=waiting, unseen=unseen)
     others = having(stands, RankActivity.ELSEWHERE, RankActivity.PERHAPS)
     if gone and others and not any(one.progress or one.standing is RankActivity.MOVES for one in stands):
-        return HangVerdict(kind=HangKind.CRASHED, culprits=gone, unseen=unseen)
+        return HangVerdict(kind=HangCause.CRASHED, culprits=gone, unseen=unseen)
     return None
 
 
@@ -206,8 +184,8 @@ def _elsewhere(
 ) -> HangVerdict | None:
     """Of those that don't wait for other ranks, first those that can't go on by themselves."""
     for kind, chosen in (
-        (HangKind.LOADER, [one for one in elsewhere if _loader_stuck(one)]),
-        (HangKind.LOCK, [one for one in elsewhere if one.place.where is PlaceKind.LOCK and not one.progress]),
+        (HangCause.LOADER, [one for one in elsewhere if _loader_stuck(one)]),
+        (HangCause.LOCK, [one for one in elsewhere if one.place.where is PlaceKind.LOCK and not one.progress]),
     ):
         if chosen:
             return HangVerdict(kind=kind, culprits=tuple(chosen), waiting=tuple(waiting), unseen=unseen)
@@ -218,11 +196,11 @@ def _elsewhere(
     record = record_of(hang)
     if still[0].progress and record and record.sign is RecordedSign.BEHIND and 0.0 < record.waited < SOON:
         return None
-    kind = HangKind.BUSY
+    kind = HangCause.BUSY
     if [one.number for one in still] == [0] and (still[0].progress or still[0].place.where in CHECKPOINTS):
-        kind = HangKind.SLOW_0
+        kind = HangCause.SLOW_0
     elif all(one.place.where is PlaceKind.GROUP for one in waiting):
-        kind = HangKind.RENDEZVOUS
+        kind = HangCause.RENDEZVOUS
     return HangVerdict(kind=kind, culprits=tuple(still), waiting=tuple(waiting), unseen=unseen)
 
 
@@ -242,17 +220,17 @@ def _all_elsewhere(
     """Nobody surely waits for another: all compute, or none can go on."""
     stuck = tuple(one for one in elsewhere if _loader_stuck(one))
     if stuck:
-        return HangVerdict(kind=HangKind.LOADER, culprits=stuck, waiting=perhaps, unseen=unseen)
+        return HangVerdict(kind=HangCause.LOADER, culprits=stuck, waiting=perhaps, unseen=unseen)
     locked = tuple(one for one in elsewhere if one.place.where is PlaceKind.LOCK and not one.progress)
     if locked and not any(one.progress for one in elsewhere):
-        return HangVerdict(kind=HangKind.LOCK, culprits=locked, waiting=perhaps, unseen=unseen)
+        return HangVerdict(kind=HangCause.LOCK, culprits=locked, waiting=perhaps, unseen=unseen)
     if any(one.progress for one in elsewhere):
         return None
     if perhaps:
-        return HangVerdict(kind=HangKind.BUSY, culprits=elsewhere, waiting=perhaps, unseen=unseen)
+        return HangVerdict(kind=HangCause.BUSY, culprits=elsewhere, waiting=perhaps, unseen=unseen)
     if len(elsewhere) < 2:
         return None
-    return HangVerdict(kind=HangKind.STALLED, culprits=elsewhere, places=_places(elsewhere), unseen=unseen)
+    return HangVerdict(kind=HangCause.STALLED, culprits=elsewhere, places=_places(elsewhere), unseen=unseen)
 
 
 def _all_wait(
@@ -262,23 +240,23 @@ def _all_wait(
     record = _without_those_that_wait(record_of(hang), waiting)
     if not waiting:
         still = left and not any(one.progress for one in left)
-        return HangVerdict(kind=HangKind.EXIT, culprits=left, unseen=unseen) if still else None
+        return HangVerdict(kind=HangCause.EXIT, culprits=left, unseen=unseen) if still else None
     if left:
-        return HangVerdict(kind=HangKind.UNEVEN, culprits=left, waiting=waiting, unseen=unseen)
+        return HangVerdict(kind=HangCause.UNEVEN, culprits=left, waiting=waiting, unseen=unseen)
     if record and record.sign is not RecordedSign.EVEN:
         return _by_record(record, waiting, unseen)
     places = _places(waiting)
     lines = [one for one in waiting if one.standing is RankActivity.PERHAPS and one.place.where is not PlaceKind.STEP]
     if lines or not having(waiting, RankActivity.WAITS):
-        return HangVerdict(kind=HangKind.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
+        return HangVerdict(kind=HangCause.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
     if all(one.place.where is PlaceKind.GROUP for one in waiting):
-        return HangVerdict(kind=HangKind.RENDEZVOUS, culprits=waiting, places=places, unseen=unseen)
+        return HangVerdict(kind=HangCause.RENDEZVOUS, culprits=waiting, places=places, unseen=unseen)
     if len(places) == 1 or all(one.place.where is PlaceKind.PAIR for one in waiting):
-        kind = HangKind.TIMED_OUT if record and record.timed_out else HangKind.STALLED
+        kind = HangCause.TIMED_OUT if record and record.timed_out else HangCause.STALLED
         return HangVerdict(kind=kind, culprits=waiting, places=places, unseen=unseen, record=record)
     if hang.groups > 1:
         # Different calls may belong to different groups by design: then most ranks say nothing about which is wrong.
-        return HangVerdict(kind=HangKind.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
+        return HangVerdict(kind=HangCause.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
     return _apart(waiting, places, unseen)
 
 
@@ -302,8 +280,8 @@ def _by_record(record: RecordedHang, waiting: tuple[RankState, ...], unseen: tup
     culprits = tuple(one for one in waiting if one.number in record.ranks)
     others = tuple(one for one in waiting if one.number not in record.ranks)
     kind = KIND_OF[record.sign]
-    if record.timed_out and kind is not HangKind.DESYNC:
-        kind = HangKind.TIMED_OUT
+    if record.timed_out and kind is not HangCause.DESYNC:
+        kind = HangCause.TIMED_OUT
     return HangVerdict(
         kind=kind, culprits=culprits, waiting=others, places=_places(waiting), unseen=unseen, record=record
     )
@@ -324,12 +302,12 @@ def _apart(
         not own or len(beyond) < len(within)
     )
     if beyond and within and looping and all(_further(one.place, other.place) for one in beyond for other in within):
-        return HangVerdict(kind=HangKind.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
+        return HangVerdict(kind=HangCause.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
     places = _places_by_their_lines(places)
     tied = len(places[0][1]) == len(places[1][1])
     odd = tuple(one for place, members in places for one in members if tied or place is not places[0][0])
     others = () if tied else places[0][1]
-    return HangVerdict(kind=HangKind.DESYNC, culprits=odd, waiting=others, places=places, unseen=unseen)
+    return HangVerdict(kind=HangCause.DESYNC, culprits=odd, waiting=others, places=places, unseen=unseen)
 
 
 def _places_by_their_lines(

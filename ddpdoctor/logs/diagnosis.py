@@ -15,13 +15,13 @@ from ddpdoctor.base.wording import listed, short
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.redaction import redact_facts
-from ddpdoctor.engine.registry import Check, Result, diagnose
+from ddpdoctor.engine.registry import Catalogue, Check, Result, diagnose
 from ddpdoctor.facts.log import Log, LoggedStack
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.attempts import attempts_of
-from ddpdoctor.logs.analyze.deciding_commands import deciding, nobody_listens
-from ddpdoctor.logs.analyze.failures import USER_ERROR
-from ddpdoctor.logs.analyze.illnesses import by_log_alone, check_of
+from ddpdoctor.logs.analyze.deciding_commands import deciding
+from ddpdoctor.logs.analyze.illnesses import by_log_alone
 from ddpdoctor.logs.analyze.objects import other_than_named
 from ddpdoctor.logs.analyze.particulars import particulars
 from ddpdoctor.logs.analyze.settings import as_the_log_names, looked_at
@@ -82,6 +82,8 @@ class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
     log: Log
     verdict: LogVerdict
     examination: Examination
+    catalogue: Catalogue
+    """The checks by which it was judged."""
     opinions: tuple[Diagnosis, ...] = ()
     also: tuple[Diagnosis, ...] = ()
 
@@ -92,16 +94,18 @@ class LogJudgement(msgspec.Struct, frozen=True, kw_only=True):
         return Verdict.WARN if word is Verdict.FAIL and self.verdict.ended_well else word
 
 
-def judge_log(log: Log, host: Snapshot | None = None, *, watched: bool = False) -> LogJudgement:
+def judge_log(log: Log, catalogue: Catalogue, host: Snapshot | None = None, *, watched: bool = False) -> LogJudgement:
     """host: the snapshot that the suspicions are held against. watched: it holds what happened during the run, and not before it."""
     whole = redact_facts(log)
-    verdict = verdict_of(whole)
+    verdict = verdict_of(whole, catalogue)
     log = next((one for one in attempts_of(whole) if one.attempt == verdict.attempt), whole)
     snapshot = msgspec.structs.replace(host or Snapshot(host=""), log=log)
-    helds = {one.slug: one for one in confirm(verdict, snapshot, watched=watched)} if host else {}
-    opinions = [each for one in _told_apart(verdict) if (each := _opinion(one, snapshot, helds.get(one.slug)))]
+    helds = {one.slug: one for one in confirm(verdict, snapshot, catalogue, watched=watched)} if host else {}
+    opinions = [
+        each for one in _told_apart(verdict) if (each := _opinion(one, snapshot, catalogue, helds.get(one.slug)))
+    ]
     told = tuple(_with_own_line(one, verdict, log) for one in sorted(opinions, key=lambda one: _place(one.held)))
-    beside = tuple(each for one in verdict.also if (each := _opinion(one, snapshot, None)))
+    beside = tuple(each for one in verdict.also if (each := _opinion(one, snapshot, catalogue, None)))
     results = tuple(
         Result(one.check, (msgspec.structs.replace(one.finding, severity=_severity(number, one, beside, verdict)),))
         for number, one in enumerate((*told, *beside))
@@ -110,6 +114,7 @@ def judge_log(log: Log, host: Snapshot | None = None, *, watched: bool = False) 
         log=log,
         verdict=verdict,
         examination=Examination(msgspec.structs.replace(snapshot, log=whole), plan_for(snapshot, None), results),
+        catalogue=catalogue,
         opinions=told,
         also=beside,
     )
@@ -130,7 +135,7 @@ def _with_own_line(opinion: Diagnosis, verdict: LogVerdict, log: Log) -> Diagnos
     if raised is None and (stack := _stack_near(opinion.suspect, log)):
         evidence = (*stack_lines(log, stack), *finding.evidence)
         return msgspec.structs.replace(opinion, finding=msgspec.structs.replace(finding, evidence=evidence))
-    if raised is None or raised.own is None or opinion.check.slug == USER_ERROR:
+    if raised is None or raised.own is None or LogTopic.MISTAKE in opinion.check.stands_for:
         return opinion
     began, last = raised.began.number, raised.line.number
     of_it = [one.line for one in opinion.suspect.sightings if one.line.file == raised.line.file]
@@ -153,18 +158,20 @@ def _stack_near(suspect: Suspect, log: Log) -> LoggedStack | None:
     return None
 
 
-def groups_that_decide(log: Log) -> set[str]:
+def groups_that_decide(log: Log, catalogue: Catalogue) -> set[str]:
     """The facts of a host that the suspicions are to be held against; none where only the log can tell."""
-    known = [check for one in verdict_of(log).suspects if (check := check_of(one.slug))]
+    known = [check for one in verdict_of(log, catalogue).suspects if (check := catalogue.get(one.slug))]
     return set().union(*(one.groups for one in known if not by_log_alone(one)))
 
 
-def confirm(verdict: LogVerdict, snapshot: Snapshot, *, watched: bool = False) -> tuple[HostCheck, ...]:
+def confirm(
+    verdict: LogVerdict, snapshot: Snapshot, catalogue: Catalogue, *, watched: bool = False
+) -> tuple[HostCheck, ...]:
     """What the facts of a host say of each suspect."""
     helds = []
     for one in verdict.suspects:
-        if check := check_of(one.slug):
-            facts = as_the_log_names(snapshot, one.sightings)
+        if check := catalogue.get(one.slug):
+            facts = as_the_log_names(snapshot, one.sightings, catalogue)
             (result,) = diagnose(facts, plan_for(facts, None), [check])
             of_log = _of_log(one, result, facts, watched)
             helds.append(_held(one, result, of_log, facts, _hosts(one, verdict, snapshot)))
@@ -211,7 +218,7 @@ def _held(
     if other:
         words = f"the log speaks of {other}, and this is {here}: run it there"
         return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words)
-    looked = looked_at(snapshot, suspect.sightings)
+    looked = looked_at(snapshot, suspect.sightings, result.check.catalogue)
     if result.not_tested:
         words = f"{result.not_tested.reason}; looked at {here}: {looked}" if looked else result.not_tested.reason
         return HostCheck(slug=slug, standing=HostVerdict.NOT_TESTED, words=words)
@@ -262,8 +269,8 @@ def _place(held: HostCheck | None) -> int:
     return {HostVerdict.CONFIRMED: 0, HostVerdict.CONTRADICTED: 2}.get(held.standing, 1) if held else 1
 
 
-def _opinion(suspect: Suspect, snapshot: Snapshot, held: HostCheck | None) -> Diagnosis | None:
-    check = check_of(suspect.slug)
+def _opinion(suspect: Suspect, snapshot: Snapshot, catalogue: Catalogue, held: HostCheck | None) -> Diagnosis | None:
+    check = catalogue.get(suspect.slug)
     if check is None:
         return None
     found = _own_finding(check, snapshot) or composed(check, suspect, snapshot, held)
@@ -287,11 +294,11 @@ def composed(check: Check, suspect: Suspect, snapshot: Snapshot, held: HostCheck
         found = held.found
         return msgspec.structs.replace(found, evidence=(*said, *found.evidence), rank=_rank(suspect))
     decide = deciding(check, suspect.sightings, log, sure=suspect.sure)
-    own = particulars(check.slug, suspect.sightings, log)
+    own = particulars(check, suspect.sightings, log)
     fixes = own.fixes or (Fix(" ".join(check.section("Fix").split()).removesuffix(".")),)
-    title = f"{own.summary or check.title.removesuffix('.')}{f', says {who}' if who else ''}"
+    title = own.summary or check.title.removesuffix(".")
     return Finding(
-        summary=short(nobody_listens(suspect.sightings) or title),
+        summary=short(f"{title}, says {who}" if who and not own.of_everybody else title),
         cause=own.cause,
         evidence=said,
         fixes=(*fixes, decide) if decide else fixes,

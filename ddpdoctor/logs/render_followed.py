@@ -9,10 +9,10 @@ from typing import Final
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.wording import listed, plural, ranks_named
+from ddpdoctor.engine.registry import Catalogue, Check
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, Noise, SignMatch
 from ddpdoctor.logs.analyze.exceptions import is_cut, is_of_launcher, is_of_peers, short_name
-from ddpdoctor.logs.analyze.illnesses import check_of
-from ddpdoctor.logs.analyze.refuted import GOOD_NEWS
+from ddpdoctor.logs.analyze.refuted import good_news
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.render_words import quoted
 
@@ -81,22 +81,21 @@ def _said_by(lines: Iterable[LogLine], times: int) -> str:
     return f"({times}x)"
 
 
-def noise(log: Log) -> list[Noise]:
+def noise(log: Log, catalogue: Catalogue) -> list[Noise]:
     """Messages that healthy runs print, too, the most frequent first: the engine's own, and those signs of illnesses that mean
     nothing by themselves."""
     kinds: dict[tuple[str, str], list[SignMatch]] = {}
     for one in log.sightings:
-        if one.role is SignRole.NOISE and not one.quoted and one.sign not in GOOD_NEWS:
+        if one.role is SignRole.NOISE and not one.quoted and one.sign not in good_news(catalogue):
             kinds.setdefault((one.slug, one.sign), []).append(one)
     signs = [
-        Noise(text, _why(slug, text), sum(one.times for one in seen), seen[0].line)
+        Noise(text, _why(catalogue.get(slug), text), sum(one.times for one in seen), seen[0].line)
         for (slug, text), seen in kinds.items()
     ]
     return sorted([*log.noise, *signs], key=lambda one: -one.times)
 
 
-def _why(slug: str, text: str) -> str:
-    known = check_of(slug)
+def _why(known: Check | None, text: str) -> str:
     return (
         next((one.why for one in known.log_signs if one.text == text and one.role is SignRole.NOISE), "")
         if known
@@ -104,9 +103,9 @@ def _why(slug: str, text: str) -> str:
     )
 
 
-def harmless(log: Log) -> str:
+def harmless(log: Log, catalogue: Catalogue) -> str:
     """All of it in one line; "" where there is none."""
-    found = noise(log)
+    found = noise(log, catalogue)
     names = [f'"{_short(one.text)}" ({one.times}x)' for one in found]
     many = plural(len(found), "message")
     return f"{many} that healthy runs print, too: {listed(names, MOST_NOISE)}" if found else ""

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
-from ddpdoctor.logs.analyze.failures import USER_ERROR
+from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
 from ddpdoctor.logs.render_followed import noise
@@ -79,9 +79,14 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
         exception=_exception(verdict.raised) if verdict.raised else None,
         exit=_exit(exited) if exited else None,
         suspects=tuple(_suspect(log, one) for one in judgement.opinions),
-        also=(*(_own_error(log, *one) for one in own_errors(verdict)), *(_suspect(log, one) for one in judgement.also)),
+        also=(
+            *(_own_error(judgement, *one) for one in own_errors(verdict)),
+            *(_suspect(log, one) for one in judgement.also),
+        ),
         effects=_effects(log, verdict.effects),
-        noise=tuple(ReportedNoise(text=one.text, why=one.why, times=one.times) for one in noise(log)),
+        noise=tuple(
+            ReportedNoise(text=one.text, why=one.why, times=one.times) for one in noise(log, judgement.catalogue)
+        ),
         files=log.files,
         launcher=log.launcher,
         world_size=log.world_size,
@@ -122,8 +127,9 @@ def _suspect(log: Log, one: Diagnosis) -> ReportedSuspect:
     )
 
 
-def _own_error(log: Log, words: str, line: LogLine) -> ReportedSuspect:
-    return ReportedSuspect(slug=USER_ERROR, sure=False, why=words, lines=(_line(log, line),))
+def _own_error(judgement: LogJudgement, words: str, line: LogLine) -> ReportedSuspect:
+    slug = judgement.catalogue.slug_for(LogTopic.MISTAKE)
+    return ReportedSuspect(slug=slug, sure=False, why=words, lines=(_line(judgement.log, line),))
 
 
 def _exception(raised: LoggedException) -> ReportedException:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from signal import Signals
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.engine.registry import Catalogue
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.logs.analyze.deciding_commands import host_named
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.exceptions import is_of_parent
@@ -18,12 +21,7 @@ from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement
 from ddpdoctor.logs.render_words import first_words, more
 
-SIGKILL: Final = 9
 _KILLED: Final = re.compile(r"(?:\S+: )?Killed\b")
-_KERNEL_KNOWS: Final = Fix(
-    "A rank that was killed could write nothing: its host's kernel knows",
-    ("ddpdoctor check --select host-oom-killed",),
-)
 _NOT_FOUND: Final = re.compile(
     r"(?:^|: )(?P<before>[\w.+-]+): command not found(?!: )|: command not found: (?P<behind>[\w.+-]+)"
 )
@@ -57,7 +55,7 @@ def next_steps(judgement: LogJudgement, *, watched: bool = False) -> tuple[Fix, 
                 )
             ),
             *_left_early(judgement),
-            _KERNEL_KNOWS,
+            _kernel_knows(judgement.catalogue),
             *(
                 ()
                 if watched
@@ -85,7 +83,7 @@ def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
     if absent := _not_found([words, *(one.text for one in judgement.log.errors)]):
         return absent
     return (
-        *((_KERNEL_KNOWS,) if _was_killed(verdict) else ()),
+        *((_kernel_knows(judgement.catalogue),) if _was_killed(verdict) else ()),
         Fix(f"Look at {there}", ("ddpdoctor check",)),
         *(
             (Fix("Let the next run say more", ("export NCCL_DEBUG=INFO",)),)
@@ -118,19 +116,26 @@ def _not_found(texts: Iterable[str]) -> tuple[Fix, ...]:
     return tuple(fixes)
 
 
+def _kernel_knows(catalogue: Catalogue) -> Fix:
+    return Fix(
+        "A rank that was killed could write nothing: its host's kernel knows",
+        (f"ddpdoctor check --select {catalogue.slug_for(Signals.SIGKILL)}",),
+    )
+
+
 def _was_killed(verdict: LogVerdict) -> bool:
-    by_signal = verdict.exited is not None and signal_of(verdict.exited) == SIGKILL
+    by_signal = verdict.exited is not None and signal_of(verdict.exited) == Signals.SIGKILL
     return by_signal or bool(verdict.lead and not verdict.raised and _KILLED.match(verdict.lead.text))
 
 
 def _left_early(judgement: LogJudgement) -> tuple[Fix, ...]:
     """Where the launcher had nobody to end: who is gone may have come to its end by itself, with fewer batches."""
-    ended = judgement.log.exited
+    ended, catalogue = judgement.log.exited, judgement.catalogue
     effects = {one.slug for one in judgement.verdict.effects}
-    if not ended or any(one.told_to for one in ended) or effects != {"peer-rank-crashed"}:
+    if not ended or any(one.told_to for one in ended) or effects != {catalogue.slug_for(HangCause.CRASHED)}:
         return ()
     text = "The launcher ended nobody, so another rank may have come to its end first: count each rank's batches before the loop"
-    return (Fix(text, ("ddpdoctor explain uneven-inputs",)),)
+    return (Fix(text, (f"ddpdoctor explain {catalogue.slug_for(HangCause.UNEVEN)}",)),)
 
 
 def _silent(judgement: LogJudgement) -> str:

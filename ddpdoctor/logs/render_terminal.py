@@ -284,9 +284,9 @@ def _show_also(console: Console, judgement: LogJudgement, *, verbose: bool) -> N
 
 
 def _show_harmless(console: Console, judgement: LogJudgement, *, verbose: bool) -> None:
-    found = noise(judgement.log)
+    found = noise(judgement.log, judgement.catalogue)
     if found and not verbose:
-        console.print(Hanging(Text(), Text(f"{harmless(judgement.log)}; -v says why", "dim"), 0))
+        console.print(Hanging(Text(), Text(f"{harmless(judgement.log, judgement.catalogue)}; -v says why", "dim"), 0))
         console.print()
     if not found or not verbose:
         return

@@ -13,15 +13,16 @@ from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.base.wording import human, listed, plural, ranks_named, short, signal_name
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LogLine, ProcessExit
 from ddpdoctor.knowledge.framework_phases import is_of_framework
+from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import endings
 from ddpdoctor.logs.analyze.exceptions import is_cut, with_slashes
 from ddpdoctor.logs.analyze.further_words import more_of
 from ddpdoctor.logs.analyze.launching import gives_up
 from ddpdoctor.logs.analyze.missing_modules import module_missing
 from ddpdoctor.logs.analyze.sightings import common_folder, phase_within, stack_lines, where
-from ddpdoctor.logs.analyze.timeouts import MISSING
 from ddpdoctor.logs.analyze.unreached_servers import server_unreached
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
@@ -90,7 +91,7 @@ def _told(judgement: LogJudgement) -> str:
         said = "This log tells" if len(log.files) == 1 else "These logs tell"
         told = f"{said} what followed, and not what failed first"
         if verdict.silent:
-            told = f"{_capital(ranks_named(verdict.silent))} {_how_silent(log, verdict)}"
+            told = f"{_capital(ranks_named(verdict.silent))} {_how_silent(log, verdict, judgement.catalogue)}"
         fits = judgement.opinions[0] if judgement.opinions else None
         told = f"{told}; perhaps: {_within(named(fits))}" if fits else told
         return f"{told}; before that it says: {short(quoted(verdict.said[0].text))}" if verdict.said else told
@@ -155,13 +156,13 @@ def nothing(log: Log) -> str:
     return f"Nothing in {'this log' if len(log.files) == 1 else 'these logs'} speaks of a failure"
 
 
-def _how_silent(log: Log, verdict: LogVerdict) -> str:
+def _how_silent(log: Log, verdict: LogVerdict, catalogue: Catalogue) -> str:
     """A rank of which there is not a word has not fallen silent; where the others counted who came, it never did."""
     if any(one.rank in verdict.silent for one in log.last):
         return "fell silent, and the others tell only what followed"
     one_rank = len(verdict.silent) == 1
     counted = any(one.words.get("came") for one in verdict.effects)
-    if counted and {one.slug for one in verdict.effects} == {MISSING}:
+    if counted and {one.slug for one in verdict.effects} == {catalogue.slug_for(LogTopic.MISSING_NODE)}:
         return f"never came, and the others waited for {'it' if one_rank else 'them'} in vain"
     return f"{'says' if one_rank else 'say'} nothing at all, and the others tell only what followed"
 

@@ -56,8 +56,8 @@ NOT_RUNNING = (
 class Remark(msgspec.Struct, frozen=True):
     """One oddity of one or several ranks of a job. text: a sentence without its full stop, that names them.
 
-    told_by: slugs of checks that judge the same. Where one finds something here, it says it, and how bad it is; where none does, it is
-    no more than good to know.
+    Where a check that stands for the oddity finds something here, it says it, and how bad it is; where none does, it is no more than
+    good to know.
     """
 
     oddity: Oddity
@@ -66,7 +66,6 @@ class Remark(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...] = ()
     pids: tuple[int, ...] = ()
     """Of those that have one: a missing rank has none."""
-    told_by: tuple[str, ...] = ()
 
 
 def who(processes: Sequence[Process]) -> str:

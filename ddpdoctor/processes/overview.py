@@ -11,20 +11,15 @@ from ddpdoctor.base.findings import Finding, Severity
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.examination import Examination, Verdict, examine
-from ddpdoctor.engine.registry import Check, select
+from ddpdoctor.engine.registry import Catalogue, Check, Subject
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.processes.gpu_holders import HeldGpu, holdings
-from ddpdoctor.processes.job_words import Remark, pids_in
+from ddpdoctor.processes.job_words import NOT_RUNNING, Remark, pids_in
 from ddpdoctor.processes.jobs import TrainingJob, ancestors, jobs_of
-from ddpdoctor.processes.rank_remarks import STATES_TOLD_BY, remarks_on
+from ddpdoctor.processes.rank_remarks import remarks_on
 
 FAMILY: Final = "processes"
-EXTENDED: Final = ("gpu0-extra-contexts", "duplicate-gpu", "omp-threads")
-"""Checks of other families that look at running jobs, too."""
-
-OF_THE_NEXT: Final = ("gpu-memory-held-by-others",)
-"""What only hinders a job that is yet to be started: it would take a healthy one that runs for an obstacle."""
 
 HEADING: Final = ("machine", "container", "gpus", "environment", "processes")
 
@@ -77,9 +72,13 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
         return Verdict.OK if found is Verdict.UNKNOWN and seen and not self.views else found
 
 
-def checks_of_jobs() -> tuple[Check, ...]:
+def checks_of_jobs(catalogue: Catalogue) -> tuple[Check, ...]:
     """The checks that judge running jobs."""
-    return select((FAMILY, *EXTENDED), OF_THE_NEXT)
+    return tuple(
+        check
+        for check in catalogue.checks
+        if (check.family == FAMILY or Subject.RUNNING_JOB in check.judges) and Subject.NEXT_JOB not in check.judges
+    )
 
 
 def groups_of(checks: Sequence[Check]) -> set[str]:
@@ -132,8 +131,8 @@ def _severity(remark: Remark, job: TrainingJob, examination: Examination) -> Sev
     one finding, the remark knows which of them is how bad."""
     pids = set(remark.pids) or {int(job.name)}
     for check, severity, finding in examination.findings:
-        if check.slug in remark.told_by and names_any(finding, pids):
-            return remark.severity if check.slug == STATES_TOLD_BY else severity
+        if any(topic is remark.oddity for topic in check.stands_for) and names_any(finding, pids):
+            return remark.severity if remark.oddity in NOT_RUNNING else severity
     return None
 
 

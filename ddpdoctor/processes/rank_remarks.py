@@ -18,9 +18,6 @@ from ddpdoctor.report.reported_leftovers import LeftoverKind
 STOPPED = "T"
 HELD_BY_A_DEBUGGER = "t"
 
-STATES_TOLD_BY = "rank-not-running"
-TOLD_OF_ORPHANS = ("orphaned-rank", "zombie-gpu-process", "gpu0-extra-contexts")
-
 SETTLED_SECONDS = 10.0
 """A job whose youngest rank is younger may still be starting the others."""
 
@@ -50,7 +47,6 @@ def _missing(job: TrainingJob) -> Iterator[Remark]:
             ranks=job.missing,
             text=f"{ranks_named(job.missing)} {be} missing: {len(job.expected)} ranks belong on this host, and no process "
             f"that this user can see is {'it' if len(job.missing) == 1 else 'one of them'}",
-            told_by=(STATES_TOLD_BY,),
         )
 
 
@@ -67,7 +63,6 @@ def _alone(job: TrainingJob) -> Iterator[Remark]:
             pids=(first.pid,),
             text=f"{who([first])} is alone, and keeps a store for others: {left} was set where it was started, and no launcher "
             "set it, so Lightning starts no other ranks and waits for them",
-            told_by=(STATES_TOLD_BY,),
         )
 
 
@@ -84,7 +79,6 @@ def _beyond(job: TrainingJob) -> Iterator[Remark]:
             pids=tuple(one.pid for one in alive),
             text=f"{who(beyond)}: there is no such rank among {job.world_size}, so that they wait for ever; node rank {node} "
             "(NODE_RANK or GROUP_RANK) was left in the shell where they were started, it seems",
-            told_by=(STATES_TOLD_BY,),
         )
 
 
@@ -99,7 +93,6 @@ def _fewer(job: TrainingJob) -> Iterator[Remark]:
             pids=tuple(one.pid for one in job.ranks),
             text=f"{plural(asked.processes, 'process', 'processes')} were asked for ({asked.source}), and accelerate started "
             f"{job.world_size}, {who(job.ranks)}: it starts several on GPUs alone",
-            told_by=(STATES_TOLD_BY,),
         )
 
 
@@ -125,7 +118,6 @@ def _doubled(job: TrainingJob) -> Iterator[Remark]:
                 pids=tuple(one.pid for one in alike),
                 text=f"rank {rank} is there {'twice' if len(alike) == 2 else f'{len(alike)} times'}: "
                 f"pids {listed(one.pid for one in alike)} say that they are it",
-                told_by=(STATES_TOLD_BY,),
             )
 
 
@@ -140,7 +132,6 @@ def _ended(job: TrainingJob) -> Iterator[Remark]:
             ranks=places(zombies),
             pids=tuple(one.pid for one in zombies),
             text=f"{who(zombies)}: ended, state Z, and pid {listed(parents)} that started it has not taken note",
-            told_by=(STATES_TOLD_BY,),
         )
     ending = [one for one in dead if one not in zombies]
     if ending:
@@ -150,7 +141,6 @@ def _ended(job: TrainingJob) -> Iterator[Remark]:
             ranks=places(ending),
             pids=tuple(one.pid for one in ending),
             text=f"{who(ending)}: being taken down; the main thread has ended and {listed(_waits(ending)) or 'others go on'}",
-            told_by=(STATES_TOLD_BY,),
         )
 
 
@@ -173,7 +163,6 @@ def _stopped(job: TrainingJob) -> Iterator[Remark]:
             ranks=places(stopped),
             pids=tuple(one.pid for one in stopped),
             text=f"{who(stopped)}: stopped by a signal (SIGSTOP or Ctrl-Z), state T; {others}",
-            told_by=(STATES_TOLD_BY,),
         )
     halted = [one for one in job.launchers if one.state == STOPPED]
     if halted and not stopped:
@@ -182,7 +171,6 @@ def _stopped(job: TrainingJob) -> Iterator[Remark]:
             WARN,
             pids=tuple(one.pid for one in halted),
             text=f"the launcher, pid {listed(one.pid for one in halted)}, is stopped, state T: it notices no rank that fails",
-            told_by=(STATES_TOLD_BY,),
         )
     traced = [one for one in alive if one.state != STOPPED and (one.tracer or one.state == HELD_BY_A_DEBUGGER)]
     if traced:
@@ -194,7 +182,6 @@ def _stopped(job: TrainingJob) -> Iterator[Remark]:
             ranks=places(traced),
             pids=tuple(one.pid for one in traced),
             text=f"{who(traced)}: {'held' if held else 'watched'} by a debugger, pid {tracers}",
-            told_by=(STATES_TOLD_BY,),
         )
 
 
@@ -209,7 +196,6 @@ def _orphaned(job: TrainingJob, processes: Processes, gpus: Maybe[Gpus]) -> Iter
             ranks=places(orphans),
             pids=tuple(one.pid for one in orphans),
             text=f"{who(orphans)}: orphaned; what started {'it' if len(orphans) == 1 else 'them'} is gone",
-            told_by=TOLD_OF_ORPHANS,
         )
     alone = [one for one in found if by_hand(one)]
     if alone:
@@ -220,5 +206,4 @@ def _orphaned(job: TrainingJob, processes: Processes, gpus: Maybe[Gpus]) -> Iter
             pids=tuple(one.pid for one in alone),
             text=f"{who(alone)}: started by hand, by all that the settings tell; no launcher looks after "
             f"{'it' if len(alone) == 1 else 'them'}",
-            told_by=TOLD_OF_ORPHANS,
         )

@@ -40,7 +40,6 @@ def _shared(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> Iterator[R
             ranks=places(one.ranks),
             pids=tuple(rank.pid for rank in one.ranks),
             text=f"{who(one.ranks)} share GPU {one.gpu.index}",
-            told_by=("duplicate-gpu", "missing-set-device"),
         )
 
 
@@ -57,7 +56,6 @@ def _extra(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> Iterator[Re
             ranks=places(extra),
             pids=tuple(one.pid for one in extra),
             text=f"{who(extra)} {have}",
-            told_by=("gpu0-extra-contexts",),
         )
 
 
@@ -76,7 +74,6 @@ def _elsewhere(alive: Sequence[Process], by_pid: Mapping[int, Sequence[HeldGpu]]
             ranks=places(one for one, _, _ in away),
             pids=tuple(one.pid for one, _, _ in away),
             text=f"not on the GPU of the local rank: {said}",
-            told_by=("duplicate-gpu", "missing-set-device"),
         )
 
 
@@ -90,7 +87,6 @@ def _on_the_cpu(alive: Sequence[Process], by_pid: Mapping[int, Sequence[HeldGpu]
             ranks=places(idle),
             pids=tuple(one.pid for one in idle),
             text=f"{who(idle)}: on the CPU, while this host has {there}",
-            told_by=("backend-gloo-on-gpu", "missing-set-device"),
         )
 
 

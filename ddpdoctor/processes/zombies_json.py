@@ -12,24 +12,18 @@ from msgspec import UNSET
 from ddpdoctor.base.findings import FAIL, Evidence, Fix
 from ddpdoctor.base.wording import human, plural
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import find_check
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.processes.ending import Endings, LeftoverEnding
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_fixes import command_of
 from ddpdoctor.processes.zombies_words import gathered, holds, of_whom
 from ddpdoctor.report.contract import Report, ReportedFinding, build_report
+<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
 from ddpdoctor.report.reported_leftovers import Certainty, Fate, LeftoverKind, ReportedLeftover
+=======
+from ddpdoctor.report.reported_leftovers import Certainty, Fate
+>>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
 
-SLUGS: Final = {
-    LeftoverKind.RANK: "orphaned-rank",
-    LeftoverKind.WORKER: "orphaned-rank",
-    LeftoverKind.HELPER: "orphaned-rank",
-    LeftoverKind.HOLDER: "zombie-gpu-process",
-    LeftoverKind.ENDED: "rank-not-running",
-    LeftoverKind.MEMORY: "gpu-memory-unowned",
-    LeftoverKind.SEGMENT: "shm-stale-segments",
-}
-"""The checks that say the same of a host."""
 LONGEST_SUMMARY: Final = 160
 
 
@@ -39,6 +33,7 @@ def zombies_report(
     problems: Sequence[str],
     ending: Endings | None,
     verdict: Verdict,
+    catalogue: Catalogue,
 ) -> Report:
     """spots: where nobody could look. ending: what was done, None where nothing was to be. The findings are what is left after that."""
     report = build_report("zombies", [], problems, of_all=verdict)
@@ -47,24 +42,25 @@ def zombies_report(
     return msgspec.structs.replace(
         report,
         host=os.uname().nodename,
-        findings=tuple(_finding(alike) for alike in gathered(left)),
+        findings=tuple(_finding(alike, catalogue) for alike in gathered(left)),
         leftovers=reported_leftovers(leftovers, ending.all if ending else ()),
         not_seen=tuple(spots),
         freed=tuple(ending.freed) if ending else (),
     )
 
 
-def _finding(alike: Sequence[Leftover]) -> ReportedFinding:
+def _finding(alike: Sequence[Leftover], catalogue: Catalogue) -> ReportedFinding:
     """Of leftovers of which the same is to be said. All fail, as the verdict does: how sure it is stands in the cause."""
-    first, slug = alike[0], SLUGS[alike[0].kind]
+    first = alike[0]
+    (check,) = catalogue.standing_for(first.kind)
     what = first.what
     if len(alike) > 1:
         what = f"{plural(len(alike), 'segment')} in /dev/shm, {human(sum(one.size for one in alike))}"
     summary = f"{_SURE[first.certainty]}: {what}"
     details = ", ".join(filter(None, (of_whom(first), f"it holds {held}" if (held := holds(first)) else "")))
     return ReportedFinding(
-        slug=slug,
-        family=find_check(slug).family,
+        slug=check.slug,
+        family=check.family,
         severity=FAIL,
         summary=summary if len(summary) <= LONGEST_SUMMARY else f"{summary[: LONGEST_SUMMARY - 3]}...",
         cause="; but ".join((f"{first.kind.value}: {first.why}", *first.doubts[:1])),

@@ -126,12 +126,13 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
         log = _read(ended, keep)
         if many:
             return _in_a_line(log, many)
+        from ddpdoctor.engine.registry import catalogue
         from ddpdoctor.logs.analyze.verdict import RunOutcome
         from ddpdoctor.logs.diagnosis import judge_log
         from ddpdoctor.logs.render_terminal import show_log
         from ddpdoctor.report.terminal import make_console
 
-        judgement = judge_log(log, _host(log, ended.seconds, killed), watched=True)
+        judgement = judge_log(log, catalogue(), _host(log, ended.seconds, killed), watched=True)
         shown = False
         if not any(one.bytes for one in log.files):
             print("It printed nothing.")
@@ -243,27 +244,34 @@ def killed_so_far() -> int:
 
 def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
     """This host's facts, as far as the log's suspicions can be held against them. seconds: how long the run took."""
+    from ddpdoctor.engine.registry import catalogue
     from ddpdoctor.logs.analyze.settings import settings_of
     from ddpdoctor.logs.diagnosis import groups_that_decide
     from ddpdoctor.logs.parse.kills import of_this_run
     from ddpdoctor.probes.session import collect_facts, start_probes
 
-    groups = groups_that_decide(log)
+    groups = groups_that_decide(log, catalogue())
     if not groups:
         return None
     began = time.monotonic() - seconds
+<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
     context = start_probes(None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ))
     found = collect_facts(context, groups | {"machine", "container"})
+=======
+    context = begin(None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, catalogue()))
+    found = look(context, groups | {"machine", "container"})
+>>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
     return of_this_run(found, time.monotonic() - began, killed)
 
 
 def _in_a_line(log: Log, many: str) -> int:
+    from ddpdoctor.engine.registry import catalogue
     from ddpdoctor.logs.diagnosis import judge_log
     from ddpdoctor.logs.render_terminal import show_log
     from ddpdoctor.report.terminal import make_console
 
     said = StringIO()
-    show_log(make_console(said, width=200), judge_log(log), quiet=True)
+    show_log(make_console(said, width=200), judge_log(log, catalogue()), quiet=True)
     print(f"ddpdoctor, {many} on {socket.gethostname()}: {said.getvalue().strip()}")
     return 0
 
@@ -292,7 +300,7 @@ def _say_more(ended: EndedCommand, judgement: LogJudgement, keep: str, *, shown:
     killed = os.waitstatus_to_exitcode(ended.status) in (-signal.SIGKILL, 128 + signal.SIGKILL)
     if killed and judgement.verdict.outcome is not RunOutcome.ILLNESS:
         print("SIGKILL leaves no words in a log. Where the kernel ended it for want of memory, this says so:")
-        print("    ddpdoctor check --select host-oom-killed")
+        print(f"    ddpdoctor check --select {judgement.catalogue.slug_for(signal.SIGKILL)}")
     names = [one.name for one in judgement.log.files if one.bytes]
     if log_dir(ended.command) == "" and not [one for one in names if "/torchelastic_" in one]:
         print(

@@ -9,16 +9,12 @@ import msgspec
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Severity
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict, examine
-from ddpdoctor.engine.registry import Check, Result, all_checks, checks_that_say
+from ddpdoctor.engine.registry import Catalogue, Check, Result, Subject
 from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.smoke.plan import SmokePlan
 
 FAMILY = "smoke"
-SCALING = "smoke-scaling-failed"
-"""The check that says so."""
-BEFORE = ("duplicate-gpu", "mig-multi-instance", "smoke-not-on-gpus")
-"""Checks that know of a plan, before anything is started, that it can't be run."""
 
 Found = tuple[Check, Severity, Finding]
 
@@ -30,27 +26,32 @@ def planned_only(plan: SmokePlan) -> Smoke:
     )
 
 
-def before(snapshot: Snapshot, plan: SmokePlan) -> Examination | None:
+def checks_of_plans(catalogue: Catalogue) -> list[Check]:
+    """Those that know of a plan, before anything is started, that it can't be run."""
+    return [check for check in catalogue.checks if Subject.TRAINING_PLAN in check.judges]
+
+
+def before(snapshot: Snapshot, plan: SmokePlan, catalogue: Catalogue) -> Examination | None:
     """What is wrong with the plan itself; None where nothing speaks against trying it."""
     planned = msgspec.structs.replace(snapshot, smoke=planned_only(plan))
-    one = examine(planned, plan.nproc, [one for one in all_checks() if one.slug in BEFORE])
+    one = examine(planned, plan.nproc, checks_of_plans(catalogue))
     return one if plan.backend == "nccl" and one.verdict is Verdict.FAIL else None
 
 
-def judge(snapshot: Snapshot, facts: Smoke) -> Examination:
+def judge(snapshot: Snapshot, facts: Smoke, catalogue: Catalogue) -> Examination:
     """snapshot: this host's, as far as it was looked at before."""
     here = sum(one.host == snapshot.host for one in facts.ranks) or facts.world_size
     with_smoke = msgspec.structs.replace(snapshot, smoke=facts)
-    return examine(with_smoke, here, [one for one in all_checks() if one.family == FAMILY])
+    return examine(with_smoke, here, [check for check in catalogue.checks if check.family == FAMILY])
 
 
-def with_host(examination: Examination, host: Snapshot) -> Examination:
+def with_host(examination: Examination, host: Snapshot, catalogue: Catalogue) -> Examination:
     """The same with all that `check` has to say of this host; first what the ranks' words are a sign of."""
     was = examination.snapshot
     whole = msgspec.structs.replace(host, smoke=was.smoke, meeting=was.meeting, fleet=was.fleet)
-    everything = examine(whole, examination.plan.nproc, all_checks())
+    everything = examine(whole, examination.plan.nproc, catalogue.checks)
     said = "\n".join(finding.said for _, _, finding in own_findings(everything))
-    place = {one.slug: number for number, one in enumerate(checks_that_say(said))}
+    place = {one.slug: number for number, one in enumerate(catalogue.saying(said))}
     results = sorted(
         everything.results,
         key=lambda one: (one.check.family != FAMILY, place.get(one.check.slug, len(place))),
@@ -83,7 +84,7 @@ def host_results(examination: Examination) -> Sequence[Result]:
 
 
 def _is_own(check: Check) -> bool:
-    return check.family == FAMILY or check.slug in BEFORE
+    return check.family == FAMILY or Subject.TRAINING_PLAN in check.judges
 
 
 def nothing_ran(facts: Smoke) -> bool:
@@ -98,8 +99,9 @@ def trained(facts: Smoke) -> bool:
 
 def only_scaling_failed(examination: Examination) -> bool:
     """The training itself passed."""
-    failed = {check.slug for check, severity, _ in own_findings(examination) if severity is FAIL}
-    return failed == {SCALING} and trained(smoke_of(examination))
+    failed = [check for check, severity, _ in own_findings(examination) if severity is FAIL]
+    only_speed = bool(failed) and all(Subject.TRAINING_SPEED in check.judges for check in failed)
+    return only_speed and trained(smoke_of(examination))
 
 
 def needs_a_look(examination: Examination) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.base.wording import listed, plural, short
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.engine.sanitize_facts import is_version
 from ddpdoctor.facts.fleet import Passed
 from ddpdoctor.facts.meeting import Meeting
@@ -59,7 +60,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 class SmokeProgramme:
     """master, store_port: where the ranks find their store, which node 0's own are to have."""
 
-    def __init__(self, company: NodeSession, terms: Terms, *, master: str, store_port: int) -> None:
+    def __init__(
+        self, company: NodeSession, terms: Terms, catalogue: Catalogue, *, master: str, store_port: int
+    ) -> None:
+        self._catalogue = catalogue
         self._company = company
         self._terms = terms
         self._master = master
@@ -141,7 +145,7 @@ class SmokeProgramme:
         """The hosts whose plan is known to fail before anything is started; "" where there is none."""
         company = self._company
         for rank, plan in (*plans.items(), *self._crowded(plans)):
-            if before(company.snapshots[rank], plan) is not None:
+            if before(company.snapshots[rank], plan, self._catalogue) is not None:
                 self._hindered[rank] = planned_only(plan)
         names = (company.hub.guests[rank].host for rank in self._hindered)
         # One that a launcher started is hindered by others on its host.

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.engine.examination import Examination, examine
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Result, all_checks
+from ddpdoctor.engine.registry import Catalogue, Result, Subject
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
@@ -17,14 +17,12 @@ from ddpdoctor.netcheck.manifests import GROUPS
 from ddpdoctor.netcheck.node_session import NodeSession, Programme
 from ddpdoctor.netcheck.order_limits import Master
 from ddpdoctor.netcheck.task import Worker
-from ddpdoctor.smoke.judging import BEFORE
+from ddpdoctor.smoke.judging import checks_of_plans
 from ddpdoctor.smoke.rank_monitor import RankMonitor
 from ddpdoctor.smoke.remote_training import HostShare, Rehearser
 from ddpdoctor.smoke.steps import SmokeProgramme, Terms
 
 FAMILIES: Final = ("join", "compare", "smoke")
-OF_A_HOST: Final = "smoke-leftovers"
-"""A check of the family smoke whose facts are each node's own."""
 MAY_SAY_WHY: Final = "network"
 """Judged as well where the nodes didn't meet, or their training failed."""
 
@@ -39,8 +37,13 @@ class SmokePurpose:
     groups: Sequence[str] = GROUPS
 
     def __init__(
-        self, share: HostShare, terms: Terms, heard: Callable[[RankMonitor], None] = lambda watch: None
+        self,
+        share: HostShare,
+        terms: Terms,
+        catalogue: Catalogue,
+        heard: Callable[[RankMonitor], None] = lambda watch: None,
     ) -> None:
+        self._catalogue = catalogue
         self._share = share
         self._terms = terms
         self._heard = heard
@@ -50,7 +53,7 @@ class SmokePurpose:
         return msgspec.structs.replace(meeting, nproc=self._share.nproc)
 
     def programme(self, company: NodeSession, master: str, store_port: int) -> Programme:
-        return SmokeProgramme(company, self._terms, master=master, store_port=store_port)
+        return SmokeProgramme(company, self._terms, self._catalogue, master=master, store_port=store_port)
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
@@ -60,8 +63,8 @@ class SmokePurpose:
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         """Each node's own findings: of a rank on the node that runs it, of the whole on node 0."""
         families = FAMILIES if all(map(_went_well, snapshots)) else (*FAMILIES, MAY_SAY_WHY)
-        checks = [one for one in all_checks() if one.family in families]
-        of_plans = [one for one in all_checks() if one.slug in BEFORE and one not in checks]
+        checks = [check for check in self._catalogue.checks if check.family in families]
+        of_plans = [check for check in checks_of_plans(self._catalogue) if check not in checks]
         return [
             own_part(examine(one, _ranks_here(one), [*checks, *(of_plans if _has_a_plan(one) else [])]))
             for one in snapshots
@@ -103,7 +106,7 @@ def own_part(examination: Examination) -> Examination:
     own = {one.rank for one in ranks if one.node == node}
 
     def mine(result: Result) -> Result:
-        if result.check.family != "smoke" or result.check.slug == OF_A_HOST or not ranks:
+        if result.check.family != "smoke" or Subject.OWN_HOST in result.check.judges or not ranks:
             return result
         kept = (one for one in result.findings if (node == 0 if one.rank is None else one.rank in own))
         return msgspec.structs.replace(result, findings=tuple(kept))

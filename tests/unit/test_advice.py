@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.base.findings import Evidence, Finding, Fix
 from ddpdoctor.engine.advice import with_advice
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason, checks_that_say, find_check
+from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason, catalogue, find_check
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 
@@ -48,7 +48,7 @@ def test_what_was_found_on_this_host_comes_first_with_its_fix() -> None:
 def test_beside_what_was_found_no_guess_is_named() -> None:
     said = "CUDA error: invalid device ordinal"
     found = Result(find_check("nproc-exceeds-gpus"), (Finding("8 ranks, 4 GPUs", fixes=(Fix("start 4"),)),))
-    assert len(checks_that_say(said)) > 1
+    assert len(catalogue().saying(said)) > 1
     assert [commands for _, commands in fixes(said, found)] == [
         (),
         ("ddpdoctor explain nproc-exceeds-gpus",),
@@ -68,7 +68,7 @@ def test_words_that_no_check_knows(said: str) -> None:
 
 
 def test_the_longest_sign_is_named_first() -> None:
-    assert checks_that_say("CUDA error: invalid device ordinal")[0].slug in (
+    assert catalogue().saying("CUDA error: invalid device ordinal")[0].slug in (
         "nproc-exceeds-gpus",
         "launcher-env-inconsistent",
     )

@@ -22,7 +22,7 @@ import pytest
 from ddpdoctor.base.findings import NOT_TYPEABLE, Fix
 from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Check, all_checks, all_prescriptions, diagnose, find_check
+from ddpdoctor.engine.registry import Check, all_checks, all_prescriptions, catalogue, diagnose, find_check
 from ddpdoctor.engine.sanitize_facts import plausible
 from ddpdoctor.engine.snapshots import decode_snapshot, encode_snapshot
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
@@ -193,7 +193,7 @@ def test_letters_of_any_language_are() -> None:
 
 
 def commands_for(log: Log) -> list[str]:
-    findings = [finding for _, _, finding in judge_log(log).examination.findings]
+    findings = [finding for _, _, finding in judge_log(log, catalogue()).examination.findings]
     return [command for finding in findings for fix in finding.fixes for command in fix.commands]
 
 

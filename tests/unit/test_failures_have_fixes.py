@@ -10,7 +10,7 @@ import pytest
 
 from ddpdoctor.base.findings import FAIL, Fix
 from ddpdoctor.engine.examination import Examination, examine
-from ddpdoctor.engine.registry import all_checks, find_check
+from ddpdoctor.engine.registry import all_checks, catalogue, find_check
 from ddpdoctor.facts.fleet import Cell, Fleet, Node, Reach
 from ddpdoctor.facts.network import Interface, Network
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
@@ -41,7 +41,7 @@ def test_each_failure_of_a_host_has_a_fix(path: Path) -> None:
 def test_each_failure_in_a_log_has_a_fix() -> None:
     failed = 0
     for log in corpus():
-        examination = judge_log(log_of(log.path)).examination
+        examination = judge_log(log_of(log.path), catalogue()).examination
         failed += any(severity is FAIL for _, severity, _ in examination.findings)
         assert not without_a_fix(examination), log.path
     assert failed > 100

@@ -12,7 +12,8 @@ from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import NotApplicable, diagnose, find_check
 from ddpdoctor.facts.hang import Frame, Hang, WatchedRank
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.hang.verdict import HangKind, verdict_for, verdict_of
+from ddpdoctor.hang.verdict import verdict_for, verdict_of
+from ddpdoctor.knowledge.hang_causes import HangCause
 from tests.hangs import (
     C10D,
     GETS_ITEM,
@@ -34,7 +35,7 @@ from tests.hangs import (
 )
 
 
-def kind_and_ranks(*ranks: WatchedRank, **more: object) -> tuple[HangKind, tuple[int, ...]] | None:
+def kind_and_ranks(*ranks: WatchedRank, **more: object) -> tuple[HangCause, tuple[int, ...]] | None:
     found = verdict_of(hang(*ranks, **more))
     return (found.kind, found.ranks) if found else None
 
@@ -47,45 +48,45 @@ SPINS: dict[str, Any] = {"state": "R", "waits_in": "", "cores": 1.0}
     ("ranks", "expected"),
     [
         # What can do nothing at all comes before where the others are.
-        ([rank(0, collective()), rank(1, own(), state="T"), rank(2, own(), **SLEEPS)], (HangKind.STOPPED, (1,))),
-        ([rank(0, collective()), rank(1, own(), state="D"), rank(2, loader())], (HangKind.KERNEL, (1,))),
+        ([rank(0, collective()), rank(1, own(), state="T"), rank(2, own(), **SLEEPS)], (HangCause.STOPPED, (1,))),
+        ([rank(0, collective()), rank(1, own(), state="D"), rank(2, loader())], (HangCause.KERNEL, (1,))),
         # Of several that don't wait, the one that stands still, and not the one that moves.
-        ([rank(0, own(), **SPINS), rank(1, own(), **SLEEPS), rank(2, collective())], (HangKind.BUSY, (1,))),
+        ([rank(0, own(), **SPINS), rank(1, own(), **SLEEPS), rank(2, collective())], (HangCause.BUSY, (1,))),
         # A checkpoint of another rank than 0 is no rank 0 alone.
-        ([rank(0, collective("barrier")), rank(1, saving(), moved=9 << 20)], (HangKind.BUSY, (1,))),
-        ([rank(0, own(), **SLEEPS), rank(1, collective())], (HangKind.BUSY, (0,))),
-        ([rank(0, own(), **SPINS), rank(1, collective())], (HangKind.SLOW_0, (0,))),
-        ([rank(0, rendezvous()), rank(1, own("load", 9), **SLEEPS)], (HangKind.RENDEZVOUS, (1,))),
+        ([rank(0, collective("barrier")), rank(1, saving(), moved=9 << 20)], (HangCause.BUSY, (1,))),
+        ([rank(0, own(), **SLEEPS), rank(1, collective())], (HangCause.BUSY, (0,))),
+        ([rank(0, own(), **SPINS), rank(1, collective())], (HangCause.SLOW_0, (0,))),
+        ([rank(0, rendezvous()), rank(1, own("load", 9), **SLEEPS)], (HangCause.RENDEZVOUS, (1,))),
         # Who is still expected may never have been started; a zombie was.
-        ([rank(0, rendezvous()), rank(1, gone="no process on this host is this rank")], (HangKind.RENDEZVOUS, (1,))),
-        ([rank(0, rendezvous()), rank(1, gone="Z: it has ended")], (HangKind.CRASHED, (1,))),
-        ([rank(0, collective()), rank(1, gone="no such process")], (HangKind.CRASHED, (1,))),
+        ([rank(0, rendezvous()), rank(1, gone="no process on this host is this rank")], (HangCause.RENDEZVOUS, (1,))),
+        ([rank(0, rendezvous()), rank(1, gone="Z: it has ended")], (HangCause.CRASHED, (1,))),
+        ([rank(0, collective()), rank(1, gone="no such process")], (HangCause.CRASHED, (1,))),
         # One cause: who left the loop is not also one of other calls.
-        ([rank(0, backward()), rank(1, collective("barrier", 41))], (HangKind.UNEVEN, (1,))),
-        ([rank(0, backward()), rank(1, destroying()), rank(2, collective("barrier", 41))], (HangKind.UNEVEN, (1,))),
-        ([*(rank(n, collective("all_reduce", 40)) for n in (0, 2)), rank(1, collective("barrier", 41))], (HangKind.UNEVEN, (1,))),
+        ([rank(0, backward()), rank(1, collective("barrier", 41))], (HangCause.UNEVEN, (1,))),
+        ([rank(0, backward()), rank(1, destroying()), rank(2, collective("barrier", 41))], (HangCause.UNEVEN, (1,))),
+        ([*(rank(n, collective("all_reduce", 40)) for n in (0, 2)), rank(1, collective("barrier", 41))], (HangCause.UNEVEN, (1,))),
         # One against one: rank 0 may as well evaluate alone, with a collective in it.
-        ([rank(0, collective("all_reduce", 40)), rank(1, collective("barrier", 41))], (HangKind.DESYNC, (0, 1))),
+        ([rank(0, collective("all_reduce", 40)), rank(1, collective("barrier", 41))], (HangCause.DESYNC, (0, 1))),
         # A group is made by all ranks, and isn't a step of a loop.
-        ([rank(0, (Frame("new_group", C10D, 5863), *own("main", 42))), rank(1, collective("barrier", 44))], (HangKind.DESYNC, (0, 1))),
+        ([rank(0, (Frame("new_group", C10D, 5863), *own("main", 42))), rank(1, collective("barrier", 44))], (HangCause.DESYNC, (0, 1))),
         # Before the step, and in most ranks, a barrier is no end of a loop.
-        ([rank(0, backward()), rank(1, collective("barrier", 33))], (HangKind.DESYNC, (0, 1))),
-        ([rank(0, collective("broadcast", 40)), *(rank(n, collective("barrier", 41)) for n in (1, 2))], (HangKind.DESYNC, (0,))),
+        ([rank(0, backward()), rank(1, collective("barrier", 33))], (HangCause.DESYNC, (0, 1))),
+        ([rank(0, collective("broadcast", 40)), *(rank(n, collective("barrier", 41)) for n in (1, 2))], (HangCause.DESYNC, (0,))),
         # A few ranks may have many batches more: a backward is in a loop, whoever is in it.
-        ([rank(0, backward()), *(rank(n, collective("barrier", 41)) for n in (1, 2))], (HangKind.UNEVEN, (1, 2))),
+        ([rank(0, backward()), *(rank(n, collective("barrier", 41)) for n in (1, 2))], (HangCause.UNEVEN, (1, 2))),
         # The forward one rank may also run alone.
-        ([rank(0, forward()), *(rank(n, collective("barrier", 41)) for n in (1, 2))], (HangKind.DESYNC, (0,))),
-        ([rank(0, forward()), rank(1, collective("barrier", 41))], (HangKind.DESYNC, (0, 1))),
-        ([*(rank(n, forward()) for n in (0, 2)), rank(1, collective("barrier", 41))], (HangKind.UNEVEN, (1,))),
-        ([rank(0, collective()), rank(1, collective())], (HangKind.STALLED, (0, 1))),
-        ([rank(0, own(), **SLEEPS), rank(1, own(), **SLEEPS)], (HangKind.STALLED, (0, 1))),
+        ([rank(0, forward()), *(rank(n, collective("barrier", 41)) for n in (1, 2))], (HangCause.DESYNC, (0,))),
+        ([rank(0, forward()), rank(1, collective("barrier", 41))], (HangCause.DESYNC, (0, 1))),
+        ([*(rank(n, forward()) for n in (0, 2)), rank(1, collective("barrier", 41))], (HangCause.UNEVEN, (1,))),
+        ([rank(0, collective()), rank(1, collective())], (HangCause.STALLED, (0, 1))),
+        ([rank(0, own(), **SLEEPS), rank(1, own(), **SLEEPS)], (HangCause.STALLED, (0, 1))),
         ([rank(0, own(), **SPINS), rank(1, own(), **SPINS)], None),
         ([rank(0, saving(), moved=9 << 20), rank(1, destroying())], None),
         ([rank(0, collective()), rank(1, collective("all_reduce", 40), collective("all_reduce", 44))], None),
         ([rank(0, gone="no such process"), rank(1, destroying(), own())], None),
     ],
 )  # fmt: skip
-def test_over_gloo(ranks: list[WatchedRank], expected: tuple[HangKind, tuple[int, ...]] | None) -> None:
+def test_over_gloo(ranks: list[WatchedRank], expected: tuple[HangCause, tuple[int, ...]] | None) -> None:
     assert kind_and_ranks(*ranks) == expected
 
 
@@ -99,24 +100,24 @@ def test_over_gloo(ranks: list[WatchedRank], expected: tuple[HangKind, tuple[int
 )
 def test_in_a_job_of_several_groups_no_stack_says_who_is_wrong(stacks: tuple[tuple[Frame, ...], ...]) -> None:
     ranks = [rank(number, stack) for number, stack in enumerate(stacks)]
-    assert kind_and_ranks(*ranks, groups=3) == (HangKind.STALLED, (0, 1, 2))
+    assert kind_and_ranks(*ranks, groups=3) == (HangCause.STALLED, (0, 1, 2))
     found = verdict_of(hang(*ranks))
     assert found
-    assert found.kind is not HangKind.STALLED
+    assert found.kind is not HangCause.STALLED
 
 
 @pytest.mark.parametrize(
     ("ranks", "expected"),
     [
-        ([rank(0, own("main", 41), **SPINS), rank(1, own("main", 41), **SPINS)], (HangKind.STALLED, (0, 1))),
-        ([rank(0, own("main", 41), **SPINS), rank(1, own("main", 44), **SPINS)], (HangKind.STALLED, (0, 1))),
-        ([rank(0, own("main", 41), **SPINS), rank(1, loader())], (HangKind.LOADER, (1,))),
-        ([rank(0, own("main", 41), **SPINS), rank(1, own("main", 9), **SLEEPS)], (HangKind.BUSY, (1,))),
-        ([rank(0, own("f", 50), own("f", 51), **SPINS), rank(1, collective("barrier"), **SPINS)], (HangKind.SLOW_0, (0,))),
-        ([rank(0, backward(), **SPINS), rank(1, collective("barrier", 41), **SPINS)], (HangKind.UNEVEN, (1,))),
+        ([rank(0, own("main", 41), **SPINS), rank(1, own("main", 41), **SPINS)], (HangCause.STALLED, (0, 1))),
+        ([rank(0, own("main", 41), **SPINS), rank(1, own("main", 44), **SPINS)], (HangCause.STALLED, (0, 1))),
+        ([rank(0, own("main", 41), **SPINS), rank(1, loader())], (HangCause.LOADER, (1,))),
+        ([rank(0, own("main", 41), **SPINS), rank(1, own("main", 9), **SLEEPS)], (HangCause.BUSY, (1,))),
+        ([rank(0, own("f", 50), own("f", 51), **SPINS), rank(1, collective("barrier"), **SPINS)], (HangCause.SLOW_0, (0,))),
+        ([rank(0, backward(), **SPINS), rank(1, collective("barrier", 41), **SPINS)], (HangCause.UNEVEN, (1,))),
     ],
 )  # fmt: skip
-def test_over_nccl(ranks: list[WatchedRank], expected: tuple[HangKind, tuple[int, ...]]) -> None:
+def test_over_nccl(ranks: list[WatchedRank], expected: tuple[HangCause, tuple[int, ...]]) -> None:
     assert kind_and_ranks(*ranks, backend="nccl") == expected
 
 
@@ -179,7 +180,7 @@ def test_a_helper_that_is_called_from_two_lines_is_told_apart_by_these() -> None
         )
     )
     assert found
-    assert found.kind is HangKind.DESYNC
+    assert found.kind is HangCause.DESYNC
     assert [one.place.frame.line for one in found.culprits if one.place.frame] == [40, 50]
 
 
@@ -215,18 +216,18 @@ def test_workers_that_load_show_that_a_job_over_nccl_moves() -> None:
 def test_the_flight_recorder_tells_apart_what_stacks_do_not() -> None:
     dumps = (dump(0, call(57), call(58, state="started")), dump(1, call(57)))
     ranks = (rank(0, own(), **SPINS), rank(1, own(), **SPINS))
-    assert kind_and_ranks(*ranks, backend="nccl", recorded=dumps) == (HangKind.BEHIND, (1,))
+    assert kind_and_ranks(*ranks, backend="nccl", recorded=dumps) == (HangCause.BEHIND, (1,))
 
 
 def test_what_stacks_tell_comes_before_a_dump_that_may_be_old() -> None:
     dumps = (dump(0, call(57)), dump(1, call(57), call(58)))
-    assert kind_and_ranks(rank(0, collective()), rank(1, own(), **SLEEPS), recorded=dumps) == (HangKind.BUSY, (1,))
+    assert kind_and_ranks(rank(0, collective()), rank(1, own(), **SLEEPS), recorded=dumps) == (HangCause.BUSY, (1,))
 
 
 def test_nobody_is_blamed_for_a_rank_that_could_not_be_looked_into() -> None:
     found = verdict_of(hang(rank(0, collective()), rank(1)))
     assert found
-    assert (found.kind, [one.number for one in found.unseen]) == (HangKind.STALLED, [1])
+    assert (found.kind, [one.number for one in found.unseen]) == (HangCause.STALLED, [1])
     with pytest.raises(NotKnown, match="another user"):
         verdict_of(hang(rank(0), rank(1), hidden=("They are another user's.",)))
 
@@ -252,8 +253,9 @@ def test_ranks_that_are_all_gone_without_a_dump_tell_nothing() -> None:
 
 def test_only_the_check_of_that_kind_speaks() -> None:
     job = hang(rank(0, collective()), rank(1, own(), **SLEEPS))
-    assert verdict_for(job, HangKind.BUSY)
-    with pytest.raises(NotApplicable, match="see rank-busy-outside-collectives"):
-        verdict_for(job, HangKind.DESYNC)
+    assert verdict_for(job, HangCause.BUSY)
+    (other,) = diagnose(Snapshot(hang=job), plan_for(Snapshot(hang=job)), [find_check("collective-desync")])
+    assert other.not_tested
+    assert other.not_tested.reason == "the ranks hang for another reason: see rank-busy-outside-collectives"
     with pytest.raises(NotApplicable, match="no running job"):
-        verdict_for(Hang(), HangKind.BUSY)
+        verdict_for(Hang(), HangCause.BUSY)

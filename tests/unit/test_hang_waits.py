@@ -10,13 +10,14 @@ import pytest
 
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import diagnose, find_check
+from ddpdoctor.engine.registry import catalogue, diagnose
 from ddpdoctor.facts.hang import Hang, Recorded, RecordedCollective, RecordedGroup
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.hang.recorded import RecordedHang, RecordedSign, record_of
 from ddpdoctor.hang.recorded_entries import understand
-from ddpdoctor.hang.verdict import HangKind, verdict_of
+from ddpdoctor.hang.verdict import verdict_of
 from ddpdoctor.hang.waits import How, waits_of
+from ddpdoctor.knowledge.hang_causes import HangCause
 from tests.group_jobs import Job, some_job
 from tests.hangs import call
 
@@ -194,7 +195,7 @@ def test_two_ranks_in_a_circle_are_told_as_that_and_none_is_blamed() -> None:
     found = verdict_of(Hang(recorded=both))
     assert found
     assert found.record
-    assert (found.kind, found.record.sign, found.ranks) == (HangKind.DESYNC, RecordedSign.CIRCLE, (0, 1))
+    assert (found.kind, found.record.sign, found.ranks) == (HangCause.DESYNC, RecordedSign.CIRCLE, (0, 1))
 
 
 def test_who_is_in_every_circle_has_taken_another_way() -> None:
@@ -216,7 +217,9 @@ def finding_of(*dumps: Recorded) -> Finding:
     snapshot = Snapshot(hang=Hang(recorded=dumps))
     found = [
         one
-        for result in diagnose(snapshot, plan_for(snapshot), [find_check(kind.value) for kind in HangKind])
+        for result in diagnose(
+            snapshot, plan_for(snapshot), [check for cause in HangCause for check in catalogue().standing_for(cause)]
+        )
         for one in result.findings
     ]
     assert len(found) == 1

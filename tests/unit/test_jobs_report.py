@@ -13,7 +13,7 @@ import pytest
 from ddpdoctor.base.findings import INFO
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import select
+from ddpdoctor.engine.registry import catalogue, select
 from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.facts.snapshot import Snapshot
@@ -32,7 +32,7 @@ STOPPED = running(processes(launcher(), *RANKS[:2], rank(2, state="T", recent_cp
 
 
 def looked(snapshot: Snapshot, name: str | None = None) -> Overview:
-    return overview(snapshot, checks_of_jobs(), name)
+    return overview(snapshot, checks_of_jobs(catalogue()), name)
 
 
 def report(one: Overview, width: int = 80, **options: bool) -> str:
@@ -289,7 +289,7 @@ def test_what_a_process_waits_for() -> None:
 
 
 def test_the_checks_of_jobs_are_those_that_judge_running_ones() -> None:
-    slugs = {one.slug for one in checks_of_jobs()}
+    slugs = {one.slug for one in checks_of_jobs(catalogue())}
     assert {"rank-not-running", "gpu0-extra-contexts", "duplicate-gpu"} <= slugs
     assert slugs <= {one.slug for one in select()}
 

@@ -8,6 +8,7 @@ import pytest
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.network.ports import port_in_use
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Listener, Network
@@ -31,7 +32,7 @@ def traceback(*files: str) -> str:
 
 
 def fixes(text: str) -> list[str]:
-    (opinion,) = judge_log(read(text)).opinions
+    (opinion,) = judge_log(read(text), catalogue()).opinions
     assert opinion.check.slug == "port-in-use"
     return [command for fix in opinion.finding.fixes for command in fix.commands]
 
@@ -65,7 +66,7 @@ def test_a_log_s_launcher_is_given_another_port_its_own_way(text: str, command: 
 
 
 def test_where_nothing_tells_the_launcher_each_is_named() -> None:
-    (opinion,) = judge_log(read(TAKEN)).opinions
+    (opinion,) = judge_log(read(TAKEN), catalogue()).opinions
     said = opinion.finding.fixes[0].text
     for option in ("torchrun --master-port", "accelerate launch --main_process_port", "deepspeed --master_port"):
         assert option in said
@@ -126,6 +127,6 @@ def test_the_rendezvous_is_configured_as_the_launcher_spells_it(module: str, opt
     begins = "Traceback (most recent call last):\n"
     assert begins in log
     text = log.replace(begins, f'{begins}  File "{SITE}/{module}", line 7, in main\n    run(args)\n')
-    (opinion,) = judge_log(read(text)).opinions
+    (opinion,) = judge_log(read(text), catalogue()).opinions
     assert opinion.check.slug == "rdzv-connect-failed"
     assert f"{option} is_host=1" in opinion.finding.fixes[-1].text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_words import headline
 from tests.logs_by_hand import read
@@ -31,7 +32,7 @@ END = "all epochs are through\n"
     ],
 )
 def test_a_process_that_takes_steps_behind_a_traceback_has_caught_it(text: str) -> None:
-    judgement = judge_log(read(text))
+    judgement = judge_log(read(text), catalogue())
     assert judgement.word is Verdict.OK
     assert "one line speaks of an error, and the run went on" in headline(judgement)
 
@@ -50,4 +51,4 @@ def test_a_process_that_takes_steps_behind_a_traceback_has_caught_it(text: str) 
     ],
 )
 def test_what_others_write_behind_a_traceback_proves_nothing(text: str) -> None:
-    assert judge_log(read(text)).word is Verdict.FAIL
+    assert judge_log(read(text), catalogue()).word is Verdict.FAIL

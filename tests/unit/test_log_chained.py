@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_words import headline
@@ -68,7 +69,7 @@ GONE = f"""Traceback (most recent call last):
     [(FETCHES.format(error="KeyError: 'x'"), 7), (BOX, 8), (WORKER, 12)],
 )
 def test_the_line_of_the_script_is_that_of_the_chain(text: str, line: int) -> None:
-    found = verdict_of(read(text))
+    found = verdict_of(read(text), catalogue())
     assert found.outcome is RunOutcome.USER_ERROR
     assert found.raised is not None
     assert found.raised.own is not None
@@ -85,7 +86,7 @@ def test_the_line_of_the_script_is_that_of_the_chain(text: str, line: int) -> No
     ],
 )
 def test_a_server_that_does_not_answer_is_no_mistake_of_the_script(error: str) -> None:
-    judgement = judge_log(read(FETCHES.format(error=error)))
+    judgement = judge_log(read(FETCHES.format(error=error)), catalogue())
     assert "at a server that can't be reached" in headline(judgement)
     (opinion,) = judgement.opinions
     assert "mistake" not in opinion.finding.cause
@@ -96,11 +97,11 @@ def test_a_refused_connection_of_the_scripts_own_is_an_ordinary_error() -> None:
     text = FETCHES.replace("urllib/request.py", "socket.py").format(
         error="ConnectionRefusedError: [Errno 111] Connection refused"
     )
-    assert "ordinary error" in headline(judge_log(read(text)))
+    assert "ordinary error" in headline(judge_log(read(text), catalogue()))
 
 
 @pytest.mark.parametrize("error", ["ConnectionResetError: [Errno 104] Connection reset by peer", "EOFError"])
 def test_a_worker_that_is_gone_as_its_batch_is_fetched_is_a_guess(error: str) -> None:
-    found = verdict_of(read(GONE.format(error=error)))
+    found = verdict_of(read(GONE.format(error=error)), catalogue())
     assert found.outcome is RunOutcome.ILLNESS
     assert [(one.slug, one.sure) for one in found.suspects] == [("dataloader-worker-killed", False)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.findings import Finding
-from ddpdoctor.engine.registry import NotApplicable, all_checks
+from ddpdoctor.engine.registry import NotApplicable, all_checks, catalogue
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.log_corpus import LOGS, log_of
@@ -55,7 +55,8 @@ def test_nothing_is_said_of_a_log_without_the_signs(slug: str) -> None:
 )  # fmt: skip
 def test_the_same_words_belong_to_who_is_named_in_them(error: str, slug: str) -> None:
     verdict = verdict_of(
-        read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n')
+        read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n'),
+        catalogue(),
     )
     assert [one.slug for one in verdict.suspects] == [slug]
 
@@ -72,7 +73,8 @@ def test_the_same_words_belong_to_who_is_named_in_them(error: str, slug: str) ->
 )
 def test_what_only_looks_alike_is_the_scripts_own(error: str) -> None:
     verdict = verdict_of(
-        read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n')
+        read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n'),
+        catalogue(),
     )
     assert verdict.outcome is RunOutcome.USER_ERROR
 
@@ -83,14 +85,14 @@ def test_what_only_looks_alike_is_the_scripts_own(error: str) -> None:
 def test_a_block_of_code_and_a_commits_title_only_quote(before: str) -> None:
     words = "Distributed package doesn't have NCCL built in"
     rest = "```\n" + "A word on it.\n" * 9
-    assert verdict_of(read(f"# Notes\n\n{before}{words}\n{rest}")).outcome is RunOutcome.NOTHING
-    assert verdict_of(read(f"# Notes\n\n{words}\n")).outcome is RunOutcome.ILLNESS
+    assert verdict_of(read(f"# Notes\n\n{before}{words}\n{rest}"), catalogue()).outcome is RunOutcome.NOTHING
+    assert verdict_of(read(f"# Notes\n\n{words}\n"), catalogue()).outcome is RunOutcome.ILLNESS
 
 
 def test_an_exception_that_pip_shows_of_a_build_is_no_source_line() -> None:
     shown = "        File \"<string>\", line 1, in <module>\n      ModuleNotFoundError: No module named 'torch'\n"
     log = read(f"  Getting requirements to build wheel: started\n      Traceback (most recent call last):\n{shown}")
-    assert [one.slug for one in verdict_of(log).suspects] == ["apex-build-isolation"]
+    assert [one.slug for one in verdict_of(log, catalogue()).suspects] == ["apex-build-isolation"]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,7 @@ def test_an_exception_that_pip_shows_of_a_build_is_no_source_line() -> None:
 )
 def test_libraries_that_do_not_fit_together_are_no_mistake_of_the_script(error: str) -> None:
     verdict = verdict_of(
-        read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n')
+        read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n'),
+        catalogue(),
     )
     assert verdict.outcome is RunOutcome.UNRECOGNISED

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from ddpdoctor.base.findings import Finding
-from ddpdoctor.engine.registry import NotApplicable, all_checks
+from ddpdoctor.engine.registry import NotApplicable, all_checks, catalogue
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.parse.reading import read_logs
@@ -87,7 +87,7 @@ def test_what_healthy_runs_say_is_no_finding(name: str, slug: str) -> None:
     ],
 )
 def test_a_single_line_that_was_pasted_is_not_called_fine(line: str, slug: str) -> None:
-    found = verdict_of(read_logs(["-"], stdin=io.BytesIO(f"{line}\n".encode())))
+    found = verdict_of(read_logs(["-"], stdin=io.BytesIO(f"{line}\n".encode())), catalogue())
     assert found.outcome is not RunOutcome.NOTHING
     assert found.suspects[0].slug == slug
     assert not found.suspects[0].sure

@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import NotApplicable, all_checks
+from ddpdoctor.engine.registry import NotApplicable, all_checks, catalogue
 from ddpdoctor.facts.log import Log, LogFile, LogLine, SignMatch
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.log_corpus import LOGS, log_of
@@ -74,7 +74,7 @@ SAID = (
 
 def findings(slug: str, log: Log) -> list[Finding]:
     check = next(one for one in all_checks() if one.slug == slug)
-    return list(check.predicate(log))
+    return list(check.predicate(*(catalogue() if name == "catalogue" else log for name in check.needs)))
 
 
 @pytest.mark.parametrize(("name", "words", "rank"), SAID, ids=lambda one: one if "/" in str(one) else "")
@@ -162,11 +162,11 @@ def test_what_torchrun_does_not_heed_is_no_advice() -> None:
     ],
 )
 def test_words_by_which_it_ended_are_no_mere_warning(slug: str, said: str) -> None:
-    judgement = judge_log(read(f"step 1 | loss 2.3\n{said}\n"))
+    judgement = judge_log(read(f"step 1 | loss 2.3\n{said}\n"), catalogue())
     assert judgement.word is Verdict.FAIL
     assert judgement.opinions[0].check.slug == slug
     gone_on = "".join(f"step {number} | loss 2.3\n" for number in range(200))
-    assert judge_log(read(f"{said}\n{gone_on}")).word is not Verdict.FAIL
+    assert judge_log(read(f"{said}\n{gone_on}"), catalogue()).word is not Verdict.FAIL
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_words_by_which_it_ended_are_no_mere_warning(slug: str, said: str) -> No
 )
 def test_a_skipped_step_of_fp16_is_no_loss_that_is_nan(printed: str, lost: bool) -> None:
     steps = "".join(f"step {number} done\n" for number in range(5))
-    named = [one.check.slug for one in judge_log(read(f"{steps}{printed}\n{steps}")).opinions]
+    named = [one.check.slug for one in judge_log(read(f"{steps}{printed}\n{steps}"), catalogue()).opinions]
     assert named == (["nan-loss"] if lost else [])
 
 
@@ -201,7 +201,7 @@ def test_a_skipped_step_of_fp16_is_no_loss_that_is_nan(printed: str, lost: bool)
 )
 def test_a_pointer_in_a_checkpoints_place_is_told_as_that(error: str) -> None:
     text = 'Traceback (most recent call last):\n  File "/home/ada/tune.py", line 4, in <module>\n    load()\n' + error
-    first = judge_log(read(text + "\n")).opinions[0]
+    first = judge_log(read(text + "\n"), catalogue()).opinions[0]
     assert first.suspect.sure
     assert first.check.slug == "ckpt-truncated"
     assert "git lfs pull" in first.finding.fixes[0].text
@@ -209,10 +209,10 @@ def test_a_pointer_in_a_checkpoints_place_is_told_as_that(error: str) -> None:
 
 def test_a_container_that_docker_could_not_start_has_failed() -> None:
     said = "docker: Error response from daemon: pull access denied for ada/train, repository does not exist.\n"
-    assert judge_log(read(said)).word is Verdict.UNKNOWN
-    assert judge_log(read(said + "step 1 | loss 2.3\n" * 9)).word is Verdict.OK
+    assert judge_log(read(said), catalogue()).word is Verdict.UNKNOWN
+    assert judge_log(read(said + "step 1 | loss 2.3\n" * 9), catalogue()).word is Verdict.OK
     stopping = "Error response from daemon: No such container: train\n"
-    assert judge_log(read(stopping + "step 1 | loss 2.3\n")).word is Verdict.OK
+    assert judge_log(read(stopping + "step 1 | loss 2.3\n"), catalogue()).word is Verdict.OK
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_an_optimizers_state_may_be_of_another_model(error: str, summary: str) -
     text = (
         'Traceback (most recent call last):\n  File "/home/ada/train.py", line 4, in <module>\n    resume()\n' + error
     )
-    first = judge_log(read(text + "\n")).opinions[0]
+    first = judge_log(read(text + "\n"), catalogue()).opinions[0]
     assert not first.suspect.sure
     assert first.check.slug == "ckpt-arch-mismatch"
     assert first.finding.summary.startswith(summary)

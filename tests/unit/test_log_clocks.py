@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.log import LogLine
 from ddpdoctor.logs.analyze.verdict import verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
@@ -30,7 +31,7 @@ TABLE = """Root Cause (first observed failure):
 
 
 def lead(text: str) -> LogLine:
-    found = verdict_of(read(text)).lead
+    found = verdict_of(read(text), catalogue()).lead
     assert found is not None
     return found
 
@@ -44,14 +45,14 @@ def test_a_clock_that_an_earlier_line_lends_is_not_told(stamp: str) -> None:
     text = OLD + stamp + FELL
     found = lead(text)
     assert found.lent is not bool(stamp)
-    assert (", at 10:20:05, " in headline(judge_log(read(text)))) is bool(stamp)
-    assert "10:20:02" not in headline(judge_log(read(text)))
+    assert (", at 10:20:05, " in headline(judge_log(read(text), catalogue()))) is bool(stamp)
+    assert "10:20:02" not in headline(judge_log(read(text), catalogue()))
 
 
 def test_the_table_tells_when_it_was() -> None:
     text = OLD + FELL + TABLE
     assert lead(text).rank == 1
-    assert headline(judge_log(read(text))).startswith("Rank 1 on node1 failed first, at 11:02:16, ")
+    assert headline(judge_log(read(text), catalogue())).startswith("Rank 1 on node1 failed first, at 11:02:16, ")
 
 
 def test_a_lent_clock_proves_no_order() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_words import headline
@@ -44,7 +45,7 @@ Traceback (most recent call last):
 
 
 def judged(text: str) -> LogVerdict:
-    return verdict_of(read(text))
+    return verdict_of(read(text), catalogue())
 
 
 def test_the_launchers_own_traceback_is_no_new_attempt() -> None:
@@ -90,10 +91,12 @@ def test_the_spawners_bare_exception_is_not_the_users() -> None:
 
 def test_a_log_that_breaks_off_within_a_traceback_says_so() -> None:
     log = read(STEPS + HEADER + FRAMES)
-    found = verdict_of(log)
+    found = verdict_of(log, catalogue())
     assert found.outcome is RunOutcome.UNRECOGNISED
     assert not found.suspects
-    assert "the log breaks off within a traceback; /home/ada/train/train.py:7 in main" in headline(judge_log(log))
+    assert "the log breaks off within a traceback; /home/ada/train/train.py:7 in main" in headline(
+        judge_log(log, catalogue())
+    )
 
 
 def test_a_box_that_breaks_off_is_a_traceback() -> None:

@@ -6,6 +6,7 @@ import io
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.log import Log, ProcessExit
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.parse.reading import read_logs
@@ -140,7 +141,7 @@ def test_the_table_of_torch_1_9_is_read() -> None:
 
 
 def test_an_exception_that_only_the_launcher_tells_of_is_shown() -> None:
-    verdict = verdict_of(read(OLD_TABLE.replace("-6", "-15").replace("6 (SIGABRT)", "15 (SIGTERM)")))
+    verdict = verdict_of(read(OLD_TABLE.replace("-6", "-15").replace("6 (SIGABRT)", "15 (SIGTERM)")), catalogue())
     assert verdict.outcome is RunOutcome.UNRECOGNISED
     assert verdict.lead is not None
     assert (verdict.lead.text, verdict.lead.rank) == ("KeyError: 'lr'", 1)
@@ -241,7 +242,7 @@ def test_these_are_no_ends_of_processes(line: str) -> None:
     ],
 )
 def test_that_a_child_or_a_pod_failed_is_an_effect(text: str) -> None:
-    verdict = verdict_of(read(text))
+    verdict = verdict_of(read(text), catalogue())
     assert (verdict.outcome, verdict.suspects) == (RunOutcome.EFFECTS_ONLY, ())
 
 
@@ -259,7 +260,7 @@ def test_of_a_table_whose_beginning_is_cut_off_the_last_entry_is_of_the_first_fa
     found = only(CUT_TABLE + "=" * 60)
     assert (found.rank, found.local_rank, found.host, found.exit_code, found.pid) == (5, 1, "node3", -11, 9956)
     assert found.first
-    lead = verdict_of(read(CUT_TABLE + "=" * 60)).lead
+    lead = verdict_of(read(CUT_TABLE + "=" * 60), catalogue()).lead
     assert lead is not None
     assert (lead.rank, lead.host) == (5, "node3")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.judging_lines import LinePlace
 from ddpdoctor.logs.analyze.verdict import verdict_of
 from ddpdoctor.logs.parse.file_names import place_of, places_of
@@ -106,6 +107,6 @@ def test_a_name_yields_to_what_the_file_says(tmp_path: Path, says: str, rank: in
 def test_the_name_of_one_log_changes_no_verdict(tmp_path: Path) -> None:
     for name in ("run.log", "sft-rank32.log", "slurm-4711_3.out", "resnet50-gpu8.log"):
         (tmp_path / name).write_text(BUG)
-        verdict = verdict_of(read_logs([str(tmp_path / name)], stdin=io.BytesIO()))
+        verdict = verdict_of(read_logs([str(tmp_path / name)], stdin=io.BytesIO()), catalogue())
         assert verdict.lead is not None
         assert (verdict.lead.rank, verdict.lead.host) == (None, ""), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
@@ -22,7 +23,7 @@ def test_the_line_that_was_not_ended_ends_its_own_traceback() -> None:
         ("RuntimeError", 4, 1),
         ("KeyError", 7, 4),
     ]
-    verdict = verdict_of(log)
+    verdict = verdict_of(log, catalogue())
     assert [one.slug for one in verdict.suspects][:1] == ["port-in-use"]
     assert verdict.lead
     assert verdict.lead.text == PORT
@@ -41,7 +42,7 @@ def test_of_two_ranks_each_has_its_own() -> None:
 def test_a_label_is_no_such_line(label: str) -> None:
     log = read(labelled(label, f"{HEADER}{FRAMES}KeyError: 3\n") * 2)
     assert [one.exception for one in log.raised] == ["KeyError", "KeyError"]
-    assert verdict_of(log).outcome is RunOutcome.USER_ERROR
+    assert verdict_of(log, catalogue()).outcome is RunOutcome.USER_ERROR
 
 
 def test_a_progress_bar_is_one_that_says_nothing() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.engine.registry import find_check
+from ddpdoctor.engine.registry import catalogue, find_check
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.knowledge.cuda_oom import ALIKE, HELD_BY_OTHERS, OWN_DOING, SURELY_BY_OTHERS
 from ddpdoctor.knowledge.xids import BUS_XIDS, CATALOGUE, ECC_XIDS, FAULTS, FOLLOWING, NVLINK_XIDS, PROGRAMS, xid_sign
@@ -155,7 +155,7 @@ KERNEL_LOGS = {
 @pytest.mark.parametrize("prefix", KERNEL_LOGS.values(), ids=KERNEL_LOGS)
 def test_a_kernel_log_is_read_in_any_form(tmp_path: Path, prefix: str) -> None:
     lines = ("usb 1-1: new high-speed USB device number 2", XID, "audit: type=1400 audit(1.2:3): apparmor")
-    found = verdict_of(read(tmp_path, "".join(f"{prefix}{line}\n" for line in lines)))
+    found = verdict_of(read(tmp_path, "".join(f"{prefix}{line}\n" for line in lines)), catalogue())
     assert found.outcome is RunOutcome.ILLNESS
     assert [one.slug for one in found.suspects] == ["gpu-fell-off-bus"]
     if "node5" in prefix:
@@ -192,7 +192,7 @@ FRAME = '  File "/usr/lib/python3.10/multiprocessing/synchronize.py", line 57, i
 )  # fmt: skip
 def test_no_space_where(tmp_path: Path, frame: str, message: str, slug: str) -> None:
     head = 'Traceback (most recent call last):\n  File "/home/ada/train.py", line 7, in <module>\n    main()\n'
-    found = verdict_of(read(tmp_path, f"{head}{frame}{message}\n"))
+    found = verdict_of(read(tmp_path, f"{head}{frame}{message}\n"), catalogue())
     assert found.suspects[0].slug == slug
 
 

@@ -10,6 +10,7 @@ import pytest
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.disks import Disks
 from ddpdoctor.facts.environment import Environment, Setting
@@ -19,7 +20,6 @@ from ddpdoctor.facts.network import Listener, Network, Resolution
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.analyze.deciding_commands import deciding, endpoint
-from ddpdoctor.logs.analyze.illnesses import check_of
 from ddpdoctor.logs.analyze.objects import other_than_named
 from ddpdoctor.logs.analyze.settings import MEETING, settings_of
 from ddpdoctor.logs.diagnosis import HostVerdict, judge_log
@@ -48,8 +48,8 @@ def with_shm(size: int, host: str = "node7") -> Snapshot:
 
 
 def test_a_finding_is_made_of_the_page_and_the_lines() -> None:
-    (opinion,) = judge_log(shm_log("node7")).opinions
-    page = check_of("shm-too-small")
+    (opinion,) = judge_log(shm_log("node7"), catalogue()).opinions
+    page = catalogue().get("shm-too-small")
     assert page is not None
     assert page.title.rstrip(".") in opinion.finding.summary
     assert "says rank 3 on node7" in opinion.finding.summary
@@ -62,26 +62,29 @@ def test_a_finding_is_made_of_the_page_and_the_lines() -> None:
 
 def test_severities_and_the_word_of_the_whole() -> None:
     judged = judge_log(
-        log(seen("shm-too-small", number=50), seen("disk-full", number=9000), seen("omp-threads", number=1))
+        log(seen("shm-too-small", number=50), seen("disk-full", number=9000), seen("omp-threads", number=1)),
+        catalogue(),
     )
     severities = {check.slug: severity for check, severity, _ in judged.examination.findings}
     assert judged.word is Verdict.FAIL
     assert severities["shm-too-small"] is FAIL
     assert severities["omp-threads"] is INFO
-    hints = judge_log(log(seen("disk-full", role=SignRole.HINTS), seen("shm-too-small", role=SignRole.HINTS)))
+    hints = judge_log(
+        log(seen("disk-full", role=SignRole.HINTS), seen("shm-too-small", role=SignRole.HINTS)), catalogue()
+    )
     assert [severity for _, severity, _ in hints.examination.findings] == [FAIL, WARN]
-    assert judge_log(Log()).word is Verdict.OK
+    assert judge_log(Log(), catalogue()).word is Verdict.OK
 
 
 def test_secrets_do_not_get_through() -> None:
     said = seen("shm-too-small", text=f"{SHM} HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz0123")
-    (opinion,) = judge_log(log(said)).opinions
+    (opinion,) = judge_log(log(said), catalogue()).opinions
     assert "hf_abc" not in str(opinion)
 
 
 def test_what_the_log_names_is_told() -> None:
     """A page alone knows no port."""
-    (opinion,) = judge_log(read((LOGS / "port-in-use" / "sick-mpirun.log").read_text())).opinions
+    (opinion,) = judge_log(read((LOGS / "port-in-use" / "sick-mpirun.log").read_text()), catalogue()).opinions
     assert "What the log names: port 29500" in [one.text for one in opinion.finding.evidence]
     some = [
         msgspec.structs.replace(
@@ -89,23 +92,23 @@ def test_what_the_log_names_is_told() -> None:
         )
         for rank in range(2)
     ]
-    (opinion,) = judge_log(log(*some)).opinions
+    (opinion,) = judge_log(log(*some), catalogue()).opinions
     assert opinion.finding.evidence[-1].text == "What the log names: port 29500 and 29501, host node0 and node1"
     said = msgspec.structs.replace(some[0], words={"host": "https://ada:hf_abcdefghijklmnopqrstuvwxyz0123@node0"})
-    assert "hf_abc" not in str(judge_log(log(said)))
+    assert "hf_abc" not in str(judge_log(log(said), catalogue()))
 
 
 def test_the_checkpoint_is_the_one_that_the_script_loads() -> None:
     log_of_it = (LOGS / "ckpt-truncated" / "sick-central-directory-4-ranks.log").read_text()
-    (opinion, *_) = judge_log(read(log_of_it)).opinions
+    (opinion, *_) = judge_log(read(log_of_it), catalogue()).opinions
     command = "ddpdoctor check --checkpoint {} --select ckpt-truncated"
     assert opinion.finding.fixes[-1].commands == (command.format("checkpoints/last.pt"),)
-    unnamed = judge_log(read(log_of_it.replace('"checkpoints/last.pt"', "path"))).opinions[0]
+    unnamed = judge_log(read(log_of_it.replace('"checkpoints/last.pt"', "path")), catalogue()).opinions[0]
     assert unnamed.finding.fixes[-1].commands == (command.format("FILE"),)
 
 
 def test_a_small_shm_confirms() -> None:
-    judged = judge_log(shm_log("node7"), with_shm(64 * MIB))
+    judged = judge_log(shm_log("node7"), catalogue(), with_shm(64 * MIB))
     (opinion,) = judged.opinions
     assert opinion.held is not None
     assert opinion.held.standing is HostVerdict.CONFIRMED
@@ -116,15 +119,15 @@ def test_a_small_shm_confirms() -> None:
 
 
 def test_enough_shm_now_leaves_it_open() -> None:
-    (there,) = judge_log(shm_log("node7.cluster"), with_shm(1 << 40)).opinions
+    (there,) = judge_log(shm_log("node7.cluster"), catalogue(), with_shm(1 << 40)).opinions
     assert there.held is not None
     assert there.held.standing is HostVerdict.NOT_CONFIRMED
     assert "node7 shows no sign of it now" in there.held.words
-    (elsewhere,) = judge_log(shm_log("node2"), with_shm(1 << 40)).opinions
+    (elsewhere,) = judge_log(shm_log("node2"), catalogue(), with_shm(1 << 40)).opinions
     assert elsewhere.held is not None
     assert elsewhere.held.standing is HostVerdict.NOT_TESTED
     assert "node2" in elsewhere.held.words
-    (one_of_them,) = judge_log(shm_log("", "node7", "node8"), with_shm(1 << 40)).opinions
+    (one_of_them,) = judge_log(shm_log("", "node7", "node8"), catalogue(), with_shm(1 << 40)).opinions
     assert one_of_them.held is not None
     assert one_of_them.held.standing is HostVerdict.NOT_TESTED
 
@@ -141,7 +144,7 @@ def test_only_what_is_installed_where_the_log_comes_from_contradicts(folder: str
         f'Traceback (most recent call last):\n  File "{folder}/torchvision/_meta_registrations.py", line 163, in <module>\n'
         "    x = 1\nRuntimeError: operator torchvision::nms does not exist\n"
     )
-    (opinion,) = judge_log(read(text), to_snapshot(healthy_facts("h100x8-bare-metal"))).opinions
+    (opinion,) = judge_log(read(text), catalogue(), to_snapshot(healthy_facts("h100x8-bare-metal"))).opinions
     assert opinion.suspect.slug == "torch-torchvision-mismatch"
     assert opinion.held is not None
     assert opinion.held.standing is standing
@@ -154,8 +157,11 @@ def test_what_the_facts_contradict_comes_last() -> None:
     )
     through = LoggedException(exception="RuntimeError", message="", line=unfit.line, began=unfit.line, frames=(frame,))
     both = log(unfit, seen("shm-too-small", role=SignRole.HINTS), through)
-    before = [one.suspect.slug for one in judge_log(both).opinions]
-    after = [one.suspect.slug for one in judge_log(both, to_snapshot(healthy_facts("h100x8-bare-metal"))).opinions]
+    before = [one.suspect.slug for one in judge_log(both, catalogue()).opinions]
+    after = [
+        one.suspect.slug
+        for one in judge_log(both, catalogue(), to_snapshot(healthy_facts("h100x8-bare-metal"))).opinions
+    ]
     assert before == ["torch-torchvision-mismatch", "shm-too-small"]
     assert after == before[::-1]
 
@@ -171,7 +177,7 @@ def test_a_script_that_asked_for_gpus_in_vain_confirms_a_build_for_the_cpu(slug:
     """Where no GPU is, that build alone is no illness."""
     host = to_snapshot(healthy_facts("cloud-cpu"))
     said = read(f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    main()\n{text}\n')
-    (opinion,) = judge_log(said, host).opinions
+    (opinion,) = judge_log(said, catalogue(), host).opinions
     assert opinion.suspect.slug == slug
     assert opinion.held is not None
     assert opinion.held.standing is HostVerdict.CONFIRMED
@@ -188,25 +194,27 @@ NO_OTHER = dict.fromkeys(MEETING, "")
 
 def test_the_port_that_the_log_names_is_looked_at_and_not_the_shells() -> None:
     taken = read(f"{PORT_TAKEN}, message: address already in use\n")
-    assert settings_of(taken, {}) == NO_OTHER | {"MASTER_PORT": "29655"}
-    assert settings_of(taken, {"MASTER_ADDR": "10.9.8.7", "MASTER_PORT": "1234"}) == settings_of(taken, {})
-    assert settings_of(taken, {"PET_RDZV_ENDPOINT": "node0:29400"}) == settings_of(taken, {})
-    assert settings_of(taken, {"MASTER_ADDR": "node0", "MASTER_PORT": "29655"}) == {}, (
+    assert settings_of(taken, {}, catalogue()) == NO_OTHER | {"MASTER_PORT": "29655"}
+    assert settings_of(taken, {"MASTER_ADDR": "10.9.8.7", "MASTER_PORT": "1234"}, catalogue()) == settings_of(
+        taken, {}, catalogue()
+    )
+    assert settings_of(taken, {"PET_RDZV_ENDPOINT": "node0:29400"}, catalogue()) == settings_of(taken, {}, catalogue())
+    assert settings_of(taken, {"MASTER_ADDR": "node0", "MASTER_PORT": "29655"}, catalogue()) == {}, (
         "the shell says the same, and more"
     )
-    assert settings_of(taken, {"PET_RDZV_ENDPOINT": "node0:29655"}) == {}
-    assert settings_of(shm_log(), {}) == {}
-    (opinion,) = judge_log(taken).opinions
+    assert settings_of(taken, {"PET_RDZV_ENDPOINT": "node0:29655"}, catalogue()) == {}
+    assert settings_of(shm_log(), {}, catalogue()) == {}
+    (opinion,) = judge_log(taken, catalogue()).opinions
     assert opinion.finding.fixes[-1].commands == ("MASTER_PORT=29655 ddpdoctor check --select port-in-use",)
     met = "[c10d] The client socket has timed out after 6000ms while trying to connect to (node0, 29783)."
-    assert settings_of(read(f"{met}\n"), {"MASTER_PORT": "29783"}) == NO_OTHER | {
+    assert settings_of(read(f"{met}\n"), {"MASTER_PORT": "29783"}, catalogue()) == NO_OTHER | {
         "MASTER_ADDR": "node0",
         "MASTER_PORT": "29783",
     }
     older = "The server socket has failed to bind to [::]:29655 (errno: 98 - Address already in use)."
-    assert settings_of(read(f"RuntimeError: {older}\n"), {}) == NO_OTHER | {"MASTER_PORT": "29655"}
+    assert settings_of(read(f"RuntimeError: {older}\n"), {}, catalogue()) == NO_OTHER | {"MASTER_PORT": "29655"}
     gloo = "RuntimeError: [enforce fail at /gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: eth7"
-    assert settings_of(read(f"{gloo}\n"), {"GLOO_SOCKET_IFNAME": "eth0"}) == {"GLOO_SOCKET_IFNAME": "eth7"}
+    assert settings_of(read(f"{gloo}\n"), {"GLOO_SOCKET_IFNAME": "eth0"}, catalogue()) == {"GLOO_SOCKET_IFNAME": "eth7"}
 
 
 def host_with_port(port: int, *, taken: bool, environ: dict[str, str]) -> Snapshot:
@@ -242,7 +250,7 @@ def test_only_a_look_at_the_port_that_the_log_names_confirms(
     port: int, taken: bool, standing: HostVerdict, words: str
 ) -> None:
     host = host_with_port(port, taken=taken, environ={"MASTER_ADDR": "10.9.8.7", "MASTER_PORT": "1234"})
-    (opinion,) = judge_log(read(f"{PORT_TAKEN}, message: address already in use\n"), host).opinions
+    (opinion,) = judge_log(read(f"{PORT_TAKEN}, message: address already in use\n"), catalogue(), host).opinions
     assert opinion.held is not None
     assert opinion.held.standing is standing, opinion.held.words
     assert words in opinion.held.words
@@ -256,7 +264,7 @@ def test_what_another_master_leads_to_says_nothing_of_the_logs() -> None:
         "[W socket.cpp:1] [c10d] The IPv4 network addresses of (node0, 29655) cannot be retrieved (gai error: -2 - Name).\n"
         "RuntimeError: The client socket has timed out after 6000ms while trying to connect to (node0, 29655).\n"
     )
-    opinions = judge_log(said, msgspec.structs.replace(host, network=network)).opinions
+    opinions = judge_log(said, catalogue(), msgspec.structs.replace(host, network=network)).opinions
     held = {one.suspect.slug: one.held for one in opinions}["master-addr-unresolvable"]
     assert held is not None
     assert held.standing is HostVerdict.NOT_TESTED
@@ -288,7 +296,7 @@ def test_a_setting_of_the_shell_confirms_no_other_one() -> None:
         environment=Environment(settings=(Setting("TORCH_DISTRIBUTED_DEBUG", "LOUD"),)),
     )
     (opinion,) = judge_log(
-        read("RuntimeError: Invalid value for environment variable: TORCH_NCCL_ENABLE_MONITORING\n"), host
+        read("RuntimeError: Invalid value for environment variable: TORCH_NCCL_ENABLE_MONITORING\n"), catalogue(), host
     ).opinions
     assert opinion.held is not None
     assert opinion.held.standing is HostVerdict.NOT_TESTED
@@ -296,7 +304,7 @@ def test_a_setting_of_the_shell_confirms_no_other_one() -> None:
 
 
 def test_found_on_another_host_is_not_confirmed() -> None:
-    (opinion,) = judge_log(shm_log("node2"), with_shm(64 * MIB)).opinions
+    (opinion,) = judge_log(shm_log("node2"), catalogue(), with_shm(64 * MIB)).opinions
     assert opinion.held is not None
     assert opinion.held.standing is HostVerdict.NOT_TESTED
     assert "node7 has it too" in opinion.held.words
@@ -331,11 +339,11 @@ def test_a_kill_confirms_only_the_same_process_or_one_of_that_time(
         seen("host-oom-killed", role=SignRole.HINTS, number=900, time=time),
         exited(3, -9, number=900, first=True, pid=pid),
     )
-    (opinion,) = judge_log(ended, host).opinions
+    (opinion,) = judge_log(ended, catalogue(), host).opinions
     assert opinion.held is not None
     assert opinion.held.standing is standing
     assert "The kernel killed " in opinion.held.words
-    (during_the_run,) = judge_log(ended, host, watched=True).opinions
+    (during_the_run,) = judge_log(ended, catalogue(), host, watched=True).opinions
     assert during_the_run.held is not None
     assert during_the_run.held.standing is HostVerdict.CONFIRMED, "the container's own counter tells as much"
 
@@ -350,7 +358,9 @@ def test_a_kill_confirms_only_the_same_process_or_one_of_that_time(
 def test_the_process_is_the_one_that_the_words_name(words: str, confirmed: bool) -> None:
     text = "Out of memory: Killed process 12003 (python) total-vm:1334636kB"
     host = Snapshot(host="", kernel_log=KernelLog(lines=(KernelLine(text=text, age=2.0),)), cgroup=Cgroup(version=2))
-    opinions = {one.suspect.slug: one for one in judge_log(read(f"step 1\n{words}\n"), host, watched=True).opinions}
+    opinions = {
+        one.suspect.slug: one for one in judge_log(read(f"step 1\n{words}\n"), catalogue(), host, watched=True).opinions
+    }
     held = opinions["host-oom-killed"].held
     assert held is not None
     assert (held.standing is HostVerdict.CONFIRMED) is confirmed
@@ -376,7 +386,7 @@ def test_a_log_that_says_neither_zone_nor_year_is_of_the_hosts(said: datetime, a
 
 
 def test_facts_that_are_not_known_decide_nothing() -> None:
-    (opinion,) = judge_log(shm_log(), Snapshot(host="node7")).opinions
+    (opinion,) = judge_log(shm_log(), catalogue(), Snapshot(host="node7")).opinions
     assert opinion.held is not None
     assert opinion.held.standing is HostVerdict.NOT_TESTED
 
@@ -386,11 +396,11 @@ def test_a_confirmed_hypothesis_comes_first_and_another_is_not_dropped() -> None
         seen("disk-full", role=SignRole.HINTS, sign="long words of a hint, longer than the other"),
         seen("shm-too-small", role=SignRole.HINTS),
     )
-    before = [one.suspect.slug for one in judge_log(both).opinions]
+    before = [one.suspect.slug for one in judge_log(both, catalogue()).opinions]
     assert before == ["disk-full", "shm-too-small"]
-    after = judge_log(both, with_shm(64 * MIB))
+    after = judge_log(both, catalogue(), with_shm(64 * MIB))
     assert [one.suspect.slug for one in after.opinions] == ["shm-too-small", "disk-full"]
-    neither = judge_log(both, with_shm(1 << 40))
+    neither = judge_log(both, catalogue(), with_shm(1 << 40))
     assert [one.suspect.slug for one in neither.opinions] == before, "what isn't confirmed keeps its place"
 
 
@@ -416,7 +426,7 @@ def test_a_confirmed_hypothesis_comes_first_and_another_is_not_dropped() -> None
     ],
 )
 def test_the_command_that_decides_follows_from_the_facts_that_a_check_needs(slug: str, text: str, command: str) -> None:
-    check = check_of(slug)
+    check = catalogue().get(slug)
     assert check is not None
     fix = deciding(check, [seen(slug, text=text)], Log())
     assert fix is not None
@@ -424,7 +434,7 @@ def test_the_command_that_decides_follows_from_the_facts_that_a_check_needs(slug
 
 
 def test_what_only_a_log_shows_has_no_deciding_command() -> None:
-    check = check_of("user-code-error")
+    check = catalogue().get("user-code-error")
     assert check is not None
     assert deciding(check, [], Log()) is None
 
@@ -467,7 +477,8 @@ def test_an_ordinary_error_is_told_with_its_line() -> None:
             '[rank2]:   File "/home/ada/train/train.py", line 88, in <module>\n'
             "[rank2]:     loss = losses[step]\n"
             "[rank2]: KeyError: 4711\n"
-        )
+        ),
+        catalogue(),
     )
     (opinion,) = judged.opinions
     assert opinion.finding.summary == "Rank 2 raised KeyError: 4711 (train.py:88)"
@@ -477,14 +488,16 @@ def test_an_ordinary_error_is_told_with_its_line() -> None:
 
 def test_an_illness_that_this_version_does_not_know_is_left_out() -> None:
     unknown = SignMatch(slug="no-such-illness", sign="x", role=SignRole.NAMES, line=line(1))
-    judged = judge_log(Log(files=(LogFile(name="run.log"),), sightings=(unknown,)))
+    judged = judge_log(Log(files=(LogFile(name="run.log"),), sightings=(unknown,)), catalogue())
     assert judged.opinions == ()
     assert msgspec.structs.asdict(judged.verdict)["suspects"]
 
 
 def test_a_line_of_the_log_is_where_the_reader_finds_it() -> None:
     both = LogLine(file=0, number=412, text="x", rank=3, host="node7")
-    (opinion,) = judge_log(log(SignMatch(slug="shm-too-small", sign="s", role=SignRole.NAMES, line=both))).opinions
+    (opinion,) = judge_log(
+        log(SignMatch(slug="shm-too-small", sign="s", role=SignRole.NAMES, line=both)), catalogue()
+    ).opinions
     assert opinion.finding.evidence[0].source == "run.log:412, rank 3, node7"
 
 
@@ -508,7 +521,7 @@ def test_a_line_of_the_log_is_where_the_reader_finds_it() -> None:
     ],
 )
 def test_what_is_no_illness_is_told_by_what_ended_the_run(name: str, summary: str, command: str) -> None:
-    first = judge_log(read((LOGS / name).read_text())).opinions[0].finding
+    first = judge_log(read((LOGS / name).read_text()), catalogue()).opinions[0].finding
     commands = [one for fix in first.fixes for one in fix.commands]
     assert first.summary == summary
     assert first.fixes
@@ -520,7 +533,7 @@ def test_what_is_no_illness_is_told_by_what_ended_the_run(name: str, summary: st
 def test_of_a_crash_the_first_lines_of_the_fault_handlers_stack_are_shown(how: str, sure: bool) -> None:
     """The words of the fault handler themselves leave no doubt that it was a crash; a library may abort for another reason."""
     text = (LOGS / "process-crashed" / f"sick-fault-handler{how}.log").read_text()
-    (opinion,) = judge_log(read(text)).opinions
+    (opinion,) = judge_log(read(text), catalogue()).opinions
     assert opinion.suspect.sure is sure
     said = [one.text for one in opinion.finding.evidence]
     assert any(one.startswith("Current thread 0x") for one in said)

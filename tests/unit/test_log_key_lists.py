@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.facts.log import LogLine, SignMatch
-from ddpdoctor.logs.analyze.key_lists import MODEL, PREFIX, holder, with_lists_compared
+from ddpdoctor.facts.log import Log, LogLine, SignMatch
+from ddpdoctor.logs.analyze.key_lists import holder, with_lists_compared
 
+PREFIX = "ckpt-module-prefix"
+MODEL = "ckpt-arch-mismatch"
 CUT = "..."
 MISSING, UNEXPECTED = "Missing key(s) in state_dict: ", "Unexpected key(s) in state_dict: "
 
@@ -28,7 +30,11 @@ def listed(sign: str, keys: str, number: int, rank: int | None = None) -> list[S
 
 
 def prefix_is(*lists: list[SignMatch]) -> list[SignRole]:
-    return [one.role for one in with_lists_compared([one for each in lists for one in each]) if one.slug == PREFIX]
+    return [
+        one.role
+        for one in with_lists_compared([one for each in lists for one in each], Log(), PREFIX)
+        if one.slug == PREFIX
+    ]
 
 
 @pytest.mark.parametrize(("missing", "unexpected"), [("module.a", "a"), ("a", "module.a")])
@@ -99,7 +105,7 @@ def before(prefix: str, keys: str = OF_A_MODEL) -> str:
 def test_whatever_stands_before_the_same_keys_is_the_prefix(prefix: str, end: str) -> None:
     plain, prefixed = OF_A_MODEL + end, before(prefix) + end
     for missing, unexpected, name in ((plain, prefixed, "saved_prefix"), (prefixed, plain, "model_prefix")):
-        found = with_lists_compared([*listed(MISSING, missing, 8), *listed(UNEXPECTED, unexpected, 9)])
+        found = with_lists_compared([*listed(MISSING, missing, 8), *listed(UNEXPECTED, unexpected, 9)], Log(), PREFIX)
         (told,) = [one for one in found if one.slug == PREFIX]
         assert told.role is SignRole.NAMES
         assert told.words == {name: prefix}
@@ -109,14 +115,18 @@ def test_whatever_stands_before_the_same_keys_is_the_prefix(prefix: str, end: st
 def test_a_small_model_that_another_holds_has_its_prefix(prefix: str) -> None:
     """As Lightning's module holds it: all keys of both lists, and not a part that has moved."""
     keys = "layer.weight layer.bias"
-    found = with_lists_compared([*listed(MISSING, keys, 8), *listed(UNEXPECTED, before(prefix, keys), 9)])
+    found = with_lists_compared(
+        [*listed(MISSING, keys, 8), *listed(UNEXPECTED, before(prefix, keys), 9)], Log(), PREFIX
+    )
     (told,) = [one for one in found if one.slug == PREFIX]
     assert told.words == {"saved_prefix": prefix}
 
 
 def test_wrappers_in_another_order_are_told_both() -> None:
     lists = listed(MISSING, before("_orig_mod.module."), 8), listed(UNEXPECTED, before("module._orig_mod."), 9)
-    (told,) = [one for one in with_lists_compared([one for each in lists for one in each]) if one.slug == PREFIX]
+    (told,) = [
+        one for one in with_lists_compared([one for each in lists for one in each], Log(), PREFIX) if one.slug == PREFIX
+    ]
     assert told.words == {"model_prefix": "_orig_mod.module.", "saved_prefix": "module._orig_mod."}
 
 
@@ -152,5 +162,5 @@ def test_a_part_that_the_other_lacks_leaves_the_prefix_of_all_the_rest() -> None
 def test_a_checkpoint_that_was_never_opened_up_is_told_by_its_keys(unexpected: str, under: str) -> None:
     found = [*listed(MISSING, "module.a.w", 8), *listed(UNEXPECTED, unexpected, 9)]
     assert holder(found) == under
-    roles = [one.role for one in with_lists_compared(found) if one.slug == MODEL]
+    roles = [one.role for one in with_lists_compared(found, Log(), PREFIX) if one.slug == MODEL]
     assert roles == [SignRole.HINTS, SignRole.NAMES if under else SignRole.HINTS]

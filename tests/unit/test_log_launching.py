@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
@@ -47,7 +48,7 @@ BLOCK = "\n\n* why that may be\n  and more of it\n\n* or else\n  something else\
     ],
 )
 def test_it_is_the_first_error(before: str, text: str) -> None:
-    found = verdict_of(read(before + text))
+    found = verdict_of(read(before + text), catalogue())
     assert found.outcome is RunOutcome.UNRECOGNISED
     assert found.lead is not None
     assert found.lead.text == text.partition("\n")[0]
@@ -70,4 +71,4 @@ def test_no_error_is_spoken_of(text: str) -> None:
 
 def test_a_node_that_is_entered_at_the_second_try_is_no_failure() -> None:
     text = "ssh: connect to host node7 port 22: Connection refused\n" + "".join(f"step {n}\n" for n in range(6))
-    assert verdict_of(read(text)).outcome is RunOutcome.NOTHING
+    assert verdict_of(read(text), catalogue()).outcome is RunOutcome.NOTHING

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.parse.reading import read_logs
@@ -213,7 +214,7 @@ def test_the_cause_among_ten_thousand_lines_of_effects(
     chance = random.Random(seed)
     lines = streams(CAUSES[slug], rank, EFFECTS, chance)
     text = mixed(lines, LABELS[launcher], stamped=stamped, chance=chance)
-    found = verdict_of(read(text))
+    found = verdict_of(read(text), catalogue())
     assert first_of(found) == (slug, rank)
     assert found.effects
 
@@ -230,7 +231,10 @@ def test_the_cause_among_ten_thousand_lines_of_effects(
 def test_the_cause_whoever_has_it(slug: str, rank: int, launcher: str, stamped: bool, seed: int) -> None:
     chance = random.Random(seed)
     lines = streams(CAUSES[slug], rank, EFFECTS, chance)
-    assert first_of(verdict_of(read(mixed(lines, LABELS[launcher], stamped=stamped, chance=chance)))) == (slug, rank)
+    assert first_of(verdict_of(read(mixed(lines, LABELS[launcher], stamped=stamped, chance=chance)), catalogue())) == (
+        slug,
+        rank,
+    )
 
 
 @pytest.mark.parametrize("slug", sorted(CAUSES))
@@ -242,7 +246,7 @@ def test_all_ranks_in_files_of_their_own(slug: str, tmp_path: Path) -> None:
         folder = tmp_path / "run" / "attempt_0" / str(each)
         folder.mkdir(parents=True)
         (folder / "stderr.log").write_text("".join(f"[rank{each}]: {text}\n" for _, text in lines))
-    found = verdict_of(read_logs([str(tmp_path / "run")], stdin=io.BytesIO()))
+    found = verdict_of(read_logs([str(tmp_path / "run")], stdin=io.BytesIO()), catalogue())
     assert first_of(found) == (slug, rank)
 
 
@@ -254,7 +258,9 @@ def test_nobody_labels_the_lines(slug: str) -> None:
     ends = [lines[-12:] for lines in streams(CAUSES[slug], 29, EFFECTS, chance)]
     chance.shuffle(ends)
     before = mixed(blocks, lambda rank: "", stamped=False, chance=chance)
-    found = verdict_of(read(before + "".join(f"{text}\n" for lines in ends for _, text in lines) + table(30, 1)))
+    found = verdict_of(
+        read(before + "".join(f"{text}\n" for lines in ends for _, text in lines) + table(30, 1)), catalogue()
+    )
     assert found.suspects[0].slug == slug
     assert found.lead is not None
     assert found.lead.rank in (None, 29)
@@ -265,7 +271,7 @@ def test_a_rank_that_is_killed_without_a_word(stamped: bool) -> None:
     """It says nothing itself: torchrun's table does, at the end of ten thousand lines."""
     chance = random.Random(11)
     text = mixed(streams((), 23, (CLOSED,), chance), LABELS["torchrun"], stamped=stamped, chance=chance)
-    found = verdict_of(read(text + table(23, -9)))
+    found = verdict_of(read(text + table(23, -9)), catalogue())
     assert found.lead is not None
     assert found.lead.rank == 23
     assert found.exited is not None
@@ -275,7 +281,9 @@ def test_a_rank_that_is_killed_without_a_word(stamped: bool) -> None:
 
 def test_a_rank_that_says_nothing_while_all_others_time_out() -> None:
     chance = random.Random(13)
-    found = verdict_of(read(mixed(streams((), 42, (WATCHDOG,), chance), LABELS["srun"], stamped=True, chance=chance)))
+    found = verdict_of(
+        read(mixed(streams((), 42, (WATCHDOG,), chance), LABELS["srun"], stamped=True, chance=chance)), catalogue()
+    )
     assert found.outcome is RunOutcome.EFFECTS_ONLY
     assert found.silent == (42,)
     assert [one.slug for one in found.suspects] == ["nccl-watchdog-timeout"]
@@ -284,7 +292,7 @@ def test_a_rank_that_says_nothing_while_all_others_time_out() -> None:
 def test_only_effects_name_no_cause() -> None:
     chance = random.Random(17)
     lines = streams(CLOSED, 5, (CLOSED,), chance)
-    found = verdict_of(read(mixed(lines, LABELS["torchrun"], stamped=True, chance=chance)))
+    found = verdict_of(read(mixed(lines, LABELS["torchrun"], stamped=True, chance=chance)), catalogue())
     assert found.outcome is RunOutcome.EFFECTS_ONLY
     assert found.silent == ()
 
@@ -293,5 +301,5 @@ def test_the_launcher_saw_a_victim_first() -> None:
     """torchrun looks at its processes ten times a second: the first that it sees fail may have lost the one that did."""
     chance = random.Random(19)
     text = mixed(streams(USER, 9, (CLOSED,), chance), LABELS["torchrun"], stamped=False, chance=chance)
-    found = verdict_of(read(text + table(10, 1)))
+    found = verdict_of(read(text + table(10, 1)), catalogue())
     assert first_of(found) == ("user-code-error", 9)

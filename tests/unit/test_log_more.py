@@ -6,6 +6,7 @@ import io
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.render_steps import next_steps
 from ddpdoctor.logs.render_terminal import show_log
@@ -22,7 +23,7 @@ ABORTED = "E1122 02:13:07.651000 77 torch/distributed/elastic/multiprocessing/ap
 
 
 def judged(text: str) -> LogJudgement:
-    return judge_log(read(text))
+    return judge_log(read(text), catalogue())
 
 
 def shown(text: str) -> str:

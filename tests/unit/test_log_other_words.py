@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.logs_by_hand import read
@@ -23,7 +24,7 @@ UNGUARDED = "RuntimeError:\n        An attempt has been made to start a new proc
 
 
 def _judged(text: str) -> LogVerdict:
-    return verdict_of(read(text))
+    return verdict_of(read(text), catalogue())
 
 
 def _slugs(text: str) -> list[str]:
@@ -40,7 +41,7 @@ def _slugs(text: str) -> list[str]:
     ],
 )
 def test_what_was_expected_or_is_only_told_of_is_no_failure(text: str) -> None:
-    assert judge_log(read(text)).word is Verdict.OK
+    assert judge_log(read(text), catalogue()).word is Verdict.OK
 
 
 @pytest.mark.parametrize("behind", [f"WARNING {FULL}\n", f"{TRACEBACK}RuntimeError: {FULL}\n"])
@@ -72,9 +73,9 @@ def test_detectron2_raises_again_what_it_logs() -> None:
         "[06/09 11:05:25 d2.utils.events]:  iter: 24  total_loss: 2.1\n"
         "[06/09 11:05:26 d2.utils.events]:  the end\n"
     )
-    assert judge_log(read(text)).verdict.outcome is RunOutcome.USER_ERROR
-    assert judge_log(read(text)).word is Verdict.FAIL
-    assert judge_log(read(text)).verdict.suspects[0].sure
+    assert judge_log(read(text), catalogue()).verdict.outcome is RunOutcome.USER_ERROR
+    assert judge_log(read(text), catalogue()).word is Verdict.FAIL
+    assert judge_log(read(text), catalogue()).verdict.suspects[0].sure
 
 
 @pytest.mark.parametrize("name", ["Exception", "torch.multiprocessing.spawn.ProcessExitedException"])
@@ -105,7 +106,8 @@ def test_other_words_for_the_same(line: str, slug: str) -> None:
 
 def test_older_fsdp_is_told_by_its_words_and_the_guard_by_its_place() -> None:
     older, unguarded = (
-        judge_log(read(one)) for one in ("ValueError: `FlatParameter` requires uniform `requires_grad`\n", UNGUARDED)
+        judge_log(read(one), catalogue())
+        for one in ("ValueError: `FlatParameter` requires uniform `requires_grad`\n", UNGUARDED)
     )
     assert "torch 2.1" in older.opinions[0].finding.fixes[0].text
     assert "guard" in unguarded.opinions[0].finding.fixes[0].text

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.findings import Finding
+from ddpdoctor.engine.registry import catalogue, find_check
 from ddpdoctor.facts.log import Log
+from ddpdoctor.log_traits import Particulars
 from ddpdoctor.logs.analyze.particulars import particulars
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.log_corpus import LOGS, log_of
@@ -13,7 +15,7 @@ from tests.log_corpus import LOGS, log_of
 
 def found(name: str, slug: str) -> Finding:
     """What is found of that illness in a log of the corpus."""
-    opinions = judge_log(log_of(LOGS / f"{name}.log")).opinions
+    opinions = judge_log(log_of(LOGS / f"{name}.log"), catalogue()).opinions
     return next(one.finding for one in opinions if one.check.slug == slug)
 
 
@@ -22,7 +24,7 @@ def commands(finding: Finding) -> str:
 
 
 def test_without_a_log_there_is_nothing_particular() -> None:
-    assert particulars("gcc-too-new", (), Log()) == particulars("shm-too-small", (), Log()) == ("", (), "")
+    assert all(particulars(find_check(slug), (), Log()) == Particulars() for slug in ("gcc-too-new", "shm-too-small"))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_the_gcc_that_nvcc_takes(name: str, newest: str) -> None:
 
 def test_a_log_that_does_not_say_which_gcc_leaves_it_to_the_page() -> None:
     seen = log_of(LOGS / "gcc-too-new/sick-apex-setup.log").sightings[:0]
-    assert not particulars("gcc-too-new", seen, Log()).fixes
+    assert not particulars(find_check("gcc-too-new"), seen, Log()).fixes
 
 
 def test_the_toolkit_that_apex_asks_for() -> None:

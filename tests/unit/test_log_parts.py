@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.log import LogLine, SignMatch
 from ddpdoctor.logs.analyze.rank_files import without_parts_that_all_lack
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
@@ -57,6 +58,6 @@ def test_which_files_are_a_ranks_own(name: str, is_part: bool) -> None:
         "[rank2]:     state = torch.load(name)\n"
         f"[rank2]: FileNotFoundError: [Errno 2] No such file or directory: '{name}'\n"
     )
-    verdict = verdict_of(read(text))
+    verdict = verdict_of(read(text), catalogue())
     assert verdict.outcome is (RunOutcome.ILLNESS if is_part else RunOutcome.USER_ERROR)
     assert [one.slug for one in verdict.suspects] == ["ckpt-world-size-mismatch" if is_part else "user-code-error"]

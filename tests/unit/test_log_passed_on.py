@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.failures import failures_of
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
@@ -28,7 +29,7 @@ GIVES_UP = "\n-- what stands above\n        can be left alone --\n\n"
 def test_an_exception_without_words_passes_on_the_traceback_behind_it(code: str, end: str) -> None:
     name = "Exception" if "Exception" in code else "jobs.WorkerError"
     text = traceback(f"{name}{end}", ("/home/ada/train.py", "main()"), ("/home/ada/jobs.py", code)) + GIVES_UP + WORKERS
-    found = verdict_of(read(text))
+    found = verdict_of(read(text), catalogue())
     assert found.suspects[0].slug == "compute-mode-exclusive"
     assert found.raised is not None
     assert found.raised.exception == "RuntimeError"
@@ -44,12 +45,12 @@ def test_an_exception_without_words_passes_on_the_traceback_behind_it(code: str,
 )
 def test_one_that_has_none_to_say_stands_for_itself(exception: str, code: str) -> None:
     text = traceback(exception, ("/home/ada/train.py", code)) + "\n" + WORKERS
-    assert len(failures_of(read(text))) == 2
+    assert len(failures_of(read(text), catalogue())) == 2
 
 
 def test_a_traceback_far_behind_is_another_failure() -> None:
     text = traceback("Exception: ", ("/home/ada/jobs.py", "raise Exception(m)")) + "step\n" * 9 + WORKERS
-    assert len(failures_of(read(text))) == 2
+    assert len(failures_of(read(text), catalogue())) == 2
 
 
 @pytest.mark.parametrize("launcher", ["/opt/env/bin/torchrun", "/opt/env/bin/deepspeed"])
@@ -57,9 +58,9 @@ def test_what_a_launcher_raises_in_its_own_process_is_no_error_of_the_script(lau
     text = traceback(
         "etcd.EtcdKeyNotFound: Key not found : /x", (launcher, "sys.exit(main())"), ("/x/client.py", "raise it")
     )
-    assert verdict_of(read(text)).outcome is RunOutcome.UNRECOGNISED
+    assert verdict_of(read(text), catalogue()).outcome is RunOutcome.UNRECOGNISED
     own = text.replace(launcher, "/home/ada/train.py")
-    assert verdict_of(read(own)).outcome is RunOutcome.USER_ERROR
+    assert verdict_of(read(own), catalogue()).outcome is RunOutcome.USER_ERROR
 
 
 def test_what_a_caller_makes_of_a_failed_program_is_told() -> None:
@@ -67,6 +68,6 @@ def test_what_a_caller_makes_of_a_failed_program_is_told() -> None:
     then = "RuntimeError: host=node7 was not reachable via ssh."
     runner = ("/opt/env/lib/python3.11/site-packages/deepspeed/launcher/runner.py", "main()")
     chained = "\nDuring handling of the above exception, another exception occurred:\n\n"
-    found = judge_log(read(traceback(first, runner) + chained + traceback(then, runner)))
+    found = judge_log(read(traceback(first, runner) + chained + traceback(then, runner)), catalogue())
     assert found.verdict.outcome is RunOutcome.UNRECOGNISED
     assert then in headline(found)

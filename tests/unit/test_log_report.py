@@ -12,6 +12,7 @@ import pytest
 
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.log import LogLine, ProcessExit
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.diagnosis import HostCheck, HostVerdict, LogJudgement, judge_log
@@ -40,7 +41,7 @@ LOST = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Conne
 def judged(tmp_path: Path, text: str, host: Snapshot | None = None) -> LogJudgement:
     path = tmp_path / "run.log"
     path.write_text(text)
-    return judge_log(read_logs([str(path)], stdin=io.BytesIO()), host)
+    return judge_log(read_logs([str(path)], stdin=io.BytesIO()), catalogue(), host)
 
 
 def shown(judgement: LogJudgement, width: int = 100, **how: bool) -> str:
@@ -97,7 +98,7 @@ def test_v_tells_the_traceback_each_effect_and_why_noise_is_harmless(tmp_path: P
     brief, long = shown(judgement), shown(judgement, verbose=True)
     assert "/home/ada/train.py:41 in main: for batch in loader:" not in brief
     assert "/home/ada/train.py:41 in main: for batch in loader:" in long
-    why = noise(judgement.log)[0].why
+    why = noise(judgement.log, catalogue())[0].why
     assert why
     assert " ".join(why.split()) not in " ".join(brief.split())
     assert " ".join(why.split()) in " ".join(long.split())
@@ -166,11 +167,11 @@ def test_the_suspicion_is_held_against_the_facts(tmp_path: Path) -> None:
 
 def test_the_headline_says_that_the_facts_contradict_it() -> None:
     alone = log(seen("shm-too-small", host="node0"))
-    judgement = judge_log(alone, Snapshot(host="node0"))
+    judgement = judge_log(alone, catalogue(), Snapshot(host="node0"))
     held = HostCheck(slug="shm-too-small", standing=HostVerdict.CONTRADICTED, words="node0 shows no sign of it")
     (opinion,) = judgement.opinions
     contradicted = msgspec.structs.replace(judgement, opinions=(msgspec.structs.replace(opinion, held=held),))
-    assert headline(contradicted) == f"{headline(judge_log(alone))}; but the facts of node0 contradict it"
+    assert headline(contradicted) == f"{headline(judge_log(alone, catalogue()))}; but the facts of node0 contradict it"
     assert "contradict each other" in outcome(contradicted)
     behind = msgspec.structs.replace(judgement, opinions=(opinion, *contradicted.opinions))
     assert "contradict" not in headline(behind)
@@ -190,7 +191,7 @@ def test_escape_sequences_and_secrets_never_get_through(tmp_path: Path) -> None:
 def test_the_name_of_a_file_can_do_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "run\x1b[2J\n.log"
     path.write_text(sick_run())
-    text = shown(judge_log(read_logs([str(path)], stdin=io.BytesIO())))
+    text = shown(judge_log(read_logs([str(path)], stdin=io.BytesIO()), catalogue()))
     assert "\x1b" not in text
 
 
@@ -222,7 +223,7 @@ def test_several_files_of_a_folder_are_told_by_their_names_within_it(tmp_path: P
         folder = tmp_path / "attempt_0" / str(rank)
         folder.mkdir(parents=True)
         (folder / "stderr.log").write_text(TRACEBACK.format("", SHM if rank else LOST))
-    text = shown(judge_log(read_logs([str(tmp_path)], stdin=io.BytesIO())), 200)
+    text = shown(judge_log(read_logs([str(tmp_path)], stdin=io.BytesIO()), catalogue()), 200)
     assert f"2 files in {tmp_path}/attempt_0/" in text
     assert "(1/stderr.log:4" in text
 
@@ -248,7 +249,7 @@ def test_processes_that_one_line_tells_of_are_told_together() -> None:
 
 
 def test_a_rank_of_which_there_is_not_a_word_has_not_fallen_silent() -> None:
-    judgement = judge_log(log_of(LOGS / "rdzv-missing-node/sick-one-never-came-srun.log"))
+    judgement = judge_log(log_of(LOGS / "rdzv-missing-node/sick-one-never-came-srun.log"), catalogue())
     text = " ".join(shown(judgement).split())
     assert text.startswith("UNKNOWN Rank 3 never came, and the others waited for it in vain; perhaps: ")
     assert "srun says that ranks 0-2 ended with exit code 1" in text
@@ -261,34 +262,36 @@ def test_what_makes_a_sign_certain_is_shown_before_it() -> None:
         ("loopback-ifname/sick-nccl", "NCCL_SOCKET_IFNAME set by environment to lo"),
         ("checkpoint-save-timeout/sick-all-but-rank-0", "Saving model checkpoint to /data/out/checkpoint-500"),
     ):
-        judgement = judge_log(log_of(LOGS / f"{name}.log"))
+        judgement = judge_log(log_of(LOGS / f"{name}.log"), catalogue())
         first = judgement.opinions[0].finding.evidence[0]
         assert words in first.text, name
         assert ".log:" in first.source
 
 
 def test_a_frame_that_makes_a_sign_certain_is_left_to_the_traceback() -> None:
-    judgement = judge_log(log_of(LOGS / "ckpt-truncated/sick-zip-cut-to-40-kib.log"))
+    judgement = judge_log(log_of(LOGS / "ckpt-truncated/sick-zip-cut-to-40-kib.log"), catalogue())
     texts = [one.text for one in judgement.opinions[0].finding.evidence]
     assert "OSError: [Errno 22] Invalid argument" in texts
     assert not any("PyTorchFileReader" in text for text in texts)
 
 
 def test_who_did_not_wait_while_a_checkpoint_was_saved_is_named() -> None:
-    finding = judge_log(log_of(LOGS / "checkpoint-save-timeout/sick-all-but-rank-0.log")).opinions[0].finding
+    finding = (
+        judge_log(log_of(LOGS / "checkpoint-save-timeout/sick-all-but-rank-0.log"), catalogue()).opinions[0].finding
+    )
     assert finding.cause.startswith("Ranks 1-7 waited in vain, and rank 0 says nothing of it")
 
 
 def test_two_suspects_that_nothing_tells_apart_are_told_once() -> None:
-    judgement = judge_log(log_of(LOGS / "nccl-watchdog-timeout/sick-all-ranks-the-same.log"))
+    judgement = judge_log(log_of(LOGS / "nccl-watchdog-timeout/sick-all-ranks-the-same.log"), catalogue())
     assert [one.slug for one in judgement.verdict.suspects] == ["nccl-watchdog-timeout", "collective-stalled"]
     assert [one.check.slug for one in judgement.opinions] == ["nccl-watchdog-timeout"]
 
 
 def test_much_noise_is_one_sentence(tmp_path: Path) -> None:
     judgement = judged(tmp_path, f"{OMP}\n" * 3)
-    assert harmless(judgement.log).startswith('1 message that healthy runs print, too: "Setting OMP_NUM')
-    assert harmless(judgement.log).endswith("(3x)")
+    assert harmless(judgement.log, catalogue()).startswith('1 message that healthy runs print, too: "Setting OMP_NUM')
+    assert harmless(judgement.log, catalogue()).endswith("(3x)")
 
 
 def test_a_huge_line_is_shown_without_its_middle() -> None:
@@ -299,18 +302,18 @@ def test_a_huge_line_is_shown_without_its_middle() -> None:
 
 def test_the_first_line_of_a_suspicion_is_no_surer_than_the_headline() -> None:
     shm, disk = (seen(slug, role=SignRole.HINTS) for slug in ("shm-too-small", "disk-full"))
-    assert "FAIL  Perhaps: " in shown(judge_log(log(shm)))
-    assert "FAIL  Most likely: " in shown(judge_log(log(shm, disk)))
-    assert "Perhaps" not in shown(judge_log(log(seen("shm-too-small"))))
+    assert "FAIL  Perhaps: " in shown(judge_log(log(shm), catalogue()))
+    assert "FAIL  Most likely: " in shown(judge_log(log(shm, disk), catalogue()))
+    assert "Perhaps" not in shown(judge_log(log(seen("shm-too-small")), catalogue()))
     sick = fixture_snapshot(read_fixture(next((HOSTS / "shm-too-small").glob("sick-*.json"))))
-    confirmed = judge_log(log(seen("shm-too-small", role=SignRole.HINTS)), sick)
+    confirmed = judge_log(log(seen("shm-too-small", role=SignRole.HINTS)), catalogue(), sick)
     assert "erhaps" not in shown(confirmed)
     assert "the facts of the host do" in outcome(confirmed)
 
 
 def test_warnings_alone_say_of_no_failure() -> None:
     text = "[W1122 23:07:19.9 socket.cpp:764] [c10d] The IPv4 network addresses of (node0, 29500) cannot be retrieved (gai error: -2 - x).\n"
-    said = " ".join(shown(judge_log(read(text))).split())
+    said = " ".join(shown(judge_log(read(text), catalogue())).split())
     assert "WARN Nothing says that the run failed; perhaps: the master's name" in said
     assert "WARN Perhaps: the master's name" in said
     assert "FAIL" not in said

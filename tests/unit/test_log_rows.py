@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
@@ -44,7 +45,7 @@ def labelled(rank: int, text: str) -> str:
 
 
 def judged(text: str) -> LogVerdict:
-    return verdict_of(read(text))
+    return verdict_of(read(text), catalogue())
 
 
 def rank_of(verdict: LogVerdict) -> int | None:

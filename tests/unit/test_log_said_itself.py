@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
@@ -18,14 +19,14 @@ SHAPES = "RuntimeError: [{}]: params[4] in this process with sizes [8, 16] appea
 
 @pytest.mark.parametrize("text", [BEGAN + UNUSED, BEGAN + SHAPES, SHAPES, BEGAN + CALLS])
 def test_the_rank_in_torchs_own_sentence_is_the_one_that_failed(text: str) -> None:
-    lead = verdict_of(read(text.format(3))).lead
+    lead = verdict_of(read(text.format(3)), catalogue()).lead
     assert lead is not None
     assert lead.rank == 3
 
 
 def test_a_label_counts_more_than_a_sentence() -> None:
     text = "".join(f"[rank1]: {line}\n" for line in (BEGAN + UNUSED.format(3)).splitlines())
-    lead = verdict_of(read(text)).lead
+    lead = verdict_of(read(text), catalogue()).lead
     assert lead is not None
     assert lead.rank == 1
 
@@ -34,7 +35,7 @@ def test_a_gpus_own_line_is_of_the_one_rank_that_speaks_of_the_same() -> None:
     asserts = "../aten/src/ATen/native/cuda/Loss.cu:250: nll_loss: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t < n_classes` failed.\n"
     said = "[rank{}]: RuntimeError: CUDA error: device-side assert triggered\n"
     alone, both = read(asserts + said.format(2)), read(asserts + said.format(2) + said.format(5))
-    assert [one.lead.rank if (one := verdict_of(log)).lead else None for log in (alone, both)] == [2, None]
+    assert [one.lead.rank if (one := verdict_of(log, catalogue())).lead else None for log in (alone, both)] == [2, None]
 
 
 def test_horovods_word_on_another_ranks_failure_is_an_effect() -> None:
@@ -42,4 +43,4 @@ def test_horovods_word_on_another_ranks_failure_is_an_effect() -> None:
         "RuntimeError: Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
         "allgather or broadcast a tensor after one of the ranks finished execution.\n"
     )
-    assert verdict_of(read(text)).outcome is RunOutcome.EFFECTS_ONLY
+    assert verdict_of(read(text), catalogue()).outcome is RunOutcome.EFFECTS_ONLY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.render_steps import next_steps
@@ -11,7 +12,7 @@ from tests.logs_by_hand import read
 
 
 def judged(*lines: str) -> LogJudgement:
-    return judge_log(read("".join(f"{line}\n" for line in ("step 1 loss 2.0", *lines))))
+    return judge_log(read("".join(f"{line}\n" for line in ("step 1 loss 2.0", *lines))), catalogue())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.log import ProcessExit
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
@@ -33,7 +34,7 @@ MEMORY, CRASH, SHARED = ["host-oom-killed"], ["process-crashed"], ["shm-too-smal
     ],
 )  # fmt: skip
 def test_the_signal_only_hints_at_an_illness(text: str, slugs: list[str]) -> None:
-    verdict = verdict_of(read(text + "\n"))
+    verdict = verdict_of(read(text + "\n"), catalogue())
     assert verdict.outcome is RunOutcome.ILLNESS
     assert [one.slug for one in verdict.suspects] == slugs
     assert not any(one.sure for one in verdict.suspects)
@@ -41,31 +42,31 @@ def test_the_signal_only_hints_at_an_illness(text: str, slugs: list[str]) -> Non
 
 def test_what_the_rank_says_itself_counts_more() -> None:
     raised = "Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 3, in <module>\nKeyError: 'lr'\n"
-    assert verdict_of(read(raised + ELASTIC.format(-7) + "\n")).outcome is RunOutcome.USER_ERROR
+    assert verdict_of(read(raised + ELASTIC.format(-7) + "\n"), catalogue()).outcome is RunOutcome.USER_ERROR
 
 
 def test_whom_slurm_kills_as_it_cancels_a_step_had_memory_enough() -> None:
     cancelled = "slurmstepd: error: *** STEP 4711.0 ON node7 CANCELLED AT 2026-11-22T02:13:07 ***\n"
-    verdict = verdict_of(read(cancelled + "srun: error: node7: tasks 0-3: Killed\n"))
+    verdict = verdict_of(read(cancelled + "srun: error: node7: tasks 0-3: Killed\n"), catalogue())
     assert not verdict.suspects or verdict.suspects[0].slug == "stopped-from-outside"
 
 
 def test_whom_a_launcher_ends_itself_says_nothing_of_the_one_that_it_lost() -> None:
     ended = "[2026-11-22 02:13:07,123] [INFO] [launch.py:316:sigkill_handler] Killing subprocess 4711\n"
     died = "[2026-11-22 02:13:07,124] [ERROR] [launch.py:322:sigkill_handler] ['python', 'x.py'] exits with return code = -9\n"
-    assert [one.slug for one in verdict_of(read(ended + died)).suspects] == MEMORY
+    assert [one.slug for one in verdict_of(read(ended + died), catalogue()).suspects] == MEMORY
 
 
 def test_the_process_that_mpirun_noticed_is_the_first() -> None:
     own = "[node9:4711:0:4711] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x10)\n"
     told = "prterun noticed that process rank 3 with PID 4712 on node node7 exited on signal 11 (Segmentation fault).\n"
-    lead = verdict_of(read(own + told)).lead
+    lead = verdict_of(read(own + told), catalogue()).lead
     assert lead is not None
     assert (lead.rank, lead.host) == (3, "node7")
 
 
 def test_a_crash_that_only_an_exit_code_tells_of_shows_its_line() -> None:
-    (opinion,) = judge_log(read("srun: error: node7: task 3: Exited with exit code 139\n")).opinions
+    (opinion,) = judge_log(read("srun: error: node7: task 3: Exited with exit code 139\n"), catalogue()).opinions
     assert "exit code 139" in opinion.finding.evidence[0].text
 
 

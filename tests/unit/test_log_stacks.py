@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.log import Log, LogFrame
 from ddpdoctor.knowledge.framework_phases import phase_of
@@ -30,7 +31,7 @@ def log_of(path: Path) -> Log:
 
 def told(log: Log) -> str:
     console = Console(file=io.StringIO(), width=400)
-    show_log(console, judge_log(log))
+    show_log(console, judge_log(log, catalogue()))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -86,7 +87,7 @@ def test_a_crash_is_shown_with_the_scripts_line() -> None:
     (stack,) = log.stacks
     assert stack.reason == "Fatal Python error: Aborted"
     assert stack.own == LogFrame(f"{HOME}/light.py", 30, "stall")
-    (opinion,) = judge_log(log).opinions
+    (opinion,) = judge_log(log, catalogue()).opinions
     assert opinion.finding.evidence[0].text == (
         f"{HOME}/light.py:30, in stall <- {HOME}/light.py:19, in validation_step <- {HOME}/light.py:38, in <module>;"
         " in the validation of Lightning"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.further_words import more_of
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
@@ -40,7 +41,7 @@ def parent(place: tuple[str, str], error: str) -> str:
 
 
 def verdict(text: str) -> LogVerdict:
-    return verdict_of(read(text))
+    return verdict_of(read(text), catalogue())
 
 
 @pytest.mark.parametrize("place", [UNIX, WINDOWS])
@@ -69,7 +70,7 @@ def test_alone_it_leaves_the_cause_open() -> None:
 
 
 def test_where_to_look_for_the_cause_is_told() -> None:
-    assert "its own traceback says why" in next_steps(judge_log(read(child(UNIX))))[0].text
+    assert "its own traceback says why" in next_steps(judge_log(read(child(UNIX)), catalogue()))[0].text
 
 
 def test_a_failed_program_is_not_explained_by_a_traceback_that_is_cut() -> None:
@@ -78,7 +79,7 @@ def test_a_failed_program_is_not_explained_by_a_traceback_that_is_cut() -> None:
         "\nThe above exception was the direct cause of the following exception:\n\nTraceback (most recent call last):\n"
     )
     log = read(raised + cut + '  File "/home/ada/train.py", line 3, in main\n    fused()\n    ^^^^^^^\n')
-    found = verdict_of(log)
+    found = verdict_of(log, catalogue())
     assert found.outcome is RunOutcome.UNRECOGNISED
     assert not more_of(found.lead, found.raised, log)
 
@@ -153,7 +154,7 @@ RuntimeError: DataLoader worker (pid(s) 4711) exited unexpectedly
 
 def test_a_script_without_the_guard_is_told_where_to_put_it() -> None:
     mine = '  File "/home/ada/train.py", line 24, in <module>\n    for batch in loader:\n  File "/opt/env/lib/python3.11/multiprocessing/popen_spawn_posix.py", line 42, in _launch\n'
-    judgement = judge_log(read(child(UNIX, mine + UNGUARDED) + DIED))
+    judgement = judge_log(read(child(UNIX, mine + UNGUARDED) + DIED), catalogue())
     (opinion,) = judgement.opinions
     assert opinion.check.slug == "user-code-error"
     assert "without the guard" in opinion.finding.summary
@@ -191,7 +192,7 @@ subprocess.CalledProcessError: Command '['{program}', 'a', 'b']' returned non-ze
 
 @pytest.mark.parametrize("program", ["rsync", "/bin/bash", "/usr/bin/azcopy"])
 def test_a_program_that_the_script_starts_is_its_failure(program: str) -> None:
-    judgement = judge_log(read(FAILED.format(program=program)))
+    judgement = judge_log(read(FAILED.format(program=program)), catalogue())
     (opinion,) = judgement.opinions
     assert opinion.check.slug == "user-code-error"
     assert "exit status 7. (train.py:43)" in opinion.finding.summary

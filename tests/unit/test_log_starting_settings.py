@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.logs_by_hand import read
@@ -46,7 +47,7 @@ ValueError: Cuda is not available.
     ],
 )
 def test_a_port_that_is_none_is_a_wrong_setting(code: str, error: str) -> None:
-    found = verdict_of(read(RENDEZVOUS.format(torch=TORCH, code=code, error=error)))
+    found = verdict_of(read(RENDEZVOUS.format(torch=TORCH, code=code, error=error)), catalogue())
     assert [one.slug for one in found.suspects] == ["launcher-env-inconsistent"]
 
 
@@ -54,11 +55,11 @@ def test_another_number_of_the_script_is_no_setting() -> None:
     text = RENDEZVOUS.format(
         torch=TORCH, code="int(name)", error="ValueError: invalid literal for int() with base 10: 'abc'"
     )
-    assert verdict_of(read(text.replace(TORCH, "/home/ada"))).outcome is RunOutcome.USER_ERROR
+    assert verdict_of(read(text.replace(TORCH, "/home/ada")), catalogue()).outcome is RunOutcome.USER_ERROR
 
 
 def test_torchrun_says_at_last_that_it_sees_no_gpu() -> None:
-    found = verdict_of(read(GPU))
+    found = verdict_of(read(GPU), catalogue())
     assert found.lead is not None
     assert found.lead.text == "ValueError: Cuda is not available."
     assert [(one.slug, one.sure) for one in found.suspects] == [("torch-cpu-only", False)]
@@ -70,7 +71,7 @@ def test_of_a_chain_the_exception_that_ended_it_is_shown_too() -> None:
         .replace("/opt/env/bin/torchrun", "/home/ada/train.py")
         .replace("Cuda", "Nothing")
     )
-    (opinion,) = judge_log(read(text)).opinions
+    (opinion,) = judge_log(read(text), catalogue()).opinions
     assert [one.text for one in opinion.finding.evidence][1:] == [
         "ValueError: invalid literal for int() with base 10: 'gpu'",
         "ValueError: Nothing is not available.",
@@ -89,6 +90,7 @@ def test_a_loopback_leads_somewhere_and_nobody_listens_there(host: str, summary:
     judgement = judge_log(
         read(
             f"[E1123 04:08:03.089029192 socket.cpp:1028] [c10d] {error}\ntorch.distributed.DistNetworkError: {error}\n"
-        )
+        ),
+        catalogue(),
     )
     assert judgement.opinions[0].finding.summary == summary

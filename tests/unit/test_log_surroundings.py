@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.parse.surroundings import MOST_OF_A_REPORT, is_report
 from tests.logs_by_hand import read
@@ -18,7 +19,7 @@ TALK = "I don't know what to make of it, and my colleagues don't either.\n" * 6
 
 
 def judged(text: str) -> LogVerdict:
-    return verdict_of(read(text))
+    return verdict_of(read(text), catalogue())
 
 
 def slugs(text: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
@@ -29,7 +30,7 @@ def tagged(tag: str, lines: list[str]) -> list[str]:
 
 
 def judged(lines: list[str]) -> LogVerdict:
-    return verdict_of(read("\n".join(lines) + "\n"))
+    return verdict_of(read("\n".join(lines) + "\n"), catalogue())
 
 
 @pytest.mark.parametrize("tag", TAGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.analyze.verdict import LogVerdict, verdict_of
@@ -38,7 +39,7 @@ BUG = "KeyError: 'labels'"
 
 def judged(text: str) -> tuple[Log, LogVerdict]:
     log = read(text)
-    return log, verdict_of(log)
+    return log, verdict_of(log, catalogue())
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -67,7 +68,9 @@ def test_several_tasks_are_told_apart_by_their_numbers() -> None:
     assert found.lead is not None
     assert (found.lead.rank, found.lead.host) == (9, "task 1")
     assert log.ranks == (0, 1, 8, 9)
-    assert all("the log speaks of" not in held.words for held in confirm(found, Snapshot(host="node1", log=log)))
+    assert all(
+        "the log speaks of" not in held.words for held in confirm(found, Snapshot(host="node1", log=log), catalogue())
+    )
 
 
 def test_where_each_task_is_a_rank_the_number_still_is() -> None:

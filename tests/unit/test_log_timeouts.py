@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.log import Log, LogFile, LogLine, SignMatch
-from ddpdoctor.logs.analyze.timeouts import BEHIND, DESYNC, MISSING, STALLED, UNEVEN, WATCHDOG, hypotheses
+from ddpdoctor.logs.analyze.timeouts import hypotheses
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.log_corpus import LOGS, log_of
 from tests.logs_by_hand import read
 
+WATCHDOG = "nccl-watchdog-timeout"
+DESYNC = "collective-desync"
+BEHIND = "rank-fell-behind"
+STALLED = "collective-stalled"
+MISSING = "rdzv-missing-node"
+UNEVEN = "uneven-inputs"
 CAUGHT = "Watchdog caught collective operation timeout: WorkNCCL("
 
 
@@ -29,7 +36,7 @@ def dumped(rank: int, enqueued: int) -> SignMatch:
 
 def told(*said: SignMatch, ranks: int = 4, world_size: int | None = 4) -> list[tuple[str, str]]:
     log = Log(files=(LogFile(name="run.log"),), ranks=tuple(range(ranks)), world_size=world_size, sightings=said)
-    return [(one.slug, one.why) for one in hypotheses(log, said)]
+    return [(catalogue().slug_for(one.cause), one.why) for one in hypotheses(log, said, catalogue())]
 
 
 def test_another_call_at_the_same_number_is_a_mismatch() -> None:
@@ -51,9 +58,9 @@ def test_who_waits_in_a_barrier_may_be_through_with_its_steps() -> None:
 
 def test_who_waits_behind_the_line_of_the_backward_pass_is_through_with_its_steps() -> None:
     text = (LOGS / UNEVEN / "sick-barrier-behind-the-loop.log").read_text()
-    assert [one.slug for one in verdict_of(read(text)).suspects][:2] == [UNEVEN, DESYNC]
+    assert [one.slug for one in verdict_of(read(text), catalogue()).suspects][:2] == [UNEVEN, DESYNC]
     before = text.replace('uneven.py", line 11', 'uneven.py", line 5')
-    assert [one.slug for one in verdict_of(read(before)).suspects][:1] == [DESYNC]
+    assert [one.slug for one in verdict_of(read(before), catalogue()).suspects][:1] == [DESYNC]
 
 
 def test_who_had_not_called_it_is_behind() -> None:
@@ -98,7 +105,7 @@ def test_a_rank_that_nobody_has_heard_of_may_be_missing() -> None:
     said = [caught(rank) for rank in (3, 5, 7)]
     assert not told(*said, ranks=0, world_size=None)
     log = Log(files=(LogFile(name="run.log"),), ranks=(3, 5, 7), sightings=tuple(said))
-    assert not hypotheses(log, said)
+    assert not hypotheses(log, said, catalogue())
 
 
 def test_numbers_of_different_groups_are_not_compared() -> None:
@@ -115,7 +122,7 @@ def test_numbers_of_different_groups_are_not_compared() -> None:
     ],
 )
 def test_a_log_of_timeouts_alone_gets_a_hypothesis_and_no_cause(name: str, slug: str, words: str) -> None:
-    verdict = verdict_of(log_of(LOGS / f"{name}.log"))
+    verdict = verdict_of(log_of(LOGS / f"{name}.log"), catalogue())
     assert verdict.outcome is RunOutcome.EFFECTS_ONLY
     assert verdict.suspects[0].slug == slug
     assert words in verdict.suspects[0].why
@@ -134,5 +141,5 @@ def test_who_waited_for_others_tells_how_many_came(came: str, why: str) -> None:
     text = (
         f"torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. {came} clients joined.\n"
     )
-    (suspect,) = verdict_of(read(text)).suspects
+    (suspect,) = verdict_of(read(text), catalogue()).suspects
     assert (suspect.slug, suspect.why, suspect.sure) == (MISSING, why, False)

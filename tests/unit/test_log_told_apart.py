@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
@@ -246,7 +247,7 @@ CASES = {
 
 
 def test_an_abort_behind_an_exception_is_of_its_end() -> None:
-    assert standing(verdict_of(read(RAISED + ABORTED))) == MISTAKE
+    assert standing(verdict_of(read(RAISED + ABORTED), catalogue())) == MISTAKE
 
 
 def standing(found: LogVerdict) -> str:
@@ -265,5 +266,5 @@ def standing(found: LogVerdict) -> str:
 
 @pytest.mark.parametrize(("text", "slug", "sure"), CASES.values(), ids=CASES)
 def test_words_are_worth_no_more_and_no_less_than_they_say(text: str, slug: str, sure: str) -> None:
-    found = verdict_of(read(text))
+    found = verdict_of(read(text), catalogue())
     assert ([one.slug for one in found.suspects[:1]], standing(found)) == ([slug] if slug else [], sure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.logs_by_hand import read
 
@@ -41,7 +42,7 @@ def steps(number: int, line: str = "epoch 0 step {} loss 2.{}1 lr 3e-4\n") -> st
 )
 @pytest.mark.parametrize("text", [IMPORT, CAUGHT, f"batch size 512\n{OOM}\nbatch size 256\n", QUOTED])
 def test_what_a_training_took_many_steps_after_has_not_ended_it(text: str, line: str) -> None:
-    assert verdict_of(read(f"{text}{steps(12, line)}saved final.pt\n")).outcome is RunOutcome.NOTHING
+    assert verdict_of(read(f"{text}{steps(12, line)}saved final.pt\n"), catalogue()).outcome is RunOutcome.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_what_a_training_took_many_steps_after_has_not_ended_it(text: str, line:
     ],
 )
 def test_fewer_steps_prove_nothing_nor_do_those_before_a_later_end(behind: str) -> None:
-    assert verdict_of(read(CAUGHT + behind)).outcome is not RunOutcome.NOTHING
+    assert verdict_of(read(CAUGHT + behind), catalogue()).outcome is not RunOutcome.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_fewer_steps_prove_nothing_nor_do_those_before_a_later_end(behind: str) 
     ],
 )
 def test_steps_that_may_be_older_or_another_s_prove_nothing(text: str) -> None:
-    assert verdict_of(read(text)).outcome is not RunOutcome.NOTHING
+    assert verdict_of(read(text), catalogue()).outcome is not RunOutcome.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -85,15 +86,17 @@ def test_steps_that_may_be_older_or_another_s_prove_nothing(text: str) -> None:
     ],
 )
 def test_a_host_that_is_sick_is_told_of_though_the_run_went_on(said: str) -> None:
-    found = verdict_of(read(steps(3) + said + steps(12, "epoch 1 step {} loss 1.{}1\n") + "training finished\n"))
+    found = verdict_of(
+        read(steps(3) + said + steps(12, "epoch 1 step {} loss 1.{}1\n") + "training finished\n"), catalogue()
+    )
     assert (found.outcome, found.ended_well) == (RunOutcome.ILLNESS, True)
 
 
 def test_a_loss_that_is_no_number_any_more_is_still_an_illness() -> None:
-    found = verdict_of(read(steps(12) + steps(12, "epoch 1 step {} loss: nan lr {}\n")))
+    found = verdict_of(read(steps(12) + steps(12, "epoch 1 step {} loss: nan lr {}\n")), catalogue())
     assert [one.slug for one in found.suspects] == ["nan-loss"]
 
 
 def test_what_the_kernel_says_of_a_gpu_is_told_whatever_follows() -> None:
     xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=123, name=python, GPU has fallen off the bus.\n"
-    assert verdict_of(read(xid + steps(12))).outcome is RunOutcome.ILLNESS
+    assert verdict_of(read(xid + steps(12)), catalogue()).outcome is RunOutcome.ILLNESS

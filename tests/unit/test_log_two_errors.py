@@ -8,6 +8,7 @@ import json
 import msgspec
 from rich.console import Console
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_json import log_report
@@ -22,7 +23,7 @@ OWN = "Rank 3 raised its own: IndexError: list index out of range"
 
 def shown(judged: Log) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    show_log(console, judge_log(judged))
+    show_log(console, judge_log(judged, catalogue()))
     return console.export_text()
 
 
@@ -51,7 +52,7 @@ def test_links_of_one_chain_are_one_error() -> None:
 
 
 def test_json_tells_it() -> None:
-    report = json.loads(msgspec.json.encode(log_report(judge_log(log(VALUE, INDEX, LOST)))))
+    report = json.loads(msgspec.json.encode(log_report(judge_log(log(VALUE, INDEX, LOST), catalogue()))))
     assert [one["why"] for one in report["log"]["also"]] == [OWN]
     assert report["log"]["also"][0]["slug"] == "user-code-error"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.findings import Finding
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.logs_by_hand import read
 
@@ -13,7 +14,7 @@ LAUNCHER = TOLD + "torch.distributed.elastic.multiprocessing.errors.ChildFailedE
 
 
 def found_in(text: str, *, code: int = 1, python: str = "/opt/env/bin/python3.11") -> Finding:
-    judgement = judge_log(read(text + LAUNCHER.format(code=code, python=python)))
+    judgement = judge_log(read(text + LAUNCHER.format(code=code, python=python)), catalogue())
     (opinion,) = judgement.opinions
     assert opinion.check.slug == "user-code-error"
     return opinion.finding
@@ -80,7 +81,9 @@ def test_of_the_lines_before_argparses_words_only_its_usage_is_shown() -> None:
     "words", ["unrecognized arguments: --nproc-pernode=2", "the following arguments are required: training_script"]
 )
 def test_torchruns_own_arguments_are_an_ordinary_error(words: str) -> None:
-    (opinion,) = judge_log(read(f"                training_script ...\ntorchrun: error: {words}\n")).opinions
+    (opinion,) = judge_log(
+        read(f"                training_script ...\ntorchrun: error: {words}\n"), catalogue()
+    ).opinions
     assert opinion.check.slug == "user-code-error"
     assert opinion.finding.summary == f"The command line of torchrun is refused: {words}"
 
@@ -92,6 +95,6 @@ def test_an_illness_says_by_which_line_of_the_script_it_was_met() -> None:
         '  File "/opt/env/lib/python3.11/site-packages/torch/serialization.py", line 1400, in load\n    with _open(f)\n'
         "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory\n"
     )
-    first = judge_log(read(text)).opinions[0]
+    first = judge_log(read(text), catalogue()).opinions[0]
     assert first.check.slug == "ckpt-truncated"
     assert first.finding.evidence[0].text == '/home/ada/train.py:3, in main: state = torch.load("e.pt")'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.logs_by_hand import read
 
@@ -15,16 +16,16 @@ STEP = "epoch 0 step {number:4} | loss 0.4338\n"
 
 
 def test_a_store_that_stays_away_was_another_hosts() -> None:
-    judgement = judge_log(read("".join(HEARTBEAT.format(second=second) for second in range(0, 20, 5))))
+    judgement = judge_log(read("".join(HEARTBEAT.format(second=second) for second in range(0, 20, 5))), catalogue())
     assert judgement.word is Verdict.UNKNOWN
     assert [one.check.slug for one in judgement.opinions] == ["rdzv-store-host-exited"]
 
 
 def test_whose_first_node_is_done_first_has_lost_nothing() -> None:
-    judgement = judge_log(read(STEP.format(number=9) + HEARTBEAT.format(second=3)))
+    judgement = judge_log(read(STEP.format(number=9) + HEARTBEAT.format(second=3)), catalogue())
     assert judgement.word is Verdict.OK
 
 
 def test_who_goes_on_training_has_lost_nothing() -> None:
     text = "".join(HEARTBEAT.format(second=second) for second in range(0, 20, 5))
-    assert judge_log(read(text + STEP.format(number=9))).word is Verdict.OK
+    assert judge_log(read(text + STEP.format(number=9)), catalogue()).word is Verdict.OK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
@@ -48,7 +49,7 @@ def labelled(rank: int, text: str) -> str:
 
 def judged(text: str) -> tuple[Log, LogVerdict]:
     log = read(text)
-    return log, verdict_of(log)
+    return log, verdict_of(log, catalogue())
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_of_ranks_that_srun_lists_together_none_was_first() -> None:
     text = "7: step 1\n8: step 1\n7: step 2\n8: step 2\n7: step 3\n8: step 3\n" * 3
     for ranks in ("8-15", "8"):
         log = read(text + f"srun: error: node2: task{'s' * ('-' in ranks)} {ranks}: Segmentation fault\n")
-        said = headline(judge_log(log))
+        said = headline(judge_log(log, catalogue()))
         assert ("Rank 8 on node2" if ranks == "8" else "The first failure on node2") in said
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, Stage, StageState
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.report.terminal import make_console
@@ -56,7 +57,7 @@ def smokes(draw: st.DrawFn) -> Smoke:
 @settings(max_examples=30)
 @given(smokes(), st.sampled_from([40, 80]))
 def test_any_run_has_a_report_and_an_unfinished_one_isn_t_fine(facts: Smoke, width: int) -> None:
-    one = judge(Snapshot(host="node07"), facts)
+    one = judge(Snapshot(host="node07"), facts, catalogue())
     for options in ({}, {"verbose": True}, {"quiet": True}):
         file = io.StringIO()
         show_smoke(make_console(file, width), one, **options)

@@ -11,6 +11,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.cli import smoke as command
 from ddpdoctor.cli.smoke import _with_torch
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.smoke import ELASTIC, RENDEZVOUS, Smoke
@@ -118,7 +119,7 @@ def trained(snapshot: Snapshot, backend: str = "auto") -> tuple[Verdict, list[st
     """The verdict of a training that passed, and what is said of it."""
     plan = smoke_plan(snapshot, None, backend)
     facts = smoke_of_ranks(plan.nproc, backend=plan.backend, chosen=plan.chosen, gpus_passed_over=plan.gpus_passed_over)
-    one = judge(snapshot, facts)
+    one = judge(snapshot, facts, catalogue())
     return verdict_of(one), [check.slug for check, _, _ in own_findings(one)]
 
 
@@ -139,7 +140,7 @@ def test_a_training_that_passed_beside_the_gpus_is_no_plain_ok() -> None:
     ],
 )
 def test_nccl_without_gpus_is_explained_before_the_start(snapshot: Snapshot, why: str) -> None:
-    hindered = before(snapshot, smoke_plan(snapshot, None, "nccl"))
+    hindered = before(snapshot, smoke_plan(snapshot, None, "nccl"), catalogue())
     assert hindered is not None
     assert verdict_of(hindered).exit_code(strict=False) == 1
     ((check, _, finding),) = own_findings(hindered)
@@ -148,7 +149,7 @@ def test_nccl_without_gpus_is_explained_before_the_start(snapshot: Snapshot, why
 
 
 def test_nccl_that_torch_lacks_is_explained_before_the_start() -> None:
-    hindered = before(host("jetson-orin"), smoke_plan(host("jetson-orin"), None, "nccl"))
+    hindered = before(host("jetson-orin"), smoke_plan(host("jetson-orin"), None, "nccl"), catalogue())
     assert hindered is not None
     assert verdict_of(hindered).exit_code(strict=False) == 1
     ((check, _, finding),) = own_findings(hindered)
@@ -183,15 +184,15 @@ def test_torch_is_imported_for_the_plan_only_where_it_may_lack_nccl(monkeypatch:
 
 def test_nccl_is_tried_where_nobody_knows_of_gpus() -> None:
     """NVML may fail where CUDA doesn't."""
-    assert before(broken(), smoke_plan(broken(), None, "nccl")) is None
-    assert before(without(3), smoke_plan(without(3), None, "nccl")) is None
+    assert before(broken(), smoke_plan(broken(), None, "nccl"), catalogue()) is None
+    assert before(without(3), smoke_plan(without(3), None, "nccl"), catalogue()) is None
 
 
 def test_several_ranks_on_mig_slices_are_explained_before_the_start() -> None:
     for snapshot in (sliced(), sliced(SLICES), host("a100-mig")):
-        assert before(snapshot, smoke_plan(snapshot, None, "auto")) is None
-        assert before(snapshot, smoke_plan(snapshot, 2, "gloo")) is None
-        hindered = before(snapshot, smoke_plan(snapshot, 2, "auto"))
+        assert before(snapshot, smoke_plan(snapshot, None, "auto"), catalogue()) is None
+        assert before(snapshot, smoke_plan(snapshot, 2, "gloo"), catalogue()) is None
+        hindered = before(snapshot, smoke_plan(snapshot, 2, "auto"), catalogue())
         assert hindered is not None
         assert verdict_of(hindered).exit_code(strict=False) == 1
         ((check, _, finding),) = own_findings(hindered)
@@ -199,7 +200,7 @@ def test_several_ranks_on_mig_slices_are_explained_before_the_start() -> None:
         assert finding.summary.startswith("2 ranks on MIG slices")
     # Who allows NCCL to try is let try.
     allowed = sliced(SLICES, NCCL_MULTI_RANK_GPU_ENABLE="1")
-    assert before(allowed, smoke_plan(allowed, 2, "auto")) is None
+    assert before(allowed, smoke_plan(allowed, 2, "auto"), catalogue()) is None
 
 
 def test_only_the_first_stage_may_take_as_long_as_an_import() -> None:

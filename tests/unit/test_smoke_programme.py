@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.smoke import Leftovers, RankEnding, RankRun, Smoke, Stage, StageState
@@ -187,7 +188,7 @@ def test_each_node_has_the_findings_of_its_own_ranks() -> None:
     )
     smoke = Smoke(ranks=ranks, world_size=2, nnodes=2, backend="gloo", stages=STAGES, deadline=30.0)
     laid = [msgspec.structs.replace(cpu(node), smoke=smoke) for node in (0, 1)]
-    first, second = SmokePurpose(HostShare(), TERMS).judge(laid)
+    first, second = SmokePurpose(HostShare(), TERMS, catalogue()).judge(laid)
     assert [check.slug for check, _, _ in first.findings if check.family == "smoke"] == []
     assert [(check.slug, one.rank) for check, _, one in second.findings if check.family == "smoke"] == [
         ("smoke-rank-failed", 1)
@@ -196,7 +197,7 @@ def test_each_node_has_the_findings_of_its_own_ranks() -> None:
 
 
 def test_a_host_alone_has_all_findings() -> None:
-    alone = SmokePurpose(HostShare(), TERMS).judge(
+    alone = SmokePurpose(HostShare(), TERMS, catalogue()).judge(
         [Snapshot(host="n", environment=Environment(settings=()), gpus=Gpus(devices=()))]
     )
     assert own_part(alone[0]) == alone[0]
@@ -236,7 +237,7 @@ def account(answers: dict[int, Answer]) -> SmokeProgramme:
     company.members = [0, 1]
     for rank, guest in company.hub.guests.items():
         guest.host, guest.offset = f"n{rank}", 100.0 * rank
-    one = SmokeProgramme(company, TERMS, master="n1", store_port=29500)
+    one = SmokeProgramme(company, TERMS, catalogue(), master="n1", store_port=29500)
     plans, backend = one._plans()
     one._smoke = one._account(one._orders(plans, backend), answers, plans, backend, 5.0)
     return one
@@ -253,7 +254,7 @@ def test_who_was_ended_for_anothers_sake_is_not_the_one_that_could_not_start() -
     assert one._smoke.problem == "n1: No module named 'torch'"
     assert [run.ending for run in one._smoke.ranks] == [RankEnding.ENDED, RankEnding.NEVER_CAME]
     laid = [msgspec.structs.replace(cpu(node), smoke=one._smoke) for node in (0, 1)]
-    first, second = SmokePurpose(HostShare(), TERMS).judge(laid)
+    first, second = SmokePurpose(HostShare(), TERMS, catalogue()).judge(laid)
     assert "smoke-not-started" not in [check.slug for check, _, _ in first.findings]
     assert [one.rank for check, _, one in second.findings if check.slug == "smoke-not-started"] == [1]
 

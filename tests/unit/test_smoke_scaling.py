@@ -13,6 +13,7 @@ from ddpdoctor_smoke.orders import TrainerOrder as PatientsOrder
 from ddpdoctor_smoke.stages import scaling as stages
 
 from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.smoke import Bandwidth, Leftovers, RankEnding, RankRun, Scaling, Smoke, Speed
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.normal_bandwidths import Norm, normal_bandwidth
@@ -273,7 +274,7 @@ def test_a_figure_before_the_failure_does_not_hide_it(monkeypatch: pytest.Monkey
 def test_a_failed_measurement_is_told_as_such_and_the_training_as_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     scaling, _ = measured(monkeypatch, KILLED, 2)
     facts = msgspec.structs.replace(smoke_of_ranks(4), scaling=scaling)
-    examination = judge(Snapshot(host="node07"), facts)
+    examination = judge(Snapshot(host="node07"), facts, catalogue())
     assert verdict_of(examination) is Verdict.FAIL
     assert headline(examination).startswith(
         "The training passed; scaling failed at 2 ranks: rank 1 on node07 was killed by SIGKILL in scaling"
@@ -289,4 +290,4 @@ def test_a_training_that_failed_is_told_before_its_scaling() -> None:
     facts = msgspec.structs.replace(
         smoke_of_ranks(2, {1: rank_run(1, RankEnding.KILLED, "training", exit_code=-9)}), scaling=Scaling(speeds=speeds)
     )
-    assert outcome(judge(Snapshot(host="node07"), facts)) == "The training did not pass"
+    assert outcome(judge(Snapshot(host="node07"), facts, catalogue())) == "The training did not pass"

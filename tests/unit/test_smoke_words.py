@@ -8,7 +8,7 @@ from ddpdoctor.base.findings import Finding
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.smoke.abnormal_ends import smoke_rank_failed
 from ddpdoctor.checks.smoke.run import smoke_ended_early
-from ddpdoctor.engine.registry import NotApplicable
+from ddpdoctor.engine.registry import NotApplicable, catalogue
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.smoke.judging import judge
@@ -73,7 +73,7 @@ def test_no_rank_is_blamed_where_what_started_them_ended(ending: RankEnding) -> 
 
 
 def not_started(facts: Smoke) -> list[Finding]:
-    results = judge(Snapshot(host="node07"), facts).results
+    results = judge(Snapshot(host="node07"), facts, catalogue()).results
     return [found for one in results if one.check.slug == "smoke-not-started" for found in one.findings]
 
 

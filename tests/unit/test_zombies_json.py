@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import find_check
+from ddpdoctor.engine.registry import catalogue, find_check
 from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.processes.ending import Endings
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftovers import leftovers_of
-from ddpdoctor.processes.zombies_json import SLUGS, zombies_report
+from ddpdoctor.processes.zombies_json import zombies_report
 from ddpdoctor.report.contract import json_schema, to_json
 from ddpdoctor.report.reported_leftovers import Fate, LeftoverKind
 from tests.process_trees import SOMEBODY, Host
@@ -26,7 +26,7 @@ from tests.unit.test_leftovers import segments
 def report(
     found: tuple[Leftover, ...], verdict: Verdict = Verdict.FAIL, ending: Endings | None = None
 ) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(to_json(zombies_report(found, (), (), ending, verdict)))
+    told: dict[str, Any] = json.loads(to_json(zombies_report(found, (), (), ending, verdict, catalogue())))
     return told
 
 
@@ -55,7 +55,7 @@ def test_whatever_is_left_over_is_a_finding_with_a_fix() -> None:
         assert one["cause"]
         assert one["evidence"]
         assert one["fixes"]
-    assert [one["slug"] for one in told["findings"]] == [SLUGS[one.kind] for one in found]
+    assert [one["slug"] for one in told["findings"]] == [catalogue().slug_for(one.kind) for one in found]
 
 
 def test_nothing_left_is_no_finding() -> None:

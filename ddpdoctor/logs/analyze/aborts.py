@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.facts.log import LoggedException, LogLine, SignMatch
+from ddpdoctor.facts.log import Log, LogLine, SignMatch
 
-CRASHED: Final = "process-crashed"
 ABORTED: Final = "Aborted"
 SIGABRT: Final = "SIGABRT"
 WATCHDOG: Final = "watchdog thread terminated with exception"
@@ -17,23 +16,21 @@ BEHIND: Final = 60
 """Lines behind an exception, its message and other threads' stacks among them, within which an abort is of its process's end."""
 
 
-def without_aborts_that_follow(seen: Sequence[SignMatch], raised: Sequence[LoggedException]) -> list[SignMatch]:
+def without_aborts_that_follow(seen: Sequence[SignMatch], log: Log, slug: str) -> list[SignMatch]:
     """The sightings without a shell's, Python's or torchrun's word on an abort behind what its process lost, waited for or raised: C++ ends it
-    so, and what a process takes down at its end may."""
+    so, and what a process takes down at its end may. slug: of the check that tells of crashes."""
     effects = [one.line for one in seen if one.role is SignRole.EFFECT]
-    ends = [one.line for one in raised]
-    of_watchdogs = [one.line for one in seen if one.slug != CRASHED and WATCHDOG in one.line.text]
+    ends = [one.line for one in log.raised]
+    of_watchdogs = [one.line for one in seen if one.slug != slug and WATCHDOG in one.line.text]
     seen = [
         one
         for one in seen
-        if one.slug != CRASHED
-        or SIGABRT not in one.sign
-        or not any(_is_before(line, one.line) for line in of_watchdogs)
+        if one.slug != slug or SIGABRT not in one.sign or not any(_is_before(line, one.line) for line in of_watchdogs)
     ]
     return [
         one
         for one in seen
-        if one.slug != CRASHED
+        if one.slug != slug
         or ABORTED not in one.line.text
         or not (
             any(_is_before(line, one.line) for line in effects)

@@ -27,10 +27,9 @@ _ENDPOINT: Final = re.compile(
 _OF_A_STORE: Final = re.compile(r"client socket|server socket|TCPStore|[Rr]endezvous|rdzv|c10d|MASTER_ADDR|master")
 _SOURCE: Final = re.compile(r"\.(?:cc?|cpp|cuh?|h(?:pp)?|py|so)$")
 _LOADS: Final = re.compile(r"""\bload\w*\([rb]?(?P<quote>["'])(?P<file>[^"'{}]+)(?P=quote)""")
-UNREACHABLE: Final = "master-addr-unreachable"
 _MAPPED: Final = "::ffff:"
 """Before an IPv4 address, where a socket of IPv6 dials it."""
-_NOWHERE: Final = ("localhost", "localhost.localdomain", "0.0.0.0", "127.0.0.1", "::1", "::")
+NOWHERE: Final = ("localhost", "localhost.localdomain", "0.0.0.0", "127.0.0.1", "::1", "::")
 
 
 def deciding(check: Check, seen: Iterable[SignMatch], log: Log, *, sure: bool = False) -> Fix | None:
@@ -57,7 +56,7 @@ def deciding(check: Check, seen: Iterable[SignMatch], log: Log, *, sure: bool = 
             f"{begin}, look at the checkpoint itself",
             (f"ddpdoctor check --checkpoint {shlex.quote(file)} --select {check.slug}",),
         )
-    said = settings_said(seen) if "network" in check.groups else {}
+    said = settings_said(seen, check.catalogue) if "network" in check.groups else {}
     settings = "".join(f"{name}={shlex.quote(value)} " for name, value in said.items())
     return Fix(f"{begin}, look at the facts{there}", (f"{settings}ddpdoctor check --select {check.slug}",))
 
@@ -90,14 +89,6 @@ def _on_all_nodes(begin: str, texts: Iterable[str], log: Log) -> Fix:
     return Fix(f"{begin}, run this on every node of the job at the same time{what}", (command,))
 
 
-def nobody_listens(seen: Iterable[SignMatch]) -> str:
-    """Where each host that the words on MASTER_ADDR name is this machine itself: that address leads everywhere it is asked for."""
-    found = [one.words for one in seen if one.slug == UNREACHABLE and one.words.get("host")]
-    own = found and all(one["host"] in _NOWHERE for one in found)
-    port = f":{found[0]['port']}" if found and found[0].get("port") else ""
-    return f"Nobody listens at {found[0]['host']}{port}, which is each host itself" if own else ""
-
-
 def endpoint(texts: Iterable[str]) -> tuple[str, int]:
     """The first host and port of another machine's store or rendezvous that the texts name; without a host where they name
     but this machine itself, as each node calls itself; ("", 0) if they name none."""
@@ -109,7 +100,7 @@ def endpoint(texts: Iterable[str]) -> tuple[str, int]:
             host = (found["bracketed"] or found["tuple"] or found["plain"]).removeprefix(_MAPPED)
             if _SOURCE.search(host) or (":" in host and not _is_ipv6(host)) or not 0 < int(found["port"]) < 65536:
                 continue
-            if host not in _NOWHERE:
+            if host not in NOWHERE:
                 return host, int(found["port"])
             own_port = own_port or int(found["port"])
     return "", own_port

@@ -8,19 +8,20 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogLine, ProcessExit, SignMatch
+from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.logs.analyze.endings import ABORT, signal_of
 from ddpdoctor.logs.analyze.exceptions import is_of_launcher, is_of_peers
 
 WITH_THREADS: Final = "terminate called without an active exception"
 """libstdc++'s words where a thread is taken down that still runs, as gloo's are where a script ends without destroy_process_group(); of an
 exception of C++ it names the type."""
-LEFT: Final = "uneven-inputs"
 BEFORE: Final = 200
 """Lines before a launcher's word on an end, among them the others' tracebacks."""
 
 
-def with_early_end(within: Sequence[SignMatch], exited: ProcessExit, log: Log) -> list[SignMatch]:
+def with_early_end(within: Sequence[SignMatch], exited: ProcessExit, log: Log, catalogue: Catalogue) -> list[SignMatch]:
     """The signs in a launcher's words on a process, with a hint that it left the others, where it was aborted so, nothing else went
     before, and the others lost it."""
     if signal_of(exited) != ABORT or exited.told_to or any(one.role is SignRole.NAMES for one in within):
@@ -31,7 +32,10 @@ def with_early_end(within: Sequence[SignMatch], exited: ProcessExit, log: Log) -
         return list(within)
     rank = exited.rank if line.rank is None else line.rank
     line = msgspec.structs.replace(line, rank=rank, host=line.host or exited.host)
-    return [SignMatch(slug=LEFT, sign=WITH_THREADS, role=SignRole.HINTS, line=line), *within]
+    return [
+        SignMatch(slug=catalogue.slug_for(HangCause.UNEVEN), sign=WITH_THREADS, role=SignRole.HINTS, line=line),
+        *within,
+    ]
 
 
 def _is_before(line: LogLine, exited: ProcessExit) -> bool:

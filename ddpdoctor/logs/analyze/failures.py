@@ -11,8 +11,9 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
-from ddpdoctor.logs.analyze.aborts import without_aborts_that_follow
+from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.attempts import attempt_of_file
 from ddpdoctor.logs.analyze.early_ends import with_early_end
 from ddpdoctor.logs.analyze.endings import ABORT, TERMINATIONS, endings, same_process, signal_of
@@ -28,17 +29,11 @@ from ddpdoctor.logs.analyze.exceptions import (
     is_within_launcher,
     says_nothing,
 )
-from ddpdoctor.logs.analyze.key_lists import with_lists_compared
-from ddpdoctor.logs.analyze.nccl_refusals import without_refusals_that_are_told
 from ddpdoctor.logs.analyze.rank_files import without_parts_that_all_lack
-from ddpdoctor.logs.analyze.refuted import builds_tried_again, without_refuted
+from ddpdoctor.logs.analyze.refuted import recovered, with_checks_revisions, without_misread, without_refuted
 from ddpdoctor.logs.analyze.signals import with_signal
 from ddpdoctor.logs.analyze.waiting import without_waits_that_ended
-from ddpdoctor.logs.analyze.workers import without_ends_that_are_told
 
-USER_ERROR: Final = "user-code-error"
-STOPPED: Final = "stopped-from-outside"
-"""Slugs whose signs speak of no illness."""
 SHORTENED: Final = "HYDRA_FULL_ERROR"
 """In hydra's last line, behind whatever exception; where there is none, the configuration could not be put together."""
 BEHIND: Final = 40
@@ -77,6 +72,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     explained: bool = False
     signs: tuple[SignMatch, ...] = ()
     effects: tuple[SignMatch, ...] = ()
+    is_only_told_to_end: bool = False
+    """Its signs say nothing but that the run was to end."""
+    is_only_mistaken: bool = False
+    """They say nothing but that the script has a mistake."""
 
     @property
     def rank(self) -> int | None:
@@ -107,13 +106,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_from_outside(self) -> bool:
         """Whether it only says that the run was told to end."""
-        return (self.raised is not None and is_from_outside(self.raised)) or self.slugs == {STOPPED}
+        return (self.raised is not None and is_from_outside(self.raised)) or self.is_only_told_to_end
 
     @property
     def is_ordinary(self) -> bool:
         """Whether it is a mistake in the script, as far as it shows: its exception, or that it ended itself."""
         if self.slugs:
-            return self.slugs == {USER_ERROR}
+            return self.is_only_mistaken
         if self.exited is not None:
             return signal_of(self.exited) == 0
         return self.raised is not None and is_ordinary(self.raised)
@@ -125,13 +124,14 @@ def _last_line(raised: LoggedException) -> LogLine:
     return msgspec.structs.replace(line, number=line.number + raised.below, order=line.order + raised.below)
 
 
-def failures_of(log: Log) -> list[Failure]:
+def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
     """All of them, effects too, in the order in which they were read."""
     real = [one for one in log.sightings if not one.quoted and one.role is not SignRole.NOISE]
-    real = without_refusals_that_are_told(without_ends_that_are_told(without_parts_that_all_lack(real), log.raised))
-    real = without_aborts_that_follow(with_lists_compared(without_waits_that_ended(real, log.last)), log.raised)
-    real = without_refuted(real, log)
-    again = builds_tried_again(log)
+    real = without_misread(without_parts_that_all_lack(real), log, catalogue)
+    real = with_checks_revisions(without_waits_that_ended(real, log.last), log, catalogue)
+    real = without_refuted(real, log, catalogue)
+    again = recovered(log, catalogue)
+    stopped = catalogue.slug_for(LogTopic.STOPPED)
     real = [one for one in real if not any(one.line.order == each.line.order for each in again)]
     chains = list(_chains(one for one in log.raised if one not in again))
     raised: list[Failure] = []
@@ -140,12 +140,12 @@ def failures_of(log: Log) -> list[Failure]:
         within = [one for one in real if _is_within(one, chain, until) and not _is_behind_rows(one, chain, log.exited)]
         if not is_from_outside(_root(chain)):
             # Behind an exception it is another's word, mostly a launcher's on what came of it.
-            within = [one for one in within if one.slug != STOPPED]
+            within = [one for one in within if one.slug != stopped]
         taken.update(id(one) for one in within if chain[0].began.number <= one.line.number)
         if not any(map(is_cut, chain)):
             # What the exception says decides, and not that hydra has shortened its traceback.
             within = [one for one in within if SHORTENED not in one.sign]
-        one = _failure(log, FailureKind.RAISED, chain[0].began, within, raised=_root(chain))
+        one = _failure(log, catalogue, FailureKind.RAISED, chain[0].began, within, raised=_root(chain))
         raised.append(msgspec.structs.replace(one, over=_last_line(chain[-1])))
     said: list[Failure] = []
     ended: list[Failure] = []
@@ -157,10 +157,10 @@ def failures_of(log: Log) -> list[Failure]:
             one for one in real if id(one) not in taken and any(_is_about(one.line, each, log.exited) for each in told)
         ]
         taken.update(map(id, within))
-        within = with_early_end(with_signal(within, exited, exits, lost=lost), exited, log)
-        ended.append(_failure(log, FailureKind.ENDED, exited.line, within, exited=exited))
+        within = with_early_end(with_signal(within, exited, exits, catalogue, lost=lost), exited, log, catalogue)
+        ended.append(_failure(log, catalogue, FailureKind.ENDED, exited.line, within, exited=exited))
     said = [
-        _failure(log, FailureKind.SAID, some[0].line, some)
+        _failure(log, catalogue, FailureKind.SAID, some[0].line, some)
         for some in _by_line(real, taken)
         if not all(_was_skipped(one, log) for one in some)
     ]
@@ -186,6 +186,7 @@ def _by_line(real: Iterable[SignMatch], taken: set[int]) -> Iterable[list[SignMa
 
 def _failure(
     log: Log,
+    catalogue: Catalogue,
     kind: FailureKind,
     began: LogLine,
     within: Sequence[SignMatch],
@@ -194,6 +195,8 @@ def _failure(
 ) -> Failure:
     line = raised.line if raised else began
     name = log.files[line.file].name if line.file < len(log.files) else ""
+    signs = tuple(one for one in within if one.role in (SignRole.NAMES, SignRole.HINTS))
+    slugs = {one.slug for one in signs}
     return Failure(
         kind=kind,
         line=line,
@@ -202,8 +205,10 @@ def _failure(
         attempt=attempt_of_file(name) or 0,
         raised=raised,
         exited=exited,
-        signs=tuple(one for one in within if one.role in (SignRole.NAMES, SignRole.HINTS)),
+        signs=signs,
         effects=tuple(one for one in within if one.role is SignRole.EFFECT),
+        is_only_told_to_end=slugs == {catalogue.slug_for(LogTopic.STOPPED)},
+        is_only_mistaken=slugs == {catalogue.slug_for(LogTopic.MISTAKE)},
     )
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogLine
 from ddpdoctor.logs.analyze.exceptions import is_bare
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, stream
@@ -74,14 +75,18 @@ def announcement(before: Sequence[str]) -> str:
 
 
 def only_announced(
-    failure: Failure, failures: Sequence[Failure], last: LogLine | None, steps: LogLine | None = None
+    failure: Failure,
+    failures: Sequence[Failure],
+    catalogue: Catalogue,
+    last: LogLine | None,
+    steps: LogLine | None = None,
 ) -> bool:
     """Whether it is a traceback that its process got over, or an exception within a sentence of the script. last: the last line of its
     rank. steps: the line behind which the run takes steps, if it does."""
     announced = failure.raised.announced if failure.raised else ""
     if not announced and not (failure.kind is FailureKind.SAID and _IN_A_SENTENCE.match(failure.line.text)):
         return False
-    if _ENDS_NOTHING.match(announced) and not any(is_grave(one.slug) for one in failure.signs):
+    if _ENDS_NOTHING.match(announced) and not any(is_grave(catalogue, one.slug) for one in failure.signs):
         return True
     later = [
         one.began.number
@@ -109,10 +114,10 @@ def _enough(announced: str, last: str) -> int:
     return OF_CLEARING_UP
 
 
-def got_over(failure: Failure, failures: Sequence[Failure], log: Log) -> bool:
+def got_over(failure: Failure, failures: Sequence[Failure], log: Log, catalogue: Catalogue) -> bool:
     """The same, of the log itself."""
     last = next((one.line for one in log.last if one.rank == failure.line.rank), None)
-    return only_announced(failure, failures, last, log.steps) or merely_labelled(failure, last, log)
+    return only_announced(failure, failures, catalogue, last, log.steps) or merely_labelled(failure, last, log)
 
 
 def merely_labelled(failure: Failure, last: LogLine | None, log: Log) -> bool:
@@ -133,9 +138,9 @@ def merely_labelled(failure: Failure, last: LogLine | None, log: Log) -> bool:
     return not started_again and over.order < log.recurs.order <= last.order
 
 
-def survived(log: Log, failures: Sequence[Failure]) -> tuple[LogLine, ...]:
+def survived(log: Log, failures: Sequence[Failure], catalogue: Catalogue) -> tuple[LogLine, ...]:
     """Lines that speak of an error, and the run went on: what was announced so, and mere words with ordinary lines behind them."""
-    words = [one.line for one in failures if got_over(one, failures, log)]
+    words = [one.line for one in failures if got_over(one, failures, log, catalogue)]
     return tuple(sorted([*words, *(one for one in log.errors if merely_said(one, log))], key=lambda one: one.order))
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL
-from ddpdoctor.engine.registry import Check, all_checks
+from ddpdoctor.engine.registry import Catalogue, Check
 
 BETWEEN_RANKS = frozenset({"meeting", "fleet", "hang", "rdma"})
 """Facts of several ranks, or of links with two ends: what a rank says of these may be another's doing."""
@@ -15,35 +15,25 @@ MEETING = "join"
 
 
 @cache
-def _by_slug() -> dict[str, Check]:
-    return {one.slug: one for one in all_checks()}
-
-
-def check_of(slug: str) -> Check | None:
-    """None for an illness that this version doesn't know."""
-    return _by_slug().get(slug)
-
-
-@cache
-def is_grave(slug: str, sign: str = "") -> bool:
+def is_grave(catalogue: Catalogue, slug: str, sign: str = "") -> bool:
     """Whether it stops a training; sign: whether these words of it are those of one that has ended."""
-    known = check_of(slug)
+    known = catalogue.get(slug)
     if known is None or known.severity is FAIL:
         return True
     return bool(sign) and any(one.fatal for one in known.log_signs if one.text == sign)
 
 
-def is_about_others(slug: str) -> bool:
+def is_about_others(catalogue: Catalogue, slug: str) -> bool:
     """Whether it lies between ranks or hosts, so that each of them may only be the one that notices."""
-    known = check_of(slug)
+    known = catalogue.get(slug)
     if known is None or "processes" in known.groups:
         return False
     return known.family == MEETING or bool(known.groups & BETWEEN_RANKS)
 
 
-def is_of_network(slug: str) -> bool:
+def is_of_network(catalogue: Catalogue, slug: str) -> bool:
     """Whether it keeps ranks from reaching each other."""
-    known = check_of(slug)
+    known = catalogue.get(slug)
     return known is not None and bool(known.groups & {"network", "meeting"})
 
 
@@ -54,17 +44,24 @@ NOT_OF_A_HOST: Final = frozenset(
 
 
 @cache
-def is_of_host(slug: str) -> bool:
+def is_of_host(catalogue: Catalogue, slug: str) -> bool:
     """Whether the host itself is sick, as by a GPU or a disk, whatever the run makes of it."""
-    known = check_of(slug)
+    known = catalogue.get(slug)
     return known is not None and not known.groups & NOT_OF_A_HOST
 
 
 @cache
-def is_certain(slug: str, sign: str) -> bool:
+def is_certain(catalogue: Catalogue, slug: str, sign: str) -> bool:
     """Whether that sign counts only with another text near it: it says more than the same text by itself."""
-    known = check_of(slug)
+    known = catalogue.get(slug)
     return known is not None and any(one.near for one in known.log_signs if one.text == sign)
+
+
+@cache
+def names_speaker(catalogue: Catalogue, slug: str, sign: str) -> bool:
+    """Whether the word `rank` of that sign is the rank that says it."""
+    known = catalogue.get(slug)
+    return known is not None and any(one.names_speaker for one in known.log_signs if one.text == sign)
 
 
 def by_log_alone(check: Check) -> bool:

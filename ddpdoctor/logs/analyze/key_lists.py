@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.facts.log import LogLine, SignMatch
+from ddpdoctor.facts.log import Log, LogLine, SignMatch
 
-PREFIX: Final = "ckpt-module-prefix"
-MODEL: Final = "ckpt-arch-mismatch"
+LISTS: Final = ("missing", "unexpected")
+"""Words of the signs that hold a list of keys."""
 WITHIN: Final = 3
 """Lines in which both lists of one message stand."""
 PREFIXES: Final = ("model_prefix", "saved_prefix")
@@ -36,17 +36,17 @@ TRIED: Final = 3
 """Keys, of the first ones of a list, before which a prefix is looked for."""
 
 
-def with_lists_compared(seen: Sequence[SignMatch]) -> list[SignMatch]:
+def with_lists_compared(seen: Sequence[SignMatch], log: Log, slug: str) -> list[SignMatch]:
     """The sightings with the prefix named where one list of a message has it and the other one has the same keys without it, whatever
     it is, and a wrapper's left out where both have it, or the keys are others anyway. A single list may be of a part that a wrapped
-    model has and its checkpoint lacks. The model is named where the checkpoint was never opened up."""
-    lists = [one for one in seen if one.slug == MODEL and ("missing" in one.words or "unexpected" in one.words)]
-    prefixed = [one for one in seen if one.slug == PREFIX]
+    model has and its checkpoint lacks. The model is named where the checkpoint was never opened up. slug: of the check that tells of prefixes."""
+    lists = [one for one in seen if any(name in one.words for name in LISTS)]
+    prefixed = [one for one in seen if one.slug == slug]
     compared = []
     for one in seen:
-        if one.slug == MODEL and "unexpected" in one.words and holder([one]):
+        if "unexpected" in one.words and holder([one]):
             compared.append(msgspec.structs.replace(one, role=SignRole.NAMES))
-        elif one.slug != PREFIX:
+        elif one.slug != slug:
             compared.append(one)
         elif not any(each.sign != one.sign and _of_one_message(each, one) for each in prefixed):
             others = [each for each in lists if not one.sign.startswith(each.sign) and _of_one_message(each, one)]
@@ -54,29 +54,29 @@ def with_lists_compared(seen: Sequence[SignMatch]) -> list[SignMatch]:
                 continue
             if (role := _role(one, others)) is not None:
                 compared.append(msgspec.structs.replace(one, role=role))
-    return _with_prefixes(compared)
+    return _with_prefixes(compared, slug)
 
 
-def _with_prefixes(compared: Sequence[SignMatch]) -> list[SignMatch]:
+def _with_prefixes(compared: Sequence[SignMatch], slug: str) -> list[SignMatch]:
     """The same, with what stands before the keys as words."""
     unexpected: dict[object, list[SignMatch]] = {}
     for one in compared:
-        if one.slug == MODEL and "unexpected" in one.words:
+        if "unexpected" in one.words:
             unexpected.setdefault(_stream(one.line), []).append(one)
     told: dict[object, list[SignMatch]] = {}
     for one in compared:
-        if one.slug != MODEL or "missing" not in one.words:
+        if "missing" not in one.words:
             continue
         for other in unexpected.get(_stream(one.line), ()):
             if _of_one_message(one, other) and (prefixes := prefixes_of(one, other)):
                 words = {name: prefix for name, prefix in zip(PREFIXES, prefixes, strict=True) if prefix}
                 prefixed = other if prefixes[1] else one
-                named = msgspec.structs.replace(prefixed, slug=PREFIX, role=SignRole.NAMES, words=words)
+                named = msgspec.structs.replace(prefixed, slug=slug, role=SignRole.NAMES, words=words)
                 told.setdefault(_stream(one.line), []).append(named)
     left = [
         one
         for one in compared
-        if one.slug != PREFIX or not any(_of_one_message(one, each) for each in told.get(_stream(one.line), ()))
+        if one.slug != slug or not any(_of_one_message(one, each) for each in told.get(_stream(one.line), ()))
     ]
     return sorted([*left, *(one for each in told.values() for one in each)], key=lambda one: one.line.order)
 

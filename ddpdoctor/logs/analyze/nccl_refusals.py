@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
-from ddpdoctor.facts.log import SignMatch
+from ddpdoctor.facts.log import Log, SignMatch
 
-DUPLICATE: Final = "duplicate-gpu"
 REFUSED: Final = "ncclInvalidUsage: "
 """How the words of torch's begin that two ranks on one GPU may be behind."""
 LAST_ERROR: Final = "Last error:"
@@ -17,13 +15,13 @@ BELOW: Final = 2
 """Lines to NCCL's own word."""
 
 
-def without_refusals_that_are_told(seen: Iterable[SignMatch]) -> list[SignMatch]:
-    """The sightings without those that guess at two ranks on one GPU where NCCL's last error, right below, names something else."""
-    return [one for one in seen if not (one.slug == DUPLICATE and one.sign.startswith(REFUSED) and _names_another(one))]
-
-
-def _names_another(refused: SignMatch) -> bool:
-    if len(refused.after) < BELOW or refused.after[0].text.strip() != LAST_ERROR:
+def names_another_refusal(refused: SignMatch, log: Log) -> bool:
+    """Whether a sign that guesses at two ranks on one GPU has NCCL's last error right below, and that is something else."""
+    if (
+        not refused.sign.startswith(REFUSED)
+        or len(refused.after) < BELOW
+        or refused.after[0].text.strip() != LAST_ERROR
+    ):
         return False
     told = refused.after[1]
     # Where lines bear no rank, the next one but one is another's, if NCCL's own word is empty.

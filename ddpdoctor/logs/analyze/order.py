@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogLine
 from ddpdoctor.logs.analyze.exceptions import short_name
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, is_of, stream
@@ -48,7 +49,8 @@ def says_much(failure: Failure) -> bool:
 class Timeline:
     """The course of a run: how far its lines are from each other."""
 
-    def __init__(self, log: Log, failures: Sequence[Failure]) -> None:
+    def __init__(self, log: Log, failures: Sequence[Failure], catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
         self._log = log
         self._ranks = max(len(log.ranks), 1)
         self._failures = failures
@@ -98,7 +100,9 @@ class Timeline:
     def only_announced(self, failure: Failure) -> bool:
         """Whether it is a traceback that was announced as one that need not end its process, and that it got over."""
         last = self._last.get(failure.line.rank)
-        return only_announced(failure, self._failures, last, self._steps) or merely_labelled(failure, last, self._log)
+        return only_announced(failure, self._failures, self.catalogue, last, self._steps) or merely_labelled(
+            failure, last, self._log
+        )
 
     def _ended_between(self, one: LogLine, later: LogLine) -> bool:
         return any(end.file != one.file or one.number <= end.number <= later.number for end in self._ends)
@@ -150,8 +154,8 @@ def _of_one_rank(one: Failure, other: Failure) -> bool:
 
 def weight(failure: Failure, course: Timeline) -> int:
     """How much a failure has to say of the cause: the less the better. What only may be a cause comes behind what surely ended a rank."""
-    names = failure.names
-    about_others = bool(names) and all(is_about_others(one.slug) for one in names)
+    names, catalogue = failure.names, course.catalogue
+    about_others = bool(names) and all(is_about_others(catalogue, one.slug) for one in names)
     if failure.is_from_outside:
         return 5
     if course.only_announced(failure) or (failure.kind is FailureKind.RAISED and course.outlived(failure)):
@@ -161,8 +165,8 @@ def weight(failure: Failure, course: Timeline) -> int:
     if failure.is_ordinary:
         return 1
     if failure.kind is FailureKind.SAID:
-        if not any(is_grave(one.slug, one.sign) for one in failure.signs):
-            return 8 if names or any(is_certain(one.slug, one.sign) for one in failure.signs) else LEAST
+        if not any(is_grave(catalogue, one.slug, one.sign) for one in failure.signs):
+            return 8 if names or any(is_certain(catalogue, one.slug, one.sign) for one in failure.signs) else LEAST
         if course.outlived(failure):
             return 7
         return (2 if about_others else 1) if names else 7

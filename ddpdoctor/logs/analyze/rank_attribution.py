@@ -8,12 +8,14 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit
+from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import CRASHES, KILL, endings, only, signal_of
 from ddpdoctor.logs.analyze.exceptions import is_of_launcher, is_within_launcher, short_name
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.handled_exceptions import got_over
-from ddpdoctor.logs.analyze.illnesses import is_grave
+from ddpdoctor.logs.analyze.illnesses import is_grave, names_speaker
 from ddpdoctor.logs.analyze.order import Timeline, lead_of
 
 _NCCL: Final = re.compile(r"(?:\[[^\]]*\] )?(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ")
@@ -34,10 +36,6 @@ SAYS_MORE: Final = 5
 """Lines behind an exception; its message may have some of its own."""
 NEXT: Final = 2
 """Lines."""
-OUT_OF_MEMORY: Final = {"host-oom-killed", "cgroup-memory-limit"}
-"""Illnesses of which the kernel kills a process."""
-SAY_THEIR_RANK: Final = {"unused-parameters", "ddp-param-mismatch", "Detected mismatch between collectives on ranks"}
-"""Illnesses, and a sign, in whose words "rank" is the one that says them."""
 AGAIN: Final = 12
 """Lines behind an attempt that failed, by which it shows that another one goes on; a traceback of the launcher's isn't among them."""
 _MERELY_TOLD: Final = re.compile(
@@ -54,7 +52,7 @@ _AT_THE_END: Final = re.compile(
 )
 
 
-def with_rank(failure: Failure, log: Log, failures: Sequence[Failure]) -> LogLine:
+def with_rank(failure: Failure, log: Log, failures: Sequence[Failure], catalogue: Catalogue) -> LogLine:
     """The line of a failure with the rank, host and time that the launcher tells, where the line itself doesn't."""
     line = failure.line
     exited = (
@@ -66,10 +64,10 @@ def with_rank(failure: Failure, log: Log, failures: Sequence[Failure]) -> LogLin
         or _announced(failure, log)
         or _only_exit(failure, log, failures)
         or _of_the_only_process(failure, log, failures)
-        or _of_who_was_killed(failure, log)
-        or _of_who_fell_first(failure, log, failures)
+        or _of_who_was_killed(failure, log, catalogue)
+        or _of_who_fell_first(failure, log, failures, catalogue)
     )
-    rank = line.rank if line.rank is not None else _said_itself(failure)
+    rank = line.rank if line.rank is not None else _said_itself(failure, catalogue)
     if rank is None and exited is not None:
         # mp.spawn numbers the processes of this host alone.
         rank = exited.local_rank if exited.rank is None and exited.said_by == OF_ITS_OWN else exited.rank
@@ -101,9 +99,9 @@ def own_exit(failure: Failure, log: Log) -> ProcessExit | None:
     return msgspec.structs.replace(exited, rank=None) if several and not exited.first else exited
 
 
-def _said_itself(failure: Failure) -> int | None:
+def _said_itself(failure: Failure, catalogue: Catalogue) -> int | None:
     """Which rank it is, as torch's own sentence has it."""
-    words = [one.words.get("rank", "") for one in failure.signs if {one.slug, one.sign} & SAY_THEIR_RANK]
+    words = [one.words.get("rank", "") for one in failure.signs if names_speaker(catalogue, one.slug, one.sign)]
     return next((int(word) for word in words if word.isdigit()), None)
 
 
@@ -268,16 +266,19 @@ def _of_the_only_process(failure: Failure, log: Log, failures: Sequence[Failure]
     return ended if alone and own and unlabelled and line.order < ended.line.order else None
 
 
-def _of_who_was_killed(failure: Failure, log: Log) -> ProcessExit | None:
+def _of_who_was_killed(failure: Failure, log: Log, catalogue: Catalogue) -> ProcessExit | None:
     """Of a word of nobody's on a lack of memory, as Kubernetes': the one rank that its launcher saw killed first."""
     line = failure.line
-    if line.rank is not None or line.local_rank is not None or not failure.slugs & OUT_OF_MEMORY:
+    of_memory = {check.slug for check in catalogue.standing_for(LogTopic.KILLED_FOR_MEMORY)}
+    if line.rank is not None or line.local_rank is not None or not failure.slugs & of_memory:
         return None
     killed = [one for one in endings(log) if signal_of(one) == KILL and one.rank is not None and not one.told_to]
     return only(one for one in killed if one.first) or only(killed)
 
 
-def _of_who_fell_first(failure: Failure, log: Log, failures: Sequence[Failure]) -> ProcessExit | None:
+def _of_who_fell_first(
+    failure: Failure, log: Log, failures: Sequence[Failure], catalogue: Catalogue
+) -> ProcessExit | None:
     """Of a line of nobody's, as the kernel's, or a warning without its label: the rank that fell first behind it. Where it may be of several,
     only the launcher tells which."""
     line = failure.line
@@ -288,7 +289,7 @@ def _of_who_fell_first(failure: Failure, log: Log, failures: Sequence[Failure]) 
         or _NCCL.match(line.text)
     ):
         return None
-    course, hosts = Timeline(log, failures), {one.rank: one.host for one in endings(log)}
+    course, hosts = Timeline(log, failures, catalogue), {one.rank: one.host for one in endings(log)}
     fell = [
         one
         for one in failures
@@ -317,11 +318,11 @@ def silent_ranks(log: Log, failures: Sequence[Failure]) -> tuple[int, ...]:
     return tuple(sorted(silent)) if told and len(silent) <= max(1, len(everybody) // 4) else ()
 
 
-def ended_well(log: Log, failures: Sequence[Failure]) -> bool:
+def ended_well(log: Log, failures: Sequence[Failure], catalogue: Catalogue) -> bool:
     """Whether the run went on for long after its last failure, and no launcher says that it failed in the end."""
     if failures and not log.exited and all(_trained_on(one, log) for one in failures):
         return True
-    announced = [one for one in failures if got_over(one, failures, log)]
+    announced = [one for one in failures if got_over(one, failures, log, catalogue)]
     failures = [one for one in failures if not any(one is other or _alike(one, other) for other in announced)]
     ends = [one for one in failures if one.kind is not FailureKind.SAID]
     if any(one.is_from_outside for one in failures) or any(one.first for one in log.exited):
@@ -331,11 +332,11 @@ def ended_well(log: Log, failures: Sequence[Failure]) -> bool:
     if not ends:
         if any(UNCAUGHT in one.text for one in log.errors):
             return False
-        fell = any(one.effects for one in failures) or _fell(failures, log)
+        fell = any(one.effects for one in failures) or _fell(failures, log, catalogue)
         fell |= any(_EXCEPTION.match(one.line.text) and not _went_on(one, log) for one in failures)
         return bool(failures or announced) and not fell
     last = max(one.over.order for one in ends)
-    if _fell([one for one in failures if one.kind is FailureKind.SAID and one.line.order > last], log):
+    if _fell([one for one in failures if one.kind is FailureKind.SAID and one.line.order > last], log, catalogue):
         return False
     over = [one for one in ends if _got_over(one, log, ends)]
     return all(one in over or any(_alike(one, other) for other in over) for one in ends)
@@ -367,10 +368,10 @@ def _comes_to_an_end(log: Log) -> bool:
     return last is not None and log.trains is not None and _AT_THE_END.search(last.text) is not None
 
 
-def _fell(said: Sequence[Failure], log: Log) -> bool:
+def _fell(said: Sequence[Failure], log: Log, catalogue: Catalogue) -> bool:
     """Whether words of an illness that ends a training are a rank's last ones, or sure."""
-    grave = [one for one in said if any(is_grave(sign.slug, sign.sign) for sign in one.signs)]
-    return any(any(is_grave(sign.slug) for sign in one.names) or not _went_on(one, log) for one in grave)
+    grave = [one for one in said if any(is_grave(catalogue, sign.slug, sign.sign) for sign in one.signs)]
+    return any(any(is_grave(catalogue, sign.slug) for sign in one.names) or not _went_on(one, log) for one in grave)
 
 
 def _alike(one: Failure, other: Failure) -> bool:

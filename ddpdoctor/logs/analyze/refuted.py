@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 import msgspec
 
 from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.engine.registry import Catalogue, Check
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, SignMatch
 
 CLOSED: Final = "NET/IB : Unable to open device"
@@ -22,7 +24,6 @@ TAKEN_BACK: Final = ": this job is "
 COMPLETED: Final = "Job completed successfully"
 BY_RAY: Final = "killed due to memory pressure (OOM)"
 RAYS_END: Final = "Training completed after "
-BUILD: Final = "apex-build-isolation"
 INSTALLED: Final = "Successfully installed "
 ASKS: Final = "nslookup: can't resolve '"
 NO_MODULE_NAMED: Final = "No module named '"
@@ -33,48 +34,65 @@ _SCALE: Final = re.compile(r"to (\d[\d.e-]*)$")
 _LOSS: Final = re.compile(r"(?i)\bloss\w*[\"']?\W{1,4}\d")
 
 
-class Refuted(msgspec.Struct, frozen=True):
-    """An illness's signs, all of them where none is named, and the sign of the same illness (as healthy runs say it) that refutes them.
-    later: only behind them."""
-
-    slug: str
-    by: str
-    signs: tuple[str, ...] = ()
-    later: bool = False
+@cache
+def good_news(catalogue: Catalogue) -> frozenset[str]:
+    """Texts of signs that refute others: they need no word that they are harmless."""
+    return frozenset(sign.text for check in catalogue.checks for sign in check.log_signs if sign.refutes)
 
 
-REFUTED: Final = (
-    Refuted("ib-device-missing-in-container", USES_IB, (CLOSED, INVALID_USAGE)),
-    Refuted("nouveau-conflict", NVIDIAS, (IN_USE,)),
-    Refuted("stopped-from-outside", COMPLETED, (TAKEN_BACK,), later=True),
-    Refuted("memory-low", RAYS_END, (BY_RAY,), later=True),
-    Refuted("apex-build-failed", INSTALLED, later=True),
-)
-GOOD_NEWS: Final = frozenset(one.by for one in REFUTED)
-"""What needs no word that it is harmless."""
+def without_misread(seen: Sequence[SignMatch], log: Log, catalogue: Catalogue) -> list[SignMatch]:
+    """The sightings without those of which their own check says that they are about something else."""
+    return [one for one in seen if not _is_misread(one, log, catalogue.get(one.slug))]
 
 
-def without_refuted(seen: Sequence[SignMatch], log: Log) -> list[SignMatch]:
+def _is_misread(seen: SignMatch, log: Log, check: Check | None) -> bool:
+    return check is not None and check.log.refuted is not None and check.log.refuted(seen, log)
+
+
+def with_checks_revisions(seen: Sequence[SignMatch], log: Log, catalogue: Catalogue) -> list[SignMatch]:
+    """The sightings as each check leaves them that holds its own against the others."""
+    for check in _that_revise(catalogue):
+        if check.log.revises:
+            seen = check.log.revises(seen, log, check.slug)
+    return list(seen)
+
+
+@cache
+def _that_revise(catalogue: Catalogue) -> tuple[Check, ...]:
+    return tuple(check for check in catalogue.checks if check.log.revises)
+
+
+def recovered(log: Log, catalogue: Catalogue) -> list[LoggedException]:
+    """Exceptions of which their own checks say that the log shows them to have been got over."""
+    own: dict[str, list[SignMatch]] = {}
+    for one in log.sightings:
+        own.setdefault(one.slug, []).append(one)
+    known = ((catalogue.get(slug), seen) for slug, seen in own.items())
+    return [one for check, seen in known if check and check.log.recovered for one in check.log.recovered(seen, log)]
+
+
+def without_refuted(seen: Sequence[SignMatch], log: Log, catalogue: Catalogue) -> list[SignMatch]:
     """The sightings without those that other lines speak against."""
-    left = [one for one in seen if not _is_refuted(one, log.sightings) and not _is_built_for_it(one, seen)]
-    return [one for one in left if not (_goes_on(one, log) or _was_met(one, log) or _is_of_own(one, log))]
+    left = [one for one in seen if not _is_refuted(one, log.sightings, catalogue) and not _is_built_for_it(one, seen)]
+    return [one for one in left if not (_goes_on(one, log) or _was_met(one, log))]
 
 
-def _is_refuted(one: SignMatch, every: Sequence[SignMatch]) -> bool:
-    fitting = [each for each in REFUTED if each.slug == one.slug and (not each.signs or one.sign in each.signs)]
+def _is_refuted(one: SignMatch, every: Sequence[SignMatch], catalogue: Catalogue) -> bool:
+    check = catalogue.get(one.slug)
+    refuting = [sign for sign in check.log_signs if one.sign in sign.refutes] if check else []
     return any(
-        other.sign == each.by
+        other.sign == sign.text
         and other.slug == one.slug
         and may_be_of_one(other.line, one.line)
-        and (not each.later or other.line.order > one.line.order)
-        for each in fitting
+        and (not sign.refutes_earlier or other.line.order > one.line.order)
+        for sign in refuting
         for other in every
     )
 
 
-def builds_tried_again(log: Log) -> list[LoggedException]:
-    """What builds without torch raised, of a package that was then installed, by another try, or that a training did without."""
-    build = [one for one in log.sightings if one.slug == BUILD]
+def builds_tried_again(build: Sequence[SignMatch], log: Log) -> list[LoggedException]:
+    """What builds without torch raised, of a package that was then installed, by another try, or that a training did without.
+    build: signs of such builds, and of what was installed."""
     done = [one for one in build if one.sign == INSTALLED]
     lines = {one.line.order for one in build if one.role is not SignRole.NOISE}
     failed = [one for one in log.raised if one.line.order in lines]
@@ -120,9 +138,9 @@ def _was_met(one: SignMatch, log: Log) -> bool:
     )
 
 
-def _is_of_own(one: SignMatch, log: Log) -> bool:
+def is_of_own_script(one: SignMatch, log: Log) -> bool:
     """Whether it is a script of the user's, and no package, that misses a module which is called as compiled ones are."""
-    if one.slug != "extension-abi-mismatch" or one.sign != NO_MODULE_NAMED:
+    if one.sign != NO_MODULE_NAMED:
         return False
     raised = next((each for each in log.raised if each.line.order == one.line.order), None)
     return raised is not None and bool(raised.frames) and raised.own == raised.frames[-1]

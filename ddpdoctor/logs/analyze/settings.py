@@ -8,39 +8,38 @@ import msgspec
 
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.base.wording import listed
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge import launchers
-from ddpdoctor.logs.analyze.illnesses import check_of
 from ddpdoctor.logs.analyze.verdict import verdict_of
 
 ADDRESS, PORT = launchers.MASTER_ADDRESS[0], launchers.MASTER_PORT[0]
 MEETING = (*launchers.MASTER_ADDRESS, *launchers.MASTER_PORT, launchers.ENDPOINT, launchers.BACKEND)
-INTERFACES = {"gloo-ifname-not-found": "GLOO_SOCKET_IFNAME"}
-"""By illness, the setting whose value its words name."""
 OF_LOG = "the log"
 
 
-def settings_said(seen: Iterable[SignMatch]) -> dict[str, str]:
+def settings_said(seen: Iterable[SignMatch], catalogue: Catalogue) -> dict[str, str]:
     """MASTER_ADDR and MASTER_PORT as the first of them names them: a port, and the host that it is on; a host alone may be anybody's.
     Else the interface that was asked for."""
     seen = tuple(seen)
     words = next((one.words for one in seen if one.words.get("port")), {})
     named = {ADDRESS: words.get("host", "").strip(), PORT: words.get("port", "").strip()}
     for one in seen:
-        if not words and one.slug in INTERFACES:
-            named.setdefault(INTERFACES[one.slug], one.words.get("name", "").strip())
+        check = catalogue.get(one.slug)
+        if not words and check and check.log.setting:
+            named.setdefault(check.log.setting, one.words.get("name", "").strip())
     return {name: value for name, value in named.items() if value}
 
 
-def settings_of(log: Log, environ: Mapping[str, str]) -> dict[str, str]:
+def settings_of(log: Log, environ: Mapping[str, str], catalogue: Catalogue) -> dict[str, str]:
     """With which a host is looked at: what the suspicions that hang on the network name. "" is a setting to be left out: a log that
     names a meeting place names all of it."""
-    for one in verdict_of(log).suspects:
-        check = check_of(one.slug)
-        if check and "network" in check.groups and (said := settings_said(one.sightings)):
+    for one in verdict_of(log, catalogue).suspects:
+        check = catalogue.get(one.slug)
+        if check and "network" in check.groups and (said := settings_said(one.sightings, catalogue)):
             return {} if _is_said(said, environ) else {**dict.fromkeys(_left_out(said), ""), **said}
     return {}
 
@@ -61,9 +60,9 @@ def _is_said(said: Mapping[str, str], settings: launchers.Settings) -> bool:
     )
 
 
-def as_the_log_names(snapshot: Snapshot, seen: Iterable[SignMatch]) -> Snapshot:
+def as_the_log_names(snapshot: Snapshot, seen: Iterable[SignMatch], catalogue: Catalogue) -> Snapshot:
     """The facts of a host as far as they are of what these words name; of another port, say, than was looked at nothing is known."""
-    said, environment, network = settings_said(seen), snapshot.environment, snapshot.network
+    said, environment, network = settings_said(seen, catalogue), snapshot.environment, snapshot.network
     if not said or (not isinstance(environment, Unknown) and _is_said(said, environment)):
         return snapshot
     if not isinstance(environment, Unknown):
@@ -106,10 +105,10 @@ def _resolved(network: Network, host: str) -> Maybe[Resolution | None]:
     return next((one for one in known if host in (one.name, *one.addresses)), unseen)
 
 
-def looked_at(snapshot: Snapshot, seen: Iterable[SignMatch]) -> str:
+def looked_at(snapshot: Snapshot, seen: Iterable[SignMatch], catalogue: Catalogue) -> str:
     """What a look at a host showed of the place that these words name: "port 29512 is free there now"; "" where they name none, or
     nothing of it was looked at."""
-    said, network = settings_said(seen), snapshot.network
+    said, network = settings_said(seen, catalogue), snapshot.network
     if PORT not in said or isinstance(network, Unknown):
         return ""
     host = said.get(ADDRESS, "")

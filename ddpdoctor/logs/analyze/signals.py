@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from signal import Signals
 from typing import Final
 
 import msgspec
 
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.base.wording import signal_name
+from ddpdoctor.engine.registry import Catalogue, Check
 from ddpdoctor.facts.log import ProcessExit, SignMatch
 from ddpdoctor.logs.analyze.endings import signal_of
 
 KILL: Final = 9
-SPEAKS_FOR: Final = {
-    4: ("process-crashed",),
-    7: ("shm-too-small", "process-crashed"),
-    8: ("process-crashed",),
-    KILL: ("host-oom-killed",),
-    11: ("process-crashed",),
-}
-"""The likeliest first. Who aborts mostly says why, and is heard by that. A bus error is a write into mapped memory that has no room behind it, and of training that is /dev/shm's."""
 
 
 def with_signal(
-    within: Sequence[SignMatch], exited: ProcessExit, others: Sequence[ProcessExit], *, lost: bool
+    within: Sequence[SignMatch], exited: ProcessExit, others: Sequence[ProcessExit], catalogue: Catalogue, *, lost: bool
 ) -> list[SignMatch]:
     """The signs in a launcher's words on a process, with hints at what its signal speaks for, where nothing names an illness.
     others: all ends that the log tells of. lost: other ranks say that they lost one, which has an illness of its own."""
@@ -36,11 +30,17 @@ def with_signal(
     rank = exited.line.rank if exited.line.rank is not None else exited.rank
     line = msgspec.structs.replace(exited.line, rank=rank, host=exited.line.host or exited.host)
     hints = (
-        SignMatch(slug=slug, sign=f"ended by {signal_name(signal)}", role=SignRole.HINTS, line=line)
-        for slug in SPEAKS_FOR.get(signal, ())
-        if slug not in known
+        SignMatch(slug=check.slug, sign=f"ended by {signal_name(signal)}", role=SignRole.HINTS, line=line)
+        for check in _checks_of(signal, catalogue)
+        if check.slug not in known
     )
     return [*within, *hints]
+
+
+def _checks_of(signal: int, catalogue: Catalogue) -> tuple[Check, ...]:
+    """Who aborts mostly says why, and is heard by that: nothing stands for SIGABRT."""
+    known = next((one for one in Signals if one == signal), None)
+    return catalogue.standing_for(known) if known else ()
 
 
 def _cancelled(exited: ProcessExit, others: Sequence[ProcessExit]) -> bool:

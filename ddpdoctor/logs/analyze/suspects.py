@@ -9,8 +9,10 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import SignMatch
-from ddpdoctor.logs.analyze.failures import STOPPED, USER_ERROR, Failure, FailureKind
+from ddpdoctor.knowledge.log_topics import LogTopic
+from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.illnesses import is_certain, is_grave
 from ddpdoctor.logs.analyze.order import Timeline
 
@@ -44,8 +46,6 @@ WHYS: Final = {
     EvidencePosition.OUTLIVED: "its words were said long before, and the run went on",
 }
 SURE: Final = EvidencePosition.HINT_CONFIRMED
-SUMMING_UP: Final = ("apex-build-failed",)
-"""Illnesses whose words only say that something failed: beside them in the same failure may stand why."""
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,12 +58,16 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-class Ranked(msgspec.Struct, frozen=True):
-    """An illness with the place of its best sign."""
+class Ranked(msgspec.Struct, frozen=True, kw_only=True):
+    """An illness with the place of its best sign. certain: a sign of it counts only beside another text. grave: it stops a training.
+    sums_up: its words only say that something failed."""
 
     slug: str
     place: EvidencePosition
     sightings: tuple[SignMatch, ...]
+    certain: bool
+    grave: bool
+    sums_up: bool
 
     @property
     def named(self) -> bool:
@@ -73,10 +77,8 @@ class Ranked(msgspec.Struct, frozen=True):
     def order(self) -> tuple[int, bool, bool, bool, int, int]:
         """What tells a cause, is certain and grave first, then what more and longer signs speak for."""
         signs = {one.sign for one in self.sightings}
-        certain = any(is_certain(self.slug, one) for one in signs)
-        grave = is_grave(self.slug)
         longest = max(map(len, signs), default=0)
-        return self.place, self.slug in SUMMING_UP, not certain, not grave, -len(signs), -longest
+        return self.place, self.sums_up, not self.certain, not self.grave, -len(signs), -longest
 
     def suspect(self, *, sure: bool = False) -> Suspect:
         """As one of the verdict's."""
@@ -87,18 +89,32 @@ def ranked_suspects(lead: Failure, own: Sequence[Failure], course: Timeline) -> 
     """All that any failure speaks of, by what it has to do with the one that leads."""
     places: dict[str, EvidencePosition] = {}
     seen: dict[str, list[tuple[EvidencePosition, SignMatch]]] = {}
+    catalogue = course.catalogue
+    of_no_illness = (catalogue.slug_for(LogTopic.MISTAKE), catalogue.slug_for(LogTopic.STOPPED))
     for failure in own:
         for sign in failure.signs:
-            if sign.slug in (USER_ERROR, STOPPED):
+            if sign.slug in of_no_illness:
                 continue
             place = _place(sign, failure, lead, course)
             places[sign.slug] = _better(places.get(sign.slug), place)
             seen.setdefault(sign.slug, []).append((place, sign))
     found = [
-        Ranked(slug, place, tuple(sign for _, sign in sorted(seen[slug], key=lambda one: one[0])))
+        _ranked(slug, place, tuple(sign for _, sign in sorted(seen[slug], key=lambda one: one[0])), catalogue)
         for slug, place in places.items()
     ]
     return sorted(found, key=lambda one: one.order)
+
+
+def _ranked(slug: str, place: EvidencePosition, sightings: tuple[SignMatch, ...], catalogue: Catalogue) -> Ranked:
+    check = catalogue.get(slug)
+    return Ranked(
+        slug=slug,
+        place=place,
+        sightings=sightings,
+        certain=any(is_certain(catalogue, slug, one.sign) for one in sightings),
+        grave=is_grave(catalogue, slug),
+        sums_up=check is not None and check.log.sums_up,
+    )
 
 
 def _better(old: EvidencePosition | None, new: EvidencePosition) -> EvidencePosition:
@@ -134,10 +150,8 @@ def chosen(ranked: Sequence[Ranked]) -> tuple[tuple[Suspect, ...], tuple[Suspect
         named = [one for one in ranked if one.place < EvidencePosition.OUTLIVED][:MOST] or list(ranked[:1])
         suspects = tuple(one.suspect() for one in named)
     else:
-        alike = [
-            one for one in ranked[1:] if one.place <= EvidencePosition.SAME_MOMENT and one.named and is_grave(one.slug)
-        ]
-        alike = [one for one in alike if one.slug not in SUMMING_UP]
+        alike = [one for one in ranked[1:] if one.place <= EvidencePosition.SAME_MOMENT and one.named and one.grave]
+        alike = [one for one in alike if not one.sums_up]
         suspects = (first.suspect(sure=True), *(one.suspect() for one in alike[: MOST - 1]))
     # What the failure itself names besides is another side of the same event.
     return suspects, beside([one for one in ranked if one.place is not EvidencePosition.IN_THE_FAILURE], suspects)

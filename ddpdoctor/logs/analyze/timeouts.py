@@ -8,14 +8,11 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, SignMatch
+from ddpdoctor.knowledge.hang_causes import HangCause
+from ddpdoctor.knowledge.log_topics import LogTopic
 
-WATCHDOG: Final = "nccl-watchdog-timeout"
-DESYNC: Final = "collective-desync"
-BEHIND: Final = "rank-fell-behind"
-STALLED: Final = "collective-stalled"
-MISSING: Final = "rdzv-missing-node"
-UNEVEN: Final = "uneven-inputs"
 BARRIER: Final = "ALLREDUCE"
 """Over NCCL a barrier is one, too, of a single element."""
 STEP: Final = "torch/autograd/"
@@ -35,16 +32,17 @@ class Waited(msgspec.Struct, frozen=True):
 
 
 class Hypothesis(msgspec.Struct, frozen=True):
-    """An illness that the comparison speaks for, in what way, and the lines that were compared."""
+    """A cause that the comparison speaks for, in what way, and the lines that were compared."""
 
-    slug: str
+    cause: HangCause | LogTopic
     why: str
     seen: tuple[SignMatch, ...]
 
 
-def hypotheses(log: Log, effects: Sequence[SignMatch]) -> tuple[Hypothesis, ...]:
+def hypotheses(log: Log, effects: Sequence[SignMatch], catalogue: Catalogue) -> tuple[Hypothesis, ...]:
     """The likeliest first; none where the timeouts tell nothing."""
-    said = [one for one in effects if one.slug == WATCHDOG and one.line.rank is not None]
+    watchdog = catalogue.slug_for(HangCause.TIMED_OUT)
+    said = [one for one in effects if one.slug == watchdog and one.line.rank is not None]
     if len({one.words["group"] for one in said if one.words.get("group")}) > 1:
         return ()  # The numbers of different groups have nothing to do with each other.
     waited = _waited(said)
@@ -54,7 +52,7 @@ def hypotheses(log: Log, effects: Sequence[SignMatch]) -> tuple[Hypothesis, ...]
         or _in_earlier_calls(waited)
         or _all_the_same(waited, log)
         or _different_lines(log, effects)
-        or _did_not_come(effects)
+        or _did_not_come(effects, catalogue.slug_for(LogTopic.MISSING_NODE))
     )
 
 
@@ -81,8 +79,10 @@ def _different_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
             seen = tuple(some[0].seen for some in calls.values())
             barrier = f"{BARRIER} number {number} of 1 elements"
             left = barrier in calls and any(call.startswith(BARRIER) and call != barrier for call in calls)
-            uneven = Hypothesis(UNEVEN, f"{why}: one element is what a barrier sends, as after the loop", seen)
-            return (Hypothesis(DESYNC, why, seen), *((uneven,) if left else ()))
+            uneven = Hypothesis(
+                HangCause.UNEVEN, f"{why}: one element is what a barrier sends, as after the loop", seen
+            )
+            return (Hypothesis(HangCause.DESYNC, why, seen), *((uneven,) if left else ()))
     return ()
 
 
@@ -105,7 +105,7 @@ def _behind(waited: Sequence[Waited], said: Iterable[SignMatch]) -> tuple[Hypoth
     last = max(int(one.words["enqueued"]) for one in behind.values())
     who = ranks_named(sorted(behind))
     why = f"{_ranks(waited)} waited in {first.call}, and {who} had called no more than number {last}"
-    return (Hypothesis(BEHIND, why, (*behind.values(), first.seen)),)
+    return (Hypothesis(HangCause.BEHIND, why, (*behind.values(), first.seen)),)
 
 
 def _in_earlier_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
@@ -119,7 +119,7 @@ def _in_earlier_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
         return ()
     lowest = [one for one in behind if one.number == behind[0].number]
     why = f"{_ranks(lowest)} still waited in {lowest[0].call}, and {_ranks(ahead)} in {ahead[0].call}"
-    return (Hypothesis(BEHIND, why, (*(one.seen for one in behind), ahead[0].seen)),)
+    return (Hypothesis(HangCause.BEHIND, why, (*(one.seen for one in behind), ahead[0].seen)),)
 
 
 def _all_the_same(waited: Sequence[Waited], log: Log) -> tuple[Hypothesis, ...]:
@@ -132,7 +132,7 @@ def _all_the_same(waited: Sequence[Waited], log: Log) -> tuple[Hypothesis, ...]:
     who = f"all {len(waited)} ranks" if log.world_size else f"all {len(waited)} ranks of this log"
     why = f"{who} waited in {waited[0].call}, so nobody was missing: network, GPUs or peer-to-peer copies"
     seen = tuple(one.seen for one in waited)
-    return Hypothesis(WATCHDOG, why, seen), Hypothesis(STALLED, why, seen)
+    return Hypothesis(HangCause.TIMED_OUT, why, seen), Hypothesis(HangCause.STALLED, why, seen)
 
 
 def _different_lines(log: Log, effects: Iterable[SignMatch]) -> tuple[Hypothesis, ...]:
@@ -148,10 +148,12 @@ def _different_lines(log: Log, effects: Iterable[SignMatch]) -> tuple[Hypothesis
     why = listed((f"{ranks_named(sorted(some))} waited at {place}" for place, some in ranks.items()), most=3)
     odd = {some[0] for some in ranks.values()}
     seen = tuple(one for one in effects if one.sign == GLOO and one.line.rank in odd)
-    different = Hypothesis(DESYNC, why, seen)
+    different = Hypothesis(HangCause.DESYNC, why, seen)
     if not _is_behind_the_steps([one for some in places.values() for one in some]):
         return (different,)
-    return Hypothesis(UNEVEN, f"{why}: some were through with their steps, and others were not", seen), different
+    return Hypothesis(
+        HangCause.UNEVEN, f"{why}: some were through with their steps, and others were not", seen
+    ), different
 
 
 def _is_behind_the_steps(waiting: Sequence[LoggedException]) -> bool:
@@ -163,10 +165,10 @@ def _is_behind_the_steps(waiting: Sequence[LoggedException]) -> bool:
     return bool(steps and calls) and len(files) == 1 and all(one.own and one.own.line > last for one in calls)
 
 
-def _did_not_come(effects: Sequence[SignMatch]) -> tuple[Hypothesis, ...]:
+def _did_not_come(effects: Sequence[SignMatch], missing: str) -> tuple[Hypothesis, ...]:
     """Nobody lost anybody: those that came waited for the others, and counted them."""
     counted = [one for one in effects if one.words.get("came", "").isdigit() and one.words.get("wanted", "").isdigit()]
-    if not counted or any(one.slug != MISSING for one in effects):
+    if not counted or any(one.slug != missing for one in effects):
         return ()
     came, wanted = max((int(one.words["came"]), int(one.words["wanted"])) for one in counted)
     others = wanted - came
@@ -174,4 +176,4 @@ def _did_not_come(effects: Sequence[SignMatch]) -> tuple[Hypothesis, ...]:
         return ()
     who, whose = ("the other one", "its own log") if others == 1 else (f"the other {others}", "their own logs")
     why = f"{came} of {wanted} came: why {who} didn't, only {whose} can say"
-    return (Hypothesis(MISSING, why, tuple(effects)),)
+    return (Hypothesis(LogTopic.MISSING_NODE, why, tuple(effects)),)

@@ -10,11 +10,13 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.wording import ranks_named
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
+from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.attempts import attempts_of
 from ddpdoctor.logs.analyze.endings import TERMINATIONS, signal_of
 from ddpdoctor.logs.analyze.exceptions import is_alike, is_cut, is_of_launcher, kind_of
-from ddpdoctor.logs.analyze.failures import STOPPED, USER_ERROR, Failure, FailureKind, failures_of
+from ddpdoctor.logs.analyze.failures import Failure, FailureKind, failures_of
 from ddpdoctor.logs.analyze.handled_exceptions import merely_said, survived
 from ddpdoctor.logs.analyze.illnesses import is_grave, is_of_host, is_of_network
 from ddpdoctor.logs.analyze.order import LEAST, Timeline, lead_of, says_much, weight
@@ -52,7 +54,7 @@ class RunOutcome(Enum):
     NOTHING = "nothing in it speaks of a failure"
 
 
-SLUGS: Final = {RunOutcome.USER_ERROR: USER_ERROR, RunOutcome.STOPPED: STOPPED}
+TOPICS: Final = {RunOutcome.USER_ERROR: LogTopic.MISTAKE, RunOutcome.STOPPED: LogTopic.STOPPED}
 """Outcomes that are no illness, and have a page."""
 
 
@@ -87,32 +89,32 @@ class LogVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """On the other attempts, the oldest first."""
 
 
-def verdict_of(log: Log) -> LogVerdict:
+def verdict_of(log: Log, catalogue: Catalogue) -> LogVerdict:
     """The verdict on one run's logs: of several attempts the last one's that tells of a cause, or that it went through."""
-    found = [msgspec.structs.replace(_of_attempt(one), attempt=one.attempt or 0) for one in attempts_of(log)]
+    found = [msgspec.structs.replace(_of_attempt(one, catalogue), attempt=one.attempt or 0) for one in attempts_of(log)]
     last = found[-1]
     if len(found) > 1 and last.outcome is RunOutcome.NOTHING:
         last = msgspec.structs.replace(last, ended_well=True)
     else:
-        last = next((one for one in reversed(found) if _names_cause(one)), last)
+        last = next((one for one in reversed(found) if _names_cause(one, catalogue)), last)
     return msgspec.structs.replace(last, elsewhere=tuple(one for one in found if one.attempt != last.attempt))
 
 
-def _names_cause(verdict: LogVerdict) -> bool:
+def _names_cause(verdict: LogVerdict, catalogue: Catalogue) -> bool:
     """Whether an attempt tells more than what followed, or than that its ranks, whom another attempt's may hinder, didn't meet."""
     if verdict.outcome is RunOutcome.ILLNESS:
-        return any(one.sure or not is_of_network(one.slug) for one in verdict.suspects)
+        return any(one.sure or not is_of_network(catalogue, one.slug) for one in verdict.suspects)
     return verdict.outcome not in (RunOutcome.EFFECTS_ONLY, RunOutcome.NOTHING)
 
 
-def _of_attempt(log: Log) -> LogVerdict:
-    failures = failures_of(log)
-    course = Timeline(log, failures)
+def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
+    failures = failures_of(log, catalogue)
+    course = Timeline(log, failures, catalogue)
     fallen = any(one.is_effect for one in failures)
     own = [one for one in failures if not one.is_effect and not (fallen and weight(one, course) == LEAST)]
     effects = tuple(seen for one in failures for seen in one.effects)
     lead = lead_of(own, course)
-    if ended_well(log, failures) and not _errors_behind(log, failures, course):
+    if ended_well(log, failures, catalogue) and not _errors_behind(log, failures, course):
         return _ended_well(log, own, failures, course)
     if lead is None:
         return _without_cause(log, failures, effects, course)
@@ -122,7 +124,7 @@ def _of_attempt(log: Log) -> LogVerdict:
         suspects, also = chosen(ranked)
         suspects = suspects or _lost(effects)
     else:
-        slug = SLUGS.get(outcome)
+        slug = catalogue.slug_for(TOPICS[outcome]) if outcome in TOPICS else ""
         sure = not course.only_announced(lead)
         why = WHY_LEAD if sure else WHY_ANNOUNCED
         suspects = (Suspect(slug=slug, sure=sure, sightings=lead.signs, why=why),) if slug else ()
@@ -130,7 +132,7 @@ def _of_attempt(log: Log) -> LogVerdict:
     return LogVerdict(
         outcome=outcome,
         suspects=suspects,
-        lead=with_rank(lead, log, failures),
+        lead=with_rank(lead, log, failures, catalogue),
         raised=lead.raised,
         exited=own_exit(lead, log) or exit_of(lead, log),
         effects=effects,
@@ -176,7 +178,7 @@ def _outcome(lead: Failure, ranked: Sequence[Ranked], lost: bool) -> RunOutcome:
             if lead.exited
             else (EvidencePosition.SHORTLY_BEFORE,)
         )
-        grave = any(one.place in near and is_grave(one.slug) for one in ranked)
+        grave = any(one.place in near and one.grave for one in ranked)
         return RunOutcome.ILLNESS if grave and not lead.signs and not says_much(lead) else RunOutcome.USER_ERROR
     return RunOutcome.ILLNESS if ranked or (lead.exited and lost) else RunOutcome.UNRECOGNISED
 
@@ -207,18 +209,22 @@ def _lost(effects: Sequence[SignMatch]) -> tuple[Suspect, ...]:
 
 def _ended_well(log: Log, own: Sequence[Failure], failures: Sequence[Failure], course: Timeline) -> LogVerdict:
     """What it got over is no failure; warnings are something to tell of all the same."""
-    warnings = [one for one in own if one.kind is FailureKind.SAID and one.names and _stays_sick(one.names[0].slug)]
+    warnings = [
+        one
+        for one in own
+        if one.kind is FailureKind.SAID and one.names and _stays_sick(course.catalogue, one.names[0].slug)
+    ]
     if not warnings:
         caught = {one.line for one in failures if not one.exited and (one.raised or one.names)}
-        lines = sorted({*caught, *survived(log, failures)}, key=lambda line: line.order)
+        lines = sorted({*caught, *survived(log, failures, course.catalogue)}, key=lambda line: line.order)
         return LogVerdict(outcome=RunOutcome.NOTHING, ended_well=True, survived=tuple(lines))
     suspects, also = chosen(ranked_suspects(warnings[0], warnings, course))
     return LogVerdict(outcome=RunOutcome.ILLNESS, suspects=suspects, lead=warnings[0].line, also=also, ended_well=True)
 
 
-def _stays_sick(slug: str) -> bool:
+def _stays_sick(catalogue: Catalogue, slug: str) -> bool:
     """Whether an illness is worth a word though the run went on."""
-    return not is_grave(slug) or is_of_host(slug)
+    return not is_grave(catalogue, slug) or is_of_host(catalogue, slug)
 
 
 def _is_cut(failure: Failure) -> bool:
@@ -236,18 +242,22 @@ def _only_ended(log: Log, failures: Sequence[Failure], course: Timeline) -> LogV
     # Those that the launcher ends, it may tell of before the one that failed.
     told_of = [one.line for one in log.exited if one.line.file == failures[0].line.file]
     if cause := _just_before(min(told_of, key=lambda line: line.order), log, course):
-        lead = with_rank(msgspec.structs.replace(first, line=cause), log, failures)
+        lead = with_rank(msgspec.structs.replace(first, line=cause), log, failures, course.catalogue)
         return LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=lead, exited=own_exit(first, log))
     if first.exited and first.exited.first and _EXCEPTION.match(first.exited.error):
         line = msgspec.structs.replace(first.line, text=first.exited.error)
-        lead = with_rank(msgspec.structs.replace(first, line=line), log, failures)
+        lead = with_rank(msgspec.structs.replace(first, line=line), log, failures, course.catalogue)
         return LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=lead, exited=own_exit(first, log))
     told = all(one.exited and _was_told(one.exited) for one in failures)
-    suspects = (Suspect(slug=STOPPED, sure=False, sightings=(), why=WHY_TOLD),) if told else ()
+    suspects = (
+        (Suspect(slug=course.catalogue.slug_for(LogTopic.STOPPED), sure=False, sightings=(), why=WHY_TOLD),)
+        if told
+        else ()
+    )
     return LogVerdict(
         outcome=RunOutcome.STOPPED if told else RunOutcome.EFFECTS_ONLY,
         suspects=suspects,
-        lead=with_rank(first, log, failures),
+        lead=with_rank(first, log, failures, course.catalogue),
         exited=own_exit(first, log),
     )
 
@@ -303,13 +313,15 @@ def _without_cause(
             outcome=RunOutcome.UNRECOGNISED if lead else RunOutcome.NOTHING,
             lead=lead,
             ended_well=bool(log.errors and not lead),
-            survived=() if lead else survived(log, failures),
+            survived=() if lead else survived(log, failures, course.catalogue),
         )
     if program := program_that_failed(failures):
         return LogVerdict(
             outcome=RunOutcome.USER_ERROR,
-            suspects=(Suspect(slug=USER_ERROR, sure=True, sightings=(), why=WHY_LEAD),),
-            lead=with_rank(program, log, failures),
+            suspects=(
+                Suspect(slug=course.catalogue.slug_for(LogTopic.MISTAKE), sure=True, sightings=(), why=WHY_LEAD),
+            ),
+            lead=with_rank(program, log, failures, course.catalogue),
             raised=program.raised,
         )
     ends = [one for one in failures if one.exited and not one.exited.told_to]
@@ -320,9 +332,11 @@ def _without_cause(
         slugs.setdefault(seen.slug, []).append(seen)
     silent = silent_ranks(log, failures)
     why = f"{ranks_named(silent)} said nothing of it, while the others waited" if silent else WHY_EFFECT
-    held = hypotheses(log, effects)
-    suspects = [Suspect(slug=one.slug, sure=False, sightings=one.seen, why=one.why) for one in held]
-    told = {one.slug for one in held}
+    suspects = [
+        Suspect(slug=course.catalogue.slug_for(one.cause), sure=False, sightings=one.seen, why=one.why)
+        for one in hypotheses(log, effects, course.catalogue)
+    ]
+    told = {one.slug for one in suspects}
     suspects += [
         Suspect(slug=slug, sure=False, sightings=tuple(seen), why=why)
         for slug, seen in slugs.items()
@@ -333,7 +347,7 @@ def _without_cause(
     return LogVerdict(
         outcome=RunOutcome.EFFECTS_ONLY,
         suspects=tuple(suspects[:MOST]),
-        lead=last or with_rank(first, log, failures),
+        lead=last or with_rank(first, log, failures, course.catalogue),
         raised=None if last else first.raised,
         exited=None if last else own_exit(first, log),
         effects=effects,
