@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.log_traits import Particulars
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import dotted, listed
 from ddpdoctor.checks.torch.extensions import cudart_major, other_python, unresolved
@@ -25,7 +26,6 @@ from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.nvidia import NO_GPU, called, compute_capability
 from ddpdoctor.knowledge.nvidia import without as leave_out
-from ddpdoctor.log_traits import Particulars
 from ddpdoctor.logs.analyze.refuted import INSTALLED, builds_tried_again
 from ddpdoctor.logs.analyze.sightings import word
 

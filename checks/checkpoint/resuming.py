@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.log_traits import Particulars
 from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.checkpoints.checkpoint_files import RANDOM_NUMBERS, all_read, paths, readable, seen, subject
 from ddpdoctor.checkpoints.model_wrappers import WRITERS, prefix_parts, writers
@@ -19,7 +20,6 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.knowledge.launchers import current_launch, several_nodes
-from ddpdoctor.log_traits import Particulars
 from ddpdoctor.logs.analyze.key_lists import with_lists_compared
 from ddpdoctor.logs.analyze.sightings import word
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.log_traits import Particulars
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed, plural, ranks_named
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, Subject, check, requires
@@ -19,7 +20,6 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import selector, visible_gpus
 from ddpdoctor.knowledge.evidence import planned
 from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
-from ddpdoctor.log_traits import Particulars
 from ddpdoctor.logs.analyze.nccl_refusals import names_another_refusal
 from ddpdoctor.logs.analyze.sightings import said
 from ddpdoctor.processes.gpu_holders import HeldGpu, SharedGpu, all_told, holdings, of_process, own_jobs, shared_gpus

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.log_traits import Particulars
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
@@ -27,7 +28,6 @@ from ddpdoctor.knowledge.launchers import (
     slurm_tasks_here,
 )
 from ddpdoctor.knowledge.network_fixes import addresses, resolved
-from ddpdoctor.log_traits import Particulars
 from ddpdoctor.logs.analyze.sightings import word
 
 ENV_INIT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -9,13 +9,8 @@ from signal import Signals
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
-<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
 from ddpdoctor.base.wording import LONGEST, ranks_named, short, signal_name
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
-=======
-from ddpdoctor.base.wording import ranks_named, short, signal_name
 from ddpdoctor.engine.registry import Catalogue, LogSign, LogTraits, SignRole, check, requires
->>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.aborts import without_aborts_that_follow

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.log_traits import Particulars
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
@@ -29,7 +30,6 @@ from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, first_set, master_port
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.network_fixes import addresses, intent, own_network, resolved, setting, shared_network
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.log_traits import Particulars
 from ddpdoctor.logs.analyze.deciding_commands import NOWHERE
 from ddpdoctor.netcheck.master_is_here import own_port_shut, start_node_0
 from ddpdoctor.netcheck.rendezvous_words import (

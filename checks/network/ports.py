@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.log_traits import Particulars
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
@@ -29,7 +30,6 @@ from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.knowledge.network_fixes import intent
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.python_commands import in_target_python
-from ddpdoctor.log_traits import Particulars
 from ddpdoctor.logs.analyze.launcher_options import launcher_of_log, launcher_of_settings, with_port
 from ddpdoctor.logs.analyze.sightings import word
 from ddpdoctor.netcheck.rendezvous_words import another_port, who_listens

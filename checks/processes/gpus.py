@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.log_traits import Particulars
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, Subject, check, requires
@@ -21,7 +22,6 @@ from ddpdoctor.facts.processes import Processes
 from ddpdoctor.knowledge.cuda_oom import ALIKE, BY_NOBODY, SURELY_BY_OTHERS
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.privileges import by_root, on_the_host
-from ddpdoctor.log_traits import Particulars
 from ddpdoctor.logs.analyze.particulars import memory_of_ranks
 from ddpdoctor.processes.gpu_holders import (
     HeldGpu,

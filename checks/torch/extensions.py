@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.log_traits import Particulars
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
@@ -34,7 +35,6 @@ from ddpdoctor.knowledge.evidence import told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.loading_signs import BUILT_ELSEWHERE, RAISED
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
-from ddpdoctor.log_traits import Particulars
 from ddpdoctor.logs.analyze.refuted import is_of_own_script
 from ddpdoctor.logs.analyze.sightings import word
 

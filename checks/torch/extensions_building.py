@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
+from ddpdoctor.base.log_traits import Particulars
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.torch.extensions import compiling, why_compiling, working_nvcc
 from ddpdoctor.engine.registry import LogSign, LogTraits, check, requires
@@ -18,7 +19,6 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.building import gcc_fixes, gcc_limit, too_new
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.python_commands import pip_install
-from ddpdoctor.log_traits import Particulars
 from ddpdoctor.logs.analyze.sightings import word
 
 GCC_LIMIT = "#error -- unsupported GNU version! gcc versions later than"

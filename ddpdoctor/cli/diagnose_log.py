@@ -161,19 +161,12 @@ def _judged(log: Log, host: Snapshot | None, *, here: bool, python: str | None) 
     from ddpdoctor.logs.analyze.settings import settings_of
     from ddpdoctor.logs.diagnosis import groups_that_decide, judge_log
 
-<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
-    if here and (groups := groups_that_decide(log)):
-        context = begin(python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ))
-        host = collect_facts(context, groups | {"machine", "container"})
-    return judge_log(log, host)
-=======
     if here and (groups := groups_that_decide(log, catalogue())):
         context = begin(
             python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, catalogue())
         )
-        host = look(context, groups | {"machine", "container"})
+        host = collect_facts(context, groups | {"machine", "container"})
     return judge_log(log, catalogue(), host)
->>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
 
 
 def _print(judgement: LogJudgement, *, as_json: bool, verbose: bool, quiet: bool) -> None:

@@ -303,11 +303,7 @@ def _with_host(examination: Examination, python: str | None, timeout: float | No
     facts = smoke_of(examination)
     in_vain = timeout is not None and nothing_ran(facts) and facts.seconds >= import_seconds(timeout)
     patience = max(timeout, IMPORT_AGAIN_SECONDS) if timeout is not None and in_vain else None
-<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
-    return with_host(examination, collect_facts(begin(python, patience=patience), GROUPS, known))
-=======
-    return with_host(examination, look(begin(python, patience=patience), GROUPS, known), catalogue())
->>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
+    return with_host(examination, collect_facts(begin(python, patience=patience), GROUPS, known), catalogue())
 
 
 def _job_with_others(wishes: SmokeOptions, options: tuple[str, ...]) -> NetcheckJob | None:

@@ -18,11 +18,11 @@ import msgspec
 from ddpdoctor.base.findings import Evidence, Finding, Severity
 from ddpdoctor.base.log_signs import LogSign as LogSign
 from ddpdoctor.base.log_signs import SignRole as SignRole
+from ddpdoctor.base.log_traits import PLAIN_SIGNS
+from ddpdoctor.base.log_traits import LogTraits as LogTraits
 from ddpdoctor.base.unknown import Facts, NotKnown, NotLearned, Unknown
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
-from ddpdoctor.log_traits import PLAIN_SIGNS
-from ddpdoctor.log_traits import LogTraits as LogTraits
 
 Predicate = Callable[..., Iterator[Finding]]
 
@@ -62,17 +62,13 @@ def requires(condition: object, reason: str) -> None:
 class Check:
     """One illness: its slug, family, severity, page (the docstring), log lines and predicate.
 
-<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
     The family is the folder that its file lies in.
-=======
-    The family is the first word of its file's name: a large one has several files, host_memory.py and host_disks.py.
 
     Args:
         stands_for: what of other parts' own lists it is the check of: causes of hangs, kinds of leftovers, signals of processes.
         judges: what else it judges than its family does.
         log: how the analysis of logs is to treat its signs.
         catalogue: the one that it stands in.
->>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
     """
 
     def __init__(
@@ -91,15 +87,11 @@ class Check:
         self.severity = severity
         self.log_signs = log_signs
         self.predicate = predicate
-<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
-        self.family = predicate.__module__.split(".")[-2]
-=======
         self.stands_for = stands_for
         self.judges = judges
         self.log = log
         self.catalogue = Catalogue() if catalogue is None else catalogue
-        self.family = predicate.__module__.rsplit(".", 1)[-1].partition("_")[0]
->>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
+        self.family = predicate.__module__.split(".")[-2]
 
     def __repr__(self) -> str:
         return f"Check({self.slug!r}, family={self.family!r})"
@@ -264,15 +256,9 @@ def all_checks() -> tuple[Check, ...]:
     """Every check, by family, file, and place in the file, whatever was imported first."""
     import ddpdoctor.checks as package
 
-<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
-    return tuple(sorted(_registered.values(), key=lambda one: (one.family, one.predicate.__module__)))
-=======
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
     return _registered.checks
->>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
 
 
 def catalogue() -> Catalogue:

@@ -18,11 +18,7 @@ from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_fixes import command_of
 from ddpdoctor.processes.zombies_words import gathered, holds, of_whom
 from ddpdoctor.report.contract import Report, ReportedFinding, build_report
-<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
-from ddpdoctor.report.reported_leftovers import Certainty, Fate, LeftoverKind, ReportedLeftover
-=======
-from ddpdoctor.report.reported_leftovers import Certainty, Fate
->>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
+from ddpdoctor.report.reported_leftovers import Certainty, Fate, ReportedLeftover
 
 LONGEST_SUMMARY: Final = 160
 

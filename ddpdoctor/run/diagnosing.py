@@ -254,13 +254,10 @@ def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
     if not groups:
         return None
     began = time.monotonic() - seconds
-<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
-    context = start_probes(None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ))
+    context = start_probes(
+        None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, catalogue())
+    )
     found = collect_facts(context, groups | {"machine", "container"})
-=======
-    context = begin(None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, catalogue()))
-    found = look(context, groups | {"machine", "container"})
->>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
     return of_this_run(found, time.monotonic() - began, killed)
 
 

@@ -147,16 +147,8 @@ def test_checks_and_what_they_share_never_look_at_the_world(path: Path) -> None:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-<<<<<<< f6444ba2af15be9bb8f804831de468de3402f0be
-            names = (
-                [f"{node.module}.{alias.name}" for alias in node.names]
-                if node.module in ("sys", "signal")
-                else [node.module or ""]
-            )
-=======
             whole = node.module not in ("sys", "signal")
             names = [node.module or ""] if whole else [f"{node.module}.{alias.name}" for alias in node.names]
->>>>>>> db77250ed8250ceea2b5f5a5c3ab855008ad6eaa
         for name in names:
             assert any(name == good or name.startswith(good + ".") for good in MAY_IMPORT), (
                 f"{path.name} imports {name}"

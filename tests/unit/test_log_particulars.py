@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.findings import Finding
+from ddpdoctor.base.log_traits import Particulars
 from ddpdoctor.engine.registry import catalogue, find_check
 from ddpdoctor.facts.log import Log
-from ddpdoctor.log_traits import Particulars
 from ddpdoctor.logs.analyze.particulars import particulars
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.log_corpus import LOGS, log_of

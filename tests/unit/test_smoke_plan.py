@@ -170,7 +170,7 @@ def test_torch_is_imported_for_the_plan_only_where_it_may_lack_nccl(monkeypatch:
         return host("jetson-orin")
 
     monkeypatch.setattr(command, "begin", lambda python, patience: (python, patience))
-    monkeypatch.setattr(command, "look", look)
+    monkeypatch.setattr(command, "collect_facts", look)
     quick = {name: msgspec.structs.replace(host(name), torch=Unknown("not looked at")) for name in healthy_names()}
     jetson = quick.pop("jetson-orin")
     wishes = SmokeOptions(python="/opt/env/bin/python", timeout=50)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.log_traits import Particulars
 from ddpdoctor.base.wording import listed, ranks_named
 from ddpdoctor.engine.registry import Check
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.log_traits import Particulars
 
 _LISTED: Final = re.compile(r"Process (\d+) has \d")
 """A process that torch lists as a holder of the GPU."""
