@@ -61,10 +61,10 @@ def test_little_memory_means_few_jobs() -> None:
 
 def test_an_older_tree_is_built_by_its_options() -> None:
     tree = {"apex_source": "/home/ada/my apex", "apex_source_style": "options"}
-    new = prescribed("h100x8-bare-metal", toolchain=tree, target_python={"pip_version": "26.3"})
+    new = prescribed("h100x8-bare-metal", toolchain=tree, patient={"pip_version": "26.3"})
     assert "cd '/home/ada/my apex'" in commands(new)
     assert "--config-settings --build-option=--cpp_ext --config-settings --build-option=--cuda_ext" in the_build(new)
-    old = prescribed("h100x8-bare-metal", toolchain=tree, target_python={"pip_version": "22.3.1"})
+    old = prescribed("h100x8-bare-metal", toolchain=tree, patient={"pip_version": "22.3.1"})
     assert "--global-option=--cpp_ext --global-option=--cuda_ext" in the_build(old)
     assert "APEX_CUDA_EXT" not in the_build(old)
 
