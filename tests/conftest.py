@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.other_users import NAMES, User, shared_folder, user
+from tests.support.other_users import NAMES, User, shared_folder, user
 
 # How long one example takes is the machine's load to say; tests of speed measure it themselves.
 hypothesis.settings.register_profile("ddpdoctor", deadline=None)

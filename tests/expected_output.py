@@ -31,8 +31,8 @@ from ddpdoctor.logs.render_terminal import show_log
 from ddpdoctor.logs.render_words import judged_as
 from ddpdoctor.report.terminal import make_console, show_findings
 from ddpdoctor.smoke.render_terminal import show_smoke
-from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 from tests.log_corpus import LOGS, CorpusLog, corpus
+from tests.support.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 
 EXPECTED: Final = HOSTS.parent / "expected"
 WIDTH_COLUMNS: Final = 100

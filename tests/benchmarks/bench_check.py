@@ -14,7 +14,7 @@ import statistics
 import sys
 
 from tests.benchmarks.measuring import Measured, measuring, print_table
-from tests.command import command
+from tests.support.command import command
 
 PYTHON = sys.executable
 

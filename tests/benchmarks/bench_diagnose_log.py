@@ -29,7 +29,7 @@ from pathlib import Path
 
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from tests.benchmarks.measuring import Measured, measuring, print_table
-from tests.command import command
+from tests.support.command import command
 
 AIM = 2.0
 """Times as long as grep, at most."""

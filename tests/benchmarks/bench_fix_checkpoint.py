@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from tests.benchmarks.measuring import Measure, Measured, measuring, print_table
-from tests.command import command, plain_environ
+from tests.support.command import command, plain_environ
 
 PYTHON = sys.executable
 GB = 10**9

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.benchmarks.measuring import print_table
-from tests.command import command, plain_environ
+from tests.support.command import command, plain_environ
 
 PRINTS = """
 import os, sys, time

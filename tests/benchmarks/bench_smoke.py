@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from ddpdoctor.smoke.orders import import_seconds
 from tests.benchmarks.measuring import print_table
-from tests.command import command, plain_environ
+from tests.support.command import command, plain_environ
 
 PLAIN = Path(__file__).with_name("plain_training.py")
 

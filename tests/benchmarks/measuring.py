@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import NamedTuple, Protocol
 
-from tests.command import plain_environ
+from tests.support.command import plain_environ
 
 
 class Measured(NamedTuple):

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from tests.command import ROOT
-from tests.pythons import fake_torch
 from tests.real.namespaces import Host, drop_input
+from tests.support.command import ROOT
+from tests.support.pythons import fake_torch
 
 PORT = 29500
 Settings = Mapping[str, Mapping[str, str]]

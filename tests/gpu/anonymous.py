@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.command import ROOT
+from tests.support.command import ROOT
 
 SERIAL_NUMBERS = (
     (re.compile(r"\b(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), r"\1-UUID"),

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
-from tests.command import ROOT
+from tests.support.command import ROOT
 
 MARK = "DDPDOCTOR_GPU_KIT"
 """In the environment of all that the kit starts: what is left of a part is found by it."""

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import msgspec
 
-from tests.command import ROOT
 from tests.gpu import parts
 from tests.gpu.anonymous import anonymiser
 from tests.gpu.kit import (
@@ -38,6 +37,7 @@ from tests.gpu.kit import (
     end_all_marked,
 )  # fmt: skip
 from tests.gpu.outcomes import Outcome, Record, Row, changes, read_record
+from tests.support.command import ROOT
 
 SHORT = 12.0
 """Seconds. With less of the budget left nothing more is begun."""

@@ -31,8 +31,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.command import plain_environ
-from tests.free_ports import free_port
+from tests.support.command import plain_environ
+from tests.support.free_ports import free_port
 
 SCRIPT = Path(__file__).with_name("training_script.py")
 SECONDS = 90.0

@@ -19,7 +19,7 @@ from ddpdoctor.smoke.leftovers import listening_sockets, sockets_of
 from ddpdoctor.smoke.orders import Fault, Order
 from ddpdoctor.smoke.running import Ran, run
 from ddpdoctor.smoke.shared_memory import mapped_memory, own_files
-from tests.command import plain_environ
+from tests.support.command import plain_environ
 
 STAGES = (
     "import",

@@ -22,8 +22,8 @@ import torch
 import torch.distributed.checkpoint
 
 from ddpdoctor.engine.registry import all_checks, find_check
-from tests.command import ROOT, ddpdoctor, plain_environ
-from tests.sickness import check as check_all
+from tests.support.command import ROOT, ddpdoctor, plain_environ
+from tests.support.sickness import check as check_all
 
 SLUGS = {one.slug for one in all_checks() if "checkpoints" in one.groups}
 SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text())

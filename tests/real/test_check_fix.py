@@ -24,9 +24,9 @@ import pytest
 from ddpdoctor.engine.registry import select as select_checks
 from ddpdoctor.fixes import proof
 from ddpdoctor.fixes.proof import Unproved, look_again
-from tests.checkpoints import on, pins, save
-from tests.command import ROOT, command, ddpdoctor, plain_environ
 from tests.real.smoke_runs import Estate, wait_for
+from tests.support.checkpoints import on, pins, save
+from tests.support.command import ROOT, command, ddpdoctor, plain_environ
 
 SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text())
 OURS = ("check", "--fix", "--python", sys.executable)

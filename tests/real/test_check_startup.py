@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.command import command, plain_environ
+from tests.support.command import command, plain_environ
 
 pytestmark = pytest.mark.root
 

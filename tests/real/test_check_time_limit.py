@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from ddpdoctor.base.time_limit import KILL_SECONDS
-from tests.command import command, plain_environ
+from tests.support.command import command, plain_environ
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 

@@ -18,8 +18,8 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ddpdoctor.checkpoints.fixing import Action, CheckpointOutcome, EditOptions, fix, undo
 from ddpdoctor.checkpoints.inspection import inspect
-from tests.checkpoint_files import repacked
-from tests.checkpoints import assert_same, by_size, constant, on, pickle_of, pins, save
+from tests.support.checkpoint_files import repacked
+from tests.support.checkpoints import assert_same, by_size, constant, on, pickle_of, pins, save
 
 warnings.filterwarnings("ignore", module="torch")
 

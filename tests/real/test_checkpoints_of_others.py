@@ -19,9 +19,9 @@ from ddpdoctor.checkpoints.formats.changes import Patch
 from ddpdoctor.checkpoints.writing import exclusive_open as holding
 from ddpdoctor.checkpoints.writing import in_place, journal
 from ddpdoctor.checkpoints.writing.journal import JournalStage, Layer, undo_file
-from tests.checkpoints import on, pins, save
-from tests.command import command, ddpdoctor, plain_environ
-from tests.other_users import User
+from tests.support.checkpoints import on, pins, save
+from tests.support.command import command, ddpdoctor, plain_environ
+from tests.support.other_users import User
 
 pytestmark = pytest.mark.root
 

@@ -19,9 +19,9 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.registry import all_checks
 from ddpdoctor.engine.snapshots import encode_snapshot, read_snapshot
 from ddpdoctor.facts.snapshot import GROUPS
-from tests.command import ROOT, command, ddpdoctor, plain_environ
-from tests.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, read_fixture, to_snapshot
 from tests.real.libnccl import beside_torch
+from tests.support.command import ROOT, command, ddpdoctor, plain_environ
+from tests.support.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, read_fixture, to_snapshot
 
 SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text())
 SICK = HOSTS / "shm-too-small" / "sick-docker-default.json"

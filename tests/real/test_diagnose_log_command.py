@@ -17,10 +17,10 @@ import jsonschema
 import pytest
 
 from ddpdoctor.report.contract import json_schema
-from tests.command import command, ddpdoctor, plain_environ
-from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
-from tests.free_ports import free_port
 from tests.real.test_check_fix import at_a_terminal
+from tests.support.command import command, ddpdoctor, plain_environ
+from tests.support.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.support.free_ports import free_port
 
 SHM = """\
 [rank0]: step 100 loss 2.31

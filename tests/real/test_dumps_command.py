@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.command import ddpdoctor
+from tests.support.command import ddpdoctor
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "flight_recorder"
 

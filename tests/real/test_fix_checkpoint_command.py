@@ -19,7 +19,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.command import ROOT, command, ddpdoctor, plain_environ
+from tests.support.command import ROOT, command, ddpdoctor, plain_environ
 
 SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.command import command, ddpdoctor, plain_environ
+from tests.support.command import command, ddpdoctor, plain_environ
 
 pytestmark = pytest.mark.tool("strace")
 

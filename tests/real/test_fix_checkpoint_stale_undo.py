@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ddpdoctor.checkpoints.writing import in_place, journal
-from tests.command import command, ddpdoctor, plain_environ
 from tests.real.test_fix_checkpoint_command import same, saved, weights
+from tests.support.command import command, ddpdoctor, plain_environ
 
 
 def fix(*arguments: str | Path) -> tuple[int, str]:

@@ -14,8 +14,8 @@ import torch
 
 from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix, undo
 from ddpdoctor.checkpoints.writing import lock_retry as turns
-from tests.command import command, ddpdoctor, plain_environ
 from tests.real.test_fix_checkpoint_command import same, saved, weights
+from tests.support.command import command, ddpdoctor, plain_environ
 
 RUNS = 8
 

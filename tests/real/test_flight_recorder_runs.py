@@ -18,8 +18,8 @@ from ddpdoctor.facts.processes import Process, ProcessRole, RankPlace
 from ddpdoctor.hang.flight_recorder import dumps_of, read_dumps
 from ddpdoctor.probes.proc import Proc, Stat
 from ddpdoctor.processes.jobs import TrainingJob
-from tests import flight_recordings
-from tests.command import plain_environ
+from tests.support import flight_recordings
+from tests.support.command import plain_environ
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "flight_recorder" / "lagging"
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ddpdoctor.checkpoints.kinds.framework_folders import framework_folders
-from tests.checkpoints import on, tagged
-from tests.command import ddpdoctor, plain_environ
+from tests.support.checkpoints import on, tagged
+from tests.support.command import ddpdoctor, plain_environ
 
 
 def findings(path: Path) -> dict[str, dict[str, Any]]:

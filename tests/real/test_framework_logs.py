@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine
 from ddpdoctor.knowledge.frameworks import ACCELERATE, FIND_UNUSED, framework_of
-from tests.command import ddpdoctor, plain_environ
+from tests.support.command import ddpdoctor, plain_environ
 
 TRAINER = """
 import torch

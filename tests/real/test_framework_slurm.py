@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.command import command, plain_environ
 from tests.real.framework_jobs import LIGHTNING
 from tests.real.namespaces import Host, network
 from tests.real.running_jobs import wait_until
 from tests.real.slurm import slurm
+from tests.support.command import command, plain_environ
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("slurmctld", "slurmd", "munged"), pytest.mark.slow]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import ROOT, ddpdoctor
+from tests.support.command import ROOT, ddpdoctor
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from ddpdoctor.probes import process_shares, processes
 from ddpdoctor.probes.context import Context
 from ddpdoctor.processes.jobs import jobs_of, setting
 from ddpdoctor.processes.leftover_blind_spots import blind_spots
-from tests.command import ddpdoctor
-from tests.other_users import User, python_for_all
+from tests.support.command import ddpdoctor
+from tests.support.other_users import User, python_for_all
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 

@@ -18,9 +18,9 @@ import pytest
 
 from ddpdoctor.checkpoints.errors import CheckpointError
 from ddpdoctor.checkpoints.writing import in_place
-from tests.command import plain_environ
 from tests.real.killed_runs import CHANGES, DATE, ORIGINAL, Checkpoint
 from tests.real.power_cut import Call, Disk, after_power_cuts, read_log
+from tests.support.command import plain_environ
 
 pytestmark = pytest.mark.tool("gcc")
 

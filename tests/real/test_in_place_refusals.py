@@ -21,8 +21,8 @@ from ddpdoctor.checkpoints.errors import CheckpointError, Refused
 from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.writing import exclusive_open as holding
 from ddpdoctor.checkpoints.writing import in_place
-from tests.command import plain_environ
 from tests.real.killed_runs import CHANGES, DATE, ORIGINAL, applied
+from tests.support.command import plain_environ
 
 CHANGE = CHANGES["both"][0]
 PATCHED = CHANGES["patch"][0]
@@ -307,7 +307,7 @@ import random
 import sys
 import time
 from pathlib import Path
-from tests.command import plain_environ
+from tests.support.command import plain_environ
 from tests.real.killed_runs import CHANGES
 from ddpdoctor.checkpoints.writing import in_place
 from ddpdoctor.checkpoints.errors import Refused

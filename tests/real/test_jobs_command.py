@@ -14,9 +14,9 @@ import pytest
 
 from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.report.contract import json_schema
-from tests.command import ddpdoctor
 from tests.real.nvml import FakeNvidia, holding
 from tests.real.running_jobs import RunningJob, by_hand, launched, started_by_itself, state, torchrun, wait_until
+from tests.support.command import ddpdoctor
 
 GIB = 1 << 30
 

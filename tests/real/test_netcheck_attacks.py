@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.command import command, plain_environ
 from tests.real.namespaces import network
 from tests.real.netcheck_hosts import MASTER, Ran
+from tests.support.command import command, plain_environ
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]
 
@@ -253,7 +253,7 @@ def test_nodes_that_are_halted(hosts, tmp_path):
 
 
 def hostile(host, *arguments: object) -> subprocess.Popen[str]:
-    """tests/hostile.py on that host."""
+    """tests/support/hostile.py on that host."""
     path = Path(__file__).parent.parent
     environ = plain_environ() | {"PYTHONPATH": str(path.parent)}
     return subprocess.Popen(

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.pythons import bare_venv
 from tests.real.namespaces import Host, network
 from tests.real.netcheck_hosts import MASTER, NAMED_WITHIN, Ran, carry_out, netcheck, start
+from tests.support.pythons import bare_venv
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "gcc")]
 

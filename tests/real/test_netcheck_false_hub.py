@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from ddpdoctor.netcheck.messages import Collect, Dial, Measure, Message, Open, Peer, Place, Rehearse
-from tests.command import ROOT
-from tests.other_users import User, python_for_all
 from tests.real.namespaces import Host, network
 from tests.real.netcheck_hosts import MASTER, Ran, Running
+from tests.support.command import ROOT
+from tests.support.other_users import User, python_for_all
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare", "setpriv")]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.pythons import stand_in
 from tests.real.libnccl import build_speechless
 from tests.real.namespaces import Host, network
 from tests.real.netcheck_hosts import MASTER, NAMED_WITHIN, Ran, mend, netcheck, start, sudo_shim
 from tests.real.test_network_illnesses import bridge
+from tests.support.pythons import stand_in
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip", "unshare")]
 

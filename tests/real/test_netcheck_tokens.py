@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import command, plain_environ
 from tests.real.namespaces import Host, network
 from tests.real.netcheck_hosts import MASTER, Ran, Running, start
+from tests.support.command import command, plain_environ
 
 pytestmark = pytest.mark.root
 

@@ -20,8 +20,8 @@ from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus, MigInstance
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.probes import driver, gpus, libcuda, nvml
 from ddpdoctor.probes.context import Context
-from tests.fixture_hosts import healthy_facts, to_snapshot
 from tests.real.nvml import FakeNvidia, holding
+from tests.support.fixture_hosts import healthy_facts, to_snapshot
 
 pytestmark = pytest.mark.tool("gcc")
 

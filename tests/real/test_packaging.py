@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.engine.registry import all_checks
-from tests.command import ROOT
+from tests.support.command import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

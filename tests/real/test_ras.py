@@ -18,8 +18,8 @@ from ddpdoctor.facts.processes import Process, ProcessRole, RankPlace
 from ddpdoctor.hang import ras, watching
 from ddpdoctor.hang.ras import ask_twice
 from ddpdoctor.processes.jobs import TrainingJob
-from tests import ras_server
-from tests.command import plain_environ
+from tests.support import ras_server
+from tests.support.command import plain_environ
 
 
 class Server:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import command, plain_environ
 from tests.real.running_jobs import RunningJob, launched, torchrun, wait_until
 from tests.real.watched_runs import ended, run, written
+from tests.support.command import command, plain_environ
 
 RANK = """
 import os, sys, time

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import ddpdoctor
-from tests.other_users import User
+from tests.support.command import ddpdoctor
+from tests.support.other_users import User
 
 pytestmark = pytest.mark.root
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from ddpdoctor.engine.snapshots import encode_snapshot
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.runner import take_snapshot
-from tests.command import ROOT, plain_environ
-from tests.pythons import fake_torch, stand_in
-from tests.sickness import run
+from tests.support.command import ROOT, plain_environ
+from tests.support.pythons import fake_torch, stand_in
+from tests.support.sickness import run
 
 MARK = "zQ7canary"
 """Part of every secret, so that a piece of one is found as well."""

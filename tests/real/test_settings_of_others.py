@@ -21,8 +21,8 @@ from ddpdoctor.fixes.choosing import FixChoice
 from ddpdoctor.fixes.proof import look_again
 from ddpdoctor.fixes.remedies import AppliableFix, Case
 from ddpdoctor.fixes.settings_lines import Line
-from tests.command import ddpdoctor
-from tests.other_users import User
+from tests.support.command import ddpdoctor
+from tests.support.other_users import User
 
 pytestmark = pytest.mark.root
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from ddpdoctor import smoke as smoke_package
-from tests.command import ROOT, command, plain_environ
-from tests.pythons import bare_venv, fake_torch, real_pythons, stand_in
+from tests.support.command import ROOT, command, plain_environ
+from tests.support.pythons import bare_venv, fake_torch, real_pythons, stand_in
 
 TRAINER = Path(smoke_package.__file__).parent / "trainer"
 

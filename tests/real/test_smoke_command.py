@@ -24,9 +24,9 @@ from ddpdoctor.cli import smoke as command_module
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.smoke import train as conducting
-from tests.command import command, ddpdoctor, plain_environ
 from tests.real.nvml import FakeNvidia
-from tests.smokes import examined_smoke, rank_run, smoke_of_ranks
+from tests.support.command import command, ddpdoctor, plain_environ
+from tests.support.smokes import examined_smoke, rank_run, smoke_of_ranks
 
 SCHEMA_FILE = Path(report.__file__).parent / "report.schema.json"
 SHORT = ("--stages", "barrier,all_reduce")

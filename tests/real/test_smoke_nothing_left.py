@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from ddpdoctor.smoke.stacks import process_state
-from tests.command import command
 from tests.real.smoke_runs import Estate, rank_1_runs, wait_for
+from tests.support.command import command
 
 SECONDS = 5.0
 """Within which all must be over."""

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from tests.command import ddpdoctor
-from tests.pythons import real_pythons
+from tests.support.command import ddpdoctor
+from tests.support.pythons import real_pythons
 
 TORCH = "1.13.1"
 NOT_HERE = {"sync_batchnorm", "model split", "p2p", "apex"}

@@ -15,11 +15,11 @@ import pytest
 from ddpdoctor.facts.smoke import RankEnding
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.running import run
-from tests.command import ROOT, command, ddpdoctor, plain_environ
-from tests.free_ports import free_port
-from tests.other_users import User
 from tests.real.namespaces import Host, network
-from tests.store_attacks import attacked_by, noting_what_is_unpickled
+from tests.support.command import ROOT, command, ddpdoctor, plain_environ
+from tests.support.free_ports import free_port
+from tests.support.other_users import User
+from tests.support.store_attacks import attacked_by, noting_what_is_unpickled
 
 pytestmark = pytest.mark.root
 

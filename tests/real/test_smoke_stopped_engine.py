@@ -12,7 +12,7 @@ from contextlib import suppress
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.rank_monitor import RankMonitor
 from ddpdoctor.smoke.running import run
-from tests.command import plain_environ
+from tests.support.command import plain_environ
 
 
 def test_a_stopped_engine_is_told() -> None:

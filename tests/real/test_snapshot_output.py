@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.engine.snapshots import encode_snapshot
-from tests.command import command, plain_environ
-from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
-from tests.other_users import User
-from tests.sickness import run
+from tests.support.command import command, plain_environ
+from tests.support.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.support.other_users import User
+from tests.support.sickness import run
 
 
 def snapshot(path: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:

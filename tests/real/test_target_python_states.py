@@ -25,7 +25,7 @@ from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.runner import take_snapshot
 from ddpdoctor.probes.target_python import asking
 from ddpdoctor.probes.target_python.asking import INQUIRY, ask
-from tests.pythons import bare_venv, fake_torch, old_python, real_pythons, stand_in
+from tests.support.pythons import bare_venv, fake_torch, old_python, real_pythons, stand_in
 
 GROUPS = ("target_python", "torch", "packages", "libraries")
 OLD = ("2.7", "3.6", "3.7")

@@ -20,7 +20,7 @@ from ddpdoctor.facts.torch import NOT_IMPORTED, Torch
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.runner import take_snapshot
 from ddpdoctor.probes.target_python import asking
-from tests.pythons import bare_venv, fake_torch
+from tests.support.pythons import bare_venv, fake_torch
 
 GROUPS = ("target_python", "torch", "packages", "libraries")
 

@@ -18,8 +18,8 @@ import pytest
 from ddpdoctor.base.text import UNSEEN
 from ddpdoctor.engine.snapshots import decode_snapshot
 from ddpdoctor.facts.environment import Environment, Setting
-from tests.command import command, plain_environ
-from tests.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.support.command import command, plain_environ
+from tests.support.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 
 HOSTILE = "evil\x1b]0;title\x07\x9b2J\x85\u202e\u2066\u200e\u061c\u2028\u2029\u200b\U000e0041\x7f"
 NAME = "evil\x1b]0;title\x07\x9b2J\x85\u202e\u2028\x7f\n.pt"

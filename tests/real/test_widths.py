@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import command, plain_environ
+from tests.support.command import command, plain_environ
 
 WORDS = "RuntimeError: Address already in use"
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.command import command, ddpdoctor
 from tests.real.closed_loop import USER
 from tests.real.own_pids import SUBREAPER, OwnPids, kill_launcher, own_pids
 from tests.real.running_jobs import RunningJob, by_hand, launched, started_by_itself, torchrun, wait_until
+from tests.support.command import command, ddpdoctor
 
 pytestmark = [
     pytest.mark.root,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import ddpdoctor
-from tests.segments import make, nccl_name
+from tests.support.command import ddpdoctor
+from tests.support.segments import make, nccl_name
 
 
 @pytest.mark.root

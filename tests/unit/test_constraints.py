@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.command import ROOT
+
 PINNED = re.findall(
     r"(?m)^([\w.-]+)==([\w.]+)[^\n]*\\\n((?:    --hash=.*\n?)+)", (ROOT / "constraints.txt").read_text()
 )

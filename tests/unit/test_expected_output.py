@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.expected_output import EXPECTED, WIDTH_COLUMNS, all_slugs
-from tests.fixture_hosts import HOSTS
 from tests.log_corpus import LOGS
-from tests.other_users import User, python_for_all
 from tests.regenerate import differences, generated
+from tests.support.fixture_hosts import HOSTS
+from tests.support.other_users import User, python_for_all
 
 ROOT = EXPECTED.parent.parent
 SLUGS = ("port-in-use", "collective-desync", "user-code-error")

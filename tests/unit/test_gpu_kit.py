@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests import hardware_page
-from tests.command import ROOT
 from tests.gpu import running
 from tests.gpu.__main__ import NEEDED, how_to_bring, lacking
 from tests.gpu.anonymous import anonymiser
 from tests.gpu.kit import MARK, PARTS, Kit, Machine, end_all_marked, has_mark, marked, programs
 from tests.gpu.outcomes import Outcome, Record, Row, changes, read_record
 from tests.gpu.parts.host import unknown_against
+from tests.support.command import ROOT
 from tests.unit import kit_parts
 
 MACHINE = Machine(gpus=1, rehearsal=True)

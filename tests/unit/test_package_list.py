@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.command import ROOT
+from tests.support.command import ROOT
 
 CHECKS = ROOT / "checks"
 """Lies beside the package; a link within it, for editors, leads there."""

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.patterns import Expression, collected, worst_growth
+from tests.support.patterns import Expression, collected, worst_growth
 
 PARTS = 8
 """Of the expressions, for tests that run side by side."""

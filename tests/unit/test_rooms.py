@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import ROOT
+from tests.support.command import ROOT
 
 pytestmark = pytest.mark.quick
 

@@ -6,8 +6,8 @@ import json
 import sys
 from typing import Any
 
-from tests.command import ROOT
 from tests.gpu.kit import Kit, NotPossibleError, part
+from tests.support.command import ROOT
 
 ASK_TORCH = """
 import ctypes, os

@@ -1,0 +1,124 @@
+"""Whoever is told that something fails is told what to do, whatever isn't known of his host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddpdoctor.base.findings import FAIL, Fix
+from ddpdoctor.engine.examination import Examination, examine
+from ddpdoctor.engine.registry import all_checks, catalogue, find_check
+from ddpdoctor.facts.fleet import Cell, Fleet, Node, Reach
+from ddpdoctor.facts.network import Interface, Network
+from ddpdoctor.facts.snapshot import GROUPS, Snapshot
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.netcheck.judging import with_fleet
+from tests.log_corpus import corpus, log_of
+from tests.support.fixture_hosts import HOSTS, fixture_snapshot, lay_over, read_fixture, to_snapshot
+from tests.unit.checks.test_unknown_facts import with_one_unknown
+
+SICK = [path for check in all_checks() for path in sorted((HOSTS / check.slug).glob("sick-*.json"))]
+
+
+def without_a_fix(examination: Examination) -> list[str]:
+    return [check.slug for check, severity, found in examination.findings if severity is FAIL and not found.fixes]
+
+
+@pytest.mark.parametrize("path", SICK, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_each_failure_of_a_host_has_a_fix(path: Path) -> None:
+    fixture = read_fixture(path)
+    snapshot = fixture_snapshot(fixture)
+    check = find_check(path.parent.name)
+    nproc = fixture.plan.get("nproc")
+    assert not without_a_fix(examine(snapshot, nproc, all_checks()))
+    for name, changed in with_one_unknown(msgspec.to_builtins(snapshot), check.groups & set(GROUPS)):
+        assert not without_a_fix(examine(changed, nproc, [check])), name
+
+
+def test_each_failure_in_a_log_has_a_fix() -> None:
+    failed = 0
+    for log in corpus():
+        examination = judge_log(log_of(log.path), catalogue()).examination
+        failed += any(severity is FAIL for _, severity, _ in examination.findings)
+        assert not without_a_fix(examination), log.path
+    assert failed > 100
+
+
+ISOLATED: dict[str, Any] = {
+    "network": {"default_interface": None, "interface_to_master": "lo", "hosts_lines": ["127.0.1.1 gpu07"]}
+}
+"""Node 0 of a network for training alone: it meets itself, and no route leads anywhere else."""
+
+
+def fixes_of(snapshot: Snapshot, slug: str) -> tuple[Fix, ...]:
+    ((_, _, finding),) = examine(snapshot, None, [find_check(slug)]).findings
+    return finding.fixes
+
+
+def test_on_an_isolated_network_the_peers_tell_the_address() -> None:
+    sick = read_fixture(HOSTS / "hostname-resolves-loopback" / "sick-gloo-over-two-nodes.json")
+    alone = to_snapshot(lay_over(msgspec.to_builtins(fixture_snapshot(sick)), ISOLATED))
+    assert isinstance(alone.network, Network)
+    interfaces = (
+        Interface(name="lo", loopback=True, up=True, running=True, addresses=("127.0.0.1/8",)),
+        Interface(name="eno1", up=True, running=True, addresses=("192.168.7.4/24",)),
+        Interface(name="ens5", up=True, running=True, addresses=("10.77.0.4/24",)),
+    )
+    network = msgspec.structs.replace(alone.network, interfaces=interfaces)
+    alone = msgspec.structs.replace(alone, network=network)
+    assert not any(
+        "10.77.0.4" in command for fix in fixes_of(alone, "hostname-resolves-loopback") for command in fix.commands
+    )
+    ok = Cell.OK.value
+    fleet = Fleet(
+        expected=2,
+        nodes=(Node(rank=0, host="gpu07", address="10.77.0.4"), Node(rank=1, host="gpu08", address="10.77.0.5")),
+        reach=(
+            Reach(kind="route", addresses=("10.77.0.4", "10.77.0.5"), ports=(4, 4), rows=(f"-{ok}", f"{ok}-")),
+            Reach(kind="gloo", addresses=("127.0.1.1", ""), ports=(4, 0), rows=("--", "r-")),
+        ),
+    )
+    met = with_fleet(alone, fleet, 0)
+    assert isinstance(met.network, Network)
+    assert met.network.met_at == "10.77.0.4"
+    commands = [command for fix in fixes_of(met, "hostname-resolves-loopback") for command in fix.commands]
+    assert any("10.77.0.4" in command and "/etc/hosts" in command for command in commands)
+    assert "export GLOO_SOCKET_IFNAME=ens5" in commands
+
+
+def test_what_no_peer_reached_tells_nothing() -> None:
+    snapshot = fixture_snapshot(read_fixture(HOSTS / "hostname-resolves-loopback" / "sick-gloo-over-two-nodes.json"))
+    fleet = Fleet(
+        nodes=(Node(rank=0, host="a", address="10.77.0.4"), Node(rank=1, host="b", address="10.77.0.5")),
+        reach=(Reach(kind="route", addresses=("10.77.0.4", "10.77.0.5"), ports=(4, 4), rows=("-t", "t-")),),
+    )
+    network = with_fleet(snapshot, fleet, 0).network
+    assert isinstance(network, Network)
+    assert network.met_at == ""
+
+
+def apex_fixes(path: Path, torch: dict[str, Any]) -> list[str]:
+    fixture = read_fixture(path)
+    facts = msgspec.to_builtins(fixture_snapshot(fixture))
+    snapshot = to_snapshot(lay_over(facts, {"torch": torch}))
+    found = examine(snapshot, fixture.plan.get("nproc"), [find_check(path.parent.name)]).findings
+    return [
+        fix.text
+        for _, _, finding in found
+        for fix in finding.fixes
+        if any("explain apex" in one for one in fix.commands)
+    ]
+
+
+@pytest.mark.parametrize("slug", ["apex-wrong-package", "apex-build-isolation"])
+def test_no_build_of_apex_is_promised_that_explain_apex_denies(slug: str) -> None:
+    path = next(iter(sorted((HOSTS / slug).glob("sick-*.json"))))
+    without_cuda = apex_fixes(path, {"version": "2.13.0+cpu", "cuda": None, "hip": None})
+    assert without_cuda
+    assert all("nothing to offer a torch without CUDA" in one for one in without_cuda)
+    for_rocm = apex_fixes(path, {"version": "2.13.0+rocm7.0", "cuda": None, "hip": "7.0"})
+    assert for_rocm
+    assert all("AMD's fork" in one for one in for_rocm)

@@ -1,0 +1,286 @@
+"""Waits over all groups: made-up jobs that are played until they rest, and judged by what their recorders then hold."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import catalogue, diagnose
+from ddpdoctor.facts.hang import Hang, Recorded, RecordedCollective, RecordedGroup
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.hang.recorded import RecordedHang, RecordedSign, record_of
+from ddpdoctor.hang.recorded_entries import understand
+from ddpdoctor.hang.verdict import verdict_of
+from ddpdoctor.hang.waits import How, waits_of
+from ddpdoctor.knowledge.hang_causes import HangCause
+from tests.support.group_jobs import Job, some_job
+from tests.support.hangs import call
+
+THOROUGH_JOBS = 10_000
+ORDINARY_JOBS = 120
+AT_ONCE = 250
+"""Jobs in one test."""
+
+
+def recorded(job: Job) -> tuple[Recorded, ...]:
+    return tuple(understand(data).recorded(rank, f"rank_{rank}", "", 0.0) for rank, data in sorted(job.dumps().items()))
+
+
+def judged(job: Job) -> RecordedHang | None:
+    return record_of(Hang(recorded=recorded(job)))
+
+
+def wrongly_named(seeds: Iterable[int], backend: str, *, pipes: bool = True, most: int = 24) -> list[object]:
+    wrong: list[object] = []
+    for seed in seeds:
+        chance = random.Random(seed)
+        # One in a hundred is large.
+        job = some_job(chance, backend=backend, pipes=pipes, most=512 if seed % 100 == 99 else most)
+        found = judged(job)
+        named = found.ranks if found else ()
+        fits = set(job.faulty) <= set(named) if found and found.unsure else named == job.faulty
+        if not fits:
+            wrong.append((seed, job.faults, job.plan.layout.shape, named, found.sign if found else None))
+    return wrong
+
+
+@pytest.mark.parametrize("first", range(0, ORDINARY_JOBS, ORDINARY_JOBS // 2))
+def test_over_nccl_exactly_the_faulty_ranks_are_named(first: int) -> None:
+    assert wrongly_named(range(first, first + ORDINARY_JOBS // 2), "nccl") == []
+
+
+def test_over_gloo_exactly_the_faulty_ranks_are_named_without_a_pipeline() -> None:
+    assert wrongly_named(range(ORDINARY_JOBS // 2), "gloo", pipes=False) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(1_000, 1_000 + THOROUGH_JOBS * 7 // 10, AT_ONCE))
+def test_the_same_in_thousands_of_jobs_over_nccl(first: int) -> None:
+    assert wrongly_named(range(first, first + AT_ONCE), "nccl") == []
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(1_000, 1_000 + THOROUGH_JOBS * 3 // 10, AT_ONCE))
+def test_the_same_in_thousands_of_jobs_over_gloo(first: int) -> None:
+    assert wrongly_named(range(first, first + AT_ONCE), "gloo", pipes=False) == []
+
+
+def test_over_gloo_with_a_pipeline_nobody_is_blamed_for_sure_who_may_wait_in_a_send_that_is_not_recorded() -> None:
+    """gloo records no sends and receives: where several ranks wait in nothing that is recorded, it is said that it is one of them."""
+    for seed in range(60):
+        job = some_job(random.Random(seed), backend="gloo", most=24)
+        found = judged(job)
+        if found is None or found.sign is not RecordedSign.BEHIND:
+            continue  # Nobody is named.
+        named = {*found.ranks, *found.missing}
+        assert set(job.faulty) <= named or found.unsure or found.missing, seed
+        if len(found.ranks) == 1 and not found.missing:
+            assert found.ranks == job.faulty, seed
+
+
+# --- single jobs, by hand ---------------------------------------------------------------------------------------------------
+
+
+def group(
+    name: str, ranks: Iterable[int], *entries: RecordedCollective, first: int = 0, **more: object
+) -> RecordedGroup:
+    given: dict[str, object] = {"places": tuple(range(first, first + len(entries)))}
+    return RecordedGroup(group=name, ranks=tuple(ranks), entries=entries, **{**given, **more})  # type: ignore[arg-type]
+
+
+def dump(rank: int, *groups: RecordedGroup) -> Recorded:
+    return Recorded(rank=rank, file=f"/dumps/rank_{rank}", host="node01", groups=groups)
+
+
+def waits(number: int, name: str = "nccl:all_reduce", **more: object) -> RecordedCollective:
+    return call(number, name, "scheduled", **more)
+
+
+def test_who_waits_in_another_group_is_not_named() -> None:
+    """Rank 1 hasn't come to the data group's call, since it waits for rank 0 in the tensor group."""
+    found = waits_of(
+        [
+            dump(0, group("1:tp", (0, 1), call(4))),
+            dump(1, group("1:tp", (0, 1), call(4), waits(5))),
+            dump(2, group("2:tp", (2, 3), call(5)), group("3:dp", (0, 2), waits(2), first=5)),
+            dump(3, group("2:tp", (2, 3), call(5)), group("4:dp", (1, 3), waits(2), first=5)),
+        ],
+        4,
+    )
+    assert [(one.rank, one.how) for one in found.lags] == [(0, How.ABSENT)]
+    assert found.waiting == (1, 2, 3)
+
+
+def test_a_member_whose_dump_has_nothing_of_the_group_has_not_come_to_it() -> None:
+    found = waits_of([dump(0, group("1:tp", (0, 1), waits(1))), dump(1)], 2)
+    assert [(one.rank, one.how, one.call) for one in found.lags] == [(1, How.ABSENT, "all_reduce")]
+
+
+def test_torchs_status_tells_who_has_come_where_what_is_done_is_left_out() -> None:
+    own = group("1:tp", (0, 1, 2), waits(9))
+    came = group("1:tp", (0, 1, 2), last_enqueued=9, last_completed=9)
+    found = waits_of(
+        [dump(0, own), dump(1, came), dump(2, group("1:tp", (0, 1, 2), last_enqueued=8, last_completed=8))], 3
+    )
+    assert [(one.rank, one.others) for one in found.lags] == [(2, (0,))]
+
+
+def test_a_rank_without_a_dump_is_named_where_all_others_have_come() -> None:
+    found = waits_of([dump(rank, group("1:tp", (0, 1, 2), waits(9))) for rank in (0, 2)], 3)
+    assert [(one.rank, one.how, one.others) for one in found.lags] == [(1, How.SILENT, (0, 2))]
+    late = waits_of([dump(0, group("1:tp", (0, 1, 2), waits(9))), dump(2, group("1:tp", (0, 1, 2), call(8)))], 3)
+    assert ([one.rank for one in late.lags], late.silent) == ([2], (1,))
+
+
+def test_what_others_have_done_and_one_has_not_is_its_own_gpus() -> None:
+    done = [dump(rank, group("1:tp", (0, 1, 2), call(9), waits(10))) for rank in (0, 2)]
+    found = waits_of([*done, dump(1, group("1:tp", (0, 1, 2), waits(9), waits(10)))], 3)
+    assert [(one.rank, one.how, one.number, one.others) for one in found.lags] == [(1, How.STUCK, 9, (0, 2))]
+
+
+def test_a_root_may_be_done_before_the_others() -> None:
+    root = dump(0, group("1:tp", (0, 1), call(9, "nccl:broadcast")))
+    assert waits_of([root, dump(1, group("1:tp", (0, 1), waits(9, "nccl:broadcast")))], 2).lags == ()
+
+
+def pair(name: str, state: str = "scheduled") -> RecordedCollective:
+    return call(1, f"nccl:{name}", state, point_to_point=True)
+
+
+def test_a_send_waits_for_the_rank_at_its_other_end() -> None:
+    """By ranks of the group: the pipeline of ranks 1, 5 and 9."""
+    pipe = ("43:PIPELINE", (1, 5, 9))
+    found = waits_of([dump(1, group(*pipe, pair("send 0->1"))), dump(5, group(*pipe)), dump(9, group(*pipe))], 0)
+    assert [(one.rank, one.others) for one in found.lags] == [(5, (1,))]
+    met = [dump(1, group(*pipe, pair("send 0->1"))), dump(5, group(*pipe, pair("recv 1<-0"))), dump(9)]
+    assert waits_of(met, 0).lags == ()
+
+
+def test_groups_of_other_members_may_have_one_name() -> None:
+    first = [dump(rank, group("1:tp", (0, 1), call(9))) for rank in (0, 1)]
+    second = [dump(rank, group("1:tp", (2, 3), call(4, "nccl:broadcast"))) for rank in (2, 3)]
+    assert record_of(Hang(recorded=(*first, *second))) is None
+
+
+def test_groups_of_the_same_purpose_tell_which_of_two_is_wrong() -> None:
+    def tensor(name: str, *names: str) -> list[Recorded]:
+        first = 2 * (int(name) - 1)
+        ranks = (first, first + 1)
+        return [
+            dump(rank, group(f"{name}:tp", ranks, waits(6, f"nccl:{one}")))
+            for rank, one in zip(ranks, names, strict=True)
+        ]
+
+    odd = (*tensor("1", "broadcast", "all_reduce"), *tensor("2", "all_reduce", "all_reduce"))
+    found = record_of(Hang(recorded=odd))
+    assert found
+    assert (found.sign, found.ranks, found.others) == (RecordedSign.MISMATCH, (0,), (1,))
+    alone = record_of(Hang(recorded=odd[:2]))
+    assert alone
+    assert (alone.ranks, alone.others) == ((0, 1), ())
+
+
+def test_two_ranks_in_a_circle_are_told_as_that_and_none_is_blamed() -> None:
+    both = (
+        dump(0, group("1:a", (0, 1), waits(3)), group("2:b", (0, 1), call(7), first=1)),
+        dump(1, group("1:a", (0, 1), call(2)), group("2:b", (0, 1), waits(8), first=1)),
+    )
+    found = verdict_of(Hang(recorded=both))
+    assert found
+    assert found.record
+    assert (found.kind, found.record.sign, found.ranks) == (HangCause.DESYNC, RecordedSign.CIRCLE, (0, 1))
+
+
+def test_who_is_in_every_circle_has_taken_another_way() -> None:
+    """Rank 0 waits in the data group, the others for it in the tensor group."""
+    found = waits_of(
+        [
+            dump(0, group("1:tp", (0, 1, 2), call(3)), group("2:dp", (0, 1, 2), waits(8), first=1)),
+            *(
+                dump(one, group("1:tp", (0, 1, 2), waits(4)), group("2:dp", (0, 1, 2), call(7), first=1))
+                for one in (1, 2)
+            ),
+        ],
+        3,
+    )
+    assert [one.rank for one in found.lags] == [0]
+
+
+def finding_of(*dumps: Recorded) -> Finding:
+    snapshot = Snapshot(hang=Hang(recorded=dumps))
+    found = [
+        one
+        for result in diagnose(
+            snapshot, plan_for(snapshot), [check for cause in HangCause for check in catalogue().standing_for(cause)]
+        )
+        for one in result.findings
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_who_gives_dumps_isnt_told_to_switch_the_recorder_on() -> None:
+    found = finding_of(*(dump(rank, group("1:tp", (0, 1), waits(9))) for rank in (0, 1)))
+    assert "nothing tells them apart" in found.summary
+    assert not any("TRACE_BUFFER_SIZE" in command for fix in found.fixes for command in fix.commands)
+
+
+def test_what_is_said_of_one_rank_and_of_several() -> None:
+    tensor = [dump(rank, group("1:tp", (0, 1, 2), call(9), waits(10))) for rank in (0, 2)]
+    stuck = finding_of(*tensor, dump(1, group("1:tp", (0, 1, 2), waits(9, line=44))))
+    assert stuck.summary == (
+        "rank 1 has not done all_reduce number 9 of group 1:tp (train.py:44), which ranks 0 and 2 have: its GPU failed, or stands"
+        " still; its last call: train.py:44"
+    )
+    silent = finding_of(*tensor)
+    assert (
+        silent.summary
+        == "no dump of rank 1: ranks 0 and 2 wait for it in all_reduce number 10 of group 1:tp (train.py:40)"
+    )
+    assert "Gather the dump of rank 1" in silent.fixes[0].text
+    two = finding_of(*tensor, dump(1), dump(3, group("2:tp", (3, 4), waits(5))), dump(4))
+    assert two.summary == "ranks 1 and 4 never came to the calls in which the others wait"
+    assert [one.text for one in two.evidence[:2]] == [
+        "group 1:tp: ranks 0 and 2 called all_reduce number 10 at train.py:40, rank 1 did not",
+        "group 2:tp: rank 3 called all_reduce number 5 at train.py:40, rank 4 did not",
+    ]
+
+
+def test_what_was_called_in_a_batch_is_done_with_its_end() -> None:
+    entry = {
+        "process_group": ["3", "pp"], "pg_id": 3, "collective_seq_id": 0, "p2p_seq_id": 5, "is_p2p": True, "state": "scheduled",
+    }  # fmt: skip
+    end = {**entry, "profiling_name": "nccl:coalesced", "state": "completed"}
+    data = [{**entry, "profiling_name": "nccl:send 0->1"}, {**entry, "profiling_name": "nccl:recv 0<-1"}, end]
+    (told,) = understand(json.dumps({"version": "2.9", "entries": data}).encode()).groups
+    assert {one.state for one in told.entries} == {"completed"}
+
+
+def test_a_group_without_entries_has_the_status_that_its_place_tells() -> None:
+    config = {
+        "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}, "7": {"name": "7", "desc": "tp", "ranks": "[0, 1]"},
+        "12": {"name": "12", "desc": "dp", "ranks": "[0, 1]"},
+    }  # fmt: skip
+    status = {
+        "10": {"last_enqueued_collective": 12, "last_completed_collective": 11}, "0": {"last_enqueued_collective": 1},
+        "4": {"last_enqueued_collective": 7, "last_completed_collective": 7},
+    }  # fmt: skip
+    entry = {
+        "process_group": ["12", "dp"], "pg_id": 10, "collective_seq_id": 12, "is_p2p": False, "state": "scheduled",
+        "profiling_name": "nccl:all_reduce",
+    }  # fmt: skip
+
+    def told(**more: object) -> dict[str, int | None]:
+        data = json.dumps({"version": "2.9", "pg_config": config, "pg_status": status, "entries": [{**entry, **more}]})
+        return {one.group: one.last_enqueued for one in understand(data.encode()).groups}
+
+    assert told() == {"0:default_pg": 1, "7:tp": 7, "12:dp": 12}
+    # Where that doesn't fit to what entries say, the places tell nothing.
+    assert told(pg_id=4) == {"0:default_pg": None, "7:tp": None, "12:dp": 7}

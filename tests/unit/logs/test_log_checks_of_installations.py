@@ -1,0 +1,110 @@
+"""What is said of installations, Apex and checkpoints from a log alone, and which of several illnesses the same words belong to."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.base.findings import Finding
+from ddpdoctor.engine.registry import NotApplicable, all_checks, catalogue
+from ddpdoctor.facts.log import Log, LogFile
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from tests.log_corpus import LOGS, log_of
+from tests.support.logs_by_hand import read
+
+SAID = (
+    ("ckpt-arch-mismatch/sick-size-mismatch", "The checkpoint's 0.weight is [32, 16], the model's [64, 16]"),
+    ("ckpt-arch-mismatch/sick-missing-keys-srun", "The model has 3.weight, and the checkpoint doesn't"),
+    ("ckpt-arch-mismatch/sick-distributed-checkpoint", "The checkpoint's model.embed_tokens.weight is [32000, 1024]"),
+    ("ckpt-arch-mismatch/sick-megatron-parts-missing", "don't name all parts of what they are to load: 24 are missing"),
+    ("apex-build-failed/sick-error-code", "Apex could not be built"),
+    ("apex-build-failed/sick-header-missing", "the first line with error: above says why"),
+    ("torch-version-bug/sick-gloo-windows", "makeDeviceForHostname(): unsupported gloo device"),
+)
+
+
+def findings(slug: str, log: Log) -> list[Finding]:
+    check = next(one for one in all_checks() if one.slug == slug)
+    return list(check.predicate(log))
+
+
+@pytest.mark.parametrize(("name", "words"), SAID, ids=lambda one: one if "/" in one else "")
+def test_the_finding_has_the_logs_own_words(name: str, words: str) -> None:
+    (found,) = findings(name.partition("/")[0], log_of(LOGS / f"{name}.log"))
+    assert words in found.summary
+    assert found.evidence
+    assert found.fixes
+
+
+@pytest.mark.parametrize("slug", sorted({name.partition("/")[0] for name, _ in SAID}))
+def test_nothing_is_said_of_a_log_without_the_signs(slug: str) -> None:
+    assert findings(slug, Log(files=(LogFile(name="run.log", lines=1),))) == []
+    with pytest.raises(NotApplicable):
+        findings(slug, Log())
+
+
+@pytest.mark.parametrize(
+    ("error", "slug"),
+    [
+        ("ImportError: libcublas.so.11: cannot open shared object file: No such file or directory", "cuda-lib-not-found"),
+        ("ImportError: /e/apex/amp_C.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN2at4_ops4add", "apex-undefined-symbol"),
+        ("ImportError: /e/flash_attn_2_cuda.so: undefined symbol: _ZN3c105ErrorC2E", "extension-abi-mismatch"),
+        ("ImportError: /e/torchvision/_C.so: undefined symbol: _ZN3c105ErrorC2E", "torch-torchvision-mismatch"),
+        ("AttributeError: module 'torch' has no attribute 'nn'", "torch-shadowed"),
+        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", "torch-cpu-only"),
+    ],
+)  # fmt: skip
+def test_the_same_words_belong_to_who_is_named_in_them(error: str, slug: str) -> None:
+    verdict = verdict_of(
+        read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n'),
+        catalogue(),
+    )
+    assert [one.slug for one in verdict.suspects] == [slug]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ImportError: libsox.so: cannot open shared object file: No such file or directory",
+        "ImportError: /e/own.so: undefined symbol: my_solver_init",
+        "AttributeError: module 'torch' has no attribute 'manual_sed'",
+        "EOFError: Ran out of input",
+        "ModuleNotFoundError: No module named 'torch_helpers'",
+    ],
+)
+def test_what_only_looks_alike_is_the_scripts_own(error: str) -> None:
+    verdict = verdict_of(
+        read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n'),
+        catalogue(),
+    )
+    assert verdict.outcome is RunOutcome.USER_ERROR
+
+
+@pytest.mark.parametrize(
+    "before", ["```\n", "```text\n", "commit 0123456789\nAuthor: Ada\nDate:   Sat Nov 7 02:11:03 2026 +0100\n\n    "]
+)
+def test_a_block_of_code_and_a_commits_title_only_quote(before: str) -> None:
+    words = "Distributed package doesn't have NCCL built in"
+    rest = "```\n" + "A word on it.\n" * 9
+    assert verdict_of(read(f"# Notes\n\n{before}{words}\n{rest}"), catalogue()).outcome is RunOutcome.NOTHING
+    assert verdict_of(read(f"# Notes\n\n{words}\n"), catalogue()).outcome is RunOutcome.ILLNESS
+
+
+def test_an_exception_that_pip_shows_of_a_build_is_no_source_line() -> None:
+    shown = "        File \"<string>\", line 1, in <module>\n      ModuleNotFoundError: No module named 'torch'\n"
+    log = read(f"  Getting requirements to build wheel: started\n      Traceback (most recent call last):\n{shown}")
+    assert [one.slug for one in verdict_of(log, catalogue()).suspects] == ["apex-build-isolation"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ImportError: /e/lib/python3.11/site-packages/scipy/_lib.cpython-311-x86_64-linux-gnu.so: undefined symbol: dgemm_",
+        "ImportError: /lib/libm.so.6: version `GLIBC_2.29' not found (required by /e/torch/lib/libtorch_cpu.so)",
+    ],
+)
+def test_libraries_that_do_not_fit_together_are_no_mistake_of_the_script(error: str) -> None:
+    verdict = verdict_of(
+        read(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    x\n{error}\n'),
+        catalogue(),
+    )
+    assert verdict.outcome is RunOutcome.UNRECOGNISED

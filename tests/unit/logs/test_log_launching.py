@@ -1,0 +1,74 @@
+"""Launchers that start no rank or lose a node, and lines of glog's: what speaks of an error, and what doesn't."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from tests.support.logs_by_hand import read
+
+BLOCK = "\n\n* why that may be\n  and more of it\n\n* or else\n  something else\n\nand what to do\nabout it\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "text"),
+    [
+        ("", "ssh: connect to host node7 port 22: Connection refused"),
+        ("", "ssh: Could not resolve hostname node7: Name or service not known"),
+        ("node7: Permission denied, please try again.\n", "ada@node7: Permission denied (publickey,password)."),
+        ("", "pdsh@node0: node7: ssh exited with exit code 255"),
+        ("", "Host key verification failed."),
+        ("", "kex_exchange_identification: Connection closed by remote host"),
+        (
+            "",
+            "[proxy:0:0@node0] HYDU_create_process (utils/launch/launch.c:75): execvp error on file trian (No such file or directory)",
+        ),
+        ("", "ORTE has lost communication with a remote daemon." + BLOCK),
+        ("----\n", "PRTE has lost communication with a remote daemon." + BLOCK),
+        ("", "An ORTE daemon has unexpectedly failed after launch and before" + BLOCK),
+        ("", "There are not enough slots available in the system to satisfy the 8" + BLOCK),
+        ("", "mpirun was unable to find the specified executable file, and therefore" + BLOCK),
+        ("", "A sequential map was requested, but not enough node entries" + BLOCK),
+        ("", "bash: orted: command not found\nORTE was unable to reliably start one or more daemons." + BLOCK),
+        (
+            "",
+            "[node0:17] ORTE_ERROR_LOG: Not found in file a.c at line 2\n-----\nORTE was unable to reliably start one or more daemons."
+            + BLOCK,
+        ),
+        ("", "etcd.EtcdKeyNotFound: Key not found : /torch/elastic/store"),
+        ("", "[E1122 02:13:07.123456789 ProcessGroupNCCL.cpp:1319] Failed to get a flag from the global store"),
+        ("", "[E205 02:13:07.123456789 ProcessGroupNCCL.cpp:1870] the watchdog got stuck for 480 seconds"),
+        ("", "[E ProcessGroupNCCL.cpp:1316] Heartbeat monitor timed out!"),
+        ("", "[F1122 02:13:07.123456789 ProcessGroupNCCL.cpp:1553] the watchdog got stuck for 480 seconds"),
+        (
+            "",
+            "E1122 02:13:07.123000 4711 site-packages/torch/distributed/elastic/agent/server/api.py:921] Agent gave up",
+        ),
+    ],
+)
+def test_it_is_the_first_error(before: str, text: str) -> None:
+    found = verdict_of(read(before + text), catalogue())
+    assert found.outcome is RunOutcome.UNRECOGNISED
+    assert found.lead is not None
+    assert found.lead.text == text.partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[W1122 02:13:07.123456789 ProcessGroupNCCL.cpp:1319] something is slow",
+        "[I1122 02:13:07.123456789 ProcessGroupNCCL.cpp:1319] something is done",
+        "E0000 00:00:1732241587.123456    4711 cuda_dnn.cc:8310] Unable to register cuDNN factory",
+        "E1122 02:13:07.123456    4711 cuda_blas.cc:1418] Unable to register cuBLAS factory",
+        "model E12 has F01 = 3 [E 4]",
+        "[E1] step 3",
+    ],
+)
+def test_no_error_is_spoken_of(text: str) -> None:
+    assert not read(text).errors
+
+
+def test_a_node_that_is_entered_at_the_second_try_is_no_failure() -> None:
+    text = "ssh: connect to host node7 port 22: Connection refused\n" + "".join(f"step {n}\n" for n in range(6))
+    assert verdict_of(read(text), catalogue()).outcome is RunOutcome.NOTHING

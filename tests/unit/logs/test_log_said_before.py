@@ -1,0 +1,48 @@
+"""Plain words of an error before what followed: they are shown, where no exception says more."""
+
+from __future__ import annotations
+
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.render_steps import next_steps
+from ddpdoctor.logs.render_words import headline
+from tests.support.logs_by_hand import exited, line, log, raised, seen
+
+WORDS = "ERROR train: dataset manifest is corrupt"
+ERROR = line(3, WORDS)
+LOST = raised("RuntimeError", "Connection closed by peer [127.0.0.1]:25512", number=20, rank=0, library=True)
+
+
+def test_errors_before_the_first_effect_are_shown() -> None:
+    judged = log(LOST, errors=(ERROR, line(40, "ERROR: aborting")))
+    found = verdict_of(judged, catalogue())
+    assert found.outcome is RunOutcome.EFFECTS_ONLY
+    assert found.said == (ERROR,)
+    assert WORDS in headline(judge_log(judged, catalogue()))
+
+
+def test_a_rank_that_may_have_ended_well_first_is_thought_of() -> None:
+    effect = seen("peer-rank-crashed", number=20, role=SignRole.EFFECT, rank=0)
+    left = ("ddpdoctor explain uneven-inputs",)
+    alone = judge_log(log(effect, LOST, exited(0, 1, first=True)), catalogue())
+    assert alone.verdict.outcome is RunOutcome.EFFECTS_ONLY
+    assert left in [one.commands for one in next_steps(alone)]
+    ended = judge_log(log(effect, LOST, exited(0, 1, first=True), exited(1, -15, told_to=True, pid=7)), catalogue())
+    assert left not in [one.commands for one in next_steps(ended)]
+
+
+def test_an_exit_without_a_traceback_shows_them_too() -> None:
+    effect = seen("peer-rank-crashed", number=20, role=SignRole.EFFECT, rank=0)
+    judged = log(effect, exited(1, 1, first=True), errors=(ERROR,))
+    found = verdict_of(judged, catalogue())
+    assert found.outcome is RunOutcome.USER_ERROR
+    assert found.said == (ERROR,)
+    assert WORDS in [one.text for one in judge_log(judged, catalogue()).opinions[0].finding.evidence]
+
+
+def test_without_such_words_they_are_the_last_of_its_rank() -> None:
+    last = line(15, "config: --data not given", rank=1)
+    effect = seen("peer-rank-crashed", number=20, role=SignRole.EFFECT, rank=0)
+    assert verdict_of(log(effect, exited(1, 1, first=True), last=(last,)), catalogue()).said == (last,)

@@ -1,0 +1,96 @@
+"""Settings with which no start is possible: what torch and torchrun say of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from ddpdoctor.logs.diagnosis import judge_log
+from tests.support.logs_by_hand import read
+
+TORCH = "/opt/env/lib/python3.11/site-packages/torch/distributed"
+RENDEZVOUS = """Traceback (most recent call last):
+  File "/home/ada/train.py", line 2, in <module>
+    dist.init_process_group("gloo")
+  File "{torch}/rendezvous.py", line 279, in _env_rendezvous_handler
+    {code}
+{error}
+"""
+GPU = f"""Traceback (most recent call last):
+  File "{TORCH}/run.py", line 743, in determine_local_world_size
+    return int(nproc_per_node)
+ValueError: invalid literal for int() with base 10: 'gpu'
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/opt/env/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+  File "{TORCH}/run.py", line 755, in determine_local_world_size
+    raise ValueError("Cuda is not available.") from e
+ValueError: Cuda is not available.
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (
+            'raise ValueError(f"port must have value from 0 to 65535 but was {port}.")',
+            "ValueError: port must have value from 0 to 65535 but was 99999.",
+        ),
+        (
+            'master_port = int(_get_env_or_raise("MASTER_PORT"))',
+            "ValueError: invalid literal for int() with base 10: 'abc'",
+        ),
+    ],
+)
+def test_a_port_that_is_none_is_a_wrong_setting(code: str, error: str) -> None:
+    found = verdict_of(read(RENDEZVOUS.format(torch=TORCH, code=code, error=error)), catalogue())
+    assert [one.slug for one in found.suspects] == ["launcher-env-inconsistent"]
+
+
+def test_another_number_of_the_script_is_no_setting() -> None:
+    text = RENDEZVOUS.format(
+        torch=TORCH, code="int(name)", error="ValueError: invalid literal for int() with base 10: 'abc'"
+    )
+    assert verdict_of(read(text.replace(TORCH, "/home/ada")), catalogue()).outcome is RunOutcome.USER_ERROR
+
+
+def test_torchrun_says_at_last_that_it_sees_no_gpu() -> None:
+    found = verdict_of(read(GPU), catalogue())
+    assert found.lead is not None
+    assert found.lead.text == "ValueError: Cuda is not available."
+    assert [(one.slug, one.sure) for one in found.suspects] == [("torch-cpu-only", False)]
+
+
+def test_of_a_chain_the_exception_that_ended_it_is_shown_too() -> None:
+    text = (
+        GPU.replace(TORCH, "/home/ada")
+        .replace("/opt/env/bin/torchrun", "/home/ada/train.py")
+        .replace("Cuda", "Nothing")
+    )
+    (opinion,) = judge_log(read(text), catalogue()).opinions
+    assert [one.text for one in opinion.finding.evidence][1:] == [
+        "ValueError: invalid literal for int() with base 10: 'gpu'",
+        "ValueError: Nothing is not available.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("host", "summary"),
+    [
+        ("127.0.0.1", "Nobody listens at 127.0.0.1:29558, which is each host itself"),
+        ("10.0.0.7", "MASTER_ADDR leads nowhere from this host"),
+    ],
+)
+def test_a_loopback_leads_somewhere_and_nobody_listens_there(host: str, summary: str) -> None:
+    error = f"The client socket has timed out after 6000ms while trying to connect to ({host}, 29558)."
+    judgement = judge_log(
+        read(
+            f"[E1123 04:08:03.089029192 socket.cpp:1028] [c10d] {error}\ntorch.distributed.DistNetworkError: {error}\n"
+        ),
+        catalogue(),
+    )
+    assert judgement.opinions[0].finding.summary == summary

@@ -1,0 +1,145 @@
+"""Timeouts of several ranks, held against each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.facts.log import Log, LogFile, LogLine, SignMatch
+from ddpdoctor.logs.analyze.timeouts import hypotheses
+from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from tests.log_corpus import LOGS, log_of
+from tests.support.logs_by_hand import read
+
+WATCHDOG = "nccl-watchdog-timeout"
+DESYNC = "collective-desync"
+BEHIND = "rank-fell-behind"
+STALLED = "collective-stalled"
+MISSING = "rdzv-missing-node"
+UNEVEN = "uneven-inputs"
+CAUGHT = "Watchdog caught collective operation timeout: WorkNCCL("
+
+
+def caught(rank: int, number: int = 7, call: str = "ALLREDUCE", size: int = 64, group: str = "") -> SignMatch:
+    words = {"number": str(number), "call": call, "size": str(size)} | ({"group": group} if group else {})
+    line = LogLine(file=0, number=rank + 1, text=f"{CAUGHT}SeqNum={number}, OpType={call}", rank=rank)
+    return SignMatch(slug=WATCHDOG, sign=CAUGHT, role=SignRole.EFFECT, line=line, words=words)
+
+
+def dumped(rank: int, enqueued: int) -> SignMatch:
+    line = LogLine(file=0, number=90, text=f"Received a dump signal. Last enqueued NCCL work: {enqueued}", rank=rank)
+    return SignMatch(
+        slug=WATCHDOG, sign="Received a dump signal", role=SignRole.EFFECT, line=line, words={"enqueued": str(enqueued)}
+    )
+
+
+def told(*said: SignMatch, ranks: int = 4, world_size: int | None = 4) -> list[tuple[str, str]]:
+    log = Log(files=(LogFile(name="run.log"),), ranks=tuple(range(ranks)), world_size=world_size, sightings=said)
+    return [(catalogue().slug_for(one.cause), one.why) for one in hypotheses(log, said, catalogue())]
+
+
+def test_another_call_at_the_same_number_is_a_mismatch() -> None:
+    ((slug, why),) = told(caught(0), caught(1), caught(2, call="BROADCAST"), caught(3))
+    assert slug == DESYNC
+    assert "ranks 0, 1 and 3 waited in ALLREDUCE number 7" in why
+    assert "rank 2 waited in BROADCAST number 7" in why
+
+
+def test_another_size_is_a_mismatch_where_all_must_bring_the_same() -> None:
+    assert [slug for slug, _ in told(caught(0), caught(1, size=63))] == [DESYNC]
+    uneven = [caught(rank, call="ALLTOALL_BASE", size=60 + rank) for rank in range(4)]
+    assert [slug for slug, _ in told(*uneven)] == [WATCHDOG, STALLED]
+
+
+def test_who_waits_in_a_barrier_may_be_through_with_its_steps() -> None:
+    assert [slug for slug, _ in told(caught(0, size=1), caught(1, size=7200))] == [DESYNC, UNEVEN]
+
+
+def test_who_waits_behind_the_line_of_the_backward_pass_is_through_with_its_steps() -> None:
+    text = (LOGS / UNEVEN / "sick-barrier-behind-the-loop.log").read_text()
+    assert [one.slug for one in verdict_of(read(text), catalogue()).suspects][:2] == [UNEVEN, DESYNC]
+    before = text.replace('uneven.py", line 11', 'uneven.py", line 5')
+    assert [one.slug for one in verdict_of(read(before), catalogue()).suspects][:1] == [DESYNC]
+
+
+def test_who_had_not_called_it_is_behind() -> None:
+    ((slug, why),) = told(caught(1), caught(2), caught(3), dumped(0, 6))
+    assert slug == BEHIND
+    assert "rank 0 had called no more than number 6" in why
+
+
+def test_who_had_called_it_is_not_behind() -> None:
+    assert not told(caught(1), caught(2), caught(3), dumped(0, 7))
+
+
+def test_who_waits_in_an_earlier_call_is_behind() -> None:
+    ((slug, why),) = told(caught(0), caught(1), caught(2, number=6), caught(3))
+    assert slug == BEHIND
+    assert "rank 2 still waited in ALLREDUCE number 6" in why
+    assert "ranks 0, 1 and 3 in ALLREDUCE number 7" in why
+
+
+def test_half_against_half_may_be_two_groups() -> None:
+    numbers = (7, 7, 6, 6)
+    assert not told(*(caught(rank, number) for rank, number in enumerate(numbers)))
+    assert [slug for slug, _ in told(*(caught(rank, number, group="0") for rank, number in enumerate(numbers)))] == [
+        BEHIND
+    ]
+
+
+def test_where_nobody_is_missing_it_is_the_way_between() -> None:
+    found = told(*(caught(rank) for rank in range(4)))
+    assert [slug for slug, _ in found] == [WATCHDOG, STALLED]
+    assert "all 4 ranks waited in ALLREDUCE number 7" in found[0][1]
+    assert "all 4 ranks of this log" in told(*(caught(rank) for rank in range(4)), world_size=None)[0][1]
+
+
+def test_nothing_is_said_while_a_rank_is_missing() -> None:
+    assert not told(caught(0), caught(1), caught(3))
+    assert not told(*(caught(rank) for rank in range(4)), world_size=8)
+    assert not told()
+
+
+def test_a_rank_that_nobody_has_heard_of_may_be_missing() -> None:
+    said = [caught(rank) for rank in (3, 5, 7)]
+    assert not told(*said, ranks=0, world_size=None)
+    log = Log(files=(LogFile(name="run.log"),), ranks=(3, 5, 7), sightings=tuple(said))
+    assert not hypotheses(log, said, catalogue())
+
+
+def test_numbers_of_different_groups_are_not_compared() -> None:
+    assert not told(caught(0, call="ALLGATHER", group="PG 1"), caught(1, group="PG 2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "slug", "words"),
+    [
+        ("collective-desync/sick-gloo-timeouts", DESYNC, "rank 2 waited at train_desync.py:21"),
+        ("collective-desync/sick-watchdog-other-call", DESYNC, "rank 2 waited in BROADCAST number 413"),
+        ("rank-fell-behind/sick-dump-signal", BEHIND, "rank 0 had called no more than number 9122"),
+        ("nccl-watchdog-timeout/sick-torch-2.1-srun", WATCHDOG, "waited in ALLREDUCE number 96125"),
+    ],
+)
+def test_a_log_of_timeouts_alone_gets_a_hypothesis_and_no_cause(name: str, slug: str, words: str) -> None:
+    verdict = verdict_of(log_of(LOGS / f"{name}.log"), catalogue())
+    assert verdict.outcome is RunOutcome.EFFECTS_ONLY
+    assert verdict.suspects[0].slug == slug
+    assert words in verdict.suspects[0].why
+    assert verdict.suspects[0].sightings
+    assert not any(one.sure for one in verdict.suspects)
+
+
+@pytest.mark.parametrize(
+    ("came", "why"),
+    [
+        ("1/2", "1 of 2 came: why the other one didn't, only its own log can say"),
+        ("5/8", "5 of 8 came: why the other 3 didn't, only their own logs can say"),
+    ],
+)
+def test_who_waited_for_others_tells_how_many_came(came: str, why: str) -> None:
+    text = (
+        f"torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. {came} clients joined.\n"
+    )
+    (suspect,) = verdict_of(read(text), catalogue()).suspects
+    assert (suspect.slug, suspect.why, suspect.sure) == (MISSING, why, False)

@@ -1,0 +1,264 @@
+"""The reports: terminal, JSON and Markdown, of the same examinations."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+
+import ddpdoctor.report
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.printable import one_line, plain
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Examination, Verdict, examine, overall
+from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason, all_checks
+from ddpdoctor.facts.environment import Environment, Setting
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.report.contract import Report, build_report, json_schema, to_json
+from ddpdoctor.report.markdown import to_markdown
+from ddpdoctor.report.privacy import Anonymiser
+from ddpdoctor.report.terminal import make_console, show
+from tests.support.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, healthy_names, read_fixture, to_snapshot
+
+SCHEMA_FILE = Path(ddpdoctor.report.__file__).parent / "report.schema.json"
+
+
+def page() -> None:
+    """Something is wrong.
+
+    ## What breaks
+    Training.
+
+    ## Why
+    Because.
+
+    ## Fix
+    Mend it.
+    """
+
+
+def made(*findings: Finding, severity: Severity = FAIL, not_tested: Skipped | None = None) -> Examination:
+    check = Check("made-up", severity, (), page)  # type: ignore[arg-type]
+    return Examination(Snapshot(host="node01"), Plan(2, "--nproc"), (Result(check, findings, not_tested),))
+
+
+def on_terminal(*examinations: Examination, width: int = 80, **options: bool) -> str:
+    file = io.StringIO()
+    show(make_console(file, width), examinations, **options)
+    return file.getvalue()
+
+
+FINDING = Finding(
+    "it broke", evidence=(Evidence("seen so", "/proc/x"),), fixes=(Fix("Do this", ("command --with 'quotes'",)),)
+)
+
+
+def test_terminal_has_cause_evidence_and_command() -> None:
+    text = on_terminal(made(FINDING))
+    for part in (
+        "FAIL  it broke  [made-up]",
+        "why   Because.",
+        "seen  seen so  (/proc/x)",
+        "fix   Do this",
+        "command --with 'quotes'",
+    ):
+        assert part in text
+    assert "1 problem" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_commands_stay_on_one_line_and_the_rest_fits(width: int) -> None:
+    command = "torchrun " + " ".join(f"--option-{number}=value" for number in range(20))
+    finding = msgspec.structs.replace(
+        FINDING, summary="word " * 40, cause="because " * 60, fixes=(Fix("Do", (command,)),)
+    )
+    lines = on_terminal(made(finding), width=width).splitlines()
+    assert [line.strip() for line in lines].count(command) == 1
+    assert all(len(line) <= width for line in lines if command not in line)
+    assert not any(line != line.rstrip() for line in lines)
+
+
+def test_worst_first_and_stable() -> None:
+    findings = (
+        msgspec.structs.replace(FINDING, summary="a", severity=INFO),
+        msgspec.structs.replace(FINDING, summary="b", severity=FAIL),
+        msgspec.structs.replace(FINDING, summary="c", severity=WARN),
+        msgspec.structs.replace(FINDING, summary="d", severity=FAIL),
+    )
+    assert [finding.summary for _, _, finding in made(*findings).findings] == ["b", "d", "c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("examination", "verdict", "code", "strict_code"),
+    [
+        (made(), Verdict.OK, 0, 0),
+        (made(FINDING), Verdict.FAIL, 1, 1),
+        (made(FINDING, severity=WARN), Verdict.WARN, 0, 1),
+        (made(FINDING, severity=INFO), Verdict.OK, 0, 0),
+        (made(not_tested=Skipped(SkipReason.UNKNOWN, "no")), Verdict.UNKNOWN, 2, 2),
+    ],
+)
+def test_verdict_and_exit_code(examination: Examination, verdict: Verdict, code: int, strict_code: int) -> None:
+    assert examination.verdict is verdict
+    assert verdict.exit_code(strict=False) == code
+    assert verdict.exit_code(strict=True) == strict_code
+
+
+def test_several_hosts_have_the_worst_verdict() -> None:
+    assert overall([made(), made(FINDING)]) is Verdict.FAIL
+    assert overall([made(), made(not_tested=Skipped(SkipReason.UNKNOWN, "no"))]) is Verdict.UNKNOWN
+    assert overall([]) is Verdict.UNKNOWN
+
+
+def test_of_several_hosts_each_is_told_and_the_fine_ones_briefly() -> None:
+    text = on_terminal(made(), made(FINDING), made(FINDING, severity=WARN), width=200)
+    last = [line for line in text.splitlines() if line][-2]
+    assert last == (
+        "FAIL  node01: Nothing wrong was found; node01 (2): 1 problem that will stop or spoil training; node01 (3): 1 warning."
+    )
+    assert text.splitlines()[0].startswith("OK    node01: 1 check passed")
+
+
+def test_no_verdict_is_never_called_fine() -> None:
+    text = on_terminal(made(not_tested=Skipped(SkipReason.UNKNOWN, "no answer")))
+    assert "No verdict" in text
+    assert "no answer: made-up" in text
+    assert "Nothing wrong" not in text
+
+
+def test_a_crashed_check_is_named() -> None:
+    assert "ZeroDivisionError: made-up" in on_terminal(
+        made(not_tested=Skipped(SkipReason.CRASHED, "ZeroDivisionError"))
+    )
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202egnp\ud800[bold]x[/bold] :smile:"
+
+
+def test_a_hostile_snapshot_cannot_steer_the_terminal() -> None:
+    finding = Finding(HOSTILE, HOSTILE, (Evidence(HOSTILE, HOSTILE),), (Fix(HOSTILE, (HOSTILE,)),))
+    hostile = Examination(
+        Snapshot(host="h" + HOSTILE, machine=Unknown(HOSTILE)), Plan(1, HOSTILE), made(finding).results
+    )
+    for text in (on_terminal(hostile), on_terminal(hostile, quiet=True), to_markdown([hostile])):
+        assert not any(character in text for character in "\x1b\x07\u202e\ud800")
+        assert "[bold]x[/bold]" in text.replace("\\", "")
+    to_json(build_report("check", [hostile])).encode("ascii")
+
+
+def test_plain_keeps_what_is_harmless() -> None:
+    assert plain("naïve → 中文\n\tok") == "naïve → 中文\n\tok"
+    assert one_line("a\nb\x00") == "a b\\x00"
+
+
+@pytest.mark.parametrize("name", healthy_names())
+def test_json_follows_the_published_schema(name: str) -> None:
+    report = build_report("check", [examine(to_snapshot(healthy_facts(name)), None, all_checks())], with_facts=True)
+    check_against_schema(report)
+
+
+def test_json_of_every_sick_fixture_follows_the_schema() -> None:
+    snapshots = [fixture_snapshot(read_fixture(path)) for path in sorted(HOSTS.glob("*/sick-*.json"))]
+    examinations = [examine(one, 8, all_checks()) for one in snapshots]
+    check_against_schema(build_report("check", examinations, ["node9.json: truncated"]))
+    # What differs between them stands in the findings; the rest is long, and the same.
+    for one in examinations:
+        on_terminal(one, quiet=True)
+        to_markdown([one])
+    for one in examinations[::8]:
+        on_terminal(one, verbose=True)
+
+
+def check_against_schema(report: Report) -> None:
+    text = to_json(report)
+    jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text())).validate(json.loads(text))
+    again = msgspec.json.decode(text, type=Report)
+    assert again.verdict == report.verdict
+    assert len(again.findings) == len(report.findings)
+
+
+@pytest.mark.quick
+def test_published_schema_is_the_generated_one() -> None:
+    published = json.loads(SCHEMA_FILE.read_text())
+    assert in_one_order(published) == in_one_order(json_schema()), "run: python -m tests.regenerate"
+
+
+def in_one_order(schema: object) -> object:
+    """The schema with its alternatives sorted: msgspec 0.19 gives those of a union in another order than 0.22."""
+    if isinstance(schema, dict):
+        return {key: in_one_order(value) for key, value in schema.items()}
+    if isinstance(schema, list | tuple):
+        return sorted((in_one_order(one) for one in schema), key=repr)
+    return schema
+
+
+def test_json_holds_what_the_contract_names() -> None:
+    given = json.loads(to_json(build_report("check", [made(FINDING)])))
+    assert given["verdict"] == "fail"
+    assert given["host"] == "node01"
+    assert given["command"] == "check"
+    finding = given["findings"][0]
+    assert set(finding) == {"slug", "family", "severity", "summary", "cause", "evidence", "fixes"}
+    assert finding["cause"] == "Because."
+    assert finding["fixes"][0]["commands"] == ["command --with 'quotes'"]
+    assert "facts" not in given
+
+
+def test_several_hosts_name_the_node() -> None:
+    report = build_report("check", [made(FINDING), made()])
+    assert [one.node for one in report.findings] == ["node01"]
+    assert report.passed == ()
+
+
+def test_two_snapshots_of_one_host_are_told_apart() -> None:
+    report = build_report("check", [made(FINDING), made(), made(FINDING)], with_facts=True)
+    assert report.host == "node01, node01 (2), node01 (3)"
+    assert [one.node for one in report.findings] == ["node01", "node01 (3)"]
+    assert isinstance(report.facts, dict)
+    assert list(report.facts) == ["node01", "node01 (2)", "node01 (3)"]
+    assert "node01 (3): made-up: it broke" in on_terminal(made(FINDING), made(), made(FINDING), quiet=True)
+
+
+def test_markdown_names_neither_people_nor_hosts() -> None:
+    finding = Finding(
+        "node01.cluster.example and node01 of /home/ada/x", "8.8.8.8 and 10.0.0.5, fe80::1, 2001:4860:4860::8888", ()
+    )
+    snapshot = Snapshot(host="node01.cluster.example")
+    text = to_markdown([Examination(snapshot, Plan(1, ""), made(finding).results)])
+    for gone in ("node01", "ada", "8.8.8.8", "2001:4860"):
+        assert gone not in text
+    for kept in ("10.0.0.5", "fe80::1"):
+        assert kept in text
+
+
+def test_markdown_names_no_host_of_the_settings() -> None:
+    settings = (
+        Setting("MASTER_ADDR", "node17.cluster.acme.example"),
+        Setting("PET_RDZV_ENDPOINT", "login3.hpc.example:29400"),
+        Setting("SLURM_JOB_NODELIST", "gpu[01-16]"),
+        Setting("NCCL_COMM_ID", "10.0.0.5:1234"),
+    )
+    finding = Finding("node17.cluster.acme.example and node17 and login3.hpc.example:29400 and 10.0.0.5")
+    snapshot = Snapshot(host="login3", environment=Environment(settings=settings))
+    text = to_markdown([Examination(snapshot, Plan(1, ""), made(finding).results)])
+    for gone in ("node17", "acme", "login3", "gpu["):
+        assert gone not in text
+    assert "NCCL_COMM_ID=10.0.0.5:1234" in text
+    assert "MASTER_ADDR=HOST\n" in text
+
+
+def test_markdown_shows_text_as_it_is() -> None:
+    finding = Finding("<img src=x> | `a` *b* @team #1", fixes=(Fix("x", ("echo '```'",)),))
+    text = to_markdown([made(finding)])
+    assert "<img" not in text
+    assert "\n````\necho '```'\n````" in text
+
+
+def test_anonymiser_leaves_longer_words_alone() -> None:
+    anonymise = Anonymiser(Snapshot(host="gpu"))
+    assert anonymise("gpu has 8 gpus and gpu-0") == "HOST has 8 gpus and gpu-0"
