@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.base.log_traits import Particulars
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import dotted, listed
 from ddpdoctor.checks.torch.extensions import cudart_major, other_python, unresolved
+from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.extensions import Apex, Extensions, SharedObject

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
-from ddpdoctor.base.log_traits import Particulars
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.torch.extensions import compiling, why_compiling, working_nvcc
+from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogSign, LogTraits, check, requires
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.machine import Machine

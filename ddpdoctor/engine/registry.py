@@ -18,9 +18,9 @@ import msgspec
 from ddpdoctor.base.findings import Evidence, Finding, Severity
 from ddpdoctor.base.log_signs import LogSign as LogSign
 from ddpdoctor.base.log_signs import SignRole as SignRole
-from ddpdoctor.base.log_traits import PLAIN_SIGNS
-from ddpdoctor.base.log_traits import LogTraits as LogTraits
 from ddpdoctor.base.unknown import Facts, NotKnown, NotLearned, Unknown
+from ddpdoctor.engine.log_traits import PLAIN_SIGNS
+from ddpdoctor.engine.log_traits import LogTraits as LogTraits
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 

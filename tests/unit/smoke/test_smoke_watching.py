@@ -299,7 +299,7 @@ def test_a_python_that_ends_at_once_is_told_with_its_last_line() -> None:
     watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.print(None, b"loading\nno licence\n")
     watch.engine_ended(3, 1)
-    assert problem(watch) == 'the target Python\'s Python ended with exit code 3; it last said "no licence"'
+    assert problem(watch) == 'the target Python ended with exit code 3; it last said "no licence"'
 
 
 NO_NUMPY = b"""/opt/torch/storage.py:521: UserWarning: Failed to initialize NumPy: No module named 'numpy' (Triggered at x.cpp:84.)
