@@ -22,10 +22,11 @@ from typing import Final
 from rich.console import Console
 
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import catalogue, find_check
 from ddpdoctor.engine.examination import Examination, examine
-from ddpdoctor.engine.registry import catalogue, find_check
 from ddpdoctor.hang.render import show_where_it_hangs
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 from ddpdoctor.logs.render_terminal import show_log
 from ddpdoctor.logs.render_words import judged_as
@@ -126,7 +127,9 @@ def _judged(log: CorpusLog) -> LogJudgement:
     before = Path.cwd()
     os.chdir(log.path.parent)
     try:
-        return judge_log(read_logs([log.path.name], stdin=io.BytesIO()), catalogue())
+        return judge_log(
+            read_logs([log.path.name], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())), catalogue()
+        )
     finally:
         os.chdir(before)
 

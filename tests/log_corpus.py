@@ -26,9 +26,10 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.verdict import TOPICS, LogVerdict, RunOutcome, verdict_of
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
 HEALTHY = "healthy"
@@ -142,7 +143,7 @@ def log_of(path: Path) -> Log:
     """What is read of it."""
     from ddpdoctor.logs.parse.reading import read_logs
 
-    return read_logs([str(path)], stdin=io.BytesIO())
+    return read_logs([str(path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
 
 
 def judged(one: CorpusLog) -> Judged:

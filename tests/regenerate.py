@@ -12,7 +12,7 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-from ddpdoctor.engine.registry import all_checks
+from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.report.contract import json_schema
 from tests import expected_output, hardware_page, log_corpus
 from tests.real import closed_loop

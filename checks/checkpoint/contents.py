@@ -11,8 +11,6 @@ from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import human, listed
 from ddpdoctor.checkpoints.checkpoint_files import (
     NONE_NAMED,
-    NOT_TO_BE_LOADED,
-    all_read,
     is_dangerous,
     is_let_pass,
     loading,
@@ -24,6 +22,7 @@ from ddpdoctor.checkpoints.checkpoint_files import (
 )
 from ddpdoctor.checkpoints.loading import ALL, DO_NOT_LOAD, preparation
 from ddpdoctor.checkpoints.pickle_globals import NEEDS_IMPORT
+from ddpdoctor.checks.checkpoint.reading import NOT_TO_BE_LOADED, all_read
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.target_python import TargetPython

@@ -11,8 +11,6 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.checkpoints.checkpoint_files import (
-    NOT_TO_BE_LOADED,
-    all_read,
     is_dangerous,
     is_mapped,
     loading,
@@ -23,6 +21,7 @@ from ddpdoctor.checkpoints.checkpoint_files import (
     subject,
     verb,
 )
+from ddpdoctor.checks.checkpoint.reading import NOT_TO_BE_LOADED, all_read
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.environment import Environment

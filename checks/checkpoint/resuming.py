@@ -11,8 +11,9 @@ import msgspec
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.wording import listed, plural
-from ddpdoctor.checkpoints.checkpoint_files import RANDOM_NUMBERS, all_read, paths, readable, seen, subject
+from ddpdoctor.checkpoints.checkpoint_files import RANDOM_NUMBERS, paths, readable, seen, subject
 from ddpdoctor.checkpoints.model_wrappers import WRITERS, prefix_parts, writers
+from ddpdoctor.checks.checkpoint.reading import all_read
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check
 from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints, KeyPrefix, RankFiles

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import listed
+from ddpdoctor.checks.driver.shut_nodes import SHUT
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
@@ -22,7 +23,6 @@ from ddpdoctor.knowledge.nvidia import (
     NO_GPU,
     NO_NODES,
     NVML_CODES,
-    SHUT,
     driver_loaded,
     is_compat,
     own_gpus,

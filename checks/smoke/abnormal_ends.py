@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.base.wording import listed, short
+from ddpdoctor.checks.smoke.blaming import blame_for
+from ddpdoctor.checks.smoke.fixes import halted, killed_by, look_at, way_between
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, RankEnding, RankRun, Smoke
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.smoke.analysis_blame import Blame, BlameKind, at_the_end, blame_for, own_gpu, stage_of, waits
-from ddpdoctor.smoke.fixes import halted, killed_by, look_at, way_between
+from ddpdoctor.smoke.analysis_blame import Blame, BlameKind, at_the_end, own_gpu, stage_of, waits
 from ddpdoctor.smoke.wording import ended, evidence_of, named, place, said_of, what_the_others_did
 
 ONLY_ITS_END = "the training was over: see smoke-shutdown"

@@ -9,14 +9,15 @@ from ddpdoctor.base.findings import FAIL, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.base.wording import listed, ranks_named, short
 from ddpdoctor.checks.hang.calls import different_calls
+from ddpdoctor.checks.smoke.blaming import blame_for
+from ddpdoctor.checks.smoke.fixes import check_host, look_at, on_one_host, smoke_command, way_between
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, RankEnding, Smoke, StageState
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.smoke.analysis_blame import Blame, BlameKind, blame_for
-from ddpdoctor.smoke.fixes import check_host, look_at, on_one_host, smoke_command, way_between
+from ddpdoctor.smoke.analysis_blame import Blame, BlameKind
 from ddpdoctor.smoke.wording import evidence_of, named, said_of, what_the_others_did
 
 WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier", LAST)

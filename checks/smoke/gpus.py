@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import plural, short
+from ddpdoctor.checks.smoke.fixes import on_one_host, smoke_command
 from ddpdoctor.engine.registry import Subject, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
@@ -19,7 +20,6 @@ from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.sharing import lacks_nccl
 from ddpdoctor.smoke.analysis_blame import NO_SMOKE
-from ddpdoctor.smoke.fixes import on_one_host, smoke_command
 
 HIDES = re.compile(r"\b(\w+_VISIBLE_DEVICES) hides")
 

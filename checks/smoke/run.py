@@ -12,6 +12,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.base.wording import listed, plural, ranks_named, short
 from ddpdoctor.checks.processes.extra_contexts import of_running_jobs
+from ddpdoctor.checks.smoke.fixes import ended_with, halted, smoke_command
 from ddpdoctor.engine.registry import Subject, check, requires
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
@@ -30,7 +31,6 @@ from ddpdoctor.knowledge.shadowed_modules import another_name, torch_itself, why
 from ddpdoctor.processes.gpu_holders import all_told, own_jobs
 from ddpdoctor.processes.job_words import Oddity
 from ddpdoctor.smoke.analysis_blame import NO_SMOKE, ended_early, not_started, own_gpu
-from ddpdoctor.smoke.fixes import ended_with, halted, smoke_command
 from ddpdoctor.smoke.wording import ended, message
 
 MISSING = re.compile(r"No module named '([\w.]+)'")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.base.wording import dotted, listed, plural
+from ddpdoctor.checks.driver.shut_nodes import SHUT
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
@@ -26,7 +27,6 @@ from ddpdoctor.knowledge.evidence import cuda_start, libcuda, told, torch_cuda
 from ddpdoctor.knowledge.installing import capabilities, driver_cuda, jetson_fix, replacing
 from ddpdoctor.knowledge.nvidia import (
     NO_DRIVER,
-    SHUT,
     called,
     compute_capability,
     driver_loaded,

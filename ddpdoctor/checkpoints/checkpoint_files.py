@@ -6,8 +6,7 @@ import json
 import shlex
 from collections.abc import Iterable, Sequence
 
-from ddpdoctor.base.findings import Evidence, Fix
-from ddpdoctor.base.unknown import NotKnown
+from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints
@@ -28,19 +27,6 @@ def readable(checkpoints: Checkpoints) -> tuple[CheckpointFile, ...]:
     """
     requires(checkpoints.files, NONE_NAMED)
     return tuple(one for one in checkpoints.files if not one.problem)
-
-
-def all_read(checkpoints: Checkpoints) -> None:
-    """Raises:
-    NotKnown: some of the named files could not be read, so that nobody can call them fine.
-    """
-    unread = [one for one in checkpoints.files if one.problem]
-    if len(unread) == 1:
-        raise NotKnown(f"{short(unread[0].path)} could not be read (see ckpt-truncated)")
-    if unread:
-        raise NotKnown(
-            f"{len(unread)} of the {len(checkpoints.files)} checkpoints could not be read: see ckpt-truncated"
-        )
 
 
 def is_dangerous(one: CheckpointFile) -> bool:
@@ -73,9 +59,6 @@ def is_let_pass(one: CheckpointFile) -> bool:
         return True
     random = one.loader not in ("", "Lightning") and is_of_random_numbers(one)
     return random and all(name.startswith(_ALLOWED) for name in one.weights_only_blockers)
-
-
-NOT_TO_BE_LOADED = Fix("Do not load it at all, on any machine and with any option: see ckpt-weights-only")
 
 
 def short(path: str, most: int = 40) -> str:

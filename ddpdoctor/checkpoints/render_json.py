@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Verdict, examine
-from ddpdoctor.engine.registry import select
+from ddpdoctor.engine.registry import Check
 from ddpdoctor.facts.checkpoints import Checkpoints
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.report.contract import Report, build_report
@@ -18,7 +18,7 @@ from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome
 NOT_ASKED = Unknown("fix-checkpoint looks at the files alone; `ddpdoctor check --checkpoint FILE` at the host, too")
 
 
-def fixing_report(outcomes: Sequence[CheckpointOutcome]) -> Report:
+def fixing_report(outcomes: Sequence[CheckpointOutcome], checks: Iterable[Check]) -> Report:
     """The same checks that found an illness prove its treatment; they know the files and nothing else of this host.
 
     A file that a dry run would fix fails on any host.
@@ -26,7 +26,7 @@ def fixing_report(outcomes: Sequence[CheckpointOutcome]) -> Report:
     files = tuple(facts for one in outcomes if (facts := one.after or one.before) is not None)
     groups = dict.fromkeys(GROUPS, NOT_ASKED) | {"checkpoints": Checkpoints(files=files)}
     snapshot = msgspec.structs.replace(Snapshot(host=os.uname().nodename), **groups)
-    examination = examine(snapshot, None, select(["checkpoint"]))
+    examination = examine(snapshot, None, checks)
     problems = [f"{one.path}: {one.error}" for one in outcomes if one.action is Action.REFUSED]
     report = build_report("fix-checkpoint", [examination], problems)
     unfixed = any(one.action is Action.WOULD_FIX for one in outcomes)

@@ -140,7 +140,7 @@ def _look_at_everything(context: Context, limit: TimeLimit) -> Snapshot:
 
 def _load_checks() -> None:
     try:
-        from ddpdoctor.engine.registry import all_checks
+        from ddpdoctor.checks.catalogue import all_checks
 
         all_checks()
         import ddpdoctor.report.terminal  # noqa: F401
@@ -154,7 +154,8 @@ def _begin(python: str | None, quick: bool, checkpoints: Sequence[str], checks: 
 
 
 def _selected(chosen: list[str] | None, ignored: list[str] | None) -> tuple[Check, ...]:
-    from ddpdoctor.engine.registry import UnknownSelection, select
+    from ddpdoctor.checks.catalogue import select
+    from ddpdoctor.engine.registry import UnknownSelection
 
     try:
         checks = select(_names(chosen), _names(ignored))

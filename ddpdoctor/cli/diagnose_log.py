@@ -136,19 +136,21 @@ class _Reading:
 
 
 def _read(paths: Sequence[str]) -> Log:
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.logs.match.wanted_signs import vocabulary
     from ddpdoctor.logs.parse.reading import read_logs
 
     reading = _Reading()
     line = StatusLine(reading.words, delay=1.0)
     try:
         if STDIN not in paths:
-            return read_logs(paths, stdin=io.BytesIO(), progress=reading.told)
+            return read_logs(paths, stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()), progress=reading.told)
         if os.isatty(0):
             print(
                 "Waiting for a log on standard input: paste it, then press Ctrl-D on a line by itself", file=sys.stderr
             )
         with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:
-            return read_logs(paths, stdin=stdin, progress=reading.told)
+            return read_logs(paths, stdin=stdin, vocabulary=vocabulary(catalogue()), progress=reading.told)
     except StoppedBySignal as stopped:
         stopped.text = "Stopped while the log was read; no verdict."
         raise
@@ -157,7 +159,7 @@ def _read(paths: Sequence[str]) -> Log:
 
 
 def _judged(log: Log, host: Snapshot | None, *, here: bool, python: str | None) -> LogJudgement:
-    from ddpdoctor.engine.registry import catalogue
+    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.logs.analyze.settings import settings_of
     from ddpdoctor.logs.diagnosis import groups_that_decide, judge_log
 

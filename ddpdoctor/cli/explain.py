@@ -31,7 +31,8 @@ def explain(
 
     `ddpdoctor explain apex` looks at this host and gives the exact build command for it.
     """
-    from ddpdoctor.engine.registry import all_checks, all_prescriptions, as_written
+    from ddpdoctor.checks.catalogue import all_checks, all_prescriptions
+    from ddpdoctor.engine.registry import as_written
     from ddpdoctor.report.terminal import make_console
 
     console = make_console(sys.stdout)
@@ -60,7 +61,8 @@ def explain(
 
 
 def _unknown(slug: str) -> str:
-    from ddpdoctor.engine.registry import all_checks, all_prescriptions, nearest_names
+    from ddpdoctor.checks.catalogue import all_checks, all_prescriptions
+    from ddpdoctor.engine.registry import nearest_names
 
     checks = all_checks()
     names = {one.slug for one in (*checks, *all_prescriptions())} | {one.family for one in checks}

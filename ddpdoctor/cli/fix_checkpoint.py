@@ -214,9 +214,10 @@ def _run_and_show(
 
 def _print_json(outcomes: Sequence[CheckpointOutcome]) -> None:
     from ddpdoctor.checkpoints.render_json import fixing_report
+    from ddpdoctor.checks.catalogue import select
     from ddpdoctor.report.contract import to_json
 
-    print(to_json(fixing_report(outcomes)))
+    print(to_json(fixing_report(outcomes, select(["checkpoint"]))))
 
 
 def _exit_code(outcomes: Sequence[CheckpointOutcome]) -> int:

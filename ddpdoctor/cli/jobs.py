@@ -103,7 +103,7 @@ def jobs(
 
 
 def _overview(job: str | None, *, as_json: bool) -> Overview:
-    from ddpdoctor.engine.registry import catalogue
+    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.probes.context import Context
     from ddpdoctor.processes.overview import UnknownJobError, checks_of_jobs, groups_of, overview
 

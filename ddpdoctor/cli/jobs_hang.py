@@ -24,11 +24,12 @@ def show_hang(
 
     name: the job, None where there is only one. watched: False to read the dumps alone. dumps: what the flight recorders have written, if it isn't to be looked for. ras: ask NCCL's RAS, too.
     """
+    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.cli.refusal import refuse
     from ddpdoctor.hang.examining import NotExaminedError, examined, show
 
     try:
-        examination = examined(name, dumps, seconds, watched=watched, ras=ras)
+        examination = examined(name, catalogue(), dumps, seconds, watched=watched, ras=ras)
     except NotExaminedError as error:
         refuse(str(error), error.host, as_json=as_json)
     if as_json:

@@ -10,7 +10,7 @@ def list_checks() -> None:
     """List all checks by family. `ddpdoctor explain SLUG` tells more of one."""
     from rich.text import Text
 
-    from ddpdoctor.engine.registry import all_checks, all_prescriptions
+    from ddpdoctor.checks.catalogue import all_checks, all_prescriptions
     from ddpdoctor.report.terminal import Hanging, make_console
 
     console = make_console(sys.stdout)

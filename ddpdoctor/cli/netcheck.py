@@ -108,6 +108,7 @@ def netcheck(
     if job.local_rank:
         typer.echo(f"Local rank {job.local_rank}: local rank 0 speaks for this node.", err=True)
         return
+    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.netcheck.results import NetcheckOptions
     from ddpdoctor.netcheck.run import run
     from ddpdoctor.netcheck.task import Netcheck
@@ -125,7 +126,7 @@ def netcheck(
         options=options,
         token=token,
         wait=wait,
-        purpose=Netcheck(quick=quick),
+        purpose=Netcheck(catalogue(), quick=quick),
         strict=strict,
         python=path,
         chosen_by=chosen_by,

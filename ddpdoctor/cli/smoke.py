@@ -253,7 +253,7 @@ def _train(
 ) -> Examination:
     """The training, unless it is known beforehand that it can't be run. shown: tells of it where we are stopped after it,
     while its speed is measured."""
-    from ddpdoctor.engine.registry import catalogue
+    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.smoke.judging import before, judge
     from ddpdoctor.smoke.train import scaled, train, unscaled
     from ddpdoctor.smoke.views import make_view
@@ -295,7 +295,7 @@ def _at_once(examination: Examination) -> str:
 def _with_host(examination: Examination, python: str | None, timeout: float | None, known: str) -> Examination:
     """With the whole `check` of this host. An import of torch that was waited for as long as the user would wait isn't
     waited for much longer. known: as in `looking.look`."""
-    from ddpdoctor.engine.registry import catalogue
+    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.facts.snapshot import GROUPS
     from ddpdoctor.smoke.judging import nothing_ran, smoke_of, with_host
     from ddpdoctor.smoke.orders import import_seconds

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.smoke import ELASTIC, Smoke
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.job import NetcheckJob

@@ -194,8 +194,9 @@ def _say(text: str, *, as_json: bool) -> None:
 def _print_json(
     found: Sequence[Leftover], spots: Sequence[str], problems: Sequence[str], ending: Endings | None, code: int
 ) -> None:
+    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.engine.examination import Verdict
-    from ddpdoctor.engine.registry import Catalogue, catalogue
+    from ddpdoctor.engine.registry import Catalogue
     from ddpdoctor.processes.zombies_json import zombies_report
     from ddpdoctor.report.contract import to_json
 

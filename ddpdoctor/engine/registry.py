@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
-import pkgutil
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -198,8 +196,8 @@ def _order(check: Check) -> tuple[str, str]:
     return check.family, check.predicate.__module__
 
 
-_registered = Catalogue()
-_prescriptions: dict[str, Check] = {}
+REGISTERED = Catalogue()
+PRESCRIPTIONS: dict[str, Check] = {}
 
 
 def check(
@@ -214,7 +212,7 @@ def check(
     """Registers a predicate. Its parameter names say which groups of facts (or `plan`, or the `catalogue` of all checks) it is given."""
 
     def register(predicate: Predicate) -> Predicate:
-        _registered.add(
+        REGISTERED.add(
             Check(
                 slug,
                 severity,
@@ -223,7 +221,7 @@ def check(
                 stands_for=stands_for,
                 judges=judges,
                 log=log,
-                catalogue=_registered,
+                catalogue=REGISTERED,
             )
         )
         return predicate
@@ -236,35 +234,12 @@ def prescription(topic: str) -> Callable[[Predicate], Predicate]:
     the commands to run. The docstring is the topic's page, with the same sections as a check's."""
 
     def register(predicate: Predicate) -> Predicate:
-        if topic in _prescriptions:
+        if topic in PRESCRIPTIONS:
             raise ValueError(f"two prescriptions are called {topic}")
-        _prescriptions[topic] = Check(topic, Severity.INFO, (), predicate)
+        PRESCRIPTIONS[topic] = Check(topic, Severity.INFO, (), predicate)
         return predicate
 
     return register
-
-
-@cache
-def all_prescriptions() -> tuple[Check, ...]:
-    """Every topic for which there is a prescription."""
-    all_checks()
-    return tuple(_prescriptions.values())
-
-
-@cache
-def all_checks() -> tuple[Check, ...]:
-    """Every check, by family, file, and place in the file, whatever was imported first."""
-    import ddpdoctor.checks as package
-
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        importlib.import_module(module.name)
-    return _registered.checks
-
-
-def catalogue() -> Catalogue:
-    """All checks, to be handed to whatever asks for them."""
-    all_checks()
-    return _registered
 
 
 class UnknownSelection(ValueError):
@@ -293,38 +268,6 @@ def nearest_names(name: str, names: Iterable[str]) -> list[str]:
     wanted = as_written(name)
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
     return close or [one for one in names if len(wanted) > 2 and wanted in one][:3]
-
-
-def find_check(slug: str) -> Check:
-    """The check of that slug.
-
-    Raises:
-        UnknownSelection: there is none; carries the nearest.
-    """
-    checks = {one.slug: one for one in all_checks()}
-    if as_written(slug) not in checks:
-        raise UnknownSelection(slug, nearest_names(slug, checks))
-    return checks[as_written(slug)]
-
-
-def select(chosen: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[Check, ...]:
-    """The checks that are chosen (all, if nothing is) and not ignored, by slug or family.
-
-    Raises:
-        UnknownSelection: a name is neither.
-    """
-    checks = all_checks()
-    names = {one.slug for one in checks} | {one.family for one in checks}
-    chosen, ignored = tuple(chosen), tuple(ignored)
-    for name in sorted({*chosen, *ignored}):
-        if as_written(name) not in names:
-            raise UnknownSelection(name, nearest_names(name, names))
-    chosen, ignored = set(map(as_written, chosen)), set(map(as_written, ignored))
-    return tuple(
-        one
-        for one in checks
-        if (not chosen or {one.slug, one.family} & chosen) and not {one.slug, one.family} & ignored
-    )
 
 
 class SkipReason(str, Enum):

@@ -117,7 +117,7 @@ class RejectedNode(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     holder: str = ""
     """The host that came first with that rank; "" where that isn't why."""
-    code: str = "duplicate-rank"
+    code: str = "rank-taken"
     text: str = ""
     """What it was told."""
     nnodes: int | None = None

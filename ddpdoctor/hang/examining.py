@@ -14,6 +14,7 @@ from ddpdoctor.probes.session import collect_facts
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination
+    from ddpdoctor.engine.registry import Catalogue
     from ddpdoctor.facts.hang import Hang, RasCount
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.hang.flight_recorder import Dumps
@@ -42,6 +43,7 @@ def show(examination: Examination, *, verbose: bool = False, quiet: bool = False
 
 def examined(
     name: str | None,
+    catalogue: Catalogue,
     dumps: Sequence[str] = (),
     seconds: int = SECONDS,
     *,
@@ -61,9 +63,9 @@ def examined(
     from ddpdoctor.probes.context import Context
 
     asked = int(name) if name and name.strip().isascii() and name.strip().isdecimal() else 0
-    snapshot = collect_facts(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of_hangs())
+    snapshot = collect_facts(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of_hangs(catalogue))
     job = _job(snapshot, name, needed=not dumps, alone=alone) if watched else None
-    return judge_hang(snapshot, _hang(snapshot, job, dumps, seconds, with_ras=ras))
+    return judge_hang(snapshot, _hang(snapshot, job, dumps, seconds, with_ras=ras), catalogue)
 
 
 def _job(snapshot: Snapshot, name: str | None, *, needed: bool, alone: bool) -> TrainingJob | None:

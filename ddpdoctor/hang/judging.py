@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, examine
 from ddpdoctor.engine.redaction import redact_facts
-from ddpdoctor.engine.registry import Check, all_checks
+from ddpdoctor.engine.registry import Catalogue, Check
 from ddpdoctor.facts.hang import Hang, RasCount
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of
@@ -23,14 +23,14 @@ HEADING: Final = ("machine", "container", "gpus", "processes")
 """Groups that the report, and the words for what can't be seen, need beside."""
 
 
-def checks_of_hangs() -> tuple[Check, ...]:
+def checks_of_hangs(catalogue: Catalogue) -> tuple[Check, ...]:
     """The checks that say why a job hangs."""
-    return tuple(one for one in all_checks() if GROUP in one.groups)
+    return tuple(one for one in catalogue.checks if GROUP in one.groups)
 
 
-def groups_of_hangs() -> set[str]:
+def groups_of_hangs(catalogue: Catalogue) -> set[str]:
     """The facts of the host that are looked at first."""
-    return set(HEADING).union(*(one.groups for one in checks_of_hangs()))
+    return set(HEADING).union(*(one.groups for one in checks_of_hangs(catalogue)))
 
 
 def with_dumps(hang: Hang, dumps: Dumps) -> Hang:
@@ -43,10 +43,10 @@ def with_counts(hang: Hang, counts: tuple[RasCount, ...], why_not: str) -> Hang:
     return msgspec.structs.replace(hang, counts=counts, ras=why_not)
 
 
-def judge_hang(snapshot: Snapshot, hang: Hang) -> Examination:
+def judge_hang(snapshot: Snapshot, hang: Hang, catalogue: Catalogue) -> Examination:
     """snapshot: this host's, taken before the look."""
     whole = redact_facts(msgspec.structs.replace(snapshot, hang=hang))
-    return examine(whole, None, checks_of_hangs())
+    return examine(whole, None, checks_of_hangs(catalogue))
 
 
 def hang_of(examination: Examination) -> Hang:

@@ -18,7 +18,6 @@ from ddpdoctor.facts.pci import Pci, PciDevice
 NO_GPU = "no NVIDIA GPU on this host"
 NO_DRIVER = "this host has no NVIDIA driver"
 NO_NODES = "there are no GPU device nodes here"
-SHUT = "this user may not open the GPUs' device nodes: see gpu-device-permission"
 IN_CONTAINER = "in a container this is the host's matter"
 
 

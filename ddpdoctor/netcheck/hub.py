@@ -363,10 +363,10 @@ class Hub:
             return free[0]
         if hello.node_rank == 0:
             name = socket.gethostname()
-            return refuse("duplicate-rank", _taken(0, f"{name} ({self._door.addresses[0]})", self.nnodes), name)
+            return refuse("rank-taken", _taken(0, f"{name} ({self._door.addresses[0]})", self.nnodes), name)
         if holder := taken.get(hello.node_rank):
             text = _taken(hello.node_rank, f"{holder.host} ({holder.address})", self.nnodes)
-            return refuse("duplicate-rank", text, holder.host)
+            return refuse("rank-taken", text, holder.host)
         return hello.node_rank
 
     def _note_refused(self, host: str, address: str, away: TurnedAway, proved: bool) -> None:

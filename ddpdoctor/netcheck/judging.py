@@ -11,7 +11,7 @@ import msgspec
 from ddpdoctor.base.findings import Finding, Severity
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict, examine, overall
-from ddpdoctor.engine.registry import Check, Result, UnknownSelection, all_checks, find_check
+from ddpdoctor.engine.registry import Catalogue, Check, Result
 from ddpdoctor.facts.fleet import Cell, Fleet, Passed, Phase
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
@@ -25,9 +25,11 @@ UNPROVED: Final = "From node 0, without a token"
 """Before a fix that came over the network and that anybody there may have written."""
 
 
-def judge(snapshots: Sequence[Snapshot], families: Collection[str] = FAMILIES) -> list[Examination]:
+def judge(
+    snapshots: Sequence[Snapshot], catalogue: Catalogue, families: Collection[str] = FAMILIES
+) -> list[Examination]:
     """Judges each node's facts by themselves; those of the fleet lie in every node's."""
-    checks = tuple(one for one in all_checks() if one.family in families)
+    checks = tuple(one for one in catalogue.checks if one.family in families)
     return [examine(one, None, checks) for one in snapshots]
 
 
@@ -119,12 +121,8 @@ def parts(
     }
 
 
-def _check(judged: Judged) -> Check:
-    try:
-        return find_check(judged.slug)
-    except UnknownSelection:
-        slug = plain(judged.slug, 40)
-        return Check(slug, Severity.WARN, (), _of_another_version)
+def _check(judged: Judged, catalogue: Catalogue) -> Check:
+    return catalogue.get(judged.slug) or Check(plain(judged.slug, 40), Severity.WARN, (), _of_another_version)
 
 
 def _unproved(finding: Finding) -> Finding:
@@ -145,7 +143,7 @@ def _judged(result: Result) -> Judged:
     return Judged(result.check.slug, tuple(findings), result.not_tested)
 
 
-def examination_of(part: Part, snapshot: Snapshot, *, proved: bool) -> Examination:
+def examination_of(part: Part, snapshot: Snapshot, catalogue: Catalogue, *, proved: bool) -> Examination:
     """What node 0 made of this node, as if it had been judged here. A check that only node 0's ddpdoctor has says what it
     found there, and has no page here.
 
@@ -153,7 +151,7 @@ def examination_of(part: Part, snapshot: Snapshot, *, proved: bool) -> Examinati
     are shown as his.
     """
     results = tuple(
-        Result(_check(one), one.findings if proved else tuple(map(_unproved, one.findings)), one.not_tested)
+        Result(_check(one, catalogue), one.findings if proved else tuple(map(_unproved, one.findings)), one.not_tested)
         for one in part.results
     )
     plan = examine(snapshot, None, ()).plan

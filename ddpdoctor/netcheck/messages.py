@@ -115,7 +115,7 @@ class Welcome(Message, frozen=True):
 
 
 class TurnedAway(Message, frozen=True):
-    """Hub: the agent isn't let in. `code`: "version", "token", "duplicate-rank", "rank-out-of-range", "full", "nnodes",
+    """Hub: the agent isn't let in. `code`: "version", "token", "rank-taken", "rank-out-of-range", "full", "nnodes",
     "closed", "command"."""
 
     code: str

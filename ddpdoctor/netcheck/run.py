@@ -267,7 +267,7 @@ class _Node:
         return RunResult(
             exit_code=part.exit_code,
             meeting=self._meeting,
-            examinations=(examination_of(part, snapshot, proved=bool(self._token)),),
+            examinations=(examination_of(part, snapshot, self._purpose.catalogue, proved=bool(self._token)),),
             part=part,
             token=self._token,
             notes=tuple(self._in_vain(part)),

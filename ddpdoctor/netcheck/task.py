@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.judging import judge
@@ -56,6 +57,10 @@ class Task(Protocol):
     ) -> Worker:
         """On every node; as for `NetcheckWorker`."""
 
+    @property
+    def catalogue(self) -> Catalogue:
+        """All checks: what another node's ddpdoctor says is told with their pages."""
+
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         """Each node's facts, with those of the fleet in them."""
 
@@ -68,7 +73,8 @@ class Netcheck:
     seconds = 1800.0
     """Thousands of nodes take some minutes."""
 
-    def __init__(self, *, quick: bool) -> None:
+    def __init__(self, catalogue: Catalogue, *, quick: bool) -> None:
+        self.catalogue = catalogue
         self._quick = quick
 
     def meeting(self, meeting: Meeting) -> Meeting:
@@ -83,4 +89,4 @@ class Netcheck:
         return NetcheckWorker(snapshot, address, master, python, environ, quick=self._quick)
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
-        return judge(snapshots)
+        return judge(snapshots, self.catalogue)

@@ -42,7 +42,7 @@ def _of_nobody(held: HeldGpu) -> Leftover:
         what=f"GPU {gpu.index}" + (f" ({gpu.name})" if gpu.name else ""),
         why=f"pid {held.holder.pid} holds it by the driver's account, and is no process of this host",
         doubts=("the process may just have ended; else it was killed, and the driver could not take its memory back",),
-        command="ddpdoctor check --select gpu-memory-unowned",
+        command="ddpdoctor check --select processes",
         size=held.memory,
         gpus=(gpu.index,),
     )

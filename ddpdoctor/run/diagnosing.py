@@ -73,12 +73,13 @@ def look_at(pid: int, seconds: int, many: str) -> Work:
 
     def work() -> int:
         from ddpdoctor.base.printable import one_line
+        from ddpdoctor.checks.catalogue import catalogue
         from ddpdoctor.hang.examining import NotExaminedError, examined, show
         from ddpdoctor.processes.overview import UnknownJobError
 
         try:
             with redirect_stderr(sys.stdout):
-                examination = examined(str(pid), seconds=seconds, alone=True)
+                examination = examined(str(pid), catalogue(), seconds=seconds, alone=True)
         except UnknownJobError as error:
             print(one_line(str(error) if error.launcher else NO_PYTHON))
             return 2
@@ -126,7 +127,7 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
         log = _read(ended, keep)
         if many:
             return _in_a_line(log, many)
-        from ddpdoctor.engine.registry import catalogue
+        from ddpdoctor.checks.catalogue import catalogue
         from ddpdoctor.logs.analyze.verdict import RunOutcome
         from ddpdoctor.logs.diagnosis import judge_log
         from ddpdoctor.logs.render_terminal import show_log
@@ -172,12 +173,13 @@ def _guarded(work: Callable[[], int]) -> int:
 def _read(ended: EndedCommand, keep: str) -> Log:
     import msgspec
 
+    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.logs.analyze.launcher_options import launcher_of_command
     from ddpdoctor.logs.match.wanted_signs import vocabulary
     from ddpdoctor.logs.parse.gathering import GatheredLog
     from ddpdoctor.logs.parse.reading import read_stream
 
-    words, gathered = vocabulary(), GatheredLog()
+    words, gathered = vocabulary(catalogue()), GatheredLog()
     for name, text in (*ended.output, *_redirected(ended)):
         read_stream(BytesIO(text), keep if keep and name == OUTPUT else name, words, gathered)
     log = gathered.log()
@@ -244,7 +246,7 @@ def killed_so_far() -> int:
 
 def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
     """This host's facts, as far as the log's suspicions can be held against them. seconds: how long the run took."""
-    from ddpdoctor.engine.registry import catalogue
+    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.logs.analyze.settings import settings_of
     from ddpdoctor.logs.diagnosis import groups_that_decide
     from ddpdoctor.logs.parse.kills import of_this_run
@@ -262,7 +264,7 @@ def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
 
 
 def _in_a_line(log: Log, many: str) -> int:
-    from ddpdoctor.engine.registry import catalogue
+    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.logs.diagnosis import judge_log
     from ddpdoctor.logs.render_terminal import show_log
     from ddpdoctor.report.terminal import make_console
@@ -277,8 +279,8 @@ def _say_settings() -> None:
     """Where the output doesn't tell the cause: settings with which no training starts."""
     from ddpdoctor.base.findings import FAIL
     from ddpdoctor.base.printable import one_line
+    from ddpdoctor.checks.catalogue import select
     from ddpdoctor.engine.examination import examine
-    from ddpdoctor.engine.registry import select
     from ddpdoctor.probes.session import collect_facts, start_probes
 
     checks = [one for one in select(SETTINGS) if not SLOW.intersection(one.groups)]
@@ -313,11 +315,12 @@ def _read_dumps(ended: EndedCommand, environ: Mapping[str, str]) -> None:
     written = dumps_of_run(environ, ended.began - 1)
     if not written:
         return
+    from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.hang.examining import examined, show
 
     print(f"The ranks' flight recorders have left {written[0]}{' and others' if len(written) > 1 else ''}:")
     print()
-    show(examined(None, written, watched=False))
+    show(examined(None, catalogue(), written, watched=False))
 
 
 def dumps_of_run(environ: Mapping[str, str], since: float) -> Sequence[str]:

@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.smoke import LAST, RankEnding, RankRun, Smoke, StageState
 from ddpdoctor.smoke.places import WAITING_STEP, place_in_stage
 
@@ -92,20 +91,6 @@ def not_started(smoke: Smoke) -> tuple[RankRun, ...]:
 def ended_early(smoke: Smoke) -> bool:
     """Whether the ranks ended with what had started them, and none of them by itself."""
     return bool(smoke.problem and smoke.ranks) and not not_started(smoke) and not _by_themselves(smoke.ranks)
-
-
-def blame_for(smoke: Smoke, *kinds: BlameKind) -> Blame | None:
-    """What a training that wasn't finished came to, for a check that speaks of those kinds; None where it was finished.
-
-    Raises:
-        NotApplicable: there was none, or it ended for another reason, so that nothing is known of these.
-    """
-    requires(smoke.ranks or smoke.problem, NO_SMOKE)
-    requires(smoke.ranks and not not_started(smoke), "ranks could not be started: see smoke-not-started")
-    requires(not ended_early(smoke), "what had started the ranks ended: see smoke-ended-early")
-    found = blame(smoke.ranks)
-    requires(found is None or found.kind in kinds, "the smoke training ended early for another reason")
-    return found
 
 
 def stage_of(run: RankRun) -> str:

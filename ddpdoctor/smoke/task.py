@@ -43,7 +43,7 @@ class SmokePurpose:
         catalogue: Catalogue,
         heard: Callable[[RankMonitor], None] = lambda watch: None,
     ) -> None:
-        self._catalogue = catalogue
+        self.catalogue = catalogue
         self._share = share
         self._terms = terms
         self._heard = heard
@@ -53,7 +53,7 @@ class SmokePurpose:
         return msgspec.structs.replace(meeting, nproc=self._share.nproc)
 
     def programme(self, company: NodeSession, master: str, store_port: int) -> Programme:
-        return SmokeProgramme(company, self._terms, self._catalogue, master=master, store_port=store_port)
+        return SmokeProgramme(company, self._terms, self.catalogue, master=master, store_port=store_port)
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
@@ -63,8 +63,8 @@ class SmokePurpose:
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         """Each node's own findings: of a rank on the node that runs it, of the whole on node 0."""
         families = FAMILIES if all(map(_went_well, snapshots)) else (*FAMILIES, MAY_SAY_WHY)
-        checks = [check for check in self._catalogue.checks if check.family in families]
-        of_plans = [check for check in checks_of_plans(self._catalogue) if check not in checks]
+        checks = [check for check in self.catalogue.checks if check.family in families]
+        of_plans = [check for check in checks_of_plans(self.catalogue) if check not in checks]
         return [
             own_part(examine(one, _ranks_here(one), [*checks, *(of_plans if _has_a_plan(one) else [])]))
             for one in snapshots

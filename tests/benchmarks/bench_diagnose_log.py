@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from tests.benchmarks.measuring import Measured, measuring, print_table
 from tests.support.command import command
@@ -151,7 +152,7 @@ def matcher_rows(path: Path) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("library", "MB/s", "found")]
     for name, make in MATCHERS.items():
         try:
-            find = make(vocabulary().texts)
+            find = make(vocabulary(catalogue()).texts)
         except ImportError:
             continue
         started = time.perf_counter()
@@ -222,7 +223,7 @@ def _rows(
         ratio = statistics.median(one[place].seconds / one[2].seconds for one in rounds)
         peak = max(one[place].peak for one in rounds)
         aims = (f"below {AIM:.0f}" if aimed else "none", f"below {MOST_MIB}") if place == 0 else ("", "")
-        texts = str(len(vocabulary().texts))
+        texts = str(len(vocabulary(catalogue()).texts))
         yield (name, shape, str(mib), texts, f"{seconds:.1f}", f"{ratio:.2f}", aims[0], f"{peak:.0f}", aims[1])
 
 
@@ -247,7 +248,7 @@ def main() -> None:
             write_log(log, options.mib)
             print_table(matcher_rows(log), markdown=options.markdown)
             return
-        texts.write_bytes(b"\n".join(vocabulary().texts))
+        texts.write_bytes(b"\n".join(vocabulary(catalogue()).texts))
         os.environ["LC_ALL"] = "C"
         grep = ["grep", "-a", "-c", "-F", "-f", str(texts), str(log)]
         for shape, source, mib, aimed in shapes:

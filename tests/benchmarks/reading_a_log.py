@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 
 if __name__ == "__main__":
-    log = read_logs(sys.argv[1:], stdin=sys.stdin.buffer)
+    log = read_logs(sys.argv[1:], stdin=sys.stdin.buffer, vocabulary=vocabulary(catalogue()))
     print(sum(one.lines for one in log.files), len(log.sightings), len(log.raised))

@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.base.findings import Finding
-from ddpdoctor.engine.registry import diagnose, select
+from ddpdoctor.checks.catalogue import select
+from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint
 
-from ddpdoctor.engine.registry import all_checks, find_check
+from ddpdoctor.checks.catalogue import all_checks, find_check
 from tests.support.command import ROOT, ddpdoctor, plain_environ
 from tests.support.sickness import check as check_all
 

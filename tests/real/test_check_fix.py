@@ -21,7 +21,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ddpdoctor.engine.registry import select as select_checks
+from ddpdoctor.checks.catalogue import select as select_checks
 from ddpdoctor.fixes import proof
 from ddpdoctor.fixes.proof import Unproved, look_again
 from tests.real.smoke_runs import Estate, wait_for

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.engine.registry import all_checks
+from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.snapshots import encode_snapshot, read_snapshot
 from ddpdoctor.facts.snapshot import GROUPS
 from tests.real.libnccl import beside_torch

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.findings import FAIL, WARN
-from ddpdoctor.engine.registry import Result, diagnose, find_check
+from ddpdoctor.checks.catalogue import find_check
+from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.disks import Disks
 from ddpdoctor.facts.limits import Limits
 from ddpdoctor.facts.plan import Plan

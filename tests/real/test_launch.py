@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.engine.registry import all_checks, diagnose
+from ddpdoctor.checks.catalogue import all_checks
+from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.launchers import current_launch

@@ -13,8 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from ddpdoctor.base.unknown import Facts, Unknown
+from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import diagnose, find_check
+from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus, MigInstance
 from ddpdoctor.facts.pci import Pci, PciDevice

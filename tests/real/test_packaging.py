@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.engine.registry import all_checks
+from ddpdoctor.checks.catalogue import all_checks
 from tests.support.command import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -41,7 +41,7 @@ def test_installed_elsewhere_it_has_every_check(wheel: Path, tmp_path: Path) -> 
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", wheel], capture_output=True, check=True)
-    count = "from ddpdoctor.engine.registry import all_checks; import ddpdoctor; print(len(all_checks()), ddpdoctor.__file__)"
+    count = "from ddpdoctor.checks.catalogue import all_checks; import ddpdoctor; print(len(all_checks()), ddpdoctor.__file__)"
     ended = subprocess.run([python, "-c", count], cwd=tmp_path, capture_output=True, text=True, check=True)
     number, _, place = ended.stdout.strip().partition(" ")
     assert int(number) == len(all_checks())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.base.findings import Fix, Severity
-from ddpdoctor.engine.registry import select
+from ddpdoctor.checks.catalogue import select
 from ddpdoctor.fixes import settings as file
 from ddpdoctor.fixes.applying import Applied, apply
 from ddpdoctor.fixes.choosing import FixChoice

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Result, diagnose, find_check
+from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.snapshot import Snapshot
 
 HOSTS = Path(__file__).parent.parent.parent / "fixtures" / "hosts"

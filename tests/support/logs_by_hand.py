@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 
 from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import LastWords, Log, LogFile, LogFrame, LoggedException, LogLine, ProcessExit, SignMatch
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 
 
 def read(text: str) -> Log:
     """What the engine makes of a text, as if it came from standard input."""
-    return read_logs(["-"], stdin=io.BytesIO(text.encode()))
+    return read_logs(["-"], stdin=io.BytesIO(text.encode()), vocabulary=vocabulary(catalogue()))
 
 
 def line(

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.engine.registry import all_checks
+from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.facts.snapshot import GROUPS
 from tests.support.command import command, plain_environ
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ddpdoctor.engine.registry import all_checks
+from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.logs.analyze.noise import HARMLESS
 from ddpdoctor.logs.match.vocabulary import Vocabulary, Wanted
 from ddpdoctor.logs.parse import exit_tables, exits, stacks
@@ -14,9 +14,9 @@ from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER
 
 
 @cache
-def vocabulary() -> Vocabulary:
-    """Made once: it takes a tenth of a second."""
-    signs = [(one.slug, sign) for one in all_checks() for sign in one.log_signs]
+def vocabulary(catalogue: Catalogue) -> Vocabulary:
+    """Made once for a catalogue: it takes a tenth of a second."""
+    signs = [(one.slug, sign) for one in catalogue.checks for sign in one.log_signs]
     others = [
         (HEADER, Wanted.TRACEBACK),
         (FRAME, Wanted.FRAME),

@@ -15,7 +15,6 @@ from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.logs.analyze.judging_lines import LinePlace
 from ddpdoctor.logs.match.scanning import BLOCK, FileScan
 from ddpdoctor.logs.match.vocabulary import Vocabulary
-from ddpdoctor.logs.match.wanted_signs import vocabulary as usual_vocabulary
 from ddpdoctor.logs.parse import error_files
 from ddpdoctor.logs.parse.compressed import GZIP, DamagedArchive, how_to_unpack, unpacked
 from ddpdoctor.logs.parse.encodings import Unwrapped, decoded, encoding_of, is_objects, with_newlines, without_holes
@@ -44,11 +43,10 @@ def read_logs(
     paths: Sequence[str],
     *,
     stdin: BinaryIO,
-    vocabulary: Vocabulary | None = None,
+    vocabulary: Vocabulary,
     progress: Progress = lambda name, done, size: None,
 ) -> Log:
     """Reads them in that order, folders with all that is in them. What can't be read is a file with a problem."""
-    words = vocabulary or usual_vocabulary()
     gathered = GatheredLog()
     # Of a folder's files the names tell more beside those of the others.
     contents = contents_of_all([Path(path) for path in paths if path != STDIN], _may_be_log)
@@ -56,11 +54,11 @@ def read_logs(
     of_others = iter(contents)
     for path in paths:
         if path == STDIN:
-            read_stream(stdin, STDIN, words, gathered, progress=progress)
+            read_stream(stdin, STDIN, vocabulary, gathered, progress=progress)
             continue
         found = next(of_others)
         for name in found.files:
-            _read_file(name, words, gathered, progress, places[str(name)], is_named=name == Path(path))
+            _read_file(name, vocabulary, gathered, progress, places[str(name)], is_named=name == Path(path))
         gathered.files += [LogFile(name=name, problem=why) for name, why in found.problems]
         gathered.notes += found.notes
     return gathered.log()

@@ -18,6 +18,7 @@ import typer
 from ddpdoctor.checkpoints.pickles.editing import EditOptions
 from ddpdoctor.checkpoints.render_json import fixing_report
 from ddpdoctor.checkpoints.render_terminal import show_line, show_one, show_sum
+from ddpdoctor.checks.catalogue import select
 from ddpdoctor.cli import progress
 from ddpdoctor.cli.fix_options import make_wishes
 from ddpdoctor.cli.progress import FilesProgress
@@ -348,7 +349,7 @@ def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_json_follows_the_schema_and_the_same_checks_judge_the_files() -> None:
-    report = fixing_report([FIXED, REFUSED])
+    report = fixing_report([FIXED, REFUSED], select(["checkpoint"]))
     content = msgspec.json.decode(to_json(report))
     jsonschema.Draft202012Validator(json_schema()).validate(content)
     assert [one["action"] for one in content["files"]] == ["fixed", "refused"]
@@ -359,9 +360,11 @@ def test_json_follows_the_schema_and_the_same_checks_judge_the_files() -> None:
 
 
 def test_a_dry_run_is_judged_by_what_the_file_still_is() -> None:
-    assert "ckpt-device-pin" in fixing_report([FIXED]).passed
-    assert fixing_report([FIXED]).verdict is Verdict.OK
-    report = fixing_report([msgspec.structs.replace(FIXED, action=Action.WOULD_FIX, after=None)])
+    assert "ckpt-device-pin" in fixing_report([FIXED], select(["checkpoint"])).passed
+    assert fixing_report([FIXED], select(["checkpoint"])).verdict is Verdict.OK
+    report = fixing_report(
+        [msgspec.structs.replace(FIXED, action=Action.WOULD_FIX, after=None)], select(["checkpoint"])
+    )
     assert "ckpt-device-pin" not in report.passed
     assert report.verdict is Verdict.FAIL
 

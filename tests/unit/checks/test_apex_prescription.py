@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.checks.catalogue import all_prescriptions
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Result, all_prescriptions, diagnose
+from ddpdoctor.engine.registry import Result, diagnose
 from tests.support.fixture_hosts import healthy_facts, healthy_names, lay_over, to_snapshot
 
 NVCC = {"path": "/usr/local/cuda/bin/nvcc", "version": "13.0", "found_by": "/usr/local/cuda", "gcc_max": 15}

@@ -38,7 +38,7 @@ def found(there: tuple[int, ...], doubles: tuple[RejectedNode, ...], expected: i
         away("a", "nnodes", nnodes=2),
         away("a", "version"),
         away("a", "closed", 3),
-        away("a", "duplicate-rank", 1, holder="n1"),
+        away("a", "rank-taken", 1, holder="n1"),
         away("a", "rank-out-of-range", 4),
     ],
     ids=lambda one: f"{one.code} {one.rank}",

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Severity
+from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import diagnose, find_check
+from ddpdoctor.engine.registry import diagnose
 from tests.support.fixture_hosts import HOSTS, healthy_facts, judge, lay_over, to_snapshot
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
 from ddpdoctor.checkpoints.checkpoint_files import loading, paths, short
 from ddpdoctor.checkpoints.loading import allowing
+from ddpdoctor.checks.catalogue import all_checks, find_check
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Result, SkipReason, all_checks, diagnose, find_check
+from ddpdoctor.engine.registry import Result, SkipReason, diagnose
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints, Pins
 from tests.support.fixture_hosts import HEALTHY, healthy_facts, healthy_names, lay_over, to_snapshot
 

@@ -21,8 +21,9 @@ import pytest
 
 from ddpdoctor.base.findings import NOT_TYPEABLE, Fix
 from ddpdoctor.base.unknown import Maybe
+from ddpdoctor.checks.catalogue import all_checks, all_prescriptions, catalogue, find_check
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Check, all_checks, all_prescriptions, catalogue, diagnose, find_check
+from ddpdoctor.engine.registry import Check, diagnose
 from ddpdoctor.engine.sanitize_facts import plausible
 from ddpdoctor.engine.snapshots import decode_snapshot, encode_snapshot
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
@@ -30,6 +31,7 @@ from ddpdoctor.facts.log import Log
 from ddpdoctor.facts.remedies import Remedy
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 from tests.log_corpus import LOGS
 from tests.support.fixture_hosts import HOSTS, JSON_NAMES, fixture_snapshot, read_fixture
@@ -201,7 +203,7 @@ def quoting_logs() -> Iterator[tuple[str, Log]]:
     """Logs of which a word stands in a command."""
     for folder in sorted(each for each in LOGS.iterdir() if each.is_dir()):
         for path in sorted(each for each in folder.glob("sick-*") if each.suffix != ".json"):
-            log = read_logs([str(path)], stdin=io.BytesIO())
+            log = read_logs([str(path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
             text = "\n".join(commands_for(log))
             words = (word for sighting in log.sightings for word in sighting.words.values())
             lines = (

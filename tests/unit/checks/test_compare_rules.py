@@ -7,8 +7,9 @@ import pytest
 
 from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import diagnose, find_check
+from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.rdma import Gid, RdmaPort

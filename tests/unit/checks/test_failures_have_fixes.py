@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.findings import FAIL, Fix
+from ddpdoctor.checks.catalogue import all_checks, catalogue, find_check
 from ddpdoctor.engine.examination import Examination, examine
-from ddpdoctor.engine.registry import all_checks, catalogue, find_check
 from ddpdoctor.facts.fleet import Cell, Fleet, Node, Reach
 from ddpdoctor.facts.network import Interface, Network
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot

@@ -11,8 +11,9 @@ import pytest
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import all_checks, find_check
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Check, Result, SkipReason, all_checks, diagnose, find_check
+from ddpdoctor.engine.registry import Check, Result, SkipReason, diagnose
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus, MigInstance
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog

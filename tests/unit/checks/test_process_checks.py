@@ -10,8 +10,9 @@ import pytest
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import all_checks, find_check
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Result, SkipReason, all_checks, diagnose, find_check
+from ddpdoctor.engine.registry import Result, SkipReason, diagnose
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole, RankPlace

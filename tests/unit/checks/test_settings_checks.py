@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.base.findings import FAIL, WARN, Severity
+from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.checks.settings.invalid import nearest
 from ddpdoctor.checks.settings.visible_gpus import what_cuda_shows
-from ddpdoctor.engine.registry import Result, diagnose, find_check
+from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu
 from ddpdoctor.facts.plan import Plan

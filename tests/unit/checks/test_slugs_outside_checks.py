@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import ddpdoctor
-from ddpdoctor.engine.registry import Catalogue, Check, Subject, all_checks, catalogue
+from ddpdoctor.checks.catalogue import all_checks, catalogue
+from ddpdoctor.engine.registry import Catalogue, Check, Subject
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.processes.job_words import Oddity
 from ddpdoctor.report.reported_leftovers import LeftoverKind as Leftover
@@ -20,16 +20,6 @@ from ddpdoctor.report.reported_leftovers import LeftoverKind as Leftover
 pytestmark = pytest.mark.quick
 
 PACKAGE = Path(ddpdoctor.__file__).parent
-EXCEPTIONS: dict[str, int] = {
-    "facts/fleet.py": 1,
-    "checkpoints/checkpoint_files.py": 3,
-    "processes/leftover_memory.py": 1,
-    "knowledge/nvidia.py": 1,
-    "smoke/analysis_blame.py": 2,
-    "smoke/fixes.py": 1,
-    "netcheck/hub.py": 2,
-}
-"""How many slugs stand in a module all the same: it may only become shorter."""
 
 
 @cache
@@ -61,8 +51,7 @@ def modules() -> Iterator[Path]:
 
 def test_no_slug_stands_outside_of_checks() -> None:
     found = {path.relative_to(PACKAGE).as_posix(): slugs_in(path.read_text()) for path in modules()}
-    counted = Counter({path: len(slugs) for path, slugs in found.items() if slugs})
-    assert counted == EXCEPTIONS, {path: found[path] for path in counted if counted[path] != EXCEPTIONS.get(path)}
+    assert {path: slugs for path, slugs in found.items() if slugs} == {}
 
 
 def test_slugs_are_seen_in_literals_and_commands_and_not_in_docstrings() -> None:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Result, diagnose, find_check
+from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.libraries import Library
 from ddpdoctor.facts.machine import Machine

@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from ddpdoctor.checks.catalogue import all_checks, find_check
 from ddpdoctor.engine.examination import Verdict, examine
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import SkipReason, all_checks, diagnose, find_check
+from ddpdoctor.engine.registry import SkipReason, diagnose
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.facts.torch import Torch

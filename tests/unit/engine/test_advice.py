@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.findings import Evidence, Finding, Fix
+from ddpdoctor.checks.catalogue import catalogue, find_check
 from ddpdoctor.engine.advice import with_advice
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason, catalogue, find_check
+from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import all_checks, select
 from ddpdoctor.engine.examination import Examination, Verdict, conclusion, examine
-from ddpdoctor.engine.registry import all_checks, select
 from ddpdoctor.engine.snapshots import write_snapshot
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import NOT_IMPORTED

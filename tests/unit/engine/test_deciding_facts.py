@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import Result, SkipReason, diagnose, find_check
+from ddpdoctor.engine.registry import Result, SkipReason, diagnose
 from tests.support.fixture_hosts import HOSTS, healthy_facts, lay_over, read_fixture, to_snapshot
 
 UNKNOWN = {"type": "unknown", "reason": "could not be read"}

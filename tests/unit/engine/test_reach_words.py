@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.findings import Finding
-from ddpdoctor.engine.registry import diagnose, select
+from ddpdoctor.checks.catalogue import select
+from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting

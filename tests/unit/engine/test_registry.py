@@ -12,18 +12,9 @@ import pytest
 
 from ddpdoctor.base.findings import FAIL, Finding
 from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.checks.catalogue import all_checks, all_prescriptions, find_check, select
 from ddpdoctor.engine import registry
-from ddpdoctor.engine.registry import (
-    Check,
-    SkipReason,
-    UnknownSelection,
-    all_checks,
-    all_prescriptions,
-    diagnose,
-    find_check,
-    requires,
-    select,
-)
+from ddpdoctor.engine.registry import Check, SkipReason, UnknownSelection, diagnose, requires
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.snapshot import Snapshot
@@ -96,7 +87,7 @@ def test_a_crash_is_the_result_of_that_check_alone() -> None:
 
 
 def test_the_order_is_the_same_whichever_file_was_imported_first() -> None:
-    ask = "from ddpdoctor.engine.registry import all_checks; print(*(check.slug for check in all_checks()))"
+    ask = "from ddpdoctor.checks.catalogue import all_checks; print(*(check.slug for check in all_checks()))"
     orders = {
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
         for program in (ask, f"import ddpdoctor.checks.launch.accelerate; {ask}")
@@ -109,7 +100,7 @@ def test_selection_by_slug_and_family() -> None:
     family = select(["host"])
     assert {one.family for one in family} == {"host"}
     assert "shm-too-small" not in [one.slug for one in select(["host"], ["shm-too-small"])]
-    assert len(select()) == len(registry.all_checks())
+    assert len(select()) == len(all_checks())
 
 
 @pytest.mark.parametrize(
@@ -141,5 +132,5 @@ def test_what_a_check_needs_is_what_its_annotations_mean(one: Check) -> None:
 
 
 def test_a_family_is_chosen_by_its_former_name_too() -> None:
-    assert registry.select(["patient"]) == registry.select(["python"])
-    assert {one.family for one in registry.select(["patient"])} == {"python"}
+    assert select(["patient"]) == select(["python"])
+    assert {one.family for one in select(["patient"])} == {"python"}

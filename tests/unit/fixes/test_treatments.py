@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.base.findings import Fix, Severity
+from ddpdoctor.checks.catalogue import select
 from ddpdoctor.cli.fix_check_options import arguments_again, not_ours
 from ddpdoctor.engine.examination import Examination, Verdict, examine
-from ddpdoctor.engine.registry import select
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.fixes import settings as file

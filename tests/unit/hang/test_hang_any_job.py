@@ -7,8 +7,9 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import SkipReason, all_checks, diagnose
+from ddpdoctor.engine.registry import SkipReason, diagnose
 from ddpdoctor.facts.hang import Hang, RankLook, RasCount, Recorded, Watched, WatchedRank
 from ddpdoctor.facts.snapshot import Snapshot
 from tests.support.hangs import (

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.snapshot import Snapshot
@@ -33,7 +34,7 @@ def judge(seeds: range) -> Counter[tuple[bool, Verdict]]:
 
 
 def judged(hang: Hang, of: str) -> Verdict:
-    examination = judge_hang(Snapshot(host="node01"), hang)
+    examination = judge_hang(Snapshot(host="node01"), hang, catalogue())
     said = [(check.slug, finding.summary, finding.evidence) for check, _, finding in examination.findings]
     assert examination.verdict is not Verdict.FAIL, f"{of}: {said}"
     return examination.verdict

@@ -7,6 +7,7 @@ import pytest
 
 from ddpdoctor.base.findings import FAIL, WARN, Severity
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.hang import NOT_FOUND, WatchedRank
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.hang.judging import judge_hang
@@ -37,7 +38,7 @@ STOPPED_WORKER = rank(1, loader(), workers=(watched(51, in_worker(GETS_ITEM), st
 
 
 def judged(*ranks: WatchedRank, **more: object) -> list[tuple[str, Severity]]:
-    found = judge_hang(Snapshot(host="node01"), hang(*ranks, **more))
+    found = judge_hang(Snapshot(host="node01"), hang(*ranks, **more), catalogue())
     return [(check.slug, severity) for check, severity, _ in found.findings]
 
 
@@ -89,7 +90,7 @@ def test_what_waiting_can_t_mend_fails_at_once(ranks: tuple[WatchedRank, ...], s
 )  # fmt: skip
 def test_whatever_moved_makes_it_slow_and_no_failure(ranks: tuple[WatchedRank, ...], slug: str, said: str) -> None:
     assert judged(*ranks, between=60.0) == [(slug, WARN)]
-    looked = judge_hang(Snapshot(host="node01"), hang(*ranks, between=60.0))
+    looked = judge_hang(Snapshot(host="node01"), hang(*ranks, between=60.0), catalogue())
     [(_, _, finding)] = looked.findings
     assert f"it goes on, slowly perhaps: within 60.0 s {said}" in [one.text for one in finding.evidence]
     told = (
@@ -164,7 +165,7 @@ def test_a_dump_may_know_how_long_the_others_have_waited(waited: int, severity: 
 
 def test_a_rank_that_is_gone_before_the_others_wait_for_it() -> None:
     gone = rank(1, gone="Z: it has ended, and its parent has not taken note")
-    found = judge_hang(Snapshot(host="node01"), hang(rank(0, own("load", 31)), gone))
+    found = judge_hang(Snapshot(host="node01"), hang(rank(0, own("load", 31)), gone), catalogue())
     [(check, severity, finding)] = found.findings
     assert (check.slug, severity) == ("peer-rank-crashed", WARN)
     assert finding.summary == "rank 1 is gone; the others will wait for it at their next collective"
@@ -177,7 +178,7 @@ def test_a_rank_that_saves_after_the_others_have_ended_is_well() -> None:
 
 
 def test_what_goes_over_sockets_is_not_called_nothing() -> None:
-    found = judge_hang(Snapshot(host="node01"), hang(SENDS, rank(1, collective())))
+    found = judge_hang(Snapshot(host="node01"), hang(SENDS, rank(1, collective())), catalogue())
     [(_, _, finding)] = found.findings
     text = " ".join(one.text for one in finding.evidence)
     assert "used no processor within 5.0 s; what it sends over sockets isn't counted" in text

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.hang import Frame, Hang, WatchedRank
 from ddpdoctor.facts.snapshot import Snapshot
@@ -22,7 +23,7 @@ from tests.support.hangs import GETS_ITEM, IDLE_WORKER, collective, hang, in_wor
 
 
 def examined(*ranks: WatchedRank, **more: object) -> Examination:
-    return judge_hang(Snapshot(host="node01"), hang(*ranks, **more))
+    return judge_hang(Snapshot(host="node01"), hang(*ranks, **more), catalogue())
 
 
 def shown(examination: Examination, width: int = 80, **how: bool) -> str:
@@ -129,7 +130,7 @@ def test_several_ranks_that_could_not_be_looked_into() -> None:
 
 
 def test_nothing_was_seen_at_all() -> None:
-    one = judge_hang(Snapshot(host="node01"), Hang(dumps="/dumps: no such folder"))
+    one = judge_hang(Snapshot(host="node01"), Hang(dumps="/dumps: no such folder"), catalogue())
     assert one.verdict is Verdict.UNKNOWN
     assert "Nothing was seen: /dumps: no such folder" in shown(one)
 

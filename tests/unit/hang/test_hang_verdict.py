@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.unknown import NotKnown
+from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import NotApplicable, diagnose, find_check
+from ddpdoctor.engine.registry import NotApplicable, diagnose
 from ddpdoctor.facts.hang import Frame, Hang, WatchedRank
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.hang.verdict import verdict_for, verdict_of

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 import pytest
 
 from ddpdoctor.base.findings import Finding
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.planning import plan_for
-from ddpdoctor.engine.registry import catalogue, diagnose
+from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.hang import Hang, Recorded, RecordedCollective, RecordedGroup
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.hang.recorded import RecordedHang, RecordedSign, record_of

@@ -17,11 +17,13 @@ import pytest
 from ddpdoctor.base import regular_files as files
 from ddpdoctor.base.ownership import who_misleads
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.processes import Process, RankPlace
 from ddpdoctor.hang import flight_recorder
 from ddpdoctor.hang.dump_files import DumpContents, NotRead, contents
 from ddpdoctor.hang.flight_recorder import Dumps, dumps_of
 from ddpdoctor.hang.mapped_nccl import mapped_nccl
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 from ddpdoctor.probes import environment
 from ddpdoctor.probes.context import Context
@@ -176,7 +178,7 @@ def test_a_link_among_her_logs_quotes_no_secret(shared: Path, eve: User, secret:
     eve.does(
         f"mkdir {shared}/hers; echo 'RuntimeError: hers' > {shared}/hers/0.log; ln -s {secret} {shared}/hers/{name}"
     )
-    found = read_logs([f"{shared}/hers"], stdin=io.BytesIO())
+    found = read_logs([f"{shared}/hers"], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
     assert "RuntimeError: hers" in repr(found)
     assert "xyzzy" not in repr(found)
     assert "not for everybody's eyes" in repr(found)
@@ -295,6 +297,6 @@ def test_what_becomes_a_pipe_just_now_is_not_opened(shared: Path, eve: User, mon
         monkeypatch.setattr(files, "_check", check_and_swap)
         assert files.read_start(hers / "0.log", 100) == b"RuntimeError: hers\n"
         assert looks
-        found = read_logs([str(hers)], stdin=io.BytesIO())
+        found = read_logs([str(hers)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
         assert "hers\n" not in repr(found)
         assert not opened_it.exists()

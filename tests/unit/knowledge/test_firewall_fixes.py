@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.engine.registry import diagnose, select
+from ddpdoctor.checks.catalogue import select
+from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.network import Interface, Network

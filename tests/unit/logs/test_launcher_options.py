@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.checks.network.ports import port_in_use
-from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Listener, Network

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 from ddpdoctor.logs.render_words import headline, other_attempts
 from tests.support.logs_by_hand import read
@@ -128,21 +129,28 @@ def test_each_folder_of_torchruns_is_an_attempt(tmp_path: Path) -> None:
             file = tmp_path / f"none_x/attempt_{attempt}/{local}/stderr.log"
             file.parent.mkdir(parents=True)
             file.write_text(text)
-    found = verdict_of(read_logs([str(tmp_path)], stdin=io.BytesIO()), catalogue())
+    found = verdict_of(read_logs([str(tmp_path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())), catalogue())
     assert (found.outcome, found.ended_well, [message(one) for one in found.elsewhere]) == (
         RunOutcome.NOTHING,
         True,
         ["a", "b"],
     )
     (tmp_path / "none_x/attempt_2/1/stderr.log").write_text(fell(1, "ValueError", "c"))
-    found = verdict_of(read_logs([str(tmp_path)], stdin=io.BytesIO()), catalogue())
+    found = verdict_of(read_logs([str(tmp_path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())), catalogue())
     assert (found.attempt, message(found)) == (2, "c")
     launcher = tmp_path / "torchrun.log"
     launcher.write_text(over(11) + over(12) + over(13) + GAVE_UP)
-    assert message(verdict_of(read_logs([str(tmp_path)], stdin=io.BytesIO()), catalogue())) == "c"
+    assert (
+        message(
+            verdict_of(read_logs([str(tmp_path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())), catalogue())
+        )
+        == "c"
+    )
     (tmp_path / "none_x/attempt_2/1/stderr.log").write_text("fine")
     launcher.write_text(over(11) + over(12))
-    assert verdict_of(read_logs([str(tmp_path)], stdin=io.BytesIO()), catalogue()).ended_well
+    assert verdict_of(
+        read_logs([str(tmp_path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())), catalogue()
+    ).ended_well
 
 
 REQUEUED = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_words import headline
 from tests.support.logs_by_hand import read

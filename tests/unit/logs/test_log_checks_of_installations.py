@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.findings import Finding
-from ddpdoctor.engine.registry import NotApplicable, all_checks, catalogue
+from ddpdoctor.checks.catalogue import all_checks, catalogue
+from ddpdoctor.engine.registry import NotApplicable
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.log_corpus import LOGS, log_of

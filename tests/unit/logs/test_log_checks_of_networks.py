@@ -7,9 +7,11 @@ import io
 import pytest
 
 from ddpdoctor.base.findings import Finding
-from ddpdoctor.engine.registry import NotApplicable, all_checks, catalogue
+from ddpdoctor.checks.catalogue import all_checks, catalogue
+from ddpdoctor.engine.registry import NotApplicable
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 from tests.log_corpus import LOGS, log_of
 
@@ -87,7 +89,9 @@ def test_what_healthy_runs_say_is_no_finding(name: str, slug: str) -> None:
     ],
 )
 def test_a_single_line_that_was_pasted_is_not_called_fine(line: str, slug: str) -> None:
-    found = verdict_of(read_logs(["-"], stdin=io.BytesIO(f"{line}\n".encode())), catalogue())
+    found = verdict_of(
+        read_logs(["-"], stdin=io.BytesIO(f"{line}\n".encode()), vocabulary=vocabulary(catalogue())), catalogue()
+    )
     assert found.outcome is not RunOutcome.NOTHING
     assert found.suspects[0].slug == slug
     assert not found.suspects[0].sure
@@ -96,5 +100,8 @@ def test_a_single_line_that_was_pasted_is_not_called_fine(line: str, slug: str) 
 @pytest.mark.parametrize(("name", "address"), [("6841231", "0.104.99.143"), ("0017", "0.0.0.15"), ("08", "0.0.0.8")])
 def test_a_name_that_is_a_number_is_shown_as_the_address_that_it_is_read_as(name: str, address: str) -> None:
     text = f"[E socket.cpp:753] [c10d] The client socket has failed to connect to any network address of ({name}, 47389).\n"
-    (found,) = findings("rdzv-own-name-unreachable", read_logs(["-"], stdin=io.BytesIO(text.encode())))
+    (found,) = findings(
+        "rdzv-own-name-unreachable",
+        read_logs(["-"], stdin=io.BytesIO(text.encode()), vocabulary=vocabulary(catalogue())),
+    )
     assert f"the number {name}, which is read as the address {address}" in found.summary

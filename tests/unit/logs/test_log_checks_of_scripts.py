@@ -6,8 +6,9 @@ import pytest
 
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.checks.catalogue import all_checks, catalogue
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import NotApplicable, all_checks, catalogue
+from ddpdoctor.engine.registry import NotApplicable
 from ddpdoctor.facts.log import Log, LogFile, LogLine, SignMatch
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.log_corpus import LOGS, log_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.engine.registry import all_checks
+from ddpdoctor.checks.catalogue import all_checks, catalogue
 from ddpdoctor.facts.log import Log, LogLine
 from ddpdoctor.logs.analyze.judging_lines import MOST_OF_A_LINE, LineJudge
 from ddpdoctor.logs.match import scanning
@@ -50,7 +50,7 @@ def steps(text: str) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        read_logs(["-"], stdin=io.BytesIO(text.encode()))
+        read_logs(["-"], stdin=io.BytesIO(text.encode()), vocabulary=vocabulary(catalogue()))
     finally:
         sys.settrace(before)
     return count
@@ -59,7 +59,7 @@ def steps(text: str) -> int:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_twice_as_much_takes_twice_as_many_steps(shape: Callable[[int], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "FIRST_SAMPLES", 20)
-    vocabulary()
+    vocabulary(catalogue())
     assert steps(shape(400)) < 2.3 * steps(shape(200))
 
 
@@ -77,7 +77,7 @@ def test_no_pattern_sees_more_of_a_line_than_is_kept(end: str, monkeypatch: pyte
 
     monkeypatch.setattr(LineJudge, "line", line)
     text = f"{'x' * 70_000}{SAYS}{'y' * 70_000}{end}Traceback (most recent call last):{' ' * 70_000}{end}{SAYS * 3000}{end}"
-    read_logs(["-"], stdin=io.BytesIO(text.encode()))
+    read_logs(["-"], stdin=io.BytesIO(text.encode()), vocabulary=vocabulary(catalogue()))
     assert MOST_OF_A_LINE // 2 < longest <= MOST_OF_A_LINE
 
 
@@ -85,7 +85,7 @@ def test_no_pattern_sees_more_of_a_line_than_is_kept(end: str, monkeypatch: pyte
 def test_a_level_is_looked_for_in_few_steps(filler: str) -> None:
     """As a pattern that can split its text in several ways each of these lines would take a second."""
     text = "".join(f"{filler * (900 // len(filler))} Error: {number}\n" for number in range(200))
-    assert len(read_logs(["-"], stdin=io.BytesIO(text.encode())).files) == 1
+    assert len(read_logs(["-"], stdin=io.BytesIO(text.encode()), vocabulary=vocabulary(catalogue())).files) == 1
 
 
 ENDLESS = 3 << 20
@@ -103,7 +103,7 @@ def pieces_read(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Log, int]:
         return read(self, *arguments, **options)
 
     monkeypatch.setattr(LineJudge, "read", counted)
-    return read_logs(["-"], stdin=io.BytesIO(text.encode())), count
+    return read_logs(["-"], stdin=io.BytesIO(text.encode()), vocabulary=vocabulary(catalogue())), count
 
 
 @pytest.mark.parametrize("text", [SAYS, " ".join(sign.text for check in all_checks() for sign in check.log_signs)])

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import LoggedException, LogLine, SignMatch
 from ddpdoctor.logs.analyze.early_ends import WITH_THREADS
 from ddpdoctor.logs.analyze.verdict import verdict_of

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import DEVICE, NO_TEXT, SOURCE, read_logs
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\n    f()\nKeyError: 'x'"
@@ -16,7 +18,7 @@ TRACEBACK = "Traceback (most recent call last):\n  File \"train.py\", line 3, in
 def read(tmp_path: Path, content: bytes) -> Log:
     path = tmp_path / "train.log"
     path.write_bytes(content)
-    return read_logs([str(path)], stdin=io.BytesIO())
+    return read_logs([str(path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
@@ -160,12 +162,18 @@ def test_line_that_breaks_off_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_device_without_an_end_is_not_read() -> None:
-    log = read_logs(["/dev/zero"], stdin=io.BytesIO())
+    log = read_logs(["/dev/zero"], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
     assert [(one.bytes, one.problem) for one in log.files] == [(0, DEVICE)]
 
 
 def test_source_code_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f'"""\n{TRACEBACK}\n"""\n')
     (tmp_path / "train.log").write_text("step 1\n")
-    assert [one.problem for one in read_logs([str(tmp_path / "train.py")], stdin=io.BytesIO()).files] == [SOURCE]
-    assert [Path(one.name).name for one in read_logs([str(tmp_path)], stdin=io.BytesIO()).files] == ["train.log"]
+    assert [
+        one.problem
+        for one in read_logs([str(tmp_path / "train.py")], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())).files
+    ] == [SOURCE]
+    assert [
+        Path(one.name).name
+        for one in read_logs([str(tmp_path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())).files
+    ] == ["train.log"]

@@ -6,14 +6,15 @@ import io
 
 import pytest
 
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, ProcessExit
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 
 
 def read(text: str) -> Log:
-    return read_logs(["-"], stdin=io.BytesIO(text.encode()))
+    return read_logs(["-"], stdin=io.BytesIO(text.encode()), vocabulary=vocabulary(catalogue()))
 
 
 def only(text: str) -> ProcessExit:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.judging_lines import LinePlace
 from ddpdoctor.logs.analyze.verdict import verdict_of
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.file_names import place_of, places_of
 from ddpdoctor.logs.parse.reading import read_logs
 
@@ -100,13 +101,15 @@ def test_files_that_differ_as_ranks_or_hosts_do(names: list[str], places: list[L
 )
 def test_a_name_yields_to_what_the_file_says(tmp_path: Path, says: str, rank: int | None) -> None:
     (tmp_path / "rank0.log").write_text(f"{BUG}{says}\n")
-    (raised,) = read_logs([str(tmp_path)], stdin=io.BytesIO()).raised
+    (raised,) = read_logs([str(tmp_path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())).raised
     assert raised.line.rank == rank
 
 
 def test_the_name_of_one_log_changes_no_verdict(tmp_path: Path) -> None:
     for name in ("run.log", "sft-rank32.log", "slurm-4711_3.out", "resnet50-gpu8.log"):
         (tmp_path / name).write_text(BUG)
-        verdict = verdict_of(read_logs([str(tmp_path / name)], stdin=io.BytesIO()), catalogue())
+        verdict = verdict_of(
+            read_logs([str(tmp_path / name)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())), catalogue()
+        )
         assert verdict.lead is not None
         assert (verdict.lead.rank, verdict.lead.host) == (None, ""), name

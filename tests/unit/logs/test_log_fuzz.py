@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.match import scanning
 from ddpdoctor.logs.match.scanning import FileScan
@@ -33,7 +34,7 @@ logs = st.lists(st.one_of(st.sampled_from(PARTS), st.binary(max_size=40)), max_s
 
 def scanned(pieces: list[bytes]) -> Log:
     gathered = GatheredLog()
-    scan = FileScan(vocabulary(), gathered, 0)
+    scan = FileScan(vocabulary(catalogue()), gathered, 0)
     for piece in pieces:
         scan.feed(piece)
     scan.end()
@@ -50,7 +51,7 @@ def test_pieces_of_any_size_give_the_same_facts(data: bytes, cuts: list[int]) ->
 @given(logs)
 @settings(max_examples=60, deadline=None)
 def test_lines_are_counted_as_they_are_and_every_fact_points_at_one(data: bytes) -> None:
-    log = read_logs(["-"], stdin=io.BytesIO(data))
+    log = read_logs(["-"], stdin=io.BytesIO(data), vocabulary=vocabulary(catalogue()))
     file = log.files[0]
     if file.compressed or file.problem:
         return
@@ -74,7 +75,9 @@ def test_no_sign_is_lost_between_blocks(size: int, data: bytes) -> None:
         patched.setattr(scanning, "BLOCK", size)
         in_blocks = scanned([data])
     # The end of a line that blocks this small cut in two may look like a line of its own, to a pattern that asks for its beginning.
-    lines = {one.slug for some in vocabulary().signs for one in some if one.pattern and "^" in one.pattern.pattern}
+    lines = {
+        one.slug for some in vocabulary(catalogue()).signs for one in some if one.pattern and "^" in one.pattern.pattern
+    }
     expected, found = {slug for slug, _ in whole}, {one.slug for one in in_blocks.sightings}
     assert expected <= found <= expected | lines
 
@@ -83,4 +86,4 @@ def test_random_bytes_are_read(tmp_path: Path) -> None:
     import random
 
     (tmp_path / "noise").write_bytes(random.Random(7).randbytes(3 << 20))
-    assert read_logs([str(tmp_path)], stdin=io.BytesIO()).sightings == ()
+    assert read_logs([str(tmp_path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())).sightings == ()

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.engine.registry import catalogue, find_check
+from ddpdoctor.checks.catalogue import catalogue, find_check
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.knowledge.cuda_oom import ALIKE, HELD_BY_OTHERS, OWN_DOING, SURELY_BY_OTHERS
 from ddpdoctor.knowledge.xids import BUS_XIDS, CATALOGUE, ECC_XIDS, FAULTS, FOLLOWING, NVLINK_XIDS, PROGRAMS, xid_sign
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 from tests.log_corpus import LOGS, log_of
 
@@ -134,7 +135,7 @@ def test_an_xid_is_not_read_into_a_longer_number() -> None:
 def read(tmp_path: Path, text: str) -> Log:
     file = tmp_path / "run.log"
     file.write_text(text)
-    return read_logs([str(file)], stdin=io.BytesIO())
+    return read_logs([str(file)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
 
 
 XID = "NVRM: Xid (PCI:0000:65:00): 79, pid=18230, name=python3, GPU has fallen off the bus."

@@ -9,8 +9,8 @@ import pytest
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding
 from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.disks import Disks
 from ddpdoctor.facts.environment import Environment, Setting

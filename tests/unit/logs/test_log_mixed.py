@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 
 RANKS = 64
@@ -188,7 +189,7 @@ def table(rank: int, code: int) -> str:
 
 
 def read(text: str) -> Log:
-    return read_logs(["-"], stdin=io.BytesIO(text.encode()))
+    return read_logs(["-"], stdin=io.BytesIO(text.encode()), vocabulary=vocabulary(catalogue()))
 
 
 def first_of(verdict: LogVerdict) -> tuple[str, int | None]:
@@ -246,7 +247,9 @@ def test_all_ranks_in_files_of_their_own(slug: str, tmp_path: Path) -> None:
         folder = tmp_path / "run" / "attempt_0" / str(each)
         folder.mkdir(parents=True)
         (folder / "stderr.log").write_text("".join(f"[rank{each}]: {text}\n" for _, text in lines))
-    found = verdict_of(read_logs([str(tmp_path / "run")], stdin=io.BytesIO()), catalogue())
+    found = verdict_of(
+        read_logs([str(tmp_path / "run")], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())), catalogue()
+    )
     assert first_of(found) == (slug, rank)
 
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.render_steps import next_steps
 from ddpdoctor.logs.render_terminal import show_log

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 
 OWN = ["    if rank == {rank}: data[i]", "                   ~~~~^^^", "KeyError: 3"]
@@ -68,7 +69,7 @@ def test_the_node_with_the_traceback_leads(
         (tmp_path / name).write_text(text)
     paths = [str(tmp_path / name) for name in names]
     for some in (paths, paths[::-1], [str(tmp_path)]):
-        found = verdict_of(read_logs(some, stdin=io.BytesIO()), catalogue())
+        found = verdict_of(read_logs(some, stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())), catalogue())
         assert found.lead is not None
         assert (found.outcome, found.lead.rank, found.lead.text) == (
             RunOutcome.USER_ERROR,

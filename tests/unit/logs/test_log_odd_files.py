@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse import folders
 from ddpdoctor.logs.parse.compressed import CHANGED, CUT_OFF, DAMAGED, MORE
 from ddpdoctor.logs.parse.reading import read_logs
@@ -25,7 +27,7 @@ WHOLE = gzip.compress((TEXT + TRACEBACK).encode())
 
 
 def read(*paths: Path | str, stdin: bytes = b"") -> Log:
-    return read_logs([str(path) for path in paths], stdin=io.BytesIO(stdin))
+    return read_logs([str(path) for path in paths], stdin=io.BytesIO(stdin), vocabulary=vocabulary(catalogue()))
 
 
 def raised(log: Log) -> list[str]:
@@ -105,6 +107,6 @@ def test_a_pipe_is_judged_by_more_than_its_first_line() -> None:
     writer = threading.Thread(target=write)
     writer.start()
     with os.fdopen(reading, "rb", buffering=0) as stdin:
-        log = read_logs(["-"], stdin=stdin)
+        log = read_logs(["-"], stdin=stdin, vocabulary=vocabulary(catalogue()))
     writer.join()
     assert (raised(log), log.files[0].lines) == (["KeyError"], 5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.findings import Finding
+from ddpdoctor.checks.catalogue import catalogue, find_check
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import catalogue, find_check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.particulars import particulars
 from ddpdoctor.logs.diagnosis import judge_log

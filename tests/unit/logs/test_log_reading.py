@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.folders import NO_LOGS, NOT_FILLED
 from ddpdoctor.logs.parse.reading import NO_TEXT, read_logs
 from tests.support.command import ROOT, plain_environ
@@ -26,7 +28,7 @@ BOOM = "RuntimeError: unable to open shared memory object </torch_1> in read-wri
 
 
 def read(*paths: Path | str, stdin: bytes = b"") -> Log:
-    return read_logs([str(path) for path in paths], stdin=io.BytesIO(stdin))
+    return read_logs([str(path) for path in paths], stdin=io.BytesIO(stdin), vocabulary=vocabulary(catalogue()))
 
 
 def slugs(log: Log) -> set[str]:
@@ -134,15 +136,17 @@ def test_a_file_that_grows_faster_than_it_is_read_ends(tmp_path: Path) -> None:
         with log.open("a") as file:
             file.write("step 2\n" * 100_000)
 
-    found = read_logs([str(log)], stdin=io.BytesIO(), progress=grow)
+    found = read_logs([str(log)], stdin=io.BytesIO(), progress=grow, vocabulary=vocabulary(catalogue()))
     assert found.files[0].bytes == 7000
 
 
 LIMITED = """
 import io, sys
+from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 from tests.support.own_memory import peak
-log = read_logs([sys.argv[1]], stdin=io.BytesIO())
+log = read_logs([sys.argv[1]], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
 print(peak() // 2**20, len(log.sightings), log.files[0].lines)
 """
 # getrusage() would tell the peak of the large process, too, that this one was forked from.

@@ -11,11 +11,12 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.log_signs import SignRole
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.log import LogLine, ProcessExit
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.diagnosis import HostCheck, HostVerdict, LogJudgement, judge_log
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 from ddpdoctor.logs.render_followed import harmless, noise
 from ddpdoctor.logs.render_json import log_report, refusal
@@ -41,7 +42,7 @@ LOST = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Conne
 def judged(tmp_path: Path, text: str, host: Snapshot | None = None) -> LogJudgement:
     path = tmp_path / "run.log"
     path.write_text(text)
-    return judge_log(read_logs([str(path)], stdin=io.BytesIO()), catalogue(), host)
+    return judge_log(read_logs([str(path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())), catalogue(), host)
 
 
 def shown(judgement: LogJudgement, width: int = 100, **how: bool) -> str:
@@ -191,7 +192,7 @@ def test_escape_sequences_and_secrets_never_get_through(tmp_path: Path) -> None:
 def test_the_name_of_a_file_can_do_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "run\x1b[2J\n.log"
     path.write_text(sick_run())
-    text = shown(judge_log(read_logs([str(path)], stdin=io.BytesIO()), catalogue()))
+    text = shown(judge_log(read_logs([str(path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())), catalogue()))
     assert "\x1b" not in text
 
 
@@ -223,7 +224,9 @@ def test_several_files_of_a_folder_are_told_by_their_names_within_it(tmp_path: P
         folder = tmp_path / "attempt_0" / str(rank)
         folder.mkdir(parents=True)
         (folder / "stderr.log").write_text(TRACEBACK.format("", SHM if rank else LOST))
-    text = shown(judge_log(read_logs([str(tmp_path)], stdin=io.BytesIO()), catalogue()), 200)
+    text = shown(
+        judge_log(read_logs([str(tmp_path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue())), catalogue()), 200
+    )
     assert f"2 files in {tmp_path}/attempt_0/" in text
     assert "(1/stderr.log:4" in text
 

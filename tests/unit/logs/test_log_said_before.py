@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_steps import next_steps

@@ -8,9 +8,11 @@ from datetime import datetime, timezone
 import pytest
 
 from ddpdoctor.base.log_signs import LogSign, SignRole
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.noise import HARMLESS
 from ddpdoctor.logs.match.vocabulary import Vocabulary, Wanted
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 
 SIGNS = [
@@ -187,6 +189,7 @@ def test_the_runs_size_and_launcher_are_learnt() -> None:
             b"node1:4711:4801 [3] NCCL WARN something is wrong\n"
             b"W1122 02:13:07.5 1 torch/distributed/run.py:874] x\n"
         ),
+        vocabulary=vocabulary(catalogue()),
     )
     assert (log.world_size, log.ranks, log.hosts, log.launcher) == (16, (11,), ("node1",), "torchrun")
     assert [one.rank for one in log.errors] == [11], "its process has told its rank before"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.base.log_signs import LogSign, SignRole
-from ddpdoctor.engine.registry import LEAST_SIGN, Check, all_checks
+from ddpdoctor.checks.catalogue import all_checks
+from ddpdoctor.engine.registry import LEAST_SIGN, Check
 from ddpdoctor.logs.parse.labels import Style, unlabelled
 from tests.log_corpus import HEALTHY, LOGS, OUTCOMES, corpus, text_of
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.log import Log, LogFrame
 from ddpdoctor.knowledge.framework_phases import phase_of
 from ddpdoctor.knowledge.stack_places import PlaceKind, StackPlace, where
 from ddpdoctor.logs.analyze.sightings import stack_lines
 from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 from ddpdoctor.logs.render_terminal import show_log
 from tests.log_corpus import LOGS
@@ -26,7 +27,7 @@ HOME, PACKAGES = "/home/ada", "/opt/venv/lib/python3.11/site-packages"
 
 
 def log_of(path: Path) -> Log:
-    return read_logs([str(path)], stdin=io.BytesIO())
+    return read_logs([str(path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
 
 
 def told(log: Log) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.analyze.verdict import LogVerdict, verdict_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, LogFile, LogLine, SignMatch
 from ddpdoctor.logs.analyze.timeouts import hypotheses
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of

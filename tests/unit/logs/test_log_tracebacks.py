@@ -9,12 +9,14 @@ from collections.abc import Callable
 
 import pytest
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException
+from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 
 
 def read(text: str) -> Log:
-    return read_logs(["-"], stdin=io.BytesIO(text.encode()))
+    return read_logs(["-"], stdin=io.BytesIO(text.encode()), vocabulary=vocabulary(catalogue()))
 
 
 def only(text: str) -> LoggedException:

@@ -9,7 +9,8 @@ import pytest
 
 from ddpdoctor.base.findings import FAIL, Finding
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.engine.registry import Catalogue, Check, LogSign, LogTraits, all_checks, catalogue
+from ddpdoctor.checks.catalogue import all_checks, catalogue
+from ddpdoctor.engine.registry import Catalogue, Check, LogSign, LogTraits
 from ddpdoctor.facts.log import Log, LogFile, LogLine, ProcessExit, SignMatch
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.log_topics import LogTopic

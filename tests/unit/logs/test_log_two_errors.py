@@ -8,7 +8,7 @@ import json
 import msgspec
 from rich.console import Console
 
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_json import log_report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.engine.registry import catalogue
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from tests.support.logs_by_hand import exited, line, log, raised, read, seen

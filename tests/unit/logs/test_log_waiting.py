@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.support.logs_by_hand import read
 

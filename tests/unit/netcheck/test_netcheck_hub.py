@@ -144,7 +144,7 @@ def turned_away(nnodes=2, gather=False, **hello):
 
 def test_the_second_with_a_rank_is_turned_away_and_told_who_has_it():
     away, one = turned_away(node_rank=1)
-    assert away.code == "duplicate-rank"
+    assert away.code == "rank-taken"
     holder = one.guests[1].host
     assert (
         f"node rank 1 is taken by {holder} (127.0.0.1): give every node a --node-rank of its own, 0 to 1" in away.text
@@ -157,7 +157,7 @@ def test_rank_0_is_taken_before_node_0_s_own_agent_has_come():
         async with hub(2) as one, client(one.port) as odd:
             odd.hello(node_rank=0)
             away = await odd.until(TurnedAway)
-            assert away.code == "duplicate-rank"
+            assert away.code == "rank-taken"
             assert one.doubles[0].rank == 0
             assert one.doubles[0].holder
             async with agents(one, 1) as tasks:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.engine.registry import all_checks
+from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Node
 from ddpdoctor.facts.nccl import Nccl

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.findings import WARN, Finding, Fix
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
@@ -44,7 +45,7 @@ def test_a_check_that_only_node_0_knows_says_what_it_found() -> None:
         results=(Judged("flux-capacitor-empty\n\x1b", (told,), None),), verdict=Verdict.WARN, exit_code=0, lines=()
     )
     sent = msgspec.json.decode(encode(part), type=Part)
-    found = examination_of(sent, Snapshot(host="n"), proved=True)
+    found = examination_of(sent, Snapshot(host="n"), catalogue(), proved=True)
     assert [(check.slug, severity, finding.summary) for check, severity, finding in found.findings] == [
         ("flux-capacitor-empty??", WARN, "The flux capacitor is empty")
     ]
@@ -55,7 +56,7 @@ def test_commands_that_no_token_proves_are_told_as_node_0s(proved: bool) -> None
     fixes = (Fix("Run this", ("sudo rm x",), appliable=True), Fix("Look at it"))
     told = Finding(summary="Odd", severity=WARN, fixes=fixes)
     part = Part(results=(Judged("slow-link", (told,), None),), verdict=Verdict.WARN, exit_code=0, lines=())
-    ((_, _, finding),) = examination_of(part, Snapshot(host="n"), proved=proved).findings
+    ((_, _, finding),) = examination_of(part, Snapshot(host="n"), catalogue(), proved=proved).findings
     if proved:
         assert finding == told
     else:

@@ -13,8 +13,9 @@ import pytest
 import ddpdoctor.report
 from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import catalogue, find_check
 from ddpdoctor.engine.examination import Examination, Verdict
-from ddpdoctor.engine.registry import Result, Skipped, SkipReason, find_check
+from ddpdoctor.engine.registry import Result, Skipped, SkipReason
 from ddpdoctor.facts.fleet import Cell, Fleet, Link, MissingNode, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, Conflict, ConnectOutcome, Meeting
 from ddpdoctor.facts.snapshot import Snapshot
@@ -313,7 +314,7 @@ def test_one_side_says_what_is_wrong_once_and_first() -> None:
 def test_settings_that_contradict_each_other_are_told_once() -> None:
     conflict = Conflict("--nnodes", "3", "SLURM_STEP_NUM_NODES", "2")
     meeting = msgspec.structs.replace(MEETING, conflicts=(conflict,))
-    (examination,) = judge([Snapshot(host="n0", meeting=meeting)])
+    (examination,) = judge([Snapshot(host="n0", meeting=meeting)], catalogue())
     text = " ".join(alone(meeting, examination).split())
     assert text.count("--nnodes says 3, SLURM_STEP_NUM_NODES says 2; 3 counts") == 1
 

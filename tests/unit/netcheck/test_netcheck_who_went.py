@@ -12,8 +12,9 @@ import pytest
 
 from ddpdoctor.base.findings import Evidence, Finding
 from ddpdoctor.base.signals import SIGNALS, StoppedBySignal
+from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.examination import Examination, Verdict
-from ddpdoctor.engine.registry import Result, diagnose, find_check
+from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.fleet import Fleet, Link, Passed
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.plan import Plan

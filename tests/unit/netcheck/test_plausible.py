@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.sanitize_facts import FIELDS, is_address, is_host, plausible
 from ddpdoctor.engine.snapshots import decode_snapshot, encode_snapshot
@@ -38,7 +39,7 @@ TAGS = {"type", "ddpdoctor_snapshot", "role"}
 @cache
 def fixtures() -> dict[str, Snapshot]:
     """Every sick host and near miss of the checks that netcheck judges by."""
-    from ddpdoctor.engine.registry import all_checks
+    from ddpdoctor.checks.catalogue import all_checks
 
     slugs = {one.slug for one in all_checks() if one.family in FAMILIES}
     found = {f"{path.parent.name}/{path.stem}": path for path in HOSTS.glob("*/*.json") if path.parent.name in slugs}
@@ -127,7 +128,10 @@ def with_company(snapshot: Snapshot, host: str) -> list[Snapshot]:
 
 
 def all_commands(snapshot: Snapshot, host: str = "n1") -> list[str]:
-    return [*commands(judge([snapshot])), *commands(judge(list(with_company(snapshot, host))))]
+    return [
+        *commands(judge([snapshot], catalogue())),
+        *commands(judge(list(with_company(snapshot, host)), catalogue())),
+    ]
 
 
 @pytest.mark.parametrize("name", healthy_names())
@@ -217,7 +221,7 @@ def test_no_single_hostile_word_gets_into_a_command(slug: str) -> None:
             tried += 1
             snapshot = to_snapshot(replaced(facts, leaf))
             for found in (plausible(snapshot), snapshot):
-                for command in commands(judge([found])):
+                for command in commands(judge([found], catalogue())):
                     assert not bare(command), (path.name, leaf, command)
     assert tried > 20
 

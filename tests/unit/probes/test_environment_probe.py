@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.redaction import REDACTED
-from ddpdoctor.engine.registry import SkipReason, all_checks, diagnose
+from ddpdoctor.engine.registry import SkipReason, diagnose
 from ddpdoctor.facts.environment import Environment, Setting, UnreadableFile
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot

@@ -12,8 +12,8 @@ import pytest
 
 from ddpdoctor.base.findings import INFO
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import catalogue, select
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import catalogue, select
 from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.facts.snapshot import Snapshot

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.unknown import NotKnown, Unknown
-from ddpdoctor.engine.registry import find_check
+from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.machine import Machine

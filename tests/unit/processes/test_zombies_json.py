@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.checks.catalogue import catalogue, find_check
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import catalogue, find_check
 from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.processes.ending import Endings

@@ -14,8 +14,9 @@ import ddpdoctor.report
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.printable import one_line, plain
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.examination import Examination, Verdict, examine, overall
-from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason, all_checks
+from ddpdoctor.engine.registry import Check, Result, Skipped, SkipReason
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot

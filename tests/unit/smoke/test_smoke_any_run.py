@@ -7,8 +7,8 @@ import io
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, Stage, StageState
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.report.terminal import make_console

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.base.wording import short
-from ddpdoctor.engine.registry import Result, diagnose, find_check
+from ddpdoctor.checks.catalogue import find_check
+from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.smoke import CollectiveCall, RankEnding, RankRun, Smoke, Stage, StageState

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.cli import smoke as command
 from ddpdoctor.cli.smoke import _with_torch
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.smoke import ELASTIC, RENDEZVOUS, Smoke

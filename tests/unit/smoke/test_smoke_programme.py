@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.smoke import Leftovers, RankEnding, RankRun, Smoke, Stage, StageState

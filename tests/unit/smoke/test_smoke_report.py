@@ -13,9 +13,9 @@ import pytest
 
 import ddpdoctor.report
 from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.checks.catalogue import all_checks, catalogue
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.redaction import redact_facts
-from ddpdoctor.engine.registry import all_checks, catalogue
 from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.report.contract import Report, build_report, to_json

@@ -12,8 +12,8 @@ import pytest
 from ddpdoctor_smoke.orders import TrainerOrder as PatientsOrder
 from ddpdoctor_smoke.stages import scaling as stages
 
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import catalogue
 from ddpdoctor.facts.smoke import Bandwidth, Leftovers, RankEnding, RankRun, Scaling, Smoke, Speed
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.normal_bandwidths import Norm, normal_bandwidth

@@ -6,9 +6,10 @@ import pytest
 
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.checks.smoke.abnormal_ends import smoke_rank_failed
 from ddpdoctor.checks.smoke.run import smoke_ended_early
-from ddpdoctor.engine.registry import NotApplicable, catalogue
+from ddpdoctor.engine.registry import NotApplicable
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.smoke.judging import judge

@@ -1,0 +1,72 @@
+"""All checks: their modules imported, and those that somebody chooses among them."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from functools import cache
+
+import ddpdoctor.checks as package
+from ddpdoctor.engine.registry import (
+    PRESCRIPTIONS,
+    REGISTERED,
+    Catalogue,
+    Check,
+    UnknownSelection,
+    as_written,
+    nearest_names,
+)
+
+
+@cache
+def all_prescriptions() -> tuple[Check, ...]:
+    """Every topic for which there is a prescription."""
+    all_checks()
+    return tuple(PRESCRIPTIONS.values())
+
+
+@cache
+def all_checks() -> tuple[Check, ...]:
+    """Every check, by family, file, and place in the file, whatever was imported first."""
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+    return REGISTERED.checks
+
+
+def catalogue() -> Catalogue:
+    """All checks, to be handed to whatever asks for them."""
+    all_checks()
+    return REGISTERED
+
+
+def find_check(slug: str) -> Check:
+    """The check of that slug.
+
+    Raises:
+        UnknownSelection: there is none; carries the nearest.
+    """
+    checks = {one.slug: one for one in all_checks()}
+    if as_written(slug) not in checks:
+        raise UnknownSelection(slug, nearest_names(slug, checks))
+    return checks[as_written(slug)]
+
+
+def select(chosen: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[Check, ...]:
+    """The checks that are chosen (all, if nothing is) and not ignored, by slug or family.
+
+    Raises:
+        UnknownSelection: a name is neither.
+    """
+    checks = all_checks()
+    names = {one.slug for one in checks} | {one.family for one in checks}
+    chosen, ignored = tuple(chosen), tuple(ignored)
+    for name in sorted({*chosen, *ignored}):
+        if as_written(name) not in names:
+            raise UnknownSelection(name, nearest_names(name, names))
+    chosen, ignored = set(map(as_written, chosen)), set(map(as_written, ignored))
+    return tuple(
+        one
+        for one in checks
+        if (not chosen or {one.slug, one.family} & chosen) and not {one.slug, one.family} & ignored
+    )
