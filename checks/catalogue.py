@@ -46,7 +46,7 @@ def find_check(slug: str) -> Check:
     Raises:
         UnknownSelection: there is none; carries the nearest.
     """
-    checks = {one.slug: one for one in all_checks()}
+    checks = {check.slug: check for check in all_checks()}
     if as_written(slug) not in checks:
         raise UnknownSelection(slug, nearest_names(slug, checks))
     return checks[as_written(slug)]
@@ -59,14 +59,14 @@ def select(chosen: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[Che
         UnknownSelection: a name is neither.
     """
     checks = all_checks()
-    names = {one.slug for one in checks} | {one.family for one in checks}
+    names = {check.slug for check in checks} | {check.family for check in checks}
     chosen, ignored = tuple(chosen), tuple(ignored)
     for name in sorted({*chosen, *ignored}):
         if as_written(name) not in names:
             raise UnknownSelection(name, nearest_names(name, names))
     chosen, ignored = set(map(as_written, chosen)), set(map(as_written, ignored))
     return tuple(
-        one
-        for one in checks
-        if (not chosen or {one.slug, one.family} & chosen) and not {one.slug, one.family} & ignored
+        check
+        for check in checks
+        if (not chosen or {check.slug, check.family} & chosen) and not {check.slug, check.family} & ignored
     )

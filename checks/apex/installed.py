@@ -369,14 +369,14 @@ def apex_arch_missing(
     loadable = [one for one in for_this_python(apex, target_python) if one.architectures]
     requires(loadable, "no extension of Apex tells which GPUs it has code for")
     requires(gpus.vendor != "amd" and gpus.answering, NO_GPU)
-    usable = [one.gpu for one in visible_gpus(gpus, environment)]
+    usable = [visible_gpu.gpu for visible_gpu in visible_gpus(gpus, environment)]
     requires(usable, "no GPU is visible to torch")
     without = [
         (gpu, one, gpu.compute_capability)
         for gpu in usable
         for one in loadable
         if isinstance(gpu.compute_capability, tuple)
-        and not any(serves(each, gpu.compute_capability) for each in one.architectures)
+        and not any(serves(architecture, gpu.compute_capability) for architecture in one.architectures)
     ]
     if without:
         bad = [gpu for gpu in usable if any(gpu is other for other, _, _ in without)]

@@ -74,10 +74,10 @@ def apex_build_failed(log: Log) -> Iterator[Finding]:
     Look for the first "error:" of the build. `ddpdoctor explain apex` gives the commands that fit this host. For most uses torch
     itself has what Apex had: `torch.amp`, `torch.optim.AdamW(fused=True)`, `torch.nn.SyncBatchNorm`.
     """
-    seen = [one for one in sightings(log, "apex-build-failed") if one.role is not SignRole.NOISE]
+    seen = [sighting for sighting in sightings(log, "apex-build-failed") if sighting.role is not SignRole.NOISE]
     if not seen:
         return
-    said = sorted((*log.errors, *(one.line for one in log.sightings)), key=lambda line: line.order)
+    said = sorted((*log.errors, *(sighting.line for sighting in log.sightings)), key=lambda line: line.order)
     of_compiler = ((line, COMPILER.search(line.text)) for line in said if line.order < seen[-1].line.order)
     line, found = next(((line, found) for line, found in of_compiler if found), (None, None))
     yield Finding(

@@ -130,9 +130,9 @@ def ckpt_truncated(checkpoints: Checkpoints) -> Iterator[Finding]:
     """
     requires(checkpoints.files, NONE_NAMED)
     alike: dict[tuple[str, str, str], list[CheckpointFile]] = {}
-    for one in checkpoints.files:
-        if one.problem:
-            alike.setdefault((one.kind, one.problem, one.advice), []).append(one)
+    for file in checkpoints.files:
+        if file.problem:
+            alike.setdefault((file.kind, file.problem, file.advice), []).append(file)
     groups = list(alike.values())
     # A folder of broken shards is one illness, however each of them is broken.
     if len(groups) > 3:
@@ -143,13 +143,13 @@ def ckpt_truncated(checkpoints: Checkpoints) -> Iterator[Finding]:
 
 def unreadable(files: Sequence[CheckpointFile]) -> Finding:
     first = files[0]
-    damaged = sum(one.damaged for one in files)
+    damaged = sum(file.damaged for file in files)
     if len(files) == 1:
         start = f"{short(first.path)} {'is damaged' if damaged else 'cannot be loaded'}: "
     else:
         outcome = "are damaged" if damaged == len(files) else "cannot be loaded"
         start = f"{len(files)} checkpoints {outcome}; {short(first.path)}: "
-    advice = {one.advice: one.commands for one in reversed(files) if one.advice}
+    advice = {file.advice: file.commands for file in reversed(files) if file.advice}
     fixes = [Fix(text, commands) for text, commands in reversed(advice.items())][:3]
     if not fixes and not damaged:
         fixes.append(Fix("Name the checkpoint itself, if this is not what you meant"))
@@ -227,13 +227,13 @@ def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator
     """
     files = readable(checkpoints)
     # Plain pickles, too, which torch.load can't read: somebody will load them with something else.
-    dangerous = [one for one in checkpoints.files if is_dangerous(one)]
+    dangerous = [file for file in checkpoints.files if is_dangerous(file)]
     if dangerous:
         yield hostile(dangerous)
     blocked = [
-        one
-        for one in files
-        if one.kind in PICKLES and one.weights_only_blockers and one not in dangerous and not is_let_pass(one)
+        file
+        for file in files
+        if file.kind in PICKLES and file.weights_only_blockers and file not in dangerous and not is_let_pass(file)
     ]
     if blocked:
         torch = known(torch)
@@ -247,10 +247,10 @@ def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator
 
 
 def hostile(files: Sequence[CheckpointFile]) -> Finding:
-    names = {name.name: name for one in files for name in one.globals if name.dangerous}
+    names = {name.name: name for file in files for name in file.globals if name.dangerous}
     first = next(iter(names.values()))
     means = f" ({first.meaning})" if first.meaning else ""
-    lines = [listed((name.name for name in one.globals if name.dangerous), 6) for one in files]
+    lines = [listed((name.name for name in file.globals if name.dangerous), 6) for file in files]
     return Finding(
         summary=f"DANGER: whoever loads {subject(files)} may run what its author wants: it names {first.name[:50]}{means}"[
             :160
@@ -277,8 +277,8 @@ def hostile(files: Sequence[CheckpointFile]) -> Finding:
 def by_blockers(files: Sequence[CheckpointFile]) -> list[list[CheckpointFile]]:
     """Files that want the same classes: nobody is to allow one file's classes for the sake of another."""
     groups: dict[frozenset[str], list[CheckpointFile]] = {}
-    for one in files:
-        groups.setdefault(frozenset(one.weights_only_blockers), []).append(one)
+    for file in files:
+        groups.setdefault(frozenset(file.weights_only_blockers), []).append(file)
     return list(groups.values())
 
 
@@ -291,7 +291,7 @@ def stops(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
         cause="Since torch 2.6 torch.load calls nothing but a short list of torch's own functions unless it is told otherwise."
         + (f" {files[0].loader}, which loads it at a resume, stops there, too." if files[0].loader else ""),
         evidence=(
-            *seen(files, (f"outside of that list: {listed(one.weights_only_blockers, 8)}" for one in files)),
+            *seen(files, (f"outside of that list: {listed(file.weights_only_blockers, 8)}" for file in files)),
             torch_version(torch),
         ),
         fixes=let_pass(files, blockers),
@@ -381,7 +381,8 @@ def pickled_module(files: Sequence[CheckpointFile], target_python: Maybe[TargetP
     """Of files with the same class."""
     name = files[0].whole_module
     others = [
-        [other.name for other in one.globals if other.name != name and not _of_torch(other.name)] for one in files
+        [global_.name for global_ in file.globals if global_.name != name and not _of_torch(global_.name)]
+        for file in files
     ]
     if _of_torch(name) and name not in WRAPPERS and not any(others):
         severity: Severity = INFO

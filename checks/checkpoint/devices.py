@@ -65,9 +65,9 @@ def missing(devices: Sequence[str], count: int, machine: Maybe[Machine]) -> list
     """Those to which this torch cannot restore a tensor."""
     on_a_mac = isinstance(machine, Machine) and machine.system == "Darwin"
     return [
-        one
-        for one in devices
-        if ((number := index(one)) is not None and number >= count) or (one.startswith("mps") and not on_a_mac)
+        device
+        for device in devices
+        if ((number := index(device)) is not None and number >= count) or (device.startswith("mps") and not on_a_mac)
     ]
 
 
@@ -92,7 +92,7 @@ def usable(torch: Torch, count: int) -> tuple[Evidence, ...]:
 
 def in_order(devices: Iterable[str]) -> list[str]:
     """Each once, by kind and number: cuda:2 before cuda:10."""
-    return sorted(set(devices), key=lambda one: (one.partition(":")[0], index(one) or 0, one))
+    return sorted(set(devices), key=lambda device: (device.partition(":")[0], index(device) or 0, device))
 
 
 def named(devices: Iterable[str]) -> str:
@@ -102,7 +102,7 @@ def named(devices: Iterable[str]) -> str:
 
 def unpin(files: Sequence[CheckpointFile]) -> tuple[Fix, ...]:
     """The remedies, for one file or several."""
-    harmless = [one for one in files if not is_dangerous(one)]
+    harmless = [file for file in files if not is_dangerous(file)]
     if not harmless:
         return (NOT_TO_BE_LOADED,)
     return (
@@ -182,7 +182,7 @@ def ckpt_device_pin(
 
 
 def cannot_load(files: Sequence[CheckpointFile], torch: Torch, count: int, machine: Maybe[Machine]) -> Finding:
-    pins = [pin for one in files for pin in one.pinned if missing([pin.device], count, machine)]
+    pins = [pin for file in files for pin in file.pinned if missing([pin.device], count, machine)]
     devices = named(pin.device for pin in pins)
     tensors = plural(sum(pin.tensors for pin in pins), "tensor")
     size = human(sum(pin.bytes for pin in pins))
@@ -197,11 +197,11 @@ def cannot_load(files: Sequence[CheckpointFile], torch: Torch, count: int, machi
 def loaded_elsewhere(files: Sequence[CheckpointFile], torch: Torch, count: int, machine: Maybe[Machine]) -> Finding:
     """Nothing stops at a resume by the framework that wrote them."""
     stops = cannot_load(files, torch, count, machine)
-    loaders = listed(dict.fromkeys(one.loader for one in files))
+    loaders = listed(dict.fromkeys(file.loader for file in files))
     return msgspec.structs.replace(
         stops,
         cause=f"A torch.load of your own stops there without map_location. At a resume {loaders} "
-        f"{'loads' if len({one.loader for one in files}) == 1 else 'load'} {verb(files, 'it', 'them')}"
+        f"{'loads' if len({file.loader for file in files}) == 1 else 'load'} {verb(files, 'it', 'them')}"
         f"{'' if loaders == 'nobody' else ', with map_location, and does not stop'}.",
         severity=WARN,
     )
@@ -215,7 +215,7 @@ def extensions(one: CheckpointFile, torch: Torch) -> list[str]:
 
 
 def wants_extension(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
-    devices = in_order({device for one in files for device in extensions(one, torch)})
+    devices = in_order({device for file in files for device in extensions(file, torch)})
     wanted = listed(dict.fromkeys(EXTENSIONS.get(one.partition(":")[0], "the device's own package") for one in devices))
     return Finding(
         summary=f"{subject(files)} {verb(files, 'holds', 'hold')} tensors for {named(devices)}: loads only with {wanted}",
@@ -235,11 +235,11 @@ def crowded(
     environment: Maybe[Environment],
 ) -> Finding:
     """All ranks on the few GPUs that the files name: too much for them where the copies alone exceed the memory."""
-    devices = in_order({pin.device for one in files for pin in one.pinned})
+    devices = in_order({pin.device for file in files for pin in file.pinned})
     ranks = plan.nproc
     # A rank whose own GPU it is opens its context there anyway.
-    extra = max(ranks - ((index(one) or 0) < ranks) for one in devices)
-    largest = max((pin.bytes for one in files for pin in one.pinned), default=0)
+    extra = max(ranks - ((index(device) or 0) < ranks) for device in devices)
+    largest = max((pin.bytes for file in files for pin in file.pinned), default=0)
     load = largest * ranks + extra * CONTEXT
     memory = largest_memory(gpus, environment)
     where = devices[0] if len(devices) == 1 else f"each of {named(devices)}"
@@ -266,8 +266,10 @@ def largest_memory(gpus: Maybe[Gpus], environment: Maybe[Environment]) -> int | 
     if isinstance(gpus, Unknown):
         return None
     sizes = [
-        one.slice.memory_total if one.slice and one.slice.memory_total else one.gpu.memory_total
-        for one in visible_gpus(gpus, environment)
+        visible_gpu.slice.memory_total
+        if visible_gpu.slice and visible_gpu.slice.memory_total
+        else visible_gpu.gpu.memory_total
+        for visible_gpu in visible_gpus(gpus, environment)
     ]
     return max((size for size in sizes if isinstance(size, int)), default=None)
 
@@ -369,8 +371,8 @@ Told = tuple[CheckpointFile, str, str]
 
 def told_devices(files: Sequence[CheckpointFile]) -> Iterator[tuple[bool, list[Told]]]:
     """The devices in settings, then those in TorchScript's code (True); nothing where there are none."""
-    settings = [(one, text.where, text.device) for one in files for text in one.device_texts]
-    code = [(one, *_split(place)) for one in files for place in one.code_devices]
+    settings = [(file, text.where, text.device) for file in files for text in file.device_texts]
+    code = [(file, *_split(place)) for file in files for place in file.code_devices]
     yield from ((in_code, found) for in_code, found in ((False, settings), (True, code)) if found)
 
 

@@ -12,7 +12,7 @@ def all_read(checkpoints: Checkpoints) -> None:
     """Raises:
     NotKnown: some of the named files could not be read, so that nobody can call them fine.
     """
-    unread = [one for one in checkpoints.files if one.problem]
+    unread = [file for file in checkpoints.files if file.problem]
     if len(unread) == 1:
         raise NotKnown(f"{short(unread[0].path)} could not be read (see ckpt-truncated)")
     if unread:

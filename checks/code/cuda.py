@@ -52,7 +52,9 @@ def cuda_fork_reinit(log: Log) -> Iterator[Finding]:
 
 def _start_anew(log: Log) -> tuple[Fix, ...]:
     paths = [frame.path.replace("\\", "/") for one in log.raised for frame in one.frames]
-    if any("torch/multiprocessing/spawn.py" in one for one in paths) and not any("utils/data/" in one for one in paths):
+    if any("torch/multiprocessing/spawn.py" in path for path in paths) and not any(
+        "utils/data/" in path for path in paths
+    ):
         return (
             Fix(
                 'Start the processes anew, and don\'t fork them: mp.start_processes(..., start_method="spawn"), or torchrun'

@@ -40,8 +40,8 @@ def collective_failed(fleet: Fleet, meeting: Meeting, target_python: TargetPytho
     requires(fleet.nodes, "only netcheck looks at other nodes")
     requires(fleet.collectives, _why_none(fleet))
     nodes = {node.rank: node for node in fleet.nodes}
-    for backend in dict.fromkeys(one.backend for one in fleet.collectives):
-        ran = [one for one in fleet.collectives if one.backend == backend]
+    for backend in dict.fromkeys(collective.backend for collective in fleet.collectives):
+        ran = [collective for collective in fleet.collectives if collective.backend == backend]
         run = Run(ran, nodes, meeting, target_python)
         blame = blamed(ran)
         # A node that was lost has a finding of its own.

@@ -76,7 +76,7 @@ def torch_version_mismatch(
     """
     own = own_of_several(fleet, meeting)
     nodes = there(fleet)
-    versions = {one.rank: one.torch for one in nodes if isinstance(one.torch, str)}
+    versions = {node.rank: node.torch for node in nodes if isinstance(node.torch, str)}
     yield from _other_driver(own, fleet)
     requires(versions, "torch is not installed")
     if isinstance(own.torch, Unknown):
@@ -91,16 +91,16 @@ def torch_version_mismatch(
 
 def _pattern(nodes: tuple[Node, ...]) -> Node:
     """A node whose torch is the one that all should have."""
-    kinds = {one.rank: (torch_release(one.torch), torch_build(one)) for one in nodes if isinstance(one.torch, str)}
+    kinds = {node.rank: (torch_release(node.torch), torch_build(node)) for node in nodes if isinstance(node.torch, str)}
     wanted = to_agree_on(kinds)
-    return next(one for one in nodes if kinds.get(one.rank) == wanted)
+    return next(node for node in nodes if kinds.get(node.rank) == wanted)
 
 
 def _torches(nodes: tuple[Node, ...]) -> Evidence:
     """Which nodes have which torch."""
     versions = {
-        one.rank: one.torch if isinstance(one.torch, str) else "not installed" if one.torch is None else "unknown"
-        for one in nodes
+        node.rank: node.torch if isinstance(node.torch, str) else "not installed" if node.torch is None else "unknown"
+        for node in nodes
     }
     return Evidence(f"torch: {_each(versions, nodes)}", "torch/version.py on each node")
 
@@ -108,9 +108,9 @@ def _torches(nodes: tuple[Node, ...]) -> Evidence:
 def _each(values: Mapping[int, str], nodes: tuple[Node, ...]) -> str:
     """Which nodes have which of the values, given by rank: "2.13.0 on n1 and n2; 2.3.1 on n3"."""
     groups: dict[str, list[Node]] = {}
-    for one in nodes:
-        if one.rank in values:
-            groups.setdefault(values[one.rank], []).append(one)
+    for node in nodes:
+        if node.rank in values:
+            groups.setdefault(values[node.rank], []).append(node)
     return "; ".join(f"{value} on {names(some)}" for value, some in groups.items())
 
 
@@ -157,7 +157,7 @@ def _other_torch(
     if same_release and (build == wanted or not (build and wanted)):
         return
     severity, cause = _verdict(own, pattern, nodes)
-    others = [one for one in nodes if one.torch == pattern.torch]
+    others = [node for node in nodes if node.torch == pattern.torch]
     here, elsewhere = (_with_cuda(one) if same_release else one.torch for one in (own, pattern))
     yield Finding(
         summary=f"{called(own)} has torch {here}, {names(others, most=3)} {elsewhere}",
@@ -178,12 +178,12 @@ def _with_cuda(node: Node) -> str:
 def _verdict(own: Node, pattern: Node, nodes: tuple[Node, ...]) -> tuple[Severity, str]:
     """How bad the difference is, and why."""
     assert isinstance(own.torch, str)
-    server = next((one for one in nodes if one.rank == 0), pattern)
-    for one in nodes if own.rank == server.rank else (own,):
-        if isinstance(server.torch, str) and isinstance(one.torch, str) and not stores_meet(server.torch, one.torch):
+    server = next((node for node in nodes if node.rank == 0), pattern)
+    for node in nodes if own.rank == server.rank else (own,):
+        if isinstance(server.torch, str) and isinstance(node.torch, str) and not stores_meet(server.torch, node.torch):
             return FAIL, (
                 f"The ranks never meet: the store of torch {server.torch} on {called(server)} doesn't understand "
-                f"torch {one.torch} on {called(one)}."
+                f"torch {node.torch} on {called(node)}."
             )
     mine, theirs = platform(torch_build(own)), platform(torch_build(pattern))
     if mine and theirs and mine != theirs:
@@ -207,17 +207,17 @@ def _verdict(own: Node, pattern: Node, nodes: tuple[Node, ...]) -> tuple[Severit
 def _other_python(own: Node, fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython]) -> Iterator[Finding]:
     """Another minor version of Python than the others'."""
     nodes = there(fleet)
-    minors = {one.rank: _minor(one.python) for one in nodes if isinstance(one.python, str)}
+    minors = {node.rank: _minor(node.python) for node in nodes if isinstance(node.python, str)}
     if own.rank not in minors or minors[own.rank] == (wanted := to_agree_on(minors)):
         return
-    others = [one for one in nodes if minors.get(one.rank) == wanted]
+    others = [node for node in nodes if minors.get(node.rank) == wanted]
     yield Finding(
         summary=f"{called(own)} trains with Python {own.python}, {names(others, most=3)} with {others[0].python}",
         cause="Mostly that works, but packages may differ in version, and functions or objects that are pickled on one may "
         "not load on the other.",
         evidence=(
             Evidence(
-                f"Python: {_each({one.rank: one.python for one in nodes if isinstance(one.python, str)}, nodes)}",
+                f"Python: {_each({node.rank: node.python for node in nodes if isinstance(node.python, str)}, nodes)}",
                 "sys.version_info on each node",
             ),
             *_interpreter(target_python),
@@ -238,11 +238,11 @@ def _other_python(own: Node, fleet: Fleet, meeting: Meeting, target_python: Mayb
 def _other_driver(own: Node, fleet: Fleet) -> Iterator[Finding]:
     """Another driver than the others'."""
     nodes = there(fleet)
-    drivers = {one.rank: one.driver for one in nodes if isinstance(one.driver, str)}
+    drivers = {node.rank: node.driver for node in nodes if isinstance(node.driver, str)}
     if own.rank not in drivers or drivers[own.rank] == (wanted := to_agree_on(drivers)):
         return
     here = drivers[own.rank]
-    others = [one for one in nodes if drivers.get(one.rank) == wanted]
+    others = [node for node in nodes if drivers.get(node.rank) == wanted]
     floor = DRIVER_FLOOR.get(int(own.cuda.partition(".")[0])) if isinstance(own.cuda, str) else None
     too_old = floor is not None and older(here, floor)
     yield Finding(
@@ -309,14 +309,14 @@ def nccl_version_mismatch(
     """
     own = own_of_several(fleet, meeting)
     nodes = there(fleet)
-    versions = {one.rank: one.nccl for one in nodes if isinstance(one.nccl, str)}
+    versions = {node.rank: node.nccl for node in nodes if isinstance(node.nccl, str)}
     requires(versions, "no node has NCCL")
     requires(known(own.nccl), "this node has no NCCL")
     requires(len(versions) > 1, "only one node has NCCL")
     wanted = to_agree_on(versions)
     if versions[own.rank] == wanted:
         return
-    others = [one for one in nodes if versions.get(one.rank) == wanted]
+    others = [node for node in nodes if versions.get(node.rank) == wanted]
     yield Finding(
         summary=f"{called(own)} has NCCL {own.nccl}, {names(others, most=3)} {wanted}",
         cause=_words_of_nccl(versions),
@@ -333,7 +333,7 @@ def nccl_version_mismatch(
 
 
 def _words_of_nccl(versions: dict[int, str]) -> str:
-    if all(not older(one, "2.23.4") for one in versions.values()):
+    if all(not older(version, "2.23.4") for version in versions.values()):
         return 'NCCL itself says "Mismatched NCCL version detected" when it starts, and fails.'
     return (
         'Not all are as new as 2.23.4, the first that says "Mismatched NCCL version detected": expect "Message truncated", '
@@ -343,7 +343,7 @@ def _words_of_nccl(versions: dict[int, str]) -> str:
 
 def _drivers(nodes: tuple[Node, ...]) -> tuple[Evidence, ...]:
     """Drivers may differ; where they do, it is good to know."""
-    drivers = {one.rank: one.driver for one in nodes if isinstance(one.driver, str)}
+    drivers = {node.rank: node.driver for node in nodes if isinstance(node.driver, str)}
     if len(set(drivers.values())) < 2:
         return ()
     return (Evidence(f"driver: {_each(drivers, nodes)} (that may differ)", "/proc/driver/nvidia/version on each node"),)

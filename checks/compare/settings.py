@@ -82,7 +82,7 @@ def _shown(value: str | None) -> str:
 
 
 def _others(own: Node, nodes: Sequence[Node]) -> str:
-    others = [one for one in nodes if one.rank != own.rank]
+    others = [node for node in nodes if node.rank != own.rank]
     return called(others[0]) if len(others) == 1 else "the other nodes"
 
 
@@ -112,7 +112,7 @@ def _values(name: str, nodes: Sequence[Node]) -> Evidence:
     groups: dict[str, list[Node]] = {}
     for node in nodes:
         groups.setdefault(_shown(value_of(node, name)), []).append(node)
-    origins = {one.origin for node in nodes for one in node.settings if one.name == name}
+    origins = {setting.origin for node in nodes for setting in node.settings if setting.name == name}
     text = "; ".join(f"{value} on {names(some, most=4)}" for value, some in groups.items())
     return Evidence(f"{name}: {text}", listed(sorted(origins)))
 
@@ -120,8 +120,8 @@ def _values(name: str, nodes: Sequence[Node]) -> Evidence:
 def _fixes(own: Node, differing: list[Deviation], meeting: Meeting) -> tuple[Fix, ...]:
     files = [one for one in differing if one.own is not None and one.own.origin != "environment" and one.wanted is None]
     fixes = [Fix(f"On {called(own)}, make it like the others", _lines([one for one in differing if one not in files]))]
-    for path in sorted({one.own.origin for one in files if one.own is not None}):
-        removed = [one.name for one in files if one.own is not None and one.own.origin == path]
+    for path in sorted({file.own.origin for file in files if file.own is not None}):
+        removed = [file.name for file in files if file.own is not None and file.own.origin == path]
         script = "; ".join(f"/^{name}=/d" for name in removed)
         sudo = "sudo " if path.startswith("/etc/") else ""
         command = f"{sudo}sed -i {shlex.quote(script)} {shlex.quote(path)}"
@@ -132,7 +132,7 @@ def _fixes(own: Node, differing: list[Deviation], meeting: Meeting) -> tuple[Fix
         fixes.append(_where(kept, meeting))
     if meant := [one for one in differing if one.own is not None]:
         fixes.append(Fix(f"Or, if {called(own)} is right, on all other nodes", _lines(_turned(meant))))
-    return tuple(one for one in fixes if one.commands)
+    return tuple(fix for fix in fixes if fix.commands)
 
 
 def _lines(differing: Sequence[Deviation]) -> tuple[str, ...]:
@@ -190,7 +190,7 @@ def clock_skew(fleet: Fleet, meeting: Meeting, environment: Maybe[Environment]) 
     error = own.clock_error + right[0].clock_error
     if abs(ahead) <= CLOCK_WARN + error:
         return
-    others = [one for one in nodes if one.rank != own.rank]
+    others = [node for node in nodes if node.rank != own.rank]
     theirs = "that of the other nodes" if len(right) == len(others) else f"that of {names(right, most=3)}"
     settled = 2 * len(right) > len(nodes)
     where = called(own) if settled else names([own, *right], most=4)
@@ -225,7 +225,7 @@ def clock_skew(fleet: Fleet, meeting: Meeting, environment: Maybe[Environment]) 
 def _by_one_clock(nodes: Sequence[Node]) -> list[Node]:
     """The most nodes that go by one clock, and first the one that stands for them; of equally many, those of the lowest
     rank, so node 0's."""
-    offsets = sorted(one.clock_offset for one in nodes)
+    offsets = sorted(node.clock_offset for node in nodes)
 
     def company(one: Node) -> int:
         return bisect_right(offsets, one.clock_offset + CLOCK_WARN) - bisect_left(
@@ -233,7 +233,7 @@ def _by_one_clock(nodes: Sequence[Node]) -> list[Node]:
         )
 
     first = max(nodes, key=company)
-    near = (one for one in nodes if abs(one.clock_offset - first.clock_offset) <= CLOCK_WARN)
+    near = (node for node in nodes if abs(node.clock_offset - first.clock_offset) <= CLOCK_WARN)
     return [first, *(one for one in near if one is not first)]
 
 
@@ -241,11 +241,11 @@ def _who_agrees(nodes: Sequence[Node]) -> str:
     """The clocks of the nodes, those together of which each is within CLOCK_WARN of the next: "ahead of node 0 by 0.0 s: n1
     and n2; by 40.1 s: n3"."""
     groups: list[list[Node]] = []
-    for one in sorted(nodes, key=lambda one: one.clock_offset):
-        if groups and one.clock_offset - groups[-1][-1].clock_offset <= CLOCK_WARN:
-            groups[-1].append(one)
+    for node in sorted(nodes, key=lambda one: one.clock_offset):
+        if groups and node.clock_offset - groups[-1][-1].clock_offset <= CLOCK_WARN:
+            groups[-1].append(node)
         else:
-            groups.append([one])
+            groups.append([node])
     shown = (f"by {median(one.clock_offset for one in group):+.1f} s: {names(group)}" for group in groups[:MOST_CLOCKS])
     more = f"; and {len(groups) - MOST_CLOCKS} more" if len(groups) > MOST_CLOCKS else ""
     return f"Ahead of node 0 {'; '.join(shown)}{more}"

@@ -46,7 +46,7 @@ NO_GPUS = (
 
 def _numbered(driver: Driver) -> tuple[str, ...]:
     """/dev/nvidia0, /dev/nvidia1 ..."""
-    return tuple(one for one in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", one))
+    return tuple(device_node for device_node in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", device_node))
 
 
 def _setting(name: str, value: str | None) -> str:
@@ -294,7 +294,7 @@ def container_lost_gpu(container: Container, driver: Driver) -> Iterator[Finding
     requires(nodes, NO_NODES)
     if known(driver.nvml_status) != 999:
         return
-    devices = " ".join(f"--device={one}" for one in (*nodes, "/dev/nvidiactl", "/dev/nvidia-uvm"))
+    devices = " ".join(f"--device={node}" for node in (*nodes, "/dev/nvidiactl", "/dev/nvidia-uvm"))
     yield Finding(
         summary=f"This container lost its GPUs: {plural(len(nodes), 'device node')} {'is' if len(nodes) == 1 else 'are'} here, but "
         "NVML fails (unknown error 999)",

@@ -60,7 +60,7 @@ def _no_module(driver: Driver, machine: Machine) -> Evidence:
 
 
 def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
-    seen = (f"{one.address} (driver: {one.driver or 'none'})" for one in gpus)
+    seen = (f"{gpu.address} (driver: {gpu.driver or 'none'})" for gpu in gpus)
     return Evidence(f"NVIDIA GPUs on the PCI bus: {listed(seen, most=8)}", "/sys/bus/pci/devices")
 
 
@@ -226,7 +226,7 @@ def nvidia_module_not_loaded(
     gpus = _judged_here(pci, machine, container)
     if driver_loaded(driver):
         return
-    requires(any(one.driver != "nouveau" for one in gpus), "nouveau holds the GPUs: see nouveau-conflict")
+    requires(any(gpu.driver != "nouveau" for gpu in gpus), "nouveau holds the GPUs: see nouveau-conflict")
     on_disk = known(driver.module_on_disk)
     requires(on_disk is not None or _user_space(driver), NO_DRIVER)
     evidence = [_addresses(gpus), kernel_module(driver)]
@@ -281,7 +281,9 @@ def _secure_boot(kernel_log: Maybe[KernelLog]) -> tuple[Evidence, ...]:
     """The kernel's words where it turned the module down."""
     if isinstance(kernel_log, Unknown):
         return ()
-    return tuple(Evidence(one.text, kernel_log.source) for one in kernel_log.lines if SECURE_BOOT.search(one.text))[:2]
+    return tuple(Evidence(line.text, kernel_log.source) for line in kernel_log.lines if SECURE_BOOT.search(line.text))[
+        :2
+    ]
 
 
 @check(
@@ -341,8 +343,8 @@ def nouveau_conflict(
     requires(not machine.jetson, "a Jetson's GPU is not on the PCI bus")
     requires(pci.nvidia_gpus, NO_GPU)
     requires(container.runtime is None, IN_CONTAINER)
-    held = tuple(one for one in pci.nvidia_gpus if one.driver == "nouveau")
-    lent = all(one.driver in ("vfio-pci", "pci-stub") for one in pci.nvidia_gpus)
+    held = tuple(nvidia_gpu for nvidia_gpu in pci.nvidia_gpus if nvidia_gpu.driver == "nouveau")
+    lent = all(nvidia_gpu.driver in ("vfio-pci", "pci-stub") for nvidia_gpu in pci.nvidia_gpus)
     if not held and not lent:
         return
     unused = not isinstance(torch, Unknown) and torch.cpu_only

@@ -195,7 +195,10 @@ def nvml_unavailable(
     requires(status != 4 or not shut_nodes(driver), SHUT)
     if status == 0:
         return
-    several = plan.nproc > 1 or sum(bool(re.fullmatch(r"/dev/nvidia\d+", one)) for one in driver.device_nodes) > 1
+    several = (
+        plan.nproc > 1
+        or sum(bool(re.fullmatch(r"/dev/nvidia\d+", device_node)) for device_node in driver.device_nodes) > 1
+    )
     missing = status in (None, 12)
     words = "there is no libnvidia-ml.so.1" if status is None else NVML_CODES.get(status, driver.nvml_message)
     fixes = [

@@ -307,7 +307,7 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
 
 def _closed(bad: tuple[Gpu, ...], devices: tuple[Gpu, ...], summary: str, taken: bool = False) -> Finding:
     chosen = ",".join(str(one.index) for one in bad)
-    left = [str(one.index) for one in devices if one not in bad]
+    left = [str(device.index) for device in devices if device not in bad]
     return Finding(
         summary=summary,
         evidence=tuple(
@@ -364,7 +364,7 @@ def gpu_heterogeneous(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -
     if all(_alike(one, first[0]) for one in first):
         return
     yield Finding(
-        summary=f"The GPUs of this job differ: {listed((_described(one) for one in _kinds(first)), most=3)}",
+        summary=f"The GPUs of this job differ: {listed((_described(kind) for kind in _kinds(first)), most=3)}",
         evidence=(
             planned(plan),
             *(Evidence(f"GPU {one.index}: {_described(one)}", "NVML") for one in visible[:8]),
@@ -397,9 +397,9 @@ def _alike(one: Gpu, other: Gpu) -> bool:
 
 def _kinds(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     kinds: list[Gpu] = []
-    for one in gpus:
-        if not any(_alike(one, other) for other in kinds):
-            kinds.append(one)
+    for gpu in gpus:
+        if not any(_alike(gpu, kind) for kind in kinds):
+            kinds.append(gpu)
     return tuple(kinds)
 
 

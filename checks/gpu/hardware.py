@@ -40,7 +40,7 @@ ON_A_GPU = r"CUDA (?:driver )?error: |Cuda failure (?:\d+ )?'|cuda runtime error
 
 
 def _reset(gpus: tuple[Gpu, ...], container: Maybe[Container]) -> Fix:
-    chosen = ",".join(str(one.index) for one in gpus)
+    chosen = ",".join(str(gpu.index) for gpu in gpus)
     reset = by_root(
         f"Reset {called(gpus)} while no process uses {'it' if len(gpus) == 1 else 'them'}, or reboot",
         (f"sudo nvidia-smi --gpu-reset -i {chosen}",),
@@ -93,13 +93,15 @@ def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
     leave it out by CUDA_VISIBLE_DEVICES until then.
     """
     devices = nvidia_gpus(gpus)
-    failed = tuple(one for one in devices if one.row_remap_failed is True)
-    errors = {one.index: _count(one.ecc_uncorrected_volatile) for one in devices}
-    fresh = tuple(one for one in devices if errors[one.index] and one not in failed)
+    failed = tuple(device for device in devices if device.row_remap_failed is True)
+    errors = {device.index: _count(device.ecc_uncorrected_volatile) for device in devices}
+    fresh = tuple(device for device in devices if errors[device.index] and device not in failed)
     waiting = tuple(
-        one
-        for one in devices
-        if True in (one.row_remap_pending, one.retired_pages_pending) and one not in failed and one not in fresh
+        device
+        for device in devices
+        if True in (device.row_remap_pending, device.retired_pages_pending)
+        and device not in failed
+        and device not in fresh
     )
     if failed:
         yield Finding(
@@ -125,7 +127,7 @@ def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
             fixes=(_reset(waiting, container),),
             severity=WARN,
         )
-    old = tuple(one for one in devices if _count(one.ecc_uncorrected_aggregate))
+    old = tuple(device for device in devices if _count(device.ecc_uncorrected_aggregate))
     if old and not (failed or fresh or waiting):
         yield Finding(
             summary=f"{called(old)} had uncorrectable memory errors in the past, none since the driver was loaded",
@@ -143,12 +145,12 @@ def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
             ),
             severity=INFO,
         )
-    for one in devices:
-        if one.ecc_enabled is True and not (failed or fresh or waiting or old):
-            known(one.ecc_uncorrected_volatile)
-            if isinstance(one.retired_pages_pending, Unknown):  # only GPUs before Ampere retire pages
-                known(one.row_remap_pending)
-    asked = (one.ecc_uncorrected_volatile for one in devices)
+    for device in devices:
+        if device.ecc_enabled is True and not (failed or fresh or waiting or old):
+            known(device.ecc_uncorrected_volatile)
+            if isinstance(device.retired_pages_pending, Unknown):  # only GPUs before Ampere retire pages
+                known(device.row_remap_pending)
+    asked = (device.ecc_uncorrected_volatile for device in devices)
     requires(any(not isinstance(one, Unknown) for one in asked), "these GPUs have no ECC memory, or it is off")
 
 
@@ -218,12 +220,12 @@ def gpu_fell_off_bus(
     Reboot; only a full power-off helps some. If it comes back: lower the power limit (`sudo nvidia-smi -pl 300`), reseat the
     card, another power supply.
     """
-    gone = {one.address: "the PCI bus reads only ff from it" for one in own_gpus(pci) if one.revision == 0xFF}
+    gone = {gpu.address: "the PCI bus reads only ff from it" for gpu in own_gpus(pci) if gpu.revision == 0xFF}
     requires(isinstance(gpus, Unknown) or gpus.vendor != "amd", NO_GPU)
     listed_gpus = () if isinstance(gpus, Unknown) else gpus.devices
-    for one in listed_gpus:
-        if one.lost:
-            gone[one.bus_id or str(one.index)] = "NVML says that this GPU is lost"
+    for gpu in listed_gpus:
+        if gpu.lost:
+            gone[gpu.bus_id or str(gpu.index)] = "NVML says that this GPU is lost"
     if not isinstance(kernel_log, Unknown):
         for line in _still_gone(kernel_log, gpus, driver):
             gone.setdefault(line.gpu + ".0", line.text)
@@ -340,17 +342,17 @@ def xid_error(
         bus_gpus(pci, machine)
     log = known(kernel_log)
     elsewhere = _still_gone(log, gpus, driver)  # gpu-fell-off-bus tells of them
-    lines = tuple(one for one in lines if one not in elsewhere)
-    leading = [one for one in lines if one.means.whose != FOLLOWS and one.number != 43]
-    told = leading or [one for one in lines if one.number != 45 and "(None)" not in one.text]
-    hints = [one for one in lines if one.number == 154]
+    lines = tuple(line for line in lines if line not in elsewhere)
+    leading = [line for line in lines if line.means.whose != FOLLOWS and line.number != 43]
+    told = leading or [line for line in lines if line.number != 45 and "(None)" not in line.text]
+    hints = [line for line in lines if line.number == 154]
     findings = []
     for number, group in groupby(sorted(told, key=lambda one: one.number), key=lambda one: one.number):
         same = list(group)
         severity = _faded(same[0].means.severity, min(max(one.age, 0.0) for one in same))
         if severity is not None:
             findings.append(_xid_finding(number, same, hints, severity, log.source, container))
-    worse = [one for one in findings if one.severity is not INFO]
+    worse = [finding for finding in findings if finding.severity is not INFO]
     yield from sorted(worse or findings, key=lambda one: one.severity.rank if one.severity else 0)
 
 
@@ -372,7 +374,7 @@ def _xid_finding(
     means = same[0].means
     where = sorted({one.gpu for one in same})
     newest = min(same, key=lambda one: max(one.age, 0.0))
-    advice = [one.text.partition("154,")[2].strip() for one in hints if one.gpu in where]
+    advice = [hint.text.partition("154,")[2].strip() for hint in hints if hint.gpu in where]
     fix = Fix(f"{means.action[:1].upper()}{means.action[1:]}", _xid_commands(means.action, where))
     fixes = [on_the_host(fix, container) if means.action in (RESET, REBOOT) else fix]
     if advice:
@@ -422,7 +424,9 @@ def gpu_throttled(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
     GPUs: `sudo nvidia-smi -pl WATTS`.
     """
     devices = nvidia_gpus(gpus)
-    known_reasons = [(one, one.throttle_reasons) for one in devices if not isinstance(one.throttle_reasons, Unknown)]
+    known_reasons = [
+        (device, device.throttle_reasons) for device in devices if not isinstance(device.throttle_reasons, Unknown)
+    ]
     for reasons, why, look in (
         (
             {"hw-thermal", "sw-thermal"},
@@ -453,7 +457,7 @@ def gpu_throttled(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
                 ),
                 fixes=(Fix(look, ("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",)),),
             )
-    limits = [(one, one.power_limit, one.power_limit_default) for one in devices]
+    limits = [(device, device.power_limit, device.power_limit_default) for device in devices]
     lowered = [
         (one, limit, usual)
         for one, limit, usual in limits

@@ -84,8 +84,10 @@ def fabric_manager_not_running(
     requires(driver_loaded(driver), NO_DRIVER)
     devices = () if isinstance(gpus, Unknown) or gpus.vendor == "amd" else gpus.answering
     initialised = None if isinstance(driver.cuda_init, Unknown) else driver.cuda_init
-    waiting = tuple(one for one in devices if one.fabric_state in ("not-started", "in-progress") or _registration(one))
-    done = any(one.fabric_state == "completed" for one in devices) and not waiting
+    waiting = tuple(
+        device for device in devices if device.fabric_state in ("not-started", "in-progress") or _registration(device)
+    )
+    done = any(device.fabric_state == "completed" for device in devices) and not waiting
     requires(pci.nvswitches or waiting or done or initialised == 802, "no NVSwitch on this host")
     manager = driver.fabric_manager
     here = container.runtime is None
@@ -111,9 +113,9 @@ def fabric_manager_not_running(
         requires(not waiting, "a single rank needs no NVLink")
         if not done:
             known(driver.cuda_init)
-        for one in nvidia_gpus(known(gpus)):
-            if known(one.fabric_state) == "completed":
-                known(one.fabric_status)
+        for nvidia_gpu in nvidia_gpus(known(gpus)):
+            if known(nvidia_gpu.fabric_state) == "completed":
+                known(nvidia_gpu.fabric_status)
         if here and manager is not None:
             known(driver.fabric_manager_version)
         return
@@ -215,8 +217,8 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
     `nvidia-smi nvlink -s` and `-e`; reset the GPUs or reboot. If it comes back, the board has to be looked at.
     """
     devices = nvidia_gpus(gpus)
-    counts = [(one, one.nvlinks_active) for one in devices if not isinstance(one.nvlinks_active, Unknown)]
-    switched = bool(pci.nvswitches) or any(one.fabric_state == "completed" for one in devices)
+    counts = [(device, device.nvlinks_active) for device in devices if not isinstance(device.nvlinks_active, Unknown)]
+    switched = bool(pci.nvswitches) or any(device.fabric_state == "completed" for device in devices)
     fatal = (
         ()
         if isinstance(kernel_log, Unknown)
@@ -336,9 +338,9 @@ def p2p_acs_iommu(
     devices = nvidia_gpus(gpus)
     requires(not machine.wsl, "WSL has no PCI bus of its own")
     requires(plan.nproc > 1 and len(devices) > 1, "no more than one GPU in the job")
-    virtual = [one.virtualization for one in devices if not isinstance(one.virtualization, Unknown)]
+    virtual = [device.virtualization for device in devices if not isinstance(device.virtualization, Unknown)]
     requires(all(one == "none" for one in virtual), "in a virtual machine this is the host's matter")
-    linked = all(not isinstance(one.nvlinks_active, Unknown) and one.nvlinks_active for one in devices)
+    linked = all(not isinstance(device.nvlinks_active, Unknown) and device.nvlinks_active for device in devices)
     requires(not linked, "the GPUs reach each other by NVLink")
     requires(not _off(environment, "NCCL_P2P_DISABLE"), "NCCL_P2P_DISABLE is set")
     matrix = known(gpus.p2p)
@@ -354,15 +356,17 @@ def p2p_acs_iommu(
         yield Finding(
             summary=f"ACS redirects GPU-to-GPU traffic at {plural(len(bridges), 'PCIe bridge')}: NCCL may hang or be slow",
             evidence=tuple(
-                Evidence(f"PCIe bridge {one.address}: ACS redirect is on", "its configuration space")
-                for one in bridges[:8]
+                Evidence(f"PCIe bridge {bridge.address}: ACS redirect is on", "its configuration space")
+                for bridge in bridges[:8]
             ),
             fixes=(
                 WITHOUT_P2P,
                 on_the_host(
                     by_root(
                         "Turn ACS off in the firmware, or with this until the next boot",
-                        tuple(f"sudo setpci -s {shlex.quote(one.address)} ECAP_ACS+6.w=0000" for one in bridges[:8]),
+                        tuple(
+                            f"sudo setpci -s {shlex.quote(bridge.address)} ECAP_ACS+6.w=0000" for bridge in bridges[:8]
+                        ),
                     ),
                     container,
                 ),
@@ -394,8 +398,8 @@ def p2p_acs_iommu(
         )
     if not bridges and translating is not True:
         known(translating)
-        for one in devices:
-            known(one.virtualization)
+        for device in devices:
+            known(device.virtualization)
         if not pci.nvidia_gpus:
             raise NotKnown("sysfs doesn't show the GPUs")
         if any(one.acs_redirect is None for one in above):
@@ -404,7 +408,7 @@ def p2p_acs_iommu(
 
 def _bridges(pci: Pci) -> tuple[PciDevice, ...]:
     """All bridges above the GPUs."""
-    by_address = {one.address: one for one in pci.devices}
+    by_address = {device.address: device for device in pci.devices}
     found: dict[str, PciDevice] = {}
     for gpu in pci.nvidia_gpus:
         above = by_address.get(gpu.parent or "")
@@ -420,9 +424,9 @@ def _translating(pci: Pci, command_line: Maybe[str]) -> Maybe[bool]:
         return pci.iommu_groups
     if not pci.iommu_groups:
         return False
-    domains = {one.iommu_domain for one in pci.nvidia_gpus if one.iommu_domain}
+    domains = {nvidia_gpu.iommu_domain for nvidia_gpu in pci.nvidia_gpus if nvidia_gpu.iommu_domain}
     if domains:
-        return any(one != "identity" for one in domains)
+        return any(domain != "identity" for domain in domains)
     if isinstance(command_line, Unknown):
         return command_line
     words = command_line.split()
@@ -464,7 +468,7 @@ def rtx4000_p2p_unsupported(
     `export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1`, or a newer driver.
     """
     devices = nvidia_gpus(gpus)
-    cards = tuple(one for one in devices if "RTX 40" in one.name)
+    cards = tuple(device for device in devices if "RTX 40" in device.name)
     requires(len(cards) > 1 and plan.nproc > 1, "no more than one RTX 40 in the job")
     version = driver.version
     if version is None:
@@ -476,7 +480,7 @@ def rtx4000_p2p_unsupported(
     )
     fix = Fix("Turn peer-to-peer and InfiniBand off in NCCL", ("export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1",))
     newer = by_root("Or install a newer driver, 550.40.07 at least")
-    geforce = any("GeForce" in one.name for one in cards)
+    geforce = any("GeForce" in card.name for card in cards)
     if geforce and older(version, "525.105.17") and not off:
         yield Finding(
             summary=f"Driver {version} wrongly offers peer-to-peer on {cards[0].name}: NCCL hangs or gives wrong results",

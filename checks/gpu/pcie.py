@@ -31,23 +31,29 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     Reseat the card, use a slot that is wired to the processor with all lanes, set the slot to its full generation in
     the firmware.
     """
-    cards = tuple(one for one in pci.devices if one.driver not in ("vfio-pci", "pci-stub") and _matters(one))
+    cards = tuple(
+        device for device in pci.devices if device.driver not in ("vfio-pci", "pci-stub") and _matters(device)
+    )
     requires(cards, "no GPU and no InfiniBand card on this host")
-    apart = set() if isinstance(gpus, Unknown) else {one.bus_id for one in gpus.devices if _off_slot(one)}
+    apart = set() if isinstance(gpus, Unknown) else {device.bus_id for device in gpus.devices if _off_slot(device)}
     # Without the slot's own word one can't tell eight lanes that are wired from eight that are lost.
     known_links = tuple(
-        one for one in cards if one.link_width and one.parent_link_width_max and one.address not in apart
+        card for card in cards if card.link_width and card.parent_link_width_max and card.address not in apart
     )
     if not known_links:
         raise NotKnown("sysfs doesn't say how the cards and their slots are linked")
     busy = {} if isinstance(gpus, Unknown) else {one.bus_id: one for one in gpus.answering if _busy(one)}
-    narrow = tuple(one for one in known_links if one.link_width < _best(one.link_width_max, one.parent_link_width_max))
+    narrow = tuple(
+        known_link
+        for known_link in known_links
+        if known_link.link_width < _best(known_link.link_width_max, known_link.parent_link_width_max)
+    )
     slow = tuple(
-        one
-        for one in known_links
-        if one not in narrow
-        and (one.address in busy or not (one.is_nvidia_gpu or one.is_amd_gpu))
-        and one.link_speed < _best(one.link_speed_max, one.parent_link_speed_max)
+        known_link
+        for known_link in known_links
+        if known_link not in narrow
+        and (known_link.address in busy or not (known_link.is_nvidia_gpu or known_link.is_amd_gpu))
+        and known_link.link_speed < _best(known_link.link_speed_max, known_link.parent_link_speed_max)
     )
     for one in (*narrow, *slow):
         width = _best(one.link_width_max, one.parent_link_width_max)
@@ -79,7 +85,7 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
             ),
         )
     if not narrow and not slow:
-        if unread := [one.address for one in cards if one not in known_links and one.address not in apart]:
+        if unread := [card.address for card in cards if card not in known_links and card.address not in apart]:
             raise NotKnown(f"sysfs doesn't say how {listed(unread, most=4)} and the slot are linked")
         _assert_idle(known_links, gpus)
 
@@ -90,7 +96,9 @@ def _assert_idle(links: tuple[PciDevice, ...], gpus: Maybe[Gpus]) -> None:
     Raises:
         NotKnown: nobody said whether it does.
     """
-    lowered = {one.address for one in links if one.link_speed < _best(one.link_speed_max, one.parent_link_speed_max)}
+    lowered = {
+        link.address for link in links if link.link_speed < _best(link.link_speed_max, link.parent_link_speed_max)
+    }
     if lowered:
         for gpu in known(gpus).answering:
             if gpu.bus_id in lowered:
@@ -186,10 +194,12 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
     ## Fix
     Reseat the card, replace the riser, or set the slot one generation lower in the firmware.
     """
-    cards = tuple(one for one in pci.devices if _matters(one) and one.driver not in ("vfio-pci", "pci-stub"))
+    cards = tuple(
+        device for device in pci.devices if _matters(device) and device.driver not in ("vfio-pci", "pci-stub")
+    )
     requires(cards, "no GPU and no InfiniBand card on this host")
-    above = {one.parent for one in cards}
-    watched = (*cards, *(one for one in pci.devices if one.address in above and one not in cards))
+    above = {card.parent for card in cards}
+    watched = (*cards, *(device for device in pci.devices if device.address in above and device not in cards))
     if all(one.aer_fatal is None and one.aer_nonfatal is None for one in watched):
         raise NotKnown("the kernel doesn't count PCIe errors here")
     counted = tuple((one, one.aer_fatal or 0, one.aer_nonfatal or 0) for one in watched)

@@ -119,7 +119,7 @@ def _running(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     """Of running jobs those whose ranks share a GPU for another reason than a missing set_device."""
     held = holdings(gpus, processes)
     for job in own_jobs(processes):
-        if shared := [one for one in shared_gpus(job, held, gpus) if not one.unset]:
+        if shared := [shared_gpu for shared_gpu in shared_gpus(job, held, gpus) if not shared_gpu.unset]:
             yield _runs_on_one(job, shared, held)
 
 

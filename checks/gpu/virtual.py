@@ -45,7 +45,7 @@ def nccl_mempool_unsupported(gpus: Gpus, plan: Plan, torch: Torch) -> Iterator[F
     ## Fix
     Let the host's administrator set `pciPassthru0.cfg.enable_uvm=1` for the virtual machine, or use NCCL 2.25.
     """
-    virtual = tuple(one for one in nvidia_gpus(gpus) if one.virtualization == "vgpu")
+    virtual = tuple(nvidia_gpu for nvidia_gpu in nvidia_gpus(gpus) if nvidia_gpu.virtualization == "vgpu")
     requires(virtual, "the GPUs are not virtual ones (vGPU)")
     requires(plan.nproc > 1, "a single rank needs no NCCL")
     version = known(torch.nccl_version) or ()

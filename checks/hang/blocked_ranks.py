@@ -36,8 +36,8 @@ def rank_stopped(hang: Hang) -> Iterator[Finding]:
     found = verdict_for(hang, HangCause.STOPPED)
     if found is None:
         return
-    traced = [one for one in found.culprits if one.rank.watched and one.rank.watched.last.state == "t"]
-    stopped = [one for one in found.culprits if one not in traced]
+    traced = [culprit for culprit in found.culprits if culprit.rank.watched and culprit.rank.watched.last.state == "t"]
+    stopped = [culprit for culprit in found.culprits if culprit not in traced]
     pids = " ".join(str(one.pid) for one in stopped)
     how = "held by a debugger" if traced and not stopped else "stopped"
     yield Finding(
@@ -185,7 +185,7 @@ def rank_in_kernel(hang: Hang) -> Iterator[Finding]:
     found = verdict_for(hang, HangCause.KERNEL)
     if found is None:
         return
-    waits_in = [one.rank.watched.last.waits_in for one in found.culprits if one.rank.watched]
+    waits_in = [culprit.rank.watched.last.waits_in for culprit in found.culprits if culprit.rank.watched]
     names = listed(dict.fromkeys(filter(None, waits_in)), most=3) or "the kernel"
     yield Finding(
         summary=short(
@@ -247,7 +247,7 @@ def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
         evidence=evidence_of(found, hang),
         fixes=(
             *read_the_code(
-                (one.place.frame for one in found.culprits), f"Take out what asks at {lines_of(found.culprits)}"
+                (culprit.place.frame for culprit in found.culprits), f"Take out what asks at {lines_of(found.culprits)}"
             ),
             *full_stacks(hang, found.culprits),
         ),
@@ -267,7 +267,7 @@ def _will_wait(found: HangVerdict) -> str:
 
 
 def _at(found: HangVerdict) -> str:
-    return listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)
+    return listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)
 
 
 def _is(found: HangVerdict) -> str:

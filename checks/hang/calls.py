@@ -153,7 +153,7 @@ def _who_stands_where(found: HangVerdict, hang: Hang) -> str:
     verb = "waits" if len(found.culprits) == 1 else "wait"
     if not found.waiting:
         return f"ranks call different collectives: {what_they_do(found.culprits, hang)}"
-    at = listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)
+    at = listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)
     return f"{named(found.culprits, hang)} {verb} in {at}, but {what_they_do(found.waiting, hang)}"
 
 
@@ -257,7 +257,7 @@ def _behind(record: RecordedHang, hang: Hang) -> str:
     if record.unsure:
         return f"one or more of {numbers_named(record.ranks, hang)} keep the others waiting: they called nothing in which they would wait"
     if len(alike) > 1:
-        by_how = {how: [one for one in record.lags if one.how is how] for how in How}
+        by_how = {how: [lag for lag in record.lags if lag.how is how] for how in How}
         return "; ".join(_in_general(how, lags, hang) for how, lags in by_how.items() if lags)
     last = f"; its last call: {file_line(record.last)}" if record.last and len(record.ranks) == 1 else ""
     return f"{lags_named(alike[0], hang)}{last}"
@@ -292,9 +292,9 @@ def _after_the_last_call(found: HangVerdict, hang: Hang) -> tuple[Fix, ...]:
     hosts = {one.host for one in hang.recorded if record and one.rank in record.ranks} - {""}
     there = f" on {listed(sorted(hosts), most=3)}" if hosts else ""
     # On another host the job has another name.
-    here = record is not None and all(hang.rank(one) for one in record.ranks)
+    here = record is not None and all(hang.rank(rank) for rank in record.ranks)
     command = look_again(hang) if here else "ddpdoctor jobs --hang"
-    hows = {one.how for one in record.lags} if record else set()
+    hows = {lag.how for lag in record.lags} if record else set()
     return (
         *(_look_at_its_gpu() if How.STUCK in hows else ()),
         *(_gather_its_dump(record, hang) if record and How.SILENT in hows else ()),
@@ -318,7 +318,7 @@ def _look_at_its_gpu() -> tuple[Fix, ...]:
 
 
 def _gather_its_dump(record: RecordedHang, hang: Hang) -> tuple[Fix, ...]:
-    silent = numbers_named((one.rank for one in record.lags if one.how is How.SILENT), hang)
+    silent = numbers_named((lag.rank for lag in record.lags if lag.how is How.SILENT), hang)
     return (
         Fix(
             f"Gather the dump of {silent}, from its host. Where it wrote none, it was gone or stopped before: its log says why, or the"
@@ -460,13 +460,13 @@ def exit_hang(hang: Hang) -> Iterator[Finding]:
         return
     yield Finding(
         summary=short(
-            f"{named(found.culprits, hang)} do{'es' if len(found.culprits) == 1 else ''} not end, in {listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)}"
+            f"{named(found.culprits, hang)} do{'es' if len(found.culprits) == 1 else ''} not end, in {listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)}"
         ),
         cause="The training itself is over.",
         evidence=evidence_of(found, hang),
         fixes=(
             *read_the_code(
-                (one.place.frame for one in found.culprits[:1]),
+                (culprit.place.frame for culprit in found.culprits[:1]),
                 f"See what is still open at {lines_of(found.culprits) or 'the end'}: threads, pools, loaders, groups",
             ),
             *full_stacks(hang, found.culprits),
@@ -495,7 +495,7 @@ def collective_stalled(hang: Hang) -> Iterator[Finding]:
     found = verdict_for(hang, HangCause.STALLED)
     if found is None:
         return
-    sure = any(one.standing in (RankActivity.WAITS, RankActivity.ELSEWHERE) for one in found.culprits)
+    sure = any(culprit.standing in (RankActivity.WAITS, RankActivity.ELSEWHERE) for culprit in found.culprits)
     recorded = found.record is not None
     yield Finding(
         summary=short(_all_of_them(found, hang)),

@@ -52,10 +52,10 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
     if found is None:
         return
     first = found.culprits[0]
-    stuck = [worker for one in found.culprits for worker in one.rank.workers if not worker_idle(worker)]
+    stuck = [worker for culprit in found.culprits for worker in culprit.rank.workers if not worker_idle(worker)]
     # One with workers that are gone is in the DataLoader, too; without workers the data set runs in the rank.
-    workers = any(one.place.where is PlaceKind.LOADER for one in found.culprits)
-    frames = [worker_place(one.last).frame for one in stuck] or [one.place.frame for one in found.culprits]
+    workers = any(culprit.place.where is PlaceKind.LOADER for culprit in found.culprits)
+    frames = [worker_place(one.last).frame for one in stuck] or [culprit.place.frame for culprit in found.culprits]
     yield Finding(
         summary=short(f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} for data at"
                       f" {lines_of(found.culprits) or 'a line that is not known'}{_workers(first, stuck)}{waiting_words(found, hang)}"),
@@ -127,11 +127,11 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
         return
     yield Finding(
         summary=short(f"{named(found.culprits, hang)} stand{'s' if len(found.culprits) == 1 else ''} in"
-                      f" {listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)}{waiting_words(found, hang)}"),
+                      f" {listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)}{waiting_words(found, hang)}"),
         cause=timeout_words(hang) if found.waiting else "",
         evidence=evidence_of(found, hang),
         fixes=(
-            *read_the_code((one.place.frame for one in found.culprits), f"Look at {lines_of(found.culprits) or 'the stack'}: who is to let it go on?"),
+            *read_the_code((culprit.place.frame for culprit in found.culprits), f"Look at {lines_of(found.culprits) or 'the stack'}: who is to let it go on?"),
             *full_stacks(hang, found.culprits),
         ),
         severity=severity_of(found, hang),
@@ -219,7 +219,7 @@ def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
         return
     verb = "is busy" if found.moving else "stands"
     many = verb.replace("is ", "are ").replace("stands", "stand")
-    places = listed(dict.fromkeys(where(one.place) for one in found.culprits), most=2)
+    places = listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)
     yield Finding(
         summary=short(
             f"{named(found.culprits, hang)} {verb if len(found.culprits) == 1 else many} in {places}{waiting_words(found, hang)}"
@@ -230,7 +230,7 @@ def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
         evidence=evidence_of(found, hang),
         fixes=(
             *read_the_code(
-                (one.place.frame for one in found.culprits),
+                (culprit.place.frame for culprit in found.culprits),
                 f"See why {named(found.culprits, hang)} {'is' if len(found.culprits) == 1 else 'are'} at {lines_of(found.culprits)}",
             ),
             *full_stacks(hang, found.culprits),

@@ -88,7 +88,7 @@ def checkpoint_save_timeout(log: Log) -> Iterator[Finding]:
 def _who_was_saving(log: Log, seen: Sequence[SignMatch]) -> str:
     """Where all ranks but a few say that they waited; else empty: the page tells who it mostly is."""
     all_timeouts = (*seen, *sightings(log, "nccl-watchdog-timeout"))
-    waited = {one.line.rank for one in all_timeouts if one.line.rank is not None}
+    waited = {timeout.line.rank for timeout in all_timeouts if timeout.line.rank is not None}
     everybody = {*log.ranks, *range(max(log.world_size or 0, *(rank + 1 for rank in waited), 0))}
     missing = everybody - waited
     if len(waited) < 2 or not missing or len(missing) * 4 > len(everybody):

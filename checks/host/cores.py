@@ -197,12 +197,12 @@ def omp_threads(
 def _running(processes: Processes) -> Iterator[Finding]:
     """Of running jobs those whose ranks have really started so many threads."""
     for job in own_jobs(processes):
-        ranks = [one for one in job.ranks if one.state not in ENDED]
+        ranks = [rank for rank in job.ranks if rank.state not in ENDED]
         share = max(1.0, processes.cores / max(1, len(ranks)))
         greedy = [
-            (one, threads)
-            for one in ranks
-            if (threads := _threads_of(one, processes.cores)) > share and one.threads >= threads
+            (rank, threads)
+            for rank in ranks
+            if (threads := _threads_of(rank, processes.cores)) > share and rank.threads >= threads
         ]
         if len(ranks) > 1 and processes.cores and greedy:
             first, threads = greedy[0]

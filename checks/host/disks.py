@@ -138,14 +138,14 @@ def _counts_inodes(disk: Disk) -> bool:
 
 def _short_of(what: str, disks: Sequence[Disk], figures: str, others: Disks) -> Finding:
     first = disks[0]
-    fails = any(one.free < _floors(one)[0] for one in disks) if what == "space" else True
+    fails = any(disk.free < _floors(disk)[0] for disk in disks) if what == "space" else True
     where = first.mount or first.path
     if what == "space":
         look = f"du -xh --max-depth=2 {shlex.quote(where)} 2>/dev/null | sort -h | tail -n 20"
     else:
         look = f"du -x --inodes --max-depth=2 {shlex.quote(where)} 2>/dev/null | sort -n | tail -n 20"
     fixes = [Fix("See what takes the room, and remove what nobody needs", (look,))]
-    movable = [one for one in disks if one.purpose in MOVES]
+    movable = [disk for disk in disks if disk.purpose in MOVES]
     for one in movable:
         variable, name = MOVES[one.purpose]
         roomy = _with_room(one, others)
@@ -161,8 +161,8 @@ def _short_of(what: str, disks: Sequence[Disk], figures: str, others: Disks) -> 
         else:
             fixes.append(Fix(f"Or set {variable} to a folder on a larger file system"))
     return Finding(
-        summary=f"{where} is short of {what}: {figures}; on it: {listed([one.purpose for one in disks], 3)}"[:160],
-        evidence=tuple(_seen(one, figures) for one in disks),
+        summary=f"{where} is short of {what}: {figures}; on it: {listed([disk.purpose for disk in disks], 3)}"[:160],
+        evidence=tuple(_seen(disk, figures) for disk in disks),
         fixes=tuple(fixes),
         severity=FAIL if fails else WARN,
     )
@@ -180,13 +180,15 @@ def _with_room(short: Disk, disks: Disks) -> Disk | None:
     """The working folder or the home, where it has the room that this one lacks, and inodes; for what can't be written to at
     all, the folder for temporary files, too."""
     purposes = ("working folder", "home", *(() if short.writable else ("temporary files",)))
-    for one in sorted(disks.folders, key=lambda disk: disk.purpose == "temporary files"):
-        elsewhere = one.writable and (not short.writable or (one.mount, one.total) != (short.mount, short.total))
-        inodes = not _counts_inodes(one) or one.inodes_free >= 10 * INODES_WANTED
+    for folder in sorted(disks.folders, key=lambda disk: disk.purpose == "temporary files"):
+        elsewhere = folder.writable and (
+            not short.writable or (folder.mount, folder.total) != (short.mount, short.total)
+        )
+        inodes = not _counts_inodes(folder) or folder.inodes_free >= 10 * INODES_WANTED
         # What it lacks it shall have twice: its own purpose needs room, too.
-        room = one.free >= 2 * max(_floors(short)[1], _floors(one)[1])
-        if one.purpose in purposes and elsewhere and inodes and room:
-            return one
+        room = folder.free >= 2 * max(_floors(short)[1], _floors(folder)[1])
+        if folder.purpose in purposes and elsewhere and inodes and room:
+            return folder
     return None
 
 
@@ -377,7 +379,7 @@ def working_folder_gone(disks: Disks) -> Iterator[Finding]:
 
 
 def _elsewhere(disks: Disks) -> Fix:
-    homes = [one for one in disks.folders if one.purpose == "home"]
-    if disks.unanswered or any(not one.writable for one in homes):
+    homes = [folder for folder in disks.folders if folder.purpose == "home"]
+    if disks.unanswered or any(not home.writable for home in homes):
         return Fix("Otherwise go to a folder that exists and that you may write to")
     return Fix("Otherwise go to a folder that exists", ("cd ~",))

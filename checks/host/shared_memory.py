@@ -265,7 +265,7 @@ def _larger(container: Maybe[Container], gibibytes: int, *, has_size: bool) -> t
     return (
         by_root(
             f"{'Enlarge' if has_size else 'Make'} it, until the next start of the host",
-            tuple(f"sudo {one}" for one in commands),
+            tuple(f"sudo {command}" for command in commands),
         ),
     )
 

@@ -120,15 +120,15 @@ def rdzv_missing_node(fleet: Fleet, meeting: Meeting, network: Maybe[Network]) -
     more = len(_free(fleet)) - sum(_seat(one, fleet) is None for one in _unsettled(fleet))
     if more > 0:
         yield _missing(_free(fleet), more, fleet, meeting)
-    if any(one.lost for one in fleet.nodes):
+    if any(node.lost for node in fleet.nodes):
         yield _lost(fleet, meeting)
 
 
 def _unsettled(fleet: Fleet) -> list[RejectedNode]:
     """Who was turned away and hasn't come again since under a better rank; of one that came several times, the last.
     Nodes of the job, all of them: see `_unproved`."""
-    settled = {(bare_host(one), one.address, one.rank) for one in fleet.nodes}
-    last = {(one.host, one.address): one for one in fleet.doubles if one.proved}
+    settled = {(bare_host(node), node.address, node.rank) for node in fleet.nodes}
+    last = {(double.host, double.address): double for double in fleet.doubles if double.proved}
     return [
         one
         for one in last.values()
@@ -139,8 +139,8 @@ def _unsettled(fleet: Fleet) -> list[RejectedNode]:
 def _unproved(fleet: Fleet) -> list[RejectedNode]:
     """Who came as a node, didn't show that it knows the token, and isn't here by now: a node with another token or version,
     or a stranger who says so."""
-    here = {(bare_host(one), one.address) for one in fleet.nodes}
-    last = {(one.host, one.address): one for one in fleet.doubles if not one.proved}
+    here = {(bare_host(node), node.address) for node in fleet.nodes}
+    last = {(double.host, double.address): double for double in fleet.doubles if not double.proved}
     return [one for place, one in last.items() if place not in here]
 
 
@@ -234,14 +234,16 @@ def _or_a_stranger(unproved: list[RejectedNode]) -> str:
 
 def _same_version(unproved: list[RejectedNode], fleet: Fleet) -> tuple[Fix, ...]:
     """What a stranger says of his version goes into no command; node 0's own does."""
-    ours = next((one.ddpdoctor for one in fleet.nodes if one.rank == 0 and one.ddpdoctor), "")
+    ours = next((node.ddpdoctor for node in fleet.nodes if node.rank == 0 and node.ddpdoctor), "")
     if not ours or all(one.code != "version" for one in unproved):
         return ()
     return (Fix("If that is a node of yours, install node 0's ddpdoctor there", (f"pip install 'ddpdoctor=={ours}'",)),)
 
 
 def _waited(fleet: Fleet) -> tuple[Evidence, ...]:
-    return tuple(Evidence(f"waited for {one.seconds:.0f} s", "our clock") for one in fleet.phases if one.name == "join")
+    return tuple(
+        Evidence(f"waited for {phase.seconds:.0f} s", "our clock") for phase in fleet.phases if phase.name == "join"
+    )
 
 
 def _by_srun(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
@@ -350,7 +352,7 @@ def _why_lost(node: Node, meeting: Meeting) -> str:
 
 def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
     # What nobody wanted comes first.
-    lost = sorted((one for one in fleet.nodes if one.lost), key=lambda one: STOPPED in one.lost)
+    lost = sorted((node for node in fleet.nodes if node.lost), key=lambda node: STOPPED in node.lost)
     first = lost[0]
     killed = (Fix(f"Look on {called(first)} whether the kernel killed it", ("sudo dmesg -T | tail -50",)),)
     stopped = STOPPED in first.lost

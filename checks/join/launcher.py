@@ -34,16 +34,16 @@ def launcher_conflict(meeting: Meeting) -> Iterator[Finding]:
     answer.
     """
     requires(meeting.master, "only netcheck goes to the master")
-    for one in meeting.conflicts:
+    for conflict in meeting.conflicts:
         yield Finding(
-            summary=f"{one.name} says {one.value[:SHOWN]}, {one.other_name} says {one.other_value[:SHOWN]}; "
-            f"{one.value[:SHOWN]} counts",
-            cause=_cause(one),
+            summary=f"{conflict.name} says {conflict.value[:SHOWN]}, {conflict.other_name} says {conflict.other_value[:SHOWN]}; "
+            f"{conflict.value[:SHOWN]} counts",
+            cause=_cause(conflict),
             evidence=(
-                Evidence(*_said(one)),
-                Evidence(f"{one.other_name}={one.other_value}", "environment"),
+                Evidence(*_said(conflict)),
+                Evidence(f"{conflict.other_name}={conflict.other_value}", "environment"),
             ),
-            fixes=_fixes(one),
+            fixes=_fixes(conflict),
         )
 
 

@@ -50,7 +50,7 @@ def stale_file_init(environment: Environment, plan: Plan) -> Iterator[Finding]:
     Remove the file, use a new name for each run, or use `env://` with torchrun.
     """
     files = known(environment.file_init)
-    addresses = [one for one in environment.settings if "file://" in one.value]
+    addresses = [setting for setting in environment.settings if "file://" in setting.value]
     requires(addresses, "no file:// rendezvous in the settings")
     requires("RANK" not in environment, "the job that uses the rendezvous file is running")
     for path, size, kind in files:

@@ -126,7 +126,7 @@ def launcher_env_missing(environment: Environment, plan: Plan) -> Iterator[Findi
 
 
 def names(environment: Environment) -> set[str]:
-    return {one.name for one in environment.settings}
+    return {setting.name for setting in environment.settings}
 
 
 @check(
@@ -198,7 +198,7 @@ def rank_0_elsewhere(environment: Environment, network: Network, container: Mayb
         return
     if is_here(master, network) or no_family_in_common(master, network):
         return
-    neighbour = any(in_a_subnet_of(one, network.interfaces) for one in master.addresses)
+    neighbour = any(in_a_subnet_of(address, network.interfaces) for address in master.addresses)
     if not neighbour and known(container).runtime is not None:
         return
     way = way_to_the_others(network)

@@ -52,12 +52,12 @@ def slow_link(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     """
     requires(fleet.nodes, "only netcheck looks at other nodes")
     requires(fleet.links, _why_none(fleet))
-    found = {one.pair: one for one in troubles(fleet)}
-    at_fault = shared(found, [(one.a, one.b) for one in fleet.links])
+    found = {trouble.pair: trouble for trouble in troubles(fleet)}
+    at_fault = shared(found, [(link.a, link.b) for link in fleet.links])
     desk = _Desk(fleet)
     for rank, pairs in at_fault.nodes.items():
         if rank == meeting.node_rank:
-            each = _each(len(pairs), sum(rank in (one.a, one.b) for one in fleet.links))
+            each = _each(len(pairs), sum(rank in (link.a, link.b) for link in fleet.links))
             yield desk.slow(f"{each} link of {desk.host(rank)}", [found[pair] for pair in pairs], [rank])
     if at_fault.everywhere:
         if meeting.node_rank == fleet.nodes[0].rank:
@@ -93,15 +93,15 @@ def straggler_node(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     """
     requires(fleet.nodes, "only netcheck looks at other nodes")
     requires(fleet.links, _why_none(fleet))
-    measured = {rank for one in fleet.links if rate_of(one) is not None for rank in (one.a, one.b)}
+    measured = {rank for link in fleet.links if rate_of(link) is not None for rank in (link.a, link.b)}
     requires(len(measured) >= FEWEST_NODES, "a straggler shows among three nodes or more")
-    for one in stragglers(fleet):
-        if one.rank == meeting.node_rank:
-            yield _Desk(fleet).straggling(one)
+    for straggler in stragglers(fleet):
+        if straggler.rank == meeting.node_rank:
+            yield _Desk(fleet).straggling(straggler)
 
 
 def _why_none(fleet: Fleet) -> str:
-    reasons = (one.reason for one in fleet.phases if one.name == "links" and one.passed is Passed.NOT_TESTED)
+    reasons = (phase.reason for phase in fleet.phases if phase.name == "links" and phase.passed is Passed.NOT_TESTED)
     return next(reasons, "no link was measured")
 
 
@@ -114,7 +114,7 @@ class _Desk:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.nodes = {one.rank: one for one in fleet.nodes}
+        self.nodes = {node.rank: node for node in fleet.nodes}
 
     def host(self, rank: int) -> str:
         node = self.nodes.get(rank)

@@ -62,18 +62,18 @@ def mtu_mismatch(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     if stall is not None:
         yield from _black_holes(stall, fleet, meeting)
         return
-    known = [one for one in fleet.nodes if one.interface and one.mtu]
+    known = [node for node in fleet.nodes if node.interface and node.mtu]
     requires(len(known) > 1, "the nodes don't tell their MTUs")
     yield from _odd_ones(known, meeting)
 
 
 def _why_none(fleet: Fleet) -> str:
-    reasons = (one.reason for one in fleet.phases if one.name == "reach" and one.passed is Passed.NOT_TESTED)
+    reasons = (phase.reason for phase in fleet.phases if phase.name == "reach" and phase.passed is Passed.NOT_TESTED)
     return next(reasons, "nobody dialled another node")
 
 
 def _stall(fleet: Fleet, kind: str) -> Stall:
-    ranks = [one.rank for one in fleet.nodes]
+    ranks = [node.rank for node in fleet.nodes]
     passing, ways = set(), set()
     for one in fleet.reach:
         if one.kind != kind:
@@ -93,7 +93,7 @@ def _stall(fleet: Fleet, kind: str) -> Stall:
 
 def _black_holes(stall: Stall, fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     at_fault = shared(stall.pairs, stall.tried)
-    nodes = {one.rank: one for one in fleet.nodes}
+    nodes = {node.rank: node for node in fleet.nodes}
     for rank, pairs in at_fault.nodes.items():
         if rank == meeting.node_rank:
             peers = len({other for pair in stall.tried if rank in pair for other in pair}) - 1
@@ -107,7 +107,7 @@ def _black_holes(stall: Stall, fleet: Fleet, meeting: Meeting) -> Iterator[Findi
 
 
 def _black_hole(where: str, to_mend: Sequence[Node], pairs: Sequence[Pair], stall: Stall, fleet: Fleet) -> Finding:
-    nodes = {one.rank: one for one in fleet.nodes}
+    nodes = {node.rank: node for node in fleet.nodes}
     involved = [nodes[rank] for rank in sorted({rank for pair in pairs for rank in pair})]
     mtus = [mtu for one in involved if (mtu := _mtu(one, stall.kind))]
     size = f"of {max(mtus)} bytes" if mtus else "of full size"
@@ -141,7 +141,7 @@ def _black_hole(where: str, to_mend: Sequence[Node], pairs: Sequence[Pair], stal
 def _fitting(involved: Sequence[Node], all_nodes: Sequence[Node], kind: str) -> int:
     """The MTU to try: the smallest one in the fleet, else the next smaller one that is usual."""
     largest = max((_mtu(one, kind) for one in involved), default=0) or 9000
-    least = min((mtu for one in all_nodes if (mtu := _mtu(one, kind))), default=largest)
+    least = min((mtu for node in all_nodes if (mtu := _mtu(node, kind))), default=largest)
     if least < largest:
         return least
     return next((one for one in USUAL_MTUS if one < largest), USUAL_MTUS[-1])
@@ -149,7 +149,7 @@ def _fitting(involved: Sequence[Node], all_nodes: Sequence[Node], kind: str) -> 
 
 def _smaller(nodes: Sequence[Node], mtu: int, kind: str) -> Iterator[Fix]:
     """One fix for each name that the interface has."""
-    too_large = [one for one in nodes if not 0 < _mtu(one, kind) <= mtu]
+    too_large = [node for node in nodes if not 0 < _mtu(node, kind) <= mtu]
     by_interface: dict[str, list[Node]] = {}
     for one in too_large:
         by_interface.setdefault(_interface(one, kind), []).append(one)

@@ -402,7 +402,7 @@ def process_crashed(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     signal = signal_of(found.exited) if found.exited else 0
     how = f" ({signal_name(signal)})" if signal else ""
     handler = Fix("Run it again so that Python shows where each thread stood", ("export PYTHONFAULTHANDLER=1",))
-    twice = any(one.sign == OPENMP for one in suspect.sightings)
+    twice = any(sighting.sign == OPENMP for sighting in suspect.sightings)
     told = (
         ()
         if stack is None

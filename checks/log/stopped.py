@@ -138,7 +138,7 @@ def stopped_from_outside(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     found = verdict_of(log, catalogue)
     if found.outcome is not RunOutcome.STOPPED or found.lead is None:
         return
-    seen = [one for one in sightings(log, "stopped-from-outside") if one.role is not SignRole.NOISE]
+    seen = [sighting for sighting in sightings(log, "stopped-from-outside") if sighting.role is not SignRole.NOISE]
     said = lines(log, seen) or (Evidence(found.lead.text.strip(), where(log, found.lead)),)
     reason, signal = word(seen, "reason"), word(seen, "signal") or PASSED_ON.get(word(seen, "passed_on"), "")
     if reason:

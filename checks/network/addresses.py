@@ -403,15 +403,15 @@ def _family_of_gloo(network: Network, environment: Environment, nccl: Nccl) -> I
 
 
 def _families_of_fleet(network: Network, fleet: Fleet, meeting: Maybe[Meeting]) -> Iterator[Finding]:
-    own = next((one for one in fleet.nodes if isinstance(meeting, Meeting) and one.rank == meeting.node_rank), None)
+    own = next((node for node in fleet.nodes if isinstance(meeting, Meeting) and node.rank == meeting.node_rank), None)
     if own is None:
         return
     apart = [
-        one
-        for one in fleet.nodes
+        node
+        for node in fleet.nodes
         # "": not known.
-        if one.rank > own.rank and own.families and one.families and not set(own.families) & set(one.families)
-        if not _one_reaches_the_other(own, one, fleet)
+        if node.rank > own.rank and own.families and node.families and not set(own.families) & set(node.families)
+        if not _one_reaches_the_other(own, node, fleet)
     ]
     if apart:
         theirs = apart[0]
@@ -439,7 +439,7 @@ def _one_reaches_the_other(own: Node, peer: Node, fleet: Fleet) -> bool:
 def _gloo_apart(own: Node, network: Network, fleet: Fleet) -> Iterator[Finding]:
     """Where gloo's addresses are of different families: told to those with the rarer one; of two as many, with IPv6."""
     taken = {
-        one.rank: one.gloo_address for one in fleet.nodes if one.gloo_address and not is_loopback(one.gloo_address)
+        node.rank: node.gloo_address for node in fleet.nodes if node.gloo_address and not is_loopback(node.gloo_address)
     }
     versions: dict[int, int] = {rank: as_address(address).version for rank, address in taken.items()}
     count = Counter(versions.values())
@@ -449,7 +449,7 @@ def _gloo_apart(own: Node, network: Network, fleet: Fleet) -> Iterator[Finding]:
     theirs = 10 - ours
     if (count[ours], ours == 4) > (count[theirs], theirs == 4):
         return
-    others = [f"{one.host} {taken[one.rank]}" for one in fleet.nodes if versions.get(one.rank) == theirs]
+    others = [f"{node.host} {taken[node.rank]}" for node in fleet.nodes if versions.get(node.rank) == theirs]
     yield Finding(
         summary=f"gloo takes {taken[own.rank]} (IPv{ours}) on {own.host}, and IPv{theirs} on {plural(len(others), 'other node')}: it needs one family on all",
         evidence=(

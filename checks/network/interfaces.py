@@ -58,7 +58,7 @@ def _family_is_to_blame(nccl: Nccl, network: Network, environment: Environment) 
 
 def named(name: str, network: Network) -> Interface | None:
     """The interface of that name."""
-    return next((one for one in network.interfaces if one.name == name), None)
+    return next((interface for interface in network.interfaces if interface.name == name), None)
 
 
 def _leads_out(one: Interface) -> bool:
@@ -67,7 +67,7 @@ def _leads_out(one: Interface) -> bool:
 
 def _name_it(network: Network, variable: str, wrong: str) -> tuple[Fix, ...]:
     """Fixes for a setting that names no interface: one that looks alike, or the one that leads to the others."""
-    there = [one.name for one in network.interfaces if _leads_out(one)]
+    there = [interface.name for interface in network.interfaces if _leads_out(interface)]
     alike = difflib.get_close_matches(wrong, there, n=1)
     way = next(iter(alike), None) or way_to_the_others(network)
     equals = "=" if variable == "NCCL_SOCKET_IFNAME" else ""
@@ -134,7 +134,7 @@ def nccl_ifname_not_found(
     if nccl_choices(network.interfaces, ifname=value, version=version_of(nccl.version)):
         return
     wanted = parse_nccl_filter(value)
-    passed = [one.name for one in network.interfaces if wanted.takes(one.name)]
+    passed = [interface.name for interface in network.interfaces if wanted.takes(interface.name)]
     why = f"{listed(passed)} has no usable address or no carrier" if passed else "no interface of that name is here"
     heard = (
         (Evidence(nccl.answer_log.rpartition("\n")[2], "ncclGetUniqueId in a subprocess"),) if nccl.answer_log else ()
@@ -202,7 +202,7 @@ def tp_ifname_not_found(network: Network, environment: Environment) -> Iterator[
 def _missing_names(
     network: Network, environment: Environment, variable: str, names: Sequence[str]
 ) -> Iterator[Finding]:
-    there = {one.name for one in network.interfaces if one.addresses}
+    there = {interface.name for interface in network.interfaces if interface.addresses}
     missing = [name for name in names if name not in there]
     if not missing:
         return

@@ -190,7 +190,9 @@ def ib_device_missing_in_container(log: Log) -> Iterator[Finding]:
     `docker run --network=host --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 ...`. Until then
     `NCCL_IB_DISABLE=1` goes over TCP, slower.
     """
-    seen = [one for one in sightings(log, "ib-device-missing-in-container") if one.role is not SignRole.NOISE]
+    seen = [
+        sighting for sighting in sightings(log, "ib-device-missing-in-container") if sighting.role is not SignRole.NOISE
+    ]
     if not seen:
         return
     closed = word(seen, "device")
@@ -263,7 +265,7 @@ def gdr_disabled(log: Log) -> Iterator[Finding]:
     ## Fix
     As root `modprobe nvidia-peermem`, and for the next boot `echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf`.
     """
-    seen = [one for one in sightings(log, "gdr-disabled") if one.role is not SignRole.NOISE]
+    seen = [sighting for sighting in sightings(log, "gdr-disabled") if sighting.role is not SignRole.NOISE]
     if not seen:
         return
     if all(one.sign == REFUSED for one in seen):

@@ -501,7 +501,7 @@ def _shut_here(meeting: Meeting, network: Network, firewall: Maybe[Firewall]) ->
     """Node 0, where a rule names the very port at which nobody arrives."""
     if not isinstance(firewall, Firewall):
         return
-    rules = [one for one in firewall.shut_ports if port_among(one, meeting.port)]
+    rules = [shut_port for shut_port in firewall.shut_ports if port_among(shut_port, meeting.port)]
     subnet = job_subnet(network)
     if rules:
         yield Finding(

@@ -376,7 +376,9 @@ def _covers(source: str, subnet: str, way: str | None) -> bool:
         return all(_covers(part, subnet, way) for part in source.split(" and "))
     if source.startswith("iif "):
         names = source.removeprefix("iif ").split(", ")
-        return way is not None and any(way == one or (one[-1:] in "*+" and way.startswith(one[:-1])) for one in names)
+        return way is not None and any(
+            way == name or (name[-1:] in "*+" and way.startswith(name[:-1])) for name in names
+        )
     for part in source.split(", "):
         try:
             there = ipaddress.ip_network(part, strict=False)

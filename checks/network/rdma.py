@@ -131,7 +131,7 @@ def ib_link_error(rdma: Rdma, environment: Environment, network: Network) -> Ite
     off = infiniband_off(environment)
     requires(not off, f"{off} keeps NCCL from these devices")
     hca = environment.get("NCCL_IB_HCA")
-    wanted = [one for one in ports if wanted_by(one, hca)]
+    wanted = [port for port in ports if wanted_by(port, hca)]
     requires(wanted, "NCCL_IB_HCA leaves all these devices out")
     yield from _ports_down(rdma, wanted, hca, environment, network)
     yield from _ports_with_errors(rdma, wanted)
@@ -140,7 +140,7 @@ def ib_link_error(rdma: Rdma, environment: Environment, network: Network) -> Ite
 def _ports_down(
     rdma: Rdma, ports: Sequence[RdmaPort], hca: str, environment: Environment, network: Network
 ) -> Iterator[Finding]:
-    down = [one for one in ports if one not in active(ports) and one.state]
+    down = [port for port in ports if port not in active(ports) and port.state]
     if not down:
         return
     severity = max((_weight(one, ports, hca, environment, network) for one in down), key=lambda one: -one.rank)
@@ -177,7 +177,7 @@ def _weight(
     if alone and port.link_layer != ROCE:
         # Its peers take InfiniBand, this node TCP, and NCCL doesn't mix them.
         return FAIL if several_nodes(environment, network) else WARN
-    has_address = any(one.addresses for one in network.interfaces if one.name in port.interfaces)
+    has_address = any(interface.addresses for interface in network.interfaces if interface.name in port.interfaces)
     was_up = dict(port.counters).get("link_downed", 0) > 0
     stuck = port.state in ("INIT", "ARMED")
     same_kind_works = any(one.link_layer == port.link_layer for one in active(ports))
@@ -361,8 +361,8 @@ def _why_bad(gid: Gid | None, port: RdmaPort) -> str:
 def _table(rdma: Rdma, port: RdmaPort) -> Evidence:
     rows = listed(
         (
-            f"{one.index} {one.type} {ipv4(one) or one.gid}{f' ({one.interface})' if one.interface else ''}"
-            for one in port.gids
+            f"{gid.index} {gid.type} {ipv4(gid) or gid.gid}{f' ({gid.interface})' if gid.interface else ''}"
+            for gid in port.gids
         ),
         most=8,
     )

@@ -75,20 +75,20 @@ def missing_set_device(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     requires(jobs, NO_JOB)
     held = holdings(gpus, processes)
     for job in jobs:
-        for one in shared_gpus(job, held, gpus):
-            if one.unset:
-                yield _all_on_one(job, one, held, gpus)
+        for shared_gpu in shared_gpus(job, held, gpus):
+            if shared_gpu.unset:
+                yield _all_on_one(job, shared_gpu, held, gpus)
     all_told(gpus.devices)
 
 
 def _all_on_one(job: TrainingJob, shared: SharedGpu, held: Sequence[HeldGpu], gpus: Gpus) -> Finding:
     ranks = places(shared.ranks)
-    own = listed(spans(at for one in shared.ranks if (at := own_gpu(one, gpus)) is not None), 8)
+    own = listed(spans(at for rank in shared.ranks if (at := own_gpu(rank, gpus)) is not None), 8)
     return Finding(
         summary=f"Job {job.name}: {ranks_named(ranks)} all work on GPU {shared.gpu.index}; by their local ranks GPUs {own} "
         "are theirs",
         evidence=evidence_of(
-            [each for one in shared.ranks for each in of_process(one, held) if each.gpu == shared.gpu]
+            [each for rank in shared.ranks for each in of_process(rank, held) if each.gpu == shared.gpu]
         ),
         fixes=(
             Fix('Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else that touches CUDA'),
@@ -146,7 +146,11 @@ def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -
     requires(jobs, NO_JOB)
     unnamed = False
     for job in jobs:
-        on = [(one, contexts[0]) for one in job.ranks if one.state not in ENDED and (contexts := of_process(one, held))]
+        on = [
+            (rank, contexts[0])
+            for rank in job.ranks
+            if rank.state not in ENDED and (contexts := of_process(rank, held))
+        ]
         if len(on) < 2 or shared_gpus(job, held, gpus):
             continue  # Ranks that share a GPU have no other way: NCCL refuses that.
         marks = [{_backend(mark) for mark in one.marks} for one, _ in on]

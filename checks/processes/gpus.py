@@ -203,11 +203,11 @@ def gpu_memory_held_by_others(
     indices = {one.index for one in ours}
     dead = _dead_pids(gpus, processes)
     held = [
-        one
-        for one in holdings(gpus, processes)
-        if one.gpu.index in indices
-        and one.holder.pid not in dead
-        and (not in_this_job(one.process, processes, environment) if one.process else processes.unseen)
+        holding
+        for holding in holdings(gpus, processes)
+        if holding.gpu.index in indices
+        and holding.holder.pid not in dead
+        and (not in_this_job(holding.process, processes, environment) if holding.process else processes.unseen)
     ]
     full = [one for one in ours if _share(sum(each.memory for each in held if each.gpu == one), one) >= MUCH]
     free = [one for one in ours if one not in full and _used(one) < MUCH]
@@ -312,11 +312,11 @@ def _unowned(bad: Sequence[tuple[Gpu, int]], processes: Processes, container: Ma
     worst, size = max(bad, key=lambda one: _share(one[1], one[0]))
     hidden = bool(processes.unseen)
     numbers = [gpu.index for gpu, _ in bad]
-    nodes = shlex.join(f"/dev/nvidia{one}" for one in numbers[:8])
+    nodes = shlex.join(f"/dev/nvidia{number}" for number in numbers[:8])
     who = by_root("See who has the device open", (f"sudo fuser -v {nodes}",))
     reset = by_root(
         "If nobody has, give the memory back, while no one else uses that GPU",
-        tuple(f"sudo nvidia-smi --gpu-reset -i {one}" for one in numbers[:8]),
+        tuple(f"sudo nvidia-smi --gpu-reset -i {number}" for number in numbers[:8]),
     )
     share = _share(size, worst)
     return Finding(
@@ -352,7 +352,7 @@ def _gone(held: Sequence[HeldGpu]) -> Finding:
 def _account(gpu: Gpu, lost: int) -> str:
     used = human(gpu.memory_used) if isinstance(gpu.memory_used, int) else "?"
     holders = () if isinstance(gpu.holders, Unknown) else gpu.holders
-    held = sum(one.memory for one in holders if isinstance(one.memory, int))
+    held = sum(holder.memory for holder in holders if isinstance(holder.memory, int))
     return (
         f"{used} in use, {plural(len(holders), 'process', 'processes')} with {human(held)}: {human(lost)} are nobody's"
     )
@@ -376,7 +376,7 @@ def mixed_jobs_on_gpu(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     nvidia_gpus(gpus)
     held = holdings(gpus, processes)
     dead = _dead_pids(gpus, processes)
-    jobs = [(job, ranks) for job in jobs_of(processes) if (ranks := {one.pid for one in job.ranks} - dead)]
+    jobs = [(job, ranks) for job in jobs_of(processes) if (ranks := {rank.pid for rank in job.ranks} - dead)]
     mine = {job.name for job in own_jobs(processes)}
     mixed = []
     for gpu in gpus.answering:

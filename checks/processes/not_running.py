@@ -46,7 +46,7 @@ def rank_not_running(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Findin
     ended = list(_uncollected(processes, gpus))
     requires(jobs or ended, "no training job of this user runs on this host")
     for job in jobs:
-        remarks = [one for one in remarks_on(job, processes, NO_GPUS) if one.oddity in NOT_RUNNING]
+        remarks = [remark for remark in remarks_on(job, processes, NO_GPUS) if remark.oddity in NOT_RUNNING]
         if remarks:
             yield _found(job, remarks)
 
@@ -56,7 +56,7 @@ def rank_not_running(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Findin
 
 def _uncollected(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Process]:
     """Pythons of this user's that have ended, belong to no job any more, and hold nothing."""
-    of_jobs = {one.pid for job in jobs_of(processes) for one in (*job.ranks, *job.others, *job.launchers)}
+    of_jobs = {rank.pid for job in jobs_of(processes) for rank in (*job.ranks, *job.others, *job.launchers)}
     told = {one.leftover.pid for one in left_on_gpus(gpus, processes)} if isinstance(gpus, Gpus) else set()
     for left in left_by_processes(processes, gpus):
         process = processes.get(left.pid)
@@ -67,7 +67,7 @@ def _uncollected(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Process]:
 
 
 def _ended(processes: Sequence[Process], parent: Process | None) -> Finding:
-    one, pids = len(processes) == 1, [each.pid for each in processes]
+    one, pids = len(processes) == 1, [process.pid for process in processes]
     named = f"pid {parent.pid} ({parent.name})" if parent else "their parent"
     them = "it" if one else "them"
     return Finding(
@@ -76,8 +76,8 @@ def _ended(processes: Sequence[Process], parent: Process | None) -> Finding:
         cause=f"What {'it was' if one else 'they were'} for can't be told any more. Ranks end like this where a script of one's "
         "own has started them and does not ask how they are.",
         evidence=tuple(
-            Evidence(f"pid {each.pid} ({each.name}): state Z, child of pid {each.parent}", "/proc")
-            for each in processes[:8]
+            Evidence(f"pid {process.pid} ({process.name}): state Z, child of pid {process.parent}", "/proc")
+            for process in processes[:8]
         ),
         fixes=(
             Fix(
@@ -90,12 +90,12 @@ def _ended(processes: Sequence[Process], parent: Process | None) -> Finding:
 
 
 def _found(job: TrainingJob, remarks: Sequence[Remark]) -> Finding:
-    said = [f"{_subject(one)} {one.oddity.value}" for one in remarks]
+    said = [f"{_subject(remark)} {remark.oddity.value}" for remark in remarks]
     summary = f"Job {job.name}: {listed(said, 4)}"
-    fixes = {fix.commands: fix for one in remarks for fix in _fixes(job, one)}
+    fixes = {fix.commands: fix for remark in remarks for fix in _fixes(job, remark)}
     return Finding(
         summary if len(summary) <= 160 else f"{summary[:157]}...",
-        evidence=tuple(Evidence(one.text, "/proc") for one in remarks),
+        evidence=tuple(Evidence(remark.text, "/proc") for remark in remarks),
         fixes=tuple(fixes.values()),
         severity=remarks[0].severity,
     )

@@ -47,11 +47,11 @@ def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
         for one in left_by_processes(processes, gpus)
         if one.kind in (LeftoverKind.RANK, LeftoverKind.WORKER) and one.identity not in told
     ]
-    hands = {one.identity for one in orphans if may_be_by_hand([one], processes)}
-    for group in alike(one for one in orphans if one.identity not in hands):
+    hands = {orphan.identity for orphan in orphans if may_be_by_hand([orphan], processes)}
+    for group in alike(orphan for orphan in orphans if orphan.identity not in hands):
         yield _orphans(group, processes)
     for job in jobs_of(processes):
-        if ranks := [one for one in job.ranks if one.identity in hands]:
+        if ranks := [rank for rank in job.ranks if rank.identity in hands]:
             yield _by_hand(job, ranks)
     if not orphans and not told and processes.closed and processes.count == processes.closed:
         raise NotKnown("this user may not look into any process")
@@ -88,15 +88,15 @@ def _but(left: Leftover) -> str:
 
 
 def _by_hand(job: TrainingJob, ranks: Sequence[Process]) -> Finding:
-    one, pids = len(ranks) == 1, [str(each.pid) for each in ranks]
+    one, pids = len(ranks) == 1, [str(rank.pid) for rank in ranks]
     return Finding(
         summary=f"{capital(who(ranks))} {'runs' if one else 'run'} without a launcher, as if started by hand, and "
-        f"{'holds' if one else 'hold'} {human(sum(each.memory for each in ranks))}"[:160],
+        f"{'holds' if one else 'hold'} {human(sum(rank.memory for rank in ranks))}"[:160],
         cause=f"Whoever started {'it' if one else 'them'} is gone, as after nohup or setsid, and nothing in the settings tells of "
         "a launcher that would be missing. Whether the run is over, only you can tell.",
         evidence=tuple(
-            Evidence(f"pid {each.pid}: {each.command[:200]}; {age(each.age)} old, of {each.user or each.uid}", "/proc")
-            for each in ranks[:8]
+            Evidence(f"pid {rank.pid}: {rank.command[:200]}; {age(rank.age)} old, of {rank.user or rank.uid}", "/proc")
+            for rank in ranks[:8]
         ),
         fixes=(
             Fix(
@@ -132,7 +132,7 @@ def job_settings_differ(processes: Processes) -> Iterator[Finding]:
             continue
         seen = comparable(job.ranks)
         compared |= len(seen) > 1
-        closed += [one for one in job.ranks if isinstance(one.settings, Unknown) and one.state != "Z"]
+        closed += [rank for rank in job.ranks if isinstance(rank.settings, Unknown) and rank.state != "Z"]
         if len(seen) > 1 and (found := differences(seen)):
             yield _differ(job, found)
     if closed:

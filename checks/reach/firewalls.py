@@ -182,11 +182,11 @@ class _View:
         return listed(self.name(at) for at in places)
 
     def blocks(self, way: Way) -> list[Block]:
-        return [one for one in self.blame.blocks if one.node == self.me and one.way is way]
+        return [block for block in self.blame.blocks if block.node == self.me and block.way is way]
 
     def cuts(self, *, both: bool) -> Iterator[tuple[NetworkCut, ...]]:
         """This node's, those together that begin at the same node."""
-        mine = [one for one in self.blame.cuts if one.both is both and self._speaker(one) == self.me]
+        mine = [cut for cut in self.blame.cuts if cut.both is both and self._speaker(cut) == self.me]
         for _, together in groupby(mine, key=_begins):
             yield tuple(together)
 
@@ -269,7 +269,7 @@ class _View:
         filters = self.filters
         if self.me < 0 or self.blocks(Way.INBOUND) or isinstance(filters, Unknown) or filters.open_sources:
             return
-        tried = [one.ports[self.me] for one in self.reaches if one.ports[self.me]]
+        tried = [reach.ports[self.me] for reach in self.reaches if reach.ports[self.me]]
         shut = filters.shut_ephemeral
         if not shut or not tried or any(_among(port, shut) for port in tried):
             return
@@ -386,7 +386,7 @@ class _View:
 
     def of_cuts(self, cuts: Sequence[NetworkCut]) -> Finding:
         first = cuts[0]
-        there = [at for one in cuts for at in one.there]
+        there = [at for cut in cuts for at in cut.there]
         one_of, many = MEETINGS[first.cells[0]]
         met = one_of if len(first.here) == 1 else many
         ports = self.ports(first.ports, first.there)
@@ -402,7 +402,7 @@ class _View:
         return Finding(
             summary=summary,
             cause=self.where_it_is(first) + ("" if first.both else f" {LUCK}"),
-            evidence=(*(self.dialled(one) for one in cuts[:5]), *self.counted(way, where), *self.rules(way, where)),
+            evidence=(*(self.dialled(cut) for cut in cuts[:5]), *self.counted(way, where), *self.rules(way, where)),
             fixes=self.opening(way, where, peers) if where is LostPackets.HERE else self.both_ends(first, there),
         )
 
@@ -471,4 +471,4 @@ def _meant(cells: str) -> str:
         Cell.RESET.value: "cut off",
         Cell.OTHER.value: "another host answered",
     }
-    return listed(words[one] for one in cells)
+    return listed(words[cell] for cell in cells)

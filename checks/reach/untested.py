@@ -49,11 +49,11 @@ def peers_not_dialled(fleet: Fleet, meeting: Meeting, container: Maybe[Container
 
 
 def _all_troubles(fleet: Fleet) -> bool:
-    return any(one.troubles for one in fleet.nodes)
+    return any(node.troubles for node in fleet.nodes)
 
 
 def _fixes(name: str, node: Node, container: Maybe[Container]) -> tuple[Fix, ...]:
-    if not any(one.endswith(OUT_OF_FILES) for one in node.troubles):
+    if not any(trouble.endswith(OUT_OF_FILES) for trouble in node.troubles):
         return (
             Fix(f"See {name}'s addresses and sockets, and run netcheck again", ("ip -brief address show", "ss -s")),
         )

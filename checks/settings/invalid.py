@@ -31,7 +31,7 @@ from ddpdoctor.knowledge.privileges import NEEDS_ROOT
 
 
 def evidence_of(*settings: Setting) -> tuple[Evidence, ...]:
-    return tuple(Evidence(f"{one.name}={one.value[:200]}", one.origin) for one in settings)
+    return tuple(Evidence(f"{setting.name}={setting.value[:200]}", setting.origin) for setting in settings)
 
 
 def quoted(value: str) -> str:
@@ -47,17 +47,17 @@ def plain(name: str) -> str:
 def take_away(*settings: Setting) -> Fix:
     """How to get rid of them, wherever they are set."""
     commands = [
-        f"unset {shlex.quote(one.name)}"
-        if one.origin == "environment"
-        else f"{'sudo ' if of_the_system(one) else ''}sed -i {shlex.quote(f'/^{re.escape(one.name)}=/d')} {shlex.quote(one.origin)}"
-        for one in settings
+        f"unset {shlex.quote(setting.name)}"
+        if setting.origin == "environment"
+        else f"{'sudo ' if of_the_system(setting) else ''}sed -i {shlex.quote(f'/^{re.escape(setting.name)}=/d')} {shlex.quote(setting.origin)}"
+        for setting in settings
     ]
-    names = listed(plain(one.name) for one in settings)
-    files = listed(dict.fromkeys(one.origin for one in settings if one.origin != "environment"))
+    names = listed(plain(setting.name) for setting in settings)
+    files = listed(dict.fromkeys(setting.origin for setting in settings if setting.origin != "environment"))
     if not files:
         return Fix(f"Unset {names}, also in the script or start-up file that sets it", tuple(commands), appliable=True)
     needed = ""
-    if any(of_the_system(one) for one in settings):
+    if any(of_the_system(setting) for setting in settings):
         needed = f" {NEEDS_ROOT}; a value of your own in the environment goes before it"
     return Fix(f"Take {names} out of {files}{needed}", tuple(commands))
 
@@ -131,7 +131,11 @@ def nearest(name: str) -> str:
 
     A name with a part that no known one has is another program's own (NCCL_TESTS_SPLIT), so it must be really close.
     """
-    candidates = [one.name for one in known_settings().values() if one.reader in ("NCCL", "torch", "torchrun", "gloo")]
+    candidates = [
+        known_setting.name
+        for known_setting in known_settings().values()
+        if known_setting.reader in ("NCCL", "torch", "torchrun", "gloo")
+    ]
     close = difflib.get_close_matches(name.upper(), candidates, n=1, cutoff=0.88)
     return close[0] if close else ""
 
@@ -246,7 +250,11 @@ def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -
     Use the name that this version reads, or a newer torch.
     """
     requires(torch.installed, "torch is not installed")
-    older = {one.replaced_by: one for one in reversed(known_settings().values()) if not one.removed}
+    older = {
+        known_setting.replaced_by: known_setting
+        for known_setting in reversed(known_settings().values())
+        if not known_setting.removed
+    }
     for one in environment.effective:
         entry = known_settings().get(one.name)
         if entry is None or not one.name.startswith(("NCCL_", "TORCH_")) or set_by_torchrun(one, environment):
@@ -378,15 +386,15 @@ def nccl_conf_unreadable(environment: Environment) -> Iterator[Finding]:
     """
     files = known(environment.configuration_files)
     requires(files or environment.unreadable_files, "no configuration file of NCCL's")
-    for one in environment.unreadable_files:
-        named = environment.get("NCCL_CONF_FILE") == one.path
-        path = shlex.quote(one.path)
+    for unreadable_file in environment.unreadable_files:
+        named = environment.get("NCCL_CONF_FILE") == unreadable_file.path
+        path = shlex.quote(unreadable_file.path)
         fixes = [Fix("Correct the path or the permissions; this shows what is there", (f"ls -l {path}",))]
         if named:
             fixes.append(Fix("Or do without the file", ("unset NCCL_CONF_FILE",), appliable=True))
         yield Finding(
-            summary=f"NCCL can't read its configuration file {one.path[-70:]}: {one.reason[:60]}",
-            evidence=(told(environment, "unreadable_files", f"{one.path}: {one.reason}"),),
+            summary=f"NCCL can't read its configuration file {unreadable_file.path[-70:]}: {unreadable_file.reason[:60]}",
+            evidence=(told(environment, "unreadable_files", f"{unreadable_file.path}: {unreadable_file.reason}"),),
             fixes=tuple(fixes),
         )
 
@@ -407,9 +415,19 @@ def nccl_conf_ignored_line(environment: Environment) -> Iterator[Finding]:
     """
     files = known(environment.configuration_files)
     requires(files, "no configuration file of NCCL's")
-    for one in environment.ignored_lines:
+    for ignored_line in environment.ignored_lines:
         yield Finding(
-            summary=f"NCCL doesn't take line {one.number} of {one.path[-60:]} as it was meant: {one.why}"[:160],
-            evidence=(told(environment, "ignored_lines", f"{one.path}, line {one.number}: {one.text}"),),
-            fixes=(Fix("Correct the line", (f"${{EDITOR:-vi}} +{one.number} {shlex.quote(one.path)}",)),),
+            summary=f"NCCL doesn't take line {ignored_line.number} of {ignored_line.path[-60:]} as it was meant: {ignored_line.why}"[
+                :160
+            ],
+            evidence=(
+                told(
+                    environment,
+                    "ignored_lines",
+                    f"{ignored_line.path}, line {ignored_line.number}: {ignored_line.text}",
+                ),
+            ),
+            fixes=(
+                Fix("Correct the line", (f"${{EDITOR:-vi}} +{ignored_line.number} {shlex.quote(ignored_line.path)}",)),
+            ),
         )

@@ -111,10 +111,10 @@ def conflicts(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Conflict]
 
 def file_against_environment(environment: Environment) -> Iterator[Conflict]:
     winners = {one.name: one for one in environment.effective}
-    for other in environment.settings:
-        winner = winners[other.name]
-        if other.origin != winner.origin and other.value != winner.value:
-            yield winner, other, "only the first counts", INFO
+    for setting in environment.settings:
+        winner = winners[setting.name]
+        if setting.origin != winner.origin and setting.value != winner.value:
+            yield winner, setting, "only the first counts", INFO
 
 
 def old_against_new(environment: Environment) -> Iterator[Conflict]:

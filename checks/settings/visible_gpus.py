@@ -64,9 +64,9 @@ def wrong_uuid(entry: str, gpus: Sequence[Gpu] | None) -> str:
     if gpus is None or entry.startswith("MIG-GPU-"):
         return ""
     if entry.startswith("GPU-"):
-        uuids = [one.uuid for one in gpus]
+        uuids = [gpu.uuid for gpu in gpus]
     else:
-        uuids = [slice_.uuid for one in gpus for slice_ in one.mig_instances]
+        uuids = [slice_.uuid for gpu in gpus for slice_ in gpu.mig_instances]
         if not uuids:
             return ""  # NVML doesn't list slices to everyone, so their absence says nothing.
     return "" if any(uuid.startswith(entry) for uuid in uuids) or not all(uuids) else f"no GPU here is {entry[:44]}"
@@ -186,7 +186,7 @@ def cuda_device_order(environment: Environment, gpus: Gpus) -> Iterator[Finding]
     ## Fix
     `export CUDA_DEVICE_ORDER=PCI_BUS_ID`.
     """
-    kinds = sorted({one.name for one in gpus.devices if one.name})
+    kinds = sorted({device.name for device in gpus.devices if device.name})
     requires(gpus.vendor != "amd" and gpus.devices, NO_GPU)
     requires(len(kinds) > 1, "all GPUs are alike")
     listing = environment.setting("CUDA_VISIBLE_DEVICES")

@@ -156,7 +156,7 @@ def _together(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
     who = named(found.culprits, smoke)
     if len(found.culprits) == smoke.world_size:
         who = "both ranks" if smoke.world_size == 2 else f"all {smoke.world_size} ranks"
-    hosts = list(dict.fromkeys(one.host for one in found.culprits))
+    hosts = list(dict.fromkeys(culprit.host for culprit in found.culprits))
     between = f"between {listed(hosts, most=4)}" if smoke.nnodes > 1 else "between the ranks"
     return Finding(
         summary=short(f"{who} hang in {place(first)} over {smoke.backend}, and none is behind the others"),
@@ -170,7 +170,7 @@ def _together(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
 def _why_together(found: Blame, between: str) -> str:
     """No more than is known: with NCCL a GPU may hang where no rank's stack shows it."""
     lost = f"what they send doesn't get through {between}"
-    if all(waits(one) for one in found.culprits):
+    if all(waits(culprit) for culprit in found.culprits):
         gpus = ", or one of their GPUs stands still" if own_gpu(found.first) >= 0 else ""
         return f"All have come to the same place and wait there, and nothing tells them apart. Mostly {lost}{gpus}."
     return (

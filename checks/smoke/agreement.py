@@ -85,7 +85,7 @@ def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
     known(hang)
     found = blame_for(smoke, BlameKind.DIFFERENT_CALLS)
     if found is None:
-        requires(any(one.called for one in smoke.ranks), "no collective was run")
+        requires(any(rank.called for rank in smoke.ranks), "no collective was run")
         return
     first = found.first
     yield Finding(
@@ -110,7 +110,7 @@ def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
 
 def _who_calls_what(found: Blame, smoke: Smoke) -> str:
     (most, majority), *rest = found.calls
-    if any(rank == one.rank for one in found.culprits for rank in majority):
+    if any(rank == culprit.rank for culprit in found.culprits for rank in majority):
         calls = listed((f"{ranks_named(members)} {call}" for call, members in found.calls), most=3)
         return f"{named(found.culprits, smoke)} differ in {found.stage}: {calls}"
     s = "s" if len(found.culprits) == 1 else ""
@@ -121,7 +121,7 @@ def _who_calls_what(found: Blame, smoke: Smoke) -> str:
 def _the_same_everywhere(found: Blame, smoke: Smoke) -> tuple[Fix, ...]:
     if smoke.nnodes == 1:
         return ()
-    hosts = list(dict.fromkeys(one.host for one in found.culprits))
+    hosts = list(dict.fromkeys(culprit.host for culprit in found.culprits))
     return (
         Fix(
             f"Compare torch and ddpdoctor on {listed(hosts, most=3)} with the other hosts",
@@ -150,14 +150,14 @@ def smoke_wrong_result(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Findin
     if found is None:
         requires(
             any(
-                one.state is StageState.PASSED and one.name not in WITHOUT_RESULTS
+                stage.state is StageState.PASSED and stage.name not in WITHOUT_RESULTS
                 for run in smoke.ranks
-                for one in run.stages
+                for stage in run.stages
             ),
             "no stage with a result was run",
         )
         return
-    noticed = [one for one in smoke.ranks if one.ending is RankEnding.WRONG]
+    noticed = [rank for rank in smoke.ranks if rank.ending is RankEnding.WRONG]
     words = noticed[0].words
     who = named(found.culprits, smoke)
     if found.accused:

@@ -49,14 +49,14 @@ def smoke_command(smoke: Smoke, **settings: str) -> str:
 def look_at(stage: str, run: RankRun, smoke: Smoke) -> Fix:
     """`check` with what the stage needs, on the host of that rank."""
     needs = STAGE_NEEDS.get(stage, OTHER_STAGES)
-    families = [one for one in needs if smoke.backend == "nccl" or one not in OF_GPUS]
+    families = [need for need in needs if smoke.backend == "nccl" or need not in OF_GPUS]
     host = run.host if smoke.nnodes > 1 and run.host else "this host"
     return check_host(f"See whether {host} has what the stage {stage} needs", families, run, smoke)
 
 
 def check_host(text: str, families: Iterable[str], run: RankRun, smoke: Smoke) -> Fix:
     """`check` with these families, on the host of that rank."""
-    here = sum(one.host == run.host for one in smoke.ranks)
+    here = sum(rank.host == run.host for rank in smoke.ranks)
     python = f" --python {shlex.quote(smoke.python)}" if smoke.python else ""
     command = f"ddpdoctor check --select {','.join(families)} --nproc {max(here, 1)}{python}"
     return Fix(text, (command,))
@@ -173,7 +173,7 @@ def way_between(smoke: Smoke, meeting: Maybe[Meeting]) -> tuple[Fix, ...]:
 def _netcheck(smoke: Smoke, meeting: Maybe[Meeting]) -> Fix:
     text = f"Test the network between the {plural(smoke.nnodes, 'host')}: run these at the same time, each on its own"
     if not isinstance(meeting, Meeting) or not meeting.master:
-        first = next((one.host for one in smoke.ranks if one.node == 0), "")
+        first = next((rank.host for rank in smoke.ranks if rank.node == 0), "")
         meeting = Meeting(master=first)
     meeting = for_netcheck(meeting)
     if meeting.launcher == "Slurm":

@@ -149,7 +149,7 @@ def smoke_ended_early(smoke: Smoke) -> Iterator[Finding]:
     if not ended_early(smoke):
         return
     why, fixes = ended_with(smoke.problem)
-    were = [one for one in smoke.ranks if one.ending is not RankEnding.FINISHED]
+    were = [rank for rank in smoke.ranks if rank.ending is not RankEnding.FINISHED]
     yield Finding(
         summary=short(f"The training ended early: {smoke.problem}"),
         cause=" ".join(filter(None, ("All ranks end with it, and none failed by itself.", why))),
@@ -182,7 +182,7 @@ def smoke_scaling_failed(smoke: Smoke) -> Iterator[Finding]:
     """
     requires(smoke.ranks, NO_SMOKE)
     requires(smoke.scaling.speeds, "--scaling was not asked for, or could not be measured")
-    failed = next((one for one in smoke.scaling.speeds if one.failed and one.way == "DDP"), None)
+    failed = next((speed for speed in smoke.scaling.speeds if speed.failed and speed.way == "DDP"), None)
     if failed is None:
         return
     yield Finding(
@@ -243,7 +243,7 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
         if any(found)
         else f"{few} in /dev/shm appeared during the smoke training and may belong to another job",
         evidence=tuple(
-            told(smoke, "leftovers", f"{what}: {short(str(one), 200)}")
+            told(smoke, "leftovers", f"{what}: {short(str(item), 200)}")
             for what, items in (
                 ("process", left.processes),
                 ("port", left.ports),
@@ -251,7 +251,7 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
                 ("in /dev/shm, may belong to another job", left.unclaimed),
                 ("file", left.files),
             )
-            for one in items[:8]
+            for item in items[:8]
         ),
         fixes=tuple(_remove(left)),
     )
@@ -278,7 +278,7 @@ def _why_left(left: Leftovers) -> str:
 
 
 def _remove(left: Leftovers) -> Iterator[Fix]:
-    pids = [pid for one in left.processes if (pid := one.partition(" ")[0]).isdigit()]
+    pids = [pid for process in left.processes if (pid := process.partition(" ")[0]).isdigit()]
     if pids:
         yield Fix("End what is left", (f"kill -9 {' '.join(pids)}",))
         yield Fix("If one stays, see where in the kernel it waits", (f"cat /proc/{pids[0]}/wchan",))
@@ -295,7 +295,7 @@ def _remove(left: Leftovers) -> Iterator[Fix]:
 
 
 def _shared(names: Sequence[str]) -> list[str]:
-    return [f"/dev/shm/{one.removeprefix('/dev/shm/')}" for one in names]
+    return [f"/dev/shm/{name.removeprefix('/dev/shm/')}" for name in names]
 
 
 @check(
@@ -329,14 +329,14 @@ def gpu0_extra_contexts(smoke: Smoke, gpus: Maybe[Gpus], processes: Maybe[Proces
         all_told(known(gpus).answering)
         return
     requires(smoke.backend == "nccl", "the smoke training ran on the CPU")
-    silent = [one.rank for one in smoke.ranks if own_gpu(one) not in one.contexts]
+    silent = [rank.rank for rank in smoke.ranks if own_gpu(rank) not in rank.contexts]
     requires(len(silent) < len(smoke.ranks), "no rank has told on which GPUs it holds a context")
     extra = [
-        (one, number)
-        for one in smoke.ranks
-        if one.rank not in silent
-        for number in one.contexts
-        if number != own_gpu(one)
+        (rank, number)
+        for rank in smoke.ranks
+        if rank.rank not in silent
+        for number in rank.contexts
+        if number != own_gpu(rank)
     ]
     if extra:
         yield _on_others(smoke, extra)
@@ -353,7 +353,7 @@ def _on_others(smoke: Smoke, extra: Sequence[tuple[RankRun, int]]) -> Finding:
     whose = "aren't their own" if len(ranks) > 1 else "isn't its own"
     return Finding(
         summary=short(
-            f"{ranks_named(ranks)} {'hold' if len(ranks) > 1 else 'holds'} a context on {listed(f'cuda:{one}' for one in gpus)},"
+            f"{ranks_named(ranks)} {'hold' if len(ranks) > 1 else 'holds'} a context on {listed(f'cuda:{gpu}' for gpu in gpus)},"
             f" which {whose}"
         ),
         evidence=tuple(

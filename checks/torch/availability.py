@@ -206,7 +206,7 @@ def torch_import_broken(
         evidence=tuple(evidence),
         fixes=(another_name(torch.in_the_way), look)
         if torch.in_the_way
-        else (Fix("Read about the likely cause", tuple(f"ddpdoctor explain {one}" for one in slugs)),)
+        else (Fix("Read about the likely cause", tuple(f"ddpdoctor explain {slug}" for slug in slugs)),)
         if slugs
         else (look, *_import_remedies(torch, target_python, line)),
     )
@@ -348,8 +348,8 @@ def _would_be_seen(pci: Maybe[Pci], gpus: Maybe[Gpus], driver: Maybe[Driver], ma
     if known(machine).wsl and "/dev/dxg" in known(driver).device_nodes:
         known(known(driver).libcuda_path)
     if known(pci).amd_gpus:
-        for one in known(gpus).devices:
-            known(one.memory_total)
+        for device in known(gpus).devices:
+            known(device.memory_total)
 
 
 def _cpu_build_beside_amd(

@@ -93,31 +93,31 @@ def torch_torchvision_mismatch(torch: Torch, packages: Packages, target_python: 
         raise NotKnown(
             f"torch's version {torch.version} is no usual one" if torch.version else "torch doesn't tell its version"
         )
-    for one in companions:
-        judged = _not_its_torch(one, version) or _not_its_cuda(one, torch)
+    for companion in companions:
+        judged = _not_its_torch(companion, version) or _not_its_cuda(companion, torch)
         if judged:
             severity, reason = judged
             base = version.base_version if not version.is_devrelease else str(version.public)
             yield Finding(
-                summary=f"{one.name} {one.version} doesn't go with torch {torch.version}: {reason}",
+                summary=f"{companion.name} {companion.version} doesn't go with torch {torch.version}: {reason}",
                 severity=severity,
                 evidence=(
                     torch_version(torch),
                     told(
                         packages,
                         "installed",
-                        f"{one.name} {one.version}, which requires {listed(one.requires) or 'no certain torch'}",
+                        f"{companion.name} {companion.version}, which requires {listed(companion.requires) or 'no certain torch'}",
                     ),
                 ),
                 fixes=(
                     Fix(
-                        f"Let pip find the {one.name} that belongs to this torch",
+                        f"Let pip find the {companion.name} that belongs to this torch",
                         (
                             pip_install(
                                 target_python,
                                 "--force-reinstall",
                                 f"torch=={base}",
-                                one.name,
+                                companion.name,
                                 *index_options(torch.version or ""),
                             ),
                         ),

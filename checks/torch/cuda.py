@@ -179,7 +179,7 @@ def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[
         return
     kernel = driver.kernel_version if isinstance(driver.kernel_version, str) else driver.nvml_driver_version
     library = driver.libcuda_version
-    names = [] if isinstance(gpus, Unknown) else [one.name for one in gpus.devices]
+    names = [] if isinstance(gpus, Unknown) else [device.name for device in gpus.devices]
     consumer = next((name for name in names if re.search(r"GeForce|TITAN", name)), None)
     behind = bool(kernel and library and numbers(library) < numbers(kernel))
     if code in (803, 804) or consumer or behind:
@@ -307,7 +307,7 @@ def gpu_arch_unsupported(
     arch_list = known(torch.arch_list)
     if not arch_list:
         raise NotKnown("torch doesn't tell which GPUs it has code for")
-    usable = [one.gpu for one in visible_gpus(gpus, environment)]
+    usable = [visible_gpu.gpu for visible_gpu in visible_gpus(gpus, environment)]
     requires(usable, "no GPU is visible to torch")
     served = driver_cuda(driver, machine)
     jit = served is None or served >= numbers(cuda)[:2]

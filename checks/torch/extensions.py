@@ -186,7 +186,7 @@ def unresolved(one: SharedObject, torch: Torch) -> tuple[str, str] | None:
 
 def _other_build(one: SharedObject, siblings: tuple[SharedObject, ...], target_python: TargetPython) -> bool:
     """Whether the same module lies beside it for this Python: some packages ship one file for each."""
-    return any(other.module == one.module and not other_python(other, target_python) for other in siblings)
+    return any(sibling.module == one.module and not other_python(sibling, target_python) for sibling in siblings)
 
 
 def reinstall(package: Extension, target_python: TargetPython, torch: Torch) -> Fix:

@@ -250,7 +250,7 @@ def glibcxx_too_old(
     requires(have is not None, "the interpreter gets no libstdc++.so.6")
     extensions = known(extensions)
     apex = () if isinstance(extensions.apex, Unknown) else extensions.apex
-    compiled = [one.objects for one in extensions.packages] + [one.objects for one in apex]
+    compiled = [package.objects for package in extensions.packages] + [one.objects for one in apex]
     for objects in compiled:
         for one in objects:
             needed = one.glibcxx.removeprefix("GLIBCXX_")

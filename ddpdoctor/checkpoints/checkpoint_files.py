@@ -26,7 +26,7 @@ def readable(checkpoints: Checkpoints) -> tuple[CheckpointFile, ...]:
         NotApplicable: no file was named.
     """
     requires(checkpoints.files, NONE_NAMED)
-    return tuple(one for one in checkpoints.files if not one.problem)
+    return tuple(file for file in checkpoints.files if not file.problem)
 
 
 def is_dangerous(one: CheckpointFile) -> bool:
@@ -78,7 +78,7 @@ def verb(files: Sequence[CheckpointFile], one: str, several: str) -> str:
 
 def paths(files: Sequence[CheckpointFile]) -> str:
     """The files for a shell. Of very many their folders, as fix-checkpoint takes these, too."""
-    every = [one.path for one in files]
+    every = [file.path for file in files]
     folders = {path.rpartition("/")[0] for path in every}
     if len(every) > _MOST_NAMED and "" not in folders:
         every = sorted(folders)

@@ -243,9 +243,9 @@ class _Attempt:
         if not any(edit.moves for edit in edits):
             return ()
         return tuple(
-            Moved(device_from=one.device, device_to=self.wishes.to, tensors=one.tensors, bytes=one.bytes)
-            for one in self.before.pins
-            if self.wishes.moves(one.device)
+            Moved(device_from=pin.device, device_to=self.wishes.to, tensors=pin.tensors, bytes=pin.bytes)
+            for pin in self.before.pins
+            if self.wishes.moves(pin.device)
         )
 
     def _change_in_place(self, plan: _Plan, new: list[FilePart], change: Change) -> CheckpointOutcome:

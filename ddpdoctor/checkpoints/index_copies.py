@@ -18,7 +18,7 @@ _NAME = "model.safetensors" + INDEX_ENDING
 
 def copy_indexes(outcomes: Sequence[CheckpointOutcome], prefixes: Sequence[str]) -> list[CheckpointOutcome]:
     """Writes the index of every model whose shards were all written. prefixes: what was stripped from the keys."""
-    written = {Path(one.path): one for one in outcomes if one.action is Action.WRITTEN}
+    written = {Path(outcome.path): outcome for outcome in outcomes if outcome.action is Action.WRITTEN}
     folders = dict.fromkeys(path.parent for path in written)
     return [_copy(index, written, prefixes) for folder in folders for index in _indexes(folder, written)]
 

@@ -158,7 +158,7 @@ def _pins(parts: list[FilePart]) -> tuple[Pins, ...]:
                 tensors[argument.device] = tensors.get(argument.device, 0) + 1
     return tuple(
         Pins(device=device, tensors=tensors[device], bytes=sizes.get(device, 0))
-        for device in sorted(tensors, key=lambda one: (-sizes.get(one, 0), one))
+        for device in sorted(tensors, key=lambda tensor: (-sizes.get(tensor, 0), tensor))
     )
 
 

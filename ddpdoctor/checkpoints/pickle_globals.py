@@ -155,7 +155,7 @@ _KNOWN_OPCODES = frozenset({"EMPTY_SET", "SHORT_BINSTRING"})
 
 def weights_only_blockers(program: Program) -> tuple[str, ...]:
     """Where torch.load(weights_only=True) of torch 2.13 would stop: globals by name, then "the opcode MEMOIZE" ..."""
-    named = [translated(one.module, one.name) for one in program.globals.values()]
+    named = [translated(global_.module, global_.name) for global_ in program.globals.values()]
     blocking = dict.fromkeys(name for name in named if name not in ALLOWED)
     opcodes = sorted(program.opcodes - _KNOWN_OPCODES)
     return (*blocking, *(f"the opcode {name}" for name in opcodes))

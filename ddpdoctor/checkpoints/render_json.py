@@ -23,16 +23,18 @@ def fixing_report(outcomes: Sequence[CheckpointOutcome], checks: Iterable[Check]
 
     A file that a dry run would fix fails on any host.
     """
-    files = tuple(facts for one in outcomes if (facts := one.after or one.before) is not None)
+    files = tuple(facts for outcome in outcomes if (facts := outcome.after or outcome.before) is not None)
     groups = dict.fromkeys(GROUPS, NOT_ASKED) | {"checkpoints": Checkpoints(files=files)}
     snapshot = msgspec.structs.replace(Snapshot(host=os.uname().nodename), **groups)
     examination = examine(snapshot, None, checks)
-    problems = [f"{one.path}: {one.error}" for one in outcomes if one.action is Action.REFUSED]
+    problems = [f"{outcome.path}: {outcome.error}" for outcome in outcomes if outcome.action is Action.REFUSED]
     report = build_report("fix-checkpoint", [examination], problems)
-    unfixed = any(one.action is Action.WOULD_FIX for one in outcomes)
+    unfixed = any(outcome.action is Action.WOULD_FIX for outcome in outcomes)
     files_told = tuple(
         # What was found is facts, and facts hold no commands.
-        msgspec.structs.replace(each, commands=each.before.commands) if each.before and not each.commands else each
-        for each in outcomes
+        msgspec.structs.replace(outcome, commands=outcome.before.commands)
+        if outcome.before and not outcome.commands
+        else outcome
+        for outcome in outcomes
     )
     return msgspec.structs.replace(report, files=files_told, verdict=Verdict.FAIL if unfixed else report.verdict)

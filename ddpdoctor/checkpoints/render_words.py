@@ -76,8 +76,8 @@ def pins(outcome: CheckpointOutcome) -> list[tuple[str, str, str, str]]:
     facts = outcome.after if outcome.dropped and outcome.after is not None else outcome.before
     moves = {one.device_from: one.device_to for one in outcome.moved} if facts is outcome.before else {}
     return [
-        (one_line(one.device), f"{one.tensors:,}", human(one.bytes), one_line(moves.get(one.device, "")))
-        for one in (facts.pins if facts else ())
+        (one_line(pin.device), f"{pin.tensors:,}", human(pin.bytes), one_line(moves.get(pin.device, "")))
+        for pin in (facts.pins if facts else ())
     ]
 
 
@@ -124,7 +124,7 @@ def _advice(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
         if outcome.before is not None and not outcome.before.problem and not said:
             yield LabelledPart("", f"{'Otherwise the' if outcome.notes else 'The'} file was not changed.")
         if outcome.choices:
-            named = "".join(f"\n- {one or 'the top level'}" for one in outcome.choices)
+            named = "".join(f"\n- {choice or 'the top level'}" for choice in outcome.choices)
             yield LabelledPart("found", f"These could be the model's parameters:{named}")
     elif outcome.action is not Action.LEFT:
         return
@@ -197,12 +197,12 @@ def _dangers(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
     facts = outcome.after or outcome.before
     if facts is None or outcome.action in (Action.UNDONE, Action.WOULD_UNDO):
         return
-    dangerous = [one for one in facts.globals if one.dangerous]
+    dangerous = [global_ for global_ in facts.globals if global_.dangerous]
     if dangerous:
         lines = _named([f"{one.name} {one.meaning}" for one in dangerous])
         text = f"Whoever loads this file may run what its author wants. Few honest checkpoints hold that:{lines}"
         yield LabelledPart("DANGER", text, style="red")
-    foreign = [one for one in facts.globals if not one.dangerous]
+    foreign = [global_ for global_ in facts.globals if not global_.dangerous]
     # torch.jit.load imports nothing.
     if foreign and outcome.action is not Action.REFUSED and facts.kind != "torchscript":
         also = "also " if dangerous else ""
@@ -218,7 +218,7 @@ def _named(lines: list[str]) -> str:
 
 def _load(outcome: CheckpointOutcome, facts: CheckpointFile) -> Iterator[LabelledPart]:
     path = outcome.written or outcome.path
-    if any(one.dangerous for one in facts.globals):
+    if any(global_.dangerous for global_ in facts.globals):
         yield _do_not_load(path, facts)
     elif facts.kind == "torchscript":
         yield LabelledPart("load", "", (f"torch.jit.load({path!r})",))
@@ -263,12 +263,12 @@ def _to_know(outcome: CheckpointOutcome, facts: CheckpointFile) -> Iterator[Labe
             f"It holds a whole pickled {facts.whole_module}, and loading it needs that class's code as it was: "
             "a model.state_dict() lasts longer.",
         )
-    for one in facts.prefixes:
-        where = f" of {_short(one.where)}" if one.where else ""
-        by = "" if one.may_be_models else f" ({writers(one.prefix)} put it there)"
-        which = f"All {one.keys:,} keys{where} begin" if one.keys > 1 else f"The only key{where} begins"
-        text = f'{which} with "{one.prefix}"{by}. If your model lacks it, take it off:'
-        yield LabelledPart("hint", text, (f"{COMMAND} {quoted(path)} --strip-prefix {quoted(one.prefix)}",))
+    for prefix in facts.prefixes:
+        where = f" of {_short(prefix.where)}" if prefix.where else ""
+        by = "" if prefix.may_be_models else f" ({writers(prefix.prefix)} put it there)"
+        which = f"All {prefix.keys:,} keys{where} begin" if prefix.keys > 1 else f"The only key{where} begins"
+        text = f'{which} with "{prefix.prefix}"{by}. If your model lacks it, take it off:'
+        yield LabelledPart("hint", text, (f"{COMMAND} {quoted(path)} --strip-prefix {quoted(prefix.prefix)}",))
     if facts.rng_states:
         devices = listed((_short(one.device) for one in facts.pinned), _MOST)
         how = (
@@ -280,5 +280,7 @@ def _to_know(outcome: CheckpointOutcome, facts: CheckpointFile) -> Iterator[Labe
         text = f"It holds random number generators' states ({states}), which torch can't restore from a GPU: load it {how}."
         yield LabelledPart("hint", text)
     if facts.device_texts:
-        texts = listed((f"{_short(one.where)} = {_short(one.device)}" for one in facts.device_texts), _MOST)
+        texts = listed(
+            (f"{_short(device_text.where)} = {_short(device_text.device)}" for device_text in facts.device_texts), _MOST
+        )
         yield LabelledPart("hint", f"Your own code may read these devices, so they were left as they are: {texts}.")

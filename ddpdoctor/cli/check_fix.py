@@ -74,7 +74,7 @@ def _only_shown(examination: Examination, found: Sequence[Case], wish: Wish, *, 
     choices = all_of(found)
     refused = refusals(choices, _here())
     where = safe_place(_here())
-    told = [_would_be(one, refused, where) for one in choices]
+    told = [_would_be(choice, refused, where) for choice in choices]
     if not wish.as_json:
         show_treatments(make_console(sys.stdout), told)
     if not nobody_to_ask:

@@ -65,8 +65,8 @@ class Ledger:
 
     def words(self) -> str:
         """What was done by now, and how to take it back."""
-        fixed = [Path(one.path) for one in self.outcomes if one.action is Action.FIXED]
-        done = [one.written or one.path for one in self.outcomes if one.action in _CHANGING]
+        fixed = [Path(outcome.path) for outcome in self.outcomes if outcome.action is Action.FIXED]
+        done = [outcome.written or outcome.path for outcome in self.outcomes if outcome.action in _CHANGING]
         unread = ""
         if self._begun is not None:
             target, undo_size, out_existed = self._begun

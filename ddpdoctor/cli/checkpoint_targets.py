@@ -41,7 +41,7 @@ def choose_targets(paths: Sequence[str], output: str | None, wishes: EditOptions
         if wishes.strip_prefixes:
             _refuse_shards(files)
         return [Target(path) for path in files]
-    found = [one for path in paths for one in _files(Path(path))]
+    found = [file for path in paths for file in _files(Path(path))]
     folder = Path(output)
     single = len(paths) == 1 and found[0][0] == Path(paths[0]) and not found[0][0].is_dir()
     if single and folder.exists() and found[0][0].exists() and folder.samefile(found[0][0]):
@@ -97,7 +97,7 @@ def _fixed_before(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(Path(str(one).removesuffix(SUFFIX)) for one in path.rglob(f"*{SUFFIX}")) or [path]
     files = [one for one, _ in _files(path)]
-    return [one for one in files if Path(f"{one}{SUFFIX}").exists()] or files
+    return [file for file in files if Path(f"{file}{SUFFIX}").exists()] or files
 
 
 def nothing_to_undo(path: Path) -> CheckpointOutcome | None:

@@ -69,7 +69,7 @@ def diagnose_log(
         raise typer.BadParameter("--python is for --here")
     if snapshot is not None and not snapshot.strip():
         raise typer.BadParameter("--snapshot is empty; is the variable in it set?")
-    if not all(one.strip() for one in paths):
+    if not all(path.strip() for path in paths):
         raise typer.BadParameter("the name of a log is empty; is the variable in it set?")
     if [*paths, snapshot].count(STDIN) > 1:
         raise typer.BadParameter("standard input (-) can be read once only")
@@ -77,8 +77,10 @@ def diagnose_log(
 
     host = None if snapshot is None else _saved(snapshot, as_json=as_json)
     log = _read(list(dict.fromkeys(paths)))
-    if not any(one.bytes and not one.problem.startswith(NO_TEXT) for one in log.files):
-        _refuse([f"{_name(one.name)}: {one.problem or 'there is nothing in it'}" for one in log.files], as_json=as_json)
+    if not any(file.bytes and not file.problem.startswith(NO_TEXT) for file in log.files):
+        _refuse(
+            [f"{_name(file.name)}: {file.problem or 'there is nothing in it'}" for file in log.files], as_json=as_json
+        )
     judgement = _judged(log, host, here=here, python=python)
     _print(judgement, as_json=as_json, verbose=verbose, quiet=quiet)
     from ddpdoctor.logs.render_words import judged_as
@@ -103,9 +105,9 @@ def _refuse(problems: Sequence[str], *, as_json: bool) -> NoReturn:
         from ddpdoctor.logs.render_json import refusal
         from ddpdoctor.report.contract import to_json
 
-        print(to_json(refusal([one_line(one) for one in problems])))
-    for one in problems:
-        complain(one_line(one))
+        print(to_json(refusal([one_line(problem) for problem in problems])))
+    for problem in problems:
+        complain(one_line(problem))
     raise typer.Exit(2)
 
 

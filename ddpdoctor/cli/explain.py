@@ -37,9 +37,9 @@ def explain(
 
     console = make_console(sys.stdout)
     name = as_written(slug)
-    topic = next((one for one in all_prescriptions() if one.slug == name), None)
-    page = next((one for one in all_checks() if one.slug == name), None)
-    family = [one for one in all_checks() if one.family == name]
+    topic = next((prescription for prescription in all_prescriptions() if prescription.slug == name), None)
+    page = next((check for check in all_checks() if check.slug == name), None)
+    family = [check for check in all_checks() if check.family == name]
     if topic is not None:
         prescribed = _prescribe(console, topic, python, snapshot)
         console.print()
@@ -65,7 +65,7 @@ def _unknown(slug: str) -> str:
     from ddpdoctor.engine.registry import nearest_names
 
     checks = all_checks()
-    names = {one.slug for one in (*checks, *all_prescriptions())} | {one.family for one in checks}
+    names = {check.slug for check in (*checks, *all_prescriptions())} | {check.family for check in checks}
     nearest = nearest_names(slug, names)
     hint = f"Did you mean {' or '.join(nearest)}?" if nearest else "`ddpdoctor list` shows them all."
     return f"there is no check called {slug!r}. {hint}"
@@ -106,4 +106,4 @@ def _prescribe(console: Console, topic: Check, python: str | None, path: Path | 
     console.print(Text(f"For {one_line(snapshot.host)}", "bold"))
     results = diagnose(snapshot, plan, [topic])
     show_findings(console, Examination(snapshot, plan, results), verbose=True)
-    return any(one.findings for one in results)
+    return any(result.findings for result in results)

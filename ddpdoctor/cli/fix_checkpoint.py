@@ -223,7 +223,7 @@ def _print_json(outcomes: Sequence[CheckpointOutcome]) -> None:
 def _exit_code(outcomes: Sequence[CheckpointOutcome]) -> int:
     from ddpdoctor.report.reported_checkpoints import Action
 
-    actions = {one.action for one in outcomes}
+    actions = {outcome.action for outcome in outcomes}
     if Action.REFUSED in actions:
         return 2
     return 1 if actions & {Action.WOULD_FIX, Action.WOULD_UNDO} else 0

@@ -67,7 +67,7 @@ def jobs(
         raise typer.BadParameter("-v and -q exclude each other")
     if job is not None and not job.strip():
         raise typer.BadParameter("the job is empty; is the variable in it set?")
-    if dumps is not None and not all(one.strip() for one in dumps):
+    if dumps is not None and not all(dump.strip() for dump in dumps):
         raise typer.BadParameter("--dumps is empty; is the variable in it set?")
     if seconds is not None and not hang:
         raise typer.BadParameter("--seconds is for --hang")

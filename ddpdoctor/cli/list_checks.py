@@ -15,11 +15,11 @@ def list_checks() -> None:
 
     console = make_console(sys.stdout)
     checks = all_checks()
-    margin = max(len(one.slug) for one in checks) + 4
-    for family, members in groupby(checks, key=lambda one: one.family):
+    margin = max(len(check.slug) for check in checks) + 4
+    for family, members in groupby(checks, key=lambda check: check.family):
         console.print(Text(family, "bold"))
-        for one in members:
-            console.print(Hanging(Text(f"  {one.slug}"), Text(one.title, "dim"), margin))
+        for member in members:
+            console.print(Hanging(Text(f"  {member.slug}"), Text(member.title, "dim"), margin))
     console.print(Text(f"{len(checks)} checks", "dim"))
     for topic in all_prescriptions():
         title = topic.title[:1].lower() + topic.title[1:]

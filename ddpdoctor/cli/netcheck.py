@@ -221,14 +221,18 @@ def _with_token(end: RunResult) -> RunResult:
 
     def told(finding: Finding) -> Finding:
         fixes = [
-            replace(fix, commands=tuple(with_token(one, end.token) for one in fix.commands)) for fix in finding.fixes
+            replace(fix, commands=tuple(with_token(command, end.token) for command in fix.commands))
+            for fix in finding.fixes
         ]
         return replace(finding, fixes=tuple(fixes))
 
     return replace(
         end,
         examinations=tuple(
-            replace(one, results=tuple(replace(two, findings=tuple(map(told, two.findings))) for two in one.results))
-            for one in end.examinations
+            replace(
+                examination,
+                results=tuple(replace(two, findings=tuple(map(told, two.findings))) for two in examination.results),
+            )
+            for examination in end.examinations
         ),
     )

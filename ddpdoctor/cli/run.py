@@ -116,6 +116,6 @@ def run(
 
 def _ignored() -> Collection[int]:
     """The signals that whoever started us had ignored, as nohup does; what Python itself ignores is another matter."""
-    now = {one for one in signal.valid_signals() if signal.getsignal(one) is signal.SIG_IGN}
+    now = {valid_signal for valid_signal in signal.valid_signals() if signal.getsignal(valid_signal) is signal.SIG_IGN}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     return now - {signal.SIGPIPE, signal.SIGXFSZ}

@@ -242,7 +242,7 @@ def _with_torch(snapshot: Snapshot, wishes: SmokeOptions, python: str | None) ->
     from ddpdoctor.smoke.orders import import_seconds
 
     gpus = snapshot.gpus
-    if wishes.backend == "gloo" or isinstance(gpus, Unknown) or not any(one.integrated for one in gpus.devices):
+    if wishes.backend == "gloo" or isinstance(gpus, Unknown) or not any(device.integrated for device in gpus.devices):
         return snapshot
     imported = collect_facts(begin(python, patience=import_seconds(wishes.timeout)), {"torch"})
     return msgspec.structs.replace(snapshot, torch=imported.torch)

@@ -103,8 +103,8 @@ def print_end(end: RunResult, job: NetcheckJob, *, as_json: bool, verbose: bool,
 def _why_alone(end: RunResult) -> list[str]:
     found = [
         f"{severity.value.upper()}  {check.slug}: {finding.summary}"
-        for one in end.examinations
-        for check, severity, finding in one.findings
+        for examination in end.examinations
+        for check, severity, finding in examination.findings
         if severity.value != "info"
     ]
     return found or list(end.problems)

@@ -59,7 +59,7 @@ def _refuse(targets: Sequence[str], *, kill: bool, yes: bool, dry_run: bool, as_
         raise typer.BadParameter(f"{'--yes' if yes else '--dry-run'} goes with --kill")
     if as_json and kill and not yes and not dry_run:
         raise typer.BadParameter("--kill --json can't ask: add --yes, or --dry-run to see what would be done")
-    wrong = [one for one in targets if not one.isdecimal() and not one.startswith("/dev/shm/")]
+    wrong = [target for target in targets if not target.isdecimal() and not target.startswith("/dev/shm/")]
     if wrong:
         raise typer.BadParameter(f"{wrong[0]!r} is neither a pid nor a path in /dev/shm")
 
@@ -120,9 +120,9 @@ def _problems(targets: Sequence[str], found: Sequence[Leftover], first: Leftover
     there = {str(one.pid) for one in processes.listed}
     told = {True: "it is not left over, as far as can be seen", False: "no job's process has that pid"}
     return [
-        f"{one}: {told[one in there] if one.isdecimal() else 'no segment that nobody uses'}; nothing was done to it"
-        for one in targets
-        if one not in named
+        f"{target}: {told[target in there] if target.isdecimal() else 'no segment that nobody uses'}; nothing was done to it"
+        for target in targets
+        if target not in named
     ]
 
 

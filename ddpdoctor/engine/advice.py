@@ -19,7 +19,7 @@ def with_advice(of: Check, finding: Finding, results: Iterable[Result]) -> Findi
     their fix; one that has nothing to look at there isn't named. results: what all checks came to; `of`: the finding's own."""
     if not finding.said:
         return finding
-    by_slug = {one.check.slug: one for one in results}
+    by_slug = {result.check.slug: result for result in results}
     fitting = [
         one for one in of.catalogue.saying(finding.said) if one.slug != of.slug and _may_be(by_slug.get(one.slug))
     ]

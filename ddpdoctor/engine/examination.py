@@ -97,8 +97,8 @@ def examine(snapshot: Snapshot, nproc: int | None, checks: Iterable[Check]) -> E
 def node_names(examinations: Sequence[Examination]) -> list[str]:
     """What to call each of them: its host's name, and where two snapshots are of one host a number behind it."""
     names: list[str] = []
-    for one in examinations:
-        host = one.snapshot.host or "unnamed"
+    for examination in examinations:
+        host = examination.snapshot.host or "unnamed"
         earlier = sum(name == host or name.startswith(f"{host} (") for name in names)
         names.append(f"{host} ({earlier + 1})" if earlier else host)
     return names
@@ -106,12 +106,12 @@ def node_names(examinations: Sequence[Examination]) -> list[str]:
 
 def overall(examinations: Sequence[Examination]) -> Verdict:
     """The worst verdict; one host without any is worse than a warning elsewhere, and not as bad as a failure."""
-    return _worst(one.verdict for one in examinations)
+    return _worst(examination.verdict for examination in examinations)
 
 
 def conclusion(examinations: Sequence[Examination]) -> Verdict:
     """The same of whole hosts: see `Examination.conclusion`."""
-    return _worst(one.conclusion for one in examinations)
+    return _worst(examination.conclusion for examination in examinations)
 
 
 def _worst(verdicts: Iterable[Verdict]) -> Verdict:

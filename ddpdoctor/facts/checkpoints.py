@@ -104,7 +104,7 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pinned(self) -> tuple[Pins, ...]:
         """The pins to anything but the CPU (and meta, which holds no data)."""
-        return tuple(one for one in self.pins if one.device not in ("cpu", "meta"))
+        return tuple(pin for pin in self.pins if pin.device not in ("cpu", "meta"))
 
 
 class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):

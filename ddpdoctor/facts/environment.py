@@ -51,19 +51,19 @@ class Environment(Facts, frozen=True, kw_only=True):
 
     def get(self, name: str, default: str = "") -> str:
         """The value that counts, or `default` where nothing sets it."""
-        return next((one.value for one in self.settings if one.name == name), default)
+        return next((setting.value for setting in self.settings if setting.name == name), default)
 
     def setting(self, name: str) -> Setting | None:
         """The setting that counts, or None."""
-        return next((one for one in self.settings if one.name == name), None)
+        return next((setting for setting in self.settings if setting.name == name), None)
 
     def __contains__(self, name: object) -> bool:
-        return any(one.name == name for one in self.settings)
+        return any(setting.name == name for setting in self.settings)
 
     @property
     def effective(self) -> tuple[Setting, ...]:
         """One setting for each name: the one that counts."""
         winners: dict[str, Setting] = {}
-        for one in self.settings:
-            winners.setdefault(one.name, one)
+        for setting in self.settings:
+            winners.setdefault(setting.name, setting)
         return tuple(winners.values())

@@ -108,4 +108,4 @@ class Gpus(Facts, frozen=True, kw_only=True):
     @property
     def answering(self) -> tuple[Gpu, ...]:
         """Those that still answer."""
-        return tuple(one for one in self.devices if not one.lost)
+        return tuple(device for device in self.devices if not device.lost)

@@ -192,4 +192,4 @@ class Hang(Facts, frozen=True, kw_only=True):
 
     def rank(self, number: int) -> WatchedRank | None:
         """That rank, if it is one of this host's."""
-        return next((one for one in self.ranks if one.rank == number), None)
+        return next((rank for rank in self.ranks if rank.rank == number), None)

@@ -65,12 +65,12 @@ class Pci(Facts, frozen=True, kw_only=True):
 
     @property
     def nvidia_gpus(self) -> tuple[PciDevice, ...]:
-        return tuple(one for one in self.devices if one.is_nvidia_gpu)
+        return tuple(device for device in self.devices if device.is_nvidia_gpu)
 
     @property
     def amd_gpus(self) -> tuple[PciDevice, ...]:
-        return tuple(one for one in self.devices if one.is_amd_gpu)
+        return tuple(device for device in self.devices if device.is_amd_gpu)
 
     @property
     def nvswitches(self) -> tuple[PciDevice, ...]:
-        return tuple(one for one in self.devices if one.is_nvswitch)
+        return tuple(device for device in self.devices if device.is_nvswitch)

@@ -129,7 +129,7 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def last(self) -> Stage | None:
         """The last stage that it began."""
-        begun = [one for one in self.stages if one.state not in (StageState.NOT_RUN, StageState.NOT_TESTED)]
+        begun = [stage for stage in self.stages if stage.state not in (StageState.NOT_RUN, StageState.NOT_TESTED)]
         return begun[-1] if begun else None
 
 

@@ -65,7 +65,7 @@ def needs_certain_order(gpus: Gpus, environment: Maybe[Environment]) -> None:
 
 def _whole(gpu: Gpu) -> tuple[VisibleGpu, ...]:
     if gpu.mig_instances:
-        return tuple(VisibleGpu(gpu, one) for one in gpu.mig_instances)
+        return tuple(VisibleGpu(gpu, mig_instance) for mig_instance in gpu.mig_instances)
     return (VisibleGpu(gpu),)
 
 
@@ -82,8 +82,8 @@ def _named(token: str, gpus: Gpus) -> tuple[VisibleGpu, ...]:
 def _slice(token: str, gpus: Gpus) -> tuple[VisibleGpu, ...]:
     """NVML may list no slices to a user without rights, so that an unlisted one is believed where MIG is on."""
     for gpu in gpus.answering:
-        for one in gpu.mig_instances:
-            if one.uuid.startswith(token):
-                return (VisibleGpu(gpu, one),)
+        for mig_instance in gpu.mig_instances:
+            if mig_instance.uuid.startswith(token):
+                return (VisibleGpu(gpu, mig_instance),)
     sliced = next((one for one in gpus.answering if one.mig_enabled is True), None)
     return (VisibleGpu(sliced, MigInstance(uuid=token)),) if sliced else ()

@@ -58,7 +58,7 @@ class Applied:
 
 def settings_of(choices: Sequence[FixChoice]) -> list[SettingsLine]:
     """The lines for the file, with the checks that asked for them."""
-    return [SettingsLine(line, one.case.slug) for one in choices if one.remedy for line in one.remedy.lines]
+    return [SettingsLine(line, choice.case.slug) for choice in choices if choice.remedy for line in choice.remedy.lines]
 
 
 def apply(choices: Sequence[FixChoice], folder: Path, done: Applied) -> None:
@@ -68,11 +68,11 @@ def apply(choices: Sequence[FixChoice], folder: Path, done: Applied) -> None:
         where = safe_place(folder)
         written, refused = _written(write, where, settings)
         if refused:
-            done.refused.update({one.remedy: refused for one in choices if one.remedy and one.remedy.lines})
+            done.refused.update({choice.remedy: refused for choice in choices if choice.remedy and choice.remedy.lines})
         else:
             done.settings_file, done.settings, done.settings_elsewhere = str(where.path), written, where.reason
     # One command may be the fix of several findings.
-    for remedy in dict.fromkeys(one.remedy for one in choices if one.remedy and one.remedy.checkpoints):
+    for remedy in dict.fromkeys(choice.remedy for choice in choices if choice.remedy and choice.remedy.checkpoints):
         refused = _fix(remedy.checkpoints, done)
         if refused:
             done.refused[remedy] = refused
@@ -81,7 +81,7 @@ def apply(choices: Sequence[FixChoice], folder: Path, done: Applied) -> None:
 
 def _end_leftovers(choices: Sequence[FixChoice], done: Applied) -> None:
     """All at once: each is looked at twice, some seconds apart, and several findings may be about the same."""
-    ending = [one.remedy for one in choices if one.remedy and one.remedy.leftovers]
+    ending = [choice.remedy for choice in choices if choice.remedy and choice.remedy.leftovers]
     if not ending:
         return
     targets = tuple(dict.fromkeys(target for remedy in ending for target in remedy.leftovers))
@@ -128,8 +128,8 @@ def refusals(choices: Sequence[FixChoice], folder: Path) -> dict[AppliableFix, s
     found: dict[AppliableFix, str] = {}
     settings = settings_of(choices)
     if settings and (refused := _written(rehearse, safe_place(folder), settings)[1]):
-        found.update({one.remedy: refused for one in choices if one.remedy and one.remedy.lines})
-    remedies = dict.fromkeys(one.remedy for one in choices if one.remedy)
+        found.update({choice.remedy: refused for choice in choices if choice.remedy and choice.remedy.lines})
+    remedies = dict.fromkeys(choice.remedy for choice in choices if choice.remedy)
     now = look() if any(remedy.leftovers for remedy in remedies) else None
     for remedy in remedies:
         if now and remedy.leftovers and (text := refusal(remedy.leftovers, now)):

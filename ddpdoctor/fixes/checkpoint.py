@@ -18,7 +18,7 @@ def paths_of(command: str) -> tuple[str, ...]:
     except ValueError:
         return ()
     paths = words[2:]
-    plain = words[:2] == ["ddpdoctor", "fix-checkpoint"] and not any(one.startswith("-") for one in paths)
+    plain = words[:2] == ["ddpdoctor", "fix-checkpoint"] and not any(path.startswith("-") for path in paths)
     return tuple(paths) if plain else ()
 
 

@@ -53,7 +53,7 @@ def chosen(found: Sequence[Leftover], targets: Sequence[str]) -> tuple[Leftover,
 def refusal(targets: Sequence[str], seen: LeftoverLook) -> str:
     """Why these can't be ended, "" where they can."""
     meant = chosen(seen.leftovers, targets)
-    missing = [one for one in targets if one not in {str(two.pid or two.path) for two in meant}]
+    missing = [target for target in targets if target not in {str(two.pid or two.path) for two in meant}]
     if missing:
         return f"{', '.join(missing)}: not left over any more"
     return next((f"{one.what}: {one.doubts[0]}" for one in meant if not one.proven and one.doubts), "")
@@ -62,11 +62,11 @@ def refusal(targets: Sequence[str], seen: LeftoverLook) -> str:
 def left_alone(targets: Sequence[str], ending: Endings) -> str:
     """Why one of these is still there, "" where none is."""
     told = {str(one.leftover.pid or one.leftover.path): one for one in ending.all}
-    for one in targets:
-        if one not in told:
-            return f"{one}: not left over any more, or in doubt by now; `ddpdoctor zombies {one}` tells"
-        if told[one].fate in (Fate.LEFT, Fate.STAYS):
-            return f"{one}: {told[one].reason}"
+    for target in targets:
+        if target not in told:
+            return f"{target}: not left over any more, or in doubt by now; `ddpdoctor zombies {target}` tells"
+        if told[target].fate in (Fate.LEFT, Fate.STAYS):
+            return f"{target}: {told[target].reason}"
     return ""
 
 

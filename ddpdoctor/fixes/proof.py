@@ -154,7 +154,7 @@ def proved(look: Callable[[], Examination], train: Callable[[], SmokeReport]) ->
 
 def treatments(choices: Sequence[FixChoice], applied: Applied, proof: Proof | None) -> list[Treatment]:
     """What became of each case. proof None: nothing was applied, so nothing was proved."""
-    return [_treatment(one, choices, applied, proof) for one in choices]
+    return [_treatment(choice, choices, applied, proof) for choice in choices]
 
 
 def _treatment(choice: FixChoice, choices: Sequence[FixChoice], applied: Applied, proof: Proof | None) -> Treatment:
@@ -191,7 +191,7 @@ def _complaint(choice: FixChoice, choices: Sequence[FixChoice], applied: Applied
         return f"{slug}, which would prove it, is not among the chosen checks"
     # Of the same illness a second case may have been left as it was.
     left = {one.case.summary for one in choices if one.remedy is None or one.remedy in applied.refused}
-    remaining = [one.summary for one in result.findings if one.summary not in left]
+    remaining = [finding.summary for finding in result.findings if finding.summary not in left]
     if remaining:
         return f"its check still finds: {remaining[0]}"
     if result.not_tested is not None and result.not_tested.why is not SkipReason.NOT_APPLICABLE:
@@ -206,7 +206,7 @@ def _complaint(choice: FixChoice, choices: Sequence[FixChoice], applied: Applied
 def _smoke_words(report: SmokeReport) -> str:
     if report.verdict is Verdict.UNKNOWN:
         return f"smoke could not test anything: {'; '.join(report.problems) or 'no stage was run'}"
-    fails = [one for one in report.findings if one.get("severity") == "fail"]
+    fails = [finding for finding in report.findings if finding.get("severity") == "fail"]
     # The training's own word first; what the whole check says of this host may come with it.
-    worst = min(fails, key=lambda one: one.get("family") != "smoke", default={})
+    worst = min(fails, key=lambda fail: fail.get("family") != "smoke", default={})
     return f"smoke failed: {worst.get('summary', 'it does not say why')} [{worst.get('slug', 'smoke')}]"

@@ -30,7 +30,7 @@ class AppliableFix(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def commands(self) -> tuple[str, ...]:
         """What is carried out: the lines, with the port that was found; or the fix's own commands."""
-        return tuple(one.text for one in self.lines) or self.fix.commands
+        return tuple(line.text for line in self.lines) or self.fix.commands
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,14 +66,14 @@ def remedy(fix: Fix, port: Callable[[str], Line | None] = free_port) -> Appliabl
     """None where the fix's check doesn't call it safe, or one of its commands is none that we know how to apply."""
     if not fix.appliable or not fix.commands:
         return None
-    if paths := _all(paths_of(one) for one in fix.commands):
+    if paths := _all(paths_of(command) for command in fix.commands):
         return AppliableFix(fix=fix, checkpoints=tuple(paths))
-    if targets := _all(targets_of(one) for one in fix.commands):
+    if targets := _all(targets_of(command) for command in fix.commands):
         return AppliableFix(fix=fix, leftovers=tuple(targets))
     if len(fix.commands) == 1 and (variable := variable_of(fix.commands[0])):
         line = port(variable)
         return AppliableFix(fix=fix, lines=(line,)) if line else None
-    lines = _all(lines_of(one) for one in fix.commands)
+    lines = _all(lines_of(command) for command in fix.commands)
     return AppliableFix(fix=fix, lines=tuple(lines)) if lines else None
 
 
@@ -86,10 +86,10 @@ def _all(parts: Iterable[tuple[T, ...]]) -> list[T]:
 def why_left(fixes: Sequence[Fix]) -> str:
     """Why a finding's fixes are none for ddpdoctor, by the first of them."""
     first = fixes[0] if fixes else Fix("")
-    if NEEDS_ROOT in first.text or any(one.startswith("sudo ") for one in first.commands):
+    if NEEDS_ROOT in first.text or any(command.startswith("sudo ") for command in first.commands):
         return "it needs root"
     if not first.commands:
         return "no command does it"
-    if any(lines_of(one) for one in first.commands):
+    if any(lines_of(command) for command in first.commands):
         return "whether it is right, you know best"
     return "ddpdoctor itself applies settings, free ports and checkpoint fixes, and ends proven leftovers"

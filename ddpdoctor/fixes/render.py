@@ -53,13 +53,13 @@ def show_case(console: Console, case: Case, number: int, total: int, settings: S
 def show_treatments(console: Console, treatments: Sequence[Treatment]) -> None:
     """What became of each, and what is left to type."""
     console.print()
-    for one in treatments:
-        word, style = _WORDS[one.state]
-        text = Text(one_line(one.slug), "bold").append(f": {one_line(one.reason)}", "not bold")
+    for treatment in treatments:
+        word, style = _WORDS[treatment.state]
+        text = Text(one_line(treatment.slug), "bold").append(f": {one_line(treatment.reason)}", "not bold")
         console.print(Hanging(Text(word, style), text, _MARGIN))
-        if one.text:
-            console.print(Hanging(Text(""), Text(one_line(one.text), "dim"), _MARGIN))
-        _show_commands(console, one.commands)
+        if treatment.text:
+            console.print(Hanging(Text(""), Text(one_line(treatment.text), "dim"), _MARGIN))
+        _show_commands(console, treatment.commands)
 
 
 def show_outcome(console: Console, applied: Applied, proof: Proof | None, named: Sequence[str]) -> None:

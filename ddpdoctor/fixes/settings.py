@@ -65,7 +65,7 @@ def danger(folder: Path) -> str:
     try:
         home = _home()
         known = set(_footholds(home)) if home and home.is_dir() else set()
-        found = next((one for one in _footholds(folder) if one not in known), None)
+        found = next((foothold for foothold in _footholds(folder) if foothold not in known), None)
     except OSError as error:
         # Nothing can be written there either, and that says why.
         return "" if error.errno == errno.ENOENT else error.strerror or str(error)
@@ -189,7 +189,7 @@ def merged(before: str, settings: Sequence[SettingsLine], day: str) -> str:
     day: for the comments, "2026-11-21".
     """
     lines = before.splitlines() or [HEADER, GOING_BACK]
-    new = {one.line.key for one in settings}
+    new = {setting.line.key for setting in settings}
     kept = [one for one in (_kept(line, new) for line in lines) if one is not None]
     return "\n".join([*kept, *_written(settings, day)]) + "\n"
 
@@ -203,8 +203,8 @@ def _kept(line: str, new: set[str]) -> str | None:
 def _written(settings: Sequence[SettingsLine], day: str) -> Iterator[str]:
     """Each line once, with all the checks that asked for it."""
     slugs: dict[Line, list[str]] = {}
-    for one in settings:
-        slugs.setdefault(one.line, []).append(one.slug)
+    for setting in settings:
+        slugs.setdefault(setting.line, []).append(setting.slug)
     for line, names in slugs.items():
         yield f"{line.text}  # {', '.join(dict.fromkeys(names))}, {day}"
 

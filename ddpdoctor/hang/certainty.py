@@ -65,7 +65,7 @@ def severity_of(found: HangVerdict, hang: Hang) -> Severity:
 
 
 def _gone(found: HangVerdict) -> bool:
-    return bool(found.culprits) and all(one.standing is RankActivity.GONE for one in found.culprits)
+    return bool(found.culprits) and all(culprit.standing is RankActivity.GONE for culprit in found.culprits)
 
 
 def longer_may_tell(hang: Hang) -> bool:
@@ -79,7 +79,7 @@ def longer_may_tell(hang: Hang) -> bool:
 
 def _no_worker_can(stand: RankState) -> bool:
     """Its DataLoader's workers are stopped, or gone."""
-    busy = [one for one in stand.rank.workers if not worker_idle(one)]
+    busy = [worker for worker in stand.rank.workers if not worker_idle(worker)]
     if stand.place.where is not PlaceKind.LOADER or (stand.rank.workers and not busy):
         return False
     return all(one.last.state in ("T", "t") for one in busy)
@@ -90,5 +90,5 @@ def _may_move_unseen(stand: RankState) -> bool:
     if stand.place.where in OTHERS_WORK:
         return True
     own = () if stand.place.meets or stand.place.where is PlaceKind.LOADER else (stand.rank.watched,)
-    watched = [*own, *(one for one in stand.rank.workers if not worker_idle(one))]
+    watched = [*own, *(worker for worker in stand.rank.workers if not worker_idle(worker))]
     return any(look.waits_in.startswith(WAITS_FOR_OTHERS) for one in watched if one for look in one.looks)

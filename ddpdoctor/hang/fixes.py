@@ -19,7 +19,11 @@ MOST_LINES: Final = 3
 
 def read_the_code(frames: Iterable[Frame | None], why: str) -> tuple[Fix, ...]:
     """Shows the lines where ranks stand."""
-    lines = list(dict.fromkeys((one.path, one.line) for one in frames if one and one.line and one.path.startswith("/")))
+    lines = list(
+        dict.fromkeys(
+            (frame.path, frame.line) for frame in frames if frame and frame.line and frame.path.startswith("/")
+        )
+    )
     commands = [
         f"sed -n {max(1, line - AROUND_THE_LINE)},{line + 2}p {shlex.quote(path)}" for path, line in lines[:MOST_LINES]
     ]
@@ -28,7 +32,7 @@ def read_the_code(frames: Iterable[Frame | None], why: str) -> tuple[Fix, ...]:
 
 def full_stacks(hang: Hang, stands: Sequence[RankState], workers: Sequence[int] = ()) -> tuple[Fix, ...]:
     """The whole stacks, those of C++ too."""
-    pids = [one.pid for one in stands if one.pid][:MOST_LINES] + list(workers)[:MOST_LINES]
+    pids = [state.pid for state in stands if state.pid][:MOST_LINES] + list(workers)[:MOST_LINES]
     text = "See the whole stacks, C++ included (this holds the process up for a second)"
     return (Fix(text, tuple(f"{shlex.quote(hang.py_spy)} dump --native --pid {pid}" for pid in pids)),) if pids else ()
 
@@ -98,4 +102,4 @@ def end_the_rest(found: Sequence[RankState], hang: Hang) -> Fix:
 
 def lines_of(stands: Iterable[RankState], most: int = 3) -> str:
     """ "train.py:40 and eval.py:12"."""
-    return listed(dict.fromkeys(filter(None, (file_line(one.place.frame) for one in stands))), most=most)
+    return listed(dict.fromkeys(filter(None, (file_line(state.place.frame) for state in stands))), most=most)

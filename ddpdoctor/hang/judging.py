@@ -25,12 +25,12 @@ HEADING: Final = ("machine", "container", "gpus", "processes")
 
 def checks_of_hangs(catalogue: Catalogue) -> tuple[Check, ...]:
     """The checks that say why a job hangs."""
-    return tuple(one for one in catalogue.checks if GROUP in one.groups)
+    return tuple(check for check in catalogue.checks if GROUP in check.groups)
 
 
 def groups_of_hangs(catalogue: Catalogue) -> set[str]:
     """The facts of the host that are looked at first."""
-    return set(HEADING).union(*(one.groups for one in checks_of_hangs(catalogue)))
+    return set(HEADING).union(*(check.groups for check in checks_of_hangs(catalogue)))
 
 
 def with_dumps(hang: Hang, dumps: Dumps) -> Hang:
@@ -59,4 +59,4 @@ def job_of(examination: Examination) -> TrainingJob | None:
     """The job that was looked at; None where there were only dumps."""
     processes, name = examination.snapshot.processes, hang_of(examination).job
     jobs: Sequence[TrainingJob] = () if isinstance(processes, Unknown) else jobs_of(processes)
-    return next((one for one in jobs if one.name == name), None)
+    return next((job for job in jobs if job.name == name), None)

@@ -81,9 +81,9 @@ class _Conversion:
         if isinstance(node, Bytes):
             return self.data[node.start : node.start + node.length]
         if isinstance(node, Tuple):
-            return tuple(self.value(one, depth) for one in node.items)
+            return tuple(self.value(item, depth) for item in node.items)
         if isinstance(node, ContainerNode) and node.kind == "list" and not node.pairs:
-            return [self.value(one, depth) for one in node.items]
+            return [self.value(item, depth) for item in node.items]
         if isinstance(node, ContainerNode) and node.kind == "dict" and not node.items:
             return {self._key(pair.key, depth): self.value(pair.value, depth) for pair in node.pairs}
         raise NotPlain("it holds more than dicts, lists, tuples, texts and numbers")

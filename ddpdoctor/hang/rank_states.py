@@ -63,12 +63,12 @@ class RankState(msgspec.Struct, frozen=True):
 
 def stands_of(hang: Hang) -> tuple[RankState, ...]:
     """Every rank of this host, in their order."""
-    return tuple(_stand(one, hang) for one in hang.ranks)
+    return tuple(_stand(rank, hang) for rank in hang.ranks)
 
 
 def having(stands: Iterable[RankState], *standings: RankActivity) -> tuple[RankState, ...]:
     """Those of them."""
-    return tuple(one for one in stands if one.standing in standings)
+    return tuple(state for state in stands if state.standing in standings)
 
 
 def cores_used(watched: Watched) -> float:
@@ -104,7 +104,7 @@ def _stand(rank: WatchedRank, hang: Hang) -> RankState:
         here = rank.gone or watched is not None
         return RankState(rank, RankActivity.GONE if here else RankActivity.UNSEEN, nowhere)
     place = place_of(watched.last)
-    if watched.last.state == "T" or {one.state for one in watched.looks} == {"t"}:
+    if watched.last.state == "T" or {look.state for look in watched.looks} == {"t"}:
         # Whoever traces a process stops it for moments: a debugger holds it all the while.
         return RankState(rank, RankActivity.STOPPED, place)
     if len(watched.looks) < 2:
@@ -112,7 +112,7 @@ def _stand(rank: WatchedRank, hang: Hang) -> RankState:
     before = place_of(watched.looks[0])
     works = bytes_moved(watched) > DATA_MOVES
     changed = _changed(before, place) or _wandered(watched)
-    if {one.state for one in watched.looks} == {"D"} and not works and not changed:
+    if {look.state for look in watched.looks} == {"D"} and not works and not changed:
         return RankState(rank, RankActivity.HELD, place)
     computes = cores_used(watched) > BUSY
     standing = _standing(watched, before, place, hang, works=works, computes=computes, changed=changed)

@@ -96,7 +96,7 @@ def listening(job: TrainingJob) -> Listening:
     for process in job.ranks:
         _check(process.pid, process.place.rank if process.place else process.pid, proc)
     port = _port(job.ranks[0].pid, proc)
-    return Listening(_address(port, {one.pid for one in (*job.ranks, *job.others)}), port)
+    return Listening(_address(port, {rank.pid for rank in (*job.ranks, *job.others)}), port)
 
 
 def _check(pid: int, rank: int, proc: Proc) -> None:
@@ -134,7 +134,7 @@ def _address(port: int, own: set[int]) -> str:
     listeners = [one for one in open_ones if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port]
     if not listeners:
         raise NotAsked(f"NCCL's RAS doesn't listen on port {port}: no communicator is set up yet, or it could not")
-    stranger = next((one for one in listeners if one.pid not in own), None)
+    stranger = next((listener for listener in listeners if listener.pid not in own), None)
     if stranger:
         who = f"process {stranger.pid}" if stranger.pid else "a process that this user can't look into"
         raise NotAsked(f"NCCL's RAS was not asked: {who}, which is none of this job's, listens on port {port}")

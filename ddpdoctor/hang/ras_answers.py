@@ -92,7 +92,7 @@ def understand(answer: bytes) -> Counts:
         said = _decoded(answer)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise NotUnderstood(f"it isn't the JSON that RAS writes ({printable(str(error))[:150]})") from None
-    return {key: count for one in said.communicators for key, count in _counts(one)}
+    return {key: count for communicator in said.communicators for key, count in _counts(communicator)}
 
 
 def _decoded(answer: bytes) -> _Answer:
@@ -118,17 +118,17 @@ def together(first: Counts, second: Counts) -> tuple[RasCount, ...]:
 
 
 def _counts(communicator: _Communicator) -> Iterator[tuple[tuple[str, str, int], RasCount]]:
-    for one in (*communicator.ranks, *communicator.missing_ranks):
-        counted = tuple((printable(name), count) for name, count in sorted(one.collective_counts.items()) if count)
+    for rank in (*communicator.ranks, *communicator.missing_ranks):
+        counted = tuple((printable(name), count) for name, count in sorted(rank.collective_counts.items()) if count)
         yield (
-            (communicator.hash, communicator.secondary_hash, one.rank),
+            (communicator.hash, communicator.secondary_hash, rank.rank),
             RasCount(
                 communicator=printable(communicator.hash),
-                rank=one.rank,
-                host=printable(one.host),
-                pid=max(0, one.pid),
+                rank=rank.rank,
+                host=printable(rank.host),
+                pid=max(0, rank.pid),
                 first=counted,
-                status=one.status.words,
+                status=rank.status.words,
             ),
         )
 

@@ -74,7 +74,7 @@ class RecordedHang(msgspec.Struct, frozen=True, kw_only=True):
 def record_of(hang: Hang) -> RecordedHang | None:
     """What tells most: where calls differ, else who fell behind, else where all wait. None where no record tells of a hang: none is
     there, or all is done."""
-    found = [one for one in (*_by_groups(hang), _by_waits(hang), *_by_communicators(hang)) if one]
+    found = [by_group for by_group in (*_by_groups(hang), _by_waits(hang), *_by_communicators(hang)) if by_group]
     order = list(RecordedSign)
     return min(found, key=lambda one: (order.index(one.sign), one.number), default=None)
 
@@ -88,7 +88,7 @@ def not_dumped(hang: Hang) -> str:
 
 def counts_move(hang: Hang) -> bool:
     """Whether RAS was told of new collectives between its two answers."""
-    return any(one.second and one.first != one.second for one in hang.counts)
+    return any(count.second and count.first != count.second for count in hang.counts)
 
 
 def _by_waits(hang: Hang) -> RecordedHang | None:
@@ -110,11 +110,11 @@ def behind(
 ) -> RecordedHang:
     """Of ranks that keep others waiting, at least one."""
     first = lags[0]
-    same = [one for one in lags if (one.group, one.call, one.number) == (first.group, first.call, first.number)]
+    same = [lag for lag in lags if (lag.group, lag.call, lag.number) == (first.group, first.call, first.number)]
     return RecordedHang(
-        sign=RecordedSign.BEHIND, group=first.group, ranks=unsure or tuple(one.rank for one in lags),
+        sign=RecordedSign.BEHIND, group=first.group, ranks=unsure or tuple(lag.rank for lag in lags),
         others=tuple(sorted({rank for one in same for rank in one.others})), number=first.number, call=first.call,
-        frame=first.frame, last=first.last, missing=tuple(rank for rank in silent if rank not in unsure), waited=max(one.waited for one in lags), nccl=first.nccl,
+        frame=first.frame, last=first.last, missing=tuple(rank for rank in silent if rank not in unsure), waited=max(lag.waited for lag in lags), nccl=first.nccl,
         lags=tuple(lags), waiting=waiting, unsure=unsure,
     )  # fmt: skip
 
@@ -197,8 +197,8 @@ def _by_communicators(hang: Hang) -> Iterable[RecordedHang | None]:
     """Of RAS, which counts the operations of each kind that a rank has begun."""
     if counts_move(hang):
         return
-    for name in dict.fromkeys(one.communicator for one in hang.counts):
-        counts = [one for one in hang.counts if one.communicator == name and one.second]
+    for name in dict.fromkeys(count.communicator for count in hang.counts):
+        counts = [count for count in hang.counts if count.communicator == name and count.second]
         by_rank = _by_global_rank(counts, hang)
         if len(by_rank) > 1 and len(by_rank) == len(counts):
             yield _of_counts(name, by_rank)
@@ -209,16 +209,16 @@ def _by_global_rank(counts: Sequence[RasCount], hang: Hang) -> dict[int, tuple[t
     all are in the communicator."""
     pids = {(one.host, one.watched.pid): one.rank for one in hang.ranks if one.watched}
     of_pid = {pid: rank for (_, pid), rank in pids.items()} if len({host for host, _ in pids}) < 2 else {}
-    hosts = {one.host for one in counts}
+    hosts = {count.host for count in counts}
     found: dict[int, tuple[tuple[str, int], ...]] = {}
-    for one in counts:
-        rank = pids.get((one.host, one.pid))
+    for count in counts:
+        rank = pids.get((count.host, count.pid))
         if rank is None and len(hosts) < 2:
-            rank = of_pid.get(one.pid)
+            rank = of_pid.get(count.pid)
         if rank is None and len(counts) == hang.world_size:
-            rank = one.rank
+            rank = count.rank
         if rank is not None:
-            found[rank] = tuple(sorted(one.second))
+            found[rank] = tuple(sorted(count.second))
     return found
 
 

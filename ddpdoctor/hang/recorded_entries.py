@@ -72,7 +72,7 @@ def understand(data: bytes) -> Dump:
         said = {"version": "1", "entries": said}
     if not isinstance(said, dict) or not ("entries" in said or ("version" in said and "pg_status" in said)):
         raise NotPlain("it is no flight recorder's dump")
-    entries = [one for one in _items(said, "entries") if isinstance(one, dict)]
+    entries = [item for item in _items(said, "entries") if isinstance(item, dict)]
     if not entries and _items(said, "entries"):
         raise NotPlain("it is no flight recorder's dump")
     calls = _calls(entries)
@@ -88,9 +88,9 @@ def understand(data: bytes) -> Dump:
         )
         for name, places in groups.items()
     )
-    times = [one.created for group in made for one in group.entries if one.created]
-    first = min((_created(one) for one in entries[:1]), default=0.0)
-    timeout = max((_number(one, "timeout_ms", 0) / 1000 for one in entries[-1:]), default=0.0)
+    times = [entry.created for group in made for entry in group.entries if entry.created]
+    first = min((_created(entry) for entry in entries[:1]), default=0.0)
+    timeout = max((_number(entry, "timeout_ms", 0) / 1000 for entry in entries[-1:]), default=0.0)
     return Dump(_text(said, "version"), made, _own_rank(entries), first, max(times, default=0.0), timeout)
 
 
@@ -162,7 +162,7 @@ def _group_name(entry: Mapping[Any, Any]) -> str:
     """ "0:default_pg"; without a description "0"."""
     named = entry.get("process_group", entry.get("pg_name"))
     parts = named if isinstance(named, (list, tuple)) else (named,)
-    words = [_cut(one) for one in parts[:2] if isinstance(one, str) and one]
+    words = [_cut(part) for part in parts[:2] if isinstance(part, str) and part]
     return ":".join(words) or str(_number(entry, "pg_id", 0))
 
 
@@ -185,19 +185,19 @@ def _group(
         last_started=last("started"),
         last_completed=last("completed"),
         entries=tuple(_without_stale(calls, last("completed") or 0))[-KEPT_ENTRIES:],
-        places=tuple(_number(one, "record_id", 0) for one in entries)[-KEPT_ENTRIES:],
+        places=tuple(_number(entry, "record_id", 0) for entry in entries)[-KEPT_ENTRIES:],
     )
 
 
 def _without_stale(calls: Sequence[RecordedCollective], last_completed: int) -> Iterator[RecordedCollective]:
     """Of a dump that leaves out what is done, the calls of a batch of sends and receives stay when its end is left out."""
-    sizes = Counter(one.number for one in calls if one.point_to_point)
-    collectives = max((one.number for one in calls if not one.point_to_point), default=0)
-    for one in calls:
-        batch = one.point_to_point and sizes[one.number] > 1
-        if batch and collectives < last_completed >= one.number and one.state != "completed":
-            one = msgspec.structs.replace(one, state="completed")
-        yield one
+    sizes = Counter(call.number for call in calls if call.point_to_point)
+    collectives = max((call.number for call in calls if not call.point_to_point), default=0)
+    for call in calls:
+        batch = call.point_to_point and sizes[call.number] > 1
+        if batch and collectives < last_completed >= call.number and call.state != "completed":
+            call = msgspec.structs.replace(call, state="completed")
+        yield call
 
 
 def _collective_at(number: int, entries: Sequence[dict[Any, Any]]) -> int:
@@ -205,7 +205,7 @@ def _collective_at(number: int, entries: Sequence[dict[Any, Any]]) -> int:
     operation each collective was."""
     if not entries or not _text(entries[-1], "profiling_name").startswith("gloo:"):
         return number
-    until = [one for one in entries if _number(one, "op_id", 0) <= number]
+    until = [entry for entry in entries if _number(entry, "op_id", 0) <= number]
     if until:
         return _sequence(until[-1])
     return max(0, _sequence(entries[0]) - 1)
@@ -216,7 +216,7 @@ def _ranks(config: Mapping[Any, Any]) -> tuple[int, ...]:
     told = config.get("ranks")
     if isinstance(told, str):
         return tuple(int(one) for one in re.findall(r"\b\d{1,9}\b", told[: 10 * MOST_RANKS]))[:MOST_RANKS]
-    return tuple(one for one in _items(config, "ranks")[:MOST_RANKS] if type(one) is int and 0 <= one < _NUMBERS)
+    return tuple(item for item in _items(config, "ranks")[:MOST_RANKS] if type(item) is int and 0 <= item < _NUMBERS)
 
 
 def _collective(entry: dict[Any, Any]) -> RecordedCollective:
@@ -228,8 +228,8 @@ def _collective(entry: dict[Any, Any]) -> RecordedCollective:
         name=name,
         state="completed" if retired else _text(entry, "state"),
         point_to_point=entry.get("is_p2p") is True,
-        shapes=tuple(_shape(one) for one in _items(entry, "input_sizes")[:64]),
-        dtypes=tuple(_cut(one) for one in _items(entry, "input_dtypes")[:64] if isinstance(one, str)),
+        shapes=tuple(_shape(item) for item in _items(entry, "input_sizes")[:64]),
+        dtypes=tuple(_cut(item) for item in _items(entry, "input_dtypes")[:64] if isinstance(item, str)),
         created=_created(entry),
         frames=tuple(_frames(entry)),
     )
@@ -248,20 +248,20 @@ def _created(entry: Mapping[Any, Any]) -> float:
 def _shape(sizes: Any) -> tuple[int, ...]:
     if not isinstance(sizes, (list, tuple)):
         return ()
-    return tuple(one for one in sizes[:32] if type(one) is int and abs(one) < _NUMBERS)
+    return tuple(size for size in sizes[:32] if type(size) is int and abs(size) < _NUMBERS)
 
 
 def _frames(entry: Mapping[Any, Any]) -> Iterator[Frame]:
-    for one in _items(entry, "frames")[:KEPT_FRAMES]:
-        if isinstance(one, dict):
-            yield Frame(_text(one, "name"), _text(one, "filename"), _number(one, "line", 0))
+    for item in _items(entry, "frames")[:KEPT_FRAMES]:
+        if isinstance(item, dict):
+            yield Frame(_text(item, "name"), _text(item, "filename"), _number(item, "line", 0))
 
 
 def _own_rank(entries: Sequence[dict[Any, Any]]) -> int | None:
     """By its point-to-point calls within the default group, in which a rank has its global number."""
-    for one in entries:
-        if one.get("is_p2p") is True and _group_name(one).partition(":")[0] in _DEFAULT_GROUPS:
-            found = _OWN_RANK.match(_text(one, "profiling_name"))
+    for entry in entries:
+        if entry.get("is_p2p") is True and _group_name(entry).partition(":")[0] in _DEFAULT_GROUPS:
+            found = _OWN_RANK.match(_text(entry, "profiling_name"))
             if found:
                 return int(found[1] or found[2])
     return None

@@ -68,7 +68,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 def where_called(call: RecordedCollective) -> Frame | None:
     """The innermost frame that isn't torch's or Python's."""
-    return next((one for one in call.frames if not torchs(one) and not pythons(one)), None)
+    return next((frame for frame in call.frames if not torchs(frame) and not pythons(frame)), None)
 
 
 def call_name(name: str) -> str:
@@ -142,10 +142,10 @@ def _members(told: Mapping[int, RecordedGroup], dumped: Mapping[int, Dumped]) ->
 
 def _mixed(group: RecordedGroup) -> bool:
     """Whether torch's status of this group has counted sends and receives among the collectives."""
-    last = max((one.number for one in group.entries if not one.point_to_point), default=None)
+    last = max((entry.number for entry in group.entries if not entry.point_to_point), default=None)
     if last is not None and group.last_enqueued not in (None, last):
         return True
-    return any(one.point_to_point for one in group.entries)
+    return any(entry.point_to_point for entry in group.entries)
 
 
 def _made(group: RecordedGroup) -> list[Made]:

@@ -90,9 +90,9 @@ def _show_hidden(console: Console, hidden: Sequence[str]) -> None:
 
 def _show_not_tested(console: Console, examination: Examination, *, verbose: bool) -> None:
     reasons: dict[SkipReason, dict[str, list[str]]] = {why: {} for why in SkipReason}
-    for one in examination.results:
-        if one.not_tested is not None:
-            reasons[one.not_tested.why].setdefault(one.not_tested.reason, []).append(one.check.slug)
+    for result in examination.results:
+        if result.not_tested is not None:
+            reasons[result.not_tested.why].setdefault(result.not_tested.reason, []).append(result.check.slug)
     said = hang_of(examination).hidden
     unknown = {
         reason: slugs

@@ -88,11 +88,11 @@ def headline(examination: Examination) -> str:
 
 def how_many_move(stands: Sequence[RankState], hang: Hang) -> str:
     """ "All 4 ranks move", "2 of 4 ranks move; rank 3 could not be looked into"."""
-    unseen = [one for one in stands if one.standing is RankActivity.UNSEEN]
-    gone = [one for one in stands if one.standing is RankActivity.GONE]
-    moving = [one for one in stands if one not in unseen and one not in gone and moves(one)]
+    unseen = [state for state in stands if state.standing is RankActivity.UNSEEN]
+    gone = [state for state in stands if state.standing is RankActivity.GONE]
+    moving = [state for state in stands if state not in unseen and state not in gone and moves(state)]
     waiting = [one for one in having(stands, RankActivity.WAITS) if moving and not moves(one)]
-    still = [one for one in stands if one not in (*unseen, *gone, *moving, *waiting)]
+    still = [state for state in stands if state not in (*unseen, *gone, *moving, *waiting)]
     if len(moving) == len(stands):
         return f"Rank {stands[0].number} moves" if len(stands) == 1 else f"{_all(len(stands))} ranks move"
     if len(gone) == len(stands):
@@ -142,7 +142,7 @@ def rows(examination: Examination) -> list[tuple[str, str]]:
             ("", described(job)),
             ("launcher", launcher_state(job.launcher)),
         ]
-    if any(one.watched for one in hang.ranks):
+    if any(rank.watched for rank in hang.ranks):
         found.append(("watched", _watched(hang)))
     found.append(("dumps", hang.dumps if hang.recorded or not hang.job or "nccl" in hang.backend else ""))
     found += [("refused", text) for text in hang.refused]
@@ -168,7 +168,7 @@ def launcher_state(launcher: Process | None) -> str:
 
 
 def _watched(hang: Hang) -> str:
-    counts = [one.watched.samples for one in hang.ranks if one.watched and one.watched.samples]
+    counts = [rank.watched.samples for rank in hang.ranks if rank.watched and rank.watched.samples]
     read = f", each stack read some {round(min(counts), -1) or min(counts)} times" if counts else ""
     held = "no rank was held up" if not hang.paused else f"a rank was held up for at most {hang.paused:.1f} s"
     return f"for {hang.between:.1f} s{read}; {held}"
@@ -182,15 +182,15 @@ def groups(examination: Examination) -> list[Group]:
     hang = hang_of(examination)
     blamed = {finding.rank for _, _, finding in examination.findings if finding.rank is not None}
     gathered: list[list[RankState]] = []
-    for one in stands_of(hang):
-        members = next((members for members in gathered if _together(members[0], one)), None)
+    for state in stands_of(hang):
+        members = next((members for members in gathered if _together(members[0], state)), None)
         if members is None:
-            gathered.append([one])
+            gathered.append([state])
         else:
-            members.append(one)
+            members.append(state)
     gathered.sort(
         key=lambda members: (
-            blamed.isdisjoint(one.number for one in members),
+            blamed.isdisjoint(member.number for member in members),
             ORDER.index(members[0].standing),
             len(members),
             members[0].number,
@@ -276,7 +276,7 @@ def _called_from(place: StackPlace) -> str:
 
 
 def _processes(members: Sequence[RankState]) -> Iterator[str]:
-    pids = [one.pid for one in members if one.pid]
+    pids = [member.pid for member in members if member.pid]
     if not pids:
         return
     if len(pids) > 1:
@@ -296,7 +296,7 @@ def _state(watched: Watched) -> str:
 
 def _workers(members: Sequence[RankState]) -> Iterator[str]:
     """Their DataLoader workers: those that are busy by where they are."""
-    workers = [(one.number, worker) for one in members for worker in one.rank.workers]
+    workers = [(member.number, worker) for member in members for worker in member.rank.workers]
     busy = [(rank, worker) for rank, worker in workers if not worker_idle(worker)]
     places: dict[tuple[str, bool], list[tuple[int, Watched]]] = {}
     for rank, worker in busy:
@@ -330,7 +330,7 @@ def advice(examination: Examination) -> str:
     stands = stands_of(hang)
     if not stands or all(map(moves, stands)) or not longer_may_tell(hang):
         return ""
-    if not any(one.rank.watched and one.rank.watched.last.frames for one in stands):
+    if not any(state.rank.watched and state.rank.watched.last.frames for state in stands):
         return ""
     seconds = min(MOST_SECONDS, max(round(LONG), LONGER * round(hang.between)))
     command = f"ddpdoctor jobs --hang {hang.job} --seconds {seconds}"

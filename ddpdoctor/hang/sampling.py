@@ -104,7 +104,7 @@ def _compared(stacks: Counter[tuple[str, ...]]) -> Sampled:
     whole = [stack for stack in stacks if _function(stack[0]) == begin]
     common = _common(whole)
     frames = (_frame(one) for one in common)
-    within = [one for one in frames if one is not None]
+    within = [frame for frame in frames if frame is not None]
     forked = next(
         (place for place in range(len(within) - 1, -1, -1) if within[place].path.endswith(PARENTS_FRAMES)), -1
     )
@@ -139,10 +139,10 @@ def _calls(stack: tuple[str, ...]) -> tuple[str, ...]:
 def _common(stacks: list[tuple[str, ...]]) -> tuple[str, ...]:
     """The outermost calls that are the same in all; of the last of them only the function, where the line differs."""
     depth = 0
-    while all(len(one) > depth for one in stacks) and len({one[depth] for one in stacks}) == 1:
+    while all(len(stack) > depth for stack in stacks) and len({stack[depth] for stack in stacks}) == 1:
         depth += 1
     # Lines of one function that calls different others: the function itself is what they have in common.
-    functions = {_function(one[depth]) if len(one) > depth else "" for one in stacks}
+    functions = {_function(stack[depth]) if len(stack) > depth else "" for stack in stacks}
     return stacks[0][: depth + 1] if len(functions) == 1 else stacks[0][:depth]
 
 

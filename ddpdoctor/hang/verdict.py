@@ -57,13 +57,13 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> tuple[int, ...]:
         """The culprits by number, also those of other hosts."""
-        here = tuple(one.number for one in self.culprits)
+        here = tuple(culprit.number for culprit in self.culprits)
         return here or (self.record.ranks if self.record else ())
 
     @property
     def moving(self) -> bool:
         """Whether every culprit makes progress."""
-        return bool(self.culprits) and all(one.progress for one in self.culprits)
+        return bool(self.culprits) and all(culprit.progress for culprit in self.culprits)
 
 
 def verdict_for(hang: Hang, kind: HangCause) -> HangVerdict | None:
@@ -87,7 +87,7 @@ def verdict_of(hang: Hang) -> HangVerdict | None:
         NotKnown: it can't be told.
     """
     stands = stands_of(hang)
-    here = [one for one in stands if one.standing is not RankActivity.GONE]
+    here = [state for state in stands if state.standing is not RankActivity.GONE]
     if not here:
         return _recorded_only(hang, stands)
     return _who_can_do_nothing(stands) or _who_waits(stands, hang)
@@ -105,7 +105,7 @@ def _recorded_only(hang: Hang, stands: Sequence[RankState]) -> HangVerdict | Non
         if counts_move(hang) or (_all_done(hang) and not missing):
             return None
         raise NotKnown(f"{missing}: {ITS_DUMP}" if missing else _even_words(hang))
-    culprits = tuple(one for one in stands if one.number in record.ranks)
+    culprits = tuple(state for state in stands if state.number in record.ranks)
     kind = KIND_OF[record.sign]
     if record.timed_out and kind is not HangCause.DESYNC:
         kind = HangCause.TIMED_OUT
@@ -113,8 +113,8 @@ def _recorded_only(hang: Hang, stands: Sequence[RankState]) -> HangVerdict | Non
 
 
 def _all_done(hang: Hang) -> bool:
-    calls = [one for dump in hang.recorded for group in dump.groups for one in group.entries]
-    return bool(calls) and all(one.state == "completed" for one in calls)
+    calls = [entry for dump in hang.recorded for group in dump.groups for entry in group.entries]
+    return bool(calls) and all(call.state == "completed" for call in calls)
 
 
 def _even_words(hang: Hang) -> str:
@@ -148,7 +148,7 @@ def _who_can_do_nothing(stands: Sequence[RankState]) -> HangVerdict | None:
     if typing:
         return HangVerdict(kind=HangCause.INPUT, culprits=typing, waiting=waiting, unseen=unseen)
     others = having(stands, RankActivity.ELSEWHERE, RankActivity.PERHAPS)
-    if gone and others and not any(one.progress or one.standing is RankActivity.MOVES for one in stands):
+    if gone and others and not any(state.progress or state.standing is RankActivity.MOVES for state in stands):
         return HangVerdict(kind=HangCause.CRASHED, culprits=gone, unseen=unseen)
     return None
 
@@ -162,7 +162,7 @@ def _ended(stand: RankState) -> bool:
 
 def _who_waits(stands: Sequence[RankState], hang: Hang) -> HangVerdict | None:
     unseen = having(stands, RankActivity.UNSEEN)
-    if len(unseen) == len([one for one in stands if one.standing is not RankActivity.GONE]):
+    if len(unseen) == len([state for state in stands if state.standing is not RankActivity.GONE]):
         raise NotKnown(hang.hidden[0] if hang.hidden else "no rank could be looked into")
     if having(stands, RankActivity.MOVES) or counts_move(hang):
         return None
@@ -210,7 +210,7 @@ def _loader_stuck(stand: RankState) -> bool:
         return not stand.progress
     if stand.place.where is not PlaceKind.LOADER or stand.progress:
         return False
-    busy = [one for one in stand.rank.workers if not worker_idle(one)]
+    busy = [worker for worker in stand.rank.workers if not worker_idle(worker)]
     return not any(worker_moves(one) for one in busy)
 
 
@@ -268,8 +268,8 @@ def _without_those_that_wait(record: RecordedHang | None, waiting: tuple[RankSta
     unrecorded = {one.number for one in waiting if one.place.where in (PlaceKind.PAIR, PlaceKind.GROUP)}
     here = {one.number for one in waiting}
     lags = tuple(
-        one for one in record.lags
-        if one.rank not in (here if one.how is How.SILENT else unrecorded if not one.nccl else ())
+        lag for lag in record.lags
+        if lag.rank not in (here if lag.how is How.SILENT else unrecorded if not lag.nccl else ())
     )  # fmt: skip
     if len(lags) == len(record.lags):
         return record
@@ -305,7 +305,7 @@ def _apart(
         return HangVerdict(kind=HangCause.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
     places = _places_by_their_lines(places)
     tied = len(places[0][1]) == len(places[1][1])
-    odd = tuple(one for place, members in places for one in members if tied or place is not places[0][0])
+    odd = tuple(member for place, members in places for member in members if tied or place is not places[0][0])
     others = () if tied else places[0][1]
     return HangVerdict(kind=HangCause.DESYNC, culprits=odd, waiting=others, places=places, unseen=unseen)
 
@@ -321,7 +321,7 @@ def _places_by_their_lines(
         ]
         apart = next((one for one in place.path if all(one not in path for path in alike)), place.frame)
         shown = msgspec.structs.replace(place, frame=apart if alike else place.frame)
-        told.append((shown, tuple(msgspec.structs.replace(one, place=shown) for one in members)))
+        told.append((shown, tuple(msgspec.structs.replace(member, place=shown) for member in members)))
     return tuple(told)
 
 
@@ -338,10 +338,10 @@ def _further(one: StackPlace, other: StackPlace) -> bool:
 def _places(stands: Iterable[RankState]) -> tuple[tuple[StackPlace, tuple[RankState, ...]], ...]:
     """Ranks that stand at the same call, the most first."""
     groups: list[tuple[StackPlace, list[RankState]]] = []
-    for one in stands:
-        group = next((members for place, members in groups if place.same_as(one.place)), None)
+    for state in stands:
+        group = next((members for place, members in groups if place.same_as(state.place)), None)
         if group is None:
-            groups.append((one.place, [one]))
+            groups.append((state.place, [state]))
         else:
-            group.append(one)
+            group.append(state)
     return tuple((place, tuple(members)) for place, members in sorted(groups, key=lambda group: -len(group[1])))

@@ -188,16 +188,16 @@ class _Graph:
     def _see_pairs(self, key: Key, members: Mapping[int, Member]) -> None:
         made: dict[tuple[int, int, str], list[Made]] = defaultdict(list)
         for rank, member in members.items():
-            for one in member.pairs:
-                found = PAIR.match(one.call.name)
+            for pair in member.pairs:
+                found = PAIR.match(pair.call.name)
                 if found:
                     place = int(found["peer"])
-                    made[rank, key[1][place] if place < len(key[1]) else -1, found["verb"]].append(one)
+                    made[rank, key[1][place] if place < len(key[1]) else -1, found["verb"]].append(pair)
         for (rank, peer, verb), calls in made.items():
             answers = made.get((peer, rank, ANSWERS[verb]), [])
             if not (self._complete(rank) and self._complete(peer)):
                 # The calls of which one side says nothing any more are done.
-                calls, answers = [one for one in calls if one.open], [one for one in answers if one.open]
+                calls, answers = [call for call in calls if call.open], [answer for answer in answers if answer.open]
             # What two ranks send each other is done in its order: what comes after the first has no say yet.
             first = next((index for index, one in enumerate(calls) if one.open), None)
             if first is not None:
@@ -236,17 +236,17 @@ class _Graph:
 
     def _others_may_be_waited_for(self, lags: Sequence[Lag]) -> tuple[int, ...]:
         """Over gloo: ranks that wait in nothing that is recorded, beside those of `lags`. gloo doesn't record sends and receives."""
-        if any(one.nccl for one in lags):
+        if any(lag.nccl for lag in lags):
             return ()
         idle = {rank for rank, one in self.dumped.items() if one.first_open is None}
-        found = idle | {one.rank for one in lags}
+        found = idle | {lag.rank for lag in lags}
         return tuple(sorted(found)) if len(found) > 1 else ()
 
     def _waits_for(self, rank: int) -> frozenset[int]:
         if rank in self.stuck:
             return frozenset()
         calls = self.calls.get(rank, ())
-        sure = {one for call in calls for one in call.lacks}
+        sure = {lack for call in calls for lack in call.lacks}
         return frozenset(sure or {one for call in calls for one in (*call.silent, *call.behind)}) - {rank}
 
     def _lag(self, rank: int) -> Lag:

@@ -159,7 +159,7 @@ def _look_of(pid: int, seen: WatchedMoment) -> RankLook | None:
 
 def _that_matter(others: Iterable[tuple[str, tuple[Frame, ...]]]) -> list[tuple[str, tuple[Frame, ...]]]:
     """Threads that run something else than Python's own waiting: not the feeders of queues."""
-    return [(name, frames) for name, frames in others if any(not pythons(one) for one in frames)]
+    return [(name, frames) for name, frames in others if any(not pythons(frame) for frame in frames)]
 
 
 def _gone(one: Process, looks: Sequence[WatchedMoment]) -> str:
@@ -177,7 +177,7 @@ def _groups_of(pid: int, proc: Proc) -> int:
 
 def backend_of(job: TrainingJob) -> str:
     """By the threads that each starts; "" where no rank has any."""
-    marks = {mark for one in job.ranks for mark in one.marks}
+    marks = {mark for rank in job.ranks for mark in rank.marks}
     gloo = any("gloo" in mark for mark in marks)
     nccl = any("nccl" in mark for mark in marks)
     return " and ".join(name for name, there in (("nccl", nccl), ("gloo", gloo)) if there)

@@ -29,28 +29,28 @@ ORDERS: Final = {"nccl": ("NCCL", "10 minutes"), "gloo": ("gloo", "30 minutes")}
 
 def several_hosts(hang: Hang) -> bool:
     """Whether the ranks of which anything is known are on several."""
-    hosts = {one.host for one in hang.ranks} | {one.host for one in hang.recorded}
+    hosts = {rank.host for rank in hang.ranks} | {one.host for one in hang.recorded}
     return len(hosts - {""}) > 1
 
 
 def numbers_named(ranks: Iterable[int], hang: Hang) -> str:
     """ "rank 1"; with several hosts "rank 9 (node02)"."""
     numbers = sorted(set(ranks))
-    host_of = {one.rank: one.host for one in hang.recorded} | {one.rank: one.host for one in hang.ranks}
-    hosts = [host for host in dict.fromkeys(host_of.get(one, "") for one in numbers) if host]
+    host_of = {one.rank: one.host for one in hang.recorded} | {rank.rank: rank.host for rank in hang.ranks}
+    hosts = [host for host in dict.fromkeys(host_of.get(number, "") for number in numbers) if host]
     return ranks_named(numbers) + (f" ({listed(hosts, most=3)})" if several_hosts(hang) and hosts else "")
 
 
 def named(stands: Iterable[RankState], hang: Hang) -> str:
     """The same of ranks of this host."""
-    return numbers_named((one.number for one in stands), hang)
+    return numbers_named((state.number for state in stands), hang)
 
 
 def what_they_do(stands: Sequence[RankState], hang: Hang, *, them: str = "") -> str:
     """ "ranks 0 and 2 wait in all_reduce (train.py:40)", by places, the most first. them: "for it"."""
     groups: dict[tuple[bool, str], list[RankState]] = {}
-    for one in stands:
-        groups.setdefault((one.standing is RankActivity.WAITS, where(one.place)), []).append(one)
+    for state in stands:
+        groups.setdefault((state.standing is RankActivity.WAITS, where(state.place)), []).append(state)
     parts = []
     for (waits, place), members in sorted(groups.items(), key=lambda group: -len(group[1])):
         s = "s" if len(members) == 1 else ""
@@ -97,9 +97,9 @@ def evidence_of(found: HangVerdict, hang: Hang) -> tuple[Evidence, ...]:
     """The culprits with their stacks, their DataLoader workers, who waits, what was recorded, and what was not seen. Of ranks
     in the same place one is shown in full."""
     groups: dict[tuple[object, ...], list[RankState]] = {}
-    for one in found.culprits:
-        alike = (one.standing, where(one.place), one.rank.gone, bool(one.rank.workers))
-        groups.setdefault(alike, []).append(one)
+    for culprit in found.culprits:
+        alike = (culprit.standing, where(culprit.place), culprit.rank.gone, bool(culprit.rank.workers))
+        groups.setdefault(alike, []).append(culprit)
     shown = list(groups.values())[:MOST_SHOWN]
     seen = [evidence for members in shown for evidence in _of_ranks(members, hang)]
     more = len(found.culprits) - sum(map(len, shown))
@@ -156,7 +156,9 @@ def _of_rank(stand: RankState, hang: Hang) -> list[Evidence]:
             for name, frames in watched.last.others[:MOST_SHOWN]
         ]
     if stand.place.where in (PlaceKind.LOADER, PlaceKind.DATA):
-        found += [_of_worker(one, stand.number) for one in stand.rank.workers[:MOST_SHOWN] if not worker_idle(one)]
+        found += [
+            _of_worker(worker, stand.number) for worker in stand.rank.workers[:MOST_SHOWN] if not worker_idle(worker)
+        ]
     return found
 
 
@@ -182,7 +184,7 @@ def _of_worker(worker: Watched, rank: int) -> Evidence:
 
 def _stack(frames: Sequence[Frame]) -> str:
     """The user's frames, and what of the libraries tells where they are: of many in a row only the innermost and the outermost."""
-    telling = [one for one in frames if not one.path.endswith("torch/distributed/c10d_logger.py")]
+    telling = [frame for frame in frames if not frame.path.endswith("torch/distributed/c10d_logger.py")]
     parts: list[str] = []
     for libraries, run in groupby(telling, lambda one: torchs(one) or pythons(one)):
         words = [f"{one.function} ({_path(one)}:{one.line})" for one in run]
@@ -216,7 +218,7 @@ def of_record(record: RecordedHang, hang: Hang) -> list[Evidence]:
             for call, members in record.calls[:MOST_SHOWN]
         ]
     elif record.lags:
-        found = [one for lags in lags_alike(record) for one in _of_lags(lags, hang)]
+        found = [of_lag for lags in lags_alike(record) for of_lag in _of_lags(lags, hang)]
         others = set(record.waiting) - {rank for lag in record.lags for rank in lag.others}
         if others:
             found.append(
@@ -251,15 +253,15 @@ def of_record(record: RecordedHang, hang: Hang) -> list[Evidence]:
 def lags_alike(record: RecordedHang) -> list[tuple[Lag, ...]]:
     """Those together that keep the same ranks waiting in the same call, at most a few."""
     alike: dict[tuple[object, ...], list[Lag]] = {}
-    for one in record.lags:
-        alike.setdefault((one.how, one.group, one.call, one.number, one.others), []).append(one)
+    for lag in record.lags:
+        alike.setdefault((lag.how, lag.group, lag.call, lag.number, lag.others), []).append(lag)
     return [tuple(lags) for lags in alike.values()][:MOST_SHOWN]
 
 
 def _of_lags(lags: Sequence[Lag], hang: Hang) -> Iterator[Evidence]:
     first = lags[0]
     call = f"{first.call} number {first.number}{f' at {file_line(first.frame)}' if first.frame else ''}"
-    who, others = numbers_named((one.rank for one in lags), hang), numbers_named(first.others, hang)
+    who, others = numbers_named((lag.rank for lag in lags), hang), numbers_named(first.others, hang)
     text = {
         How.ABSENT: f"{others} called {call}, {who} did not",
         How.STUCK: f"{others} {'has' if len(first.others) == 1 else 'have'} done {call}, {who} called it and {'has' if len(lags) == 1 else 'have'} not",
@@ -275,7 +277,7 @@ def _of_lags(lags: Sequence[Lag], hang: Hang) -> Iterator[Evidence]:
 def lags_named(lags: Sequence[Lag], hang: Hang) -> str:
     """ "rank 1 never called all_reduce number 7 of group 3:tp (train.py:40), where ranks 0 and 2 wait"."""
     first = lags[0]
-    who, others = numbers_named((one.rank for one in lags), hang), ranks_named(first.others)
+    who, others = numbers_named((lag.rank for lag in lags), hang), ranks_named(first.others)
     end = "the other end of " if "->" in first.call or "<-" in first.call else ""
     call = f"{first.call} number {first.number}{_of_group(first.group)}"
     line = f" ({file_line(first.frame)})" if first.frame else ""

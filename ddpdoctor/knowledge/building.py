@@ -92,7 +92,7 @@ def home_of(nvcc: Nvcc) -> str:
 def matching_nvcc(toolchain: Toolchain, torch_cuda: str) -> Nvcc | None:
     """A whole nvcc of exactly that CUDA version: torch's own choice if it is one, else another on this host."""
     wanted = minor_only(torch_cuda)
-    return next((one for one in toolchain.nvccs if one.version == wanted and one.whole), None)
+    return next((nvcc for nvcc in toolchain.nvccs if nvcc.version == wanted and nvcc.whole), None)
 
 
 def toolkit_fixes(toolchain: Toolchain, target_python: TargetPython, torch_cuda: str) -> tuple[Fix, ...]:
@@ -163,8 +163,10 @@ def _runs_here(tag: str, served: tuple[int, int] | None, gpus: list[tuple[int, i
     assert cuda is not None
     if served is not None and cuda[0] > served[0]:
         return False
-    oldest, newest = ARCHITECTURES[max((one for one in ARCHITECTURES if one <= tag), default="cu118")]
-    return all(oldest <= one <= newest for one in gpus)
+    oldest, newest = ARCHITECTURES[
+        max((architecture for architecture in ARCHITECTURES if architecture <= tag), default="cu118")
+    ]
+    return all(oldest <= gpu <= newest for gpu in gpus)
 
 
 def gcc_fixes(limit: int, machine: Maybe[Machine]) -> tuple[Fix, ...]:
@@ -196,7 +198,7 @@ def architecture_list(gpus: Maybe[Gpus], environment: Maybe[Environment]) -> str
     """TORCH_CUDA_ARCH_LIST for the GPUs that training sees ("8.0;9.0"), None where they aren't known."""
     if isinstance(gpus, Unknown):
         return None
-    seen = [one.gpu.compute_capability for one in visible_gpus(gpus, environment)]
+    seen = [visible_gpu.gpu.compute_capability for visible_gpu in visible_gpus(gpus, environment)]
     found = {one for one in seen if not isinstance(one, Unknown)}
     return ";".join(f"{major}.{minor}" for major, minor in sorted(found)) or None
 

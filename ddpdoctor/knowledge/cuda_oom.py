@@ -40,7 +40,7 @@ _CARDS: Final = tuple(
 
 def _of_any(pattern: str) -> str:
     """The pattern for each kind of GPU: <total>, <little>, <much> and <free> stand for its amounts."""
-    return "(?:" + "|".join(_for(one, pattern) for one in _CARDS) + ")"
+    return "(?:" + "|".join(_for(card, pattern) for card in _CARDS) + ")"
 
 
 def _for(card: _Card, pattern: str) -> str:

@@ -109,7 +109,7 @@ def pin_of(soname: str, packages: Packages, target_python: TargetPython) -> Pinn
     """torch's pin of the package that brings a library."""
     middle = PACKAGES.get(soname.partition(".")[0]) or PACKAGES.get(soname.partition("_")[0])
     names = re.compile(rf"nvidia-{re.escape(middle or '-')}(-cu\d+)?")
-    return next((one for one in pins(packages, target_python) if names.fullmatch(one.package)), None)
+    return next((pin for pin in pins(packages, target_python) if names.fullmatch(pin.package)), None)
 
 
 def bundled(soname: str, libraries: Libraries) -> Library | None:

@@ -76,7 +76,7 @@ LEFTOVERS = (
 
 def dangerous(name: str, value: str) -> bool:
     """Whether that setting is one of these, by its current name."""
-    return any(one.name == name and one.bad(value) for one in LEFTOVERS)
+    return any(leftover.name == name and leftover.bad(value) for leftover in LEFTOVERS)
 
 
 def there(hardware: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> bool | None:
@@ -84,23 +84,28 @@ def there(hardware: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> bool | None:
     if hardware == "nvlink":
         if isinstance(gpus, Unknown):
             return None
-        return any(isinstance(one.nvlinks_active, int) and one.nvlinks_active > 0 for one in gpus.devices)
+        return any(isinstance(device.nvlinks_active, int) and device.nvlinks_active > 0 for device in gpus.devices)
     if hardware == "infiniband":
         if isinstance(pci, Unknown):
             return None
         # 0x0207 is an InfiniBand controller; a Mellanox Ethernet card (0x0200) may speak RoCE or not.
-        return any(one.class_code >> 8 == 0x0207 for one in pci.devices)
+        return any(device.class_code >> 8 == 0x0207 for device in pci.devices)
     return True
 
 
 def dangerous_here(name: str, value: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> bool:
     """Whether it does, or may do, harm on this host's hardware."""
     return any(
-        one.name == name and one.bad(value) and there(one.only_with, gpus, pci) is not False for one in LEFTOVERS
+        leftover.name == name and leftover.bad(value) and there(leftover.only_with, gpus, pci) is not False
+        for leftover in LEFTOVERS
     )
 
 
 def counting(name: str, environment: Environment) -> Setting | None:
     """The setting that counts under this name: itself, else an old name that torch still reads in its stead."""
-    old = (one.name for one in known_settings().values() if one.replaced_by == name and one.reader == "torch")
+    old = (
+        known_setting.name
+        for known_setting in known_settings().values()
+        if known_setting.replaced_by == name and known_setting.reader == "torch"
+    )
     return next((found for one in (name, *old) if (found := environment.setting(one))), None)

@@ -28,8 +28,8 @@ def job_subnet(network: Network) -> str:
     """The network of the interface that leads to the other nodes, "10.0.0.0/24", of IPv6 where it has no other; "" where it
     isn't known."""
     way = way_to_the_others(network)
-    addresses = next((one.addresses for one in network.interfaces if one.name == way), ())
-    own = [network_around(one) for one in addresses]
+    addresses = next((interface.addresses for interface in network.interfaces if interface.name == way), ())
+    own = [network_around(address) for address in addresses]
     usable = [one for one in own if one.version == 4 or not one.is_link_local]
     return next((str(one) for one in sorted(usable, key=lambda one: one.version)), "")
 
@@ -47,7 +47,9 @@ def subnets_of(own: str, peers: Iterable[str], interfaces: Sequence[Interface]) 
 
 def _written_with_prefix(address: str, interfaces: Sequence[Interface]) -> Iterator[str]:
     wanted = as_address(address)
-    yield from (text for one in interfaces for text in one.addresses if "/" in text and as_address(text) == wanted)
+    yield from (
+        text for interface in interfaces for text in interface.addresses if "/" in text and as_address(text) == wanted
+    )
 
 
 def _around(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> IpNetwork:
@@ -97,41 +99,43 @@ def _whatever_it_is(text: str, subnets: Sequence[str], *, inbound: bool) -> tupl
             f'If that shows a table "firewalld", it is firewalld{_beyond("firewalld", inbound=inbound)}',
             _firewalld(subnets, inbound=inbound),
         ),
-        by_root('If it shows chains "ufw-...", it is ufw', tuple(_ufw(one, inbound=inbound) for one in subnets)),
+        by_root('If it shows chains "ufw-...", it is ufw', tuple(_ufw(subnet, inbound=inbound) for subnet in subnets)),
         by_root(
             f'If it shows neither, and a table "{_family(subnets)} filter" or nothing at all, it is iptables',
-            tuple(_iptables(one, inbound=inbound) for one in subnets),
+            tuple(_iptables(subnet, inbound=inbound) for subnet in subnets),
         ),
         by_root(
             f'Else it is nft: the name of its table and of its chain with "hook {chain.rpartition(" ")[2]}" in place of '
             f'"{chain}"',
-            tuple(_nft(chain, one, inbound=inbound) for one in subnets),
+            tuple(_nft(chain, subnet, inbound=inbound) for subnet in subnets),
         ),
     )
 
 
 def _family(subnets: Sequence[str]) -> str:
-    return "ip6" if any(":" in one for one in subnets) else "ip"
+    return "ip6" if any(":" in subnet for subnet in subnets) else "ip"
 
 
 def _commands(tool: str | None, subnets: Sequence[str], chains: Sequence[str], *, inbound: bool) -> tuple[str, ...]:
     if tool == "firewalld":
         return _firewalld(subnets, inbound=inbound)
     if tool == "ufw":
-        return tuple(_ufw(one, inbound=inbound) for one in subnets)
+        return tuple(_ufw(subnet, inbound=inbound) for subnet in subnets)
     return tuple(
         command
         for chain in _named_once(chains)
-        for one in subnets
-        if (command := _in_chain(chain, one, inbound=inbound))
+        for subnet in subnets
+        if (command := _in_chain(chain, subnet, inbound=inbound))
     )
 
 
 def _named_once(chains: Sequence[str]) -> list[str]:
     """nft shows the chains that iptables keeps in nftables as well."""
     families = {"iptables": "ip", "ip6tables": "ip6"}
-    others = {f"{families[one.split()[0]]} filter {one.split()[1]}" for one in chains if one.split()[0] in families}
-    return [one for one in chains if one not in others]
+    others = {
+        f"{families[chain.split()[0]]} filter {chain.split()[1]}" for chain in chains if chain.split()[0] in families
+    }
+    return [chain for chain in chains if chain not in others]
 
 
 def _in_chain(chain: str, subnet: str, *, inbound: bool) -> str:
@@ -159,13 +163,13 @@ def _ufw(subnet: str, *, inbound: bool) -> str:
 
 def _firewalld(subnets: Sequence[str], *, inbound: bool) -> tuple[str, ...]:
     if inbound:
-        rules = tuple(f"--zone=trusted --add-source={one}" for one in subnets)
+        rules = tuple(f"--zone=trusted --add-source={subnet}" for subnet in subnets)
     else:
         rules = tuple(
-            f"--direct --add-rule {'ipv6' if ':' in one else 'ipv4'} filter OUTPUT 0 -p tcp -d {one} -j ACCEPT"
-            for one in subnets
+            f"--direct --add-rule {'ipv6' if ':' in subnet else 'ipv4'} filter OUTPUT 0 -p tcp -d {subnet} -j ACCEPT"
+            for subnet in subnets
         )
-    return (*(f"sudo firewall-cmd --permanent {one}" for one in rules), "sudo firewall-cmd --reload")
+    return (*(f"sudo firewall-cmd --permanent {rule}" for rule in rules), "sudo firewall-cmd --reload")
 
 
 def whom(subnets: Sequence[str]) -> str:

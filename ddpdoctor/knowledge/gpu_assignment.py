@@ -14,7 +14,7 @@ def own_gpu(rank: Process, gpus: Gpus) -> int | None:
     if rank.place is None or rank.place.local_rank is None or isinstance(rank.settings, Unknown):
         return None
     environment = Environment(settings=rank.settings)
-    if len({one.name for one in gpus.devices}) > 1:
+    if len({device.name for device in gpus.devices}) > 1:
         try:
             needs_certain_order(gpus, environment)
         except NotKnown:

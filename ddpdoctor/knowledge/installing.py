@@ -41,15 +41,15 @@ def nvidia_hardware(pci: Maybe[Pci], gpus: Maybe[Gpus], driver: Maybe[Driver]) -
 def amd_accelerator(pci: Maybe[Pci], gpus: Maybe[Gpus]) -> Evidence | None:
     """What shows an AMD GPU that one would train on: an Instinct, or a card with memory of its own."""
     if not isinstance(pci, Unknown):
-        instinct = [one for one in pci.amd_gpus if one.class_code >> 8 == 0x1200]
+        instinct = [amd_gpu for amd_gpu in pci.amd_gpus if amd_gpu.class_code >> 8 == 0x1200]
         if instinct:
             return told(
                 pci, "devices", f"{plural(len(instinct), 'AMD accelerator')}, the first at {instinct[0].address}"
             )
     if not isinstance(gpus, Unknown) and gpus.vendor == "amd":
-        for one in gpus.devices:
-            if isinstance(one.memory_total, int) and one.memory_total >= ACCELERATOR_MEMORY:
-                return told(gpus, "devices", f"GPUs: {len(gpus.devices)} x {one.name}")
+        for device in gpus.devices:
+            if isinstance(device.memory_total, int) and device.memory_total >= ACCELERATOR_MEMORY:
+                return told(gpus, "devices", f"GPUs: {len(gpus.devices)} x {device.name}")
     return None
 
 
@@ -72,7 +72,7 @@ def capabilities(gpus: Maybe[Gpus]) -> list[tuple[int, int]]:
     """Compute capabilities of the GPUs that tell theirs."""
     if isinstance(gpus, Unknown):
         return []
-    return [one.compute_capability for one in gpus.devices if isinstance(one.compute_capability, tuple)]
+    return [device.compute_capability for device in gpus.devices if isinstance(device.compute_capability, tuple)]
 
 
 def install_torch(

@@ -81,7 +81,11 @@ def version_of(version: Maybe[str | None]) -> tuple[int, ...]:
 
 def in_kernel_order(interfaces: Sequence[Interface]) -> list[CandidateInterface]:
     """All addresses as getifaddrs gives them: every IPv4 address first, then every IPv6 address."""
-    found = [CandidateInterface(one, address.partition("/")[0]) for one in interfaces for address in one.addresses]
+    found = [
+        CandidateInterface(interface, address.partition("/")[0])
+        for interface in interfaces
+        for address in interface.addresses
+    ]
     return [one for one in found if one.family == INET] + [one for one in found if one.family == INET6]
 
 
@@ -162,7 +166,7 @@ def _in_subnet_of(address: Address, candidates: Sequence[CandidateInterface]) ->
             address in network_around(text) for text in one.interface.addresses if text.partition("/")[0] == one.address
         )
 
-    return [one for one in candidates if shares(one)]
+    return [candidate for candidate in candidates if shares(candidate)]
 
 
 def nccl_choices(
@@ -202,9 +206,11 @@ def left_out_by_family(
 
 def _passed(candidates: Sequence[CandidateInterface], wanted: NcclFilter, reason: str) -> list[InterfaceChoice]:
     first: dict[str, InterfaceChoice] = {}
-    for one in candidates:
-        if wanted.takes(one.interface.name):
-            first.setdefault(one.interface.name, InterfaceChoice(one.interface.name, one.address, reason))
+    for candidate in candidates:
+        if wanted.takes(candidate.interface.name):
+            first.setdefault(
+                candidate.interface.name, InterfaceChoice(candidate.interface.name, candidate.address, reason)
+            )
     return list(first.values())
 
 
@@ -218,7 +224,7 @@ def interface_with(address: str, interfaces: Sequence[Interface]) -> str | None:
         if as_address(one.address) == wanted:
             return one.interface.name
     if wanted.version == INET and wanted.is_loopback:
-        return next((one.name for one in interfaces if one.loopback and one.up), None)
+        return next((interface.name for interface in interfaces if interface.loopback and interface.up), None)
     return None
 
 

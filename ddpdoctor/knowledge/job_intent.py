@@ -77,7 +77,7 @@ def way_to_the_others(network: Network) -> str | None:
 
 
 def _loops(name: str, network: Network) -> bool:
-    return any(one.loopback for one in network.interfaces if one.name == name)
+    return any(interface.loopback for interface in network.interfaces if interface.name == name)
 
 
 def own_address(network: Network) -> str | None:
@@ -89,9 +89,9 @@ def own_address(network: Network) -> str | None:
     if way:
         return address_of(way, network)
     outer = [
-        [text for text in one.addresses if not as_address(text.partition("/")[0]).is_link_local]
-        for one in network.interfaces
-        if not one.loopback
+        [text for text in interface.addresses if not as_address(text.partition("/")[0]).is_link_local]
+        for interface in network.interfaces
+        if not interface.loopback
     ]
     outer = [one for one in outer if one]
     return outer[0][0].partition("/")[0] if len(outer) == 1 else None
@@ -99,5 +99,5 @@ def own_address(network: Network) -> str | None:
 
 def address_of(name: str, network: Network) -> str | None:
     """The first address of the interface, without its prefix length."""
-    addresses = next((one.addresses for one in network.interfaces if one.name == name), ())
+    addresses = next((interface.addresses for interface in network.interfaces if interface.name == name), ())
     return addresses[0].partition("/")[0] if addresses else None

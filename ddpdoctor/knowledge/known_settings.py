@@ -143,7 +143,7 @@ def _table() -> _Table:
 @cache
 def known_settings() -> dict[str, KnownSetting]:
     """Every known variable by its name."""
-    return {one.name: one for one in _table().variables}
+    return {variable.name: variable for variable in _table().variables}
 
 
 @cache

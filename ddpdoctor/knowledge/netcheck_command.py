@@ -59,7 +59,7 @@ def netcheck_command(
 
 def for_netcheck(meeting: Meeting) -> Meeting:
     """The same meeting, for commands that test the network between its hosts, whatever was run there."""
-    kept = tuple(one for one in meeting.options if one.partition(" ")[0] not in OF_SMOKE)
+    kept = tuple(option for option in meeting.options if option.partition(" ")[0] not in OF_SMOKE)
     return msgspec.structs.replace(meeting, command="netcheck", launched=False, options=kept)
 
 
@@ -93,5 +93,5 @@ def with_token(text: str, token: str) -> str:
 
 def waits_longer(meeting: Meeting, nnodes: int, rank: int | None) -> str:
     """The command with twice the time for late nodes, five minutes at the least."""
-    given = [float(one.removeprefix("--wait ")) for one in meeting.options if one.startswith("--wait ")]
+    given = [float(option.removeprefix("--wait ")) for option in meeting.options if option.startswith("--wait ")]
     return netcheck_command(meeting, nnodes, rank, (f"--wait {2 * max([150.0, *given]):g}",))

@@ -88,17 +88,24 @@ def shared_network(address: str, network: Network) -> str:
 def own_network(address: str, network: Network) -> str:
     """From where packets to that address come: the network that both are in, else the one of the way to the others."""
     way = way_to_the_others(network)
-    ours = (one.addresses for one in network.interfaces if one.name == way)
+    ours = (interface.addresses for interface in network.interfaces if interface.name == way)
     theirs = [one for one in next(ours, ()) if (":" in one) == (":" in address)]
     return shared_network(address, network) or (str(network_around(theirs[0])) if theirs else "")
 
 
 def _networks(network: Network) -> Iterator[IPv4Network | IPv6Network]:
-    for one in network.interfaces:
-        yield from map(network_around, one.addresses)
+    for interface in network.interfaces:
+        yield from map(network_around, interface.addresses)
 
 
 def addresses(network: Network) -> Evidence:
     """The interfaces that have an address."""
-    text = listed((f"{one.name} {', '.join(one.addresses)}" for one in network.interfaces if one.addresses), most=8)
+    text = listed(
+        (
+            f"{interface.name} {', '.join(interface.addresses)}"
+            for interface in network.interfaces
+            if interface.addresses
+        ),
+        most=8,
+    )
     return network.seen("interfaces", text)

@@ -44,12 +44,12 @@ def bare_host(node: Node) -> str:
 
 
 def names(nodes: Iterable[Node], most: int = 5) -> str:
-    return listed((called(one) for one in nodes), most)
+    return listed((called(node) for node in nodes), most)
 
 
 def there(fleet: Fleet) -> tuple[Node, ...]:
     """The nodes that came and weren't lost."""
-    return tuple(one for one in fleet.nodes if not one.lost)
+    return tuple(node for node in fleet.nodes if not node.lost)
 
 
 def lost_phase(node: Node) -> str:

@@ -83,7 +83,7 @@ def compute_capability(gpu: Gpu) -> tuple[int, int]:
 
 def own_gpus(pci: Pci) -> tuple[PciDevice, ...]:
     """The NVIDIA GPUs on the bus that this system itself may use: those lent to virtual machines don't count."""
-    return tuple(one for one in pci.nvidia_gpus if one.driver not in ("vfio-pci", "pci-stub"))
+    return tuple(nvidia_gpu for nvidia_gpu in pci.nvidia_gpus if nvidia_gpu.driver not in ("vfio-pci", "pci-stub"))
 
 
 def bus_gpus(pci: Pci, machine: Machine) -> tuple[PciDevice, ...]:
@@ -117,7 +117,7 @@ def shut_nodes(driver: Driver) -> list[str]:
     A batch system shuts the other jobs' GPUs: as long as one is open, that is as it should be.
     """
     shut = set(driver.unreadable_nodes)
-    numbered = {one for one in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", one)}
+    numbered = {device_node for device_node in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", device_node)}
     needed = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/dxg", "/dev/nvmap"} & shut
     return sorted(needed | (numbered & shut)) if needed or (numbered and numbered <= shut) else []
 
@@ -129,7 +129,7 @@ def is_compat(path: str | None) -> bool:
 
 def called(gpus: Sequence[Gpu]) -> str:
     """ "GPU 3", "GPUs 0, 1 and 5", "GPUs 0-7"."""
-    indices = [one.index for one in gpus]
+    indices = [gpu.index for gpu in gpus]
     if len(indices) > 2 and indices == list(range(indices[0], indices[0] + len(indices))):
         return f"GPUs {indices[0]}-{indices[-1]}"
     return ("GPU " if len(indices) == 1 else "GPUs ") + listed(indices, most=8)

@@ -83,4 +83,4 @@ def at(port: RdmaPort, index: int) -> Gid | None:
 
 
 def active(ports: Iterable[RdmaPort]) -> list[RdmaPort]:
-    return [one for one in ports if one.state == ACTIVE]
+    return [port for port in ports if port.state == ACTIVE]

@@ -164,7 +164,9 @@ class Deviation(msgspec.Struct, frozen=True):
 
 def deviations(own: Sequence[Setting], pattern: Sequence[Setting]) -> list[Deviation]:
     """In which settings that should be equal a node differs from the pattern, by name."""
-    mine, theirs = ({one.name: one for one in settings if must_agree(one.name)} for settings in (own, pattern))
+    mine, theirs = (
+        {setting.name: setting for setting in settings if must_agree(setting.name)} for settings in (own, pattern)
+    )
     found = []
     for name in sorted({*mine, *theirs}):
         here = mine.get(name)
@@ -176,13 +178,13 @@ def deviations(own: Sequence[Setting], pattern: Sequence[Setting]) -> list[Devia
 
 def value_of(node: Node, name: str) -> str | None:
     """The setting's value on that node, None where it isn't set."""
-    return next((one.value for one in node.settings if one.name == name), None)
+    return next((setting.value for setting in node.settings if setting.name == name), None)
 
 
 def pattern_of(nodes: Sequence[Node]) -> tuple[Setting, ...]:
     """The settings that all nodes should have: for each name the majority's, on a tie that of the lowest rank."""
     pattern = []
-    for name in sorted({one.name for node in nodes for one in node.settings if must_agree(one.name)}):
+    for name in sorted({setting.name for node in nodes for setting in node.settings if must_agree(setting.name)}):
         values = {node.rank: value_of(node, name) for node in nodes}
         wanted = to_agree_on({rank: meaning(name, value) for rank, value in values.items()})
         value = next(value for value in values.values() if meaning(name, value) == wanted)

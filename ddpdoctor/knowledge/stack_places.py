@@ -181,7 +181,7 @@ def place_of(look: RankLook) -> StackPlace:
 
 def worker_place(look: RankLook) -> StackPlace:
     """Where a DataLoader's worker stood. It is forked from its rank, whose frames are below its own."""
-    names = [name_of(one) for one in look.frames]
+    names = [name_of(frame) for frame in look.frames]
     return _place(look.frames[: names.index(WORKER_LOOP)] if WORKER_LOOP in names else look.frames)
 
 
@@ -228,10 +228,10 @@ def _of_c10d(inner: Sequence[Frame]) -> tuple[PlaceKind, str]:
 
 
 def _around(frames: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
-    for one in frames:
+    for frame in frames:
         for path, functions, where in AROUND:
-            fits = path in one.path if path.endswith("/") else (f"/{one.path}").endswith(f"/{path}")
-            if fits and (functions is None or name_of(one) in functions):
+            fits = path in frame.path if path.endswith("/") else (f"/{frame.path}").endswith(f"/{path}")
+            if fits and (functions is None or name_of(frame) in functions):
                 return where, ""
     return None
 

@@ -74,7 +74,7 @@ def to_agree_on(values: Mapping[int, K]) -> K:
 
 def versions_compared(nodes: Sequence[Node]) -> tuple[str, ...]:
     """Of what each of the nodes tells its version, or that it isn't there; without what none of them has."""
-    told = {name: [getattr(one, name) for one in nodes] for name in COMPARED}
+    told = {name: [getattr(node, name) for node in nodes] for name in COMPARED}
     return tuple(
         word
         for name, word in COMPARED.items()
@@ -87,13 +87,13 @@ def versions_unknown(nodes: Sequence[Node]) -> str:
     GPU's driver, isn't missed; torch and Python are."""
     found: dict[str, tuple[dict[str, None], dict[int, Node]]] = {}
     for name, word in COMPARED.items():
-        if name not in ("torch", "python") and not any(isinstance(getattr(one, name), str) for one in nodes):
+        if name not in ("torch", "python") and not any(isinstance(getattr(node, name), str) for node in nodes):
             continue
-        for one in nodes:
-            if isinstance(why := getattr(one, name), Unknown):
+        for node in nodes:
+            if isinstance(why := getattr(node, name), Unknown):
                 words, some = found.setdefault(why.reason, ({}, {}))
                 words[word] = None
-                some[one.rank] = one
+                some[node.rank] = node
     return "; ".join(
         f"{listed(words)} of {names(some.values(), most=3)}: {why}" for why, (words, some) in found.items()
     )

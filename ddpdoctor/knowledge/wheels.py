@@ -116,14 +116,14 @@ def best_tag(
             continue
         if of_release is not None and tag not in of_release:
             continue
-        if of_release is None and tag == "cu128" and all(one < (10, 0) for one in gpus):
+        if of_release is None and tag == "cu128" and all(gpu < (10, 0) for gpu in gpus):
             continue  # cu126 holds newer releases; only Blackwell needs 12.8
         cuda = tag_cuda(tag)
         assert cuda is not None
         if driver_cuda is not None and cuda[0] > driver_cuda[0]:
             continue
         oldest, newest = ARCHITECTURES.get(tag, ((5, 0), (9, 0)))
-        if all(oldest <= one <= newest for one in gpus):
+        if all(oldest <= gpu <= newest for gpu in gpus):
             return tag
     return None
 

@@ -98,13 +98,15 @@ def judge_log(log: Log, catalogue: Catalogue, host: Snapshot | None = None, *, w
     """host: the snapshot that the suspicions are held against. watched: it holds what happened during the run, and not before it."""
     whole = redact_facts(log)
     verdict = verdict_of(whole, catalogue)
-    log = next((one for one in attempts_of(whole) if one.attempt == verdict.attempt), whole)
+    log = next((attempt for attempt in attempts_of(whole) if attempt.attempt == verdict.attempt), whole)
     snapshot = msgspec.structs.replace(host or Snapshot(host=""), log=log)
     helds = {one.slug: one for one in confirm(verdict, snapshot, catalogue, watched=watched)} if host else {}
     opinions = [
         each for one in _told_apart(verdict) if (each := _opinion(one, snapshot, catalogue, helds.get(one.slug)))
     ]
-    told = tuple(_with_own_line(one, verdict, log) for one in sorted(opinions, key=lambda one: _place(one.held)))
+    told = tuple(
+        _with_own_line(opinion, verdict, log) for opinion in sorted(opinions, key=lambda one: _place(one.held))
+    )
     beside = tuple(each for one in verdict.also if (each := _opinion(one, snapshot, catalogue, None)))
     results = tuple(
         Result(one.check, (msgspec.structs.replace(one.finding, severity=_severity(number, one, beside, verdict)),))
@@ -123,9 +125,9 @@ def judge_log(log: Log, catalogue: Catalogue, host: Snapshot | None = None, *, w
 def _told_apart(verdict: LogVerdict) -> list[Suspect]:
     """The suspects, without those that rest on the same lines for the same reason as one before: nothing would tell the two apart."""
     different: list[Suspect] = []
-    for one in verdict.suspects:
-        if not any((one.why, one.sightings) == (other.why, other.sightings) for other in different):
-            different.append(one)
+    for suspect in verdict.suspects:
+        if not any((suspect.why, suspect.sightings) == (other.why, other.sightings) for other in different):
+            different.append(suspect)
     return different
 
 
@@ -138,7 +140,7 @@ def _with_own_line(opinion: Diagnosis, verdict: LogVerdict, log: Log) -> Diagnos
     if raised is None or raised.own is None or LogTopic.MISTAKE in opinion.check.stands_for:
         return opinion
     began, last = raised.began.number, raised.line.number
-    of_it = [one.line for one in opinion.suspect.sightings if one.line.file == raised.line.file]
+    of_it = [sighting.line for sighting in opinion.suspect.sightings if sighting.line.file == raised.line.file]
     if not any(began <= one.number <= last and one.rank == raised.line.rank for one in of_it):
         return opinion
     place = own_line(log, raised)
@@ -149,10 +151,10 @@ def _with_own_line(opinion: Diagnosis, verdict: LogVerdict, log: Log) -> Diagnos
 
 def _stack_near(suspect: Suspect, log: Log) -> LoggedStack | None:
     """The stack that the process wrote with those words, as it was aborted or crashed."""
-    for one in suspect.sightings:
+    for sighting in suspect.sightings:
         for stack in log.stacks:
-            apart = stack.line.number - one.line.number
-            same = (stack.line.file, stack.line.rank) == (one.line.file, one.line.rank)
+            apart = stack.line.number - sighting.line.number
+            same = (stack.line.file, stack.line.rank) == (sighting.line.file, sighting.line.rank)
             if same and -NEAR_STACK <= apart <= NEAR_STACK:
                 return stack
     return None
@@ -160,7 +162,7 @@ def _stack_near(suspect: Suspect, log: Log) -> LoggedStack | None:
 
 def groups_that_decide(log: Log, catalogue: Catalogue) -> set[str]:
     """The facts of a host that the suspicions are to be held against; none where only the log can tell."""
-    known = [check for one in verdict_of(log, catalogue).suspects if (check := catalogue.get(one.slug))]
+    known = [check for suspect in verdict_of(log, catalogue).suspects if (check := catalogue.get(suspect.slug))]
     return set().union(*(one.groups for one in known if not by_log_alone(one)))
 
 
@@ -169,12 +171,12 @@ def confirm(
 ) -> tuple[HostCheck, ...]:
     """What the facts of a host say of each suspect."""
     helds = []
-    for one in verdict.suspects:
-        if check := catalogue.get(one.slug):
-            facts = as_the_log_names(snapshot, one.sightings, catalogue)
+    for suspect in verdict.suspects:
+        if check := catalogue.get(suspect.slug):
+            facts = as_the_log_names(snapshot, suspect.sightings, catalogue)
             (result,) = diagnose(facts, plan_for(facts, None), [check])
-            of_log = _of_log(one, result, facts, watched)
-            helds.append(_held(one, result, of_log, facts, _hosts(one, verdict, snapshot)))
+            of_log = _of_log(suspect, result, facts, watched)
+            helds.append(_held(suspect, result, of_log, facts, _hosts(suspect, verdict, snapshot)))
     return tuple(helds)
 
 
@@ -189,7 +191,7 @@ def _of_log(suspect: Suspect, result: Result, snapshot: Snapshot, watched: bool)
 
 
 def _found(result: Result) -> Finding | None:
-    return next((one for one in result.findings if _counts(one, result.check)), None)
+    return next((finding for finding in result.findings if _counts(finding, result.check)), None)
 
 
 def _held(
@@ -238,7 +240,7 @@ def _ran_in(snapshot: Snapshot) -> bool:
     log, target_python = snapshot.log, snapshot.target_python
     if isinstance(log, Unknown) or isinstance(target_python, Unknown):
         return False
-    folders = tuple(f"{one}/" for one in target_python.site_packages)
+    folders = tuple(f"{site_package}/" for site_package in target_python.site_packages)
     return any(frame.path.startswith(folders) for one in log.raised for frame in one.frames)
 
 
@@ -252,7 +254,7 @@ def _hosts(suspect: Suspect, verdict: LogVerdict, snapshot: Snapshot) -> list[st
     log = snapshot.log
     lead = [verdict.lead.host] if verdict.lead else []
     every = [] if isinstance(log, Unknown) else list(log.hosts)
-    for some in ([one.line.host for one in suspect.sightings], lead, every):
+    for some in ([sighting.line.host for sighting in suspect.sightings], lead, every):
         known = (one for one in some if one and one != "localhost" and not one.startswith(TASK))
         if named := list(dict.fromkeys(known)):
             return named
@@ -307,14 +309,14 @@ def composed(check: Check, suspect: Suspect, snapshot: Snapshot, held: HostCheck
 
 
 def _rank(suspect: Suspect) -> int | None:
-    return next((one.line.rank for one in suspect.sightings if one.line.rank is not None), None)
+    return next((sighting.line.rank for sighting in suspect.sightings if sighting.line.rank is not None), None)
 
 
 def _said_by(suspect: Suspect) -> str:
-    for one in suspect.sightings:
-        rank = f"rank {one.line.rank}" if one.line.rank is not None else ""
-        if rank or one.line.host:
-            return " on ".join(filter(None, (rank, one.line.host)))
+    for sighting in suspect.sightings:
+        rank = f"rank {sighting.line.rank}" if sighting.line.rank is not None else ""
+        if rank or sighting.line.host:
+            return " on ".join(filter(None, (rank, sighting.line.host)))
     return ""
 
 

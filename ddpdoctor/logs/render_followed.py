@@ -26,8 +26,8 @@ _DIGITS: Final = re.compile(r"\d+")
 def followed(log: Log, verdict: LogVerdict) -> list[tuple[str, LogLine]]:
     """What is said by ranks that fell with another, and what their launcher says of them; each kind once, with its first line."""
     kinds: dict[str, list[SignMatch]] = {}
-    for one in verdict.effects:
-        kinds.setdefault(one.sign, []).append(one)
+    for effect in verdict.effects:
+        kinds.setdefault(effect.sign, []).append(effect)
     found = [
         (f'"{quoted(sign)}" {_said_by([one.line for one in seen], sum(one.times for one in seen))}', seen[0].line)
         for sign, seen in kinds.items()
@@ -38,7 +38,7 @@ def followed(log: Log, verdict: LogVerdict) -> list[tuple[str, LogLine]]:
     found += [
         (
             f'"{_short(f"{short_name(errors[0].exception)}: {errors[0].message}", MOST_ERROR)}" '
-            + _said_by([one.line for one in errors], sum(one.times for one in errors)),
+            + _said_by([error.line for error in errors], sum(error.times for error in errors)),
             errors[0].line,
         )
         for errors in raised.values()
@@ -53,7 +53,7 @@ def followed(log: Log, verdict: LogVerdict) -> list[tuple[str, LogLine]]:
 
 def _lost(log: Log, verdict: LogVerdict) -> list[LoggedException]:
     """Exceptions of ranks that only lost another one, or of the launcher for them, as far as no sign tells of them."""
-    told = {(one.line.file, one.line.number) for one in verdict.effects}
+    told = {(effect.line.file, effect.line.number) for effect in verdict.effects}
     return [
         one
         for one in log.raised
@@ -69,13 +69,13 @@ def fell_with_it(log: Log, verdict: LogVerdict) -> int:
     if verdict.outcome is RunOutcome.EFFECTS_ONLY:
         return 0
     first = verdict.lead.rank if verdict.lead else None
-    ranks = {one.line.rank for one in verdict.effects} | {one.line.rank for one in _lost(log, verdict)}
+    ranks = {effect.line.rank for effect in verdict.effects} | {one.line.rank for one in _lost(log, verdict)}
     ranks |= {one.rank for one in log.exited if one.told_to}
     return len(ranks - {None, first})
 
 
 def _said_by(lines: Iterable[LogLine], times: int) -> str:
-    ranks = {one.rank for one in lines if one.rank is not None}
+    ranks = {line.rank for line in lines if line.rank is not None}
     if ranks:
         return f"({ranks_named(ranks)})" if len(ranks) <= 2 else f"({len(ranks)} ranks)"
     return f"({times}x)"
@@ -85,9 +85,9 @@ def noise(log: Log, catalogue: Catalogue) -> list[Noise]:
     """Messages that healthy runs print, too, the most frequent first: the engine's own, and those signs of illnesses that mean
     nothing by themselves."""
     kinds: dict[tuple[str, str], list[SignMatch]] = {}
-    for one in log.sightings:
-        if one.role is SignRole.NOISE and not one.quoted and one.sign not in good_news(catalogue):
-            kinds.setdefault((one.slug, one.sign), []).append(one)
+    for sighting in log.sightings:
+        if sighting.role is SignRole.NOISE and not sighting.quoted and sighting.sign not in good_news(catalogue):
+            kinds.setdefault((sighting.slug, sighting.sign), []).append(sighting)
     signs = [
         Noise(text, _why(catalogue.get(slug), text), sum(one.times for one in seen), seen[0].line)
         for (slug, text), seen in kinds.items()
@@ -97,7 +97,10 @@ def noise(log: Log, catalogue: Catalogue) -> list[Noise]:
 
 def _why(known: Check | None, text: str) -> str:
     return (
-        next((one.why for one in known.log_signs if one.text == text and one.role is SignRole.NOISE), "")
+        next(
+            (log_sign.why for log_sign in known.log_signs if log_sign.text == text and log_sign.role is SignRole.NOISE),
+            "",
+        )
         if known
         else ""
     )

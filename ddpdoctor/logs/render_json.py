@@ -78,9 +78,9 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
         time=lead.time if lead and not lead.lent else None,
         exception=_exception(verdict.raised) if verdict.raised else None,
         exit=_exit(exited) if exited else None,
-        suspects=tuple(_suspect(log, one) for one in judgement.opinions),
+        suspects=tuple(_suspect(log, opinion) for opinion in judgement.opinions),
         also=(
-            *(_own_error(judgement, *one) for one in own_errors(verdict)),
+            *(_own_error(judgement, *error) for error in own_errors(verdict)),
             *(_suspect(log, one) for one in judgement.also),
         ),
         effects=_effects(log, verdict.effects),
@@ -121,7 +121,7 @@ def _suspect(log: Log, one: Diagnosis) -> ReportedSuspect:
         slug=one.suspect.slug,
         sure=one.suspect.sure,
         why=one.suspect.why,
-        lines=tuple(_line(log, each.line) for each in one.suspect.sightings[:MOST_LINES]),
+        lines=tuple(_line(log, sighting.line) for sighting in one.suspect.sightings[:MOST_LINES]),
         held=HELD[held.standing] if held else None,
         held_words=held.words if held else "",
     )
@@ -144,8 +144,8 @@ def _exit(exited: ProcessExit) -> ReportedExit:
 
 def _effects(log: Log, effects: Sequence[SignMatch]) -> tuple[ReportedEffect, ...]:
     kinds: dict[str, list[SignMatch]] = {}
-    for one in effects:
-        kinds.setdefault(one.sign, []).append(one)
+    for effect in effects:
+        kinds.setdefault(effect.sign, []).append(effect)
     return tuple(
         ReportedEffect(
             sign=sign,

@@ -27,7 +27,7 @@ def show_signs(console: Console, signs: tuple[LogSign, ...]) -> None:
     console.print()
     console.print(Markdown("## How it shows itself in a log"))
     for role, heading in HEADINGS.items():
-        fitting = [one for one in signs if one.role is role]
+        fitting = [sign for sign in signs if sign.role is role]
         if fitting:
             console.print(Hanging(Text(), Text(heading, "bold"), 0))
         for one in fitting:

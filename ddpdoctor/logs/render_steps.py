@@ -80,7 +80,7 @@ def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
             ("ssh -o BatchMode=yes NODE hostname",),
         )
         return (by_hand,) if by_ssh else ()
-    if absent := _not_found([words, *(one.text for one in judgement.log.errors)]):
+    if absent := _not_found([words, *(error.text for error in judgement.log.errors)]):
         return absent
     return (
         *((_kernel_knows(judgement.catalogue),) if _was_killed(verdict) else ()),
@@ -106,7 +106,7 @@ def _not_found(texts: Iterable[str]) -> tuple[Fix, ...]:
     fixes = []
     if "module" in programs:
         fixes.append(_NO_MODULES)
-    if others := [one for one in programs if one != "module"]:
+    if others := [program for program in programs if program != "module"]:
         text = f"The shell doesn't find {listed(others)}: activate the environment that has it in the job script itself, or give its full path"
         fixes.append(Fix(text, ("source /path/to/venv/bin/activate", "conda activate NAME")))
     if "torchrun" in programs:
@@ -131,7 +131,7 @@ def _was_killed(verdict: LogVerdict) -> bool:
 def _left_early(judgement: LogJudgement) -> tuple[Fix, ...]:
     """Where the launcher had nobody to end: who is gone may have come to its end by itself, with fewer batches."""
     ended, catalogue = judgement.log.exited, judgement.catalogue
-    effects = {one.slug for one in judgement.verdict.effects}
+    effects = {effect.slug for effect in judgement.verdict.effects}
     if not ended or any(one.told_to for one in ended) or effects != {catalogue.slug_for(HangCause.CRASHED)}:
         return ()
     text = "The launcher ended nobody, so another rank may have come to its end first: count each rank's batches before the loop"

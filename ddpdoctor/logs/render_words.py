@@ -99,7 +99,7 @@ def _told(judgement: LogJudgement) -> str:
         adds = "".join(f"; it adds: {short(quoted(one.text))}" for one in more(judgement)[:1] if not gives_up(one.text))
         return f"{who_first(log, verdict)}: {short(first_words(verdict))}{adds}; no sign that is known here says why"
     if verdict.outcome is RunOutcome.USER_ERROR and verdict.raised:
-        perhaps = "" if all(one.suspect.sure for one in judgement.opinions[:1]) else "perhaps "
+        perhaps = "" if all(opinion.suspect.sure for opinion in judgement.opinions[:1]) else "perhaps "
         words = short(first_words(verdict))
         kind = (
             "at a server that can't be reached"
@@ -151,7 +151,7 @@ def named(opinion: Diagnosis) -> str:
 
 def nothing(log: Log) -> str:
     """That nothing was found, which is not to say that all is well."""
-    if any(one.problem for one in log.files):
+    if any(file.problem for file in log.files):
         return "What could be read speaks of no failure"
     return f"Nothing in {'this log' if len(log.files) == 1 else 'these logs'} speaks of a failure"
 
@@ -161,8 +161,8 @@ def _how_silent(log: Log, verdict: LogVerdict, catalogue: Catalogue) -> str:
     if any(one.rank in verdict.silent for one in log.last):
         return "fell silent, and the others tell only what followed"
     one_rank = len(verdict.silent) == 1
-    counted = any(one.words.get("came") for one in verdict.effects)
-    if counted and {one.slug for one in verdict.effects} == {catalogue.slug_for(LogTopic.MISSING_NODE)}:
+    counted = any(effect.words.get("came") for effect in verdict.effects)
+    if counted and {effect.slug for effect in verdict.effects} == {catalogue.slug_for(LogTopic.MISSING_NODE)}:
         return f"never came, and the others waited for {'it' if one_rank else 'them'} in vain"
     return f"{'says' if one_rank else 'say'} nothing at all, and the others tell only what followed"
 
@@ -288,7 +288,7 @@ def rows(log: Log) -> list[tuple[str, str]]:
 
 
 def _files(files: Sequence[LogFile]) -> str:
-    read = [one for one in files if one.bytes]
+    read = [file for file in files if file.bytes]
     size = human(sum(one.bytes for one in read))
     lines = sum(one.lines for one in read)
     folder = common_folder(tuple(files))
@@ -310,7 +310,7 @@ def file_name(file: LogFile) -> str:
 
 def unread(log: Log) -> list[str]:
     """A sentence on each file that could not be read, or not whole."""
-    return [f"{file_name(one)}: {one_line(one.problem)}" for one in log.files if one.problem]
+    return [f"{file_name(file)}: {one_line(file.problem)}" for file in log.files if file.problem]
 
 
 def only_counted(log: Log) -> str:
@@ -326,11 +326,13 @@ def only_counted(log: Log) -> str:
 def last_calls(raised: LoggedException) -> list[str]:
     """Its own innermost call, what the framework was at, and the last calls, each as "train.py:41 in main: loss.backward()". Of a
     framework's own loop none is shown but the innermost."""
-    telling = [one for one in raised.frames[:-1] if one is raised.own or not is_of_framework(with_slashes(one.path))]
+    telling = [
+        frame for frame in raised.frames[:-1] if frame is raised.own or not is_of_framework(with_slashes(frame.path))
+    ]
     frames = [*telling, *raised.frames[-1:]][-MOST_FRAMES:]
     if raised.own and raised.own not in frames:
         frames = [raised.own, *frames]
-    found = [_shown(one) for one in frames]
+    found = [_shown(frame) for frame in frames]
     phase = phase_within(raised.frames)
     if phase:
         found.insert(found.index(_shown(raised.own)) + 1 if raised.own else 0, f"... {phase}")
@@ -340,12 +342,12 @@ def last_calls(raised: LoggedException) -> list[str]:
 def stacks(judgement: LogJudgement) -> list[tuple[str, Evidence]]:
     """Why a process's stack was written, and where it stood; those that the findings show are left out, and of the same places one is told."""
     log = judgement.log
-    shown = {each for one in judgement.opinions for each in one.finding.evidence}
+    shown = {each for opinion in judgement.opinions for each in opinion.finding.evidence}
     found: dict[str, tuple[str, Evidence]] = {}
-    for one in log.stacks:
-        (evidence,) = stack_lines(log, one)
-        if evidence not in shown and one.frames:
-            found.setdefault(f"{one.line.rank} {evidence.text}", (quoted(one.reason), evidence))
+    for stack in log.stacks:
+        (evidence,) = stack_lines(log, stack)
+        if evidence not in shown and stack.frames:
+            found.setdefault(f"{stack.line.rank} {evidence.text}", (quoted(stack.reason), evidence))
     return list(found.values())
 
 

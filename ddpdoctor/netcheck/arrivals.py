@@ -110,7 +110,7 @@ async def look_at_master(master: str, port: int, seconds: float = 10.0) -> Meeti
 
 
 async def _first(ways: list[_Way], search: _Search, deadline: float) -> Connection | None:
-    tasks = [asyncio.ensure_future(one.follow()) for one in ways]
+    tasks = [asyncio.ensure_future(way.follow()) for way in ways]
     try:
         waiting: set[asyncio.Future[Connection | None]] = set(tasks)
         while waiting:
@@ -220,7 +220,12 @@ class _Search:
     def _tell(self) -> None:
         """Tells of it where the outcome isn't the same as before."""
         now = self.meeting()
-        outcome = (now.unresolved, [(one.address, one.met) for one in now.attempts], now.answered_by, now.banner)
+        outcome = (
+            now.unresolved,
+            [(attempt.address, attempt.met) for attempt in now.attempts],
+            now.answered_by,
+            now.banner,
+        )
         if outcome != self._told:
             self._told = outcome
             self._heard(now)

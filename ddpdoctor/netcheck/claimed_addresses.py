@@ -60,14 +60,14 @@ def addresses_of(snapshot: Snapshot | None) -> frozenset[str]:
 def networks_of(snapshot: Snapshot | None) -> tuple[IpNetwork, ...]:
     """Those that a host says it is in."""
     without_zones = (re.sub(r"%[^/]*", "", one) for one in _written(snapshot))
-    return tuple(ipaddress.ip_interface(one).network for one in without_zones if "/" in one)
+    return tuple(ipaddress.ip_interface(without_zone).network for without_zone in without_zones if "/" in without_zone)
 
 
 def _written(snapshot: Snapshot | None) -> Iterator[str]:
     network = snapshot.network if snapshot is not None else None
     if isinstance(network, Network):
-        for one in network.interfaces:
-            yield from one.addresses
+        for interface in network.interfaces:
+            yield from interface.addresses
 
 
 def near_network(address: str) -> IpNetwork:

@@ -47,45 +47,45 @@ def why_no_nccl(nodes: Sequence[Node], snapshots: Mapping[int, Snapshot], reach:
 
 
 def _without_torch(nodes: Sequence[Node]) -> str:
-    lacking = [one for one in nodes if one.torch is None]
+    lacking = [node for node in nodes if node.torch is None]
     if not lacking:
         return ""
     return "torch is not installed" + ("" if len(lacking) == len(nodes) else f" on {names(lacking, most=3)}")
 
 
 def _without_gloo(nodes: Sequence[Node], snapshots: Mapping[int, Snapshot]) -> str:
-    for one in nodes:
-        nccl = snapshots[one.rank].nccl
+    for node in nodes:
+        nccl = snapshots[node.rank].nccl
         if isinstance(nccl, Nccl) and nccl.gloo_interface is None:
-            return f"gloo finds no address on {called(one)}"
+            return f"gloo finds no address on {called(node)}"
     return ""
 
 
 def _strange_stores(nodes: Sequence[Node]) -> str:
     server = nodes[0].torch
-    for one in nodes:
-        if isinstance(server, str) and isinstance(one.torch, str) and not stores_meet(server, one.torch):
-            return f"torch {one.torch} can't use the store of torch {server}"
+    for node in nodes:
+        if isinstance(server, str) and isinstance(node.torch, str) and not stores_meet(server, node.torch):
+            return f"torch {node.torch} can't use the store of torch {server}"
     return ""
 
 
 def _unlike(nodes: Sequence[Node], snapshots: Mapping[int, Snapshot], library: str) -> str:
     """A setting in which a node differs so that the others would wait for it."""
     pattern = pattern_of(nodes)
-    for one in nodes:
-        rdma = snapshots[one.rank].rdma
+    for node in nodes:
+        rdma = snapshots[node.rank].rdma
         no_infiniband = isinstance(rdma, Rdma) and rdma.ports == ()
-        for found in deviations(one.settings, pattern):
+        for found in deviations(node.settings, pattern):
             read = found.hits_gloo if library == "gloo" else found.hits_nccl
             if read and found.fatal and not (found.of_infiniband and no_infiniband):
-                return f"{called(one)} differs from the others in {found.name}, and {library} would hang"
+                return f"{called(node)} differs from the others in {found.name}, and {library} would hang"
     return ""
 
 
 def _too_slow(links: Sequence[Link]) -> str:
-    if any(one.error for one in links):
+    if any(link.error for link in links):
         return "a link between two nodes could not be measured"
-    slowest = min((rate for one in links for rate in (one.forth, one.back) if rate >= 0), default=SLOWEST)
+    slowest = min((rate for link in links for rate in (link.forth, link.back) if rate >= 0), default=SLOWEST)
     return "" if slowest >= SLOWEST else f"4 MiB would take too long over the slowest link, {slowest:.1f} Mbit/s"
 
 
@@ -96,29 +96,29 @@ def _unreached(reach: Sequence[Reach], kind: str) -> str:
 
 
 def _without_gpus(nodes: Sequence[Node], snapshots: Mapping[int, Snapshot]) -> str:
-    for one in nodes:
-        gpus, nccl = snapshots[one.rank].gpus, snapshots[one.rank].nccl
+    for node in nodes:
+        gpus, nccl = snapshots[node.rank].gpus, snapshots[node.rank].nccl
         if not isinstance(gpus, Gpus) or not gpus.devices:
-            return f"no NVIDIA GPU on {called(one)}"
+            return f"no NVIDIA GPU on {called(node)}"
         if isinstance(nccl, Nccl) and nccl.library is None:
-            return f"no libnccl on {called(one)}"
+            return f"no libnccl on {called(node)}"
     return ""
 
 
 def _different_nccls(nodes: Sequence[Node]) -> str:
     """NCCL's nodes must have the very same version; some of the older ones hang."""
     versions: dict[str, list[Node]] = {}
-    for one in nodes:
-        if isinstance(one.nccl, str):
-            versions.setdefault(one.nccl, []).append(one)
+    for node in nodes:
+        if isinstance(node.nccl, str):
+            versions.setdefault(node.nccl, []).append(node)
     if len(versions) < 2:
         return ""
     return "NCCL differs: " + "; ".join(f"{version} on {names(some, most=3)}" for version, some in versions.items())
 
 
 def _without_interface(nodes: Sequence[Node], snapshots: Mapping[int, Snapshot]) -> str:
-    for one in nodes:
-        nccl = snapshots[one.rank].nccl
+    for node in nodes:
+        nccl = snapshots[node.rank].nccl
         if isinstance(nccl, Nccl) and nccl.answer_status == NO_INTERFACE:
-            return f"NCCL finds no interface on {called(one)}"
+            return f"NCCL finds no interface on {called(node)}"
     return ""

@@ -113,7 +113,7 @@ class Hub:
     @property
     def strangers(self) -> tuple[str, ...]:
         """Who was refused, a sentence each."""
-        refused = {one.address for one in self.doubles if one.proved}
+        refused = {double.address for double in self.doubles if double.proved}
         return self._door.strangers.listed(refused | {guest.address for guest in self.guests.values()})
 
     def absent(self) -> tuple[MissingNode, ...]:
@@ -167,9 +167,9 @@ class Hub:
         return len(self.guests) == self.nnodes and all(guest.joined for guest in self.guests.values())
 
     def _all_came(self) -> bool:
-        there = {(one.host, one.address) for one in self.guests.values() if one.joined}
+        there = {(guest.host, guest.address) for guest in self.guests.values() if guest.joined}
         # Anybody may say that he is a node; whoever hasn't proved it ends nobody's waiting.
-        refused = {(one.host, one.address) for one in self.doubles if one.proved} - there
+        refused = {(double.host, double.address) for double in self.doubles if double.proved} - there
         return bool(refused) and len(there) + len(refused) >= self.nnodes
 
     async def close_door(self) -> None:
@@ -376,7 +376,7 @@ class Hub:
 
     def _keep_refused(self, one: RejectedNode) -> None:
         """Keeps it once, however often it comes."""
-        alike = sum(other.proved == one.proved for other in self.doubles)
+        alike = sum(double.proved == one.proved for double in self.doubles)
         if one not in self.doubles and alike < (MOST_REFUSED if one.proved else MOST_UNPROVED):
             self.doubles.append(one)
 

@@ -79,9 +79,9 @@ async def dial(
         if (
             place.kind == "route"
         ):  # Of an address that NCCL or gloo would take, it says nothing of the way to the others.
-            own.update((plain(one.words, WORDS), None) for one in outcomes if one.cell is Cell.NOT_TRIED)
-        words = plain(next((one.words for one in outcomes if one.words), ""), WORDS)
-        return Met(peer.node, place.kind, "".join(one.cell.value for one in outcomes), words)
+            own.update((plain(outcome.words, WORDS), None) for outcome in outcomes if outcome.cell is Cell.NOT_TRIED)
+        words = plain(next((outcome.words for outcome in outcomes if outcome.words), ""), WORDS)
+        return Met(peer.node, place.kind, "".join(outcome.cell.value for outcome in outcomes), words)
 
     met = await asyncio.gather(*(one_place(peer, place) for peer in others for place in peer.places))
     return Dialled(met=tuple(met), errors=tuple(own)[:MOST_PORTS])

@@ -29,8 +29,8 @@ def judge(
     snapshots: Sequence[Snapshot], catalogue: Catalogue, families: Collection[str] = FAMILIES
 ) -> list[Examination]:
     """Judges each node's facts by themselves; those of the fleet lie in every node's."""
-    checks = tuple(one for one in catalogue.checks if one.family in families)
-    return [examine(one, None, checks) for one in snapshots]
+    checks = tuple(check for check in catalogue.checks if check.family in families)
+    return [examine(snapshot, None, checks) for snapshot in snapshots]
 
 
 def not_met(meeting: Meeting) -> tuple[str, ...]:
@@ -80,8 +80,8 @@ def judged_phases(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Ph
     where only some of it could be made. A lost node fails the phase in which it was lost, and not the meeting before."""
     failed = {
         check.family
-        for one in examinations
-        for check, severity, finding in one.findings
+        for examination in examinations
+        for check, severity, finding in examination.findings
         if severity is Severity.FAIL and all(seen.source != HUB_CONNECTION for seen in finding.evidence)
     }
 
@@ -100,7 +100,7 @@ def whole(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Verdict, t
     """The verdict on all nodes, and what keeps it from being a better one: a phase that failed is never passed over, even
     where no check says why."""
     verdict = overall(examinations)
-    failed = [one.name for one in fleet.phases if one.passed is Passed.FAIL]
+    failed = [phase.name for phase in fleet.phases if phase.passed is Passed.FAIL]
     if verdict is Verdict.FAIL or not failed:
         return verdict, ()
     return Verdict.UNKNOWN, tuple(f"The phase {name!r} failed, and no check knows why" for name in failed)
@@ -127,7 +127,7 @@ def _check(judged: Judged, catalogue: Catalogue) -> Check:
 
 def _unproved(finding: Finding) -> Finding:
     # A sentence may hold a command as well.
-    fixes = (msgspec.structs.replace(one, text=f"{UNPROVED}: {one.text}", appliable=False) for one in finding.fixes)
+    fixes = (msgspec.structs.replace(fix, text=f"{UNPROVED}: {fix.text}", appliable=False) for fix in finding.fixes)
     return msgspec.structs.replace(finding, fixes=tuple(fixes))
 
 
@@ -139,7 +139,7 @@ def _of_another_version() -> Iterator[Finding]:
 def _judged(result: Result) -> Judged:
     """With each finding's severity: the other side may not know the check."""
     own = result.check.severity
-    findings = (msgspec.structs.replace(one, severity=one.severity or own) for one in result.findings)
+    findings = (msgspec.structs.replace(finding, severity=finding.severity or own) for finding in result.findings)
     return Judged(result.check.slug, tuple(findings), result.not_tested)
 
 
@@ -151,8 +151,12 @@ def examination_of(part: Part, snapshot: Snapshot, catalogue: Catalogue, *, prov
     are shown as his.
     """
     results = tuple(
-        Result(_check(one, catalogue), one.findings if proved else tuple(map(_unproved, one.findings)), one.not_tested)
-        for one in part.results
+        Result(
+            _check(result, catalogue),
+            result.findings if proved else tuple(map(_unproved, result.findings)),
+            result.not_tested,
+        )
+        for result in part.results
     )
     plan = examine(snapshot, None, ()).plan
     return Examination(snapshot, plan, results)

@@ -116,14 +116,14 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
     """Nodes whose median over their links is more than three median absolute deviations and 20 % below the fleet's, and
     none of whose links is like the others'. With few links, nodes must differ by half. A node that loses packets is none: slow links
     are what comes of it."""
-    links = _by_node(one for one in fleet.links if rate_of(one) is not None)
+    links = _by_node(link for link in fleet.links if rate_of(link) is not None)
     rates = {rank: median(map(_compared, own)) for rank, own in links.items() if len(own) > 1}
     if len(rates) < FEWEST_NODES:
         return ()
     usual = median(rates.values())
     deviation = median(abs(one - usual) for one in rates.values())
-    limited = {one.rank for one in fleet.nodes if limiter(fleet, one)}
-    virtual = {one.rank for one in fleet.nodes if one.virtual} - limited
+    limited = {node.rank for node in fleet.nodes if limiter(fleet, node)}
+    virtual = {node.rank for node in fleet.nodes if node.virtual} - limited
 
     def share(rank: int) -> float:
         """With few links, the usual rate and a node's own aren't known so well; virtual ones are as fast as a busy CPU."""
@@ -132,7 +132,7 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
 
     def elsewhere(rank: int) -> float:
         """What the links without the node can do: among three, its own two are most of all links, and pull the median down."""
-        apart = [_compared(one) for one in fleet.links if rank not in (one.a, one.b) and rate_of(one) is not None]
+        apart = [_compared(link) for link in fleet.links if rank not in (link.a, link.b) and rate_of(link) is not None]
         return usual if rank in virtual or not apart else max(usual, median(apart))
 
     slow = {
@@ -142,7 +142,7 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
         and max(map(_compared, links[rank])) < share(rank) * elsewhere(rank)
         and (rank in limited or median(one.resent for one in links[rank]) < HEAVY_LOSS)
     }
-    others = [rate for one in fleet.links if not {one.a, one.b} & set(slow) and (rate := rate_of(one)) is not None]
+    others = [rate for link in fleet.links if not {link.a, link.b} & set(slow) and (rate := rate_of(link)) is not None]
     all_links = _by_node(fleet.links)
     return tuple(
         Straggler(rank, rate, median(others) if others else usual, tuple(all_links[rank]))
@@ -154,15 +154,15 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
 def troubles(fleet: Fleet) -> tuple[LinkTrouble, ...]:
     """The links that are out of the ordinary, those of stragglers apart. That a lost node could not be measured is no fault
     of the link."""
-    lost = {one.rank for one in fleet.nodes if one.lost}
-    slow_nodes = {one.rank for one in stragglers(fleet)}
+    lost = {node.rank for node in fleet.nodes if node.lost}
+    slow_nodes = {straggler.rank for straggler in stragglers(fleet)}
     measured = [one for one in fleet.links if not one.error]
     rates = sorted(_compared(one) for one in measured if rate_of(one) is not None)
     usual_rate = median(rates) if rates else 0.0
-    deviation = median(abs(one - usual_rate) for one in rates) if rates else 0.0
+    deviation = median(abs(rate - usual_rate) for rate in rates) if rates else 0.0
     bound = usual_rate - MEDIAN_ABSOLUTE_DEVIATIONS * deviation if len(rates) >= FEWEST_LINKS else 0.0
     usual_trip = median(one.round_trip for one in measured) if measured else 0.0
-    claims = {one.rank: _claimed(one) for one in fleet.nodes if data_interface(fleet, one) == one.interface}
+    claims = {node.rank: _claimed(node) for node in fleet.nodes if data_interface(fleet, node) == node.interface}
     found = []
     for link in fleet.links:
         if {link.a, link.b} & slow_nodes or (link.error and {link.a, link.b} & lost):
@@ -181,10 +181,14 @@ def doubtful(fleet: Fleet) -> tuple[Link, ...]:
     """The links that stand out and should be measured once more before anybody is told, the slowest first; those of nodes
     to which several point come last, since there each measurement may take seconds. What loses many packets needs no second
     look."""
-    slow = {(one.a, one.b) for node in stragglers(fleet) for one in node.links}
-    bad = {one.pair for one in troubles(fleet)}
-    blamed = {one.rank for one in stragglers(fleet)} | set(shared(bad, [(one.a, one.b) for one in fleet.links]).nodes)
-    again = [one for one in fleet.links if (one.a, one.b) in slow | bad and not one.error and one.resent < HEAVY_LOSS]
+    slow = {(link.a, link.b) for node in stragglers(fleet) for link in node.links}
+    bad = {trouble.pair for trouble in troubles(fleet)}
+    blamed = {straggler.rank for straggler in stragglers(fleet)} | set(
+        shared(bad, [(link.a, link.b) for link in fleet.links]).nodes
+    )
+    again = [
+        link for link in fleet.links if (link.a, link.b) in slow | bad and not link.error and link.resent < HEAVY_LOSS
+    ]
     return tuple(sorted(again, key=lambda one: (bool({one.a, one.b} & blamed), rate_of(one) or 0.0))[:MOST_DOUBTFUL])
 
 
@@ -294,7 +298,7 @@ def _compared(link: Link) -> float:
 
 def _by_node(links: Iterable[Link]) -> dict[int, list[Link]]:
     found: dict[int, list[Link]] = {}
-    for one in links:
-        found.setdefault(one.a, []).append(one)
-        found.setdefault(one.b, []).append(one)
+    for link in links:
+        found.setdefault(link.a, []).append(link)
+        found.setdefault(link.b, []).append(link)
     return found

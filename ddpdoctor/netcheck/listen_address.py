@@ -33,7 +33,7 @@ def hub_addresses(master: str, addresses: Sequence[str], network: Network) -> tu
     address by which this host reaches them. Asked for by number, or as localhost, the loopback is meant.
     """
     # IPv4 first: hosts that have IPv6 as well mostly have both, and others come without it.
-    own = tuple(sorted((one for one in addresses if is_own(one)), key=lambda one: ":" in one))
+    own = tuple(sorted((address for address in addresses if is_own(address)), key=lambda address: ":" in address))
     asked_for = master in ("localhost", *addresses)
     if asked_for or not own or not all(as_address(one).is_loopback for one in own):
         return own
@@ -56,7 +56,7 @@ def warning(job: NetcheckJob, network: Network, command: str = "netcheck") -> st
         there = Meeting(command=command, master=own, port=job.port)
         which = "On node 0, whose address" if job.node_rank == 0 else "If this is node 0: its address"
         return f"{text} {which} is {own}: {netcheck_command(there, job.nnodes, 0)}; on the others the same with their own --node-rank."
-    if job.node_rank == 0 and not any(is_own(one) for one in master.addresses):
+    if job.node_rank == 0 and not any(is_own(address) for address in master.addresses):
         return f"{job.master} isn't an address of {network.hostname}, which was started as node 0: nobody can listen there for it."
     return ""
 
@@ -69,8 +69,8 @@ def met_at(hub: Hub, otherwise: str) -> str:
 
 def _outer(network: Network) -> Iterator[str]:
     """Addresses that are neither the loopback's nor link-local."""
-    for one in network.interfaces:
-        for text in one.addresses:
+    for interface in network.interfaces:
+        for text in interface.addresses:
             address = text.partition("/")[0]
-            if not one.loopback and not as_address(address).is_link_local:
+            if not interface.loopback and not as_address(address).is_link_local:
                 yield address

@@ -90,14 +90,14 @@ def _holding(address: str, network: Network) -> Interface | None:
         name = interface_with(address, network.interfaces)
     except NotKnown:
         return None
-    return next((one for one in network.interfaces if one.name == name), None)
+    return next((interface for interface in network.interfaces if interface.name == name), None)
 
 
 def _families(network: Network) -> str:
     """ "4", "6" or "46"; "" where this host has no address but loopback and link-local ones."""
     found = set()
-    for one in network.interfaces:
-        for text in one.addresses:
+    for interface in network.interfaces:
+        for text in interface.addresses:
             try:
                 address = as_address(text)
             except NotKnown:

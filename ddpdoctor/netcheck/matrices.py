@@ -28,8 +28,8 @@ def _of_kind(
     kind: str, places: Sequence[Place | None], ranks: Sequence[int], met: Mapping[int, Sequence[Met]]
 ) -> Iterator[Reach]:
     cells = {(rank, one.node): one.cells for rank, row in met.items() for one in row if one.kind == kind}
-    for nth in range(max((len(one.ports) for one in places if one), default=0)):
-        ports = [one.ports[nth] if one and nth < len(one.ports) else 0 for one in places]
+    for nth in range(max((len(place.ports) for place in places if place), default=0)):
+        ports = [place.ports[nth] if place and nth < len(place.ports) else 0 for place in places]
         yield Reach(
             kind=kind,
             addresses=tuple(one.address if one and port else "" for one, port in zip(places, ports, strict=True)),

@@ -187,8 +187,8 @@ async def _go(peer: Peer, run: str, node: int, deadline: float) -> Visit:
 
 
 def _data_place(peer: Peer) -> Place | None:
-    places = [one for one in peer.places if one.ports and one.kind in ("nccl", "route")]
-    return min(places, key=lambda one: one.kind, default=None)
+    places = [place for place in peer.places if place.ports and place.kind in ("nccl", "route")]
+    return min(places, key=lambda place: place.kind, default=None)
 
 
 class Figures(msgspec.Struct, frozen=True):

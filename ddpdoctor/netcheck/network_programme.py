@@ -216,7 +216,8 @@ class NetworkProgramme:
         # Where one node can't even try, the others have waited for it; where none can, nothing was tested.
         if there and all(isinstance(answers.get(rank), Cannot) for rank in there):
             self._company.not_tested(
-                backend, "; ".join(dict.fromkeys(one.why for one in answers.values() if isinstance(one, Cannot)))
+                backend,
+                "; ".join(dict.fromkeys(answer.why for answer in answers.values() if isinstance(answer, Cannot))),
             )
             return ()
         ran = tuple(

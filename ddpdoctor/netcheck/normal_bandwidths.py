@@ -66,7 +66,7 @@ def _nvlinks(gpu: Gpu) -> int:
 def _meet_over_nvlink(gpus: list[Gpu]) -> bool:
     """Two with links have them to each other; more need a switch, as SXM boards have it, or bridges lead to a neighbour only."""
     return len(gpus) == 2 or all(
-        "SXM" in one.name or "HBM3" in one.name or one.fabric_state == "completed" for one in gpus
+        "SXM" in gpu.name or "HBM3" in gpu.name or gpu.fabric_state == "completed" for gpu in gpus
     )
 
 
@@ -102,8 +102,8 @@ def nvlink_of(gpu: Gpu) -> float | None:
 
 def _over_pcie(gpus: list[Gpu]) -> Norm | str:
     rates: list[tuple[float, str]] = []
-    for one in gpus:
-        generation, width = one.pcie_generation_max, one.pcie_width_max
+    for gpu in gpus:
+        generation, width = gpu.pcie_generation_max, gpu.pcie_width_max
         if isinstance(generation, Unknown) or isinstance(width, Unknown) or not generation or not width:
             return "the GPUs don't say how wide their PCIe links are: nothing is compared"
         rates.append((PCIE_3_X16 * 2.0 ** (generation - 3) * width / 16, f"PCIe {generation}.0 x{width}"))

@@ -271,11 +271,11 @@ class PeerConnection:
         zero = self._company.get(0)
         others = {one.address for one in self._company.values()} - {self.address}
         networks = networks_of(zero.facts if zero else None)
-        for one in places:
-            why = why_not_there(one, seen, claimed, others, networks)
-            if why and not (self.rank == 0 and plain_address(one.address) in claimed):
+        for place in places:
+            why = why_not_there(place, seen, claimed, others, networks)
+            if why and not (self.rank == 0 and plain_address(place.address) in claimed):
                 raise GuestError(why)
-            if len(one.ports) > (ports if one.kind == "route" else 1):
-                raise GuestError(f"it listens on {len(one.ports)} ports, more than it was to")
-        if len({one.kind for one in places}) < len(places):
+            if len(place.ports) > (ports if place.kind == "route" else 1):
+                raise GuestError(f"it listens on {len(place.ports)} ports, more than it was to")
+        if len({place.kind for place in places}) < len(places):
             raise GuestError("it says twice where it listens")

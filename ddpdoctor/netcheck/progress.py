@@ -129,7 +129,7 @@ def way_to_master(meeting: Meeting) -> str:
     """What going to the master came to so far; "" before the first try has ended."""
     if meeting.unresolved:
         return one_line(f"the name {meeting.master} is not known yet: {meeting.unresolved}")
-    tried = [f"{one.address} {_NOT_YET.get(one.met.value, one.met.value)}" for one in meeting.attempts]
+    tried = [f"{attempt.address} {_NOT_YET.get(attempt.met.value, attempt.met.value)}" for attempt in meeting.attempts]
     who = meeting.answered_by if meeting.answered_by not in ("", _OURS) else ""
     return one_line(listed(tried, 3) + (f"; it is {who}, not ddpdoctor" if who else ""))
 

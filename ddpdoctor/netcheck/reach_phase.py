@@ -182,7 +182,9 @@ class _Phase:
         if troubled:
             return listed(troubled[:3])
         there = [at for at, rank in enumerate(self._members) if rank in self._there]
-        missing = any(one.rows[i][j] == Cell.NOT_TRIED.value for one in routes for i in there for j in there if i != j)
+        missing = any(
+            route.rows[i][j] == Cell.NOT_TRIED.value for route in routes for i in there for j in there if i != j
+        )
         return "not every node dialled every other one" if missing or not routes else ""
 
 

@@ -137,7 +137,7 @@ class _Matrix:
             (i, j): cells
             for i in size
             for j in size
-            if set(cells := "".join(one.rows[i][j] for one in reaches)) != {Cell.NOT_TRIED.value}
+            if set(cells := "".join(reach.rows[i][j] for reach in reaches)) != {Cell.NOT_TRIED.value}
         }
         self.bad: set[Pair] = {pair for pair, cells in self.cells.items() if set(cells) & set(BLOCKED)}
         self.told: dict[tuple[int, Way], LostPackets] = {}
@@ -221,7 +221,7 @@ class _Matrix:
         return bool(pairs) and all(set(self.cells[pair]) & set(BLOCKED) == silence for pair in pairs)
 
     def _left(self, culprits: Iterable[tuple[int, Way]]) -> set[Pair]:
-        return self.bad - {pair for one in culprits for pair in self._explained(one)}
+        return self.bad - {pair for culprit in culprits for pair in self._explained(culprit)}
 
     def _doubt(self, culprits: Iterable[tuple[int, Way]]) -> int:
         """How little the counters speak for them. Equal ones: what comes in is filtered far more often."""
@@ -232,7 +232,7 @@ class _Matrix:
             LostPackets.DOUBTFUL: 2,
             LostPackets.ELSEWHERE: 2,
         }
-        return sum(weights[self._where(*one)] for one in culprits)
+        return sum(weights[self._where(*culprit)] for culprit in culprits)
 
     def _block(self, node: int, way: Way, culprits: Sequence[tuple[int, Way]], left: set[Pair]) -> Block:
         peers = tuple(self.failed[way][node])

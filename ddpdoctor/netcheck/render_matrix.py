@@ -60,7 +60,7 @@ def show_matrix(console: Console, fleet: Fleet) -> None:
 
 
 def _why(fleet: Fleet) -> str:
-    return next((f": {one_line(one.reason)}" for one in fleet.phases if one.name == "links" and one.reason), "")
+    return next((f": {one_line(phase.reason)}" for phase in fleet.phases if phase.name == "links" and phase.reason), "")
 
 
 def _trip(seconds: float) -> str:

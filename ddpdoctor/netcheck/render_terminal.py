@@ -128,7 +128,12 @@ def _show_stages(console: Console, training: Section | None, examinations: Seque
     if training is not None:
         training.show(
             console,
-            {finding.rank for one in examinations for _, _, finding in one.findings if finding.rank is not None},
+            {
+                finding.rank
+                for examination in examinations
+                for _, _, finding in examination.findings
+                if finding.rank is not None
+            },
         )
 
 
@@ -194,7 +199,7 @@ def show_alone(
     else:
         console.print(Hanging(Text(""), verdict_line([examination]), 0))
     # Node 0 was asked where it let this node in, or is quoted.
-    if not meeting.joined and not any("node 0 says: " in one for one in problems):
+    if not meeting.joined and not any("node 0 says: " in problem for problem in problems):
         console.print(
             Hanging(Text(""), Text("Only this side was looked at: no other node was asked.", "bold magenta"), 0)
         )

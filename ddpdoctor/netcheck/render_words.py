@@ -60,7 +60,7 @@ def untested(fleet: Fleet) -> list[str]:
     """ "not tested: collective", and phases that failed, each where there are any."""
     texts = []
     for passed in (Passed.FAIL, Passed.NOT_TESTED):
-        if phases := [one.name for one in fleet.phases if one.passed is passed]:
+        if phases := [phase.name for phase in fleet.phases if phase.passed is passed]:
             texts.append(f"{'not tested' if passed is Passed.NOT_TESTED else 'failed'}: {', '.join(phases)}")
     return texts
 
@@ -86,7 +86,7 @@ def outcome(fleet: Fleet, examinations: Sequence[Examination]) -> str:
 def counts(fleet: Fleet, examinations: Sequence[Examination]) -> str:
     """ "14 checks passed on every node, 3 could not be tested, 9 had nothing to look at." """
     where = f" on every {fleet.seat}" if len(examinations) > 1 else ""
-    unknown = {slug for some in reasons(examinations, names_of(fleet, examinations)).values() for slug in some}
+    unknown = {slug for reason in reasons(examinations, names_of(fleet, examinations)).values() for slug in reason}
     idle = sum(map(len, idle_reasons(examinations).values()))
     return (
         f"{plural(len(passed_everywhere(examinations)), 'check')} passed{where}, {len(unknown)} could not be tested, "
@@ -151,7 +151,12 @@ _WORDS = {Passed.PASS: "PASS", Passed.FAIL: "FAIL", Passed.NOT_TESTED: "NOT TEST
 
 def warned_phases(examinations: Sequence[Examination]) -> set[str]:
     """The phases in which a check of their own name warned."""
-    return {check.family for one in examinations for check, severity, _ in one.findings if severity is Severity.WARN}
+    return {
+        check.family
+        for examination in examinations
+        for check, severity, _ in examination.findings
+        if severity is Severity.WARN
+    }
 
 
 def phase_word(phase: Phase, warned: Collection[str]) -> str:
@@ -208,7 +213,7 @@ def _slowest(fleet: Fleet) -> str:
 
 
 def _all_reduces(fleet: Fleet, backend: str) -> str:
-    ran = [one for one in fleet.collectives if one.backend == backend]
+    ran = [collective for collective in fleet.collectives if collective.backend == backend]
     return f"all_reduce of 4 B and 4 MiB on {sum(one.ok for one in ran)} of {plural(len(ran), 'node')}" if ran else ""
 
 
@@ -218,7 +223,10 @@ def _all_reduces(fleet: Fleet, backend: str) -> str:
 def part_lines(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[str, ...]:
     """What every node is told of the whole: the phases, then what was found anywhere, worst first."""
     warned = warned_phases(examinations)
-    lines = [f"{phase_word(one, warned):<11} {one.name:<11} {phase_text(one, fleet)}".rstrip() for one in fleet.phases]
+    lines = [
+        f"{phase_word(phase, warned):<11} {phase.name:<11} {phase_text(phase, fleet)}".rstrip()
+        for phase in fleet.phases
+    ]
     found = [one for one in folded(examinations, names_of(fleet, examinations)) if one[1] is not Severity.INFO]
     lines += [finding_line(one) for one in found[:_MOST_LINES]]
     if len(found) > _MOST_LINES:

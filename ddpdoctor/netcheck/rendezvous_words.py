@@ -34,7 +34,7 @@ def tried(meeting: Maybe[Meeting]) -> Meeting | None:
 
 def furthest(meeting: Meeting) -> Attempt:
     """The attempt that got furthest."""
-    return min(meeting.attempts, key=lambda one: MOST_TELLING.index(one.met))
+    return min(meeting.attempts, key=lambda attempt: MOST_TELLING.index(attempt.met))
 
 
 def was_greeted(meeting: Meeting) -> bool:
@@ -54,9 +54,9 @@ def how_often(one: Attempt, meeting: Meeting) -> str:
 
 def attempts_seen(meeting: Meeting) -> Iterator[Evidence]:
     """What each of the master's addresses came to."""
-    for one in meeting.attempts:
-        words = f" ({one.words})" if one.words else ""
-        text = f"{place(one.address, meeting.port)}: {one.met.value}{words}; {how_often(one, meeting)}"
+    for attempt in meeting.attempts:
+        words = f" ({attempt.words})" if attempt.words else ""
+        text = f"{place(attempt.address, meeting.port)}: {attempt.met.value}{words}; {how_often(attempt, meeting)}"
         yield Evidence(text, "connect()")
 
 

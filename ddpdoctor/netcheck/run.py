@@ -229,7 +229,7 @@ class _Node:
         if verdict is not Verdict.FAIL and not problems:
             problems = not_met(self._meeting)
         if self._job.nnodes is None:
-            examinations = [of_one_side(one) for one in examinations]
+            examinations = [of_one_side(examination) for examination in examinations]
         return RunResult(
             exit_code=2 if problems and verdict is not Verdict.FAIL else verdict.exit_code(strict=self._wishes.strict),
             meeting=self._meeting,
@@ -277,8 +277,8 @@ class _Node:
         """What was asked for here, and node 0 decided otherwise."""
         if self._wishes.strict and part.exit_code == 0 and Verdict(part.verdict) is Verdict.WARN:
             yield "--strict has no effect here: node 0 runs without it, and the exit code is the same on all nodes"
-        for one in self._workers:
-            yield from one.in_vain()
+        for worker in self._workers:
+            yield from worker.in_vain()
 
     async def _attend(
         self,
@@ -426,7 +426,7 @@ class _Node:
                 await self._attend(connection, looking, hub.own, lambda: met_at(hub, address))
 
     async def _verdict(self, hub: Hub, fleet: Fleet, snapshots: dict[int, Snapshot], joined_at: float) -> RunResult:
-        ranks = [one.rank for one in fleet.nodes]
+        ranks = [node.rank for node in fleet.nodes]
         shown = [with_fleet(snapshots[rank], fleet, rank) for rank in ranks]
         examinations = await in_thread(lambda: self._purpose.judge(shown))
         final = msgspec.structs.replace(fleet, phases=judged_phases(fleet, examinations))

@@ -82,7 +82,7 @@ def _instead(torch: str, target_python: TargetPython, packages: Maybe[Packages])
         return _Instead((), arguments)
     # It is called pytorch there.
     removed = (f"conda remove -y -p {shlex.quote(target_python.prefix)} pytorch",)
-    return _Instead(removed, tuple(one for one in arguments if one != "--force-reinstall"))
+    return _Instead(removed, tuple(argument for argument in arguments if argument != "--force-reinstall"))
 
 
 def _new_environment(

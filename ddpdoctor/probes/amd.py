@@ -15,7 +15,7 @@ NODES = "/sys/class/kfd/kfd/topology/nodes"
 def gpus(context: Context, devices: tuple[PciDevice, ...]) -> tuple[Gpu, ...]:
     """Those AMD functions that the amdgpu driver runs, in PCI order."""
     architectures = _architectures(context)
-    served = [one for one in devices if one.driver == "amdgpu"]
+    served = [device for device in devices if device.driver == "amdgpu"]
     return tuple(_gpu(context, index, one.address, architectures) for index, one in enumerate(served))
 
 

@@ -58,7 +58,7 @@ def probe(context: Context) -> Environment:
     files = within(FILE_SECONDS, lambda: _read_files(context))
     if isinstance(files, Unknown):
         files = _Files(paths=files)
-    settings = sorted(for_facts(own), key=lambda one: one.name) + list(for_facts(files.settings))
+    settings = sorted(for_facts(own), key=lambda for_fact: for_fact.name) + list(for_facts(files.settings))
     found = within(FILE_SECONDS, lambda: _rendezvous_files(context, [one.value for one in own]))
     return Environment(
         settings=tuple(settings),
@@ -85,9 +85,9 @@ def matters(name: str) -> bool:
 
 def for_facts(settings: Iterable[Setting]) -> Iterable[Setting]:
     """Cut, legible and without their secrets."""
-    for one in settings:
-        value = REDACTED if one.value and _is_secret(one.name) else legible(one.value[:MAX_VALUE])
-        yield redact_facts(Setting(legible(one.name), value, one.origin))
+    for setting in settings:
+        value = REDACTED if setting.value and _is_secret(setting.name) else legible(setting.value[:MAX_VALUE])
+        yield redact_facts(Setting(legible(setting.name), value, setting.origin))
 
 
 def _is_secret(name: str) -> bool:
@@ -179,7 +179,7 @@ def _parse(path: str, content: bytes, found: _Files) -> None:
         why = _why_ignored(name, equals, value)
         if why:
             found.ignored.append(IgnoredLine(path, number, redact_text(line.strip()[:200]), why))
-        if equals and matters(name) and all(one.name != name for one in found.settings):
+        if equals and matters(name) and all(setting.name != name for setting in found.settings):
             found.settings.append(Setting(name, value, path))
 
 

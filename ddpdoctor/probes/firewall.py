@@ -89,7 +89,7 @@ def enabled_service(context: Context) -> str | None:
 
 
 def _firewalld_runs(context: Context) -> bool:
-    if any(context.path(one).exists() for one in FIREWALLD_CGROUPS):
+    if any(context.path(firewalld_cgroup).exists() for firewalld_cgroup in FIREWALLD_CGROUPS):
         return True
     names = (context.read(f"/proc/{one.name}/comm") for one in context.path("/proc").glob("[0-9]*"))
     return any(isinstance(name, str) and name.strip() == "firewalld" for name in names)
@@ -109,8 +109,8 @@ def _tool_of_output(tables: Tables, ephemeral: tuple[int, int]) -> str | None:
 
 def _chains_to_open(tables: Tables, ephemeral: tuple[int, int]) -> tuple[str, ...]:
     """Every table must let a packet through, but those that do so already (fail2ban's, Docker's) are best left alone."""
-    shut = [one for one in tables if read_filters([one[1]], ephemeral).drops_new] or tables
-    return tuple(f"{name} {one.name}" for name, chains in shut for one in chains.values() if one.hooked)
+    shut = [table for table in tables if read_filters([table[1]], ephemeral).drops_new] or tables
+    return tuple(f"{name} {chain.name}" for name, chains in shut for chain in chains.values() if chain.hooked)
 
 
 class Rules(msgspec.Struct, frozen=True):

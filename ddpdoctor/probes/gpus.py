@@ -51,7 +51,7 @@ def _why_not(answers: nvml.NvmlAnswers) -> str:
 
 def _nvidia(answers: nvml.NvmlAnswers, context: Context) -> Gpus:
     integrated = _jetson_name(context) is not None
-    devices = tuple(_gpu(one, integrated) for one in answers.gpus)
+    devices = tuple(_gpu(gpu, integrated) for gpu in answers.gpus)
     return Gpus(
         devices=devices, vendor="nvidia", p2p=msgspec.convert(answers.p2p, tuple[tuple[str, ...], ...] | Unknown)
     )

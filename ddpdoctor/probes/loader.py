@@ -19,7 +19,7 @@ def can_be_found(context: Context, name: str) -> bool:
     """
     machine = platform.machine()
     folders = [Path(one) for one in re.split("[:;]", context.environ.get("LD_LIBRARY_PATH", "")) if one]
-    folders += [context.path(one) for one in DEFAULT_FOLDERS]
+    folders += [context.path(default_folder) for default_folder in DEFAULT_FOLDERS]
     folders += [context.path(f"{one}/{machine}-linux-gnu") for one in ("/lib", "/usr/lib")]
     if any(os.path.lexists(folder / name) for folder in folders):
         return True

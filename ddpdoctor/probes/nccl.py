@@ -91,7 +91,7 @@ def _folders(context: Context) -> Iterator[Path]:
         if target_python.prefix:
             yield Path(target_python.prefix) / "lib"
     yield from (Path(one) for one in context.environ.get("LD_LIBRARY_PATH", "").split(":") if one.startswith("/"))
-    yield from (context.path(one) for one in STANDARD_FOLDERS)
+    yield from (context.path(standard_folder) for standard_folder in STANDARD_FOLDERS)
 
 
 def _ask(library: Path, context: Context) -> Started:

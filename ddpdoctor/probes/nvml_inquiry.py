@@ -303,7 +303,7 @@ def p2p_matrix(nvml: Any, gpus: list[NvmlGpu]) -> list[list[str]]:
         dead = one.handle is None or other.handle is None or one.answers["lost"] or other.answers["lost"]
         return "unknown" if dead else p2p_status(nvml, one.handle, other.handle)
 
-    return [[status(one, other) for other in gpus] for one in gpus]
+    return [[status(gpu, other) for other in gpus] for gpu in gpus]
 
 
 def message(nvml: Any, error: Any) -> str:

@@ -410,13 +410,13 @@ def _nft_ct(key: object, right: object) -> Match:
 def _nft_payload(payload: Mapping[str, Any], right: object, family: str) -> Match:
     protocol, field = payload.get("protocol"), payload.get("field")
     if protocol in ("tcp", "th") and field == "dport":
-        ranges = [_nft_range(one) for one in _members(right)]
+        ranges = [_nft_range(member) for member in _members(right)]
         if None in ranges:
             return UNSURE
         known = tuple(one for one in ranges if one)
         return Match("ports", ",".join(f"{a}-{b}" if a != b else str(a) for a, b in known), known)
     if protocol == family and field == "saddr":
-        return Match("source", ", ".join(_nft_address(one) for one in _members(right)))
+        return Match("source", ", ".join(_nft_address(member) for member in _members(right)))
     if protocol == family and field in ("protocol", "nexthdr"):
         return ALWAYS if "tcp" in _members(right) else NEVER
     if protocol == "tcp" and field == "flags":

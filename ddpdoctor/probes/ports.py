@@ -61,7 +61,7 @@ def holders(context: Context, ports: Iterable[int]) -> tuple[Listener, ...] | Un
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         text = context.read(table)
         if isinstance(text, str):
-            held.extend(one for one in _rows(text) if one.port in wanted)
+            held.extend(row for row in _rows(text) if row.port in wanted)
         elif table == "/proc/net/tcp":
             return text
     owners = _owners(context, {one.inode for one in held}) if held else {}

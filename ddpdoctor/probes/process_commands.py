@@ -88,8 +88,12 @@ def is_launcher(words: tuple[str, ...]) -> bool:
         name = _name(what).partition(":")[0]
         if name.endswith(".py"):
             module = what.removesuffix(".py").replace("/", ".")
-            return any(module.endswith(f".{one}") for one in LAUNCHING_MODULES if "." in one)
-    first = next((one for one in arguments if not one.startswith("-")), "")
+            return any(
+                module.endswith(f".{launching_module}")
+                for launching_module in LAUNCHING_MODULES
+                if "." in launching_module
+            )
+    first = next((argument for argument in arguments if not argument.startswith("-")), "")
     if name in _SUBCOMMANDS:
         return first == _SUBCOMMANDS[name] or not _SUBCOMMANDS[name]
     return what.startswith("-m ") or name in LAUNCHING_PROGRAMS

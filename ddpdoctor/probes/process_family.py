@@ -121,7 +121,7 @@ def place_by_settings(settings: Mapping[str, str], *, alone: bool = False) -> Ra
     Args:
         alone: it keeps a store for others, so that a LOCAL_RANK without a WORLD_SIZE makes it a rank, too.
     """
-    told = [one for one in launches(settings) if one.rank is not None]
+    told = [launch for launch in launches(settings) if launch.rank is not None]
     order = ("torchrun", "Open MPI", "MVAPICH", "Intel MPI", "PMI", "settings", "Slurm")
     if told:
         return _place(min(told, key=lambda one: order.index(one.launcher)))

@@ -57,7 +57,7 @@ class Holders:
         segments = any(path.startswith(SEGMENTS) for path in self._paths(SHARED))
         devices = any(DEVICE.match(path) for path in self._paths("/dev/"))
         self._sockets = self._sockets_of_stores(family)
-        had = {inode for one in self.files.values() if isinstance(one.sockets, frozenset) for inode in one.sockets}
+        had = {inode for file in self.files.values() if isinstance(file.sockets, frozenset) for inode in file.sockets}
         if segments or devices or self._sockets - had:
             rest = [pid for pid, one in family.seen.items() if pid not in self.files and not one.stat.kernel_thread]
             found = of_each(rest, lambda pid: self._files(pid, maps=segments))

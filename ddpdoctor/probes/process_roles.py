@@ -71,8 +71,8 @@ def _unnamed_groups(family: Family) -> None:
             meeting.setdefault(one.stat.parent, []).append(one)
     for ranks in meeting.values():
         if len(ranks) > 1:
-            for one in ranks:
-                one.in_group = True
+            for rank in ranks:
+                rank.in_group = True
 
 
 def _forked_ranks(family: Family, found: Roles) -> None:
@@ -82,7 +82,7 @@ def _forked_ranks(family: Family, found: Roles) -> None:
         if not parent.python or parent.in_group:
             continue
         children = family.children(parent.stat.pid)
-        ranks = [one for one in children if _role(one, found) is ProcessRole.OTHER and _alike(one, children)]
+        ranks = [child for child in children if _role(child, found) is ProcessRole.OTHER and _alike(child, children)]
         node, nodes = _node(parent)
         for count, one in enumerate(ranks):
             place = RankPlace(
@@ -110,12 +110,12 @@ def _alike(one: SeenProcess, siblings: Iterable[SeenProcess]) -> bool:
     """Whether it was started as those were that have a process group: one may be late, or have died."""
     if one.forked_rank:
         return True
-    ranks = [other for other in siblings if other.forked_rank]
+    ranks = [sibling for sibling in siblings if sibling.forked_rank]
     if not one.words:
-        return one.stat.name in {other.stat.name for other in ranks}
+        return one.stat.name in {rank.stat.name for rank in ranks}
     spawned = commands.is_spawned(one.words)
     return one.python and any(
-        commands.is_spawned(other.words) == spawned and (spawned or other.words == one.words) for other in ranks
+        commands.is_spawned(rank.words) == spawned and (spawned or rank.words == one.words) for rank in ranks
     )
 
 
@@ -170,7 +170,7 @@ def _ranks_of_further_nodes(family: Family, found: Roles) -> None:
         if one.further_node and one.computes and not one.stat.forked and _role(one, found) is ProcessRole.OTHER:
             by_parent.setdefault(one.stat.parent, []).append(one)
     for pid, children in by_parent.items():
-        local_ranks = [number(one.variables["LOCAL_RANK"]) or 0 for one in children]
+        local_ranks = [number(child.variables["LOCAL_RANK"]) or 0 for child in children]
         parent = family.seen.get(pid)
         if not (parent and parent.python and _role(parent, found) is ProcessRole.OTHER and min(local_ranks) == 1):
             continue
@@ -214,11 +214,11 @@ def _unreadable_ranks(family: Family, found: Roles) -> None:
     """A launcher's child whose settings can't be read: a zombie's, one's that hangs in the kernel, another user's."""
     launchers = [pid for pid, (role, _) in found.items() if role is ProcessRole.LAUNCHER]
     for pid in launchers:
-        ranks = [one for one in family.children(pid) if _role(one, found) is ProcessRole.RANK]
-        hidden = [one for one in family.children(pid) if _may_be_rank(one, ranks, found)]
+        ranks = [child for child in family.children(pid) if _role(child, found) is ProcessRole.RANK]
+        hidden = [child for child in family.children(pid) if _may_be_rank(child, ranks, found)]
         if not hidden:
             continue
-        everybody = [one for one in family.children(pid) if one in ranks or one in hidden]
+        everybody = [child for child in family.children(pid) if child in ranks or child in hidden]
         places = [found.get(one.stat.pid, (ProcessRole.OTHER, None))[1] for one in everybody]
         for one, place in zip(everybody, _filled(places), strict=True):
             found[one.stat.pid] = ProcessRole.RANK, place
@@ -232,9 +232,9 @@ def _dead_among_siblings(family: Family, found: Roles) -> None:
         if parent == 1 or found.get(parent, (ProcessRole.OTHER, None))[0] is not ProcessRole.OTHER:
             continue
         children = family.children(parent)
-        ranks = [one for one in children if _role(one, found) is ProcessRole.RANK]
-        names = {one.stat.name for one in ranks}
-        row = [one for one in children if one in ranks or (one.stat.state == "Z" and one.stat.name in names)]
+        ranks = [child for child in children if _role(child, found) is ProcessRole.RANK]
+        names = {rank.stat.name for rank in ranks}
+        row = [child for child in children if child in ranks or (child.stat.state == "Z" and child.stat.name in names)]
         places = [found.get(one.stat.pid, (ProcessRole.OTHER, None))[1] for one in row]
         if all(place for one, place in zip(row, places, strict=True) if one in ranks):
             for one, place in zip(row, _continued(places), strict=True):
@@ -264,7 +264,7 @@ def _may_be_rank(one: SeenProcess, ranks: list[SeenProcess], found: Roles) -> bo
         return False
     if one.in_group:
         return True
-    return _role(one, found) is ProcessRole.OTHER and one.stat.name in {other.stat.name for other in ranks}
+    return _role(one, found) is ProcessRole.OTHER and one.stat.name in {rank.stat.name for rank in ranks}
 
 
 def _filled(places: list[RankPlace | None]) -> list[RankPlace | None]:

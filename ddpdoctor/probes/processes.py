@@ -71,7 +71,12 @@ class _Look:
             if pid not in collected
         ]
         return Processes(
-            listed=tuple(sorted(with_connections(self._proc, listed, self._holders.files), key=lambda one: one.pid)),
+            listed=tuple(
+                sorted(
+                    with_connections(self._proc, listed, self._holders.files),
+                    key=lambda with_connection: with_connection.pid,
+                )
+            ),
             count=len(family.seen),
             closed=sum(
                 isinstance(one.environ, Unknown) and one.environ.reason.endswith(DENIED) for one in family.seen.values()
@@ -179,7 +184,7 @@ class _Look:
         for line in mounts.splitlines() if isinstance(mounts, str) and os.geteuid() != 0 else ():
             fields = line.split()
             options = fields[3].split(",") if len(fields) > 3 and fields[1] == "/proc" else []
-            if any(one.startswith("hidepid=") and one not in ("hidepid=0", "hidepid=off") for one in options):
+            if any(option.startswith("hidepid=") and option not in ("hidepid=0", "hidepid=off") for option in options):
                 return "/proc is mounted so that it hides other users' processes (hidepid)"
         return ""
 
@@ -205,4 +210,4 @@ def _own(family: Family) -> set[int]:
     """ddpdoctor, its ancestors, and all that it started."""
     me = family.seen.get(os.getpid())
     relatives = [*family.ancestors(me), *family.descendants(os.getpid())] if me else []
-    return {os.getpid(), *(one.stat.pid for one in relatives)}
+    return {os.getpid(), *(relative.stat.pid for relative in relatives)}

@@ -227,27 +227,27 @@ def understood(pid: int, output: bytes) -> Spied:
     if main is None or not main.frames:
         return Spied(trouble=PySpyTrouble.TORN, said="the main thread has no frames")
     others = tuple(
-        (printable(one.thread_name or "")[:100], _frames(one))
-        for one in threads[:MOST_THREADS]
-        if one is not main and one.frames
+        (printable(thread.thread_name or "")[:100], _frames(thread))
+        for thread in threads[:MOST_THREADS]
+        if thread is not main and thread.frames
     )
     return Spied(frames=_frames(main), others=others)
 
 
 def _main_thread(pid: int, threads: list[_Thread]) -> _Thread | None:
     """The kernel's number tells it for certain, but not from outside of a container."""
-    by_number = next((one for one in threads if one.os_thread_id == pid), None)
-    by_name = next((one for one in threads if one.thread_name == "MainThread"), None)
+    by_number = next((thread for thread in threads if thread.os_thread_id == pid), None)
+    by_name = next((thread for thread in threads if thread.thread_name == "MainThread"), None)
     return by_number or by_name or (threads[0] if len(threads) == 1 else None)
 
 
 def _frames(thread: _Thread) -> Frames:
     frames: list[Frame] = []
-    for one in thread.frames[:MOST_FRAMES]:
-        if one.filename.endswith(PARENTS_FRAMES):
+    for frame in thread.frames[:MOST_FRAMES]:
+        if frame.filename.endswith(PARENTS_FRAMES):
             break
-        line = max(one.line or 0, 0)
-        frames.append(Frame(printable(one.name)[:200], printable(one.filename)[:1000], line))
+        line = max(frame.line or 0, 0)
+        frames.append(Frame(printable(frame.name)[:200], printable(frame.filename)[:1000], line))
     return tuple(frames)
 
 

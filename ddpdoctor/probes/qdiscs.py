@@ -46,15 +46,15 @@ def _answers(kernel: socket.socket) -> Iterator[bytes]:
 
 
 def _named(answers: Iterator[bytes]) -> Iterator[tuple[str, str]]:
-    for one in answers:
-        _, index, _, parent, _ = QDISC.unpack_from(one)
+    for answer in answers:
+        _, index, _, parent, _ = QDISC.unpack_from(answer)
         if parent != TC_H_ROOT:
             continue
         at = QDISC.size
-        while at + ATTRIBUTE.size <= len(one):
-            length, kind = ATTRIBUTE.unpack_from(one, at)
+        while at + ATTRIBUTE.size <= len(answer):
+            length, kind = ATTRIBUTE.unpack_from(answer, at)
             if kind == TCA_KIND:
-                yield socket.if_indextoname(index), os.fsdecode(one[at + ATTRIBUTE.size : at + length].rstrip(b"\0"))
+                yield socket.if_indextoname(index), os.fsdecode(answer[at + ATTRIBUTE.size : at + length].rstrip(b"\0"))
                 break
             at += max(_aligned(length), ATTRIBUTE.size)
 

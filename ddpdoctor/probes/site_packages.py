@@ -76,7 +76,7 @@ def _look(context: Context) -> SitePackages | Unknown:
         return target_python
     if target_python.state != "ok":
         return Unknown(f"the target Python can't be asked: {target_python.detail}")
-    folders = tuple(dict.fromkeys(Path(one) for one in target_python.site_packages))
+    folders = tuple(dict.fromkeys(Path(site_package) for site_package in target_python.site_packages))
     versions: dict[str, str] = {}
     for folder in folders:
         for name in names_in(folder):

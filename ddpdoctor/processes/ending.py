@@ -123,7 +123,7 @@ def end(chosen: Sequence[Leftover], first: LeftoverLook, look: Callable[[], Left
                 _pin(one, pinned, ending)
         time.sleep(max(0.0, first.at + BETWEEN_LOOKS - time.monotonic()))
         second = look()
-        again = {one.identity or one.path: one for one in second.leftovers if one.proven}
+        again = {leftover.identity or leftover.path: leftover for leftover in second.leftovers if leftover.proven}
         agreed = []
         for one, pins in pinned.items():
             if all(pin.gone() for pin in pins):
@@ -166,7 +166,7 @@ def _pin(one: Leftover, pinned: dict[Leftover, list[PinnedProcess]], ending: End
 def _disagreement(one: Leftover, again: Leftover | None, first: LeftoverLook, second: LeftoverLook) -> str:
     """Why the second look doesn't agree, "" where it does."""
     if again is None:
-        found = next((other for other in second.leftovers if other.identity == one.identity), None)
+        found = next((leftover for leftover in second.leftovers if leftover.identity == one.identity), None)
         return (
             f"a second look doubts it: {found.doubts[0]}" if found and found.doubts else "a second look doesn't find it"
         )
@@ -255,7 +255,7 @@ def freed(before: LeftoverLook, after: LeftoverLook, ending: Endings) -> Iterato
         yield f"{'port' if len(ports) == 1 else 'ports'} {listed(ports)}"
     segments = [one for one in ended if one.path]
     if segments:
-        size = human(sum(one.size for one in segments))
+        size = human(sum(segment.size for segment in segments))
         yield f"{size} of {SHARED} ({plural(len(segments), 'segment')})"
     memory = sum(one.memory for one in ended)
     if memory:

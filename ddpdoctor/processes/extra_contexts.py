@@ -34,7 +34,7 @@ class Extra(msgspec.Struct, frozen=True):
 
 def extra_contexts(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> tuple[Extra, ...]:
     """Those of one job. A GPU on which no other rank works belongs to a model that is split over several."""
-    if any(one.unset for one in shared_gpus(job, held, gpus)):
+    if any(shared_gpu.unset for shared_gpu in shared_gpus(job, held, gpus)):
         return ()  # Then it is missing-set-device that speaks.
     return tuple(_extra(job, held, gpus))
 

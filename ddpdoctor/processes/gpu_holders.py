@@ -49,10 +49,10 @@ class HeldGpu(msgspec.Struct, frozen=True, kw_only=True):
 def holdings(gpus: Gpus, processes: Processes) -> tuple[HeldGpu, ...]:
     """Everything that is held on the GPUs that answer, as far as NVML tells."""
     return tuple(
-        HeldGpu(gpu=gpu, holder=one, process=process_of(one, processes))
+        HeldGpu(gpu=gpu, holder=holder, process=process_of(holder, processes))
         for gpu in gpus.answering
         if not isinstance(gpu.holders, Unknown)
-        for one in gpu.holders
+        for holder in gpu.holders
     )
 
 
@@ -62,7 +62,9 @@ def held_by_nobody(gpus: Gpus, processes: Processes) -> tuple[HeldGpu, ...]:
     if processes.unseen:
         return ()
     return tuple(
-        one for one in holdings(gpus, processes) if one.holder.pid and not one.process and one.memory >= RESERVE
+        holding
+        for holding in holdings(gpus, processes)
+        if holding.holder.pid and not holding.process and holding.memory >= RESERVE
     )
 
 
@@ -84,9 +86,9 @@ def all_told(gpus: Iterable[Gpu]) -> None:
     Raises:
         NotKnown: NVML doesn't tell who holds one of them.
     """
-    for one in gpus:
-        if not one.lost and isinstance(one.holders, Unknown):
-            raise NotKnown(f"who holds GPU {one.index} is not known: {one.holders.reason}")
+    for gpu in gpus:
+        if not gpu.lost and isinstance(gpu.holders, Unknown):
+            raise NotKnown(f"who holds GPU {gpu.index} is not known: {gpu.holders.reason}")
 
 
 def told_by_holder(gpu: Gpu) -> bool:
@@ -106,16 +108,16 @@ def in_this_job(process: Process, processes: Processes, environment: Maybe[Envir
 def for_this_job(gpus: Gpus, environment: Maybe[Environment]) -> tuple[Gpu, ...]:
     """The GPUs that a job started here would get as a whole: MIG slices, and what shares the host's memory, are left out."""
     return tuple(
-        one.gpu
-        for one in visible_gpus(gpus, environment)
-        if one.slice is None and one.gpu.mig_enabled is not True and not one.gpu.integrated
+        visible_gpu.gpu
+        for visible_gpu in visible_gpus(gpus, environment)
+        if visible_gpu.slice is None and visible_gpu.gpu.mig_enabled is not True and not visible_gpu.gpu.integrated
     )
 
 
 def own_jobs(processes: Processes) -> tuple[TrainingJob, ...]:
     """The running jobs of this user, root's being all: those whose faults are ours to find."""
     return tuple(
-        job for job in jobs_of(processes) if processes.uid == 0 or any(one.uid == processes.uid for one in job.ranks)
+        job for job in jobs_of(processes) if processes.uid == 0 or any(rank.uid == processes.uid for rank in job.ranks)
     )
 
 
@@ -130,9 +132,9 @@ def main_gpu(rank: Process, held: Iterable[HeldGpu], gpus: Gpus) -> int | None:
     contexts = of_process(rank, held)
     if len(contexts) < 2:
         return contexts[0].gpu.index if contexts else None
-    if any(isinstance(one.holder.memory, Unknown) for one in contexts):
+    if any(isinstance(context.holder.memory, Unknown) for context in contexts):
         own = own_gpu(rank, gpus)
-        return own if any(one.gpu.index == own for one in contexts) else None
+        return own if any(context.gpu.index == own for context in contexts) else None
     return contexts[0].gpu.index
 
 
@@ -168,7 +170,7 @@ def shared_gpus(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> tuple[
             unset = (
                 None not in owners
                 and len(set(owners)) == len(owners)
-                and all(first_gpu(one, gpus) == gpu.index for one in strays)
+                and all(first_gpu(stray, gpus) == gpu.index for stray in strays)
             )
             found.append(SharedGpu(gpu, tuple(ranks), unset))
     return tuple(found)
@@ -176,7 +178,7 @@ def shared_gpus(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> tuple[
 
 def _through_mps(gpu: Gpu) -> bool:
     holders = () if isinstance(gpu.holders, Unknown) else gpu.holders
-    return gpu.mps_server or any(one.kind.startswith("mps") for one in holders)
+    return gpu.mps_server or any(holder.kind.startswith("mps") for holder in holders)
 
 
 class LeftOnGpus(msgspec.Struct, frozen=True):

@@ -91,15 +91,15 @@ def capital(text: str) -> str:
 def alike(leftovers: Iterable[Leftover]) -> list[list[Leftover]]:
     """Those together that are left over for the same reason and with the same certainty: the ranks of one run."""
     groups: dict[object, list[Leftover]] = {}
-    for one in leftovers:
-        groups.setdefault((one.kind, one.certainty, one.why, one.owner), []).append(one)
+    for leftover in leftovers:
+        groups.setdefault((leftover.kind, leftover.certainty, leftover.why, leftover.owner), []).append(leftover)
     return list(groups.values())
 
 
 def may_be_by_hand(leftovers: Iterable[Leftover], processes: Processes) -> bool:
     """Whether all of them are ranks without any launcher's marks: whoever starts those with nohup leaves none behind that
     would be missing."""
-    found = [processes.get(one.pid) if one.kind is LeftoverKind.RANK else None for one in leftovers]
+    found = [processes.get(leftover.pid) if leftover.kind is LeftoverKind.RANK else None for leftover in leftovers]
     return all(one is not None and by_hand(one) for one in found)
 
 
@@ -117,7 +117,7 @@ def end_it(leftovers: Sequence[Leftover], held: Sequence[HeldGpu], processes: Pr
     """What ends leftovers of one sort that hold GPUs."""
     if leftovers[0].kind is not LeftoverKind.ENDED:
         return (end_leftovers(leftovers),)
-    ended = [processes.get(one.pid) for one in leftovers]
+    ended = [processes.get(leftover.pid) for leftover in leftovers]
     parents = sorted({one.parent for one in ended if one})
     return (
         Fix(
@@ -133,7 +133,7 @@ def end_it(leftovers: Sequence[Leftover], held: Sequence[HeldGpu], processes: Pr
 
 def end_leftovers(leftovers: Sequence[Leftover]) -> Fix:
     """What ends leftover processes of one sort: ddpdoctor only where they are proven to be that, and the caller's."""
-    first, pids = leftovers[0], [str(one.pid) for one in leftovers]
+    first, pids = leftovers[0], [str(leftover.pid) for leftover in leftovers]
     it, them = ("it is", "it") if len(pids) == 1 else ("they are", "them")
     if first.proven:
         return Fix(

@@ -76,7 +76,7 @@ def differences(ranks: Sequence[Process]) -> tuple[Difference, ...]:
     A meeting point that a rank was not started with it has set itself, or it could not train: that is unknown, not different.
     """
     own = {
-        place: {one.name: one.value for one in rank.settings if one.origin == "environment"}
+        place: {setting.name: setting.value for setting in rank.settings if setting.origin == "environment"}
         for place, rank in enumerate(ranks)
         if not isinstance(rank.settings, Unknown)
     }

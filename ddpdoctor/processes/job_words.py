@@ -70,20 +70,20 @@ class Remark(msgspec.Struct, frozen=True):
 
 def who(processes: Sequence[Process]) -> str:
     """ "rank 3 (pid 4711)", "ranks 0-2 (pids 4711, 4712 and 4713)"; without their places "pid 4711"."""
-    pids = [one.pid for one in processes]
+    pids = [process.pid for process in processes]
     named = f"pid{'' if len(pids) == 1 else 's'} {listed(pids, _MOST_PIDS)}"
-    ranks = {one.place.rank for one in processes if one.place}
+    ranks = {process.place.rank for process in processes if process.place}
     return f"{ranks_named(ranks)} ({named})" if ranks else named
 
 
 def places(processes: Iterable[Process]) -> tuple[int, ...]:
     """Their ranks, as far as anybody says which they are."""
-    return tuple(sorted({one.place.rank for one in processes if one.place}))
+    return tuple(sorted({process.place.rank for process in processes if process.place}))
 
 
 def of_pid(remarks: Collection[Remark], pid: int) -> list[Remark]:
     """The remarks on that process."""
-    return [one for one in remarks if pid in one.pids]
+    return [remark for remark in remarks if pid in remark.pids]
 
 
 _PIDS = re.compile(r"\b(?:pids?|jobs?) ((?:\d+(?:, | and )?)+)(?!\d| more)", re.IGNORECASE)

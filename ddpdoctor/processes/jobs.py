@@ -132,7 +132,7 @@ def jobs_of(processes: Processes) -> tuple[TrainingJob, ...]:
         parts.setdefault(key, _Part(launcher)).ranks.append(by_pid[pid])
     whole = [piece for part in parts.values() for piece in part.runs()]
     jobs = [_job(pieces, processes) for pieces in _joined(whole)]
-    return tuple(sorted(jobs, key=lambda job: (min(one.start for one in job.ranks), job.name)))
+    return tuple(sorted(jobs, key=lambda job: (min(rank.start for rank in job.ranks), job.name)))
 
 
 class _Part:
@@ -145,11 +145,11 @@ class _Part:
 
     @property
     def places(self) -> frozenset[int]:
-        return frozenset(one.place.rank for one in self.ranks if one.place)
+        return frozenset(rank.place.rank for rank in self.ranks if rank.place)
 
     @property
     def world_size(self) -> int | None:
-        return max((one.place.world_size or 0 for one in self.ranks if one.place), default=0) or None
+        return max((rank.place.world_size or 0 for rank in self.ranks if rank.place), default=0) or None
 
     def runs(self) -> Sequence[_Part]:
         """One by one where their sockets or ports tell them apart, or several runs met at the same point one after the other:
@@ -162,7 +162,7 @@ class _Part:
 
     def _by_sockets(self) -> Sequence[_Part]:
         """Those that are connected with each other, where else ranks would be doubled, or nobody says which they are."""
-        told = [one for one in self.ranks if one.place]
+        told = [rank for rank in self.ranks if rank.place]
         if told and len(self.places) == len(told):
             return [self]
         circles = circles_of(self.ranks)
@@ -171,19 +171,19 @@ class _Part:
         parts = [_Part(self.launcher, named_by_launcher=False) for _ in circles]
         for part, circle in zip(parts, circles, strict=True):
             part.ranks += circle
-        complete = all(len(part.places) == sum(one.place is not None for one in part.ranks) for part in parts)
+        complete = all(len(part.places) == sum(rank.place is not None for rank in part.ranks) for part in parts)
         return parts if complete else [self]
 
     def _by_time(self) -> Sequence[_Part]:
         """One after the other at the same point."""
         runs: list[_Part] = []
-        for one in sorted(self.ranks, key=lambda one: (one.start, one.pid)):
-            if one.place is None or not runs or one.place.rank in runs[-1].places:
+        for rank in sorted(self.ranks, key=lambda one: (one.start, one.pid)):
+            if rank.place is None or not runs or rank.place.rank in runs[-1].places:
                 runs.append(_Part(None))
-            runs[-1].ranks.append(one)
+            runs[-1].ranks.append(rank)
         several = len(runs[0].places) > 1 or self.world_size == 1
         at_once = all(
-            max(ages) - min(ages) < STARTED_TOGETHER for ages in ([one.age for one in run.ranks] for run in runs)
+            max(ages) - min(ages) < STARTED_TOGETHER for ages in ([rank.age for rank in run.ranks] for run in runs)
         )
         return runs if several and at_once and len({run.places for run in runs}) == 1 else [self]
 
@@ -191,9 +191,9 @@ class _Part:
         """Several jobs where one step of Slurm, a shell in it, has started them by hand: each rank is there twice, but for
         each port once."""
         parts: dict[str, _Part] = {}
-        for one in self.ranks:
-            parts.setdefault(setting(one, "MASTER_PORT"), _Part(self.launcher, named_by_launcher=False)).ranks.append(
-                one
+        for rank in self.ranks:
+            parts.setdefault(setting(rank, "MASTER_PORT"), _Part(self.launcher, named_by_launcher=False)).ranks.append(
+                rank
             )
         once = all(len(part.places) == len(part.ranks) for part in parts.values())
         return list(parts.values()) if once and len(self.places) < len(self.ranks) else [self]
@@ -223,8 +223,8 @@ def _by_lightning(rank: Process, *sources: str) -> bool:
 def _siblings(processes: Processes) -> Mapping[int, Process]:
     """Of each rank that has ended, and so has no settings any more: another that the same parent has started."""
     ranks = [one for one in processes.listed if one.role is ProcessRole.RANK and one.parent > 1]
-    readable = {one.parent: one for one in ranks if not isinstance(one.settings, Unknown)}
-    return {one.pid: readable[one.parent] for one in ranks if one.state == "Z" and one.parent in readable}
+    readable = {rank.parent: rank for rank in ranks if not isinstance(rank.settings, Unknown)}
+    return {rank.pid: readable[rank.parent] for rank in ranks if rank.state == "Z" and rank.parent in readable}
 
 
 def circles_of(ranks: Sequence[Process]) -> list[list[Process]]:
@@ -314,7 +314,9 @@ def _is_loopback(address: str) -> bool:
 
 def _job(parts: Sequence[_Part], processes: Processes) -> TrainingJob:
     members = [one for part in parts for one in part.ranks]
-    ranks = sorted(members, key=lambda one: (one.place.rank if one.place else 1 << 30, one.start, one.pid))
+    ranks = sorted(
+        members, key=lambda member: (member.place.rank if member.place else 1 << 30, member.start, member.pid)
+    )
     started = {part.launcher.pid: part.launcher for part in parts if part.launcher}
     launchers = sorted(started.values(), key=lambda one: (one.start, one.pid))
     by_launcher = launchers and all(part.named_by_launcher for part in parts)
@@ -331,7 +333,7 @@ def _job(parts: Sequence[_Part], processes: Processes) -> TrainingJob:
 
 def _others(ranks: Sequence[Process], processes: Processes) -> tuple[Process, ...]:
     helping = [one for one in processes.listed if one.role in (ProcessRole.WORKER, ProcessRole.HELPER)]
-    parents = {one.pid for one in ranks}
+    parents = {rank.pid for rank in ranks}
     parents |= {one.pid for one in helping if one.role is ProcessRole.HELPER and one.parent in parents}
     return tuple(one for one in helping if one.parent in parents)
 
@@ -342,8 +344,8 @@ def _expected(part: _Part) -> tuple[int, ...]:
     if size and size <= MOST_ON_A_HOST and _is_loopback(setting(part.ranks[0], "MASTER_ADDR")):
         return tuple(range(size))
     found: set[int] = set()
-    for one in part.ranks:
-        place = one.place
+    for rank in part.ranks:
+        place = rank.place
         if place and place.local_world_size and place.local_rank is not None:
             first = place.rank - place.local_rank
             found.update(range(first, first + min(place.local_world_size, MOST_ON_A_HOST)))

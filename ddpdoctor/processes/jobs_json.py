@@ -24,7 +24,7 @@ def jobs_report(overview: Overview, *, with_facts: bool = False) -> Report:
     processes = overview.examination.snapshot.processes
     problems = [f"the processes could not be seen: {processes.reason}"] if isinstance(processes, Unknown) else []
     report = build_report("jobs", [overview.examination], problems, with_facts=with_facts, of_all=overview.verdict)
-    jobs = tuple(reported_job(one.job, one.remarks, overview.held) for one in overview.views)
+    jobs = tuple(reported_job(view.job, view.remarks, overview.held) for view in overview.views)
     return msgspec.structs.replace(report, jobs=jobs)
 
 
@@ -41,8 +41,11 @@ def reported_job(job: TrainingJob, remarks: Sequence[Remark], held: Sequence[Hel
         world_size=job.world_size,
         expected=job.expected,
         missing=job.missing,
-        ranks=tuple(_rank(one, job, remarks, held) for one in job.ranks),
-        remarks=tuple(ReportedRemark(one.oddity.value, one.severity, one.text, one.ranks, one.pids) for one in remarks),
+        ranks=tuple(_rank(rank, job, remarks, held) for rank in job.ranks),
+        remarks=tuple(
+            ReportedRemark(remark.oddity.value, remark.severity, remark.text, remark.ranks, remark.pids)
+            for remark in remarks
+        ),
     )
 
 

@@ -84,22 +84,24 @@ class _Rank(msgspec.Struct, frozen=True):
 
 def rows_of(view: JobView, held: Sequence[HeldGpu], *, fold: bool = True) -> list[JobRow]:
     """By rank, missing ones too. fold: many healthy ones that look alike become one row."""
-    ranks = [_Rank(one, of_process(one, held), of_pid(view.remarks, one.pid)) for one in view.job.ranks]
-    by_gpu = any(each.memory for one in ranks for each in one.held)
+    ranks = [_Rank(rank, of_process(rank, held), of_pid(view.remarks, rank.pid)) for rank in view.job.ranks]
+    by_gpu = any(each.memory for rank in ranks for each in rank.held)
     rows = [*_missing(view.remarks)]
     if fold and len(ranks) > MOST_ROWS:
         groups: dict[object, list[_Rank]] = {}
-        for one in ranks:
-            groups.setdefault(_looks(one), []).append(one)
+        for rank in ranks:
+            groups.setdefault(_looks(rank), []).append(rank)
         rows += [(_order(group[0]), _row(group, by_gpu=by_gpu)) for group in groups.values()]
     else:
-        rows += [(_order(one), _row([one], by_gpu=by_gpu)) for one in ranks]
+        rows += [(_order(rank), _row([rank], by_gpu=by_gpu)) for rank in ranks]
     return [row for _, row in sorted(rows, key=lambda one: one[0])]
 
 
 def memory_heading(held: Sequence[HeldGpu], view: JobView) -> str:
     """Which memory is shown: what NVML tells of the ranks' GPUs, else what is resident."""
-    return "GPU memory" if any(each.memory for one in view.job.ranks for each in of_process(one, held)) else "resident"
+    return (
+        "GPU memory" if any(each.memory for rank in view.job.ranks for each in of_process(rank, held)) else "resident"
+    )
 
 
 def _missing(remarks: Sequence[Remark]) -> Iterator[tuple[tuple[int, int], JobRow]]:
@@ -133,22 +135,22 @@ def _row(group: Sequence[_Rank], *, by_gpu: bool) -> JobRow:
     first = group[0]
     return JobRow(
         rank=_ranks(processes),
-        pid=_pid(first.process) if len(group) == 1 else _span([one.pid for one in processes]),
+        pid=_pid(first.process) if len(group) == 1 else _span([process.pid for process in processes]),
         user=one_line(first.process.user) or str(first.process.uid),
-        age=_range([age(one.age) for one in sorted(processes, key=lambda one: one.age)]),
+        age=_range([age(process.age) for process in sorted(processes, key=lambda one: one.age)]),
         gpus=_gpus(group),
         memory=_memory(group, by_gpu=by_gpu),
-        state=_range(sorted({STATES.get(one.state, one.state) for one in processes})).replace("-", "/"),
+        state=_range(sorted({STATES.get(process.state, process.state) for process in processes})).replace("-", "/"),
         cpu=_cpu(processes),
         waits=_waits(processes),
-        remark=", ".join(one.oddity.value for one in first.remarks),
-        severity=min((one.severity for one in first.remarks), key=lambda one: one.rank, default=None),
+        remark=", ".join(remark.oddity.value for remark in first.remarks),
+        severity=min((remark.severity for remark in first.remarks), key=lambda one: one.rank, default=None),
     )
 
 
 def _ranks(processes: Sequence[Process]) -> str:
-    numbers = [one.place.rank for one in processes if one.place]
-    guess = "?" if any(one.forked for one in processes) else ""
+    numbers = [process.place.rank for process in processes if process.place]
+    guess = "?" if any(process.forked for process in processes) else ""
     return (",".join(spans(numbers)) if numbers else "") + guess or "?"
 
 
@@ -188,14 +190,20 @@ def _amounts(amounts: Sequence[int]) -> str:
 
 
 def _cpu(processes: Sequence[Process]) -> str:
-    used = [one.recent_cpu for one in processes if not isinstance(one.recent_cpu, Unknown) and one.state not in ENDED]
+    used = [
+        process.recent_cpu
+        for process in processes
+        if not isinstance(process.recent_cpu, Unknown) and process.state not in ENDED
+    ]
     if not used:
         return ""
     return _range([f"{100 * cores:.0f}" for cores in (min(used), max(used))]) + " %"
 
 
 def _waits(processes: Sequence[Process]) -> str:
-    said = {waits_for(one.waits_in) for one in processes if one.waits_in and one.state not in ("R", *ENDED)}
+    said = {
+        waits_for(process.waits_in) for process in processes if process.waits_in and process.state not in ("R", *ENDED)
+    }
     return said.pop() if len(said) == 1 else "various" if said else ""
 
 

@@ -29,21 +29,21 @@ def headline(view: JobView) -> str:
 
 def described(job: TrainingJob) -> str:
     """ "alice, 2.1 h, 8 ranks here (0-7) of 16, launcher pid 4711, 16 DataLoader workers"."""
-    users = sorted({one_line(one.user) or str(one.uid) for one in job.ranks})
-    numbers = {one.place.rank for one in job.ranks if one.place}
+    users = sorted({one_line(rank.user) or str(rank.uid) for rank in job.ranks})
+    numbers = {rank.place.rank for rank in job.ranks if rank.place}
     here = plural(len(job.ranks), "rank")
     if job.expected and len(numbers) != len(job.expected):
         here = f"{len(numbers)} of {len(job.expected)} ranks"
     more = job.world_size is not None and job.world_size > len(numbers | set(job.missing))
     parts = [
         listed(users, 3),
-        f"up {age(max(one.age for one in job.ranks))}",
+        f"up {age(max(rank.age for rank in job.ranks))}",
         f"{here} on this host of {job.world_size} in all" if more else here,
         _launchers(job),
         *_workers(job),
         *(["the order in which they were started is taken for their ranks"] if _guessed(job) else []),
     ]
-    containers = sorted({one.container for one in job.ranks if one.container})
+    containers = sorted({rank.container for rank in job.ranks if rank.container})
     if containers:
         parts.append(f"in container {listed(containers, 3)}")
     return ", ".join(parts)
@@ -52,22 +52,22 @@ def described(job: TrainingJob) -> str:
 def _launchers(job: TrainingJob) -> str:
     if not job.launchers:
         return "no launcher here"
-    return f"launcher{'' if len(job.launchers) == 1 else 's'} pid {listed((one.pid for one in job.launchers), 4)}"
+    return f"launcher{'' if len(job.launchers) == 1 else 's'} pid {listed((launcher.pid for launcher in job.launchers), 4)}"
 
 
 def _workers(job: TrainingJob) -> Iterator[str]:
-    count = sum(len(job.workers_of(one)) for one in job.ranks)
+    count = sum(len(job.workers_of(rank)) for rank in job.ranks)
     if count:
         yield plural(count, "DataLoader worker")
 
 
 def _guessed(job: TrainingJob) -> bool:
-    return any(one.forked for one in job.ranks)
+    return any(rank.forked for rank in job.ranks)
 
 
 def in_words(remarks: Sequence[Remark]) -> list[tuple[Severity, str]]:
     """Each as a sentence."""
-    return [(one.severity, one_line(one.text)) for one in remarks]
+    return [(remark.severity, one_line(remark.text)) for remark in remarks]
 
 
 def heading(overview: Overview) -> list[tuple[str, str]]:

@@ -56,20 +56,22 @@ def columns_for(rows: Sequence[JobRow], memory: str, width: int) -> tuple[TableC
 
 
 def _needed(columns: Collection[TableColumn]) -> int:
-    return sum(one.width + _GAP for one in columns)
+    return sum(column.width + _GAP for column in columns)
 
 
 def show_table(console: Console, rows: Sequence[JobRow], memory: str, indent: int = 2) -> None:
     """Prints the table; rows in which something stands out in that colour."""
     columns = columns_for(rows, memory, console.width - indent)
     margin = " " * indent
-    head = Text(margin).append("".join(_cell(one, one.heading) for one in columns).rstrip(), "dim")
+    head = Text(margin).append("".join(_cell(column, column.heading) for column in columns).rstrip(), "dim")
     console.print(head, soft_wrap=True)
     for row in rows:
         style = STYLES[row.severity] if row.severity else ""
         line = Text(margin)
-        for one in columns:
-            line.append(_cell(one, getattr(row, one.name)), style if one.name in ("rank", "pid", "state") else "")
+        for column in columns:
+            line.append(
+                _cell(column, getattr(row, column.name)), style if column.name in ("rank", "pid", "state") else ""
+            )
         if row.remark and console.width - len(line) >= min(len(row.remark), _LEAST_REMARK):
             console.print(Hanging(line, Text(row.remark, style), len(line)))
         else:

@@ -61,9 +61,9 @@ def _word(severity: Severity) -> str:
 def _show_not_tested(console: Console, overview: Overview, *, verbose: bool) -> None:
     """What had nothing to look at is told with -v alone: most hosts have no job."""
     reasons: dict[SkipReason, dict[str, list[str]]] = {why: {} for why in SkipReason}
-    for one in overview.examination.results:
-        if one.not_tested is not None:
-            reasons[one.not_tested.why].setdefault(one.not_tested.reason, []).append(one.check.slug)
+    for result in overview.examination.results:
+        if result.not_tested is not None:
+            reasons[result.not_tested.why].setdefault(result.not_tested.reason, []).append(result.check.slug)
     unknown = reasons[SkipReason.CRASHED] | reasons[SkipReason.UNKNOWN]
     show_not_tested(console, unknown, reasons[SkipReason.NOT_APPLICABLE] if verbose else {}, verbose=verbose)
     if verbose and overview.examination.passed:

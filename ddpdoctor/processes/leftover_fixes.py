@@ -12,5 +12,5 @@ MOST_NAMED = 32
 
 def command_of(leftovers: Sequence[Leftover]) -> str:
     """`ddpdoctor zombies --kill` with the pids and paths of the first of these."""
-    named = [str(one.pid or one.path) for one in leftovers[:MOST_NAMED]]
+    named = [str(leftover.pid or leftover.path) for leftover in leftovers[:MOST_NAMED]]
     return shlex.join(["ddpdoctor", "zombies", "--kill", *named])

@@ -94,8 +94,8 @@ def _leftover(process: Process, scene: ProcessTree) -> Leftover:
         owner=process.user or str(process.uid),
         age=process.age,
         identity=process.identity,
-        children=tuple(one.identity for one in children),
-        mates=tuple(one.identity for one in job.ranks if one.pid != process.pid) if job else (),
+        children=tuple(child.identity for child in children),
+        mates=tuple(rank.identity for rank in job.ranks if rank.pid != process.pid) if job else (),
         memory=sum(one.memory for one in all_of_it),
         gpus=tuple(sorted({gpu.index for gpu, _ in held})),
         gpu_memory=sum(holder.memory for _, holder in held if isinstance(holder.memory, int)),
@@ -187,12 +187,12 @@ def _of_a_rank(process: Process, scene: ProcessTree) -> Iterator[str]:
         yield "which job it belongs to is not known"
         return
     yield from _of_the_missing(process, job, scene)
-    for other in job.ranks:
-        named = "it" if other.pid == process.pid else f"rank {_number(other)} of its job (pid {other.pid})"
-        if stands := not_waiting(other, named, scene.processes.watched):
+    for rank in job.ranks:
+        named = "it" if rank.pid == process.pid else f"rank {_number(rank)} of its job (pid {rank.pid})"
+        if stands := not_waiting(rank, named, scene.processes.watched):
             yield stands
-        if other.pid != process.pid:
-            yield from (f"{named}: {text}" for text in _alive(other, scene))
+        if rank.pid != process.pid:
+            yield from (f"{named}: {text}" for text in _alive(rank, scene))
 
 
 def _missing(process: Process, job: TrainingJob) -> tuple[int, ...]:
@@ -332,7 +332,7 @@ def _then(process: Process, children: Sequence[Process], scene: ProcessTree) -> 
     job = scene.job(process)
     mates = job.ranks if job else ()
     alive = any(any(signs_of_life(one, watched)) for one in (process, *children, *mates))
-    elsewhere = any(isinstance(one.stack, tuple) and not_waiting(one, "it", watched) for one in mates)
+    elsewhere = any(isinstance(mate.stack, tuple) and not_waiting(mate, "it", watched) for mate in mates)
     return "" if alive or elsewhere else shlex.join(["kill", str(process.pid)])
 
 

@@ -83,7 +83,7 @@ def checks_of_jobs(catalogue: Catalogue) -> tuple[Check, ...]:
 
 def groups_of(checks: Sequence[Check]) -> set[str]:
     """The facts that they need, and what the report's heading says; nothing that takes an import of torch."""
-    return set(HEADING).union(*(one.groups for one in checks)) - {"torch", "libraries", "extensions", "toolchain"}
+    return set(HEADING).union(*(check.groups for check in checks)) - {"torch", "libraries", "extensions", "toolchain"}
 
 
 def overview(snapshot: Snapshot, checks: Sequence[Check], name: str | None = None) -> Overview:
@@ -115,7 +115,10 @@ def _views(jobs: Sequence[TrainingJob], examination: Examination) -> tuple[JobVi
     assert not isinstance(snapshot.processes, Unknown)
     views = []
     for job in jobs:
-        judged = [(one, _severity(one, job, examination)) for one in remarks_on(job, snapshot.processes, snapshot.gpus)]
+        judged = [
+            (remark, _severity(remark, job, examination))
+            for remark in remarks_on(job, snapshot.processes, snapshot.gpus)
+        ]
         views.append(
             JobView(
                 job,
@@ -152,11 +155,11 @@ def named_job(name: str, jobs: Sequence[TrainingJob], processes: Processes, *, b
     if not text.isascii() or not text.isdecimal():
         raise UnknownJobError(f"{name!r} is no pid.", jobs_there(jobs))
     pid = int(text)
-    found = [one for one in jobs if pid in members(one)]
+    found = [job for job in jobs if pid in members(job)]
     process = processes.get(pid)
     if not found and process:
-        above = set() if below else {one.pid for one in ancestors(process, processes)}
-        found = [one for one in jobs if above & members(one)] or [one for one in jobs if pid in _above(one, processes)]
+        above = set() if below else {ancestor.pid for ancestor in ancestors(process, processes)}
+        found = [job for job in jobs if above & members(job)] or [job for job in jobs if pid in _above(job, processes)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -176,18 +179,18 @@ def named_job(name: str, jobs: Sequence[TrainingJob], processes: Processes, *, b
 
 def members(job: TrainingJob) -> set[int]:
     """The pids of launchers, ranks, workers and helpers."""
-    return {one.pid for one in (*job.launchers, *job.ranks, *job.others)}
+    return {launcher.pid for launcher in (*job.launchers, *job.ranks, *job.others)}
 
 
 def _above(job: TrainingJob, processes: Processes) -> set[int]:
-    return {one.pid for rank in job.ranks for one in ancestors(rank, processes)} - {1}
+    return {ancestor.pid for rank in job.ranks for ancestor in ancestors(rank, processes)} - {1}
 
 
 def jobs_there(jobs: Sequence[TrainingJob]) -> str:
     """ "The jobs here: 4711 (torchrun train.py, 8 ranks) and 5200 (python train.py, 2 ranks)."."""
     if not jobs:
         return "No training job runs on this host that this user can see."
-    named = [f"{one.name} ({called(one)}, {plural(len(one.ranks), 'rank')})" for one in jobs]
+    named = [f"{job.name} ({called(job)}, {plural(len(job.ranks), 'rank')})" for job in jobs]
     return f"The job{'s' if len(jobs) > 1 else ''} here: {listed(named, _MOST_NAMED)}."
 
 
@@ -210,7 +213,9 @@ def _of_job(examination: Examination, job: TrainingJob) -> tuple[Examination, in
     left_out = 0
     results = []
     for result in examination.results:
-        kept = tuple(one for one in result.findings if names_any(one, own) or not names_any(one, foreign))
+        kept = tuple(
+            finding for finding in result.findings if names_any(finding, own) or not names_any(finding, foreign)
+        )
         left_out += len(result.findings) - len(kept)
         results.append(msgspec.structs.replace(result, findings=kept))
     return msgspec.structs.replace(examination, results=tuple(results)), left_out

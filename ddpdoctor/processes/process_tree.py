@@ -108,7 +108,7 @@ class ProcessTree:
         parent = self.parent(top)
         if parent is None or self.adopted(top) or _is_shell(parent):
             return False
-        return not any(_may_be_torchrun(one, rank) for one in self.ancestors(top))
+        return not any(_may_be_torchrun(ancestor, rank) for ancestor in self.ancestors(top))
 
     def _outermost(self, rank: Process) -> Process:
         """The rank, or the shell in which torchrun had started it: `torchrun --no-python ./train.sh`."""

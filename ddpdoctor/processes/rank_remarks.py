@@ -39,7 +39,7 @@ def _not_running(job: TrainingJob) -> Iterator[Remark]:
 
 
 def _missing(job: TrainingJob) -> Iterator[Remark]:
-    if job.missing and min(one.age for one in job.ranks) >= SETTLED_SECONDS:
+    if job.missing and min(rank.age for rank in job.ranks) >= SETTLED_SECONDS:
         be = "is" if len(job.missing) == 1 else "are"
         yield Remark(
             Oddity.MISSING,
@@ -68,7 +68,7 @@ def _alone(job: TrainingJob) -> Iterator[Remark]:
 
 def _beyond(job: TrainingJob) -> Iterator[Remark]:
     """Ranks that count on from a node before theirs, where the world has no room for that node's."""
-    alive = [one for one in job.ranks if one.state not in ENDED and one.place and (one.place.node_rank or 0) > 0]
+    alive = [rank for rank in job.ranks if rank.state not in ENDED and rank.place and (rank.place.node_rank or 0) > 0]
     beyond = [one for one in alive if one.place and one.place.world_size and one.place.rank >= one.place.world_size]
     if beyond and beyond[0].place:
         node = beyond[0].place.node_rank
@@ -90,7 +90,7 @@ def _fewer(job: TrainingJob) -> Iterator[Remark]:
             Oddity.FEWER,
             WARN,
             ranks=places(job.ranks),
-            pids=tuple(one.pid for one in job.ranks),
+            pids=tuple(rank.pid for rank in job.ranks),
             text=f"{plural(asked.processes, 'process', 'processes')} were asked for ({asked.source}), and accelerate started "
             f"{job.world_size}, {who(job.ranks)}: it starts several on GPUs alone",
         )
@@ -122,15 +122,15 @@ def _doubled(job: TrainingJob) -> Iterator[Remark]:
 
 
 def _ended(job: TrainingJob) -> Iterator[Remark]:
-    dead = [one for one in job.ranks if one.state in ENDED or one.ended_threads]
+    dead = [rank for rank in job.ranks if rank.state in ENDED or rank.ended_threads]
     zombies = [one for one in dead if one.state in ENDED]
     if zombies:
-        parents = sorted({one.parent for one in zombies})
+        parents = sorted({zombie.parent for zombie in zombies})
         yield Remark(
             Oddity.DEAD,
             WARN,
             ranks=places(zombies),
-            pids=tuple(one.pid for one in zombies),
+            pids=tuple(zombie.pid for zombie in zombies),
             text=f"{who(zombies)}: ended, state Z, and pid {listed(parents)} that started it has not taken note",
         )
     ending = [one for one in dead if one not in zombies]
@@ -145,11 +145,11 @@ def _ended(job: TrainingJob) -> Iterator[Remark]:
 
 
 def _waits(processes: Sequence[Process]) -> list[str]:
-    return sorted({f"others wait in {one.waits_in}" for one in processes if one.waits_in})
+    return sorted({f"others wait in {process.waits_in}" for process in processes if process.waits_in})
 
 
 def _stopped(job: TrainingJob) -> Iterator[Remark]:
-    alive = [one for one in job.ranks if one.state not in ENDED]
+    alive = [rank for rank in job.ranks if rank.state not in ENDED]
     stopped = [one for one in alive if one.state == STOPPED]
     if stopped:
         whole = len(stopped) == len(alive)
@@ -164,7 +164,7 @@ def _stopped(job: TrainingJob) -> Iterator[Remark]:
             pids=tuple(one.pid for one in stopped),
             text=f"{who(stopped)}: stopped by a signal (SIGSTOP or Ctrl-Z), state T; {others}",
         )
-    halted = [one for one in job.launchers if one.state == STOPPED]
+    halted = [launcher for launcher in job.launchers if launcher.state == STOPPED]
     if halted and not stopped:
         yield Remark(
             Oddity.STOPPED,
@@ -187,14 +187,14 @@ def _stopped(job: TrainingJob) -> Iterator[Remark]:
 
 def _orphaned(job: TrainingJob, processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Remark]:
     left = {one.identity for one in left_by_processes(processes, gpus) if one.kind is LeftoverKind.RANK}
-    found = [one for one in job.ranks if one.identity in left]
+    found = [rank for rank in job.ranks if rank.identity in left]
     orphans = [one for one in found if not by_hand(one)]
     if orphans:
         yield Remark(
             Oddity.ORPHANED,
             WARN,
             ranks=places(orphans),
-            pids=tuple(one.pid for one in orphans),
+            pids=tuple(orphan.pid for orphan in orphans),
             text=f"{who(orphans)}: orphaned; what started {'it' if len(orphans) == 1 else 'them'} is gone",
         )
     alone = [one for one in found if by_hand(one)]

@@ -23,7 +23,7 @@ def gpu_remarks(job: TrainingJob, processes: Processes, gpus: Maybe[Gpus]) -> It
     """Ranks that share a GPU, that are on another one than their own, or on none."""
     if isinstance(gpus, Unknown) or not gpus.answering:
         return
-    alive = [one for one in job.ranks if one.state not in ENDED]
+    alive = [rank for rank in job.ranks if rank.state not in ENDED]
     held = holdings(gpus, processes)
     by_pid = {one.pid: of_process(one, held) for one in alive}
     yield from _shared(job, held, gpus)
@@ -33,19 +33,19 @@ def gpu_remarks(job: TrainingJob, processes: Processes, gpus: Maybe[Gpus]) -> It
 
 
 def _shared(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> Iterator[Remark]:
-    for one in shared_gpus(job, held, gpus):
+    for shared_gpu in shared_gpus(job, held, gpus):
         yield Remark(
             Oddity.SHARED_GPU,
             FAIL,
-            ranks=places(one.ranks),
-            pids=tuple(rank.pid for rank in one.ranks),
-            text=f"{who(one.ranks)} share GPU {one.gpu.index}",
+            ranks=places(shared_gpu.ranks),
+            pids=tuple(rank.pid for rank in shared_gpu.ranks),
+            text=f"{who(shared_gpu.ranks)} share GPU {shared_gpu.gpu.index}",
         )
 
 
 def _extra(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> Iterator[Remark]:
-    pids = {one.process.pid for one in extra_contexts(job, held, gpus)}
-    extra = [one for one in job.ranks if one.pid in pids]
+    pids = {extra_context.process.pid for extra_context in extra_contexts(job, held, gpus)}
+    extra = [rank for rank in job.ranks if rank.pid in pids]
     if extra:
         have = "has a context on a GPU that isn't its own"
         if len(extra) > 1:
@@ -96,4 +96,6 @@ def _no_device(rank: Process, gpus: Gpus) -> bool:
         return False
     if not isinstance(rank.devices, Unknown):
         return not rank.devices
-    return all(not isinstance(gpu.holders, Unknown) and all(one.pid for one in gpu.holders) for gpu in gpus.answering)
+    return all(
+        not isinstance(gpu.holders, Unknown) and all(holder.pid for holder in gpu.holders) for gpu in gpus.answering
+    )

@@ -16,7 +16,7 @@ TOO_MANY = Unknown(f"more than {MOST} ranks may be left over, and so many stacks
 
 def with_stacks(processes: Processes) -> Processes:
     """The same, where it matters with the stacks of the ranks."""
-    wanted = [one.pid for one in whose_stacks(processes)]
+    wanted = [whose_stack.pid for whose_stack in whose_stacks(processes)]
     if not wanted:
         return processes
     stacks = dict.fromkeys(wanted, TOO_MANY) | _read(wanted[:MOST])

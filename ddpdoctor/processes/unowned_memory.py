@@ -29,7 +29,7 @@ def unowned(gpu: Gpu) -> Maybe[int]:
         return Unknown(f"GPU {gpu.index} is in MIG mode, and who is on its slices may be told to root alone")
     if gpu.virtualization in ("host-vgpu", "host-vsga"):
         return Unknown(f"GPU {gpu.index} is lent to virtual machines, whose memory has no process here")
-    if any(isinstance(one.memory, Unknown) for one in holders):
+    if any(isinstance(holder.memory, Unknown) for holder in holders):
         return Unknown(f"the driver doesn't tell how much each process holds on GPU {gpu.index}")
-    rest = used - sum(one.memory for one in holders if not isinstance(one.memory, Unknown))
+    rest = used - sum(holder.memory for holder in holders if not isinstance(holder.memory, Unknown))
     return rest if rest > max(RESERVE, RESERVED_SHARE * total) else 0

@@ -34,7 +34,7 @@ def zombies_report(
     """spots: where nobody could look. ending: what was done, None where nothing was to be. The findings are what is left after that."""
     report = build_report("zombies", [], problems, of_all=verdict)
     settled = {one.leftover for one in (ending.all if ending else ()) if one.fate not in (Fate.LEFT, Fate.STAYS)}
-    left = [one for one in leftovers if one not in settled]
+    left = [leftover for leftover in leftovers if leftover not in settled]
     return msgspec.structs.replace(
         report,
         host=os.uname().nodename,
@@ -88,8 +88,8 @@ def reported_leftovers(
     leftovers: Iterable[Leftover], endings: Sequence[LeftoverEnding] = ()
 ) -> tuple[ReportedLeftover, ...]:
     """endings: what became of those that were chosen."""
-    fates = {one.leftover: one for one in endings}
-    return tuple(_reported(one, fates.get(one)) for one in leftovers)
+    fates = {ending.leftover: ending for ending in endings}
+    return tuple(_reported(leftover, fates.get(leftover)) for leftover in leftovers)
 
 
 def _reported(one: Leftover, ending: LeftoverEnding | None) -> ReportedLeftover:

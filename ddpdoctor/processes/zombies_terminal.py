@@ -40,7 +40,7 @@ def show_leftovers(
     if spots:
         screen.line()
     screen.labelled("", summed(leftovers, spots), 0, style="bold")
-    proven = [one for one in leftovers if one.proven]
+    proven = [leftover for leftover in leftovers if leftover.proven]
     if len(proven) > 1 and not killing:
         screen.labelled("", "To end what is proven, after a second look:", 0)
         screen.line("    ddpdoctor zombies --kill", "cyan")
@@ -93,14 +93,14 @@ def show_plan(screen: Screen, proven: Sequence[Leftover]) -> None:
     segments = [one for one in proven if one.path]
     screen.line()
     if processes:
-        text = f"To be ended (SIGTERM, then SIGKILL): pid {', '.join(str(one.pid) for one in processes)}"
-        children = [child.pid for one in processes for child in one.children]
+        text = f"To be ended (SIGTERM, then SIGKILL): pid {', '.join(str(process.pid) for process in processes)}"
+        children = [child.pid for process in processes for child in process.children]
         text += (
             f", with {'its' if len(processes) == 1 else 'their'} children {listed(children, 20)}" if children else ""
         )
         screen.labelled("", f"{text}.", 0)
     if segments:
-        screen.labelled("", f"To be removed: {listed((one_line(one.path) for one in segments), 12)}.", 0)
+        screen.labelled("", f"To be removed: {listed((one_line(segment.path) for segment in segments), 12)}.", 0)
 
 
 def show_endings(screen: Screen, ending: Endings) -> None:
@@ -119,4 +119,4 @@ def _told(one: LeftoverEnding) -> str:
 
 def certain(leftovers: Sequence[Leftover]) -> list[Leftover]:
     """Those that may be ended."""
-    return [one for one in leftovers if one.certainty is Certainty.PROVEN]
+    return [leftover for leftover in leftovers if leftover.certainty is Certainty.PROVEN]

@@ -67,7 +67,7 @@ def summed(leftovers: Sequence[Leftover], spots: Sequence[str]) -> str:
     """The last line. spots: where nobody could look."""
     if not leftovers:
         return "Nothing is left over, as far as could be seen." if spots else "Nothing is left over."
-    counts = [(sum(one.certainty is which for one in leftovers), which) for which in Certainty]
+    counts = [(sum(leftover.certainty is which for leftover in leftovers), which) for which in Certainty]
     words = {
         Certainty.PROVEN: "proven to be left over",
         Certainty.DOUBT: "in doubt, and left alone",

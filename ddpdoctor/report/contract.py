@@ -177,7 +177,7 @@ def build_report(
             if result.not_tested is not None
         ]
     passed = (
-        [slug for slug in examinations[0].passed if all(slug in one.passed for one in examinations)]
+        [slug for slug in examinations[0].passed if all(slug in examination.passed for examination in examinations)]
         if examinations
         else []
     )

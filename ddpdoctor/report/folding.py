@@ -78,10 +78,10 @@ def idle_reasons(examinations: Sequence[Examination]) -> dict[str, list[str]]:
     idle = [
         {
             result.check.slug: result.not_tested.reason
-            for result in one.results
+            for result in examination.results
             if result.not_tested is not None and result.not_tested.why is SkipReason.NOT_APPLICABLE
         }
-        for one in examinations
+        for examination in examinations
     ]
     told: dict[str, list[str]] = {}
     for slug, reason in idle[0].items() if idle else ():
@@ -92,7 +92,7 @@ def idle_reasons(examinations: Sequence[Examination]) -> dict[str, list[str]]:
 
 def passed_everywhere(examinations: Sequence[Examination]) -> list[str]:
     """The slugs that passed on every node."""
-    sets = [set(one.passed) for one in examinations]
+    sets = [set(examination.passed) for examination in examinations]
     return [slug for slug in examinations[0].passed if all(slug in passed for passed in sets)] if sets else []
 
 
@@ -130,7 +130,7 @@ def _names_a_node(summary: str, place: int, names: Sequence[str]) -> bool:
     own_rank = re.search(r" \(rank (\d+)\)$", names[place])
     if own_rank and re.search(r"\branks? \d" if place == 0 else rf"\branks? {own_rank[1]}\b", summary):
         return True
-    return place == 0 and bool(re.search(r"\bnodes? \d", summary) or any(_word(one).search(summary) for one in names))
+    return place == 0 and bool(re.search(r"\bnodes? \d", summary) or any(_word(name).search(summary) for name in names))
 
 
 def _fixes(same: _Same, names: Sequence[str]) -> tuple[Fix, ...]:

@@ -69,7 +69,7 @@ def _gpus(snapshot: Snapshot) -> str:
         return "" if gpus.reason.startswith("not looked at") else f"unknown: {gpus.reason}"
     if not gpus.devices:
         return "none found"
-    names = Counter(one.name or "a GPU that doesn't answer" for one in gpus.devices)
+    names = Counter(device.name or "a GPU that doesn't answer" for device in gpus.devices)
     text = listed(f"{count} x {name}" for name, count in names.items())
     driver = snapshot.driver
     if not isinstance(driver, Unknown) and driver.version:
@@ -99,5 +99,5 @@ def _checkpoints(snapshot: Snapshot) -> str:
         last = folders[-1]
         return f"{last.path}: {last.called}{f' (and {len(folders) - 1} more)' if len(folders) > 1 else ''}"
     if len(files) > 1:
-        return f"{len(files)} files: {listed((one.path for one in files), 4)}"
-    return "".join(f"{one.path}: {one.called}{f', {human(one.size)}' if one.size else ''}" for one in files)
+        return f"{len(files)} files: {listed((file.path for file in files), 4)}"
+    return "".join(f"{file.path}: {file.called}{f', {human(file.size)}' if file.size else ''}" for file in files)

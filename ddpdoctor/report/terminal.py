@@ -70,8 +70,10 @@ def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = 
         line.append("; ".join(f"{one_line(name)}: {_outcome(one)}" for name, one in hosts) + ".", "bold")
     if problems:
         line.append(f" {plural(len(problems), 'snapshot')} could not be read.", "bold")
-    findings = [(severity.rank, check.slug) for one in examinations for check, severity, _ in one.findings]
-    worst = min(findings, key=lambda one: one[0], default=None)
+    findings = [
+        (severity.rank, check.slug) for examination in examinations for check, severity, _ in examination.findings
+    ]
+    worst = min(findings, key=lambda finding: finding[0], default=None)
     if worst and worst[0] < Severity.INFO.rank:
         line.append(f"\nMore on the first: ddpdoctor explain {worst[1]}", "dim")
     return line

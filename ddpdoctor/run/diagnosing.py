@@ -102,8 +102,8 @@ def _say_where(examination: Examination) -> None:
     from ddpdoctor.base.printable import one_line
     from ddpdoctor.hang.render_words import groups
 
-    for one in groups(examination)[:MOST_PLACES]:
-        print(one_line(f"{one.ranks} {one.words}, {', '.join(one.details)}".rstrip(", ")))
+    for group in groups(examination)[:MOST_PLACES]:
+        print(one_line(f"{group.ranks} {group.words}, {', '.join(group.details)}".rstrip(", ")))
 
 
 def left_running(name: str, status: int, besides: Collection[int], outputs: Set[tuple[int, int]], many: str) -> Work:
@@ -135,7 +135,7 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
 
         judgement = judge_log(log, catalogue(), _host(log, ended.seconds, killed), watched=True)
         shown = False
-        if not any(one.bytes for one in log.files):
+        if not any(file.bytes for file in log.files):
             print("It printed nothing.")
         elif judgement.verdict.outcome is RunOutcome.NOTHING:
             # The report on a log by itself would say that all is well.
@@ -300,8 +300,8 @@ def _say_more(ended: EndedCommand, judgement: LogJudgement, keep: str, *, shown:
     if killed and judgement.verdict.outcome is not RunOutcome.ILLNESS:
         print("SIGKILL leaves no words in a log. Where the kernel ended it for want of memory, this says so:")
         print(f"    ddpdoctor check --select {judgement.catalogue.slug_for(signal.SIGKILL)}")
-    names = [one.name for one in judgement.log.files if one.bytes]
-    if log_dir(ended.command) == "" and not [one for one in names if "/torchelastic_" in one]:
+    names = [file.name for file in judgement.log.files if file.bytes]
+    if log_dir(ended.command) == "" and not [name for name in names if "/torchelastic_" in name]:
         print(
             "The ranks' own words went to files that are not to be found: name a folder for them by torchrun --log-dir DIR"
         )
@@ -330,7 +330,7 @@ def dumps_of_run(environ: Mapping[str, str], since: float) -> Sequence[str]:
     prefix = next((environ[name] for name in DUMPS if environ.get(name)), "")
     found = []
     with suppress(NotRead, OSError):
-        for one in candidates(prefix) if prefix else ():
-            if Path(one.path).stat().st_mtime >= since:
-                found.append(one.path)
+        for candidate in candidates(prefix) if prefix else ():
+            if Path(candidate.path).stat().st_mtime >= since:
+                found.append(candidate.path)
     return found

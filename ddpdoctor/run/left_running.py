@@ -78,13 +78,13 @@ def _family(left: Left) -> Family:
     stats = {pid: stat for pid in proc.pids() if not isinstance(stat := proc.stat(pid), Unknown)}
     below = Family({pid: SeenProcess(stat) for pid, stat in stats.items() if pid not in left.besides})
     found = {}
-    for one in below.descendants(left.supervisor):
-        if one.stat.ended:
+    for descendant in below.descendants(left.supervisor):
+        if descendant.stat.ended:
             continue
-        pid = one.stat.pid
+        pid = descendant.stat.pid
         words, executable = proc.words(pid), proc.link(f"{pid}/exe")
         known_words = () if isinstance(words, Unknown) else words
-        found[pid] = SeenProcess(one.stat, known_words, executable, proc.whole(f"{pid}/environ", MAX_ENVIRON))
+        found[pid] = SeenProcess(descendant.stat, known_words, executable, proc.whole(f"{pid}/environ", MAX_ENVIRON))
     return Family(found)
 
 
@@ -120,7 +120,7 @@ def _say(left: Left, processes: list[Process]) -> None:
     goes, it, end = ("goes", "it is", "it") if len(processes) == 1 else ("go", "they are", "them")
     kill = _kill(processes)
     if left.many:
-        pids = listed((one.pid for one in processes), MOST_ROWS)
+        pids = listed((process.pid for process in processes), MOST_ROWS)
         print(
             f"ddpdoctor, {left.many} on {socket.gethostname()}: {left.name} has ended, and {count} that it started {goes} on"
             f" (pid {pids}); to end {end}: {kill}"
@@ -128,10 +128,10 @@ def _say(left: Left, processes: list[Process]) -> None:
         return
     print(f"ddpdoctor: {left.name} has ended, and {count} that it started {goes} on:")
     memory = _gpu_memory(processes)
-    for one in processes[:MOST_ROWS]:
-        rank = f", rank {one.place.rank}" if one.place else ""
-        print(f"  pid {one.pid}{rank}: {one_line(one.command or one.name)}")
-        if held := list(_held(one, memory.get(one.pid, {}), left.outputs)):
+    for process in processes[:MOST_ROWS]:
+        rank = f", rank {process.place.rank}" if process.place else ""
+        print(f"  pid {process.pid}{rank}: {one_line(process.command or process.name)}")
+        if held := list(_held(process, memory.get(process.pid, {}), left.outputs)):
             print(f"      holds {listed(held)}")
     if more := processes[MOST_ROWS:]:
         print(f"  and {len(more)} more")
@@ -141,8 +141,8 @@ def _say(left: Left, processes: list[Process]) -> None:
 
 
 def _kill(processes: list[Process]) -> str:
-    others = os.geteuid() and any(one.uid != os.geteuid() for one in processes)
-    return shlex.join([*(["sudo"] if others else []), "kill", *(str(one.pid) for one in processes)])
+    others = os.geteuid() and any(process.uid != os.geteuid() for process in processes)
+    return shlex.join([*(["sudo"] if others else []), "kill", *(str(process.pid) for process in processes)])
 
 
 def _held(process: Process, memory: Mapping[int, int], outputs: Set[tuple[int, int]]) -> Iterator[str]:
@@ -170,7 +170,7 @@ def _opened(pid: int) -> frozenset[tuple[int, int]]:
 
 def _gpu_memory(processes: list[Process]) -> dict[int, dict[int, int]]:
     """Bytes by pid and GPU, 0 where NVML doesn't say. It is asked where one of them has a GPU open."""
-    if not any(isinstance(one.devices, tuple) and one.devices for one in processes):
+    if not any(isinstance(process.devices, tuple) and process.devices for process in processes):
         return {}
     from ddpdoctor.probes.session import collect_facts, start_probes
 

@@ -84,8 +84,8 @@ class Carrier:
         self._close_given()
 
     def _close_given(self) -> None:
-        for one in self._streams if self._given else ():
-            os.close(one.given)
+        for stream in self._streams if self._given else ():
+            os.close(stream.given)
         self._given = False
 
     def tell_end(self) -> None:

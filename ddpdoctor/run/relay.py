@@ -87,7 +87,7 @@ class Relay:
 
     def _all_said(self, ready: dict[int, int]) -> bool:
         """Whether no word of the command itself can be left, though others never cease to talk."""
-        talking = [one for one in self._flows.values() if one.source in ready]
+        talking = [flow for flow in self._flows.values() if flow.source in ready]
         return not self._patience() and all(one.since_the_end >= one.capacity for one in talking)
 
     def _set_drained(self) -> None:

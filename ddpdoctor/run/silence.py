@@ -77,7 +77,7 @@ class Silence:
 
     def _look(self) -> tuple[int, ...]:
         sizes = []
-        for one in self._files:
+        for file in self._files:
             with suppress(OSError):
-                sizes.append(os.fstat(one.reading).st_size)
+                sizes.append(os.fstat(file.reading).st_size)
         return tuple(sizes)

@@ -147,7 +147,9 @@ class _Supervisor:
         orders = self._orders
         adopt()
         self._besides = children()
-        self._outputs = places(*(one.given for one in self._ways.streams), *(one.reading for one in self._ways.direct))
+        self._outputs = places(
+            *(stream.given for stream in self._ways.streams), *(one.reading for one in self._ways.direct)
+        )
         self._began = time.monotonic()
         self._child = start(orders.command, orders.environ, self._ways.streams, orders.ignored, orders.mask)
         self._carrier.command_has_begun()
@@ -345,7 +347,7 @@ class _Supervisor:
             self._impatient = True
 
     def _resize(self) -> None:
-        changed = [copy_size(one.destination, one.source) for one in self._ways.streams if one.terminal]
+        changed = [copy_size(stream.destination, stream.source) for stream in self._ways.streams if stream.terminal]
         if any(changed) and self._child and self._status is None:
             # It may have looked before we had.
             with suppress(ProcessLookupError):

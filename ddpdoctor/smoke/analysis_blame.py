@@ -74,7 +74,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
 
 def blame(ranks: Sequence[RankRun]) -> Blame | None:
     """None where every rank finished, or there is none."""
-    if all(one.ending is RankEnding.FINISHED for one in ranks):
+    if all(rank.ending is RankEnding.FINISHED for rank in ranks):
         return None
     return _different_calls(ranks) or _failed(ranks) or _hung(ranks) or _lost(ranks)
 
@@ -84,8 +84,8 @@ NO_SMOKE: Final = "no smoke training was run"
 
 def not_started(smoke: Smoke) -> tuple[RankRun, ...]:
     """The ranks of hosts on which none was ever heard of, where it is known that they could not be started."""
-    began = {one.node for one in smoke.ranks if one.ending is not RankEnding.NEVER_CAME}
-    return tuple(one for one in smoke.ranks if one.node not in began) if smoke.problem or not began else ()
+    began = {rank.node for rank in smoke.ranks if rank.ending is not RankEnding.NEVER_CAME}
+    return tuple(rank for rank in smoke.ranks if rank.node not in began) if smoke.problem or not began else ()
 
 
 def ended_early(smoke: Smoke) -> bool:
@@ -96,7 +96,7 @@ def ended_early(smoke: Smoke) -> bool:
 def stage_of(run: RankRun) -> str:
     """The stage that a rank was in; the first, if it never came."""
     last = run.last
-    return last.name if last else next((one.name for one in run.stages), "")
+    return last.name if last else next((stage.name for stage in run.stages), "")
 
 
 def own_gpu(run: RankRun) -> int:
@@ -161,16 +161,16 @@ THE_END: Final = re.compile(r"^(destroy_process_group|the end of)")
 
 def at_the_end(found: Blame) -> bool:
     """Whether the training is over, and only its processes don't end, or not well."""
-    return found.stage == LAST and all(THE_END.search(one.step) for one in found.culprits)
+    return found.stage == LAST and all(THE_END.search(culprit.step) for culprit in found.culprits)
 
 
 def _by_themselves(ranks: Sequence[RankRun]) -> list[RankRun]:
     """Those that failed, and not since they lost another."""
     return [
-        one
-        for one in ranks
-        if one.ending is RankEnding.WRONG
-        or (one.ending in (RankEnding.RAISED, RankEnding.EXITED, RankEnding.KILLED) and not lost_another(one))
+        rank
+        for rank in ranks
+        if rank.ending is RankEnding.WRONG
+        or (rank.ending in (RankEnding.RAISED, RankEnding.EXITED, RankEnding.KILLED) and not lost_another(rank))
     ]
 
 
@@ -204,13 +204,15 @@ def _wrong(ranks: Sequence[RankRun]) -> Blame:
 
 def _lost(ranks: Sequence[RankRun]) -> Blame:
     """Nobody has words of its own. One that ended without a word before the others complained is the one that they lost."""
-    complaints = sorted((one for one in ranks if lost_another(one)), key=lambda one: one.ended_after)
+    complaints = sorted((rank for rank in ranks if lost_another(rank)), key=lambda rank: rank.ended_after)
     silent = [
-        one for one in ranks if one.ending is RankEnding.NEVER_CAME or (complaints and _gone_before(one, complaints[0]))
+        rank
+        for rank in ranks
+        if rank.ending is RankEnding.NEVER_CAME or (complaints and _gone_before(rank, complaints[0]))
     ]
     if silent:
         return _blame(BlameKind.FAILED, ranks, [min(silent, key=lambda one: one.ended_after).rank])
-    first = complaints[0] if complaints else next(one for one in ranks if one.ending is not RankEnding.FINISHED)
+    first = complaints[0] if complaints else next(rank for rank in ranks if rank.ending is not RankEnding.FINISHED)
     return _blame(BlameKind.FAILED, ranks, [first.rank], alone=False)
 
 
@@ -226,9 +228,9 @@ def _gone_before(run: RankRun, complaint: RankRun) -> bool:
 def _hung(ranks: Sequence[RankRun]) -> Blame | None:
     """Among those that were still running, or never came, when a stage's time was up: whom the kernel holds, wherever it is,
     since its threads serve the others, too; else who doesn't wait for another; else who is furthest behind."""
-    if not any(one.ending in (RankEnding.HUNG, RankEnding.NEVER_CAME) for one in ranks):
+    if not any(rank.ending in (RankEnding.HUNG, RankEnding.NEVER_CAME) for rank in ranks):
         return None
-    hanging = [one for one in ranks if one.ending in (RankEnding.HUNG, RankEnding.ENDED, RankEnding.NEVER_CAME)]
+    hanging = [rank for rank in ranks if rank.ending in (RankEnding.HUNG, RankEnding.ENDED, RankEnding.NEVER_CAME)]
     held = [one for one in hanging if one.process_state]
     if held:
         first = min(held, key=position)
@@ -257,7 +259,7 @@ def _hung(ranks: Sequence[RankRun]) -> Blame | None:
 
 def position(run: RankRun) -> tuple[int, int, int]:
     """How far a rank has come: stages that are over, and its place in the present one."""
-    over = sum(one.state in (StageState.PASSED, StageState.NOT_TESTED) for one in run.stages)
+    over = sum(stage.state in (StageState.PASSED, StageState.NOT_TESTED) for stage in run.stages)
     if run.last is None or run.last.state is StageState.PASSED:
         return over, 0, 0
     return over, *place_in_stage(run.last.name, run.step, run.steps, run.calls, run.called)
@@ -277,13 +279,13 @@ def waits(run: RankRun) -> bool:
 
 
 def _last_of(runs: Sequence[RankRun]) -> list[int]:
-    least = min(position(one) for one in runs)
-    return [one.rank for one in runs if position(one) == least]
+    least = min(position(run) for run in runs)
+    return [run.rank for run in runs if position(run) == least]
 
 
 def _has_group(run: RankRun) -> bool:
     """Whether a process group was made on that rank."""
-    return any(one.name == "process group" and one.state is StageState.PASSED for one in run.stages)
+    return any(stage.name == "process group" and stage.state is StageState.PASSED for stage in run.stages)
 
 
 def _blame(

@@ -40,7 +40,7 @@ def before(snapshot: Snapshot, plan: SmokePlan, catalogue: Catalogue) -> Examina
 
 def judge(snapshot: Snapshot, facts: Smoke, catalogue: Catalogue) -> Examination:
     """snapshot: this host's, as far as it was looked at before."""
-    here = sum(one.host == snapshot.host for one in facts.ranks) or facts.world_size
+    here = sum(rank.host == snapshot.host for rank in facts.ranks) or facts.world_size
     with_smoke = msgspec.structs.replace(snapshot, smoke=facts)
     return examine(with_smoke, here, [check for check in catalogue.checks if check.family == FAMILY])
 
@@ -54,7 +54,7 @@ def with_host(examination: Examination, host: Snapshot, catalogue: Catalogue) ->
     place = {one.slug: number for number, one in enumerate(catalogue.saying(said))}
     results = sorted(
         everything.results,
-        key=lambda one: (one.check.family != FAMILY, place.get(one.check.slug, len(place))),
+        key=lambda result: (result.check.family != FAMILY, place.get(result.check.slug, len(place))),
     )
     return Examination(whole, examination.plan, tuple(results))
 
@@ -67,20 +67,20 @@ def smoke_of(examination: Examination) -> Smoke:
 
 def own_findings(examination: Examination) -> list[Found]:
     """What is said of the training itself, worst first."""
-    return [one for one in examination.findings if _is_own(one[0])]
+    return [finding for finding in examination.findings if _is_own(finding[0])]
 
 
 def host_findings(examination: Examination) -> list[Found]:
     """What `check` found on the host that may have to do with it: no mere information."""
-    return [one for one in examination.findings if not _is_own(one[0]) and one[1] in (FAIL, WARN)]
+    return [finding for finding in examination.findings if not _is_own(finding[0]) and finding[1] in (FAIL, WARN)]
 
 
 def own_results(examination: Examination) -> Sequence[Result]:
-    return [one for one in examination.results if _is_own(one.check)]
+    return [result for result in examination.results if _is_own(result.check)]
 
 
 def host_results(examination: Examination) -> Sequence[Result]:
-    return [one for one in examination.results if not _is_own(one.check)]
+    return [result for result in examination.results if not _is_own(result.check)]
 
 
 def _is_own(check: Check) -> bool:
@@ -89,12 +89,12 @@ def _is_own(check: Check) -> bool:
 
 def nothing_ran(facts: Smoke) -> bool:
     """Not one rank was heard of."""
-    return all(one.ending is RankEnding.NEVER_CAME for one in facts.ranks)
+    return all(rank.ending is RankEnding.NEVER_CAME for rank in facts.ranks)
 
 
 def trained(facts: Smoke) -> bool:
     """Every rank came to its end."""
-    return bool(facts.ranks) and not facts.problem and all(one.ending is RankEnding.FINISHED for one in facts.ranks)
+    return bool(facts.ranks) and not facts.problem and all(rank.ending is RankEnding.FINISHED for rank in facts.ranks)
 
 
 def only_scaling_failed(examination: Examination) -> bool:
@@ -118,6 +118,6 @@ def verdict_of(examination: Examination) -> Verdict:
         return Verdict.FAIL
     if nothing_ran(facts):
         return Verdict.UNKNOWN
-    if facts.problem or any(one.ending is not RankEnding.FINISHED for one in facts.ranks):
+    if facts.problem or any(rank.ending is not RankEnding.FINISHED for rank in facts.ranks):
         return Verdict.FAIL
     return Verdict.WARN if WARN in severities else Verdict.OK

@@ -47,7 +47,7 @@ class _Drawing:
 def drawing(progress: SmokeProgress, width: int, height: int, encoding: str) -> Iterator[Text]:
     """At most `height` lines: what is over for all ranks is counted where there is no room to show it."""
     watch = progress.watch
-    if watch is None or not any(one.stage for one in watch.ranks.values()):
+    if watch is None or not any(rank.stage for rank in watch.ranks.values()):
         yield _cut(f"smoke  starting; the target Python imports torch  {progress.seconds:.0f} s", "bold")
         return
     order = watch.order

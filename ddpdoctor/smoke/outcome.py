@@ -22,7 +22,7 @@ SERVER_LOST: Final = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefus
 def problem(watch: RankMonitor, late: Iterable[RankProgress] = ()) -> str:
     """Why it could not be run, or was ended, where no rank tells the reason."""
     hung = {one.rank for one in late}
-    endings = {_ending(watch, one, hung) for one in watch.ranks.values()}
+    endings = {_ending(watch, rank, hung) for rank in watch.ranks.values()}
     if endings & {*BY_ITSELF, RankEnding.HUNG}:
         return ""
     if watch.engine_words and not watch.blamed and not (watch.killed and SERVER_LOST.match(watch.engine_words)):
@@ -92,7 +92,7 @@ def _ending(watch: RankMonitor, one: RankProgress, hung: set[int]) -> RankEnding
 def _a_rank_failed(watch: RankMonitor, hung: set[int]) -> bool:
     """Whether one of this host has, and not for want of another: the engine then ends also those that are on their way to
     their first word."""
-    known = (one for one in watch.ranks.values() if one.pid or one.exit_code is not None)
+    known = (rank for rank in watch.ranks.values() if rank.pid or rank.exit_code is not None)
     return any(_ending(watch, one, hung) in BY_ITSELF and not LOST.search(one.words) for one in known)
 
 

@@ -59,14 +59,14 @@ def places(progress: SmokeProgress) -> list[tuple[str, float, float]]:
     if watch is None:
         return []
     groups: dict[tuple[str, str], list[RankProgress]] = {}
-    for one in sorted(watch.ranks.values(), key=lambda one: one.position):
-        if not one.over and one.stage and one.stage not in one.done:
-            groups.setdefault((one.stage, one.step), []).append(one)
+    for rank in sorted(watch.ranks.values(), key=lambda one: one.position):
+        if not rank.over and rank.stage and rank.stage not in rank.done:
+            groups.setdefault((rank.stage, rank.step), []).append(rank)
     now = progress.clock()
-    first = {place: min(ranks, key=lambda one: one.since) for place, ranks in groups.items()}
+    first = {place: min(ranks, key=lambda rank: rank.since) for place, ranks in groups.items()}
     return [
         (
-            f"{ranks_text([one.rank for one in ranks])}: {stage}{f', {one_line(step)}' if step and step != stage else ''}",
+            f"{ranks_text([rank.rank for rank in ranks])}: {stage}{f', {one_line(step)}' if step and step != stage else ''}",
             now - first[stage, step].since,
             watch.due(first[stage, step]) - first[stage, step].since,
         )
@@ -77,7 +77,7 @@ def places(progress: SmokeProgress) -> list[tuple[str, float, float]]:
 def status(progress: SmokeProgress) -> str:
     """How it stands, in one line."""
     watch = progress.watch
-    if watch is None or not any(one.stage for one in watch.ranks.values()):
+    if watch is None or not any(rank.stage for rank in watch.ranks.values()):
         return "starting; the target Python imports torch"
     there = places(progress)
     if there:

@@ -152,8 +152,8 @@ class RankMonitor:
         pid = message.get("ended")
         if isinstance(pid, int) and len(self._ends) < MOST_ENDS:
             self._ends[pid] = message.get("status"), now
-        for one in self.ranks.values():
-            self._settle(one)
+        for rank in self.ranks.values():
+            self._settle(rank)
 
     def _settle(self, one: RankProgress) -> None:
         """What the server has told of its process. Our own moment is when we came to hear of it."""
@@ -213,13 +213,13 @@ class RankMonitor:
 
     def late(self, now: float) -> list[RankProgress]:
         """Ranks whose stage has taken longer than it may."""
-        return [one for one in self.ranks.values() if now >= self.due(one)]
+        return [rank for rank in self.ranks.values() if now >= self.due(rank)]
 
     def next_due(self) -> float:
         """When the first of them will be late, or the engine, unless more is heard; infinity where all is over."""
         if self.all_gone and self.all_finished and not self.engine_over:
             return self._engine_due()
-        return min((self.due(one) for one in self.ranks.values()), default=float("inf"))
+        return min((self.due(rank) for rank in self.ranks.values()), default=float("inf"))
 
     def due(self, one: RankProgress) -> float:
         """When that rank will be late, unless more is heard; infinity where nothing more is waited for."""
@@ -227,7 +227,7 @@ class RankMonitor:
             return float("inf")
         if one.finished_at is not None:
             # The engine lets none go before all are through.
-            last = max((other.finished_at or float("inf") for other in self.ranks.values()), default=one.finished_at)
+            last = max((rank.finished_at or float("inf") for rank in self.ranks.values()), default=one.finished_at)
             return last + self.order.seconds
         if one.stage and one.stage in one.done:
             return one.since + self.order.seconds
@@ -236,16 +236,16 @@ class RankMonitor:
 
     def _met_at(self) -> float:
         """When the last rank of this host comes to the rendezvous: while one is on its way, when that one will be late."""
-        on_the_way = [one for one in self.ranks.values() if one.rank not in self._came and not one.over]
+        on_the_way = [rank for rank in self.ranks.values() if rank.rank not in self._came and not rank.over]
         return max([*self._came.values(), *map(self.due, on_the_way)])
 
     def held_up(self, late: Iterable[RankProgress]) -> list[RankProgress]:
         """The late ones, and those who are about to be: no further than they. Others are ahead, and wait for them."""
         furthest = max((one.position for one in late), default=None)
         return [
-            one
-            for one in self.ranks.values()
-            if furthest is not None and one.failed_at is None and one.gone_at is None and one.position <= furthest
+            rank
+            for rank in self.ranks.values()
+            if furthest is not None and rank.failed_at is None and rank.gone_at is None and rank.position <= furthest
         ]
 
     def engine_late(self, now: float) -> bool:
@@ -258,14 +258,16 @@ class RankMonitor:
         return late
 
     def _engine_due(self) -> float:
-        return max((one.gone_at or self.began for one in self.ranks.values()), default=self.began) + self.order.seconds
+        return (
+            max((rank.gone_at or self.began for rank in self.ranks.values()), default=self.began) + self.order.seconds
+        )
 
     @property
     def failed(self) -> bool:
         """Whether a rank has failed, or gone without a word, or badly after its last one."""
         return any(
-            one.failed_at is not None or one.speechless or (one.gone_at is not None and one.exit_code)
-            for one in self.ranks.values()
+            rank.failed_at is not None or rank.speechless or (rank.gone_at is not None and rank.exit_code)
+            for rank in self.ranks.values()
         )
 
     @property
@@ -274,21 +276,21 @@ class RankMonitor:
         process has ended that the ranks were forked from: the end of the engine, or of the keeper, is heard after it."""
         if self.killed:
             return not self.engine_over
-        codes = [one.exit_code for one in self.ranks.values() if one.speechless]
+        codes = [rank.exit_code for rank in self.ranks.values() if rank.speechless]
         return None in codes or (-signal.SIGTERM in codes and not self.engine_over)
 
     @property
     def all_over(self) -> bool:
-        return all(one.over for one in self.ranks.values())
+        return all(rank.over for rank in self.ranks.values())
 
     @property
     def all_finished(self) -> bool:
-        return all(one.finished_at is not None for one in self.ranks.values())
+        return all(rank.finished_at is not None for rank in self.ranks.values())
 
     @property
     def all_gone(self) -> bool:
         """No process of a rank that came is there any more."""
-        return all(one.gone_at is not None or not one.pid for one in self.ranks.values())
+        return all(rank.gone_at is not None or not rank.pid for rank in self.ranks.values())
 
 
 def _text(value: object) -> str:

@@ -74,8 +74,8 @@ class ReaperClient:
             keeper.kill()
             with suppress(TimeoutError):
                 await within(KILLED_SECONDS, keeper.wait())
-        for one in self._followers:
-            one.cancel()
+        for follower in self._followers:
+            follower.cancel()
         await asyncio.gather(*self._followers, return_exceptions=True)
 
     async def _follow_engine(self, stderr: asyncio.StreamReader) -> None:

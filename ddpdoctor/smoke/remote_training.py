@@ -180,16 +180,16 @@ class Rehearser:
 
 def _few(left: Leftovers) -> Leftovers:
     return Leftovers(
-        processes=tuple(one[: 2 * SHORT] for one in left.processes[:MOST_LEFT]),
+        processes=tuple(process[: 2 * SHORT] for process in left.processes[:MOST_LEFT]),
         ports=left.ports[:MOST_LEFT],
         shared_memory=tuple(one for one in left.shared_memory if len(one) < LONGEST_PATH)[:MOST_LEFT],
         unclaimed=tuple(one for one in left.unclaimed if len(one) < LONGEST_PATH)[:MOST_LEFT],
-        files=tuple(one for one in left.files if len(one) < LONGEST_PATH)[:MOST_LEFT],
+        files=tuple(file for file in left.files if len(file) < LONGEST_PATH)[:MOST_LEFT],
     )
 
 
 def _no_words(run: RankRun) -> RankRun:
-    stages = tuple(msgspec.structs.replace(one, words=one.words[:SHORT]) for one in run.stages)
+    stages = tuple(msgspec.structs.replace(stage, words=stage.words[:SHORT]) for stage in run.stages)
     return msgspec.structs.replace(run, stages=stages)
 
 
@@ -205,7 +205,7 @@ def _short_words(run: RankRun) -> RankRun:
 
 
 def _no_stages(run: RankRun) -> RankRun:
-    stages = tuple(msgspec.structs.replace(one, words="") for one in run.stages)
+    stages = tuple(msgspec.structs.replace(stage, words="") for stage in run.stages)
     return msgspec.structs.replace(run, stages=stages)
 
 

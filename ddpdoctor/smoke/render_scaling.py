@@ -42,13 +42,13 @@ def efficiency(speed: Speed, speeds: Sequence[Speed]) -> float | None:
 def _speed_lines(scaling: Scaling, encoding: str) -> Iterator[Text]:
     each = f", {plural(scaling.batch, 'sample')} a rank and step" if scaling.batch else ""
     yield Text(f"Scaling: the same training at every number of ranks{each}", "bold")
-    with_memory = any(one.memory for one in scaling.speeds)
+    with_memory = any(speed.memory for speed in scaling.speeds)
     memory_head = f"{'most on one GPU':>17}" if with_memory else ""
     yield Text(f"{'ranks':>5}  {'samples/s':>10}{'efficiency':>12}{memory_head}", "dim")
-    fastest = max((one.samples_per_second for one in scaling.speeds), default=0.0)
-    for one in scaling.speeds:
-        yield _speed_line(one, scaling.speeds, fastest, encoding, with_memory=with_memory)
-    most = max((one.ranks for one in scaling.speeds if one.way == "DDP"), default=0)
+    fastest = max((speed.samples_per_second for speed in scaling.speeds), default=0.0)
+    for speed in scaling.speeds:
+        yield _speed_line(speed, scaling.speeds, fastest, encoding, with_memory=with_memory)
+    most = max((speed.ranks for speed in scaling.speeds if speed.way == "DDP"), default=0)
     if not with_memory and 0 < scaling.cores < most:
         yield Text(
             f"{plural(most, 'rank')} share {plural(scaling.cores, 'core')} here: past {scaling.cores} there is nothing to"
@@ -74,15 +74,15 @@ def _speed_line(one: Speed, speeds: Sequence[Speed], fastest: float, encoding: s
 
 def _bandwidth_lines(facts: Smoke, snapshot: Snapshot) -> Iterator[Text]:
     scaling = facts.scaling
-    ranks = max((one.ranks for one in scaling.speeds if one.way == "DDP" and not one.problem), default=0)
+    ranks = max((speed.ranks for speed in scaling.speeds if speed.way == "DDP" and not speed.problem), default=0)
     if not scaling.bandwidths:
-        failed = any(one.failed and one.way == "DDP" for one in scaling.speeds)
+        failed = any(speed.failed and speed.way == "DDP" for speed in scaling.speeds)
         why = "the run before it failed" if failed else "needs 2 ranks" if ranks < 2 else "no figures came"
         yield Text(f"all_reduce bandwidth not tested: {why}", "magenta")
         return
     yield Text(f"all_reduce over {ranks} ranks: bus bandwidth, as nccl-tests count it", "bold")
-    for one in scaling.bandwidths:
-        yield Text(f"{human(one.size):>9}  {rate(one.bus):>12}")
+    for bandwidth in scaling.bandwidths:
+        yield Text(f"{human(bandwidth.size):>9}  {rate(bandwidth.bus):>12}")
     if scaling.larger:
         yield Text(f"Larger messages were not measured, {one_line(scaling.larger)}.", "magenta")
     yield Text(
@@ -93,7 +93,7 @@ def _bandwidth_lines(facts: Smoke, snapshot: Snapshot) -> Iterator[Text]:
 def _against(norm: Norm | str, bandwidths: Sequence[Bandwidth]) -> str:
     if isinstance(norm, str):
         return f"Normal here: {norm}."
-    best = max(one.bus for one in bandwidths)
+    best = max(bandwidth.bus for bandwidth in bandwidths)
     much = "at most" if norm.at_most else "about"
     more = f" {norm.words}." if norm.words else ""
     return (

@@ -151,11 +151,11 @@ def _show_legend(console: Console, table: Sequence[RanksColumn], missed: Sequenc
 def _show_ranks(console: Console, facts: Smoke) -> None:
     """Each rank in a line, for -v."""
     blamed = culprits(facts)
-    for one in facts.ranks:
-        where = f"{one_line(one.host)} pid {one.pid}" if one.pid else one_line(one.host)
-        memory = f", at most {human(one.memory)}" if one.memory else ""
-        text = f"{where}, {one_line(one.device)}{memory}: {ending_text(one, blamed)}"
-        console.print(Hanging(Text(f"rank {one.rank}", "dim"), Text(text), _MARGIN))
+    for rank in facts.ranks:
+        where = f"{one_line(rank.host)} pid {rank.pid}" if rank.pid else one_line(rank.host)
+        memory = f", at most {human(rank.memory)}" if rank.memory else ""
+        text = f"{where}, {one_line(rank.device)}{memory}: {ending_text(rank, blamed)}"
+        console.print(Hanging(Text(f"rank {rank.rank}", "dim"), Text(text), _MARGIN))
     if facts.ranks:
         console.print()
 
@@ -187,8 +187,10 @@ def _show_host(console: Console, examination: Examination, found: Sequence[Found
 
 
 def _show_nothing(console: Console, results: Sequence[Result]) -> None:
-    done = sum(one.passed for one in results)
-    unknown = sum(one.not_tested is not None and one.not_tested.why is not SkipReason.NOT_APPLICABLE for one in results)
+    done = sum(result.passed for result in results)
+    unknown = sum(
+        result.not_tested is not None and result.not_tested.why is not SkipReason.NOT_APPLICABLE for result in results
+    )
     rest = f", {unknown} could not be tested" if unknown else ""
     console.print(Hanging(Text(""), Text(f"Nothing that would explain it: {plural(done, 'check')} passed{rest}."), 2))
     console.print()
@@ -209,9 +211,9 @@ def _show_not_tested(console: Console, examination: Examination, *, verbose: boo
     show_untested(console, smoke_of(examination))
     results = [*own_results(examination), *(host_results(examination) if verbose else ())]
     reasons: dict[SkipReason, dict[str, list[str]]] = {why: {} for why in SkipReason}
-    for one in results:
-        if one.not_tested is not None:
-            reasons[one.not_tested.why].setdefault(one.not_tested.reason, []).append(one.check.slug)
+    for result in results:
+        if result.not_tested is not None:
+            reasons[result.not_tested.why].setdefault(result.not_tested.reason, []).append(result.check.slug)
     unknown = reasons[SkipReason.CRASHED] | reasons[SkipReason.UNKNOWN]
     show_not_tested(console, unknown, reasons[SkipReason.NOT_APPLICABLE] if verbose else {}, verbose=verbose)
     if verbose and examination.passed:

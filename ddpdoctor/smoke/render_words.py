@@ -51,7 +51,7 @@ def device_word(facts: Smoke) -> str:
     """ "CPU", "GPU", and the GPU's name where all ranks have the same."""
     if facts.backend != "nccl":
         return "CPU"
-    names = {one.device.partition(", ")[2] for one in facts.ranks}
+    names = {rank.device.partition(", ")[2] for rank in facts.ranks}
     name = names.pop() if len(names) == 1 else ""
     return f"GPU ({name})" if name else "GPU"
 
@@ -107,9 +107,9 @@ def _limits(facts: Smoke) -> str:
 def _began_after(facts: Smoke) -> float:
     """Seconds until the first rank began its first stage."""
     began = [
-        one.ended_after - sum(stage.seconds for stage in one.stages)
-        for one in facts.ranks
-        if one.ending is not RankEnding.NEVER_CAME
+        rank.ended_after - sum(stage.seconds for stage in rank.stages)
+        for rank in facts.ranks
+        if rank.ending is not RankEnding.NEVER_CAME
     ]
     return min((one for one in began if 0 < one < facts.seconds), default=0.0)
 
@@ -122,12 +122,12 @@ def culprits(facts: Smoke) -> frozenset[int]:
     found = blame(facts.ranks)
     if found is None or ended_early(facts) or found.kind is BlameKind.TOGETHER:
         return frozenset()
-    return frozenset(one.rank for one in found.culprits)
+    return frozenset(culprit.rank for culprit in found.culprits)
 
 
 def marks(facts: Smoke, blamed: Collection[int]) -> dict[int, dict[str, Mark]]:
     """Rank to stage to how it went. blamed: ranks that a finding names."""
-    return {one.rank: {stage.name: _mark(one, stage.state, blamed) for stage in one.stages} for one in facts.ranks}
+    return {rank.rank: {stage.name: _mark(rank, stage.state, blamed) for stage in rank.stages} for rank in facts.ranks}
 
 
 _MARKS = {StageState.PASSED: Mark.PASSED, StageState.NOT_RUN: Mark.NOT_RUN, StageState.NOT_TESTED: Mark.NOT_TESTED}
@@ -143,8 +143,8 @@ def shown_stages(facts: Smoke) -> list[str]:
     """Those that a rank at least began, in their order."""
     begun = {
         stage.name
-        for one in facts.ranks
-        for stage in one.stages
+        for rank in facts.ranks
+        for stage in rank.stages
         if stage.state in (StageState.PASSED, StageState.FAILED, StageState.HUNG)
     }
     return [name for name in facts.stages if name in begun]
@@ -164,8 +164,8 @@ def passed(facts: Smoke) -> list[str]:
 
 def _states(facts: Smoke) -> dict[str, set[StageState]]:
     found: dict[str, set[StageState]] = {}
-    for one in facts.ranks:
-        for stage in one.stages:
+    for rank in facts.ranks:
+        for stage in rank.stages:
             found.setdefault(stage.name, set()).add(stage.state)
     return found
 
@@ -173,10 +173,10 @@ def _states(facts: Smoke) -> dict[str, set[StageState]]:
 def not_tested(facts: Smoke) -> dict[str, list[str]]:
     """Why stages can't be run here, to their names; where only some ranks say so, which."""
     who: dict[tuple[str, str], list[int]] = {}
-    for one in facts.ranks:
-        for stage in one.stages:
+    for rank in facts.ranks:
+        for stage in rank.stages:
             if stage.state is StageState.NOT_TESTED:
-                who.setdefault((stage.words or "no reason was given", stage.name), []).append(one.rank)
+                who.setdefault((stage.words or "no reason was given", stage.name), []).append(rank.rank)
     reasons: dict[str, list[str]] = {}
     for (reason, name), ranks in who.items():
         where = "" if len(ranks) == len(facts.ranks) else f" ({ranks_text(ranks)})"
@@ -196,7 +196,7 @@ def _untested_names(facts: Smoke) -> list[str]:
 
 def slowest(facts: Smoke, name: str) -> str:
     """What the stage took on the slowest rank: "3.42 s"."""
-    seconds = [stage.seconds for one in facts.ranks for stage in one.stages if stage.name == name]
+    seconds = [stage.seconds for rank in facts.ranks for stage in rank.stages if stage.name == name]
     return f"{max(seconds, default=0.0):.2f} s"
 
 
@@ -207,8 +207,8 @@ def note(facts: Smoke, name: str, blamed: Collection[int]) -> str:
         return fates
     words = {
         stage.words
-        for one in facts.ranks
-        for stage in one.stages
+        for rank in facts.ranks
+        for stage in rank.stages
         if stage.name == name and stage.state is StageState.PASSED
     }
     return one_line(words.pop()) if len(words) == 1 else ""
@@ -218,11 +218,11 @@ def fates_at(facts: Smoke, name: str, blamed: Collection[int]) -> str:
     """ "rank 1 raised; ranks 0,2-3 were still in it"; "" where all passed that stage."""
     fates: dict[str, list[int]] = {}
     later: dict[str, list[int]] = {}
-    for one in facts.ranks:
-        for stage in one.stages:
+    for rank in facts.ranks:
+        for stage in rank.stages:
             if stage.name == name and stage.state in (StageState.FAILED, StageState.HUNG):
-                first = _mark(one, stage.state, blamed) is Mark.FAILED
-                (fates if first else later).setdefault(_fate(one, blamed=first), []).append(one.rank)
+                first = _mark(rank, stage.state, blamed) is Mark.FAILED
+                (fates if first else later).setdefault(_fate(rank, blamed=first), []).append(rank.rank)
     return "; ".join(f"{ranks_text(ranks)} {fate}" for fate, ranks in _both(fates, later))
 
 
@@ -263,11 +263,11 @@ def ending_text(one: RankRun, blamed: Collection[int]) -> str:
 def accounts(facts: Smoke, blamed: Collection[int]) -> list[tuple[str, tuple[str, ...]]]:
     """(ranks, lines): what those say that didn't finish, where several say the same once; those that are to blame first."""
     said: dict[tuple[str, ...], list[RankRun]] = {}
-    for one in facts.ranks:
-        if one.ending is not RankEnding.FINISHED:
-            said.setdefault(_account(one, blamed=one.rank in blamed), []).append(one)
+    for rank in facts.ranks:
+        if rank.ending is not RankEnding.FINISHED:
+            said.setdefault(_account(rank, blamed=rank.rank in blamed), []).append(rank)
     in_order = sorted(said.items(), key=lambda item: not any(one.rank in blamed for one in item[1]))
-    return [(ranks_text([one.rank for one in ranks]), lines) for lines, ranks in in_order if lines]
+    return [(ranks_text([rank.rank for rank in ranks]), lines) for lines, ranks in in_order if lines]
 
 
 def _account(one: RankRun, *, blamed: bool) -> tuple[str, ...]:

@@ -36,9 +36,9 @@ def left_by(runs: Iterable[Leftovers]) -> Leftovers:
     """What several runs left behind, each thing once."""
     left = tuple(runs)
     return Leftovers(
-        processes=tuple(dict.fromkeys(one for run in left for one in run.processes)),
-        ports=tuple(dict.fromkeys(one for run in left for one in run.ports)),
+        processes=tuple(dict.fromkeys(process for run in left for process in run.processes)),
+        ports=tuple(dict.fromkeys(port for run in left for port in run.ports)),
         shared_memory=tuple(dict.fromkeys(one for run in left for one in run.shared_memory)),
         unclaimed=tuple(dict.fromkeys(one for run in left for one in run.unclaimed)),
-        files=tuple(dict.fromkeys(one for run in left for one in run.files)),
+        files=tuple(dict.fromkeys(file for run in left for file in run.files)),
     )

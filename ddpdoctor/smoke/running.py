@@ -67,7 +67,7 @@ class Ran:
         self.torch = watch.torch
         self.figures = tuple(watch.figures)
         self.problem = problem
-        self.missing = watch.engine_missing or next((one.missing for one in watch.ranks.values() if one.missing), "")
+        self.missing = watch.engine_missing or next((rank.missing for rank in watch.ranks.values() if rank.missing), "")
         self.leftovers = leftovers
         self.folder = folder
 
@@ -148,8 +148,8 @@ class _Run:
         await self._keeper.end()
         await self._ears.close()
         rmtree(folder, ignore_errors=True)
-        for one in self._watch.ranks.values():
-            crash_of(one)
+        for rank in self._watch.ranks.values():
+            crash_of(rank)
         return self._traces.clear_up()
 
     def _tell(self) -> None:
@@ -170,10 +170,10 @@ class _Run:
         if self._order.backend != "nccl" or "process group" not in self._order.stages:
             return
         through = self._order.stages.index("process group") + 1
-        for one in self._watch.ranks.values():
-            if one.rank not in self._mapped and one.position[0] > through and one.gone_at is None:
-                self._mapped.add(one.rank)
-                self._traces.note([one.pid])
+        for rank in self._watch.ranks.values():
+            if rank.rank not in self._mapped and rank.position[0] > through and rank.gone_at is None:
+                self._mapped.add(rank.rank)
+                self._traces.note([rank.pid])
 
     # --- until it is over -----------------------------------------------------------------------------------------------
 
@@ -245,12 +245,12 @@ class _Run:
     def _running(self) -> list[RankProgress]:
         """Ranks that can be asked: a stage has begun, so that they know how to answer."""
         return [
-            one
-            for one in self._watch.ranks.values()
-            if one.stage
-            and one.failed_at is None
-            and one.gone_at is None
-            and (not one.finished_at or one in self._late)
+            rank
+            for rank in self._watch.ranks.values()
+            if rank.stage
+            and rank.failed_at is None
+            and rank.gone_at is None
+            and (not rank.finished_at or rank in self._late)
         ]
 
     async def _ask_those_who_run(self) -> None:
@@ -259,10 +259,10 @@ class _Run:
             await self._ask_the_engine(unheard)
 
     async def _ask(self, ranks: Sequence[RankProgress]) -> None:
-        found = await ask({one.pid: one for one in ranks})
-        for one in ranks:
-            if one.failed_at is None and (found[one.pid].frames or one.gone_at is None):
-                _settle([one], found[one.pid])
+        found = await ask({rank.pid: rank for rank in ranks})
+        for rank in ranks:
+            if rank.failed_at is None and (found[rank.pid].frames or rank.gone_at is None):
+                _settle([rank], found[rank.pid])
 
     async def _ask_the_engine(self, ranks: Sequence[RankProgress]) -> None:
         """Where that process is which should have started these ranks."""
@@ -279,8 +279,8 @@ class _Run:
 
 
 def _settle(ranks: Iterable[RankProgress], found: RankStack) -> None:
-    for one in ranks:
-        one.stack, one.stack_source, one.process_state = found.frames, found.source, found.state
+    for rank in ranks:
+        rank.stack, rank.stack_source, rank.process_state = found.frames, found.source, found.state
 
 
 async def _regardless(work: Coroutine[Any, Any, Leftovers]) -> Leftovers:

@@ -117,7 +117,7 @@ def _what_became_of(run: RankRun) -> str:
 
 
 def _bandwidths(figures: Sequence[Mapping[str, Any]]) -> tuple[Bandwidth, ...]:
-    found = ((one.get("size"), one.get("bus")) for one in figures)
+    found = ((figure.get("size"), figure.get("bus")) for figure in figures)
     return tuple(
         Bandwidth(size=size, bus=float(bus))
         for size, bus in found
@@ -126,8 +126,8 @@ def _bandwidths(figures: Sequence[Mapping[str, Any]]) -> tuple[Bandwidth, ...]:
 
 
 def _larger(figures: Sequence[Mapping[str, Any]]) -> str:
-    return next((one["larger"] for one in figures if isinstance(one.get("larger"), str)), "")
+    return next((figure["larger"] for figure in figures if isinstance(figure.get("larger"), str)), "")
 
 
 def _batch(figures: Sequence[Mapping[str, Any]]) -> int:
-    return next((one["batch"] for one in figures if isinstance(one.get("batch"), int)), 0)
+    return next((figure["batch"] for figure in figures if isinstance(figure.get("batch"), int)), 0)

@@ -24,8 +24,8 @@ class UnknownStageError(ValueError):
     """There is no such stage; the message names the nearest."""
 
     def __init__(self, name: str) -> None:
-        known = {_written(one): one for one in STAGES}
-        nearest = [known[one] for one in nearest_names(_written(name), known)]
+        known = {_written(stage): stage for stage in STAGES}
+        nearest = [known[nearest_name] for nearest_name in nearest_names(_written(name), known)]
         hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"there are {', '.join(STAGES)}"
         super().__init__(f"there is no stage called {name!r}; {hint}")
 
@@ -36,7 +36,7 @@ def chosen_stages(names: Iterable[str]) -> tuple[str, ...]:
     Raises:
         UnknownStageError: a name is none.
     """
-    known = {_written(one): one for one in STAGES}
+    known = {_written(stage): stage for stage in STAGES}
     wanted: set[str] = set()
     for name in names:
         if _written(name) not in known:
@@ -51,7 +51,7 @@ def chosen_stages(names: Iterable[str]) -> tuple[str, ...]:
         if one not in wanted:
             wanted.add(one)
             todo += NEEDS.get(one, ())
-    return tuple(one for one in STAGES if one in wanted)
+    return tuple(stage for stage in STAGES if stage in wanted)
 
 
 def _written(name: str) -> str:

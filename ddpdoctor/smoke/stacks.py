@@ -159,4 +159,4 @@ async def _spy(pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
 
 def spied_frames(spied: Spied) -> tuple[str, ...]:
     """The main thread's frames, innermost first."""
-    return tuple(f"{one.function} ({short(one.path)}:{one.line})" for one in spied.frames[:MOST_FRAMES])
+    return tuple(f"{frame.function} ({short(frame.path)}:{frame.line})" for frame in spied.frames[:MOST_FRAMES])

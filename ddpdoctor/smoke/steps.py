@@ -95,7 +95,7 @@ class SmokeProgramme:
         longest = self._terms.import_seconds + len(self._terms.stages) * self._terms.seconds + ENDING_SECONDS
         answers = await hub.ask(orders, longest, _failed)
         self._smoke = self._account(orders, answers, plans, backend, time.monotonic() - began)
-        passed = not self._smoke.problem and all(one.ending is RankEnding.FINISHED for one in self._smoke.ranks)
+        passed = not self._smoke.problem and all(rank.ending is RankEnding.FINISHED for rank in self._smoke.ranks)
         company.ended("smoke", Passed.PASS if passed else Passed.FAIL, began, _how_far(self._smoke))
 
     def told(self, gathered: FleetFacts) -> FleetFacts:
@@ -149,7 +149,7 @@ class SmokeProgramme:
                 self._hindered[rank] = planned_only(plan)
         names = (company.hub.guests[rank].host for rank in self._hindered)
         # One that a launcher started is hindered by others on its host.
-        return listed((one.partition(" (")[0] if self._terms.launcher else one for one in names), most=4)
+        return listed((name.partition(" (")[0] if self._terms.launcher else name for name in names), most=4)
 
     def _crowded(self, plans: Mapping[int, SmokePlan]) -> Iterator[tuple[int, SmokePlan]]:
         """Where a launcher has started more ranks on a host than there are GPUs that any of them sees: the first of them,
@@ -306,11 +306,12 @@ def local_ranks(snapshot: Snapshot) -> int | None:
 def gpus_seen(snapshots: Sequence[Snapshot]) -> int | None:
     """How many GPUs ranks of one host see, all together: MIG slices of one are no more than it. None: nobody knows."""
     found: set[str] = set()
-    for one in snapshots:
-        if isinstance(one.gpus, Unknown):
+    for snapshot in snapshots:
+        if isinstance(snapshot.gpus, Unknown):
             return None
         found |= {
-            seen.gpu.uuid or seen.gpu.bus_id or str(seen.gpu.index) for seen in visible_gpus(one.gpus, one.environment)
+            seen.gpu.uuid or seen.gpu.bus_id or str(seen.gpu.index)
+            for seen in visible_gpus(snapshot.gpus, snapshot.environment)
         }
     return len(found)
 
@@ -326,20 +327,20 @@ def believable(left: Leftovers) -> Leftovers:
     """Without files that no training leaves: somebody is told to remove what is named here."""
     return Leftovers(
         processes=left.processes[:MOST_LEFT],
-        ports=tuple(one for one in left.ports if 0 < one < 65536)[:MOST_LEFT],
+        ports=tuple(port for port in left.ports if 0 < port < 65536)[:MOST_LEFT],
         shared_memory=tuple(one for one in left.shared_memory if _IN_SHARED_MEMORY.fullmatch(one))[:MOST_LEFT],
         unclaimed=tuple(one for one in left.unclaimed if _IN_SHARED_MEMORY.fullmatch(one))[:MOST_LEFT],
-        files=tuple(one for one in left.files if _TEMPORARY.fullmatch(one))[:MOST_LEFT],
+        files=tuple(file for file in left.files if _TEMPORARY.fullmatch(file))[:MOST_LEFT],
     )
 
 
 def _failed(answer: Answer) -> bool:
     """Whether the others' ranks would wait in vain after this."""
-    return not isinstance(answer, Rehearsed) or any(one.ending is not RankEnding.FINISHED for one in answer.runs)
+    return not isinstance(answer, Rehearsed) or any(run.ending is not RankEnding.FINISHED for run in answer.runs)
 
 
 def _how_far(smoke: Smoke) -> str:
-    finished = [one for one in smoke.ranks if one.ending is RankEnding.FINISHED]
+    finished = [rank for rank in smoke.ranks if rank.ending is RankEnding.FINISHED]
     if not finished:
         return f"none of {plural(len(smoke.ranks), 'rank')} came to the end"
     passed = sum(stage.state is StageState.PASSED for stage in finished[0].stages)
@@ -355,7 +356,7 @@ def runs_of(
 
     node: its rank in the meeting. lost: how it went away. later: seconds between the run's beginning and its own.
     """
-    told = {one.rank: one for one in answer.runs} if isinstance(answer, Rehearsed) else {}
+    told = {run.rank: run for run in answer.runs} if isinstance(answer, Rehearsed) else {}
     runs = []
     for local, rank in enumerate(range(order.first_rank, order.first_rank + order.nproc)):
         one = told.get(rank)
@@ -372,7 +373,7 @@ def runs_of(
                 node=node,
                 stages=_known(one.stages, order.stages),
                 ended_after=round(one.ended_after + max(0.0, later), 3),
-                culprits=tuple(other for other in one.culprits if 0 <= other < order.world_size),
+                culprits=tuple(culprit for culprit in one.culprits if 0 <= culprit < order.world_size),
             )
         )
     return runs
@@ -380,5 +381,5 @@ def runs_of(
 
 def _known(stages: Sequence[Stage], planned: Sequence[str]) -> tuple[Stage, ...]:
     """Those that were planned, each once and in their order."""
-    told = {one.name: one for one in stages}
+    told = {stage.name: stage for stage in stages}
     return tuple(told.get(name, Stage(name=name, state=StageState.NOT_RUN)) for name in planned)

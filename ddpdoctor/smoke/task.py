@@ -66,8 +66,8 @@ class SmokePurpose:
         checks = [check for check in self.catalogue.checks if check.family in families]
         of_plans = [check for check in checks_of_plans(self.catalogue) if check not in checks]
         return [
-            own_part(examine(one, _ranks_here(one), [*checks, *(of_plans if _has_a_plan(one) else [])]))
-            for one in snapshots
+            own_part(examine(snapshot, _ranks_here(snapshot), [*checks, *(of_plans if _has_a_plan(snapshot) else [])]))
+            for snapshot in snapshots
         ]
 
 
@@ -85,7 +85,7 @@ def _ranks_here(snapshot: Snapshot) -> int | None:
         # The launcher itself is the better source of the same number.
         by_launcher = meeting.launched and plan_for(snapshot).nproc == smoke.world_size
         return None if by_launcher else smoke.world_size or None
-    return sum(one.node == meeting.node_rank for one in smoke.ranks) or None
+    return sum(rank.node == meeting.node_rank for rank in smoke.ranks) or None
 
 
 def _went_well(snapshot: Snapshot) -> bool:
@@ -93,7 +93,7 @@ def _went_well(snapshot: Snapshot) -> bool:
     if not isinstance(smoke, Smoke) or not smoke.ranks:
         # The others aren't there, or aren't met.
         return isinstance(snapshot.meeting, Meeting) and snapshot.meeting.joined
-    return all(one.ending is RankEnding.FINISHED for one in smoke.ranks)
+    return all(rank.ending is RankEnding.FINISHED for rank in smoke.ranks)
 
 
 def own_part(examination: Examination) -> Examination:
@@ -103,12 +103,12 @@ def own_part(examination: Examination) -> Examination:
         return examination
     node = snapshot.meeting.node_rank
     ranks = snapshot.smoke.ranks
-    own = {one.rank for one in ranks if one.node == node}
+    own = {rank.rank for rank in ranks if rank.node == node}
 
     def mine(result: Result) -> Result:
         if result.check.family != "smoke" or Subject.OWN_HOST in result.check.judges or not ranks:
             return result
-        kept = (one for one in result.findings if (node == 0 if one.rank is None else one.rank in own))
+        kept = (finding for finding in result.findings if (node == 0 if finding.rank is None else finding.rank in own))
         return msgspec.structs.replace(result, findings=tuple(kept))
 
     return msgspec.structs.replace(examination, results=tuple(map(mine, examination.results)))

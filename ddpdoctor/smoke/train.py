@@ -55,7 +55,7 @@ def scaled(wishes: SmokeOptions, plan: SmokePlan, facts: Smoke, heard: Callable[
     Raises:
         Stopped: by a signal; all ranks have ended by then.
     """
-    if not all(one.ending is RankEnding.FINISHED for one in facts.ranks):
+    if not all(rank.ending is RankEnding.FINISHED for rank in facts.ranks):
         return msgspec.structs.replace(facts, scaling=Scaling(problem="the training itself has not passed"))
     work = measure(_order(wishes, plan), python=wishes.python, environ=os.environ, heard=heard)
     measured = asyncio.run(until_stopped(work, _stopped))

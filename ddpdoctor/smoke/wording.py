@@ -36,9 +36,9 @@ MOST_SHOWN: Final = 4
 
 def named(runs: Sequence[RankRun], smoke: Smoke) -> str:
     """ "rank 1"; with several hosts "rank 9 (node02)", "ranks 8-15 (node02)"."""
-    hosts = list(dict.fromkeys(one.host for one in runs if one.host))
+    hosts = list(dict.fromkeys(run.host for run in runs if run.host))
     where = f" ({listed(hosts, most=3)})" if smoke.nnodes > 1 and hosts else ""
-    return ranks_named(one.rank for one in runs) + where
+    return ranks_named(run.rank for run in runs) + where
 
 
 def place(run: RankRun) -> str:
@@ -74,7 +74,7 @@ def ended(run: RankRun, *, several: bool = False) -> str:
 
 def said_of(runs: Iterable[RankRun]) -> str:
     """Their words and last lines, and their ends as a log tells them: for the checks that know such words."""
-    said = [text for one in runs for text in (one.words, one.last_line, AS_LOGGED.get(one.exit_code or 0, "")) if text]
+    said = [text for run in runs for text in (run.words, run.last_line, AS_LOGGED.get(run.exit_code or 0, "")) if text]
     return "\n".join(dict.fromkeys(said))
 
 
@@ -108,15 +108,15 @@ def _waits_for(run: RankRun, found: Blame) -> bool:
 def evidence_of(found: Blame, smoke: Smoke) -> tuple[Evidence, ...]:
     """What the culprits came to, their last lines and stacks; then the others in groups."""
     groups: dict[tuple[object, ...], list[RankRun]] = {}
-    for one in found.culprits:
-        groups.setdefault(_alike(one), []).append(one)
+    for culprit in found.culprits:
+        groups.setdefault(_alike(culprit), []).append(culprit)
     in_order = list(groups.values())
     more = sum(map(len, in_order[MOST_SHOWN:]))
     return (
         *(
-            one
+            of_rank
             for runs in in_order[:MOST_SHOWN]
-            for one in _of_ranks(runs, smoke, vanished=found.kind is BlameKind.FAILED)
+            for of_rank in _of_ranks(runs, smoke, vanished=found.kind is BlameKind.FAILED)
         ),
         *((told(smoke, "ranks", f"and {plural(more, 'more rank')}"),) if more else ()),
         *_of_others(found.others, smoke),
@@ -164,12 +164,12 @@ def _stack(run: RankRun, frames: int) -> Evidence:
 
 def _of_others(runs: Sequence[RankRun], smoke: Smoke) -> Iterable[Evidence]:
     groups: dict[str, list[RankRun]] = {}
-    for one in runs:
+    for run in runs:
         # Addresses and ports differ, and say nothing here.
-        groups.setdefault(re.sub(r"\[[0-9a-f.:]+\]:\d+", "", ended(one)), []).append(one)
+        groups.setdefault(re.sub(r"\[[0-9a-f.:]+\]:\d+", "", ended(run)), []).append(run)
     for members in sorted(groups.values(), key=lambda group: -len(group))[:MOST_SHOWN]:
         text = ended(members[0], several=len(members) > 1)
-        held = sorted({one.process_state for one in members if one.process_state})
+        held = sorted({member.process_state for member in members if member.process_state})
         text += f" ({', '.join(held)})" if held else ""
         yield told(smoke, "ranks", short(f"{named(members, smoke)} {text}", 300))
         if members[0].stack:

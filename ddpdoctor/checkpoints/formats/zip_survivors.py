@@ -60,7 +60,7 @@ def survivors(source: ByteSource) -> str:
 def _storages(pickle: bytes) -> dict[str, int]:
     """The lengths in bytes of the records that the pickle's storages are in."""
     try:
-        return {f"data/{one.key}": one.count * item_size(one) for one in scan(pickle).storages}
+        return {f"data/{storage.key}": storage.count * item_size(storage) for storage in scan(pickle).storages}
     except CheckpointError:
         return {}
 

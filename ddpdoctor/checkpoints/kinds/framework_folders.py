@@ -62,7 +62,11 @@ def _describe(folder: Path, names: Collection[str]) -> CheckpointFolder | None:
     framework = of_names(names)
     if not framework:
         return None
-    worlds = [one.world_size for one in rank_files(folder) if one.pattern.startswith(("rng_state", "random_states"))]
+    worlds = [
+        rank_file.world_size
+        for rank_file in rank_files(folder)
+        if rank_file.pattern.startswith(("rng_state", "random_states"))
+    ]
     single = 1 if "rng_state.pth" in names else None
     return CheckpointFolder(
         path=str(folder),

@@ -165,7 +165,7 @@ def _missing(path: Path) -> Recognised:
     try:
         names = [one.name for one in folder.iterdir()]
     except FileNotFoundError:
-        there = next((one for one in folder.parents if stat.S_ISDIR(mode_of(one))), Path("/"))
+        there = next((parent for parent in folder.parents if stat.S_ISDIR(mode_of(parent))), Path("/"))
         return Recognised(
             kind="missing",
             called="nothing",
@@ -197,7 +197,7 @@ def _naming_index(folder: Path, name: str, names: list[str]) -> str:
     from ddpdoctor.checkpoints.index_files import INDEX_ENDING, index_names
 
     indexes = sorted(one for one in names if one.endswith(INDEX_ENDING))
-    return next((one for one in indexes if name in index_names(folder / one)), "")
+    return next((index for index in indexes if name in index_names(folder / index)), "")
 
 
 def unreadable(path: Path, error: OSError, what: str = "file") -> Recognised:

@@ -62,6 +62,6 @@ def _is_range(offsets: Any) -> bool:
     return (
         isinstance(offsets, list)
         and len(offsets) == 2
-        and all(type(one) is int for one in offsets)
+        and all(type(offset) is int for offset in offsets)
         and 0 <= offsets[0] <= offsets[1]
     )

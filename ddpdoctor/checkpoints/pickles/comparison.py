@@ -97,7 +97,7 @@ class _Comparison:
         device = self.expected.devices.get(id(a))
         if device is not None:
             kind, _, index = device.partition(":")
-            return [one.value if isinstance(one, Text) else one for one in b.items] == [
+            return [item.value if isinstance(item, Text) else item for item in b.items] == [
                 kind,
                 *([int(index)] if index else []),
             ]

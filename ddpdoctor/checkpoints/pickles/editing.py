@@ -69,7 +69,7 @@ def carry_out(edit: Edit) -> FilePart:
     edited = apply(data, [*reword(data, wordings), *edit.moves.splices], program.frames)
     frames = scan(edited).frames if program.frames else ()
     fitted = fit(edited, len(data), frames) or edited
-    expected = Expected({one.position: one.new for one in wordings}, edit.moves.devices)
+    expected = Expected({wording.position: wording.new for wording in wordings}, edit.moves.devices)
     result = scan(fitted)
     if result.end != len(fitted) or not same(program, data, result, fitted, expected):
         raise Refused("Editing its pickle did not come out right, which is a bug in ddpdoctor. Nothing was changed")

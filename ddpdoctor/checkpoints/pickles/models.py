@@ -63,7 +63,9 @@ class Unclear(Refused):
     """One or several dicts of tensors may be the model. choices: their names, of which `keep` takes one."""
 
     def __init__(self, candidates: Sequence[CandidateModel], why: str = "") -> None:
-        names = listed((f"{one.name} ({plural(one.tensors, 'tensor')})" for one in candidates), most=8)
+        names = listed(
+            (f"{candidate.name} ({plural(candidate.tensors, 'tensor')})" for candidate in candidates), most=8
+        )
         super().__init__(
             f"It isn't clear which of these is the model: {names}"
             if len(candidates) > 1
@@ -72,7 +74,7 @@ class Unclear(Refused):
             if len(candidates) > 1
             else f"If it is, name it: --params-only --keep {candidates[0].name}",
         )
-        self.choices = tuple(one.name for one in candidates)
+        self.choices = tuple(candidate.name for candidate in candidates)
 
 
 class Model(NamedTuple):
@@ -223,7 +225,7 @@ def _no_model(entries: Sequence[Pair], found: _Search) -> Refused:
             f"The top level holds tensors ({listed(tensors, most=4)}), but also what holds others: {listed(holders, most=8)}",
             f"If these tensors are the model, leave the others out: --params-only --drop {','.join(holders)}",
         )
-    there = listed((f"{name_of(one.key)} ({_described(one.value)})" for one in entries), most=8)
+    there = listed((f"{name_of(entry.key)} ({_described(entry.value)})" for entry in entries), most=8)
     return Refused(f"There is no dict of tensors that could be a model's at the top level, only {there}")
 
 

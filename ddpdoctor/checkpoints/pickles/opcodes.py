@@ -327,5 +327,5 @@ def _opcode_name(code: int) -> str:
     # Here and not above: it is needed for suspicious files only, and takes milliseconds to load.
     import pickletools
 
-    names = {one.code: one.name for one in pickletools.opcodes}
+    names = {opcode.code: opcode.name for opcode in pickletools.opcodes}
     return f"the opcode {names[chr(code)]}" if chr(code) in names else f"the unknown opcode 0x{code:02x}"

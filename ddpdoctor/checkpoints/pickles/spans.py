@@ -232,10 +232,10 @@ def _rules() -> list[_Rule]:
     import pickletools
 
     rules = [_Rule(1, 0, False)] * 256
-    for one in pickletools.opcodes:
-        length = 1 if one.arg is None else one.arg.n + 1 if one.arg.n >= 0 else one.arg.n
-        names = [kind.name for kind in one.stack_before]
-        changes = ord(one.code) in _CHANGES
+    for opcode in pickletools.opcodes:
+        length = 1 if opcode.arg is None else opcode.arg.n + 1 if opcode.arg.n >= 0 else opcode.arg.n
+        names = [kind.name for kind in opcode.stack_before]
+        changes = ord(opcode.code) in _CHANGES
         pops = _TO_MARK if "mark" in names else len(names) - changes
-        rules[ord(one.code)] = _Rule(length, pops, bool(one.stack_after) and not changes)
+        rules[ord(opcode.code)] = _Rule(length, pops, bool(opcode.stack_after) and not changes)
     return rules

@@ -48,8 +48,8 @@ def apply(data: bytes, splices: Iterable[Splice], frames: Sequence[tuple[int, in
 
 def _frame_lengths(frames: Sequence[tuple[int, int]], splices: Sequence[Splice]) -> list[Splice]:
     """What keeps the frames' lengths true. A frame may be a lie, and there may be millions, so nothing is searched twice."""
-    starts = [one.start for one in splices]
-    growths = [0, *accumulate(len(one.new) - (one.end - one.start) for one in splices)]
+    starts = [splice.start for splice in splices]
+    growths = [0, *accumulate(len(splice.new) - (splice.end - splice.start) for splice in splices)]
     lengths = []
     for begin, length in frames:
         growth = growths[bisect_left(starts, begin + length)] - growths[bisect_left(starts, begin)]

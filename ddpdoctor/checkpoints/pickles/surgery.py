@@ -74,8 +74,8 @@ class CutPickle(NamedTuple):
         if any(is_extra_state_name(one.partition(" (")[0]) for one in self.left_out):
             notes.append("Without its extra state the model loads only with load_state_dict(..., strict=False).")
         notes += (
-            f"{human(one.bytes)} of what was under {one.name} stay: they belong to {listed(one.keys)}, too."
-            for one in self.remainders
+            f"{human(remainder.bytes)} of what was under {remainder.name} stay: they belong to {listed(remainder.keys)}, too."
+            for remainder in self.remainders
         )
         if self.unused >= _WORTH_A_NOTE:
             notes.append(
@@ -117,7 +117,7 @@ def _cut(data: bytes, keep: Collection[str], drop: Collection[str], params_only:
     names = [name_of(pair.key) for pair in entries]
     keep, drop = list(_meant(keep, names)), list(_meant(drop, names))
     deeper = {*keep}.difference(names) if params_only else set()
-    named = {one.name: one for one in candidates_named(entries, deeper)} if deeper else {}
+    named = {candidate.name: candidate for candidate in candidates_named(entries, deeper)} if deeper else {}
     tops = [named[name].path[0] if name in named else name for name in keep]
     _check_names((*tops, *drop), names)
     leaving = [name in drop or bool(tops and name not in tops) for name in names]
@@ -219,7 +219,7 @@ def _summary(
             kept.append((".".join(path), value))
         else:
             kept.append((name, pair.value))
-    storages = frozenset(one.key for one in left.storages)
+    storages = frozenset(storage.key for storage in left.storages)
     return CutPickle(
         pickle=result,
         storages=storages,

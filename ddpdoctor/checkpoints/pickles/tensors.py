@@ -120,7 +120,7 @@ def view(node: Any) -> TensorView | None:
 def _numbers(node: Any) -> tuple[int, ...] | None:
     if node.__class__ is Call and node.name == "torch.Size" and isinstance(node.arguments, Tuple):
         node = node.arguments.items[0] if node.arguments.items else None
-    if not isinstance(node, Tuple) or any(type(one) is not int for one in node.items):
+    if not isinstance(node, Tuple) or any(type(item) is not int for item in node.items):
         return None
     return tuple(node.items)
 

@@ -306,7 +306,7 @@ def _sharing(entries: list[PlannedTensor]) -> Iterator[list[PlannedTensor]]:
     for members in storages.values():
         group: list[PlannedTensor] = []
         end = 0
-        for entry in sorted(members, key=lambda one: (one.start, one.name)):
+        for entry in sorted(members, key=lambda member: (member.start, member.name)):
             if group and entry.start >= end:
                 yield group
                 group = []

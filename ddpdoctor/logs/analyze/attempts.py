@@ -65,12 +65,12 @@ def attempts_of(log: Log) -> tuple[Log, ...]:
         # Of a file whose launcher tells less often, nobody knows to which attempt its lines belong.
         return bisect_left(ends, line.number) if len(ends) == most else None
 
-    told = [one.line for one in log.sightings if one.role is not SignRole.NOISE]
+    told = [sighting.line for sighting in log.sightings if sighting.role is not SignRole.NOISE]
     told += [*(one.line for one in log.raised), *(one.line for one in log.exited), *log.errors]
     if any(attempt(line) is None for line in told):
         return (log,)
     # A number in a name may be a date.
-    in_files = range(most + 1) if any(len(some) == most for some in bounds.values()) else ()
+    in_files = range(most + 1) if any(len(bound) == most for bound in bounds.values()) else ()
     return _shared_out(log, sorted({*of_files, *in_files}), attempt)
 
 
@@ -132,7 +132,7 @@ def _bounds(log: Log, file: int, known: int) -> list[int]:
     if len({len(some) for some in ends.values()}) > 1 or max(len(over), len(tables)) > len(ends):
         return []
     rounds = list(zip(*ends.values(), strict=True))
-    bounds = [max(some) for some in rounds]
+    bounds = [max(dialling) for dialling in rounds]
     if any(min(later) <= end for end, later in zip(bounds, rounds[1:], strict=False)):
         return []
     if len(bounds) <= known:
@@ -153,14 +153,14 @@ def _requeued(log: Log, file: int) -> list[int]:
         ]
         bounds.append(max(near))
     ends = (*(one.line for one in log.exited), *(one.line for one in log.raised), *log.errors)
-    ending = {_shape(one) for one in ends}
+    ending = {_shape(end) for end in ends}
     # What ends all of many ranks recurs, too.
     steps = [
         one
         for one in (log.recurs, log.steps, log.trains)
         if one and one.file == file and not one.text[:1].isspace() and _shape(one) not in ending
     ]
-    return bounds if bounds and any(one.number > bounds[-1] for one in steps) else bounds[:-1]
+    return bounds if bounds and any(step.number > bounds[-1] for step in steps) else bounds[:-1]
 
 
 def _shape(line: LogLine) -> str:
@@ -178,7 +178,7 @@ def _another_follows(log: Log, file: int, bounds: list[int]) -> bool:
     if any(not is_of_peers(one) for one in behind):
         return len(log.hosts) < OFTEN
     last = _latest(one for one in log.last if one.line.file == file)
-    quiet = not behind and not any(one.file == file and one.number > end for one in log.errors)
+    quiet = not behind and not any(error.file == file and error.number > end for error in log.errors)
     runs = last is not None and last.number - end >= WENT_ON and not _LAUNCHER.search(last.text)
     if log.steps is not None and log.steps.file == file and log.steps.number > end:
         return quiet and runs
@@ -186,4 +186,4 @@ def _another_follows(log: Log, file: int, bounds: list[int]) -> bool:
 
 
 def _latest(words: Iterable[LastWords]) -> LogLine | None:
-    return max((one.line for one in words), key=lambda line: line.order, default=None)
+    return max((word.line for word in words), key=lambda line: line.order, default=None)

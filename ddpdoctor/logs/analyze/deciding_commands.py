@@ -44,7 +44,7 @@ def deciding(check: Check, seen: Iterable[SignMatch], log: Log, *, sure: bool = 
         return Fix(f"{begin}, let a small training run{there}", ("ddpdoctor smoke",))
     # What a host's own processes decide, it decides alone.
     if check.groups & {"meeting", "fleet"} and "processes" not in check.groups:
-        return _on_all_nodes(begin, [one.line.text for one in seen] + [one.text for one in log.errors], log)
+        return _on_all_nodes(begin, [one.line.text for one in seen] + [error.text for error in log.errors], log)
     if "hang" in check.groups:
         return Fix(
             f"{begin}, start the run again, and while it hangs ask{there} what each rank waits for",

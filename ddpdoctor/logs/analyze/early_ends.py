@@ -26,8 +26,10 @@ def with_early_end(within: Sequence[SignMatch], exited: ProcessExit, log: Log, c
     before, and the others lost it."""
     if signal_of(exited) != ABORT or exited.told_to or any(one.role is SignRole.NAMES for one in within):
         return list(within)
-    lost = any(one.role is SignRole.EFFECT and one.line.rank != exited.rank for one in log.sightings)
-    line = next((one for one in log.errors if one.text.startswith(WITH_THREADS) and _is_before(one, exited)), None)
+    lost = any(sighting.role is SignRole.EFFECT and sighting.line.rank != exited.rank for sighting in log.sightings)
+    line = next(
+        (error for error in log.errors if error.text.startswith(WITH_THREADS) and _is_before(error, exited)), None
+    )
     if line is None or not lost or _fell(line, exited, log):
         return list(within)
     rank = exited.rank if line.rank is None else line.rank
@@ -47,9 +49,11 @@ def _fell(line: LogLine, exited: ProcessExit, log: Log) -> bool:
     """Whether something else is told that this rank may have fallen by: an exception, or another error before."""
     mine = (None, exited.rank if line.rank is None else line.rank)
     raised = [one for one in log.raised if one.line.rank in mine and not (is_of_peers(one) or is_of_launcher(one))]
-    errors = [one for one in log.errors if one.rank in mine and one.order < line.order]
+    errors = [error for error in log.errors if error.rank in mine and error.order < line.order]
     return bool(raised or errors) or any(
-        one.role in (SignRole.NAMES, SignRole.HINTS) and one.line.rank in mine and one.line.order < line.order
-        for one in log.sightings
-        if not one.quoted
+        sighting.role in (SignRole.NAMES, SignRole.HINTS)
+        and sighting.line.rank in mine
+        and sighting.line.order < line.order
+        for sighting in log.sightings
+        if not sighting.quoted
     )

@@ -118,7 +118,7 @@ def is_alike(one: LoggedException, other: LoggedException) -> bool:
 def is_of_launcher(raised: LoggedException) -> bool:
     """Whether it only says that some process failed. torch.multiprocessing.spawn raised a bare Exception for that until torch 1.5."""
     if is_cut(raised):
-        return any(_LAUNCHES.search(with_slashes(one.path)) for one in raised.frames)
+        return any(_LAUNCHES.search(with_slashes(frame.path)) for frame in raised.frames)
     spawns = raised.exception == "Exception" and _innermost(raised).endswith(_SPAWN)
     tells_exit = raised.exception in ("RuntimeError", "OSError") and bool(re.match(OF_A_CHILD, raised.message))
     kind = short_name(raised.exception)
@@ -188,9 +188,9 @@ def is_ordinary(raised: LoggedException) -> bool:
 
 def is_within_launcher(raised: LoggedException) -> bool:
     """Whether it is one of a launcher's own process, which runs nothing of the script's."""
-    paths = [with_slashes(one.path) for one in raised.frames]
+    paths = [with_slashes(frame.path) for frame in raised.frames]
     by_module = bool(paths) and "runpy" in paths[0]
-    return any(_LAUNCHES.search(one) for one in (paths if by_module else paths[:1]))
+    return any(_LAUNCHES.search(path) for path in (paths if by_module else paths[:1]))
 
 
 def with_slashes(path: str) -> str:

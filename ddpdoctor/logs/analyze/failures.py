@@ -83,12 +83,12 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slugs(self) -> set[str]:
-        return {one.slug for one in self.signs}
+        return {sign.slug for sign in self.signs}
 
     @property
     def names(self) -> list[SignMatch]:
         """Signs that only one illness has."""
-        return [one for one in self.signs if one.role is SignRole.NAMES]
+        return [sign for sign in self.signs if sign.role is SignRole.NAMES]
 
     @property
     def is_effect(self) -> bool:
@@ -126,7 +126,7 @@ def _last_line(raised: LoggedException) -> LogLine:
 
 def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
     """All of them, effects too, in the order in which they were read."""
-    real = [one for one in log.sightings if not one.quoted and one.role is not SignRole.NOISE]
+    real = [sighting for sighting in log.sightings if not sighting.quoted and sighting.role is not SignRole.NOISE]
     real = without_misread(without_parts_that_all_lack(real), log, catalogue)
     real = with_checks_revisions(without_waits_that_ended(real, log.last), log, catalogue)
     real = without_refuted(real, log, catalogue)
@@ -196,7 +196,7 @@ def _failure(
     line = raised.line if raised else began
     name = log.files[line.file].name if line.file < len(log.files) else ""
     signs = tuple(one for one in within if one.role in (SignRole.NAMES, SignRole.HINTS))
-    slugs = {one.slug for one in signs}
+    slugs = {sign.slug for sign in signs}
     return Failure(
         kind=kind,
         line=line,
@@ -266,7 +266,8 @@ def _is_behind_rows(seen: SignMatch, chain: Sequence[LoggedException], exits: Se
     if not is_of_launcher(last):
         return False
     return any(
-        one.line.file == last.line.file and last.line.number < one.line.number <= seen.line.number for one in exits
+        process_exit.line.file == last.line.file and last.line.number < process_exit.line.number <= seen.line.number
+        for process_exit in exits
     )
 
 
@@ -317,7 +318,7 @@ def _may_be_of(end: Failure, own: Sequence[Failure], ended: Sequence[Failure]) -
         return False
     others = [one.exited for one in ended if one.exited and one is not end]
     ranks = [one for one in own if one.line.rank is not None and not one.is_effect]
-    return any(not any(is_of(one.line, exited) for exited in others) for one in ranks)
+    return any(not any(is_of(rank.line, exited) for exited in others) for rank in ranks)
 
 
 def is_of(line: LogLine, exited: ProcessExit) -> bool:

@@ -31,8 +31,8 @@ def more_of(lead: LogLine | None, raised: LoggedException | None, log: Log) -> t
         later = [one for one in log.raised if stream(one.line) == stream(raised.line) and not is_cut(one)]
         return tuple(one.line for one in later if 0 < one.began.number - raised.line.number <= BESIDE)[:1]
     text = raised.message if raised else lead.text
-    errors = [one for one in log.errors if one.number != lead.number or one.file != lead.file]
-    behind = [one for one in errors if one.file == lead.file and 0 < one.number - lead.number <= BESIDE]
+    errors = [error for error in log.errors if error.number != lead.number or error.file != lead.file]
+    behind = [error for error in errors if error.file == lead.file and 0 < error.number - lead.number <= BESIDE]
     if is_of_launching(text):
         return tuple(one for one in behind if is_of_launching(one.text))[:MOST]
     if not _OF_NCCL.search(text):
@@ -41,14 +41,16 @@ def more_of(lead: LogLine | None, raised: LoggedException | None, log: Log) -> t
     # Another error's, with its own word, may follow.
     until = min((one.number for one in own if _OF_NCCL.search(one.text) and "rror in" in one.text), default=1 << 62)
     told = [one for one in own if one.number < until and not _GENERAL.match(one.text)]
-    warnings = [one for one in errors if _WARNS in one.text and one.rank in (None, lead.rank)]
-    nearest = sorted(warnings, key=lambda one: (one.file != lead.file, abs(one.number - lead.number)))
+    warnings = [error for error in errors if _WARNS in error.text and error.rank in (None, lead.rank)]
+    nearest = sorted(warnings, key=lambda warning: (warning.file != lead.file, abs(warning.number - lead.number)))
     return tuple(told[:MOST] or nearest[:1])
 
 
 def nccl_may_say_more(lead: LogLine | None, raised: LoggedException | None, log: Log, end: str) -> bool:
     """Whether the failure may be one of NCCL's, and NCCL was not asked yet to tell all. end: how the launcher says it ended."""
     text = f"{lead.text if lead else ''} {f'{raised.exception} {raised.message}' if raised else ''} {end}"
-    told = [one.line for one in log.last] + [one.line for one in log.noise] + [one.line for one in log.sightings]
-    asked = any(_INFORMS in one.text for one in (*log.errors, *told))
+    told = (
+        [one.line for one in log.last] + [one.line for one in log.noise] + [sighting.line for sighting in log.sightings]
+    )
+    asked = any(_INFORMS in error.text for error in (*log.errors, *told))
     return bool(_MAY_BE_NCCLS.search(text)) and not asked

@@ -86,7 +86,7 @@ def only_announced(
     announced = failure.raised.announced if failure.raised else ""
     if not announced and not (failure.kind is FailureKind.SAID and _IN_A_SENTENCE.match(failure.line.text)):
         return False
-    if _ENDS_NOTHING.match(announced) and not any(is_grave(catalogue, one.slug) for one in failure.signs):
+    if _ENDS_NOTHING.match(announced) and not any(is_grave(catalogue, sign.slug) for sign in failure.signs):
         return True
     later = [
         one.began.number
@@ -140,8 +140,10 @@ def merely_labelled(failure: Failure, last: LogLine | None, log: Log) -> bool:
 
 def survived(log: Log, failures: Sequence[Failure], catalogue: Catalogue) -> tuple[LogLine, ...]:
     """Lines that speak of an error, and the run went on: what was announced so, and mere words with ordinary lines behind them."""
-    words = [one.line for one in failures if got_over(one, failures, log, catalogue)]
-    return tuple(sorted([*words, *(one for one in log.errors if merely_said(one, log))], key=lambda one: one.order))
+    words = [failure.line for failure in failures if got_over(failure, failures, log, catalogue)]
+    return tuple(
+        sorted([*words, *(error for error in log.errors if merely_said(error, log))], key=lambda one: one.order)
+    )
 
 
 def merely_said(error: LogLine, log: Log) -> bool:

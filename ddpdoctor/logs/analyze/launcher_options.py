@@ -59,7 +59,7 @@ _OF_ACCELERATE: Final = "ACCELERATE_"
 def launcher_of_command(words: Sequence[str]) -> str:
     """The launcher that a command starts ranks by: in `srun torchrun train.py` the last one; "" for none."""
     script = next((place for place, one in enumerate(words) if one.endswith(".py")), len(words))
-    named = [_PROGRAMS[name] for one in words[:script] if (name := one.rpartition("/")[2]) in _PROGRAMS]
+    named = [_PROGRAMS[name] for word in words[:script] if (name := word.rpartition("/")[2]) in _PROGRAMS]
     return named[-1] if named else ""
 
 
@@ -78,7 +78,7 @@ def launcher_of_settings(environment: Environment) -> str:
     launch = current_launch(environment)
     if launch is None:
         return ""
-    if any(one.name.startswith(_OF_ACCELERATE) for one in environment.settings):
+    if any(setting.name.startswith(_OF_ACCELERATE) for setting in environment.settings):
         return ACCELERATE
     if launch.launcher in ("PMI", *(name for name, *_ in MPI)):
         return MPIRUN

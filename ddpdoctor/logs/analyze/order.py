@@ -55,13 +55,15 @@ class Timeline:
         self._ranks = max(len(log.ranks), 1)
         self._failures = failures
         self._own = [
-            one for one in failures if one.kind is FailureKind.RAISED and not one.is_effect and not one.is_from_outside
+            failure
+            for failure in failures
+            if failure.kind is FailureKind.RAISED and not failure.is_effect and not failure.is_from_outside
         ]
         self._last = {one.rank: one.line for one in log.last}
         self._trains = log.trains
         self._steps = log.steps
-        self._ends = [one.line for one in failures if one.kind is FailureKind.ENDED]
-        self._first = [one.exited for one in failures if one.exited and one.exited.first]
+        self._ends = [failure.line for failure in failures if failure.kind is FailureKind.ENDED]
+        self._first = [failure.exited for failure in failures if failure.exited and failure.exited.first]
         times = [one.time for one in self._first if one.time is not None]
         self._first_end = min(times) if len(times) == len(self._first) > 1 else None
 
@@ -155,7 +157,7 @@ def _of_one_rank(one: Failure, other: Failure) -> bool:
 def weight(failure: Failure, course: Timeline) -> int:
     """How much a failure has to say of the cause: the less the better. What only may be a cause comes behind what surely ended a rank."""
     names, catalogue = failure.names, course.catalogue
-    about_others = bool(names) and all(is_about_others(catalogue, one.slug) for one in names)
+    about_others = bool(names) and all(is_about_others(catalogue, name.slug) for name in names)
     if failure.is_from_outside:
         return 5
     if course.only_announced(failure) or (failure.kind is FailureKind.RAISED and course.outlived(failure)):
@@ -165,8 +167,8 @@ def weight(failure: Failure, course: Timeline) -> int:
     if failure.is_ordinary:
         return 1
     if failure.kind is FailureKind.SAID:
-        if not any(is_grave(catalogue, one.slug, one.sign) for one in failure.signs):
-            return 8 if names or any(is_certain(catalogue, one.slug, one.sign) for one in failure.signs) else LEAST
+        if not any(is_grave(catalogue, sign.slug, sign.sign) for sign in failure.signs):
+            return 8 if names or any(is_certain(catalogue, sign.slug, sign.sign) for sign in failure.signs) else LEAST
         if course.outlived(failure):
             return 7
         return (2 if about_others else 1) if names else 7
@@ -185,11 +187,15 @@ def _are_mixed(one: Failure, other: Failure) -> bool:
 
 def lead_of(failures: Sequence[Failure], course: Timeline) -> Failure | None:
     """The one that leads; failures: without mere effects."""
-    ended = {id(one) for one in failures if course.ended_first(one)}
+    ended = {id(failure) for failure in failures if course.ended_first(failure)}
     # What a rank itself says tells more than its launcher's word on its end.
     ordered = sorted(
         failures,
-        key=lambda one: (weight(one, course), not (one.exited and id(one) in ended) or one.explained, one.line.order),
+        key=lambda failure: (
+            weight(failure, course),
+            not (failure.exited and id(failure) in ended) or failure.explained,
+            failure.line.order,
+        ),
     )
     if not ordered:
         return None

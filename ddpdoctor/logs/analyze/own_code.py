@@ -25,7 +25,7 @@ _PY_SPYS: Final = (
 
 def own_frame(frames: Sequence[LogFrame]) -> LogFrame | None:
     """The innermost one that is in nobody's library."""
-    return next((one for one in reversed(frames) if not is_of_library(one.path)), None)
+    return next((frame for frame in reversed(frames) if not is_of_library(frame.path)), None)
 
 
 def is_of_library(path: str) -> bool:

@@ -26,8 +26,11 @@ def is_of_a_program(raised: LoggedException) -> bool:
 
 def program_that_failed(failures: Sequence[Failure]) -> Failure | None:
     """The failure that is such a program's, where all that is told beside it follows from it."""
-    ended = (one.exited is None or one.exited.said_by == "subprocess" or one.exited.told_to for one in failures)
-    raised = (one.raised is None or is_of_launcher(one.raised) for one in failures)
-    if not (all(ended) and all(raised)) or any(one.effects for one in failures):
+    ended = (
+        failure.exited is None or failure.exited.said_by == "subprocess" or failure.exited.told_to
+        for failure in failures
+    )
+    raised = (failure.raised is None or is_of_launcher(failure.raised) for failure in failures)
+    if not (all(ended) and all(raised)) or any(failure.effects for failure in failures):
         return None
-    return next((one for one in failures if one.raised and is_of_a_program(one.raised)), None)
+    return next((failure for failure in failures if failure.raised and is_of_a_program(failure.raised)), None)

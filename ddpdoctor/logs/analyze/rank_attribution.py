@@ -101,7 +101,7 @@ def own_exit(failure: Failure, log: Log) -> ProcessExit | None:
 
 def _said_itself(failure: Failure, catalogue: Catalogue) -> int | None:
     """Which rank it is, as torch's own sentence has it."""
-    words = [one.words.get("rank", "") for one in failure.signs if names_speaker(catalogue, one.slug, one.sign)]
+    words = [sign.words.get("rank", "") for sign in failure.signs if names_speaker(catalogue, sign.slug, sign.sign)]
     return next((int(word) for word in words if word.isdigit()), None)
 
 
@@ -111,10 +111,10 @@ def _host_of(rank: int | None, log: Log) -> str:
     if rank is None:
         return ""
     lines = [*_heard(log), *(one.line for one in log.noise)]
-    own = [one for one in lines if one.rank == rank]
+    own = [line for line in lines if line.rank == rank]
     named = {one.host for one in own if one.host}
     if not named:
-        warned = [(one.text.rpartition(_WARNS)[2], one.host) for one in lines if _WARNS in one.text and one.host]
+        warned = [(line.text.rpartition(_WARNS)[2], line.host) for line in lines if _WARNS in line.text and line.host]
         named = {host for words, host in warned if _tells(words) and any(words in one.text for one in own)}
     if not named and len(log.ranks) == 1:
         named = set(log.hosts)
@@ -128,7 +128,7 @@ def _tells(words: str) -> bool:
 
 def _heard(log: Log) -> list[LogLine]:
     """Lines that are kept for what they say."""
-    return [*(one.line for one in log.sightings), *(one.line for one in log.last), *log.errors]
+    return [*(sighting.line for sighting in log.sightings), *(one.line for one in log.last), *log.errors]
 
 
 def _nproc(log: Log) -> int:
@@ -141,12 +141,12 @@ def _nproc(log: Log) -> int:
 def exit_of(failure: Failure, log: Log) -> ProcessExit | None:
     """How the rank of a failure ended."""
     line = failure.line
-    for one in endings(log):
-        if line.rank is not None and one.rank == line.rank:
-            return one
-        same_host = not line.host or not one.host or line.host == one.host
-        if line.rank is None and line.local_rank is not None and one.local_rank == line.local_rank and same_host:
-            return one
+    for ending in endings(log):
+        if line.rank is not None and ending.rank == line.rank:
+            return ending
+        same_host = not line.host or not ending.host or line.host == ending.host
+        if line.rank is None and line.local_rank is not None and ending.local_rank == line.local_rank and same_host:
+            return ending
     return None
 
 
@@ -155,7 +155,7 @@ def _of_that_pid(failure: Failure, log: Log) -> ProcessExit | None:
     found = _NCCL.match(failure.line.text)
     if found is None:
         return None
-    same = [one for one in endings(log) if one.pid == int(found["pid"]) and one.host in ("", found["host"])]
+    same = [ending for ending in endings(log) if ending.pid == int(found["pid"]) and ending.host in ("", found["host"])]
     return only(same)
 
 
@@ -170,13 +170,13 @@ def _of_who_repeats_it(failure: Failure, log: Log) -> ProcessExit | None:
     words = {text.rpartition(_WARNS)[2] for text in (line.text, *own) if _WARNS in text}
     if failure.raised:
         words.add(failure.raised.message)
-    told = [_said_by(one, heard) for one in heard if any(_tells(each) and each in one.text for each in words)]
+    told = [_said_by(one, heard) for one in heard if any(_tells(word) and word in one.text for word in words)]
     ends = endings(log) if any(rank is not None for rank in told) else []
-    hosts = {one.rank: one.host for one in ends}
+    hosts = {end.rank: end.host for end in ends}
     ranks = {rank for rank in told if rank is not None and line.host in ("", hosts.get(rank) or line.host)}
     if len(ranks) != 1:
         return None
-    ended = only(one for one in ends if one.rank in ranks)
+    ended = only(end for end in ends if end.rank in ranks)
     return ended or ProcessExit(line=line, said_by="", rank=next(iter(ranks)), host=line.host)
 
 
@@ -243,11 +243,15 @@ def _only_exit(failure: Failure, log: Log, failures: Sequence[Failure]) -> Proce
     }
     # Whoever lost another one may be aborted for that.
     alone = not any(one.effects for one in failures)
-    ends = [one for one in endings(log) if not (one.told_to or signal_of(one)) or (alone and signal_of(one) in CRASHES)]
+    ends = [
+        ending
+        for ending in endings(log)
+        if not (ending.told_to or signal_of(ending)) or (alone and signal_of(ending) in CRASHES)
+    ]
     own = [
-        one
-        for one in ends
-        if (one.rank not in heard if one.rank is not None else one.local_rank is not None and heard <= {None})
+        end
+        for end in ends
+        if (end.rank not in heard if end.rank is not None else end.local_rank is not None and heard <= {None})
     ]
     return next((one for one in own if one.first), only(own))
 
@@ -272,7 +276,11 @@ def _of_who_was_killed(failure: Failure, log: Log, catalogue: Catalogue) -> Proc
     of_memory = {check.slug for check in catalogue.standing_for(LogTopic.KILLED_FOR_MEMORY)}
     if line.rank is not None or line.local_rank is not None or not failure.slugs & of_memory:
         return None
-    killed = [one for one in endings(log) if signal_of(one) == KILL and one.rank is not None and not one.told_to]
+    killed = [
+        ending
+        for ending in endings(log)
+        if signal_of(ending) == KILL and ending.rank is not None and not ending.told_to
+    ]
     return only(one for one in killed if one.first) or only(killed)
 
 
@@ -289,7 +297,7 @@ def _of_who_fell_first(
         or _NCCL.match(line.text)
     ):
         return None
-    course, hosts = Timeline(log, failures, catalogue), {one.rank: one.host for one in endings(log)}
+    course, hosts = Timeline(log, failures, catalogue), {ending.rank: ending.host for ending in endings(log)}
     fell = [
         one
         for one in failures
@@ -312,7 +320,7 @@ def _launchers(failure: Failure) -> bool:
 
 def silent_ranks(log: Log, failures: Sequence[Failure]) -> tuple[int, ...]:
     """Of ranks that lost another or waited in vain, those that say nothing of it; only a few, else it isn't they who are odd."""
-    told = {one.rank for one in failures if one.effects and one.rank is not None}
+    told = {failure.rank for failure in failures if failure.effects and failure.rank is not None}
     everybody = set(log.ranks) | set(range(log.world_size or 0))
     silent = everybody - told
     return tuple(sorted(silent)) if told and len(silent) <= max(1, len(everybody) // 4) else ()
@@ -320,26 +328,32 @@ def silent_ranks(log: Log, failures: Sequence[Failure]) -> tuple[int, ...]:
 
 def ended_well(log: Log, failures: Sequence[Failure], catalogue: Catalogue) -> bool:
     """Whether the run went on for long after its last failure, and no launcher says that it failed in the end."""
-    if failures and not log.exited and all(_trained_on(one, log) for one in failures):
+    if failures and not log.exited and all(_trained_on(failure, log) for failure in failures):
         return True
-    announced = [one for one in failures if got_over(one, failures, log, catalogue)]
-    failures = [one for one in failures if not any(one is other or _alike(one, other) for other in announced)]
-    ends = [one for one in failures if one.kind is not FailureKind.SAID]
-    if any(one.is_from_outside for one in failures) or any(one.first for one in log.exited):
+    announced = [failure for failure in failures if got_over(failure, failures, log, catalogue)]
+    failures = [
+        failure for failure in failures if not any(failure is other or _alike(failure, other) for other in announced)
+    ]
+    ends = [failure for failure in failures if failure.kind is not FailureKind.SAID]
+    if any(failure.is_from_outside for failure in failures) or any(one.first for one in log.exited):
         return False
-    if any(one.raised and short_name(one.raised.exception) == "ChildFailedError" for one in ends):
+    if any(end.raised and short_name(end.raised.exception) == "ChildFailedError" for end in ends):
         return False
     if not ends:
-        if any(UNCAUGHT in one.text for one in log.errors):
+        if any(UNCAUGHT in error.text for error in log.errors):
             return False
-        fell = any(one.effects for one in failures) or _fell(failures, log, catalogue)
-        fell |= any(_EXCEPTION.match(one.line.text) and not _went_on(one, log) for one in failures)
+        fell = any(failure.effects for failure in failures) or _fell(failures, log, catalogue)
+        fell |= any(_EXCEPTION.match(failure.line.text) and not _went_on(failure, log) for failure in failures)
         return bool(failures or announced) and not fell
-    last = max(one.over.order for one in ends)
-    if _fell([one for one in failures if one.kind is FailureKind.SAID and one.line.order > last], log, catalogue):
+    last = max(end.over.order for end in ends)
+    if _fell(
+        [failure for failure in failures if failure.kind is FailureKind.SAID and failure.line.order > last],
+        log,
+        catalogue,
+    ):
         return False
-    over = [one for one in ends if _got_over(one, log, ends)]
-    return all(one in over or any(_alike(one, other) for other in over) for one in ends)
+    over = [end for end in ends if _got_over(end, log, ends)]
+    return all(end in over or any(_alike(end, other) for other in over) for end in ends)
 
 
 def _trained_on(failure: Failure, log: Log) -> bool:
@@ -358,7 +372,7 @@ def _trained_on(failure: Failure, log: Log) -> bool:
 def _is_optional(raised: LoggedException) -> bool:
     """Whether it is of an import, and nothing was called: scripts try them, and do without."""
     return short_name(raised.exception) in ("ImportError", "ModuleNotFoundError") and all(
-        one.function == "<module>" or one.path.startswith("<") for one in raised.frames
+        frame.function == "<module>" or frame.path.startswith("<") for frame in raised.frames
     )
 
 
@@ -384,7 +398,7 @@ def _alike(one: Failure, other: Failure) -> bool:
 def _went_on(said: Failure, log: Log) -> bool:
     """Whether its rank wrote on for long behind mere words; behind a warning, whether it wrote anything else."""
     last = _last_words(said, log)
-    if last is None or any(one.sign in last.text for one in said.signs):
+    if last is None or any(sign.sign in last.text for sign in said.signs):
         return False
     if _MERELY_TOLD.match(said.line.text):
         return True
@@ -394,9 +408,9 @@ def _went_on(said: Failure, log: Log) -> bool:
 
 
 def _got_over(failure: Failure, log: Log, ends: Sequence[Failure]) -> bool:
-    beside = [one for one in ends if one.line.file == failure.line.file]
+    beside = [end for end in ends if end.line.file == failure.line.file]
     over = max((one.over for one in beside), key=lambda line: line.order)
-    by = {one.exited.said_by for one in ends if one.exited and not one.exited.told_to}
+    by = {end.exited.said_by for end in ends if end.exited and not end.exited.told_to}
     if by - {TELLS_OF_EVERY_END}:
         return False
     if not by and failure.raised and _goes_on_alone(failure.raised, over, log):

@@ -65,8 +65,8 @@ def _that_revise(catalogue: Catalogue) -> tuple[Check, ...]:
 def recovered(log: Log, catalogue: Catalogue) -> list[LoggedException]:
     """Exceptions of which their own checks say that the log shows them to have been got over."""
     own: dict[str, list[SignMatch]] = {}
-    for one in log.sightings:
-        own.setdefault(one.slug, []).append(one)
+    for sighting in log.sightings:
+        own.setdefault(sighting.slug, []).append(sighting)
     known = ((catalogue.get(slug), seen) for slug, seen in own.items())
     return [one for check, seen in known if check and check.log.recovered for one in check.log.recovered(seen, log)]
 
@@ -110,7 +110,7 @@ def _trains_behind(line: LogLine, log: Log) -> bool:
 def _is_of_package(raised: LoggedException, done: SignMatch) -> bool:
     """pip unpacks it into a folder that is called after it: /tmp/pip-install-x7/flash-attn_0f3c.../setup.py."""
     installed = {_plain(each.rpartition("-")[0]) for each in done.words.get("packages", "").split()}
-    folders = {found[1] for one in raised.frames if (found := _UNPACKED.search(_plain(one.path)))}
+    folders = {found[1] for frame in raised.frames if (found := _UNPACKED.search(_plain(frame.path)))}
     return may_be_of_one(raised.line, done.line) and done.line.order > raised.line.order and bool(installed & folders)
 
 

@@ -37,9 +37,9 @@ def settings_said(seen: Iterable[SignMatch], catalogue: Catalogue) -> dict[str, 
 def settings_of(log: Log, environ: Mapping[str, str], catalogue: Catalogue) -> dict[str, str]:
     """With which a host is looked at: what the suspicions that hang on the network name. "" is a setting to be left out: a log that
     names a meeting place names all of it."""
-    for one in verdict_of(log, catalogue).suspects:
-        check = catalogue.get(one.slug)
-        if check and "network" in check.groups and (said := settings_said(one.sightings, catalogue)):
+    for suspect in verdict_of(log, catalogue).suspects:
+        check = catalogue.get(suspect.slug)
+        if check and "network" in check.groups and (said := settings_said(suspect.sightings, catalogue)):
             return {} if _is_said(said, environ) else {**dict.fromkeys(_left_out(said), ""), **said}
     return {}
 
@@ -66,7 +66,7 @@ def as_the_log_names(snapshot: Snapshot, seen: Iterable[SignMatch], catalogue: C
     if not said or (not isinstance(environment, Unknown) and _is_said(said, environment)):
         return snapshot
     if not isinstance(environment, Unknown):
-        kept = [one for one in environment.settings if one.name not in {*said, *_left_out(said)}]
+        kept = [setting for setting in environment.settings if setting.name not in {*said, *_left_out(said)}]
         own = [Setting(name, value, OF_LOG) for name, value in said.items()]
         environment = msgspec.structs.replace(environment, settings=(*own, *kept))
     if PORT in said and not isinstance(network, Unknown):
@@ -83,7 +83,7 @@ def _of_port(network: Network, port: int, host: str) -> Network:
     if isinstance(taken, tuple):
         taken = tuple(one for one in taken if one == port)
     if isinstance(listeners, tuple):
-        listeners = tuple(one for one in listeners if one.port == port)
+        listeners = tuple(listener for listener in listeners if listener.port == port)
     return msgspec.structs.replace(
         network,
         master=_resolved(network, host),
@@ -93,7 +93,7 @@ def _of_port(network: Network, port: int, host: str) -> Network:
         wanted_ports=(port,),
         taken_ports=taken if looked else unseen,
         listeners=listeners if looked else unseen,
-        forbidden_ports=tuple(one for one in network.forbidden_ports if one == port),
+        forbidden_ports=tuple(forbidden_port for forbidden_port in network.forbidden_ports if forbidden_port == port),
     )
 
 

@@ -35,12 +35,14 @@ def sightings(log: Log, slug: str) -> tuple[SignMatch, ...]:
         NotApplicable: no log was read.
     """
     requires(log.files, NO_LOG)
-    return tuple(one for one in log.sightings if one.slug == slug and not one.quoted)
+    return tuple(sighting for sighting in log.sightings if sighting.slug == slug and not sighting.quoted)
 
 
 def said(log: Maybe[Log], slug: str) -> bool:
     """Whether a log, if one was read, has a sign of that illness."""
-    return not isinstance(log, Unknown) and any(one.slug == slug and not one.quoted for one in log.sightings)
+    return not isinstance(log, Unknown) and any(
+        sighting.slug == slug and not sighting.quoted for sighting in log.sightings
+    )
 
 
 def word(seen: Iterable[SignMatch], name: str) -> str:
@@ -90,7 +92,7 @@ def own_line(log: Log, raised: LoggedException) -> tuple[Evidence, ...]:
 
 def stack_lines(log: Log, stack: LoggedStack) -> tuple[Evidence, ...]:
     """The script's calls on a stack, the innermost first, and what the framework was at; of a stack without one its innermost call."""
-    own = [one for one in reversed(stack.frames) if not is_of_library(one.path)] or list(stack.frames[-1:])
+    own = [frame for frame in reversed(stack.frames) if not is_of_library(frame.path)] or list(stack.frames[-1:])
     calls = " <- ".join(map(_call, own[:MOST_CALLS]))
     phase = phase_within(stack.frames)
     inner = stack.frames[-1] if stack.frames and stack.frames[-1] not in own else None
@@ -100,7 +102,7 @@ def stack_lines(log: Log, stack: LoggedStack) -> tuple[Evidence, ...]:
 
 def phase_within(frames: Sequence[LogFrame]) -> str:
     """What the framework is at whose calls are among them, the innermost last."""
-    return phase_of((with_slashes(one.path), one.function) for one in reversed(frames))
+    return phase_of((with_slashes(frame.path), frame.function) for frame in reversed(frames))
 
 
 def _call(frame: LogFrame) -> str:
@@ -133,7 +135,7 @@ def where(log: Log, line: LogLine) -> str:
 def common_folder(files: tuple[LogFile, ...]) -> str:
     """The folder that several files have in common, with a slash at its end; "" for a single file, or where there is none
     but the root. Of the launcher's own output and the ranks' files it is that of the ranks'."""
-    names = [one.name for one in files]
+    names = [file.name for file in files]
     return _common(names) or _common(names[1:])
 
 
@@ -141,5 +143,5 @@ def _common(names: Sequence[str]) -> str:
     if len(names) < 2:
         return ""
     folders = zip(*(name.split("/")[:-1] for name in names), strict=False)
-    common = [each[0] for each in takewhile(lambda each: len(set(each)) == 1, folders)]
+    common = [folder[0] for folder in takewhile(lambda each: len(set(each)) == 1, folders)]
     return "/".join([*common, ""]) if any(common) else ""

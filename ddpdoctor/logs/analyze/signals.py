@@ -39,7 +39,7 @@ def with_signal(
 
 def _checks_of(signal: int, catalogue: Catalogue) -> tuple[Check, ...]:
     """Who aborts mostly says why, and is heard by that: nothing stands for SIGABRT."""
-    known = next((one for one in Signals if one == signal), None)
+    known = next((Signal for Signal in Signals if Signal == signal), None)
     return catalogue.standing_for(known) if known else ()
 
 

@@ -71,12 +71,12 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def named(self) -> bool:
-        return any(one.role is SignRole.NAMES for one in self.sightings)
+        return any(sighting.role is SignRole.NAMES for sighting in self.sightings)
 
     @property
     def order(self) -> tuple[int, bool, bool, bool, int, int]:
         """What tells a cause, is certain and grave first, then what more and longer signs speak for."""
-        signs = {one.sign for one in self.sightings}
+        signs = {sighting.sign for sighting in self.sightings}
         longest = max(map(len, signs), default=0)
         return self.place, self.sums_up, not self.certain, not self.grave, -len(signs), -longest
 
@@ -111,7 +111,7 @@ def _ranked(slug: str, place: EvidencePosition, sightings: tuple[SignMatch, ...]
         slug=slug,
         place=place,
         sightings=sightings,
-        certain=any(is_certain(catalogue, slug, one.sign) for one in sightings),
+        certain=any(is_certain(catalogue, slug, sighting.sign) for sighting in sightings),
         grave=is_grave(catalogue, slug),
         sums_up=check is not None and check.log.sums_up,
     )
@@ -159,5 +159,5 @@ def chosen(ranked: Sequence[Ranked]) -> tuple[tuple[Suspect, ...], tuple[Suspect
 
 def beside(ranked: Sequence[Ranked], suspects: Sequence[Suspect]) -> tuple[Suspect, ...]:
     """What is named by signs of its own, and is no suspect."""
-    told = {one.slug for one in suspects}
+    told = {suspect.slug for suspect in suspects}
     return tuple(one.suspect() for one in ranked if one.named and one.slug not in told)

@@ -42,7 +42,7 @@ class Hypothesis(msgspec.Struct, frozen=True):
 def hypotheses(log: Log, effects: Sequence[SignMatch], catalogue: Catalogue) -> tuple[Hypothesis, ...]:
     """The likeliest first; none where the timeouts tell nothing."""
     watchdog = catalogue.slug_for(HangCause.TIMED_OUT)
-    said = [one for one in effects if one.slug == watchdog and one.line.rank is not None]
+    said = [effect for effect in effects if effect.slug == watchdog and effect.line.rank is not None]
     if len({one.words["group"] for one in said if one.words.get("group")}) > 1:
         return ()  # The numbers of different groups have nothing to do with each other.
     waited = _waited(said)
@@ -147,7 +147,7 @@ def _different_lines(log: Log, effects: Iterable[SignMatch]) -> tuple[Hypothesis
         return ()
     why = listed((f"{ranks_named(sorted(some))} waited at {place}" for place, some in ranks.items()), most=3)
     odd = {some[0] for some in ranks.values()}
-    seen = tuple(one for one in effects if one.sign == GLOO and one.line.rank in odd)
+    seen = tuple(effect for effect in effects if effect.sign == GLOO and effect.line.rank in odd)
     different = Hypothesis(HangCause.DESYNC, why, seen)
     if not _is_behind_the_steps([one for some in places.values() for one in some]):
         return (different,)
@@ -160,15 +160,19 @@ def _is_behind_the_steps(waiting: Sequence[LoggedException]) -> bool:
     """Whether some ranks were in the backward pass, and all the others in a call of the script's own behind that line."""
     steps = [one for one in waiting if any(STEP in frame.path for frame in one.frames)]
     calls = [one for one in waiting if one not in steps]
-    last = max((one.own.line for one in steps if one.own), default=0)
+    last = max((step.own.line for step in steps if step.own), default=0)
     files = {one.own.path for one in waiting if one.own}
-    return bool(steps and calls) and len(files) == 1 and all(one.own and one.own.line > last for one in calls)
+    return bool(steps and calls) and len(files) == 1 and all(call.own and call.own.line > last for call in calls)
 
 
 def _did_not_come(effects: Sequence[SignMatch], missing: str) -> tuple[Hypothesis, ...]:
     """Nobody lost anybody: those that came waited for the others, and counted them."""
-    counted = [one for one in effects if one.words.get("came", "").isdigit() and one.words.get("wanted", "").isdigit()]
-    if not counted or any(one.slug != missing for one in effects):
+    counted = [
+        effect
+        for effect in effects
+        if effect.words.get("came", "").isdigit() and effect.words.get("wanted", "").isdigit()
+    ]
+    if not counted or any(effect.slug != missing for effect in effects):
         return ()
     came, wanted = max((int(one.words["came"]), int(one.words["wanted"])) for one in counted)
     others = wanted - came

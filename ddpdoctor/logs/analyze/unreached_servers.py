@@ -32,5 +32,5 @@ FIXES: Final = (
 
 def server_unreached(raised: LoggedException) -> bool:
     """Whether the exception says that a server of the script's can't be reached."""
-    by_client = any(_CLIENTS.search(one.path.replace("\\", "/")) for one in raised.frames)
+    by_client = any(_CLIENTS.search(frame.path.replace("\\", "/")) for frame in raised.frames)
     return by_client and bool(_UNREACHED.search(f"{raised.exception}: {raised.message}"))

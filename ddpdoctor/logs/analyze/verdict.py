@@ -91,7 +91,10 @@ class LogVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def verdict_of(log: Log, catalogue: Catalogue) -> LogVerdict:
     """The verdict on one run's logs: of several attempts the last one's that tells of a cause, or that it went through."""
-    found = [msgspec.structs.replace(_of_attempt(one, catalogue), attempt=one.attempt or 0) for one in attempts_of(log)]
+    found = [
+        msgspec.structs.replace(_of_attempt(attempt, catalogue), attempt=attempt.attempt or 0)
+        for attempt in attempts_of(log)
+    ]
     last = found[-1]
     if len(found) > 1 and last.outcome is RunOutcome.NOTHING:
         last = msgspec.structs.replace(last, ended_well=True)
@@ -103,16 +106,18 @@ def verdict_of(log: Log, catalogue: Catalogue) -> LogVerdict:
 def _names_cause(verdict: LogVerdict, catalogue: Catalogue) -> bool:
     """Whether an attempt tells more than what followed, or than that its ranks, whom another attempt's may hinder, didn't meet."""
     if verdict.outcome is RunOutcome.ILLNESS:
-        return any(one.sure or not is_of_network(catalogue, one.slug) for one in verdict.suspects)
+        return any(suspect.sure or not is_of_network(catalogue, suspect.slug) for suspect in verdict.suspects)
     return verdict.outcome not in (RunOutcome.EFFECTS_ONLY, RunOutcome.NOTHING)
 
 
 def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
     failures = failures_of(log, catalogue)
     course = Timeline(log, failures, catalogue)
-    fallen = any(one.is_effect for one in failures)
-    own = [one for one in failures if not one.is_effect and not (fallen and weight(one, course) == LEAST)]
-    effects = tuple(seen for one in failures for seen in one.effects)
+    fallen = any(failure.is_effect for failure in failures)
+    own = [
+        failure for failure in failures if not failure.is_effect and not (fallen and weight(failure, course) == LEAST)
+    ]
+    effects = tuple(seen for failure in failures for seen in failure.effects)
     lead = lead_of(own, course)
     if ended_well(log, failures, catalogue) and not _errors_behind(log, failures, course):
         return _ended_well(log, own, failures, course)
@@ -146,8 +151,11 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
 def _only_warns(log: Log, failures: Sequence[Failure], course: Timeline) -> bool:
     """Whether libraries only warn of what they try again, and fit an illness: where the log was cut, or the run goes on, nothing failed. Or
     whether the training has come to its end in spite of what was said, as a monitor may."""
-    mere = all(one.kind is FailureKind.SAID and not one.names and _TRIES_ON.match(one.line.text) for one in failures)
-    said = all(one.kind is FailureKind.SAID and not one.effects for one in failures)
+    mere = all(
+        failure.kind is FailureKind.SAID and not failure.names and _TRIES_ON.match(failure.line.text)
+        for failure in failures
+    )
+    said = all(failure.kind is FailureKind.SAID and not failure.effects for failure in failures)
     last = max((one.line for one in log.last), key=lambda line: line.order, default=None)
     complete = said and last is not None and _COMPLETE.search(last.text) and not _INCOMPLETE.search(last.text)
     return bool(mere or complete) and not _last_errors(log, course)
@@ -163,7 +171,7 @@ def _others(lead: Failure, own: Sequence[Failure], log: Log, course: Timeline) -
             kinds.setdefault(kind_of(one.raised), one.raised)
     line = lead.raised.line if lead.raised else None
     same = [one for one in log.raised if line and (one.line.file, one.line.rank) == (line.file, line.rank)]
-    return tuple(one for one in kinds.values() if not any(is_alike(one, mine) for mine in same))
+    return tuple(kind for kind in kinds.values() if not any(is_alike(kind, mine) for mine in same))
 
 
 def _outcome(lead: Failure, ranked: Sequence[Ranked], lost: bool) -> RunOutcome:
@@ -185,8 +193,8 @@ def _outcome(lead: Failure, ranked: Sequence[Ranked], lost: bool) -> RunOutcome:
 
 def _was_ended(lead: Failure, failures: Sequence[Failure]) -> bool:
     """Whether the launcher saw one rank end by SIGTERM first, and none by anything else: somebody ended it, and the others lost it."""
-    ends = [one.exited for one in failures if one.exited and not one.exited.told_to]
-    told = bool(ends) and all(one.exit_code is not None and signal_of(one) in TERMINATIONS for one in ends)
+    ends = [failure.exited for failure in failures if failure.exited and not failure.exited.told_to]
+    told = bool(ends) and all(end.exit_code is not None and signal_of(end) in TERMINATIONS for end in ends)
     return told and lead.exited is not None and lead.exited.first
 
 
@@ -200,9 +208,11 @@ def _ended_itself(lead: Failure, ranked: Sequence[Ranked]) -> bool:
 
 def _lost(effects: Sequence[SignMatch]) -> tuple[Suspect, ...]:
     """What the others say of a rank that went without a word."""
-    slugs = dict.fromkeys(one.slug for one in effects)
+    slugs = dict.fromkeys(effect.slug for effect in effects)
     return tuple(
-        Suspect(slug=slug, sure=False, sightings=tuple(one for one in effects if one.slug == slug), why=WHY_LOST)
+        Suspect(
+            slug=slug, sure=False, sightings=tuple(effect for effect in effects if effect.slug == slug), why=WHY_LOST
+        )
         for slug in slugs
     )[:MOST]
 
@@ -215,7 +225,7 @@ def _ended_well(log: Log, own: Sequence[Failure], failures: Sequence[Failure], c
         if one.kind is FailureKind.SAID and one.names and _stays_sick(course.catalogue, one.names[0].slug)
     ]
     if not warnings:
-        caught = {one.line for one in failures if not one.exited and (one.raised or one.names)}
+        caught = {failure.line for failure in failures if not failure.exited and (failure.raised or failure.names)}
         lines = sorted({*caught, *survived(log, failures, course.catalogue)}, key=lambda line: line.order)
         return LogVerdict(outcome=RunOutcome.NOTHING, ended_well=True, survived=tuple(lines))
     suspects, also = chosen(ranked_suspects(warnings[0], warnings, course))
@@ -238,7 +248,7 @@ def _of_launcher(failure: Failure) -> bool:
 def _only_ended(log: Log, failures: Sequence[Failure], course: Timeline) -> LogVerdict:
     """Nothing is known but that processes ended: told to, or by themselves, and their own words are elsewhere; or an exception without
     its traceback stands right before, or in the launcher's own words."""
-    first = next((one for one in failures if one.exited and one.exited.first), failures[0])
+    first = next((failure for failure in failures if failure.exited and failure.exited.first), failures[0])
     # Those that the launcher ends, it may tell of before the one that failed.
     told_of = [one.line for one in log.exited if one.line.file == failures[0].line.file]
     if cause := _just_before(min(told_of, key=lambda line: line.order), log, course):
@@ -248,7 +258,7 @@ def _only_ended(log: Log, failures: Sequence[Failure], course: Timeline) -> LogV
         line = msgspec.structs.replace(first.line, text=first.exited.error)
         lead = with_rank(msgspec.structs.replace(first, line=line), log, failures, course.catalogue)
         return LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=lead, exited=own_exit(first, log))
-    told = all(one.exited and _was_told(one.exited) for one in failures)
+    told = all(failure.exited and _was_told(failure.exited) for failure in failures)
     suspects = (
         (Suspect(slug=course.catalogue.slug_for(LogTopic.STOPPED), sure=False, sightings=(), why=WHY_TOLD),)
         if told
@@ -264,26 +274,30 @@ def _only_ended(log: Log, failures: Sequence[Failure], course: Timeline) -> LogV
 
 def _just_before(end: LogLine, log: Log, course: Timeline) -> LogLine | None:
     """The exception without its traceback that stands right before a launcher's first word."""
-    near = [one for one in _late_errors(log, course) if one.file == end.file and 0 < end.number - one.number <= NEXT]
+    near = [
+        late_error
+        for late_error in _late_errors(log, course)
+        if late_error.file == end.file and 0 < end.number - late_error.number <= NEXT
+    ]
     return next((one for one in reversed(near) if _EXCEPTION.match(one.text)), None)
 
 
 def _last_errors(log: Log, course: Timeline) -> list[LogLine]:
     """An error that its rank went on after for long was none that ends a run; what is indented is part of something else."""
-    return [one for one in _late_errors(log, course) if not merely_said(one, log)]
+    return [late_error for late_error in _late_errors(log, course) if not merely_said(late_error, log)]
 
 
 def _late_errors(log: Log, course: Timeline) -> list[LogLine]:
     """The same, whatever comes right behind them."""
-    return [one for one in log.errors if not one.text[:1].isspace() and not course.gone_on_after(one)]
+    return [error for error in log.errors if not error.text[:1].isspace() and not course.gone_on_after(error)]
 
 
 def _said_before(
     log: Log, failures: Sequence[Failure], course: Timeline, lead: Failure | None = None
 ) -> tuple[LogLine, ...]:
     """Lines that speak of an error before all that is known to have followed; where there are none, the last words of the lead's rank."""
-    first = min((one.began.order for one in failures), default=0)
-    errors = [one for one in _late_errors(log, course) if one.order < first][:MOST]
+    first = min((failure.began.order for failure in failures), default=0)
+    errors = [late_error for late_error in _late_errors(log, course) if late_error.order < first][:MOST]
     if errors or lead is None or lead.rank is None:
         return tuple(errors)
     return tuple(one.line for one in log.last if one.rank == lead.rank and one.line.order < lead.line.order)
@@ -291,8 +305,8 @@ def _said_before(
 
 def _errors_behind(log: Log, failures: Sequence[Failure], course: Timeline) -> bool:
     """Whether errors that nothing knows follow on all that the run may have got over."""
-    last = max((one.over.order for one in failures), default=0)
-    return bool(failures) and any(one.order > last for one in _last_errors(log, course))
+    last = max((failure.over.order for failure in failures), default=0)
+    return bool(failures) and any(last_error.order > last for last_error in _last_errors(log, course))
 
 
 def _was_told(exited: ProcessExit) -> bool:
@@ -328,15 +342,17 @@ def _without_cause(
     if not effects and ends and all(one.exited or _of_launcher(one) for one in failures):
         return _only_ended(log, ends, course)
     slugs: dict[str, list[SignMatch]] = {}
-    for seen in (*effects, *(one for failure in failures for one in failure.signs if not failure.is_effect)):
+    for seen in (*effects, *(sign for failure in failures for sign in failure.signs if not failure.is_effect)):
         slugs.setdefault(seen.slug, []).append(seen)
     silent = silent_ranks(log, failures)
     why = f"{ranks_named(silent)} said nothing of it, while the others waited" if silent else WHY_EFFECT
     suspects = [
-        Suspect(slug=course.catalogue.slug_for(one.cause), sure=False, sightings=one.seen, why=one.why)
-        for one in hypotheses(log, effects, course.catalogue)
+        Suspect(
+            slug=course.catalogue.slug_for(hypothesis.cause), sure=False, sightings=hypothesis.seen, why=hypothesis.why
+        )
+        for hypothesis in hypotheses(log, effects, course.catalogue)
     ]
-    told = {one.slug for one in suspects}
+    told = {suspect.slug for suspect in suspects}
     suspects += [
         Suspect(slug=slug, sure=False, sightings=tuple(seen), why=why)
         for slug, seen in slugs.items()

@@ -27,8 +27,8 @@ one whose first node, or rank, is done before the others, once or for each of th
 def without_waits_that_ended(seen: Iterable[SignMatch], last: Iterable[LastWords]) -> list[SignMatch]:
     """The sightings without waits that are not the last words of who waited."""
     every, words = list(seen), list(last)
-    ends = {one.rank: one.line.text for one in words}
-    if all(one.sign == SHOULD_DUMP for one in every) and any(_DONE.search(one.line.text) for one in words):
+    ends = {word.rank: word.line.text for word in words}
+    if all(one.sign == SHOULD_DUMP for one in every) and any(_DONE.search(word.line.text) for word in words):
         return []
     return [
         one

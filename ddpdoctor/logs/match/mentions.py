@@ -104,7 +104,7 @@ def mentioned(text: str, literal: str, previous: str = "", *, told: bool = False
     if _RUNS.match(text) or _GREP.match(text) or _is_title(previous, text):
         return True
     quotation = _QUOTATION.match(text)
-    if quotation and any(literal in each for each in quotation.groups() if each):
+    if quotation and any(literal in group for group in quotation.groups() if group):
         return True
     setting = _SETTING.match(text)
     if setting and literal in setting["value"]:

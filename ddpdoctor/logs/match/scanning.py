@@ -216,11 +216,11 @@ class FileScan:
         entries = [self._routine.entry(hits[0][0], key)]
         if len(hits) > 1:
             entries = [self._routine.entry(place, key) for place in {hit[0] for hit in hits}]
-        for one in entries:
-            if not one.is_routine:
+        for entry in entries:
+            if not entry.is_routine:
                 return False
-        for one in entries:
-            one.count()
+        for entry in entries:
+            entry.count()
         return True
 
     def _line(self, text: bytes, start: int, end: int, key: bytes, hits: list[Hit]) -> None:

@@ -78,10 +78,10 @@ class Vocabulary:
     def _patience(self, place: int) -> int:
         """How many lines of a rank with that text are read before the rest may be routine."""
         signs = self.signs[place]
-        waits = place in self.nears or any(one.near >= 0 for one in signs)
+        waits = place in self.nears or any(sign.near >= 0 for sign in signs)
         return max(
             1,
-            300 * any(one.pattern is not None for one in signs),
+            300 * any(sign.pattern is not None for sign in signs),
             1000 * waits,
             *(_PATIENCE[wanted] for wanted in self.wanted[place]),
         )

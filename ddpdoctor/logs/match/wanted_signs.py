@@ -16,7 +16,7 @@ from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER
 @cache
 def vocabulary(catalogue: Catalogue) -> Vocabulary:
     """Made once for a catalogue: it takes a tenth of a second."""
-    signs = [(one.slug, sign) for one in catalogue.checks for sign in one.log_signs]
+    signs = [(check.slug, sign) for check in catalogue.checks for sign in check.log_signs]
     others = [
         (HEADER, Wanted.TRACEBACK),
         (FRAME, Wanted.FRAME),

@@ -100,7 +100,7 @@ def with_newlines(pieces: Iterator[bytes]) -> Iterator[bytes]:
 def is_objects(piece: bytes) -> bool:
     """Whether most of its first lines are JSON objects of a logger or of Docker. Others may stand between them, as a launcher's."""
     lines = [one for one in piece[:_SAMPLE].split(b"\n")[:100] if one.strip()]
-    return sum(_object(one)[1] is not None for one in lines) * 2 > len(lines)
+    return sum(_object(line)[1] is not None for line in lines) * 2 > len(lines)
 
 
 class Unwrapped:

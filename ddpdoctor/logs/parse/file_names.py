@@ -95,11 +95,11 @@ def _place(
     path: str, local: Mapping[str, tuple[int, set[int]]], ranks: Mapping[str, int], hosts: set[str]
 ) -> LinePlace:
     pieces = path.split("/")
-    names = [found["host"] for one in pieces if one in hosts and (found := _HOST.search(one))]
+    names = [found["host"] for piece in pieces if piece in hosts and (found := _HOST.search(piece))]
     host = names[0] if names else ""
     if found := _TORCHRUN.search(path):
         return LinePlace(local_rank=int(found["local"]), host=host)
     if pieces[-1] in local:
         return LinePlace(local_rank=local[pieces[-1]][0], host=host)
-    of_ranks = [ranks[one] for one in pieces if one in ranks]
+    of_ranks = [ranks[piece] for piece in pieces if piece in ranks]
     return LinePlace(rank=of_ranks[-1] if of_ranks else None, host=host)

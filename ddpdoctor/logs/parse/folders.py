@@ -90,15 +90,15 @@ def contents_of(folder: Path, may_be_log: Callable[[Path], bool]) -> LogFolder:
 def _attempts(folder: Path) -> bool:
     try:
         with os.scandir(folder) as entries:
-            return any(_ATTEMPT.match(one.name) for one in entries)
+            return any(_ATTEMPT.match(entry.name) for entry in entries)
     except OSError:
         return False
 
 
 def _newest(parent: Path, runs: Sequence[str]) -> list[str]:
     """The folders of the run that began last: of its launchers, where several nodes share the folder."""
-    spans = {one: _span(parent / one) for one in runs}
-    by_start = sorted(runs, key=lambda one: spans[one][0], reverse=True)
+    spans = {run: _span(parent / run) for run in runs}
+    by_start = sorted(runs, key=lambda run: spans[run][0], reverse=True)
     newest = [by_start[0]]
     began = spans[by_start[0]][0]
     for one in by_start[1:]:
@@ -113,9 +113,9 @@ def _span(run: Path) -> tuple[float, float]:
     """From when to when something was written in it."""
     times = [run.stat().st_mtime]
     for name, folders, names in os.walk(run):
-        for one in (*folders, *names):
+        for folder in (*folders, *names):
             try:
-                times.append(Path(name, one).lstat().st_mtime)
+                times.append(Path(name, folder).lstat().st_mtime)
             except OSError:
                 continue
     return min(times), max(times)

@@ -271,12 +271,12 @@ class GatheredLog:
     def log(self) -> Log:
         """All that was gathered."""
         placing = self._placing()
-        sightings = [_sighting(one, placing) for one in self._sightings.values()]
+        sightings = [_sighting(sighting, placing) for sighting in self._sightings.values()]
         raised = [placing.raised(one) for known in self._raised.values() for one in known]
         exited = tuple(map(placing.exited, _without_tasks(self.exited)))
         last = sorted(map(placing.line, self._last.values()), key=lambda one: one.order)
         words = {one.rank: LastWords(rank=one.rank, line=one) for one in last}
-        known = {one.order for one in self._errors}
+        known = {error.order for error in self._errors}
         behind = [some[0] for some in self._behind if some and some[0].order not in known]
         said = {one.rank for one in exited} | words.keys()
         ranks = self.ranks | {rank for rank in said if rank is not None}
@@ -288,9 +288,9 @@ class GatheredLog:
             ranks=tuple(sorted(ranks)),
             hosts=tuple(self.hosts),
             ahead=next(iter(self.ahead)) if len(self.ahead) == 1 else 0.0,
-            sightings=tuple(sorted(sightings, key=lambda one: one.line.order)),
+            sightings=tuple(sorted(sightings, key=lambda sighting: sighting.line.order)),
             raised=with_own_lines(raised),
-            stacks=tuple(msgspec.structs.replace(one, line=placing.line(one.line)) for one in self._all_stacks()),
+            stacks=tuple(msgspec.structs.replace(stack, line=placing.line(stack.line)) for stack in self._all_stacks()),
             exited=exited,
             errors=placing.lines(sorted([*self._said_of_errors(), *behind], key=lambda one: one.order)),
             noise=tuple(
@@ -305,11 +305,11 @@ class GatheredLog:
         )
 
     def _all_stacks(self) -> list[LoggedStack]:
-        return sorted((one for known in self._stacks.values() for one in known), key=lambda one: one.line.order)
+        return sorted((one for known in self._stacks.values() for one in known), key=lambda stack: stack.line.order)
 
     def _said_of_errors(self) -> list[LogLine]:
         """That an attempt failed is worth a line where no word on a process's end says so."""
-        return [one for one in self._errors if STARTS_AGAIN not in one.text] if self.exited else self._errors
+        return [error for error in self._errors if STARTS_AGAIN not in error.text] if self.exited else self._errors
 
     def _placing(self) -> Placing:
         # A table names the host by its own name; the lines beside it have that of their label or file.

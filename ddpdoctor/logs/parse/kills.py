@@ -40,8 +40,8 @@ def of_this_log(
     seen = list(seen)
     pids = {one.words["pid"] for one in seen if one.words.get("pid")}
     # A shell that says 137 of itself speaks of a child.
-    pids |= {str(one.pid) for one in ends if one.pid is not None and one.exit_code == SIGKILL}
-    times = [one.line.time for one in seen] + [one.time for one in ends] + [one.line.time for one in ends]
+    pids |= {str(end.pid) for end in ends if end.pid is not None and end.exit_code == SIGKILL}
+    times = [one.line.time for one in seen] + [end.time for end in ends] + [end.line.time for end in ends]
     taken = _moment(host.taken_at)
 
     def fits(line: KernelLine) -> bool:
@@ -50,7 +50,7 @@ def of_this_log(
             return (pid[1] or pid[2]) in pids
         if watched or taken is None or line.age < 0:
             return watched
-        said = [one if has_year(one) else one + year_shift(taken) for one in times if one is not None]
+        said = [time if has_year(time) else time + year_shift(taken) for time in times if time is not None]
         killed = taken - line.age
         return any(abs(one - zone - killed) <= SAME_TIME for one in said for zone in (0.0, ahead))
 
@@ -61,7 +61,7 @@ def _with_kills(host: Snapshot, fits: Callable[[KernelLine], bool], counted: int
     """counted: how many of those that were counted, and not told of, don't fit; None for all."""
     kernel, cgroup = host.kernel_log, host.cgroup
     if not isinstance(kernel, Unknown):
-        kept = tuple(one for one in kernel.lines if not _KILLS.search(one.text) or fits(one))
+        kept = tuple(line for line in kernel.lines if not _KILLS.search(line.text) or fits(line))
         kernel = msgspec.structs.replace(kernel, lines=kept)
     if not isinstance(cgroup, Unknown) and isinstance(cgroup.oom_kills, int):
         cgroup = msgspec.structs.replace(cgroup, oom_kills=0 if counted is None else max(0, cgroup.oom_kills - counted))

@@ -70,8 +70,8 @@ class StackAssembler:
 
     def stack(self) -> LoggedStack | None:
         """Of the thread that tells most: the one that failed, where it has a line of the script; else the main thread, which is the last."""
-        with_frames = [one for one in self._threads if one.frames]
-        with_own = [one for one in with_frames if own_frame(one.frames[::-1])]
+        with_frames = [thread for thread in self._threads if thread.frames]
+        with_own = [with_frame for with_frame in with_frames if own_frame(with_frame.frames[::-1])]
         current = [one for one in with_own if one.current]
         chosen = next(iter([*current, *with_own[::-1], *with_frames[::-1]]), None)
         if chosen is None:

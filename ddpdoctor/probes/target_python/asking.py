@@ -132,7 +132,7 @@ def _unusable(python: str) -> Answer | None:
 def _closed(python: str) -> str:
     """Where its links lead, and the first folder on the way that keeps this user out."""
     target = Path(os.path.realpath(python))
-    folder = next((one for one in reversed(target.parents) if not os.access(one, os.X_OK)), target.parent)
+    folder = next((parent for parent in reversed(target.parents) if not os.access(parent, os.X_OK)), target.parent)
     leads = "" if os.fspath(target) == python else f" (it is a link to {target})"
     return f"this user may not enter {folder}{leads}"
 

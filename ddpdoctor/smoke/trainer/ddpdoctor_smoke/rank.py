@@ -166,7 +166,7 @@ def stack_of(error):
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)[-12:]
-    return ["%s (%s:%d)" % (one.name, short(one.filename), one.lineno or 0) for one in reversed(frames)]
+    return ["%s (%s:%d)" % (frame.name, short(frame.filename), frame.lineno or 0) for frame in reversed(frames)]
 
 
 def short(path):
