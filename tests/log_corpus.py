@@ -10,7 +10,7 @@ user-code-error and stopped-from-outside are no illnesses but outcomes: of their
 python -m tests.log_corpus                        every log: right or wrong, the top answer, and why; then the rates
 python -m tests.log_corpus shm-too-small FILE     only these: slugs, and paths of logs of the corpus or of any others
 python -m tests.log_corpus --wrong                only those that are judged wrong, and the rates
-python -m tests.log_corpus --markdown             the README's paragraph
+python -m tests.log_corpus --markdown             the page's paragraph
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ddpdoctor.logs.match.wanted_signs import vocabulary
 LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
 HEALTHY = "healthy"
 WIDTH = 128
-"""Columns of the README."""
+"""Columns of the page."""
 
 OUTCOMES = {catalogue().slug_for(topic): outcome for outcome, topic in TOPICS.items()}
 """Folders that are named after an outcome, and no illness."""
@@ -232,7 +232,7 @@ def _share(pair: tuple[int, int]) -> str:
 
 
 def markdown(sums: Rates) -> str:
-    """The README's paragraph and table."""
+    """The page's paragraph and table."""
     rows = [
         ("illnesses that have sick logs", str(sums.illnesses)),
         ("sick logs whose illness is the top answer", _share(sums.sick)),
@@ -253,7 +253,7 @@ def markdown(sums: Rates) -> str:
 
 
 def figures() -> str:
-    """The README's paragraph and table on the corpus as it is."""
+    """The page's paragraph and table on the corpus as it is."""
     return markdown(rates(judged(one) for one in corpus()))
 
 
@@ -263,7 +263,7 @@ def main() -> int:
     )
     parser.add_argument("only", nargs="*", metavar="SLUG|FILE", help="only these")
     parser.add_argument("--wrong", action="store_true", help="only those that are judged wrong, and the rates")
-    parser.add_argument("--markdown", action="store_true", help="the README's paragraph")
+    parser.add_argument("--markdown", action="store_true", help="the page's paragraph")
     wishes = parser.parse_args()
     every = [judged(one) for one in _chosen(wishes.only)]
     if wishes.markdown:

@@ -48,7 +48,7 @@ def run(rounds: int) -> dict[str, list[Measured]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--markdown", action="store_true", help="as the README's table")
+    parser.add_argument("--markdown", action="store_true", help="as the table of its page")
     options = parser.parse_args()
     measured = run(options.rounds)
     rows: list[tuple[str, ...]] = [("ours", "against", "ratio", "aim", "peak MiB, ours / theirs")]

@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--failed-mib", type=int, default=16, help="of the log of ranks that failed")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--markdown", action="store_true", help="as the README's table")
+    parser.add_argument("--markdown", action="store_true", help="as the table of its page")
     parser.add_argument("--matchers", action="store_true", help="compare the libraries")
     options = parser.parse_args()
     shapes = (

@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", type=float, nargs="*", default=[0.1, 1, 4], help="GB")
     parser.add_argument("--folder", help="where the files are made; default: the temporary folder")
-    parser.add_argument("--markdown", action="store_true", help="as the README's table")
+    parser.add_argument("--markdown", action="store_true", help="as the table of its page")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     rows: list[tuple[str, ...]] = [("file", "ours", "against", "ratio", "aim", "peak MiB, ours / theirs")]

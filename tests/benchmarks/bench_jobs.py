@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--processes", type=int, default=2000)
-    parser.add_argument("--markdown", action="store_true", help="as the README's table")
+    parser.add_argument("--markdown", action="store_true", help="as the table of its page")
     options = parser.parse_args()
     found: list[tuple[str, str, list[tuple[Measured, Measured]]]] = []
     with measuring() as measure:

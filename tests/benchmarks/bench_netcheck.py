@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--faults", default=",".join(one.name for one in FAULTS), help="names, with commas, or none")
     parser.add_argument("--without-torch", action="store_true", help="measure ddpdoctor alone")
-    parser.add_argument("--markdown", action="store_true", help="as the README's tables")
+    parser.add_argument("--markdown", action="store_true", help="as the table of its pages")
     options = parser.parse_args()
     names = [] if options.faults == "none" else options.faults.split(",")
     if unknown := set(names) - {one.name for one in FAULTS}:

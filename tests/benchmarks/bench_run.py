@@ -100,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--lines", type=int, default=1_000_000)
-    parser.add_argument("--markdown", action="store_true", help="as the README's table")
+    parser.add_argument("--markdown", action="store_true", help="as the table of its page")
     options = parser.parse_args()
     rows: list[tuple[str, ...]] = [
         ("output to", "written", "plain", "under ddpdoctor", "ratio", "around it"),

@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", default="2,8", help="numbers, with commas")
     parser.add_argument("--hangs", default=",".join(HANGS), help="stages, with commas, or none")
-    parser.add_argument("--markdown", action="store_true", help="as the README's tables")
+    parser.add_argument("--markdown", action="store_true", help="as the table of its pages")
     options = parser.parse_args()
     compared = [compare(int(ranks), options.rounds) for ranks in options.ranks.split(",")]
     print_table(rows_of(compared), markdown=options.markdown)
