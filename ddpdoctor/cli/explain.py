@@ -80,6 +80,8 @@ def _show_page(console: Console, one: Check) -> None:
     console.print(Text(one.slug, "bold").append(f"  ({one.family}, {one.severity.value})", "dim not bold"))
     console.print(Markdown(one.page))
     show_signs(console, one.log_signs)
+    if one.catalogue.get(one.slug):
+        console.print(Text(f"With an example, in ddpdoctor's repository: {one.docs}", "dim"))
     console.print()
 
 

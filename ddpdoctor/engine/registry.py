@@ -100,6 +100,11 @@ class Check:
         return inspect.cleandoc(self.predicate.__doc__ or "")
 
     @property
+    def docs(self) -> str:
+        """Where its page with an example lies in the project's repository."""
+        return f"docs/checks/{self.slug}.md"
+
+    @property
     def title(self) -> str:
         return self.page.partition("\n")[0]
 

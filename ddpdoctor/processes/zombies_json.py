@@ -62,6 +62,7 @@ def _finding(alike: Sequence[Leftover], catalogue: Catalogue) -> ReportedFinding
         cause="; but ".join((f"{first.kind.value}: {first.why}", *first.doubts[:1])),
         evidence=(Evidence(f"{what}{f' ({details})' if details else ''}", "/proc, NVML, /dev/shm"),),
         fixes=tuple(_fixes(alike)),
+        docs=check.docs,
     )
 
 

@@ -30,7 +30,8 @@ from ddpdoctor.report.reported_log import ReportedLog
 
 
 class ReportedFinding(msgspec.Struct, frozen=True):
-    """One finding. `node` names the host where several were judged, `rank` the rank where it concerns one."""
+    """One finding. `node` names the host where several were judged, `rank` the rank where it concerns one; `docs` the page of the check,
+    as a path in the project's repository."""
 
     slug: str
     family: str
@@ -41,6 +42,7 @@ class ReportedFinding(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...]
     node: str | UnsetType = UNSET
     rank: int | UnsetType = UNSET
+    docs: str = ""
 
 
 class ReportedNotTested(msgspec.Struct, frozen=True):
@@ -168,6 +170,7 @@ def build_report(
                 finding.fixes,
                 node,
                 UNSET if finding.rank is None else finding.rank,
+                check.docs,
             )
             for check, severity, finding in one.findings
         ]

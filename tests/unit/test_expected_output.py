@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import check_pages
 from tests.expected_output import EXPECTED, WIDTH_COLUMNS, all_slugs
 from tests.log_corpus import LOGS
 from tests.regenerate import differences, generated
@@ -58,7 +59,8 @@ def test_nothing_in_them_is_of_the_machine_that_wrote_them() -> None:
 @pytest.mark.quick
 def test_a_changed_a_missing_and_a_left_over_file_are_named() -> None:
     changed, missing, left_over = (EXPECTED / f"{name}.txt" for name in ("port-in-use", "no-such-file", "xid-error"))
-    others = {path: path.read_text(encoding="utf-8") for path in EXPECTED.iterdir() if path != left_over}
+    there = (*EXPECTED.iterdir(), *check_pages.PAGES.iterdir())
+    others = {path: path.read_text(encoding="utf-8") for path in there if path != left_over}
     assert differences({**others, changed: "other words\n", missing: "words\n"}) == [changed, missing, left_over]
 
 

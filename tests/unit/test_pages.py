@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.checks.catalogue import all_checks
 from tests.support.command import ROOT
 
 pytestmark = pytest.mark.quick
@@ -23,3 +24,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_can_be_read_at_once() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_README_LINES
+
+
+def test_findings_and_explanations_name_a_page_that_is_there() -> None:
+    assert [check.slug for check in all_checks() if not (ROOT / check.docs).is_file()] == []
