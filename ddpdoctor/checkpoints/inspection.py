@@ -115,7 +115,9 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Fil
         size=layout.source.size,
         advice=recognised.advice,
         pins=_pins(parts),
-        globals=tuple(one for one in _foreign(names) if recognised.kind != "torchscript" or _imported(one)),
+        globals=tuple(
+            global_name for global_name in _foreign(names) if recognised.kind != "torchscript" or _imported(global_name)
+        ),
         weights_only_blockers=() if recognised.kind == "torchscript" else tuple(blockers),
         prefixes=tuple(_prefixes(others, loader, published=(path.parent / "config.json").is_file())),
         whole_module=_whole_module(others) if recognised.kind != "torchscript" else "",

@@ -76,7 +76,9 @@ def show_sum(screen: Screen, outcomes: Sequence[CheckpointOutcome], paths: Seque
     """What must be said of some of the many files, then how many came to what. `paths`: as the user named them."""
     for told, alike in _loud(outcomes).items():
         screen.line()
-        screen.labelled("", one_line(listed((one.path for one in alike), 4)), 0, style="bold")
+        screen.labelled(
+            "", one_line(listed((checkpoint_outcome.path for checkpoint_outcome in alike), 4)), 0, style="bold"
+        )
         for part in told:
             _show_part(screen, part)
     screen.line()

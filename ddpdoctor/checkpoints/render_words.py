@@ -74,7 +74,7 @@ def pins(outcome: CheckpointOutcome) -> list[tuple[str, str, str, str]]:
     Where something was left out, they are of the new file.
     """
     facts = outcome.after if outcome.dropped and outcome.after is not None else outcome.before
-    moves = {one.device_from: one.device_to for one in outcome.moved} if facts is outcome.before else {}
+    moves = {moved.device_from: moved.device_to for moved in outcome.moved} if facts is outcome.before else {}
     return [
         (one_line(pin.device), f"{pin.tensors:,}", human(pin.bytes), one_line(moves.get(pin.device, "")))
         for pin in (facts.pins if facts else ())
@@ -83,7 +83,7 @@ def pins(outcome: CheckpointOutcome) -> list[tuple[str, str, str, str]]:
 
 def brief(outcome: CheckpointOutcome) -> str:
     """One line of one file among many."""
-    what = [_move(one.tensors, f"{one.device_from} -> {one.device_to}", outcome) for one in outcome.moved]
+    what = [_move(moved.tensors, f"{moved.device_from} -> {moved.device_to}", outcome) for moved in outcome.moved]
     what += _edits(outcome, "renamed", "left out")
     facts = outcome.before
     if facts is not None and outcome.action in (Action.LEFT, Action.REFUSED):
@@ -199,14 +199,14 @@ def _dangers(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
         return
     dangerous = [global_ for global_ in facts.globals if global_.dangerous]
     if dangerous:
-        lines = _named([f"{one.name} {one.meaning}" for one in dangerous])
+        lines = _named([f"{global_name.name} {global_name.meaning}" for global_name in dangerous])
         text = f"Whoever loads this file may run what its author wants. Few honest checkpoints hold that:{lines}"
         yield LabelledPart("DANGER", text, style="red")
     foreign = [global_ for global_ in facts.globals if not global_.dangerous]
     # torch.jit.load imports nothing.
     if foreign and outcome.action is not Action.REFUSED and facts.kind != "torchscript":
         also = "also " if dangerous else ""
-        lines = _named([f"{one.name}: {one.meaning}".removesuffix(": ") for one in foreign])
+        lines = _named([f"{global_name.name}: {global_name.meaning}".removesuffix(": ") for global_name in foreign])
         text = f"Loading it with weights_only=False {also}imports, and mostly calls, what tensors don't need:{lines}"
         yield LabelledPart("WARN", text, style="yellow")
 

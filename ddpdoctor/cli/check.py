@@ -101,7 +101,7 @@ def check(
             limit.stage = "judging what was seen"
         from ddpdoctor.engine.examination import conclusion, examine
 
-        examinations = [examine(one, nproc, checks) for one in taken]
+        examinations = [examine(snapshot, nproc, checks) for snapshot in taken]
     if fixing:
         assert context is not None
         from ddpdoctor.cli.check_fix import treat

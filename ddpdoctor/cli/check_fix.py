@@ -33,7 +33,7 @@ def treat(examination: Examination, checks: Sequence[Check], wish: Wish) -> int:
     if not wish.as_json:
         show(make_console(sys.stdout), [examination], verbose=wish.verbose, quiet=wish.quiet)
     found = cases(examination)
-    if not any(one.remedies for one in found):
+    if not any(case.remedies for case in found):
         return _nothing_to_apply(examination, found, wish)
     may_ask = not wish.yes and not wish.dry_run
     if wish.dry_run or (may_ask and not (sys.stdin.isatty() and sys.stderr.isatty())):
@@ -59,7 +59,7 @@ def _here() -> Path:
 
 
 def _nothing_to_apply(examination: Examination, found: Sequence[Case], wish: Wish) -> int:
-    left = treatments([FixChoice(case=one, reason=one.reason) for one in found], Applied(), None)
+    left = treatments([FixChoice(case=case, reason=case.reason) for case in found], Applied(), None)
     if not wish.as_json:
         console = make_console(sys.stdout)
         if left:
@@ -174,7 +174,7 @@ def _changed(applied: Applied) -> str:
     if applied.fixed:
         from ddpdoctor.checkpoints.render_terminal import undo_command
 
-        undo = undo_command(applied.fixed, [str(one) for one in applied.fixed])
+        undo = undo_command(applied.fixed, [str(path) for path in applied.fixed])
         parts.append(f"fixed, and whole: {', '.join(one_line(str(one)) for one in applied.fixed)} (to go back: {undo})")
     if ended := applied.endings.said():
         parts.append(ended)
@@ -211,6 +211,6 @@ def _end(examination: Examination, told: list[Treatment], proof: Proof | None, w
 
         report = build_report("check", [examination], with_facts=wish.verbose, of_all=examination.conclusion)
         print(to_json(msgspec.structs.replace(report, treatments=tuple(told))))
-    unconfirmed = any(one.state is FixState.NOT_CONFIRMED for one in told)
+    unconfirmed = any(treatment.state is FixState.NOT_CONFIRMED for treatment in told)
     code = examination.conclusion.exit_code(strict=wish.strict)
     return 1 if unconfirmed else code

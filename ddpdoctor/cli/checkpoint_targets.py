@@ -78,7 +78,7 @@ def make_folders(chosen: Sequence[Target]) -> None:
     Raises:
         typer.BadParameter: one can't be made.
     """
-    for folder in dict.fromkeys(one.folder for one in chosen if one.folder is not None):
+    for folder in dict.fromkeys(target.folder for target in chosen if target.folder is not None):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

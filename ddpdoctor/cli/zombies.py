@@ -76,7 +76,7 @@ def _zombies(targets: tuple[str, ...], *, kill: bool, yes: bool, dry_run: bool, 
     unseen = isinstance(first.processes, Unknown)
     if not as_json:
         _show(found, spots, problems, killing=kill)
-    proven = [one for one in found if one.proven]
+    proven = [leftover for leftover in found if leftover.proven]
     ending = None
     code = 1 if found else 2 if unseen or problems else 0
     if kill and proven:
@@ -86,9 +86,9 @@ def _zombies(targets: tuple[str, ...], *, kill: bool, yes: bool, dry_run: bool, 
             _say("Nothing was ended: it was a dry run.", as_json=as_json)
         elif _may(yes=yes):
             ending = _end(proven, first)
-            left = [one for one in found if one not in {done.leftover for done in ending.done}]
-            gone = [one.leftover for one in ending.all if one.fate.value == "gone"]
-            code = 1 if [one for one in left if one not in gone] else 0
+            left = [leftover for leftover in found if leftover not in {done.leftover for done in ending.done}]
+            gone = [leftover_ending.leftover for leftover_ending in ending.all if leftover_ending.fate.value == "gone"]
+            code = 1 if [leftover for leftover in left if leftover not in gone] else 0
             if not as_json:
                 _show_endings(ending)
     elif kill and found:
@@ -116,8 +116,8 @@ def _problems(targets: Sequence[str], found: Sequence[Leftover], first: Leftover
     processes = first.processes
     if isinstance(processes, Unknown):
         return [f"The processes could not be seen: {processes.reason}"]
-    named = {str(one.pid) for one in found if one.pid} | {one.path for one in found}
-    there = {str(one.pid) for one in processes.listed}
+    named = {str(leftover.pid) for leftover in found if leftover.pid} | {leftover.path for leftover in found}
+    there = {str(process.pid) for process in processes.listed}
     told = {True: "it is not left over, as far as can be seen", False: "no job's process has that pid"}
     return [
         f"{target}: {told[target in there] if target.isdecimal() else 'no segment that nobody uses'}; nothing was done to it"

@@ -21,18 +21,20 @@ def with_advice(of: Check, finding: Finding, results: Iterable[Result]) -> Findi
         return finding
     by_slug = {result.check.slug: result for result in results}
     fitting = [
-        one for one in of.catalogue.saying(finding.said) if one.slug != of.slug and _may_be(by_slug.get(one.slug))
+        check
+        for check in of.catalogue.saying(finding.said)
+        if check.slug != of.slug and _may_be(by_slug.get(check.slug))
     ]
-    found = [one for one in fitting if one.slug in by_slug and by_slug[one.slug].findings]
+    found = [check for check in fitting if check.slug in by_slug and by_slug[check.slug].findings]
     # What passed may fail in the training all the same, but comes last.
     named = sorted(found or fitting, key=lambda one: one.slug in by_slug and by_slug[one.slug].passed)[:MOST]
     if not named:
         return finding
-    first = tuple(_found(by_slug[one.slug]) for one in found[:MOST] if by_slug[one.slug].findings[0].fixes)
-    which = listed(f"`{one.slug}`" for one in named)
+    first = tuple(_found(by_slug[check.slug]) for check in found[:MOST] if by_slug[check.slug].findings[0].fixes)
+    which = listed(f"`{check.slug}`" for check in named)
     known = Fix(
         f"This is what {which} {'say' if len(named) > 1 else 'says'}",
-        tuple(f"ddpdoctor explain {one.slug}" for one in named),
+        tuple(f"ddpdoctor explain {check.slug}" for check in named),
     )
     fixes = (*first, known, *finding.fixes) if found else (*finding.fixes, known)
     return msgspec.structs.replace(finding, fixes=fixes)

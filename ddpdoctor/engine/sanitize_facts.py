@@ -233,7 +233,7 @@ def plausible(snapshot: Snapshot) -> Snapshot:
             refused[name] = Unknown(f"the snapshot's facts were not taken: {wrong}")
     if isinstance(snapshot.packages, Packages):
         # Any package may have brought odd metadata; the others are no worse for it.
-        installed = tuple(one for one in snapshot.packages.installed if not any(_wrong(one)))
+        installed = tuple(package for package in snapshot.packages.installed if not any(_wrong(package)))
         refused["packages"] = msgspec.structs.replace(snapshot.packages, installed=installed)
     if snapshot.host and not is_host(snapshot.host):
         refused["host"] = ""

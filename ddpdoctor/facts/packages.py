@@ -29,7 +29,7 @@ class Packages(Facts, frozen=True, kw_only=True):
 
     def named(self, name: str) -> tuple[Package, ...]:
         """All distributions of that name, several if the same stands in several folders; first found on sys.path first."""
-        return tuple(one for one in self.installed if one.name == name)
+        return tuple(package for package in self.installed if package.name == name)
 
     def version(self, name: str) -> str | None:
         """Version of the one that would be imported, None if it isn't installed."""

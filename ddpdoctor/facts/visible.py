@@ -38,13 +38,13 @@ def visible_gpus(gpus: Gpus, environment: Maybe[Environment]) -> tuple[VisibleGp
     """
     name = selector(gpus, environment)
     if name is None or isinstance(environment, Unknown):
-        return tuple(one for gpu in gpus.answering for one in _whole(gpu))
+        return tuple(visible_gpu for gpu in gpus.answering for visible_gpu in _whole(gpu))
     chosen: list[VisibleGpu] = []
     for token in environment.get(name).split(","):
         found = _named(token.strip(), gpus)
         if not found:
             break  # CUDA stops at the first that it doesn't know
-        chosen.extend(one for one in found if one not in chosen)
+        chosen.extend(visible_gpu for visible_gpu in found if visible_gpu not in chosen)
     return tuple(chosen)
 
 
@@ -71,12 +71,12 @@ def _whole(gpu: Gpu) -> tuple[VisibleGpu, ...]:
 
 def _named(token: str, gpus: Gpus) -> tuple[VisibleGpu, ...]:
     if token.isdecimal():
-        return next((_whole(one) for one in gpus.answering if one.index == int(token)), ())
+        return next((_whole(gpu) for gpu in gpus.answering if gpu.index == int(token)), ())
     if token.startswith("MIG-"):
         return _slice(token, gpus)
     if not token.startswith("GPU-"):
         return ()
-    return next((_whole(one) for one in gpus.answering if one.uuid.startswith(token)), ())
+    return next((_whole(gpu) for gpu in gpus.answering if gpu.uuid.startswith(token)), ())
 
 
 def _slice(token: str, gpus: Gpus) -> tuple[VisibleGpu, ...]:

@@ -47,7 +47,11 @@ def targets_of(command: str) -> tuple[str, ...]:
 def chosen(found: Sequence[Leftover], targets: Sequence[str]) -> tuple[Leftover, ...]:
     """The leftovers of these pids and paths; all where none are named."""
     wanted = set(targets)
-    return tuple(one for one in found if not wanted or one.path in wanted or (one.pid and str(one.pid) in wanted))
+    return tuple(
+        leftover
+        for leftover in found
+        if not wanted or leftover.path in wanted or (leftover.pid and str(leftover.pid) in wanted)
+    )
 
 
 def refusal(targets: Sequence[str], seen: LeftoverLook) -> str:
@@ -56,12 +60,17 @@ def refusal(targets: Sequence[str], seen: LeftoverLook) -> str:
     missing = [target for target in targets if target not in {str(two.pid or two.path) for two in meant}]
     if missing:
         return f"{', '.join(missing)}: not left over any more"
-    return next((f"{one.what}: {one.doubts[0]}" for one in meant if not one.proven and one.doubts), "")
+    return next(
+        (f"{leftover.what}: {leftover.doubts[0]}" for leftover in meant if not leftover.proven and leftover.doubts), ""
+    )
 
 
 def left_alone(targets: Sequence[str], ending: Endings) -> str:
     """Why one of these is still there, "" where none is."""
-    told = {str(one.leftover.pid or one.leftover.path): one for one in ending.all}
+    told = {
+        str(leftover_ending.leftover.pid or leftover_ending.leftover.path): leftover_ending
+        for leftover_ending in ending.all
+    }
     for target in targets:
         if target not in told:
             return f"{target}: not left over any more, or in doubt by now; `ddpdoctor zombies {target}` tells"
@@ -73,4 +82,4 @@ def left_alone(targets: Sequence[str], ending: Endings) -> str:
 def end_targets(targets: Sequence[str], ending: Endings) -> None:
     """Looks, ends what is proven of these, and enters what became of each."""
     first = look()
-    end([one for one in chosen(first.leftovers, targets) if one.proven], first, look, ending)
+    end([leftover for leftover in chosen(first.leftovers, targets) if leftover.proven], first, look, ending)

@@ -82,7 +82,7 @@ def _no_worker_can(stand: RankState) -> bool:
     busy = [worker for worker in stand.rank.workers if not worker_idle(worker)]
     if stand.place.where is not PlaceKind.LOADER or (stand.rank.workers and not busy):
         return False
-    return all(one.last.state in ("T", "t") for one in busy)
+    return all(watched.last.state in ("T", "t") for watched in busy)
 
 
 def _may_move_unseen(stand: RankState) -> bool:

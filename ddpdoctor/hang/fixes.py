@@ -77,7 +77,7 @@ def record_next_time(hang: Hang) -> tuple[Fix, ...]:
 def test_the_way(hang: Hang) -> tuple[Fix, ...]:
     """Whether data gets through between these ranks without the user's own code."""
     here = len(hang.ranks) or len(hang.recorded)
-    if hang.world_size > len(hang.ranks) or len({one.host for one in hang.recorded} - {""}) > 1:
+    if hang.world_size > len(hang.ranks) or len({recorded.host for recorded in hang.recorded} - {""}) > 1:
         return (
             Fix(
                 "Test the network between the hosts: `ddpdoctor netcheck --help` shows what to run on each",

@@ -97,7 +97,7 @@ def hidden_places(nameless: Sequence[Process], mine: Powers, job: str) -> list[s
     if not nameless:
         return []
     who = f"Which rank{'' if len(nameless) == 1 else 's'} pid {listed(one.pid for one in nameless)} may be, nobody says"
-    users = sorted({one.user or f"uid {one.uid}" for one in nameless if one.uid != mine.uid})
+    users = sorted({process.user or f"uid {process.uid}" for process in nameless if process.uid != mine.uid})
     if not users:
         return [f"{who}; {'it was' if len(nameless) == 1 else 'they were'} not looked at."]
     return [f"{who}, since the settings of {listed(users)}'s processes can't be read. {_help(mine, job, foreign=True)}"]

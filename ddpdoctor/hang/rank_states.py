@@ -130,10 +130,10 @@ def _wandered(watched: Watched) -> bool:
 
 def _seen_within(place: StackPlace, watched: Watched) -> StackPlace:
     """In code of its own that calls others: the function in which it was all the while says more than where it is just now."""
-    within = [one for one in watched.within if not torchs(one) and not pythons(one)]
+    within = [frame for frame in watched.within if not torchs(frame) and not pythons(frame)]
     if place.where is not PlaceKind.OWN or watched.still or not within:
         return place
-    own = next((one for one in within if "-packages/" not in one.path), within[0])
+    own = next((frame for frame in within if "-packages/" not in frame.path), within[0])
     return msgspec.structs.replace(place, frame=own)
 
 

@@ -81,8 +81,8 @@ def record_of(hang: Hang) -> RecordedHang | None:
 
 def not_dumped(hang: Hang) -> str:
     """Which members of the recorded groups have no dump, as the beginning of a sentence; "" where all have one, or none was read."""
-    members = {rank for one in hang.recorded for group in one.groups for rank in group.ranks}
-    missing = members - {one.rank for one in hang.recorded}
+    members = {rank for recorded in hang.recorded for group in recorded.groups for rank in group.ranks}
+    missing = members - {recorded.rank for recorded in hang.recorded}
     return f"No dump of {ranks_named(missing)}, of {len(members)} ranks" if missing else ""
 
 
@@ -142,7 +142,7 @@ def _mismatch(
         words = _told_apart(by_rank)
         if len(set(words.values())) < 2:
             continue
-        plain = len({call_name(one.name) for one in by_rank.values()}) > 1
+        plain = len({call_name(collective.name) for collective in by_rank.values()}) > 1
         calls, odd = _majority(words, _elsewhere(key, number, groups, plain=plain))
         most = calls[0][1]
         return RecordedHang(
@@ -162,7 +162,7 @@ def _elsewhere(key: Key, number: int, groups: Mapping[Key, Mapping[int, Member]]
             continue
         by_rank = {rank: one.collectives[number].call for rank, one in members.items() if number in one.collectives}
         told = _told_apart(by_rank) if by_rank else {}
-        words = {call_name(one.name) for one in by_rank.values()} if plain else set(told.values())
+        words = {call_name(collective.name) for collective in by_rank.values()} if plain else set(told.values())
         counted.update(words if len(words) == 1 else ())
     return counted
 

@@ -56,12 +56,12 @@ def _show_head(console: Console, examination: Examination) -> None:
 
 
 def _show_groups(console: Console, found: Sequence[Group], *, verbose: bool) -> None:
-    for one in found:
-        console.print(Hanging(Text(one.ranks, "bold"), Text(one.words, "bold"), len(one.ranks) + 1, indent=2))
-        for detail in one.details:
+    for group in found:
+        console.print(Hanging(Text(group.ranks, "bold"), Text(group.words, "bold"), len(group.ranks) + 1, indent=2))
+        for detail in group.details:
             console.print(Hanging(Text(), Text(detail, "dim"), 6))
         if verbose:
-            _show_stack(console, one.frames)
+            _show_stack(console, group.frames)
     if found:
         console.print()
 

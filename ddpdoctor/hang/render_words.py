@@ -91,7 +91,7 @@ def how_many_move(stands: Sequence[RankState], hang: Hang) -> str:
     unseen = [state for state in stands if state.standing is RankActivity.UNSEEN]
     gone = [state for state in stands if state.standing is RankActivity.GONE]
     moving = [state for state in stands if state not in unseen and state not in gone and moves(state)]
-    waiting = [one for one in having(stands, RankActivity.WAITS) if moving and not moves(one)]
+    waiting = [rank_state for rank_state in having(stands, RankActivity.WAITS) if moving and not moves(rank_state)]
     still = [state for state in stands if state not in (*unseen, *gone, *moving, *waiting)]
     if len(moving) == len(stands):
         return f"Rank {stands[0].number} moves" if len(stands) == 1 else f"{_all(len(stands))} ranks move"
@@ -252,7 +252,7 @@ def _of(members: Sequence[RankState], reason: str) -> str:
 
 def _place_within(watched: Watched | None) -> str:
     """ ", within train (train.py)": the innermost function of the user's that it never left; "" where that isn't known."""
-    own = next((one for one in watched.within if _own(one)), None) if watched else None
+    own = next((frame for frame in watched.within if _own(frame)), None) if watched else None
     return f", within {own.function.rpartition('.')[2]} ({file_line(own).rpartition(':')[0]})" if own else ""
 
 
@@ -270,7 +270,7 @@ def _callers(stand: RankState) -> Iterator[str]:
 
 def _called_from(place: StackPlace) -> str:
     others = place.path[1:]
-    shown = [f"{one.function.rpartition('.')[2]} ({file_line(one)})" for one in others[:MOST_CALLERS]]
+    shown = [f"{frame.function.rpartition('.')[2]} ({file_line(frame)})" for frame in others[:MOST_CALLERS]]
     more = f", and {len(others) - MOST_CALLERS} more" if len(others) > MOST_CALLERS else ""
     return f"called from {', '.join(shown)}{more}" if shown else ""
 

@@ -119,7 +119,7 @@ def _all_done(hang: Hang) -> bool:
 
 def _even_words(hang: Hang) -> str:
     if hang.recorded:
-        ranks = ranks_named(one.rank for one in hang.recorded)
+        ranks = ranks_named(recorded.rank for recorded in hang.recorded)
         return f"by the flight recorders of {ranks}, none waits for another; gloo's don't record sends and receives"
     return "all ranks have begun the same collectives, by NCCL's RAS: it doesn't say whether they are done"
 
@@ -134,13 +134,17 @@ def _who_can_do_nothing(stands: Sequence[RankState]) -> HangVerdict | None:
     stopped = having(stands, RankActivity.STOPPED)
     gone = having(stands, RankActivity.GONE)
     held = having(stands, RankActivity.HELD)
-    typing = tuple(one for one in having(stands, RankActivity.ELSEWHERE) if one.place.where is PlaceKind.INPUT)
+    typing = tuple(
+        rank_state for rank_state in having(stands, RankActivity.ELSEWHERE) if rank_state.place.where is PlaceKind.INPUT
+    )
     if stopped:
         return HangVerdict(kind=HangCause.STOPPED, culprits=stopped, waiting=waiting, unseen=unseen)
     sure = having(stands, RankActivity.WAITS)
     if gone and sure:
         # One that the others still expect may never have been started, unless it was seen.
-        expected = all(one.place.where is PlaceKind.GROUP for one in sure) and not any(_ended(one) for one in gone)
+        expected = all(rank_state.place.where is PlaceKind.GROUP for rank_state in sure) and not any(
+            _ended(rank_state) for rank_state in gone
+        )
         kind = HangCause.RENDEZVOUS if expected else HangCause.CRASHED
         return HangVerdict(kind=kind, culprits=gone, waiting=waiting, unseen=unseen)
     if held:
@@ -170,7 +174,7 @@ def _who_waits(stands: Sequence[RankState], hang: Hang) -> HangVerdict | None:
     perhaps = having(stands, RankActivity.PERHAPS)
     elsewhere = having(stands, RankActivity.ELSEWHERE)
     left = having(stands, RankActivity.LEFT)
-    if not waiting and any(worker_moves(worker) for one in perhaps for worker in one.rank.workers):
+    if not waiting and any(worker_moves(worker) for rank_state in perhaps for worker in rank_state.rank.workers):
         return None
     if elsewhere and waiting:
         return _elsewhere(elsewhere, (*waiting, *perhaps), unseen, hang)
@@ -184,22 +188,31 @@ def _elsewhere(
 ) -> HangVerdict | None:
     """Of those that don't wait for other ranks, first those that can't go on by themselves."""
     for kind, chosen in (
-        (HangCause.LOADER, [one for one in elsewhere if _loader_stuck(one)]),
-        (HangCause.LOCK, [one for one in elsewhere if one.place.where is PlaceKind.LOCK and not one.progress]),
+        (HangCause.LOADER, [rank_state for rank_state in elsewhere if _loader_stuck(rank_state)]),
+        (
+            HangCause.LOCK,
+            [
+                rank_state
+                for rank_state in elsewhere
+                if rank_state.place.where is PlaceKind.LOCK and not rank_state.progress
+            ],
+        ),
     ):
         if chosen:
             return HangVerdict(kind=kind, culprits=tuple(chosen), waiting=tuple(waiting), unseen=unseen)
-    rest = [one for one in elsewhere if one.place.where is not PlaceKind.LOADER]
+    rest = [rank_state for rank_state in elsewhere if rank_state.place.where is not PlaceKind.LOADER]
     if not rest:
         return None  # A DataLoader that is slow, and moves.
-    still = [one for one in rest if not one.progress] or rest
+    still = [rank_state for rank_state in rest if not rank_state.progress] or rest
     record = record_of(hang)
     if still[0].progress and record and record.sign is RecordedSign.BEHIND and 0.0 < record.waited < SOON:
         return None
     kind = HangCause.BUSY
-    if [one.number for one in still] == [0] and (still[0].progress or still[0].place.where in CHECKPOINTS):
+    if [rank_state.number for rank_state in still] == [0] and (
+        still[0].progress or still[0].place.where in CHECKPOINTS
+    ):
         kind = HangCause.SLOW_0
-    elif all(one.place.where is PlaceKind.GROUP for one in waiting):
+    elif all(rank_state.place.where is PlaceKind.GROUP for rank_state in waiting):
         kind = HangCause.RENDEZVOUS
     return HangVerdict(kind=kind, culprits=tuple(still), waiting=tuple(waiting), unseen=unseen)
 
@@ -211,20 +224,22 @@ def _loader_stuck(stand: RankState) -> bool:
     if stand.place.where is not PlaceKind.LOADER or stand.progress:
         return False
     busy = [worker for worker in stand.rank.workers if not worker_idle(worker)]
-    return not any(worker_moves(one) for one in busy)
+    return not any(worker_moves(watched) for watched in busy)
 
 
 def _all_elsewhere(
     elsewhere: tuple[RankState, ...], perhaps: tuple[RankState, ...], unseen: tuple[RankState, ...]
 ) -> HangVerdict | None:
     """Nobody surely waits for another: all compute, or none can go on."""
-    stuck = tuple(one for one in elsewhere if _loader_stuck(one))
+    stuck = tuple(rank_state for rank_state in elsewhere if _loader_stuck(rank_state))
     if stuck:
         return HangVerdict(kind=HangCause.LOADER, culprits=stuck, waiting=perhaps, unseen=unseen)
-    locked = tuple(one for one in elsewhere if one.place.where is PlaceKind.LOCK and not one.progress)
-    if locked and not any(one.progress for one in elsewhere):
+    locked = tuple(
+        rank_state for rank_state in elsewhere if rank_state.place.where is PlaceKind.LOCK and not rank_state.progress
+    )
+    if locked and not any(rank_state.progress for rank_state in elsewhere):
         return HangVerdict(kind=HangCause.LOCK, culprits=locked, waiting=perhaps, unseen=unseen)
-    if any(one.progress for one in elsewhere):
+    if any(rank_state.progress for rank_state in elsewhere):
         return None
     if perhaps:
         return HangVerdict(kind=HangCause.BUSY, culprits=elsewhere, waiting=perhaps, unseen=unseen)
@@ -239,19 +254,23 @@ def _all_wait(
     waiting = having(stands, RankActivity.WAITS, RankActivity.PERHAPS)
     record = _without_those_that_wait(record_of(hang), waiting)
     if not waiting:
-        still = left and not any(one.progress for one in left)
+        still = left and not any(rank_state.progress for rank_state in left)
         return HangVerdict(kind=HangCause.EXIT, culprits=left, unseen=unseen) if still else None
     if left:
         return HangVerdict(kind=HangCause.UNEVEN, culprits=left, waiting=waiting, unseen=unseen)
     if record and record.sign is not RecordedSign.EVEN:
         return _by_record(record, waiting, unseen)
     places = _places(waiting)
-    lines = [one for one in waiting if one.standing is RankActivity.PERHAPS and one.place.where is not PlaceKind.STEP]
+    lines = [
+        rank_state
+        for rank_state in waiting
+        if rank_state.standing is RankActivity.PERHAPS and rank_state.place.where is not PlaceKind.STEP
+    ]
     if lines or not having(waiting, RankActivity.WAITS):
         return HangVerdict(kind=HangCause.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
-    if all(one.place.where is PlaceKind.GROUP for one in waiting):
+    if all(rank_state.place.where is PlaceKind.GROUP for rank_state in waiting):
         return HangVerdict(kind=HangCause.RENDEZVOUS, culprits=waiting, places=places, unseen=unseen)
-    if len(places) == 1 or all(one.place.where is PlaceKind.PAIR for one in waiting):
+    if len(places) == 1 or all(rank_state.place.where is PlaceKind.PAIR for rank_state in waiting):
         kind = HangCause.TIMED_OUT if record and record.timed_out else HangCause.STALLED
         return HangVerdict(kind=kind, culprits=waiting, places=places, unseen=unseen, record=record)
     if hang.groups > 1:
@@ -265,8 +284,10 @@ def _without_those_that_wait(record: RecordedHang | None, waiting: tuple[RankSta
     of. gloo doesn't record sends, receives and the making of groups; a rank without a dump may not have come to write it."""
     if record is None or not record.lags:
         return record
-    unrecorded = {one.number for one in waiting if one.place.where in (PlaceKind.PAIR, PlaceKind.GROUP)}
-    here = {one.number for one in waiting}
+    unrecorded = {
+        rank_state.number for rank_state in waiting if rank_state.place.where in (PlaceKind.PAIR, PlaceKind.GROUP)
+    }
+    here = {rank_state.number for rank_state in waiting}
     lags = tuple(
         lag for lag in record.lags
         if lag.rank not in (here if lag.how is How.SILENT else unrecorded if not lag.nccl else ())
@@ -277,8 +298,8 @@ def _without_those_that_wait(record: RecordedHang | None, waiting: tuple[RankSta
 
 
 def _by_record(record: RecordedHang, waiting: tuple[RankState, ...], unseen: tuple[RankState, ...]) -> HangVerdict:
-    culprits = tuple(one for one in waiting if one.number in record.ranks)
-    others = tuple(one for one in waiting if one.number not in record.ranks)
+    culprits = tuple(rank_state for rank_state in waiting if rank_state.number in record.ranks)
+    others = tuple(rank_state for rank_state in waiting if rank_state.number not in record.ranks)
     kind = KIND_OF[record.sign]
     if record.timed_out and kind is not HangCause.DESYNC:
         kind = HangCause.TIMED_OUT
@@ -293,15 +314,22 @@ def _apart(
     unseen: tuple[RankState, ...],
 ) -> HangVerdict:
     """Ranks wait in different calls: some have left the loop in which others are, or they call different things."""
-    beyond = tuple(one for one in waiting if one.place.what in BARRIERS)
-    within = tuple(one for one in waiting if one not in beyond)
+    beyond = tuple(rank_state for rank_state in waiting if rank_state.place.what in BARRIERS)
+    within = tuple(rank_state for rank_state in waiting if rank_state not in beyond)
     # A backward is in a loop. The forward, to validate, or a collective of one's own may also be what one rank alone does: there
     # most ranks decide what the way through the script is.
-    own = any(one.place.where is PlaceKind.COLLECTIVE or one.place.what == FORWARD for one in within)
-    looping = {one.place.where for one in within} in ({PlaceKind.STEP}, {PlaceKind.COLLECTIVE}) and (
+    own = any(
+        rank_state.place.where is PlaceKind.COLLECTIVE or rank_state.place.what == FORWARD for rank_state in within
+    )
+    looping = {rank_state.place.where for rank_state in within} in ({PlaceKind.STEP}, {PlaceKind.COLLECTIVE}) and (
         not own or len(beyond) < len(within)
     )
-    if beyond and within and looping and all(_further(one.place, other.place) for one in beyond for other in within):
+    if (
+        beyond
+        and within
+        and looping
+        and all(_further(rank_state.place, other.place) for rank_state in beyond for other in within)
+    ):
         return HangVerdict(kind=HangCause.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
     places = _places_by_their_lines(places)
     tied = len(places[0][1]) == len(places[1][1])
@@ -319,7 +347,7 @@ def _places_by_their_lines(
         alike = [
             one.path for one, _ in places if one is not place and (one.what, one.frame) == (place.what, place.frame)
         ]
-        apart = next((one for one in place.path if all(one not in path for path in alike)), place.frame)
+        apart = next((frame for frame in place.path if all(frame not in path for path in alike)), place.frame)
         shown = msgspec.structs.replace(place, frame=apart if alike else place.frame)
         told.append((shown, tuple(msgspec.structs.replace(member, place=shown) for member in members)))
     return tuple(told)

@@ -45,32 +45,37 @@ async def watch(
     """Takes a little longer than `seconds`. host: this one's name."""
     proc = proc or Proc()
     ranked = [one for one in job.ranks if one.place is not None]
-    workers = {one.pid: list(job.workers_of(one)) for one in ranked}
+    workers = {process.pid: list(job.workers_of(process)) for process in ranked}
     left_out = _cut(workers)
-    wanted = [one for rank in ranked for one in (rank, *workers[rank.pid])]
+    wanted = [process for rank in ranked for process in (rank, *workers[rank.pid])]
     began = time.monotonic()
     first = await _look(wanted, proc, began)
-    sampled = await _between([one.pid for one in ranked], first, seconds)
+    sampled = await _between([process.pid for process in ranked], first, seconds)
     second = await _look(wanted, proc, began)
     looks = (first, second)
-    of_rank = {one.pid: one.place.rank for one in ranked if one.place}
+    of_rank = {process.pid: process.place.rank for process in ranked if process.place}
     ranks = [
         WatchedRank(
-            rank=of_rank[one.pid],
+            rank=of_rank[process.pid],
             host=host,
-            watched=_watched(one, looks, sampled),
-            workers=tuple(found for worker in workers[one.pid] if (found := _watched(worker, looks, sampled))),
-            gone=_gone(one, looks),
+            watched=_watched(process, looks, sampled),
+            workers=tuple(found for worker in workers[process.pid] if (found := _watched(worker, looks, sampled))),
+            gone=_gone(process, looks),
         )
-        for one in ranked
+        for process in ranked
     ]
     settled = min((one.age for one in job.ranks), default=0.0) >= SETTLED_SECONDS
     ranks += [WatchedRank(rank=rank, host=host, gone=NOT_FOUND) for rank in job.missing if settled]
     missed = [
-        Missed(rank=of_rank[rank.pid], process=one, trouble=second.spied[one.pid].trouble, worker=one is not rank)
+        Missed(
+            rank=of_rank[rank.pid],
+            process=process,
+            trouble=second.spied[process.pid].trouble,
+            worker=process is not rank,
+        )
         for rank in ranked
-        for one in (rank, *workers[rank.pid])
-        if one.pid in second.spied and second.spied[one.pid].trouble
+        for process in (rank, *workers[rank.pid])
+        if process.pid in second.spied and second.spied[process.pid].trouble
     ]
     mine = powers(proc)
     hidden = [
@@ -108,13 +113,13 @@ def _cut(workers: dict[int, list[Process]]) -> int:
 
 async def _look(wanted: Iterable[Process], proc: Proc, began: float) -> WatchedMoment:
     seconds = time.monotonic() - began
-    found = {one.pid: glance(one.identity, proc) for one in wanted}
+    found = {process.pid: glance(process.identity, proc) for process in wanted}
     there = {pid: one for pid, one in found.items() if one is not None}
     # Two can't trace one process, and a debugger's user wouldn't thank us.
     open_to_us = [pid for pid, one in there.items() if not one.ended and not one.tracer]
     spied = await spy(open_to_us)
     # What has another's pid by now was not what was meant.
-    same = {one.pid for one in wanted if one.pid in spied and glance(one.identity, proc) is not None}
+    same = {process.pid for process in wanted if process.pid in spied and glance(process.identity, proc) is not None}
     return WatchedMoment(seconds=seconds, glances=there, spied={pid: one for pid, one in spied.items() if pid in same})
 
 

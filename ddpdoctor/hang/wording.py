@@ -29,14 +29,16 @@ ORDERS: Final = {"nccl": ("NCCL", "10 minutes"), "gloo": ("gloo", "30 minutes")}
 
 def several_hosts(hang: Hang) -> bool:
     """Whether the ranks of which anything is known are on several."""
-    hosts = {rank.host for rank in hang.ranks} | {one.host for one in hang.recorded}
+    hosts = {rank.host for rank in hang.ranks} | {recorded.host for recorded in hang.recorded}
     return len(hosts - {""}) > 1
 
 
 def numbers_named(ranks: Iterable[int], hang: Hang) -> str:
     """ "rank 1"; with several hosts "rank 9 (node02)"."""
     numbers = sorted(set(ranks))
-    host_of = {one.rank: one.host for one in hang.recorded} | {rank.rank: rank.host for rank in hang.ranks}
+    host_of = {recorded.rank: recorded.host for recorded in hang.recorded} | {
+        rank.rank: rank.host for rank in hang.ranks
+    }
     hosts = [host for host in dict.fromkeys(host_of.get(number, "") for number in numbers) if host]
     return ranks_named(numbers) + (f" ({listed(hosts, most=3)})" if several_hosts(hang) and hosts else "")
 
@@ -71,7 +73,7 @@ def not_known(found: HangVerdict, hang: Hang) -> str:
     parts = []
     if found.unseen:
         parts.append(f"{named(found.unseen, hang)} could not be looked into.")
-    here = {one.rank for one in hang.ranks} | {one.rank for one in hang.recorded}
+    here = {one.rank for one in hang.ranks} | {recorded.rank for recorded in hang.recorded}
     if hang.world_size > len(here):
         others = [rank for rank in range(hang.world_size) if rank not in here]
         parts.append(f"Nothing is known of {ranks_named(others)}: not on this host, or not found.")
@@ -130,7 +132,7 @@ def _of_ranks(stands: Sequence[RankState], hang: Hang) -> list[Evidence]:
     first, *others = stands
     found = _of_rank(first, hang)
     if others:
-        pids = listed((one.pid for one in others if one.pid), most=8)
+        pids = listed((rank_state.pid for rank_state in others if rank_state.pid), most=8)
         found.append(told(hang, "ranks", f"the same of {named(others, hang)}{f' (pid {pids})' if pids else ''}"))
     return found
 

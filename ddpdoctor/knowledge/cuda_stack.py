@@ -65,8 +65,8 @@ def _pins(
     if (name, extra) in followed:
         return
     followed.add((name, extra))
-    for one in packages.named(name)[:1]:
-        for text in one.requires:
+    for package in packages.named(name)[:1]:
+        for text in package.requires:
             if not _may_pin(text) or (read := requirement_in(text)) is None:
                 continue
             required, requirement = read
@@ -114,7 +114,7 @@ def pin_of(soname: str, packages: Packages, target_python: TargetPython) -> Pinn
 
 def bundled(soname: str, libraries: Libraries) -> Library | None:
     """The target Python's own copy of a library."""
-    return next((one for one in libraries.bundled if one.soname == soname), None)
+    return next((library for library in libraries.bundled if library.soname == soname), None)
 
 
 def version_of(library: Library, packages: Packages, target_python: TargetPython) -> str:
@@ -139,10 +139,10 @@ def is_ours(library: Library, libraries: Libraries) -> bool:
 def together(packages: Packages, pattern: str) -> list[tuple[Package, ...]]:
     """Packages whose names match and that lie in one folder, where they overwrite each other's files; groups of two and more."""
     groups: dict[str, list[Package]] = {}
-    for one in packages.installed:
-        if re.fullmatch(pattern, one.name):
-            groups.setdefault(one.location, []).append(one)
-    return [tuple(group) for group in groups.values() if len({one.name for one in group}) > 1]
+    for package in packages.installed:
+        if re.fullmatch(pattern, package.name):
+            groups.setdefault(package.location, []).append(package)
+    return [tuple(group) for group in groups.values() if len({package.name for package in group}) > 1]
 
 
 def needs_cuda_build(torch: Torch) -> str:
@@ -165,7 +165,10 @@ def import_broken(torch: Torch) -> bool:
 def reinstall(target_python: TargetPython, *wanted: PinnedRelease) -> str:
     """The command that puts pinned packages back, even where pip believes them to be there."""
     return pip_install(
-        target_python, "--force-reinstall", "--no-deps", *(f"{one.package}{one.wanted}" for one in wanted)
+        target_python,
+        "--force-reinstall",
+        "--no-deps",
+        *(f"{pinned_release.package}{pinned_release.wanted}" for pinned_release in wanted),
     )
 
 

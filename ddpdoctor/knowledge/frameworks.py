@@ -30,7 +30,7 @@ FIND_UNUSED: Final = {
 
 def first_raised_in(log: Log, lies_in: Sequence[tuple[str, Sequence[str]]]) -> str:
     """The first name with a part of whose paths a call of the log's exceptions lies; "" for none."""
-    paths = [frame.path for one in log.raised for frame in one.frames]
+    paths = [frame.path for raised in log.raised for frame in raised.frames]
     return next((name for name, parts in lies_in if any(part in path for path in paths for part in parts)), "")
 
 

@@ -20,7 +20,7 @@ def own_gpu(rank: Process, gpus: Gpus) -> int | None:
         except NotKnown:
             return None
     seen = visible_gpus(gpus, environment)
-    if any(one.slice for one in seen):
+    if any(visible_gpu.slice for visible_gpu in seen):
         return None
     if len(seen) == 1:
         return seen[0].gpu.index

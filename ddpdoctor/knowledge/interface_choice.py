@@ -127,11 +127,11 @@ def _nccl_candidates(
 ) -> list[CandidateInterface]:
     needs_carrier = tuple(version) >= FIRST_VERSION_THAT_NEEDS_A_CARRIER
     return [
-        one
-        for one in in_kernel_order(interfaces)
-        if (family is None or one.family == family)
-        and not (one.family == INET6 and as_address(one.address).is_loopback)
-        and (one.interface.running or not needs_carrier)
+        interface
+        for interface in in_kernel_order(interfaces)
+        if (family is None or interface.family == family)
+        and not (interface.family == INET6 and as_address(interface.address).is_loopback)
+        and (interface.interface.running or not needs_carrier)
     ]
 
 
@@ -265,4 +265,6 @@ def gloo_choice(
 
 
 def _first_address_of(name: str, interfaces: Sequence[Interface]) -> str | None:
-    return next((one.address for one in in_kernel_order(interfaces) if one.interface.name == name), None)
+    return next(
+        (interface.address for interface in in_kernel_order(interfaces) if interface.interface.name == name), None
+    )

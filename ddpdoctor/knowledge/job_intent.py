@@ -50,7 +50,7 @@ def no_family_in_common(resolution: Resolution, network: Network) -> bool:
 def hosts_the_store(network: Network) -> bool:
     """Whether the job's store is to listen on this host: nothing names another one."""
     named = [one for one in (network.master, network.rendezvous) if isinstance(one, Resolution) and one.addresses]
-    return all(is_here(one, network) for one in named)
+    return all(is_here(resolution, network) for resolution in named)
 
 
 def is_loopback(address: str) -> bool:

@@ -59,4 +59,4 @@ def lost_phase(node: Node) -> str:
 
 def own_node(fleet: Fleet, meeting: Meeting) -> Node | None:
     """The node whose facts are judged; None where it is lost, or isn't in the fleet."""
-    return next((one for one in there(fleet) if one.rank == meeting.node_rank), None)
+    return next((node for node in there(fleet) if node.rank == meeting.node_rank), None)

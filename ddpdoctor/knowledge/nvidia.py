@@ -145,8 +145,8 @@ def older(version: str | None, than: str) -> bool:
 
 def without(all_of: Iterable[Gpu], bad: Iterable[Gpu]) -> str:
     """The command that leaves the bad ones out of the next run."""
-    lost = {one.index for one in bad}
-    return "export CUDA_VISIBLE_DEVICES=" + ",".join(str(one.index) for one in all_of if one.index not in lost)
+    lost = {gpu.index for gpu in bad}
+    return "export CUDA_VISIBLE_DEVICES=" + ",".join(str(gpu.index) for gpu in all_of if gpu.index not in lost)
 
 
 def said(value: Maybe[object]) -> str:

@@ -210,14 +210,14 @@ def _meeting(inner: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
 def _of_ddp(inner: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
     """DDP's forward meets the others in what it does itself, in C++ too; the rest is the model's own forward."""
     itself = inner[0].path.endswith("torch/nn/parallel/distributed.py") or any(
-        name_of(one) in ("_sync_buffers", "_find_common_rank") for one in inner
+        name_of(frame) in ("_sync_buffers", "_find_common_rank") for frame in inner
     )
     return (PlaceKind.STEP, FORWARD) if itself else None
 
 
 def _of_c10d(inner: Sequence[Frame]) -> tuple[PlaceKind, str]:
     """The outermost that the caller called: `all_gather_object` calls `all_gather`."""
-    calls = [name_of(one) for one in inner if one.path.endswith(C10D) and name_of(one) not in CARRIERS]
+    calls = [name_of(frame) for frame in inner if frame.path.endswith(C10D) and name_of(frame) not in CARRIERS]
     names = [name for name in calls if not name.startswith("_")] or calls
     what = names[-1]
     if GROUP_MAKING & set(calls):
@@ -237,9 +237,9 @@ def _around(frames: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
 
 
 def _weak(inner: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
-    for one in reversed(inner):
+    for frame in reversed(inner):
         for function, paths, where, what in WEAK:
-            if name_of(one) == function and one.path.endswith(paths):
+            if name_of(frame) == function and frame.path.endswith(paths):
                 return where, what
     return None
 
@@ -259,7 +259,7 @@ def where(place: StackPlace) -> str:
     }
     own = place.frame.function.rpartition(".")[2] if place.frame else ""
     what = names.get(place.where) or place.what or (own if own != "<module>" else "its script")
-    phase = phase_of((one.path, one.function) for one in place.path)
+    phase = phase_of((frame.path, frame.function) for frame in place.path)
     what = f"{what} in {phase}" if phase else what
     return f"{what} ({line})" if line else what
 

@@ -100,14 +100,20 @@ def judge_log(log: Log, catalogue: Catalogue, host: Snapshot | None = None, *, w
     verdict = verdict_of(whole, catalogue)
     log = next((attempt for attempt in attempts_of(whole) if attempt.attempt == verdict.attempt), whole)
     snapshot = msgspec.structs.replace(host or Snapshot(host=""), log=log)
-    helds = {one.slug: one for one in confirm(verdict, snapshot, catalogue, watched=watched)} if host else {}
+    helds = (
+        {host_check.slug: host_check for host_check in confirm(verdict, snapshot, catalogue, watched=watched)}
+        if host
+        else {}
+    )
     opinions = [
-        each for one in _told_apart(verdict) if (each := _opinion(one, snapshot, catalogue, helds.get(one.slug)))
+        each
+        for suspect in _told_apart(verdict)
+        if (each := _opinion(suspect, snapshot, catalogue, helds.get(suspect.slug)))
     ]
     told = tuple(
         _with_own_line(opinion, verdict, log) for opinion in sorted(opinions, key=lambda one: _place(one.held))
     )
-    beside = tuple(each for one in verdict.also if (each := _opinion(one, snapshot, catalogue, None)))
+    beside = tuple(each for suspect in verdict.also if (each := _opinion(suspect, snapshot, catalogue, None)))
     results = tuple(
         Result(one.check, (msgspec.structs.replace(one.finding, severity=_severity(number, one, beside, verdict)),))
         for number, one in enumerate((*told, *beside))
@@ -141,7 +147,7 @@ def _with_own_line(opinion: Diagnosis, verdict: LogVerdict, log: Log) -> Diagnos
         return opinion
     began, last = raised.began.number, raised.line.number
     of_it = [sighting.line for sighting in opinion.suspect.sightings if sighting.line.file == raised.line.file]
-    if not any(began <= one.number <= last and one.rank == raised.line.rank for one in of_it):
+    if not any(began <= log_line.number <= last and log_line.rank == raised.line.rank for log_line in of_it):
         return opinion
     place = own_line(log, raised)
     return msgspec.structs.replace(
@@ -241,7 +247,7 @@ def _ran_in(snapshot: Snapshot) -> bool:
     if isinstance(log, Unknown) or isinstance(target_python, Unknown):
         return False
     folders = tuple(f"{site_package}/" for site_package in target_python.site_packages)
-    return any(frame.path.startswith(folders) for one in log.raised for frame in one.frames)
+    return any(frame.path.startswith(folders) for raised in log.raised for frame in raised.frames)
 
 
 def _counts(finding: Finding, check: Check) -> bool:

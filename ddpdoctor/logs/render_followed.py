@@ -43,9 +43,9 @@ def followed(log: Log, verdict: LogVerdict) -> list[tuple[str, LogLine]]:
         )
         for errors in raised.values()
     ]
-    ended = [one for one in log.exited if one.told_to]
+    ended = [process_exit for process_exit in log.exited if process_exit.told_to]
     if ended:
-        ranks = sorted({one.rank for one in ended if one.rank is not None})
+        ranks = sorted({process_exit.rank for process_exit in ended if process_exit.rank is not None})
         whose = ranks_named(ranks) if ranks else plural(len(ended), "process", "processes")
         found.append((f"{one_line(ended[0].said_by)} ended {whose}", ended[0].line))
     return found
@@ -55,12 +55,12 @@ def _lost(log: Log, verdict: LogVerdict) -> list[LoggedException]:
     """Exceptions of ranks that only lost another one, or of the launcher for them, as far as no sign tells of them."""
     told = {(effect.line.file, effect.line.number) for effect in verdict.effects}
     return [
-        one
-        for one in log.raised
-        if one != verdict.raised
-        and not is_cut(one)
-        and (is_of_peers(one) or is_of_launcher(one))
-        and (one.line.file, one.line.number) not in told
+        raised
+        for raised in log.raised
+        if raised != verdict.raised
+        and not is_cut(raised)
+        and (is_of_peers(raised) or is_of_launcher(raised))
+        and (raised.line.file, raised.line.number) not in told
     ]
 
 
@@ -69,8 +69,8 @@ def fell_with_it(log: Log, verdict: LogVerdict) -> int:
     if verdict.outcome is RunOutcome.EFFECTS_ONLY:
         return 0
     first = verdict.lead.rank if verdict.lead else None
-    ranks = {effect.line.rank for effect in verdict.effects} | {one.line.rank for one in _lost(log, verdict)}
-    ranks |= {one.rank for one in log.exited if one.told_to}
+    ranks = {effect.line.rank for effect in verdict.effects} | {raised.line.rank for raised in _lost(log, verdict)}
+    ranks |= {process_exit.rank for process_exit in log.exited if process_exit.told_to}
     return len(ranks - {None, first})
 
 
@@ -89,7 +89,7 @@ def noise(log: Log, catalogue: Catalogue) -> list[Noise]:
         if sighting.role is SignRole.NOISE and not sighting.quoted and sighting.sign not in good_news(catalogue):
             kinds.setdefault((sighting.slug, sighting.sign), []).append(sighting)
     signs = [
-        Noise(text, _why(catalogue.get(slug), text), sum(one.times for one in seen), seen[0].line)
+        Noise(text, _why(catalogue.get(slug), text), sum(match.times for match in seen), seen[0].line)
         for (slug, text), seen in kinds.items()
     ]
     return sorted([*log.noise, *signs], key=lambda one: -one.times)

@@ -81,7 +81,7 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
         suspects=tuple(_suspect(log, opinion) for opinion in judgement.opinions),
         also=(
             *(_own_error(judgement, *error) for error in own_errors(verdict)),
-            *(_suspect(log, one) for one in judgement.also),
+            *(_suspect(log, diagnosis) for diagnosis in judgement.also),
         ),
         effects=_effects(log, verdict.effects),
         noise=tuple(
@@ -96,9 +96,11 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
         attempt=verdict.attempt,
         other_attempts=tuple(
             ReportedAttempt(
-                attempt=one.attempt, outcome=OUTCOMES[one.outcome], lead=_line(log, one.lead) if one.lead else None
+                attempt=log_verdict.attempt,
+                outcome=OUTCOMES[log_verdict.outcome],
+                lead=_line(log, log_verdict.lead) if log_verdict.lead else None,
             )
-            for one in verdict.elsewhere
+            for log_verdict in verdict.elsewhere
         ),
     )
 
@@ -149,8 +151,8 @@ def _effects(log: Log, effects: Sequence[SignMatch]) -> tuple[ReportedEffect, ..
     return tuple(
         ReportedEffect(
             sign=sign,
-            ranks=tuple(sorted({one.line.rank for one in seen if one.line.rank is not None})),
-            times=sum(one.times for one in seen),
+            ranks=tuple(sorted({match.line.rank for match in seen if match.line.rank is not None})),
+            times=sum(match.times for match in seen),
             first=_line(log, seen[0].line),
         )
         for sign, seen in kinds.items()

@@ -30,8 +30,8 @@ def show_signs(console: Console, signs: tuple[LogSign, ...]) -> None:
         fitting = [sign for sign in signs if sign.role is role]
         if fitting:
             console.print(Hanging(Text(), Text(heading, "bold"), 0))
-        for one in fitting:
-            _show(console, one)
+        for log_sign in fitting:
+            _show(console, log_sign)
 
 
 def _show(console: Console, sign: LogSign) -> None:

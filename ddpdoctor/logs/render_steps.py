@@ -73,8 +73,8 @@ def next_steps(judgement: LogJudgement, *, watched: bool = False) -> tuple[Fix, 
 def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
     verdict = judgement.verdict
     words = first_words(verdict)
-    if is_of_launching(words) or any(is_of_launching(one.text) for one in more(judgement)):
-        by_ssh = is_of_ssh(words) or any(is_of_ssh(one.text) for one in more(judgement))
+    if is_of_launching(words) or any(is_of_launching(log_line.text) for log_line in more(judgement)):
+        by_ssh = is_of_ssh(words) or any(is_of_ssh(log_line.text) for log_line in more(judgement))
         by_hand = Fix(
             "Enter that node by hand, as the launcher does: without a password, and with the same user and port",
             ("ssh -o BatchMode=yes NODE hostname",),
@@ -132,7 +132,11 @@ def _left_early(judgement: LogJudgement) -> tuple[Fix, ...]:
     """Where the launcher had nobody to end: who is gone may have come to its end by itself, with fewer batches."""
     ended, catalogue = judgement.log.exited, judgement.catalogue
     effects = {effect.slug for effect in judgement.verdict.effects}
-    if not ended or any(one.told_to for one in ended) or effects != {catalogue.slug_for(HangCause.CRASHED)}:
+    if (
+        not ended
+        or any(process_exit.told_to for process_exit in ended)
+        or effects != {catalogue.slug_for(HangCause.CRASHED)}
+    ):
         return ()
     text = "The launcher ended nobody, so another rank may have come to its end first: count each rank's batches before the loop"
     return (Fix(text, (f"ddpdoctor explain {catalogue.slug_for(HangCause.UNEVEN)}",)),)

@@ -111,8 +111,10 @@ def _show_first(console: Console, judgement: LogJudgement) -> None:
     verdict = judgement.verdict
     if verdict.said:
         console.print(Text("What it says of an error before that", "bold"))
-        for one in verdict.said:
-            console.print(Hanging(Text(), evidence_text(Evidence(quoted(one.text), place(judgement.log, one))), 2))
+        for log_line in verdict.said:
+            console.print(
+                Hanging(Text(), evidence_text(Evidence(quoted(log_line.text), place(judgement.log, log_line))), 2)
+            )
         console.print()
     if ended := ended_before(judgement):
         console.print(Text("What its launcher says of processes that ended", "bold"))
@@ -137,7 +139,7 @@ def _show_first(console: Console, judgement: LogJudgement) -> None:
 
 
 def _evidence(opinion: Diagnosis) -> tuple[Evidence, ...]:
-    return tuple(Evidence(quoted(one.text), one.source) for one in opinion.finding.evidence)
+    return tuple(Evidence(quoted(evidence.text), evidence.source) for evidence in opinion.finding.evidence)
 
 
 def _show_held(console: Console, opinion: Diagnosis) -> None:
@@ -181,8 +183,10 @@ def _show_stacks(console: Console, judgement: LogJudgement) -> None:
 
 
 def _show_more(console: Console, judgement: LogJudgement) -> None:
-    for one in more(judgement):
-        console.print(Hanging(Text(), evidence_text(Evidence(quoted(one.text), place(judgement.log, one))), 2))
+    for log_line in more(judgement):
+        console.print(
+            Hanging(Text(), evidence_text(Evidence(quoted(log_line.text), place(judgement.log, log_line))), 2)
+        )
 
 
 # --- what else it may be ----------------------------------------------------------------------------------------------------
@@ -195,20 +199,20 @@ def _show_others(console: Console, judgement: LogJudgement) -> None:
     if not others:
         return
     console.print(Text("Or else" if first else "It may be", "bold"))
-    for one in others:
-        head = Text(one_line(named(one))).append(f"  [{one.check.slug}]", "dim")
+    for diagnosis in others:
+        head = Text(one_line(named(diagnosis))).append(f"  [{diagnosis.check.slug}]", "dim")
         console.print(Hanging(Text(), head, 2))
-        if one.suspect.why:
-            console.print(_part("why", Text(one_line(one.suspect.why))))
-        for number, evidence in enumerate(lines(judgement.log, one.suspect.sightings, MOST_LINES)):
+        if diagnosis.suspect.why:
+            console.print(_part("why", Text(one_line(diagnosis.suspect.why))))
+        for number, evidence in enumerate(lines(judgement.log, diagnosis.suspect.sightings, MOST_LINES)):
             text = evidence_text(Evidence(quoted(evidence.text), evidence.source))
             console.print(_part("" if number else "seen", text))
-        if one.held:
-            console.print(_part("here", Text(f"{one.held.standing.value}: {one_line(one.held.words)}")))
-        elif decide := deciding(one.check, one.suspect.sightings, judgement.log):
+        if diagnosis.held:
+            console.print(_part("here", Text(f"{diagnosis.held.standing.value}: {one_line(diagnosis.held.words)}")))
+        elif decide := deciding(diagnosis.check, diagnosis.suspect.sightings, judgement.log):
             _show_fix(console, decide)
         else:
-            console.print(_part("more", Text(f"ddpdoctor explain {one.check.slug}", "cyan")))
+            console.print(_part("more", Text(f"ddpdoctor explain {diagnosis.check.slug}", "cyan")))
     console.print()
 
 
@@ -274,11 +278,11 @@ def _show_also(console: Console, judgement: LogJudgement, *, verbose: bool) -> N
     if verbose:
         console.print(Text("Also in it, and not the cause of this", "bold"))
         console.print()
-        show_found(console, [(one.check, Severity.INFO, one.finding) for one in judgement.also])
+        show_found(console, [(diagnosis.check, Severity.INFO, diagnosis.finding) for diagnosis in judgement.also])
         return
     console.print(Text("Also in it, and not the cause of this", "bold"))
-    for one in judgement.also:
-        text = Text(one_line(named(one))).append(f"  [{one.check.slug}]", "dim")
+    for diagnosis in judgement.also:
+        text = Text(one_line(named(diagnosis))).append(f"  [{diagnosis.check.slug}]", "dim")
         console.print(Hanging(Text(), text, 2))
     console.print()
 

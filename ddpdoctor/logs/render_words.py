@@ -96,7 +96,11 @@ def _told(judgement: LogJudgement) -> str:
         told = f"{told}; perhaps: {_within(named(fits))}" if fits else told
         return f"{told}; before that it says: {short(quoted(verdict.said[0].text))}" if verdict.said else told
     if verdict.outcome is RunOutcome.UNRECOGNISED:
-        adds = "".join(f"; it adds: {short(quoted(one.text))}" for one in more(judgement)[:1] if not gives_up(one.text))
+        adds = "".join(
+            f"; it adds: {short(quoted(log_line.text))}"
+            for log_line in more(judgement)[:1]
+            if not gives_up(log_line.text)
+        )
         return f"{who_first(log, verdict)}: {short(first_words(verdict))}{adds}; no sign that is known here says why"
     if verdict.outcome is RunOutcome.USER_ERROR and verdict.raised:
         perhaps = "" if all(opinion.suspect.sure for opinion in judgement.opinions[:1]) else "perhaps "
@@ -158,7 +162,7 @@ def nothing(log: Log) -> str:
 
 def _how_silent(log: Log, verdict: LogVerdict, catalogue: Catalogue) -> str:
     """A rank of which there is not a word has not fallen silent; where the others counted who came, it never did."""
-    if any(one.rank in verdict.silent for one in log.last):
+    if any(last_words.rank in verdict.silent for last_words in log.last):
         return "fell silent, and the others tell only what followed"
     one_rank = len(verdict.silent) == 1
     counted = any(effect.words.get("came") for effect in verdict.effects)
@@ -169,7 +173,7 @@ def _how_silent(log: Log, verdict: LogVerdict, catalogue: Catalogue) -> str:
 
 def _last_went_on(verdict: LogVerdict) -> str:
     """Of several attempts, that the last one did not fail; "" where there was but one."""
-    failed = sum(one.outcome is not RunOutcome.NOTHING for one in verdict.elsewhere)
+    failed = sum(log_verdict.outcome is not RunOutcome.NOTHING for log_verdict in verdict.elsewhere)
     before = f"; before it {'one' if failed == 1 else failed} failed" if failed else ""
     return (
         f"The last of {len(verdict.elsewhere) + 1} attempts speaks of no failure{before}" if verdict.elsewhere else ""
@@ -182,9 +186,9 @@ def _of_attempts(judgement: LogJudgement) -> str:
     if not verdict.elsewhere or verdict.outcome is RunOutcome.NOTHING:
         return ""
     count = len(verdict.elsewhere) + 1
-    if all(one.attempt < verdict.attempt for one in verdict.elsewhere):
+    if all(log_verdict.attempt < verdict.attempt for log_verdict in verdict.elsewhere):
         return f"; that was the last of {count} attempts"
-    first = all(one.attempt > verdict.attempt for one in verdict.elsewhere)
+    first = all(log_verdict.attempt > verdict.attempt for log_verdict in verdict.elsewhere)
     which = f"the first of {count} attempts" if first else f"attempt {verdict.attempt}, from 0, of {count}"
     return f"; that was {which}, and those behind it name no cause"
 
@@ -192,12 +196,12 @@ def _of_attempts(judgement: LogJudgement) -> str:
 def other_attempts(judgement: LogJudgement) -> list[tuple[str, LogLine | None]]:
     """ "Attempt 0: rank 3 failed first: KeyError: 'lr'", with the line."""
     found: list[tuple[str, LogLine | None]] = []
-    for one in judgement.verdict.elsewhere:
+    for log_verdict in judgement.verdict.elsewhere:
         words = "nothing speaks of a failure"
-        if one.lead:
-            who = _HOW.get(one.outcome) or _within(who_first(judgement.log, one))
-            words = f"{who}: {short(first_words(one))}"
-        found.append((f"Attempt {one.attempt}: {words}", one.lead))
+        if log_verdict.lead:
+            who = _HOW.get(log_verdict.outcome) or _within(who_first(judgement.log, log_verdict))
+            words = f"{who}: {short(first_words(log_verdict))}"
+        found.append((f"Attempt {log_verdict.attempt}: {words}", log_verdict.lead))
     return found
 
 
@@ -289,13 +293,13 @@ def rows(log: Log) -> list[tuple[str, str]]:
 
 def _files(files: Sequence[LogFile]) -> str:
     read = [file for file in files if file.bytes]
-    size = human(sum(one.bytes for one in read))
-    lines = sum(one.lines for one in read)
+    size = human(sum(log_file.bytes for log_file in read))
+    lines = sum(log_file.lines for log_file in read)
     folder = common_folder(tuple(files))
-    within = [one for one in read if folder and one.name.startswith(folder)]
+    within = [log_file for log_file in read if folder and log_file.name.startswith(folder)]
     names = listed(
         [
-            *(file_name(one) for one in read if one not in within),
+            *(file_name(log_file) for log_file in read if log_file not in within),
             *([f"{plural(len(within), 'file')} in {one_line(folder)}"] if within else []),
         ],
         MOST_FILES,
@@ -359,9 +363,9 @@ def _shown(frame: LogFrame) -> str:
 def own_errors(verdict: LogVerdict) -> list[tuple[str, LogLine]]:
     """ "Rank 3 raised its own: IndexError: list index out of range", with the line; not of ranks that were all interrupted."""
     found = []
-    for one in verdict.others if verdict.outcome is not RunOutcome.STOPPED else ():
-        said = quoted(f"{one.exception}: {one.message}".removesuffix(": "))
-        found.append((f"Rank {one.line.rank} raised its own: {said}", one.line))
+    for raised in verdict.others if verdict.outcome is not RunOutcome.STOPPED else ():
+        said = quoted(f"{raised.exception}: {raised.message}".removesuffix(": "))
+        found.append((f"Rank {raised.line.rank} raised its own: {said}", raised.line))
     return found
 
 

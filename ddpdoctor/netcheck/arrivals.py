@@ -80,11 +80,11 @@ async def arrive(
             return search.meeting(), None
         await asyncio.sleep(LONGEST_PAUSE)
     search.resolved()
-    both = any(one.family == socket.AF_INET for one in found)
+    both = any(destination.family == socket.AF_INET for destination in found)
     ways = [
-        _Way(_at_port(one, port), search, LATER if both and one.family == socket.AF_INET6 else 0.0)
+        _Way(_at_port(destination, port), search, LATER if both and destination.family == socket.AF_INET6 else 0.0)
         for port in ports
-        for one in found
+        for destination in found
     ]
     connection = await _first(ways, search, deadline)
     return search.meeting(), connection
@@ -99,7 +99,7 @@ async def look_at_master(master: str, port: int, seconds: float = 10.0) -> Meeti
     except UnknownNameError as error:
         search.unresolved(str(error))
         return search.meeting()
-    looks = [asyncio.ensure_future(_Way(one, search).look()) for one in found]
+    looks = [asyncio.ensure_future(_Way(destination, search).look()) for destination in found]
     try:
         await asyncio.wait(looks, timeout=seconds)
     finally:
@@ -125,8 +125,8 @@ async def _first(ways: list[_Way], search: _Search, deadline: float) -> Connecti
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
     met = [one for one in ended if isinstance(one, Connection)]
-    for one in met[1:]:
-        one.writer.close()
+    for connection in met[1:]:
+        connection.writer.close()
     return met[0] if met else None
 
 

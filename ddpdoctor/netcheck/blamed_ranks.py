@@ -47,4 +47,8 @@ def kind_of(one: TriedCollective) -> ErrorKind:
 
 def blamed(ran: Sequence[TriedCollective]) -> list[TriedCollective]:
     """The ranks that failed by themselves; none where every one that failed waited for another."""
-    return [one for one in ran if not one.ok and kind_of(one) is not ErrorKind.WAITED]
+    return [
+        tried_collective
+        for tried_collective in ran
+        if not tried_collective.ok and kind_of(tried_collective) is not ErrorKind.WAITED
+    ]

@@ -158,7 +158,7 @@ class Hub:
 
     def _absent(self) -> tuple[str, ...]:
         absent = self.absent()
-        seats = [f"{self.seat} {one.rank}" for one in absent[:MOST_MISSING]]
+        seats = [f"{self.seat} {missing_node.rank}" for missing_node in absent[:MOST_MISSING]]
         names = [f"{seat} ({one.host})" if one.host else seat for seat, one in zip(seats, absent, strict=False)]
         more = (f"{len(absent) - MOST_MISSING} more",) if len(absent) > MOST_MISSING else ()
         return (*names, *more)

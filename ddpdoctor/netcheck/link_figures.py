@@ -199,7 +199,7 @@ def condemned(links: Iterable[Link]) -> frozenset[int]:
     good = {rank for rank, found in own.items() if not all(map(_is_bad, found))}
 
     def proved(rank: int) -> int:
-        return sum(bool({one.a, one.b} - {rank} & good) for one in own[rank])
+        return sum(bool({link.a, link.b} - {rank} & good) for link in own[rank])
 
     return frozenset(rank for rank in own if rank not in good and proved(rank) > 1)
 
@@ -245,8 +245,8 @@ def data_interface(fleet: Fleet, node: Node) -> str:
     """The interface that a job's data, and so the measurement, goes through: NCCL's where all others reach it there."""
     place = fleet.nodes.index(node)
     good = (Cell.OK.value, Cell.NOT_TRIED.value)
-    for one in fleet.reach:
-        if one.kind == "nccl" and one.addresses[place] and all(row[place] in good for row in one.rows):
+    for reach in fleet.reach:
+        if reach.kind == "nccl" and reach.addresses[place] and all(row[place] in good for row in reach.rows):
             return node.nccl_interface or ""
     return node.interface
 

@@ -124,7 +124,7 @@ def _nodes(progress: NetcheckProgress) -> Iterator[Text | _Command]:
     if progress.absent and progress.phase in ("", "join"):
         waited = listed(map(absent_name, progress.absent), _MOST_ABSENT)
         yield _row("missing", waited, "bold yellow")
-        yield from _to_run(progress, [one.rank for one in progress.absent[:_MOST_COMMANDS]])
+        yield from _to_run(progress, [missing_node.rank for missing_node in progress.absent[:_MOST_COMMANDS]])
 
 
 def _to_run(progress: NetcheckProgress, ranks: Sequence[int]) -> Iterator[Text | _Command]:

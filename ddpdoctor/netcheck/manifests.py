@@ -135,9 +135,9 @@ def _nccl(nccl: Maybe[Nccl], packages: Maybe[Packages], target_python: Maybe[Tar
     if isinstance(nccl, Nccl) and isinstance(nccl.version, str):
         return nccl.version
     if isinstance(packages, Packages):
-        for one in packages.installed:
-            if NCCL_PACKAGES.fullmatch(one.name):
-                return one.version
+        for package in packages.installed:
+            if NCCL_PACKAGES.fullmatch(package.name):
+                return package.version
     return nccl if isinstance(nccl, Unknown) else nccl.version
 
 
@@ -159,5 +159,5 @@ def _driver(driver: Maybe[Driver]) -> Maybe[str | None]:
 def _settings(environment: Maybe[Environment]) -> tuple[Setting, ...]:
     if isinstance(environment, Unknown):
         return ()
-    found = [one for one in environment.effective if concerns_other_nodes(one.name)]
+    found = [setting for setting in environment.effective if concerns_other_nodes(setting.name)]
     return tuple(sorted(found, key=lambda one: one.name)[:SETTINGS_MOST])

@@ -18,10 +18,10 @@ def matrices(
     places: where each node listens; met: what each node met. A node that is missing in either has `Cell.NOT_TRIED`.
     """
     by_kind = {
-        kind: [next((one for one in places.get(rank, ()) if one.kind == kind), None) for rank in ranks]
+        kind: [next((place for place in places.get(rank, ()) if place.kind == kind), None) for rank in ranks]
         for kind in KINDS
     }
-    return tuple(one for kind, there in by_kind.items() for one in _of_kind(kind, there, ranks, met))
+    return tuple(reach for kind, there in by_kind.items() for reach in _of_kind(kind, there, ranks, met))
 
 
 def _of_kind(

@@ -123,7 +123,7 @@ class NetworkProgramme:
         nodes = tuple(self._node(rank) for rank in self._company.members)
         until = max(began + LINKS_SECONDS, time.monotonic() + LOOKS_SECONDS)
         await self._look_again(found, peers, Fleet(nodes=nodes, reach=tuple(reach)), until)
-        failed = [one for one in found if one.error]
+        failed = [link for link in found if link.error]
         reason = "" if played == len(planned) else f"{played} of {len(planned)} rounds in {ROUNDS_SECONDS:.0f} s"
         self._company.ended("links", Passed.FAIL if failed or not found else Passed.PASS, began, reason)
         return tuple(found)
@@ -133,13 +133,13 @@ class NetworkProgramme:
         that was busy for a moment is no slow link. until: no look begins later (time.monotonic())."""
         settled: set[tuple[int, int]] = set()
         for _ in range(MOST_LOOKS):
-            for one in doubtful(msgspec.structs.replace(fleet, links=tuple(found))):
-                pair = (one.a, one.b)
+            for link in doubtful(msgspec.structs.replace(fleet, links=tuple(found))):
+                pair = (link.a, link.b)
                 if time.monotonic() >= until:
                     return
                 for again in () if pair in settled else await self._measured([pair], peers):
-                    found[found.index(one)] = better(one, again)
-                    if alike(one, again):
+                    found[found.index(link)] = better(link, again)
+                    if alike(link, again):
                         settled.add(pair)
 
     async def _measured(self, pairs: Sequence[tuple[int, int]], peers: Mapping[int, Peer]) -> list[Link]:
@@ -192,7 +192,7 @@ class NetworkProgramme:
         await self._company.hub.close_door()
         ran = await self._collective("gloo")
         reason = why_no_nccl(self._nodes_there(), snapshots, reach)
-        if reason or not all(one.ok for one in ran):
+        if reason or not all(tried_collective.ok for tried_collective in ran):
             self._company.not_tested("nccl", reason or "gloo failed")
             return ran
         return (*ran, *await self._collective("nccl"))
@@ -223,7 +223,9 @@ class NetworkProgramme:
         ran = tuple(
             _collective(rank, backend, answers.get(rank), self._company.hub.guests[rank].lost) for rank in there
         )
-        self._company.ended(backend, Passed.PASS if all(one.ok for one in ran) else Passed.FAIL, began)
+        self._company.ended(
+            backend, Passed.PASS if all(tried_collective.ok for tried_collective in ran) else Passed.FAIL, began
+        )
         return ran
 
 

@@ -49,12 +49,12 @@ def normal_bandwidth(gpus: Maybe[Gpus], environment: Maybe[Environment], backend
     if gpus.vendor != "nvidia":
         return "no public figures for these GPUs' links are known to ddpdoctor: nothing is compared"
     visible = visible_gpus(gpus, environment)[:ranks]
-    if len(visible) < max(2, ranks) or any(one.slice for one in visible):
+    if len(visible) < max(2, ranks) or any(visible_gpu.slice for visible_gpu in visible):
         return "these ranks don't have a whole GPU each: nothing is compared"
-    used = [one.gpu for one in visible]
-    if all(_nvlinks(one) for one in used) and _meet_over_nvlink(used):
+    used = [visible_gpu.gpu for visible_gpu in visible]
+    if all(_nvlinks(gpu) for gpu in used) and _meet_over_nvlink(used):
         return _over_nvlink(used)
-    if not any(_nvlinks(one) for one in used):
+    if not any(_nvlinks(gpu) for gpu in used):
         return _over_pcie(used)
     return "some of these GPUs are joined by NVLink and others are not: nothing is compared"
 

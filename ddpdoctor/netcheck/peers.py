@@ -269,7 +269,7 @@ class PeerConnection:
         """ports: on how many it was to listen at the address of kind "route"; at the others on one each. The others are to dial there, so these must be its own. Node 0 knows its own ones."""
         seen, claimed = plain_address(self.address), addresses_of(self.facts)
         zero = self._company.get(0)
-        others = {one.address for one in self._company.values()} - {self.address}
+        others = {peer_connection.address for peer_connection in self._company.values()} - {self.address}
         networks = networks_of(zero.facts if zero else None)
         for place in places:
             why = why_not_there(place, seen, claimed, others, networks)

@@ -105,7 +105,7 @@ class NetcheckProgress:
         )
         # Node 0 is where we are.
         here = {0} | {seat.rank for seat in self.seats}
-        self.absent = tuple(one for one in hub.absent() if one.rank not in here)
+        self.absent = tuple(missing_node for missing_node in hub.absent() if missing_node.rank not in here)
         self.command = command
 
     def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:

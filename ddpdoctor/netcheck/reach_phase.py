@@ -169,8 +169,8 @@ class _Phase:
         """Without the silence of nodes that could not let their visitors in: no filter is to blame for it."""
         excuse = str.maketrans(dict.fromkeys((Cell.SILENT.value, Cell.RESET.value), Cell.NOT_TRIED.value))
         return tuple(
-            msgspec.structs.replace(one, cells=one.cells.translate(excuse)) if one.node in self._full else one
-            for one in row
+            msgspec.structs.replace(met, cells=met.cells.translate(excuse)) if met.node in self._full else met
+            for met in row
         )
 
     def _untested(self, routes: Sequence[Reach]) -> str:

@@ -122,7 +122,7 @@ class MasterBlame(msgspec.Struct, frozen=True):
 @cache
 def blame(fleet: Fleet) -> MasterBlame:
     """Who is to blame for the "route" matrices of a fleet. Worked out once for each fleet."""
-    reaches = [one for one in fleet.reach if one.kind == "route"]
+    reaches = [reach for reach in fleet.reach if reach.kind == "route"]
     return _Matrix(fleet.nodes, reaches).blame() if reaches else MasterBlame()
 
 

@@ -122,7 +122,10 @@ def node_rows(fleet: Fleet) -> tuple[list[tuple[str, ...]], str]:
     shown = [node for node in fleet.nodes if all_shown or node.lost or _looks(node) != most]
     rows: list[tuple[str, ...]]
     rows = [(str(node.rank), node.host or "?", node.address, *_looks(node), node.lost) for node in shown]
-    rows += [(str(one.rank), one.host or "?", "", "", "", "", "did not come") for one in fleet.absent]
+    rows += [
+        (str(missing_node.rank), missing_node.host or "?", "", "", "", "", "did not come")
+        for missing_node in fleet.absent
+    ]
     rows.sort(key=lambda row: int(row[0]))
     left = len(rows) - _MOST_ROWS
     alike = len(fleet.nodes) - len(shown)

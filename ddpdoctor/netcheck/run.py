@@ -202,7 +202,7 @@ class _Node:
                     return ()
                 await asyncio.sleep(1)
             else:
-                return tuple(one.address for one in found)
+                return tuple(destination.address for destination in found)
 
     def _left(self) -> float:
         """Seconds until this node waits no longer to meet the others."""

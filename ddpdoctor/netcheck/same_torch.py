@@ -77,7 +77,9 @@ class _Instead(NamedTuple):
 def _instead(torch: str, target_python: TargetPython, packages: Maybe[Packages]) -> _Instead:
     """Where conda installed the torch that is there, pip must not write over it: conda would bring it back."""
     arguments = replacing(packages, torch)
-    condas = not isinstance(packages, Unknown) and any(one.installer == "conda" for one in packages.named("torch"))
+    condas = not isinstance(packages, Unknown) and any(
+        package.installer == "conda" for package in packages.named("torch")
+    )
     if not (condas and target_python.environment_kind == "conda"):
         return _Instead((), arguments)
     # It is called pytorch there.

@@ -75,7 +75,7 @@ def tried(fleet: Fleet, rank: int | None, kind: str) -> Tried | None:
     """What came of the address of that kind ("nccl", "gloo") of the node of that rank. Where it is the address at which it
     meets the master anyway, nobody can reach the one without the other. None: nobody could try."""
     me = _place(fleet, rank)
-    routes = [one for one in fleet.reach if one.kind == "route" and me >= 0 and one.addresses[me]]
+    routes = [reach for reach in fleet.reach if reach.kind == "route" and me >= 0 and reach.addresses[me]]
     if not routes:
         return None
     route = routes[0].addresses[me]
@@ -118,7 +118,7 @@ def _place(fleet: Fleet, rank: int | None) -> int:
 
 
 def _offered(fleet: Fleet, at: int, kind: str) -> Reach | None:
-    return next((one for one in fleet.reach if one.kind == kind and one.addresses[at]), None)
+    return next((reach for reach in fleet.reach if reach.kind == kind and reach.addresses[at]), None)
 
 
 def _name(fleet: Fleet, at: int) -> str:

@@ -59,14 +59,18 @@ def probe(context: Context) -> Environment:
     if isinstance(files, Unknown):
         files = _Files(paths=files)
     settings = sorted(for_facts(own), key=lambda for_fact: for_fact.name) + list(for_facts(files.settings))
-    found = within(FILE_SECONDS, lambda: _rendezvous_files(context, [one.value for one in own]))
+    found = within(FILE_SECONDS, lambda: _rendezvous_files(context, [setting.value for setting in own]))
     return Environment(
         settings=tuple(settings),
         configuration_files=files.paths,
         unreadable_files=tuple(files.unreadable),
         ignored_lines=tuple(files.ignored[:MAX_IGNORED_LINES]),
         undecodable=tuple(
-            sorted(legible(one.name) for one in own if legible(one.name + one.value) != one.name + one.value)
+            sorted(
+                legible(setting.name)
+                for setting in own
+                if legible(setting.name + setting.value) != setting.name + setting.value
+            )
         ),
         file_init=found,
     )

@@ -51,7 +51,7 @@ def probe(context: Context) -> Extensions | Unknown:
     with ExitStack() as stack:
         reader = _Reader(stack, site.torch_libraries)
         apex = tuple(_apexes(site, reader))
-        taken = {one.path for found in apex for one in found.objects}
+        taken = {shared_object.path for found in apex for shared_object in found.objects}
         packages = [*_packages(site, reader), *_top_level(site, reader, taken)]
         return Extensions(packages=tuple(packages), apex=apex)
 
@@ -190,8 +190,10 @@ def _top_level(site: SitePackages, reader: _Reader, taken: set[str]) -> Iterator
     for folder in site.folders:
         names = [name for name in names_in(folder) if name.endswith(".so")]
         paths = [folder / name for name in names if str(folder / name) not in taken]
-        for one in reader.read(paths, folder):
-            if one.error and not one.python_tag:
+        for shared_object in reader.read(paths, folder):
+            if shared_object.error and not shared_object.python_tag:
                 continue  # No telling whether it was meant to be a Python module.
-            owner = next((known for known in PACKAGES if one.module.startswith(known)), one.module)
-            yield Extension(package=owner, version=site.version(owner), location=one.path, objects=(one,))
+            owner = next((known for known in PACKAGES if shared_object.module.startswith(known)), shared_object.module)
+            yield Extension(
+                package=owner, version=site.version(owner), location=shared_object.path, objects=(shared_object,)
+            )

@@ -91,7 +91,7 @@ def enabled_service(context: Context) -> str | None:
 def _firewalld_runs(context: Context) -> bool:
     if any(context.path(firewalld_cgroup).exists() for firewalld_cgroup in FIREWALLD_CGROUPS):
         return True
-    names = (context.read(f"/proc/{one.name}/comm") for one in context.path("/proc").glob("[0-9]*"))
+    names = (context.read(f"/proc/{path.name}/comm") for path in context.path("/proc").glob("[0-9]*"))
     return any(isinstance(name, str) and name.strip() == "firewalld" for name in names)
 
 

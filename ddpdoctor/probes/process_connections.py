@@ -22,7 +22,7 @@ Ends = tuple[bytes, bytes]
 def with_connections(proc: Proc, listed: Iterable[Process], files: Mapping[int, Files]) -> list[Process]:
     """The processes; of each rank with the pids of the ranks to which it has a TCP connection, where that can be seen."""
     found = list(listed)
-    ranks = [one for one in found if one.role is ProcessRole.RANK]
+    ranks = [process for process in found if process.role is ProcessRole.RANK]
     if len(ranks) < 2:
         return found
     tables: dict[str, Mapping[int, Ends]] = {}
@@ -38,7 +38,7 @@ def with_connections(proc: Proc, listed: Iterable[Process], files: Mapping[int, 
         own_ends[rank.pid] = {(network, *tables[network][inode]) for inode in sockets & tables[network].keys()}
         for ends in own_ends[rank.pid]:
             owners.setdefault(ends, set()).add(rank.pid)
-    return [_with(one, own_ends[one.pid], owners) if one.pid in own_ends else one for one in found]
+    return [_with(process, own_ends[process.pid], owners) if process.pid in own_ends else process for process in found]
 
 
 def _with(

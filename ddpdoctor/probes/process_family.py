@@ -165,8 +165,8 @@ class Family:
     def __init__(self, seen: dict[int, SeenProcess]) -> None:
         self.seen = seen
         self._children: dict[int, list[SeenProcess]] = {}
-        for one in seen.values():
-            self._children.setdefault(one.stat.parent, []).append(one)
+        for seen_process in seen.values():
+            self._children.setdefault(seen_process.stat.parent, []).append(seen_process)
 
     def children(self, pid: int) -> list[SeenProcess]:
         """The oldest first."""

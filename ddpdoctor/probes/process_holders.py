@@ -80,7 +80,11 @@ class Holders:
     def _sockets_of_stores(self, family: Family) -> frozenset[int]:
         """Those that listen where a job's store is, or a new job's would be."""
         ports = {*STORE_PORTS, master_port(self._context.environ)}
-        ports |= {number(one.variables.get("MASTER_PORT", "")) for one in family.seen.values() if one.place}
+        ports |= {
+            number(seen_process.variables.get("MASTER_PORT", ""))
+            for seen_process in family.seen.values()
+            if seen_process.place
+        }
         listening = self._describer.ports_of(os.getpid())
         return frozenset(inode for inode, port in listening.items() if port in ports)
 
@@ -88,7 +92,7 @@ class Holders:
         gpus = self._context.facts(Gpus)
         for gpu in () if isinstance(gpus, Unknown) else gpus.devices:
             held = () if isinstance(gpu.holders, Unknown) else gpu.holders
-            self._listed_by_nvml |= {one.pid for one in held}
+            self._listed_by_nvml |= {holder.pid for holder in held}
 
     def _paths(self, folder: str) -> list[str]:
         with suppress(OSError):

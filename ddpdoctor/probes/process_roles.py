@@ -30,15 +30,15 @@ Roles = dict[int, tuple[ProcessRole, "RankPlace | None"]]
 def roles(family: Family, asked: int = 0) -> Roles:
     """Role and place of each process that has one; all others are `ProcessRole.OTHER`. asked: the pid of one that the user means."""
     found: Roles = {}
-    for one in family.seen.values():
-        if one.is_inquiry:
-            found[one.stat.pid] = ProcessRole.HELPER, None
-        elif one.launcher:
-            found[one.stat.pid] = ProcessRole.LAUNCHER, None
-        elif one.stat.name == DATA_WORKER:
-            found[one.stat.pid] = ProcessRole.WORKER, None
-        elif one.python and _helps(one):
-            found[one.stat.pid] = ProcessRole.HELPER, None
+    for seen_process in family.seen.values():
+        if seen_process.is_inquiry:
+            found[seen_process.stat.pid] = ProcessRole.HELPER, None
+        elif seen_process.launcher:
+            found[seen_process.stat.pid] = ProcessRole.LAUNCHER, None
+        elif seen_process.stat.name == DATA_WORKER:
+            found[seen_process.stat.pid] = ProcessRole.WORKER, None
+        elif seen_process.python and _helps(seen_process):
+            found[seen_process.stat.pid] = ProcessRole.HELPER, None
     _unnamed_groups(family)
     _forked_ranks(family, found)
     _ranks_by_settings(family, found)
@@ -66,9 +66,9 @@ def _unnamed_groups(family: Family) -> None:
     """Before 2.6 or so torch didn't name its threads. Several children of one Python that listen for each other are in a
     group all the same; one alone may be anything."""
     meeting: dict[int, list[SeenProcess]] = {}
-    for one in family.seen.values():
-        if one.meets and one.by_multiprocessing and one.python and not one.marks:
-            meeting.setdefault(one.stat.parent, []).append(one)
+    for seen_process in family.seen.values():
+        if seen_process.meets and seen_process.by_multiprocessing and seen_process.python and not seen_process.marks:
+            meeting.setdefault(seen_process.stat.parent, []).append(seen_process)
     for ranks in meeting.values():
         if len(ranks) > 1:
             for rank in ranks:
@@ -77,7 +77,7 @@ def _unnamed_groups(family: Family) -> None:
 
 def _forked_ranks(family: Family, found: Roles) -> None:
     """Those that a script has forked or spawned show no settings of their own, but have threads of a process group."""
-    starters = {one.stat.parent for one in family.seen.values() if one.forked_rank}
+    starters = {seen_process.stat.parent for seen_process in family.seen.values() if seen_process.forked_rank}
     for parent in (family.seen[pid] for pid in starters if pid in family.seen):
         if not parent.python or parent.in_group:
             continue
@@ -121,12 +121,17 @@ def _alike(one: SeenProcess, siblings: Iterable[SeenProcess]) -> bool:
 
 def _ranks_by_settings(family: Family, found: Roles) -> None:
     chains: dict[int, list[SeenProcess]] = {}
-    for one in family.seen.values():
-        if one.place and one.computes and _role(one, found) is ProcessRole.OTHER and not commands.is_tool(one.words):
-            chains.setdefault(_outermost(one, family, found).stat.pid, []).append(one)
+    for seen_process in family.seen.values():
+        if (
+            seen_process.place
+            and seen_process.computes
+            and _role(seen_process, found) is ProcessRole.OTHER
+            and not commands.is_tool(seen_process.words)
+        ):
+            chains.setdefault(_outermost(seen_process, family, found).stat.pid, []).append(seen_process)
     for pid, chain in chains.items():
         # A Python that only wraps another doesn't train. What was forked holds no group unless it is a rank itself.
-        grouped = [one for one in chain if one.in_group]
+        grouped = [seen_process for seen_process in chain if seen_process.in_group]
         rank = min(grouped, key=lambda one: one.stat.start) if grouped else family.seen[pid]
         if rank.stat.forked and not rank.in_group:
             found[rank.stat.pid] = ProcessRole.WORKER, None
@@ -166,9 +171,14 @@ def _parents_that_are_rank_0(family: Family, found: Roles) -> None:
 def _ranks_of_further_nodes(family: Family, found: Roles) -> None:
     """Lightning's on a node behind the first: its children's LOCAL_RANKs tell how many ranks each node has."""
     by_parent: dict[int, list[SeenProcess]] = {}
-    for one in family.seen.values():
-        if one.further_node and one.computes and not one.stat.forked and _role(one, found) is ProcessRole.OTHER:
-            by_parent.setdefault(one.stat.parent, []).append(one)
+    for seen_process in family.seen.values():
+        if (
+            seen_process.further_node
+            and seen_process.computes
+            and not seen_process.stat.forked
+            and _role(seen_process, found) is ProcessRole.OTHER
+        ):
+            by_parent.setdefault(seen_process.stat.parent, []).append(seen_process)
     for pid, children in by_parent.items():
         local_ranks = [number(child.variables["LOCAL_RANK"]) or 0 for child in children]
         parent = family.seen.get(pid)
@@ -219,7 +229,7 @@ def _unreadable_ranks(family: Family, found: Roles) -> None:
         if not hidden:
             continue
         everybody = [child for child in family.children(pid) if child in ranks or child in hidden]
-        places = [found.get(one.stat.pid, (ProcessRole.OTHER, None))[1] for one in everybody]
+        places = [found.get(seen_process.stat.pid, (ProcessRole.OTHER, None))[1] for seen_process in everybody]
         for one, place in zip(everybody, _filled(places), strict=True):
             found[one.stat.pid] = ProcessRole.RANK, place
 
@@ -235,7 +245,7 @@ def _dead_among_siblings(family: Family, found: Roles) -> None:
         ranks = [child for child in children if _role(child, found) is ProcessRole.RANK]
         names = {rank.stat.name for rank in ranks}
         row = [child for child in children if child in ranks or (child.stat.state == "Z" and child.stat.name in names)]
-        places = [found.get(one.stat.pid, (ProcessRole.OTHER, None))[1] for one in row]
+        places = [found.get(seen_process.stat.pid, (ProcessRole.OTHER, None))[1] for seen_process in row]
         if all(place for one, place in zip(row, places, strict=True) if one in ranks):
             for one, place in zip(row, _continued(places), strict=True):
                 if place:

@@ -79,7 +79,8 @@ class _Look:
             ),
             count=len(family.seen),
             closed=sum(
-                isinstance(one.environ, Unknown) and one.environ.reason.endswith(DENIED) for one in family.seen.values()
+                isinstance(seen_process.environ, Unknown) and seen_process.environ.reason.endswith(DENIED)
+                for seen_process in family.seen.values()
             ),
             unseen=self._unseen(),
             spared=self._shares.spared(user_name),
@@ -93,12 +94,16 @@ class _Look:
     def _candidates(self, family: Family) -> Sequence[int]:
         """Those that may have to do with a training; where a user has too many, launchers and ranks rather than their workers, and
         these rather than plain Pythons."""
-        found = [one for one in family.seen.values() if one.python or one.launcher or one.has_rank_settings]
+        found = [
+            seen_process
+            for seen_process in family.seen.values()
+            if seen_process.python or seen_process.launcher or seen_process.has_rank_settings
+        ]
         found.sort(key=lambda one: (not one.launcher, not one.has_rank_settings, one.stat.forked))
-        chosen = self._shares.first_of_each(one.stat.pid for one in found)
-        for one in found:
-            if one.stat.pid not in chosen:
-                family.seen[one.stat.pid] = SeenProcess(one.stat, (), SPARED, SPARED)
+        chosen = self._shares.first_of_each(seen_process.stat.pid for seen_process in found)
+        for seen_process in found:
+            if seen_process.stat.pid not in chosen:
+                family.seen[seen_process.stat.pid] = SeenProcess(seen_process.stat, (), SPARED, SPARED)
         return [pid for pid in family.seen if pid in chosen]
 
     def _spent(self, pid: int) -> Spent | Unknown:
@@ -194,8 +199,8 @@ def _uncollected(family: Family, found: Roles) -> set[int]:
     they were for, only name and parent are left."""
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     pids = set()
-    for one in family.seen.values():
-        stat, parent = one.stat, family.seen.get(one.stat.parent)
+    for seen_process in family.seen.values():
+        stat, parent = seen_process.stat, family.seen.get(seen_process.stat.parent)
         if stat.state != "Z" or now - stat.start / TICKS < UNCOLLECTED:
             continue
         started_by = parent and (

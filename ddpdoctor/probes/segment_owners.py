@@ -73,9 +73,13 @@ def wanted_by(name: str, state: os.stat_result, known: tuple[SegmentKeeper, ...]
         return f"pid {maker}, which made it"
     kind = maker_of(name)
     what = _KEPT_BY.get(kind) if kind else None
-    for one in known:
-        if one.what == what and one.uid == state.st_uid and one.started < last_used(state) + _CLOCKS_APART:
-            return f"{one.what.decode()} (pid {one.pid})"
+    for segment_keeper in known:
+        if (
+            segment_keeper.what == what
+            and segment_keeper.uid == state.st_uid
+            and segment_keeper.started < last_used(state) + _CLOCKS_APART
+        ):
+            return f"{segment_keeper.what.decode()} (pid {segment_keeper.pid})"
     return ""
 
 

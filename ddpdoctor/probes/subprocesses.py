@@ -95,12 +95,12 @@ def end_all() -> None:
     """As we end: kills whatever is still running, and starts nothing any more, so that nothing of ours outlives us."""
     _door.close()
     left = list(_alive)
-    for one in left:
-        one.send_kill()
+    for started in left:
+        started.send_kill()
     # One that hangs in the kernel holds us for as long as all together may.
     until = time.monotonic() + _PATIENCE
-    for one in left:
-        one.reap(until - time.monotonic())
+    for started in left:
+        started.reap(until - time.monotonic())
 
 
 @contextmanager

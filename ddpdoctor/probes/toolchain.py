@@ -229,7 +229,7 @@ class _Asked:
     def answer(self, until: _Until) -> Compiler | Unknown | None:
         if not self._path:
             return None
-        dumped, told = (until.wait(one) for one in self._started)
+        dumped, told = (until.wait(started) for started in self._started)
         text = told.stdout.decode("utf-8", "replace")
         kind = "clang" if "clang" in text.lower() else "gcc"
         version = re.match(r"\d+(?:\.\d+)*", dumped.stdout.decode("utf-8", "replace").strip())

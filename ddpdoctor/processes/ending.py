@@ -64,16 +64,22 @@ class Endings:
 
     @property
     def done(self) -> list[LeftoverEnding]:
-        return [one for one in self.all if one.fate in (Fate.ENDED, Fate.KILLED, Fate.REMOVED)]
+        return [
+            leftover_ending
+            for leftover_ending in self.all
+            if leftover_ending.fate in (Fate.ENDED, Fate.KILLED, Fate.REMOVED)
+        ]
 
     def add(self, leftover: Leftover, fate: Fate, reason: str = "") -> None:
         self.all.append(LeftoverEnding(leftover=leftover, fate=fate, reason=reason))
 
     def said(self) -> str:
         """What is true by now, for whoever stops us; "" where nothing was done."""
-        named = [str(one.leftover.pid or one.leftover.path) for one in self.done]
-        told = {one.leftover.identity for one in self.all}
-        asked = [str(one.pid) for one in sorted(self.signalled) if one not in told]
+        named = [str(leftover_ending.leftover.pid or leftover_ending.leftover.path) for leftover_ending in self.done]
+        told = {leftover_ending.leftover.identity for leftover_ending in self.all}
+        asked = [
+            str(process_identity.pid) for process_identity in sorted(self.signalled) if process_identity not in told
+        ]
         parts = [f"ended: {', '.join(named)}"] if named else []
         parts += [f"asked to end (SIGTERM), and perhaps still there: {', '.join(asked)}"] if asked else []
         return "; ".join(parts)
@@ -174,7 +180,7 @@ def _disagreement(one: Leftover, again: Leftover | None, first: LeftoverLook, se
         return "it has started another process meanwhile"
     if isinstance(first.processes, Unknown) or isinstance(second.processes, Unknown):
         return "the processes can't be seen any more"
-    before = {other.identity: other for other in first.processes.listed}
+    before = {process.identity: process for process in first.processes.listed}
     for now in second.processes.listed:
         if now.identity in (one.identity, *one.children, *one.mates) and now.state != "Z":
             earlier = before.get(now.identity)
@@ -212,7 +218,7 @@ def _end_all(pinned: dict[Leftover, list[PinnedProcess]], second: LeftoverLook, 
 def _helpers(look: LeftoverLook) -> set[ProcessIdentity]:
     if isinstance(look.processes, Unknown):
         return set()
-    return {one.identity for one in look.processes.listed if one.role is ProcessRole.HELPER}
+    return {process.identity for process in look.processes.listed if process.role is ProcessRole.HELPER}
 
 
 def _wait(pinned: dict[Leftover, list[PinnedProcess]], seconds: float) -> list[PinnedProcess]:
@@ -247,17 +253,17 @@ def freed(before: LeftoverLook, after: LeftoverLook, ending: Endings) -> Iterato
     """What the ended ones held and is free again, as far as a look afterwards shows it."""
     from ddpdoctor.base.wording import human, listed, plural
 
-    ended = [one.leftover for one in ending.done]
-    yield from _gpu_memory(before, after, {gpu for one in ended for gpu in one.gpus})
+    ended = [leftover_ending.leftover for leftover_ending in ending.done]
+    yield from _gpu_memory(before, after, {gpu for leftover in ended for gpu in leftover.gpus})
     listening = _listening(after)
-    ports = sorted({port for one in ended for port in one.ports} - listening)
+    ports = sorted({port for leftover in ended for port in leftover.ports} - listening)
     if ports:
         yield f"{'port' if len(ports) == 1 else 'ports'} {listed(ports)}"
-    segments = [one for one in ended if one.path]
+    segments = [leftover for leftover in ended if leftover.path]
     if segments:
         size = human(sum(segment.size for segment in segments))
         yield f"{size} of {SHARED} ({plural(len(segments), 'segment')})"
-    memory = sum(one.memory for one in ended)
+    memory = sum(leftover.memory for leftover in ended)
     if memory:
         yield f"{human(memory)} of memory"
 
@@ -279,4 +285,4 @@ def _gpu_memory(before: LeftoverLook, after: LeftoverLook, held: set[int]) -> It
 def _listening(look: LeftoverLook) -> set[int]:
     if isinstance(look.processes, Unknown):
         return set()
-    return {port for one in look.processes.listed if isinstance(one.listens, tuple) for port in one.listens}
+    return {port for process in look.processes.listed if isinstance(process.listens, tuple) for port in process.listens}

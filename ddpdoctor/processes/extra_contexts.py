@@ -45,14 +45,14 @@ def _extra(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> Iterator[Ex
         others = {at for pid, at in main.items() if pid != rank.pid}
         if rank.pid not in main:
             continue
-        for one in of_process(rank, held):
-            if one.gpu.index != main[rank.pid] and one.gpu.index in others:
-                yield Extra(rank, one, main[rank.pid], _kind(one))
+        for held_gpu in of_process(rank, held):
+            if held_gpu.gpu.index != main[rank.pid] and held_gpu.gpu.index in others:
+                yield Extra(rank, held_gpu, main[rank.pid], _kind(held_gpu))
         for worker in job.others:
             if worker.parent == rank.pid and worker.role is ProcessRole.WORKER:
-                for one in of_process(worker, held):
-                    if one.gpu.index != main[rank.pid]:
-                        yield Extra(worker, one, main[rank.pid], ExtraKind.WORKER)
+                for held_gpu in of_process(worker, held):
+                    if held_gpu.gpu.index != main[rank.pid]:
+                        yield Extra(worker, held_gpu, main[rank.pid], ExtraKind.WORKER)
 
 
 def _kind(one: HeldGpu) -> ExtraKind:

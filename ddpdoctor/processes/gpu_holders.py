@@ -123,8 +123,10 @@ def own_jobs(processes: Processes) -> tuple[TrainingJob, ...]:
 
 def of_process(process: Process, held: Iterable[HeldGpu]) -> tuple[HeldGpu, ...]:
     """What it has on which GPUs, the most first; without displays."""
-    own = [one for one in held if one.process and one.process.identity == process.identity]
-    return tuple(sorted((one for one in own if one.holder.kind != "graphics"), key=lambda one: -one.memory))
+    own = [held_gpu for held_gpu in held if held_gpu.process and held_gpu.process.identity == process.identity]
+    return tuple(
+        sorted((held_gpu for held_gpu in own if held_gpu.holder.kind != "graphics"), key=lambda one: -one.memory)
+    )
 
 
 def main_gpu(rank: Process, held: Iterable[HeldGpu], gpus: Gpus) -> int | None:
@@ -199,21 +201,23 @@ def _left_on_gpus(gpus: Gpus, processes: Processes) -> Iterator[LeftOnGpus]:
     found = []
     for one in left_by_processes(processes, gpus):
         whole = {one.identity, *one.children}
-        on = tuple(each for each in held if each.process and each.process.identity in whole)
+        on = tuple(held_gpu for held_gpu in held if held_gpu.process and held_gpu.process.identity in whole)
         if on and (one.proven or (one.kind is not LeftoverKind.HOLDER and not works(one, processes))):
             found.append((one, on))
-    dead = {each.holder.pid for _, on in found for each in on}
+    dead = {held_gpu.holder.pid for _, on in found for held_gpu in on}
     ranks = {rank.pid for job in own_jobs(processes) for rank in job.ranks} - dead
     for one, on in found:
-        numbers = {each.gpu.index for each in on}
-        yield LeftOnGpus(one, on, any(each.holder.pid in ranks and each.gpu.index in numbers for each in held))
+        numbers = {held_gpu.gpu.index for held_gpu in on}
+        yield LeftOnGpus(
+            one, on, any(held_gpu.holder.pid in ranks and held_gpu.gpu.index in numbers for held_gpu in held)
+        )
 
 
 def works(leftover: Leftover, processes: Processes) -> bool:
     """Whether it, or one of its children, was seen to do anything."""
     whole = {leftover.identity, *leftover.children}
     return any(
-        any(signs_of_life(one, processes.watched))
-        for one in processes.listed
-        if one.identity in whole and one.state not in ENDED
+        any(signs_of_life(process, processes.watched))
+        for process in processes.listed
+        if process.identity in whole and process.state not in ENDED
     )

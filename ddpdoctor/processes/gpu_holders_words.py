@@ -20,13 +20,13 @@ MOST = 8
 
 def gpus_named(held: Iterable[HeldGpu]) -> str:
     """ "GPU 3", "GPUs 0-7"."""
-    numbers = {one.gpu.index for one in held}
+    numbers = {held_gpu.gpu.index for held_gpu in held}
     return f"GPU{'' if len(numbers) == 1 else 's'} {listed(spans(numbers))}"
 
 
 def holders_named(held: Sequence[HeldGpu]) -> str:
     """ "pid 4711 (rank 3)", "8 processes"."""
-    pids = {one.holder.pid: one.process for one in held}
+    pids = {held_gpu.holder.pid: held_gpu.process for held_gpu in held}
     if len(pids) > 2:
         ranks = places([one for one in pids.values() if one])
         named_ranks = f" ({ranks_named(ranks)})" if len(ranks) == len(pids) else ""
@@ -55,11 +55,13 @@ def evidence_of(held: Sequence[HeldGpu]) -> tuple[Evidence, ...]:
     """A line for each context: how much, who, whose, how old; and its command, which ranks of one job have in common."""
     lines: list[Evidence] = []
     told: set[str] = set()
-    for one in held[:MOST]:
-        command = one.process.command[:80] if one.process else ""
+    for held_gpu in held[:MOST]:
+        command = held_gpu.process.command[:80] if held_gpu.process else ""
         more = f": {command}" if command and command not in told else ""
         told.add(command)
-        lines.append(Evidence(f"GPU {one.gpu.index}: {one.amount}, {_described(one)}{more}", "NVML, /proc"))
+        lines.append(
+            Evidence(f"GPU {held_gpu.gpu.index}: {held_gpu.amount}, {_described(held_gpu)}{more}", "NVML, /proc")
+        )
     if len(held) > MOST:
         lines.append(Evidence(f"and {len(held) - MOST} more", "NVML, /proc"))
     return tuple(lines)
@@ -76,10 +78,10 @@ def _described(held: HeldGpu) -> str:
 
 def owner_of(held: Sequence[HeldGpu], processes: Processes) -> str:
     """ "of yours", "of bob and eve", "that can't be seen from here"."""
-    users = sorted({one.process.user or str(one.process.uid) for one in held if one.process})
+    users = sorted({held_gpu.process.user or str(held_gpu.process.uid) for held_gpu in held if held_gpu.process})
     if not users:
         return "that can't be seen from here"
-    own = all(one.process and one.process.uid == processes.uid for one in held)
+    own = all(held_gpu.process and held_gpu.process.uid == processes.uid for held_gpu in held)
     return "of yours" if own else f"of {listed(users, 3)}"
 
 
@@ -126,7 +128,9 @@ def end_it(leftovers: Sequence[Leftover], held: Sequence[HeldGpu], processes: Pr
         ),
         by_root(
             "If it stays, reset that GPU while nobody else uses it",
-            tuple(f"sudo nvidia-smi --gpu-reset -i {index}" for index in sorted({one.gpu.index for one in held})),
+            tuple(
+                f"sudo nvidia-smi --gpu-reset -i {index}" for index in sorted({held_gpu.gpu.index for held_gpu in held})
+            ),
         ),
     )
 

@@ -116,10 +116,12 @@ def ancestors(process: Process, processes: Processes) -> Iterator[Process]:
 @remembered
 def jobs_of(processes: Processes) -> tuple[TrainingJob, ...]:
     """The jobs of this host, the oldest first."""
-    by_pid = {one.pid: one for one in processes.listed}
+    by_pid = {process.pid: process for process in processes.listed}
     parts: dict[tuple[object, ...], _Part] = {}
     siblings = _siblings(processes)
-    started = {one.pid: _started_by(one, by_pid) for one in processes.listed if one.role is ProcessRole.RANK}
+    started = {
+        process.pid: _started_by(process, by_pid) for process in processes.listed if process.role is ProcessRole.RANK
+    }
     starters = {first.pid for pid, (_, first) in started.items() if first.pid != pid}
     for pid, (launcher, first) in started.items():
         key: tuple[object, ...]
@@ -222,7 +224,7 @@ def _by_lightning(rank: Process, *sources: str) -> bool:
 
 def _siblings(processes: Processes) -> Mapping[int, Process]:
     """Of each rank that has ended, and so has no settings any more: another that the same parent has started."""
-    ranks = [one for one in processes.listed if one.role is ProcessRole.RANK and one.parent > 1]
+    ranks = [process for process in processes.listed if process.role is ProcessRole.RANK and process.parent > 1]
     readable = {rank.parent: rank for rank in ranks if not isinstance(rank.settings, Unknown)}
     return {rank.pid: readable[rank.parent] for rank in ranks if rank.state == "Z" and rank.parent in readable}
 
@@ -231,10 +233,10 @@ def circles_of(ranks: Sequence[Process]) -> list[list[Process]]:
     """The ranks that are connected with each other, through others as well, or were started by one of them."""
     circles: list[list[Process]] = []
     for rank in ranks:
-        met = [circle for circle in circles if any(_met(rank, other) for other in circle)]
+        met = [circle for circle in circles if any(_met(rank, process) for process in circle)]
         circles = [circle for circle in circles if circle not in met]
-        circles.append([*(one for circle in met for one in circle), rank])
-    return sorted(circles, key=lambda circle: min((one.start, one.pid) for one in circle))
+        circles.append([*(process for circle in met for process in circle), rank])
+    return sorted(circles, key=lambda circle: min((process.start, process.pid) for process in circle))
 
 
 def _met(rank: Process, other: Process) -> bool:
@@ -251,12 +253,12 @@ def perhaps_of_several_runs(job: TrainingJob) -> tuple[int, ...]:
     told."""
     if not job.doubled:
         return ()
-    circle_of = {one.pid: number for number, circle in enumerate(circles_of(job.ranks)) for one in circle}
+    circle_of = {process.pid: number for number, circle in enumerate(circles_of(job.ranks)) for process in circle}
     unclear = []
     for rank in job.doubled:
         alike = [one for one in job.ranks if one.place and one.place.rank == rank]
-        connected = len({circle_of[one.pid] for one in alike}) == 1
-        if not connected and not all(setting(one, "MASTER_PORT") for one in alike):
+        connected = len({circle_of[process.pid] for process in alike}) == 1
+        if not connected and not all(setting(process, "MASTER_PORT") for process in alike):
             unclear.append(rank)
     return tuple(unclear)
 
@@ -332,10 +334,10 @@ def _job(parts: Sequence[_Part], processes: Processes) -> TrainingJob:
 
 
 def _others(ranks: Sequence[Process], processes: Processes) -> tuple[Process, ...]:
-    helping = [one for one in processes.listed if one.role in (ProcessRole.WORKER, ProcessRole.HELPER)]
+    helping = [process for process in processes.listed if process.role in (ProcessRole.WORKER, ProcessRole.HELPER)]
     parents = {rank.pid for rank in ranks}
-    parents |= {one.pid for one in helping if one.role is ProcessRole.HELPER and one.parent in parents}
-    return tuple(one for one in helping if one.parent in parents)
+    parents |= {process.pid for process in helping if process.role is ProcessRole.HELPER and process.parent in parents}
+    return tuple(process for process in helping if process.parent in parents)
 
 
 def _expected(part: _Part) -> tuple[int, ...]:

@@ -57,11 +57,11 @@ def _rank(one: Process, job: TrainingJob, remarks: Sequence[Remark], held: Seque
         source=place.source if place else "",
         process=_process(one),
         gpus=tuple(
-            ReportedGpu(each.gpu.index, _or_none(each.holder.memory), each.holder.mig_uuid)
-            for each in of_process(one, held)
+            ReportedGpu(held_gpu.gpu.index, _or_none(held_gpu.holder.memory), held_gpu.holder.mig_uuid)
+            for held_gpu in of_process(one, held)
         ),
         workers=tuple(map(_process, job.workers_of(one))),
-        remarks=tuple(each.oddity.value for each in of_pid(remarks, one.pid)),
+        remarks=tuple(remark.oddity.value for remark in of_pid(remarks, one.pid)),
     )
 
 

@@ -85,7 +85,7 @@ class _Rank(msgspec.Struct, frozen=True):
 def rows_of(view: JobView, held: Sequence[HeldGpu], *, fold: bool = True) -> list[JobRow]:
     """By rank, missing ones too. fold: many healthy ones that look alike become one row."""
     ranks = [_Rank(rank, of_process(rank, held), of_pid(view.remarks, rank.pid)) for rank in view.job.ranks]
-    by_gpu = any(each.memory for rank in ranks for each in rank.held)
+    by_gpu = any(held_gpu.memory for rank in ranks for held_gpu in rank.held)
     rows = [*_missing(view.remarks)]
     if fold and len(ranks) > MOST_ROWS:
         groups: dict[object, list[_Rank]] = {}
@@ -100,7 +100,9 @@ def rows_of(view: JobView, held: Sequence[HeldGpu], *, fold: bool = True) -> lis
 def memory_heading(held: Sequence[HeldGpu], view: JobView) -> str:
     """Which memory is shown: what NVML tells of the ranks' GPUs, else what is resident."""
     return (
-        "GPU memory" if any(each.memory for rank in view.job.ranks for each in of_process(rank, held)) else "resident"
+        "GPU memory"
+        if any(held_gpu.memory for rank in view.job.ranks for held_gpu in of_process(rank, held))
+        else "resident"
     )
 
 
@@ -171,13 +173,14 @@ def _range(texts: Sequence[str]) -> str:
 def _gpus(group: Sequence[_Rank]) -> str:
     if len(group) == 1:
         # The one on which it works comes first.
-        return " ".join(str(one.gpu.index) for one in group[0].held)
-    return ",".join(spans(each.gpu.index for one in group for each in one.held))
+        return " ".join(str(held_gpu.gpu.index) for held_gpu in group[0].held)
+    return ",".join(spans(held_gpu.gpu.index for one in group for held_gpu in one.held))
 
 
 def _memory(group: Sequence[_Rank], *, by_gpu: bool) -> str:
     amounts = [
-        sum(each.memory for each in one.held) if one.held else 0 if by_gpu else one.process.memory for one in group
+        sum(held_gpu.memory for held_gpu in one.held) if one.held else 0 if by_gpu else one.process.memory
+        for one in group
     ]
     if by_gpu and not any(amounts):
         resident = [one.process.memory for one in group]

@@ -102,7 +102,7 @@ def hidden(examination: Examination) -> list[str]:
     if isinstance(processes, Processes) and processes.unseen:
         said.append(f"there may be more: {one_line(processes.unseen)}")
     if isinstance(processes, Processes):
-        said += [one_line(one.words) for one in processes.spared]
+        said += [one_line(spared.words) for spared in processes.spared]
     if isinstance(gpus, Unknown):
         said.append(f"who is on which GPU is not known: {one_line(gpus.reason)}")
     elif silent := _silent(gpus):
@@ -111,7 +111,7 @@ def hidden(examination: Examination) -> list[str]:
 
 
 def _silent(gpus: Gpus) -> str:
-    reasons = {one_line(one.holders.reason): one.index for one in gpus.answering if isinstance(one.holders, Unknown)}
+    reasons = {one_line(gpu.holders.reason): gpu.index for gpu in gpus.answering if isinstance(gpu.holders, Unknown)}
     return f"who is on which GPU is not known: {listed(reasons, 2)}" if reasons else ""
 
 

@@ -49,10 +49,10 @@ def columns_for(rows: Sequence[JobRow], memory: str, width: int) -> tuple[TableC
     ]
     remarks = max(len(row.remark) for row in rows)
     for left_out, least in ((0, remarks), (1, remarks), (2, remarks), (2, _LEAST_REMARK), (3, _LEAST_REMARK), (4, 0)):
-        fitting = tuple(one for one in full if one.name not in _NARROWED[:left_out])
+        fitting = tuple(table_column for table_column in full if table_column.name not in _NARROWED[:left_out])
         if _needed(fitting) + min(least, remarks) <= width:
             return fitting
-    return tuple(one for one in full if one.name in ("rank", "pid", "state"))
+    return tuple(table_column for table_column in full if table_column.name in ("rank", "pid", "state"))
 
 
 def _needed(columns: Collection[TableColumn]) -> int:

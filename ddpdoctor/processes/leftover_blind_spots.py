@@ -23,7 +23,7 @@ def _found(processes: Maybe[Processes], gpus: Maybe[Gpus], shared_memory: Maybe[
     else:
         if processes.unseen:
             yield f"Processes: {processes.unseen}"
-        yield from (f"Processes: {one.words}" for one in processes.spared)
+        yield from (f"Processes: {spared.words}" for spared in processes.spared)
         if processes.closed and processes.uid != 0:
             yield f"Processes: {plural(processes.closed, 'process', 'processes')} of others can't be looked into without root"
     if isinstance(gpus, Unknown):

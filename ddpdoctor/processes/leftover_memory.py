@@ -31,7 +31,7 @@ def left_memory(gpus: Gpus, processes: Maybe[Processes]) -> Iterator[Leftover]:
         )
 
     if isinstance(processes, Processes):
-        yield from (_of_nobody(one) for one in held_by_nobody(gpus, processes))
+        yield from (_of_nobody(held_gpu) for held_gpu in held_by_nobody(gpus, processes))
 
 
 def _of_nobody(held: HeldGpu) -> Leftover:

@@ -41,13 +41,13 @@ _KINDS: Final = {
 def left_processes(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Leftover]:
     """Those that may be left over, each with its children, and how sure that is."""
     scene = ProcessTree(processes, gpus)
-    for one in processes.listed:
-        if one.ours:
+    for process in processes.listed:
+        if process.ours:
             continue
-        if one.state == "Z" and not one.ended_threads:
-            yield from _ended(one, scene)
-        elif scene.lost_its_parent(one) and _thought_dead(one, scene):
-            yield _leftover(one, scene)
+        if process.state == "Z" and not process.ended_threads:
+            yield from _ended(process, scene)
+        elif scene.lost_its_parent(process) and _thought_dead(process, scene):
+            yield _leftover(process, scene)
 
 
 def _thought_dead(process: Process, scene: ProcessTree) -> bool:
@@ -119,7 +119,7 @@ def _foreign(process: Process, scene: ProcessTree) -> Iterator[str]:
 
 def _doubts(process: Process, children: Sequence[Process], scene: ProcessTree) -> Iterator[str]:
     """Why it is not certain that it is a leftover."""
-    yield from (one.words for one in scene.processes.spared if one.uid == process.uid)
+    yield from (spared.words for spared in scene.processes.spared if spared.uid == process.uid)
     yield from scene.not_adopted(process)
     yield from _of_itself(process, scene)
     if process.age < LEAST_AGE:
@@ -233,10 +233,10 @@ def _of_the_missing(process: Process, job: TrainingJob, scene: ProcessTree) -> I
 def _alive(other: Process, scene: ProcessTree) -> Iterator[str]:
     """Why that rank of the same job may still train, and with it all others."""
     watched = scene.processes.watched
-    for one in (other, *scene.descendants(other)):
-        yield from signs_of_life(one, watched)
-        yield from not_known(one, watched)
-        yield from gpu_at_work(one, [gpu for gpu, _ in scene.held(one)], scene.all_gpus)
+    for process in (other, *scene.descendants(other)):
+        yield from signs_of_life(process, watched)
+        yield from not_known(process, watched)
+        yield from gpu_at_work(process, [gpu for gpu, _ in scene.held(process)], scene.all_gpus)
     if not scene.adopted(other):
         yield "it still has its parent"
     if other.tracer or other.terminal:

@@ -209,7 +209,7 @@ def _of_job(examination: Examination, job: TrainingJob) -> tuple[Examination, in
     processes = examination.snapshot.processes
     assert not isinstance(processes, Unknown)
     own = members(job) | _beside(job, examination.snapshot)
-    foreign = {one.pid for one in processes.listed} - own
+    foreign = {process.pid for process in processes.listed} - own
     left_out = 0
     results = []
     for result in examination.results:
@@ -226,11 +226,11 @@ def _beside(job: TrainingJob, snapshot: Snapshot) -> set[int]:
     if isinstance(snapshot.gpus, Unknown) or isinstance(snapshot.processes, Unknown):
         return set()
     own, held = members(job), holdings(snapshot.gpus, snapshot.processes)
-    gpus = {one.gpu.index for one in held if one.process and one.process.pid in own}
-    return {one.holder.pid for one in held if one.gpu.index in gpus}
+    gpus = {held_gpu.gpu.index for held_gpu in held if held_gpu.process and held_gpu.process.pid in own}
+    return {held_gpu.holder.pid for held_gpu in held if held_gpu.gpu.index in gpus}
 
 
 def names_any(finding: Finding, pids: set[int]) -> bool:
     """Whether one of these pids stands in its words."""
-    words = " ".join([finding.summary, *(one.text for one in finding.evidence)])
+    words = " ".join([finding.summary, *(evidence.text for evidence in finding.evidence)])
     return not pids.isdisjoint(pids_in(words))

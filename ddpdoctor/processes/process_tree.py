@@ -32,17 +32,17 @@ class ProcessTree:
     def __init__(self, processes: Processes, gpus: Maybe[Gpus]) -> None:
         self.processes = processes
         self.all_gpus: Sequence[Gpu] | Unknown = gpus if isinstance(gpus, Unknown) else gpus.answering
-        self.by_pid: dict[int, Process] = {one.pid: one for one in processes.listed}
+        self.by_pid: dict[int, Process] = {process.pid: process for process in processes.listed}
         self._children: dict[int, list[Process]] = {}
-        for one in processes.listed:
-            if one.pid != one.parent:
-                self._children.setdefault(one.parent, []).append(one)
+        for process in processes.listed:
+            if process.pid != process.parent:
+                self._children.setdefault(process.parent, []).append(process)
         self._held: dict[int, list[tuple[Gpu, GpuHolder]]] = {}
         for gpu in () if isinstance(self.all_gpus, Unknown) else self.all_gpus:
             for holder in () if isinstance(gpu.holders, Unknown) else gpu.holders:
                 self._held.setdefault(holder.pid, []).append((gpu, holder))
         self._jobs: dict[int, TrainingJob] = {rank.pid: job for job in jobs_of(processes) for rank in job.ranks}
-        ours = [one for one in processes.listed if one.ours]
+        ours = [process for process in processes.listed if process.ours]
         self.own: Process | None = max(ours, key=lambda one: one.start, default=None)
         """ddpdoctor itself, or one that it started."""
 

@@ -69,14 +69,18 @@ def _alone(job: TrainingJob) -> Iterator[Remark]:
 def _beyond(job: TrainingJob) -> Iterator[Remark]:
     """Ranks that count on from a node before theirs, where the world has no room for that node's."""
     alive = [rank for rank in job.ranks if rank.state not in ENDED and rank.place and (rank.place.node_rank or 0) > 0]
-    beyond = [one for one in alive if one.place and one.place.world_size and one.place.rank >= one.place.world_size]
+    beyond = [
+        process
+        for process in alive
+        if process.place and process.place.world_size and process.place.rank >= process.place.world_size
+    ]
     if beyond and beyond[0].place:
         node = beyond[0].place.node_rank
         yield Remark(
             Oddity.BEYOND,
             WARN,
             ranks=places(beyond),
-            pids=tuple(one.pid for one in alive),
+            pids=tuple(process.pid for process in alive),
             text=f"{who(beyond)}: there is no such rank among {job.world_size}, so that they wait for ever; node rank {node} "
             "(NODE_RANK or GROUP_RANK) was left in the shell where they were started, it seems",
         )
@@ -100,13 +104,13 @@ def _doubled(job: TrainingJob) -> Iterator[Remark]:
     unclear = perhaps_of_several_runs(job)
     for rank in job.doubled:
         alike = [one for one in job.ranks if one.place and one.place.rank == rank and one.state not in ENDED]
-        if len(alike) > 1 and not any(one.forked for one in alike):
+        if len(alike) > 1 and not any(process.forked for process in alike):
             if rank in unclear:
                 yield Remark(
                     Oddity.SEVERAL_RUNS,
                     INFO,
                     ranks=(rank,),
-                    pids=tuple(one.pid for one in alike),
+                    pids=tuple(process.pid for process in alike),
                     text=f"pids {listed(one.pid for one in alike)} are each rank {rank}: perhaps of several runs that were "
                     "started together; where they meet can't be seen, so which ranks are one job can't be told",
                 )
@@ -115,7 +119,7 @@ def _doubled(job: TrainingJob) -> Iterator[Remark]:
                 Oddity.DOUBLED,
                 FAIL,
                 ranks=(rank,),
-                pids=tuple(one.pid for one in alike),
+                pids=tuple(process.pid for process in alike),
                 text=f"rank {rank} is there {'twice' if len(alike) == 2 else f'{len(alike)} times'}: "
                 f"pids {listed(one.pid for one in alike)} say that they are it",
             )
@@ -123,7 +127,7 @@ def _doubled(job: TrainingJob) -> Iterator[Remark]:
 
 def _ended(job: TrainingJob) -> Iterator[Remark]:
     dead = [rank for rank in job.ranks if rank.state in ENDED or rank.ended_threads]
-    zombies = [one for one in dead if one.state in ENDED]
+    zombies = [process for process in dead if process.state in ENDED]
     if zombies:
         parents = sorted({zombie.parent for zombie in zombies})
         yield Remark(
@@ -133,13 +137,13 @@ def _ended(job: TrainingJob) -> Iterator[Remark]:
             pids=tuple(zombie.pid for zombie in zombies),
             text=f"{who(zombies)}: ended, state Z, and pid {listed(parents)} that started it has not taken note",
         )
-    ending = [one for one in dead if one not in zombies]
+    ending = [process for process in dead if process not in zombies]
     if ending:
         yield Remark(
             Oddity.ENDING,
             WARN,
             ranks=places(ending),
-            pids=tuple(one.pid for one in ending),
+            pids=tuple(process.pid for process in ending),
             text=f"{who(ending)}: being taken down; the main thread has ended and {listed(_waits(ending)) or 'others go on'}",
         )
 
@@ -150,7 +154,7 @@ def _waits(processes: Sequence[Process]) -> list[str]:
 
 def _stopped(job: TrainingJob) -> Iterator[Remark]:
     alive = [rank for rank in job.ranks if rank.state not in ENDED]
-    stopped = [one for one in alive if one.state == STOPPED]
+    stopped = [process for process in alive if process.state == STOPPED]
     if stopped:
         whole = len(stopped) == len(alive)
         rest = len(alive) - len(stopped)
@@ -161,7 +165,7 @@ def _stopped(job: TrainingJob) -> Iterator[Remark]:
             # A scheduler that suspends a job stops all of it, and continues it.
             WARN if whole else FAIL,
             ranks=places(stopped),
-            pids=tuple(one.pid for one in stopped),
+            pids=tuple(process.pid for process in stopped),
             text=f"{who(stopped)}: stopped by a signal (SIGSTOP or Ctrl-Z), state T; {others}",
         )
     halted = [launcher for launcher in job.launchers if launcher.state == STOPPED]
@@ -169,26 +173,30 @@ def _stopped(job: TrainingJob) -> Iterator[Remark]:
         yield Remark(
             Oddity.STOPPED,
             WARN,
-            pids=tuple(one.pid for one in halted),
+            pids=tuple(process.pid for process in halted),
             text=f"the launcher, pid {listed(one.pid for one in halted)}, is stopped, state T: it notices no rank that fails",
         )
-    traced = [one for one in alive if one.state != STOPPED and (one.tracer or one.state == HELD_BY_A_DEBUGGER)]
+    traced = [
+        process
+        for process in alive
+        if process.state != STOPPED and (process.tracer or process.state == HELD_BY_A_DEBUGGER)
+    ]
     if traced:
-        held = any(one.state == HELD_BY_A_DEBUGGER for one in traced)
-        tracers = listed(sorted({one.tracer for one in traced if one.tracer})) or "that is not told"
+        held = any(process.state == HELD_BY_A_DEBUGGER for process in traced)
+        tracers = listed(sorted({process.tracer for process in traced if process.tracer})) or "that is not told"
         yield Remark(
             Oddity.TRACED,
             WARN if held else INFO,
             ranks=places(traced),
-            pids=tuple(one.pid for one in traced),
+            pids=tuple(process.pid for process in traced),
             text=f"{who(traced)}: {'held' if held else 'watched'} by a debugger, pid {tracers}",
         )
 
 
 def _orphaned(job: TrainingJob, processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Remark]:
-    left = {one.identity for one in left_by_processes(processes, gpus) if one.kind is LeftoverKind.RANK}
+    left = {leftover.identity for leftover in left_by_processes(processes, gpus) if leftover.kind is LeftoverKind.RANK}
     found = [rank for rank in job.ranks if rank.identity in left]
-    orphans = [one for one in found if not by_hand(one)]
+    orphans = [process for process in found if not by_hand(process)]
     if orphans:
         yield Remark(
             Oddity.ORPHANED,
@@ -197,13 +205,13 @@ def _orphaned(job: TrainingJob, processes: Processes, gpus: Maybe[Gpus]) -> Iter
             pids=tuple(orphan.pid for orphan in orphans),
             text=f"{who(orphans)}: orphaned; what started {'it' if len(orphans) == 1 else 'them'} is gone",
         )
-    alone = [one for one in found if by_hand(one)]
+    alone = [process for process in found if by_hand(process)]
     if alone:
         yield Remark(
             Oddity.BY_HAND,
             INFO,
             ranks=places(alone),
-            pids=tuple(one.pid for one in alone),
+            pids=tuple(process.pid for process in alone),
             text=f"{who(alone)}: started by hand, by all that the settings tell; no launcher looks after "
             f"{'it' if len(alone) == 1 else 'them'}",
         )

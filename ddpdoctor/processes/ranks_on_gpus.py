@@ -25,7 +25,7 @@ def gpu_remarks(job: TrainingJob, processes: Processes, gpus: Maybe[Gpus]) -> It
         return
     alive = [rank for rank in job.ranks if rank.state not in ENDED]
     held = holdings(gpus, processes)
-    by_pid = {one.pid: of_process(one, held) for one in alive}
+    by_pid = {process.pid: of_process(process, held) for process in alive}
     yield from _shared(job, held, gpus)
     yield from _extra(job, held, gpus)
     yield from _elsewhere(alive, by_pid, gpus)
@@ -54,7 +54,7 @@ def _extra(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> Iterator[Re
             Oddity.EXTRA_CONTEXT,
             WARN,
             ranks=places(extra),
-            pids=tuple(one.pid for one in extra),
+            pids=tuple(process.pid for process in extra),
             text=f"{who(extra)} {have}",
         )
 
@@ -62,10 +62,10 @@ def _extra(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> Iterator[Re
 def _elsewhere(alive: Sequence[Process], by_pid: Mapping[int, Sequence[HeldGpu]], gpus: Gpus) -> Iterator[Remark]:
     """Of ranks that hold a single GPU: with several, a model is split over them, and any order may be meant."""
     away: list[tuple[Process, int, int]] = []
-    for one in alive:
-        own, there = own_gpu(one, gpus), {each.gpu.index for each in by_pid[one.pid]}
+    for process in alive:
+        own, there = own_gpu(process, gpus), {held_gpu.gpu.index for held_gpu in by_pid[process.pid]}
         if own is not None and len(there) == 1 and own not in there:
-            away.append((one, there.pop(), own))
+            away.append((process, there.pop(), own))
     if away:
         said = listed((f"rank {one.place.rank} is on GPU {at}, not {own}" for one, at, own in away if one.place), 4)
         yield Remark(
@@ -78,14 +78,18 @@ def _elsewhere(alive: Sequence[Process], by_pid: Mapping[int, Sequence[HeldGpu]]
 
 
 def _on_the_cpu(alive: Sequence[Process], by_pid: Mapping[int, Sequence[HeldGpu]], gpus: Gpus) -> Iterator[Remark]:
-    idle = [one for one in alive if not by_pid[one.pid] and one.age >= STARTED_SECONDS and _no_device(one, gpus)]
+    idle = [
+        process
+        for process in alive
+        if not by_pid[process.pid] and process.age >= STARTED_SECONDS and _no_device(process, gpus)
+    ]
     if idle:
         there = f"{len(gpus.answering)} GPUs" if len(gpus.answering) > 1 else "a GPU"
         yield Remark(
             Oddity.ON_CPU,
             INFO,
             ranks=places(idle),
-            pids=tuple(one.pid for one in idle),
+            pids=tuple(process.pid for process in idle),
             text=f"{who(idle)}: on the CPU, while this host has {there}",
         )
 

@@ -21,7 +21,8 @@ def with_stacks(processes: Processes) -> Processes:
         return processes
     stacks = dict.fromkeys(wanted, TOO_MANY) | _read(wanted[:MOST])
     listed = tuple(
-        msgspec.structs.replace(one, stack=stacks[one.pid]) if one.pid in stacks else one for one in processes.listed
+        msgspec.structs.replace(process, stack=stacks[process.pid]) if process.pid in stacks else process
+        for process in processes.listed
     )
     return msgspec.structs.replace(processes, listed=listed)
 

@@ -33,7 +33,11 @@ def zombies_report(
 ) -> Report:
     """spots: where nobody could look. ending: what was done, None where nothing was to be. The findings are what is left after that."""
     report = build_report("zombies", [], problems, of_all=verdict)
-    settled = {one.leftover for one in (ending.all if ending else ()) if one.fate not in (Fate.LEFT, Fate.STAYS)}
+    settled = {
+        leftover_ending.leftover
+        for leftover_ending in (ending.all if ending else ())
+        if leftover_ending.fate not in (Fate.LEFT, Fate.STAYS)
+    }
     left = [leftover for leftover in leftovers if leftover not in settled]
     return msgspec.structs.replace(
         report,

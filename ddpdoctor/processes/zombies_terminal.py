@@ -63,14 +63,14 @@ def _show_one(screen: Screen, alike: Sequence[Leftover], *, killing: bool) -> No
 
 
 def _show_segments(screen: Screen, alike: Sequence[Leftover], *, killing: bool) -> None:
-    first, size = alike[0], human(sum(one.size for one in alike))
+    first, size = alike[0], human(sum(leftover.size for leftover in alike))
     label, style = LABELS[first.certainty]
     head = f"{plural(len(alike), 'segment')} in /dev/shm, {size}" + (f", {first.owner}'s" if first.owner else "")
     screen.labelled(label, one_line(head), MARGIN, style, "bold")
     screen.labelled("", one_line(f"{first.why}: {listed(one.path for one in alike)}"), MARGIN)
     _show_doubts(screen, first)
     if first.command and not (killing and first.proven):
-        paths = [one.path for one in alike[:MOST_NAMED]]
+        paths = [leftover.path for leftover in alike[:MOST_NAMED]]
         command = command_of(alike) if first.proven else f"rm -f {' '.join(map(quoted, paths))}"
         screen.line(" " * (MARGIN + 4) + one_line(command), "cyan")
 
@@ -89,8 +89,8 @@ def _show_doubts(screen: Screen, one: Leftover) -> None:
 
 def show_plan(screen: Screen, proven: Sequence[Leftover]) -> None:
     """What `--kill` would do."""
-    processes = [one for one in proven if one.pid]
-    segments = [one for one in proven if one.path]
+    processes = [leftover for leftover in proven if leftover.pid]
+    segments = [leftover for leftover in proven if leftover.path]
     screen.line()
     if processes:
         text = f"To be ended (SIGTERM, then SIGKILL): pid {', '.join(str(process.pid) for process in processes)}"
@@ -106,9 +106,9 @@ def show_plan(screen: Screen, proven: Sequence[Leftover]) -> None:
 def show_endings(screen: Screen, ending: Endings) -> None:
     """What became of each, and what was freed."""
     screen.line()
-    for one in ending.all:
-        label, style = _FATES[one.fate]
-        screen.labelled(label, one_line(_told(one)), MARGIN, style)
+    for leftover_ending in ending.all:
+        label, style = _FATES[leftover_ending.fate]
+        screen.labelled(label, one_line(_told(leftover_ending)), MARGIN, style)
     if ending.freed:
         screen.labelled("FREED", listed(ending.freed, 20), MARGIN, "green", "bold")
 

@@ -212,11 +212,11 @@ def folder_of_redirects(command: Sequence[str], began: float) -> str:
             # Whoever else decides what is found there could have put it there since.
             return ""
     made = []
-    for one in Path(place).glob("torchelastic_*"):
+    for path in Path(place).glob("torchelastic_*"):
         with suppress(OSError):
-            facts = one.lstat()
+            facts = path.lstat()
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and facts.st_mtime >= began:
-                made.append(str(one))
+                made.append(str(path))
     return made[0] if len(made) == 1 else ""
 
 

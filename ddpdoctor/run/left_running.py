@@ -47,7 +47,7 @@ def name_left_running(left: Left, environ: Mapping[str, str]) -> int:
         family = _family(left)
         training = _training(family, left, environ)
         # A shell may be about to start one, as pyenv's.
-        if not training and not any(one.stat.name in SHELLS for one in family.seen.values()):
+        if not training and not any(seen_process.stat.name in SHELLS for seen_process in family.seen.values()):
             return 0
         if time.monotonic() > until:
             break
@@ -62,13 +62,13 @@ def _training(family: Family, left: Left, environ: Mapping[str, str]) -> list[Se
     counts only if it trains: it may be a service that was to stay."""
     outside = place_by_settings(environ)
     named: set[int] = set()
-    for one in family.seen.values():
-        if not _counts(one, failed=left.failed, inherited=one.place == outside):
+    for seen_process in family.seen.values():
+        if not _counts(seen_process, failed=left.failed, inherited=seen_process.place == outside):
             continue
-        above = [up for up in family.ancestors(one) if up.stat.pid in family.seen]
-        if one.stat.name == DATA_WORKER and any(up.python for up in above):
+        above = [up for up in family.ancestors(seen_process) if up.stat.pid in family.seen]
+        if seen_process.stat.name == DATA_WORKER and any(up.python for up in above):
             continue
-        named |= {one.stat.pid, *(up.stat.pid for up in above if _starts_others(up))}
+        named |= {seen_process.stat.pid, *(up.stat.pid for up in above if _starts_others(up))}
     return sorted((family.seen[pid] for pid in named), key=lambda one: (len(list(family.ancestors(one))), one.stat.pid))
 
 
@@ -110,8 +110,14 @@ def _described(seen: list[SeenProcess]) -> list[Process]:
     proc = Proc()
     describer = Describer(proc)
     return [
-        describer.process(one, ProcessRole.OTHER, one.place, describer.files(one.stat.pid, maps=False), ours=False)
-        for one in seen
+        describer.process(
+            seen_process,
+            ProcessRole.OTHER,
+            seen_process.place,
+            describer.files(seen_process.stat.pid, maps=False),
+            ours=False,
+        )
+        for seen_process in seen
     ]
 
 
@@ -159,8 +165,8 @@ def _held(process: Process, memory: Mapping[int, int], outputs: Set[tuple[int, i
 def _opened(pid: int) -> frozenset[tuple[int, int]]:
     found = set()
     try:
-        for one in Path(f"/proc/{pid}/fd").iterdir():
-            status = one.stat()
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            status = path.stat()
             found.add((status.st_dev, status.st_ino))
     except OSError:
         # It has ended, has closed something meanwhile, or may not be looked into.

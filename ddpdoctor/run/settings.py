@@ -63,7 +63,11 @@ def settings_for(command: Sequence[str], environ: Mapping[str, str], dumps: str)
     if "sudo" in wrappers or Path(program[0]).name in STARTS_ELSEWHERE:
         dumps = ""
     wanted = [AddedSetting(("PYTHONFAULTHANDLER",), "1"), *_recorder(program, environ, dumps)]
-    return {one.names[0]: one.value for one in wanted if not any(name in environ for name in one.names)}
+    return {
+        added_setting.names[0]: added_setting.value
+        for added_setting in wanted
+        if not any(name in environ for name in added_setting.names)
+    }
 
 
 def _recorder(command: Sequence[str], environ: Mapping[str, str], dumps: str) -> Iterator[AddedSetting]:

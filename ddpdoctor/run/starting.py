@@ -78,8 +78,8 @@ def _become(
         for stream in streams:
             for descriptor in stream.numbers:
                 os.dup2(stream.given, descriptor)
-        for one in _PYTHONS_OWN:
-            signal.signal(one, signal.SIG_DFL)
+        for signals in _PYTHONS_OWN:
+            signal.signal(signals, signal.SIG_DFL)
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
         # Handlers of ours are reset by the exec itself.

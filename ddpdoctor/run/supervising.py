@@ -148,7 +148,7 @@ class _Supervisor:
         adopt()
         self._besides = children()
         self._outputs = places(
-            *(stream.given for stream in self._ways.streams), *(one.reading for one in self._ways.direct)
+            *(stream.given for stream in self._ways.streams), *(direct.reading for direct in self._ways.direct)
         )
         self._began = time.monotonic()
         self._child = start(orders.command, orders.environ, self._ways.streams, orders.ignored, orders.mask)
@@ -226,11 +226,11 @@ class _Supervisor:
         found = []
         if self._ways.streams:
             found.append((OUTPUT, joined(*self._shared.kept())))
-        for one in self._ways.direct:
-            text = part_of(one.reading, one.start, one.end())
+        for direct in self._ways.direct:
+            text = part_of(direct.reading, direct.start, direct.end())
             for said in self._said:
                 text = text.replace(said, b"", 1)
-            found.append((str(Path(f"/proc/self/fd/{one.reading}").readlink()), text))
+            found.append((str(Path(f"/proc/self/fd/{direct.reading}").readlink()), text))
         return tuple(found)
 
     def _keep_in(self, file: KeptFile, ended: EndedCommand) -> None:

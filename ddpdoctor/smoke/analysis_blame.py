@@ -123,9 +123,9 @@ def _different_calls(ranks: Sequence[RankRun]) -> Blame | None:
     places: dict[tuple[int, int], dict[int, str]] = {}
     for run in ranks:
         order = [one.name for one in run.stages]
-        for one in run.called:
-            if one.stage in order and one.call.partition(" ")[0] not in PAIRWISE:
-                places.setdefault((order.index(one.stage), one.number), {})[run.rank] = one.call
+        for call in run.called:
+            if call.stage in order and call.call.partition(" ")[0] not in PAIRWISE:
+                places.setdefault((order.index(call.stage), call.number), {})[run.rank] = call.call
     for (stage, _), by_rank in sorted(places.items()):
         if len(set(by_rank.values())) > 1:
             return _differ(ranks, ranks[0].stages[stage].name, by_rank)
@@ -182,7 +182,7 @@ def _failed(ranks: Sequence[RankRun]) -> Blame | None:
     first = min(own, key=lambda one: one.ended_after)
     if first.ending is RankEnding.WRONG:
         return _wrong(ranks)
-    alike = [one.rank for one in own if one is not first and _way(one) == _way(first)]
+    alike = [rank_run.rank for rank_run in own if rank_run is not first and _way(rank_run) == _way(first)]
     return _blame(BlameKind.FAILED, ranks, [first.rank, *alike])
 
 
@@ -195,10 +195,10 @@ def _wrong(ranks: Sequence[RankRun]) -> Blame:
     """Who caused it by the word of most; where nobody says, those that have the wrong result."""
     noticed = [one for one in ranks if one.ending is RankEnding.WRONG]
     known = {one.rank for one in ranks}
-    votes = Counter(rank for one in noticed for rank in set(one.culprits) if rank in known)
+    votes = Counter(rank for rank_run in noticed for rank in set(rank_run.culprits) if rank in known)
     most = max(votes.values(), default=0)
     accused = [rank for rank, count in sorted(votes.items()) if count == most]
-    named = accused or [one.rank for one in noticed]
+    named = accused or [rank_run.rank for rank_run in noticed]
     return _blame(BlameKind.WRONG, ranks, named, stage=stage_of(noticed[0]), accused=bool(accused))
 
 
@@ -231,26 +231,28 @@ def _hung(ranks: Sequence[RankRun]) -> Blame | None:
     if not any(rank.ending in (RankEnding.HUNG, RankEnding.NEVER_CAME) for rank in ranks):
         return None
     hanging = [rank for rank in ranks if rank.ending in (RankEnding.HUNG, RankEnding.ENDED, RankEnding.NEVER_CAME)]
-    held = [one for one in hanging if one.process_state]
+    held = [rank_run for rank_run in hanging if rank_run.process_state]
     if held:
         first = min(held, key=position)
         return _blame(
-            BlameKind.HUNG, ranks, _last_of([one for one in held if one.process_state == first.process_state])
+            BlameKind.HUNG,
+            ranks,
+            _last_of([rank_run for rank_run in held if rank_run.process_state == first.process_state]),
         )
-    absent = [one.rank for one in hanging if one.ending is RankEnding.NEVER_CAME]
+    absent = [rank_run.rank for rank_run in hanging if rank_run.ending is RankEnding.NEVER_CAME]
     if absent:
         return _blame(BlameKind.HUNG, ranks, absent)
-    waiting = [one for one in hanging if waits(one)]
-    busy = [one for one in hanging if not waits(one)]
+    waiting = [rank_run for rank_run in hanging if waits(rank_run)]
+    busy = [rank_run for rank_run in hanging if not waits(rank_run)]
     if waiting:
-        furthest = max(position(one) for one in waiting)
+        furthest = max(position(rank_run) for rank_run in waiting)
         # One that is ahead of all that wait can't be the one that they wait for.
-        busy = [one for one in busy if position(one) <= furthest]
+        busy = [rank_run for rank_run in busy if position(rank_run) <= furthest]
     if busy and waiting:
         return _blame(BlameKind.HUNG, ranks, _last_of(busy))
     behind = _last_of(hanging)
     if len(behind) < len(hanging) or len(hanging) == 1:
-        return _blame(BlameKind.HUNG, ranks, behind, left_behind=all(waits(one) for one in hanging))
+        return _blame(BlameKind.HUNG, ranks, behind, left_behind=all(waits(rank_run) for rank_run in hanging))
     if not waiting and not _has_group(hanging[0]):
         # Before there is a group nobody waits for anybody, unless it says so.
         return _blame(BlameKind.HUNG, ranks, behind)

@@ -124,9 +124,9 @@ def _names(files: Iterable[str]) -> tuple[str, ...]:
 def sockets_of(pid: int) -> Iterator[int]:
     """Inodes of its sockets."""
     with suppress(OSError):
-        for one in Path(f"/proc/{pid}/fd").iterdir():
+        for path in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
-                target = os.fspath(one.readlink())
+                target = os.fspath(path.readlink())
                 if target.startswith("socket:["):
                     yield int(target[8:-1])
 

@@ -70,12 +70,12 @@ def _table(watch: RankMonitor, width: int, most: int, encoding: str) -> Iterator
     fates = {rank: tuple(mark_of(one, name) for name in names) for rank, one in watch.ranks.items()}
     margin = max(map(len, names))
     table = columns(fates, max(8, width - margin - 4))
-    yield _cut(f"  {'rank':>{margin}}  " + " ".join(one.label for one in table), "dim")
+    yield _cut(f"  {'rank':>{margin}}  " + " ".join(ranks_column.label for ranks_column in table), "dim")
     for place, name in enumerate(names):
         line = Text(f"  {name:<{margin}}  ", no_wrap=True, overflow="ellipsis")
-        for one in table:
-            mark: Mark = one.marks[place]
-            line.append(f"{symbol(mark, encoding):<{len(one.label)}} ", STYLES[mark])
+        for ranks_column in table:
+            mark: Mark = ranks_column.marks[place]
+            line.append(f"{symbol(mark, encoding):<{len(ranks_column.label)}} ", STYLES[mark])
         yield line
 
 

@@ -21,7 +21,7 @@ SERVER_LOST: Final = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefus
 
 def problem(watch: RankMonitor, late: Iterable[RankProgress] = ()) -> str:
     """Why it could not be run, or was ended, where no rank tells the reason."""
-    hung = {one.rank for one in late}
+    hung = {progress.rank for progress in late}
     endings = {_ending(watch, rank, hung) for rank in watch.ranks.values()}
     if endings & {*BY_ITSELF, RankEnding.HUNG}:
         return ""
@@ -39,7 +39,7 @@ def problem(watch: RankMonitor, late: Iterable[RankProgress] = ()) -> str:
 
 def runs(watch: RankMonitor, host: str, late: Iterable[RankProgress] = ()) -> tuple[RankRun, ...]:
     """What each rank came to. late: those who were held up when all were ended."""
-    hung = {one.rank for one in late}
+    hung = {progress.rank for progress in late}
     return tuple(_run(watch, one, host, hung) for _, one in sorted(watch.ranks.items()))
 
 
@@ -93,7 +93,7 @@ def _a_rank_failed(watch: RankMonitor, hung: set[int]) -> bool:
     """Whether one of this host has, and not for want of another: the engine then ends also those that are on their way to
     their first word."""
     known = (rank for rank in watch.ranks.values() if rank.pid or rank.exit_code is not None)
-    return any(_ending(watch, one, hung) in BY_ITSELF and not LOST.search(one.words) for one in known)
+    return any(_ending(watch, progress, hung) in BY_ITSELF and not LOST.search(progress.words) for progress in known)
 
 
 def _how(one: RankProgress) -> RankEnding:

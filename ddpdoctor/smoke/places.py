@@ -25,7 +25,7 @@ def place_in_stage(stage: str, step: str, steps: int, calls: str, called: Sequen
 
     step: the present one, the `steps`th of the stage. calls: its collective, or "". called: all that is known of.
     """
-    collectives = next((one.number for one in reversed(called) if one.stage == stage), 0)
+    collectives = next((call.number for call in reversed(called) if call.stage == stage), 0)
     if calls or not step:
         return collectives, 0
     return collectives, steps if WAITING_STEP.search(step) else ALONE

@@ -76,7 +76,7 @@ def _usable(snapshot: Snapshot) -> tuple[int, str, str]:
 def _for_ranks(seen: Sequence[VisibleGpu]) -> tuple[int, str]:
     """How many of them ranks can use together, and that in words. A process sees one MIG slice, and none where it sees a
     whole GPU; NCCL doesn't connect them."""
-    whole = sum(one.slice is None and one.gpu.mig_enabled is not True for one in seen)
+    whole = sum(visible_gpu.slice is None and visible_gpu.gpu.mig_enabled is not True for visible_gpu in seen)
     if whole or not seen:
         return whole, plural(whole, "GPU") if whole else NONE
     return 1, "1 GPU" if len(seen) == 1 else f"{len(seen)} MIG slices, of which a process sees one"

@@ -241,7 +241,7 @@ class RankMonitor:
 
     def held_up(self, late: Iterable[RankProgress]) -> list[RankProgress]:
         """The late ones, and those who are about to be: no further than they. Others are ahead, and wait for them."""
-        furthest = max((one.position for one in late), default=None)
+        furthest = max((progress.position for progress in late), default=None)
         return [
             rank
             for rank in self.ranks.values()

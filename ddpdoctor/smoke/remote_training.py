@@ -200,7 +200,7 @@ def _few_frames(run: RankRun) -> RankRun:
 def _short_words(run: RankRun) -> RankRun:
     names = ("words", "last_line", "calls", "step", "device", "process_state", "stack_source")
     short: dict[str, object] = {name: getattr(run, name)[: 2 * SHORT] for name in names}
-    short["called"] = tuple(msgspec.structs.replace(one, call=one.call[:SHORT]) for one in run.called[-MOST_LEFT:])
+    short["called"] = tuple(msgspec.structs.replace(call, call=call.call[:SHORT]) for call in run.called[-MOST_LEFT:])
     return msgspec.structs.replace(run, culprits=run.culprits[:SHORT], contexts=run.contexts[:MOST_LEFT], **short)
 
 

@@ -73,7 +73,7 @@ def columns(fates: Mapping[int, tuple[Mark, ...]], room: int = 60) -> list[Ranks
         return [RanksColumn(str(rank), marks) for rank, marks in sorted(fates.items())]
     for most in range(_MOST_COLUMNS, 1, -1):
         found = _grouped(fates, most)
-        if sum(len(one.label) + 1 for one in found) - 1 <= room:
+        if sum(len(ranks_column.label) + 1 for ranks_column in found) - 1 <= room:
             return found
     return _grouped(fates, 1)
 

@@ -97,14 +97,14 @@ def show_stages(console: Console, facts: Smoke, blamed: Collection[int]) -> None
     fates = {rank: tuple(of.get(name, Mark.NOT_RUN) for name in names) for rank, of in by_rank.items()}
     width = max(len(one_line(name)) for name in names)
     table = columns(fates, max(8, console.width - 2 - width - 2))
-    grid = sum(len(one.label) + 1 for one in table) - 1
+    grid = sum(len(ranks_column.label) + 1 for ranks_column in table) - 1
     room = console.width - (2 + width + 2 + grid)
     timed = room >= _TIME
-    head_line = Text(f"  {'rank':>{width}}  " + " ".join(one.label for one in table), "dim")
+    head_line = Text(f"  {'rank':>{width}}  " + " ".join(ranks_column.label for ranks_column in table), "dim")
     console.print(head_line.append("  slowest" if timed else ""), soft_wrap=True)
     for place, name in enumerate(names):
         line = Text(f"  {one_line(name):<{width}}  ").append_text(_cells(console, table, place))
-        failed = not all(one.marks[place] in (Mark.PASSED, Mark.NOT_TESTED) for one in table)
+        failed = not all(ranks_column.marks[place] in (Mark.PASSED, Mark.NOT_TESTED) for ranks_column in table)
         if timed:
             line.append(f"{slowest(facts, name):>{_TIME}}")
         _show_stage(console, line, note(facts, name, blamed), failed=failed)
@@ -136,7 +136,7 @@ def _show_stage(console: Console, line: Text, words: str, *, failed: bool) -> No
 
 
 def _show_legend(console: Console, table: Sequence[RanksColumn], missed: Sequence[str]) -> None:
-    there = {mark for one in table for mark in one.marks}
+    there = {mark for ranks_column in table for mark in ranks_column.marks}
     if missed:
         console.print(Hanging(Text("not run", "dim"), Text(not_run_text(missed), "dim"), _MARGIN, indent=2))
     if there - {Mark.PASSED}:

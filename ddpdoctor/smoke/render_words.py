@@ -266,7 +266,7 @@ def accounts(facts: Smoke, blamed: Collection[int]) -> list[tuple[str, tuple[str
     for rank in facts.ranks:
         if rank.ending is not RankEnding.FINISHED:
             said.setdefault(_account(rank, blamed=rank.rank in blamed), []).append(rank)
-    in_order = sorted(said.items(), key=lambda item: not any(one.rank in blamed for one in item[1]))
+    in_order = sorted(said.items(), key=lambda item: not any(rank_run.rank in blamed for rank_run in item[1]))
     return [(ranks_text([rank.rank for rank in ranks]), lines) for lines, ranks in in_order if lines]
 
 

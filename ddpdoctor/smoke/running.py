@@ -255,7 +255,7 @@ class _Run:
 
     async def _ask_those_who_run(self) -> None:
         await self._ask(self._running())
-        if unheard := [one for one in self._late if not one.pid]:
+        if unheard := [progress for progress in self._late if not progress.pid]:
             await self._ask_the_engine(unheard)
 
     async def _ask(self, ranks: Sequence[RankProgress]) -> None:

@@ -81,17 +81,19 @@ def said_of(runs: Iterable[RankRun]) -> str:
 def what_the_others_did(found: Blame, smoke: Smoke) -> str:
     """ "Ranks 0 and 2 wait for it in all_reduce of 4 B." "" where nobody waited."""
     waited = [
-        one
-        for one in found.others
-        if one.ending is RankEnding.HUNG or (one.ending is RankEnding.ENDED and one.last) or lost_another(one)
+        rank_run
+        for rank_run in found.others
+        if rank_run.ending is RankEnding.HUNG
+        or (rank_run.ending is RankEnding.ENDED and rank_run.last)
+        or lost_another(rank_run)
     ]
     groups: dict[tuple[bool, str], list[RankRun]] = {}
-    for one in waited:
-        groups.setdefault((_waits_for(one, found), place(one)), []).append(one)
+    for rank_run in waited:
+        groups.setdefault((_waits_for(rank_run, found), place(rank_run)), []).append(rank_run)
     if not groups:
         return ""
     it = "it" if len(found.culprits) == 1 else "them"
-    hung = all(one.ending is RankEnding.HUNG for one in waited)
+    hung = all(rank_run.ending is RankEnding.HUNG for rank_run in waited)
     parts = []
     for (waits_for, where), runs in sorted(groups.items(), key=lambda group: -len(group[1])):
         verb = VERBS[waits_for, hung][len(runs) > 1]
@@ -137,7 +139,7 @@ def _of_ranks(runs: Sequence[RankRun], smoke: Smoke, *, vanished: bool) -> list[
     first, *others = runs
     found = _of_rank(first, smoke, vanished=vanished)
     if others:
-        pids = listed((one.pid for one in others if one.pid), most=8)
+        pids = listed((rank_run.pid for rank_run in others if rank_run.pid), most=8)
         found.append(told(smoke, "ranks", f"the same of {named(others, smoke)}{f' (pid {pids})' if pids else ''}"))
     return found
 

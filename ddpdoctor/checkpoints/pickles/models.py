@@ -96,7 +96,7 @@ class _Search(NamedTuple):
 def candidates_named(entries: Sequence[Pair], names: Collection[str]) -> list[CandidateModel]:
     """Those that stand somewhere below these entries under one of these dotted names."""
     found = _search(entries)
-    return [one for one in (*found.pure, *found.mixed) if one.name in names]
+    return [candidate_model for candidate_model in (*found.pure, *found.mixed) if candidate_model.name in names]
 
 
 def find_model(
@@ -115,7 +115,7 @@ def find_model(
         return Model(None, _no_tensors(entries, tensors_only))
     found = _search(entries)
     # What a random number generator remembers are bytes.
-    models = [one for one in found.pure if not _is_bytes(one.entry.value)]
+    models = [candidate_model for candidate_model in found.pure if not _is_bytes(candidate_model.entry.value)]
     if chosen:
         models = named or models + found.mixed or found.pure
     elif len(models) == 1:
@@ -160,7 +160,7 @@ def _search(entries: Sequence[Pair]) -> _Search:
 
 def _refuse_doubtful(one: CandidateModel, found: _Search) -> None:
     """The only dict of tensors needn't be the model: its name has to say so, and no better name stand beside it."""
-    better = [other for other in found.others if other.rank < one.rank]
+    better = [candidate_model for candidate_model in found.others if candidate_model.rank < one.rank]
     if better:
         raise Unclear([one], f"{better[0].name} is {_shortcoming(better[0].entry.value)}")
     if one.path[-1] not in WELL_KNOWN:

@@ -52,18 +52,18 @@ def strip(program: Program, prefixes: tuple[str, ...]) -> Renamings:
         Refused: some keys of a state dict have the prefix and others don't, or two keys would become one.
     """
     dicts = state_dicts(program) if prefixes else []
-    stripped = {id(one.node): "" for one in dicts}
+    stripped = {id(found.node): "" for found in dicts}
     renamings = Renamings([], [], [])
     for prefix in prefixes:
-        having = [one for one in dicts if has_prefix(one.node, stripped[id(one.node)] + prefix)]
+        having = [found for found in dicts if has_prefix(found.node, stripped[id(found.node)] + prefix)]
         if not having:
             _refuse_partial(dicts, stripped, prefix)
         else:
             renamings.notes.extend(_left(dicts, stripped, prefix))
-        for one in having:
-            stripped[id(one.node)] += prefix
-    for one in dicts:
-        _rename(one, stripped[id(one.node)], renamings)
+        for found in having:
+            stripped[id(found.node)] += prefix
+    for found in dicts:
+        _rename(found, stripped[id(found.node)], renamings)
     return renamings
 
 
@@ -94,11 +94,11 @@ def _metadata(state_dict: Any) -> Sequence[Pair]:
 def _partly(dicts: list[Found], stripped: dict[int, str], prefix: str) -> Iterator[tuple[str, int, int]]:
     """Where a state dict stands of whose keys some begin with the prefix, but not all with more behind it; how many do, and
     how many keys there are."""
-    for one in dicts:
-        whole = stripped[id(one.node)] + prefix
-        having = sum(pair.key.value.startswith(whole) for pair in pairs(one.node))
-        if having and not has_prefix(one.node, whole):
-            yield one.where or "the top level", having, len(pairs(one.node))
+    for found in dicts:
+        whole = stripped[id(found.node)] + prefix
+        having = sum(pair.key.value.startswith(whole) for pair in pairs(found.node))
+        if having and not has_prefix(found.node, whole):
+            yield found.where or "the top level", having, len(pairs(found.node))
 
 
 def _left(dicts: list[Found], stripped: dict[int, str], prefix: str) -> Iterator[str]:

@@ -241,13 +241,13 @@ def _ask_for_lease(file: int) -> int:
 
 def _occupied(found: Sequence[Occupant]) -> Refused:
     # Whoever isn't there to be seen has locked it as we do, on another host perhaps.
-    kind = Busy if all(is_ours(one.pid) for one in found) else Refused
+    kind = Busy if all(is_ours(occupant.pid) for occupant in found) else Refused
     return kind(
         f"The file is in use: {listed(found)}"
         if found
         else "The file is locked; perhaps a second ddpdoctor works on it",
         "Wait until it is closed, then run the command again",
-        tuple(f"ps -fp {one.pid}" for one in found[:5]),
+        tuple(f"ps -fp {occupant.pid}" for occupant in found[:5]),
     )
 
 

@@ -19,22 +19,24 @@ BEHIND: Final = 60
 def without_aborts_that_follow(seen: Sequence[SignMatch], log: Log, slug: str) -> list[SignMatch]:
     """The sightings without a shell's, Python's or torchrun's word on an abort behind what its process lost, waited for or raised: C++ ends it
     so, and what a process takes down at its end may. slug: of the check that tells of crashes."""
-    effects = [one.line for one in seen if one.role is SignRole.EFFECT]
-    ends = [one.line for one in log.raised]
-    of_watchdogs = [one.line for one in seen if one.slug != slug and WATCHDOG in one.line.text]
+    effects = [match.line for match in seen if match.role is SignRole.EFFECT]
+    ends = [raised.line for raised in log.raised]
+    of_watchdogs = [match.line for match in seen if match.slug != slug and WATCHDOG in match.line.text]
     seen = [
-        one
-        for one in seen
-        if one.slug != slug or SIGABRT not in one.sign or not any(_is_before(line, one.line) for line in of_watchdogs)
+        match
+        for match in seen
+        if match.slug != slug
+        or SIGABRT not in match.sign
+        or not any(_is_before(line, match.line) for line in of_watchdogs)
     ]
     return [
-        one
-        for one in seen
-        if one.slug != slug
-        or ABORTED not in one.line.text
+        match
+        for match in seen
+        if match.slug != slug
+        or ABORTED not in match.line.text
         or not (
-            any(_is_before(line, one.line) for line in effects)
-            or any(_is_before(line, one.line) and _is_near(line, one.line) for line in ends)
+            any(_is_before(line, match.line) for line in effects)
+            or any(_is_before(line, match.line) and _is_near(line, match.line) for line in ends)
         )
     ]
 

@@ -66,7 +66,7 @@ def attempts_of(log: Log) -> tuple[Log, ...]:
         return bisect_left(ends, line.number) if len(ends) == most else None
 
     told = [sighting.line for sighting in log.sightings if sighting.role is not SignRole.NOISE]
-    told += [*(one.line for one in log.raised), *(one.line for one in log.exited), *log.errors]
+    told += [*(raised.line for raised in log.raised), *(process_exit.line for process_exit in log.exited), *log.errors]
     if any(attempt(line) is None for line in told):
         return (log,)
     # A number in a name may be a date.
@@ -116,19 +116,21 @@ def _shared_out(log: Log, numbers: Sequence[int], attempt: Callable[[LogLine], i
 def _bounds(log: Log, file: int, known: int) -> list[int]:
     """The line of a file by which each attempt but the last one is over. known: how many others tell of."""
     ends: dict[tuple[str, str], list[int]] = {}
-    for one in log.exited:
-        if one.line.file == file and ends_attempt(one):
-            found = _LAUNCHER.search(one.line.text)
-            launcher = (one.line.host, found[1] or "" if found else "")
-            ends.setdefault(launcher, []).append(one.line.number)
+    for process_exit in log.exited:
+        if process_exit.line.file == file and ends_attempt(process_exit):
+            found = _LAUNCHER.search(process_exit.line.text)
+            launcher = (process_exit.line.host, found[1] or "" if found else "")
+            ends.setdefault(launcher, []).append(process_exit.line.number)
     over = [
-        one.line.number
-        for one in log.raised
-        if one.line.file == file and is_of_launcher(one) and short_name(one.exception) == "ChildFailedError"
+        raised.line.number
+        for raised in log.raised
+        if raised.line.file == file and is_of_launcher(raised) and short_name(raised.exception) == "ChildFailedError"
     ]
     if not ends:
         return _requeued(log, file)
-    tables = [one.line.number for one in log.exited if one.line.file == file and one.first]
+    tables = [
+        process_exit.line.number for process_exit in log.exited if process_exit.line.file == file and process_exit.first
+    ]
     if len({len(some) for some in ends.values()}) > 1 or max(len(over), len(tables)) > len(ends):
         return []
     rounds = list(zip(*ends.values(), strict=True))
@@ -144,15 +146,21 @@ def _bounds(log: Log, file: int, known: int) -> list[int]:
 def _requeued(log: Log, file: int) -> list[int]:
     """The line of a file by which Slurm has said all of a job that it starts again, as far as steps behind it show that it did."""
     bounds: list[int] = []
-    numbers = [one.line.number for one in log.exited if one.line.file == file and _REQUEUED.search(one.error)]
+    numbers = [
+        process_exit.line.number
+        for process_exit in log.exited
+        if process_exit.line.file == file and _REQUEUED.search(process_exit.error)
+    ]
     for number in sorted(numbers):
         if bounds and number - bounds[-1] <= NEXT:
             bounds.pop()
         near = [
-            one.line.number for one in log.exited if one.line.file == file and 0 <= one.line.number - number <= NEXT
+            process_exit.line.number
+            for process_exit in log.exited
+            if process_exit.line.file == file and 0 <= process_exit.line.number - number <= NEXT
         ]
         bounds.append(max(near))
-    ends = (*(one.line for one in log.exited), *(one.line for one in log.raised), *log.errors)
+    ends = (*(process_exit.line for process_exit in log.exited), *(raised.line for raised in log.raised), *log.errors)
     ending = {_shape(end) for end in ends}
     # What ends all of many ranks recurs, too.
     steps = [
@@ -170,14 +178,14 @@ def _shape(line: LogLine) -> str:
 def _another_follows(log: Log, file: int, bounds: list[int]) -> bool:
     """Whether what stands behind the last failure that the launcher tells of, without giving up, is of another attempt."""
     end = bounds[-1]
-    if any(one.line.file == file and one.line.number > end for one in log.exited):
+    if any(process_exit.line.file == file and process_exit.line.number > end for process_exit in log.exited):
         return False
-    behind = [one for one in log.raised if one.line.file == file and one.began.number > end]
-    if any(is_cut(one) or is_of_launcher(one) or is_within_launcher(one) for one in behind):
+    behind = [raised for raised in log.raised if raised.line.file == file and raised.began.number > end]
+    if any(is_cut(raised) or is_of_launcher(raised) or is_within_launcher(raised) for raised in behind):
         return False
-    if any(not is_of_peers(one) for one in behind):
+    if any(not is_of_peers(raised) for raised in behind):
         return len(log.hosts) < OFTEN
-    last = _latest(one for one in log.last if one.line.file == file)
+    last = _latest(last_words for last_words in log.last if last_words.line.file == file)
     quiet = not behind and not any(error.file == file and error.number > end for error in log.errors)
     runs = last is not None and last.number - end >= WENT_ON and not _LAUNCHER.search(last.text)
     if log.steps is not None and log.steps.file == file and log.steps.number > end:

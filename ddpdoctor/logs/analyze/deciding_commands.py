@@ -38,13 +38,13 @@ def deciding(check: Check, seen: Iterable[SignMatch], log: Log, *, sure: bool = 
     if by_log_alone(check):
         return None
     begin = "To see whether it is still so" if sure else "To decide it"
-    on = next((one.line.host for one in seen if one.line.host), "")
+    on = next((match.line.host for match in seen if match.line.host), "")
     there = f" on {host_named(on)}" if on else " on the host of that rank" if log.world_size != 1 else ""
     if check.family == "smoke" and "hang" not in check.groups:
         return Fix(f"{begin}, let a small training run{there}", ("ddpdoctor smoke",))
     # What a host's own processes decide, it decides alone.
     if check.groups & {"meeting", "fleet"} and "processes" not in check.groups:
-        return _on_all_nodes(begin, [one.line.text for one in seen] + [error.text for error in log.errors], log)
+        return _on_all_nodes(begin, [match.line.text for match in seen] + [error.text for error in log.errors], log)
     if "hang" in check.groups:
         return Fix(
             f"{begin}, start the run again, and while it hangs ask{there} what each rank waits for",
@@ -68,11 +68,11 @@ def host_named(label: str) -> str:
 
 def _loaded(seen: Iterable[SignMatch], log: Log) -> str:
     """The file that the call names by which the exception with those words came about; "" where it names none."""
-    for one in seen:
-        for each in log.raised:
-            same = (each.line.file, each.line.rank) == (one.line.file, one.line.rank)
-            if same and each.began.number <= one.line.number <= each.line.number + BEHIND:
-                calls = [_LOADS.search(frame.code) for frame in (*reversed(each.frames), each.own) if frame]
+    for match in seen:
+        for raised in log.raised:
+            same = (raised.line.file, raised.line.rank) == (match.line.file, match.line.rank)
+            if same and raised.began.number <= match.line.number <= raised.line.number + BEHIND:
+                calls = [_LOADS.search(frame.code) for frame in (*reversed(raised.frames), raised.own) if frame]
                 if named := next((call["file"] for call in calls if call), ""):
                     return named
     return ""

@@ -24,7 +24,7 @@ BEFORE: Final = 200
 def with_early_end(within: Sequence[SignMatch], exited: ProcessExit, log: Log, catalogue: Catalogue) -> list[SignMatch]:
     """The signs in a launcher's words on a process, with a hint that it left the others, where it was aborted so, nothing else went
     before, and the others lost it."""
-    if signal_of(exited) != ABORT or exited.told_to or any(one.role is SignRole.NAMES for one in within):
+    if signal_of(exited) != ABORT or exited.told_to or any(match.role is SignRole.NAMES for match in within):
         return list(within)
     lost = any(sighting.role is SignRole.EFFECT and sighting.line.rank != exited.rank for sighting in log.sightings)
     line = next(

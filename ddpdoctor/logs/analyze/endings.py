@@ -34,19 +34,27 @@ def endings(log: Log) -> list[ProcessExit]:
     """Each process once, although torchrun speaks of it in a line and in its table; those that ended well are left out."""
     found: list[ProcessExit] = []
     places: dict[tuple[str, int], list[int]] = {}
-    stopped = min((one.line.order for one in log.exited if one.error.startswith(_STOPPED)), default=None)
-    for one in log.exited:
-        if one.exit_code == 0:
+    stopped = min(
+        (process_exit.line.order for process_exit in log.exited if process_exit.error.startswith(_STOPPED)),
+        default=None,
+    )
+    for process_exit in log.exited:
+        if process_exit.exit_code == 0:
             continue
-        if stopped is not None and one.said_by == "srun" and signal_of(one) == KILL and one.line.order > stopped:
+        if (
+            stopped is not None
+            and process_exit.said_by == "srun"
+            and signal_of(process_exit) == KILL
+            and process_exit.line.order > stopped
+        ):
             # What doesn't heed its SIGTERM, Slurm kills.
-            one = msgspec.structs.replace(one, told_to=True)
-        maybe = sorted({place for key in _keys(one) for place in places.get(key, ())})
-        known = next((place for place in maybe if same_process(one, found[place])), len(found))
+            process_exit = msgspec.structs.replace(process_exit, told_to=True)
+        maybe = sorted({place for key in _keys(process_exit) for place in places.get(key, ())})
+        known = next((place for place in maybe if same_process(process_exit, found[place])), len(found))
         if known == len(found):
-            found.append(one)
+            found.append(process_exit)
         else:
-            found[known] = _merged(found[known], one)
+            found[known] = _merged(found[known], process_exit)
         for key in _keys(found[known]):
             if known not in (mine := places.setdefault(key, [])):
                 mine.append(known)

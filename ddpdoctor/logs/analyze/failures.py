@@ -132,29 +132,33 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
     real = without_refuted(real, log, catalogue)
     again = recovered(log, catalogue)
     stopped = catalogue.slug_for(LogTopic.STOPPED)
-    real = [one for one in real if not any(one.line.order == each.line.order for each in again)]
+    real = [match for match in real if not any(match.line.order == each.line.order for each in again)]
     chains = list(_chains(one for one in log.raised if one not in again))
     raised: list[Failure] = []
     taken: set[int] = set()
     for chain, until in chains:
-        within = [one for one in real if _is_within(one, chain, until) and not _is_behind_rows(one, chain, log.exited)]
+        within = [
+            match for match in real if _is_within(match, chain, until) and not _is_behind_rows(match, chain, log.exited)
+        ]
         if not is_from_outside(_root(chain)):
             # Behind an exception it is another's word, mostly a launcher's on what came of it.
-            within = [one for one in within if one.slug != stopped]
-        taken.update(id(one) for one in within if chain[0].began.number <= one.line.number)
+            within = [match for match in within if match.slug != stopped]
+        taken.update(id(match) for match in within if chain[0].began.number <= match.line.number)
         if not any(map(is_cut, chain)):
             # What the exception says decides, and not that hydra has shortened its traceback.
-            within = [one for one in within if SHORTENED not in one.sign]
+            within = [match for match in within if SHORTENED not in match.sign]
         one = _failure(log, catalogue, FailureKind.RAISED, chain[0].began, within, raised=_root(chain))
         raised.append(msgspec.structs.replace(one, over=_last_line(chain[-1])))
     said: list[Failure] = []
     ended: list[Failure] = []
     exits = endings(log)
-    lost = any(one.role is SignRole.EFFECT for one in real)
+    lost = any(match.role is SignRole.EFFECT for match in real)
     for exited in exits:
-        told = [one for one in log.exited if same_process(one, exited)]
+        told = [process_exit for process_exit in log.exited if same_process(process_exit, exited)]
         within = [
-            one for one in real if id(one) not in taken and any(_is_about(one.line, each, log.exited) for each in told)
+            match
+            for match in real
+            if id(match) not in taken and any(_is_about(match.line, process_exit, log.exited) for process_exit in told)
         ]
         taken.update(map(id, within))
         within = with_early_end(with_signal(within, exited, exits, catalogue, lost=lost), exited, log, catalogue)
@@ -162,25 +166,27 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
     said = [
         _failure(log, catalogue, FailureKind.SAID, some[0].line, some)
         for some in _by_line(real, taken)
-        if not all(_was_skipped(one, log) for one in some)
+        if not all(_was_skipped(match, log) for match in some)
     ]
-    ended = [msgspec.structs.replace(one, explained=_is_explained(one, raised, said, ended)) for one in ended]
+    ended = [
+        msgspec.structs.replace(failure, explained=_is_explained(failure, raised, said, ended)) for failure in ended
+    ]
     return sorted([*raised, *ended, *said], key=lambda one: one.line.order)
 
 
 def _was_skipped(seen: SignMatch, log: Log) -> bool:
     """Whether the script says right behind it that it leaves that batch out, and it isn't what its rank says last."""
-    if seen.role is SignRole.EFFECT or not any(_SKIPS.search(one.text) for one in seen.after):
+    if seen.role is SignRole.EFFECT or not any(_SKIPS.search(log_line.text) for log_line in seen.after):
         return False
-    last = next((one.line for one in log.last if one.rank == seen.line.rank), None)
+    last = next((last_words.line for last_words in log.last if last_words.rank == seen.line.rank), None)
     return last is not None and last.order > seen.line.order and seen.sign not in last.text
 
 
 def _by_line(real: Iterable[SignMatch], taken: set[int]) -> Iterable[list[SignMatch]]:
     lines: dict[tuple[int, int], list[SignMatch]] = {}
-    for one in real:
-        if id(one) not in taken:
-            lines.setdefault((one.line.file, one.line.number), []).append(one)
+    for match in real:
+        if id(match) not in taken:
+            lines.setdefault((match.line.file, match.line.number), []).append(match)
     return lines.values()
 
 
@@ -195,7 +201,7 @@ def _failure(
 ) -> Failure:
     line = raised.line if raised else began
     name = log.files[line.file].name if line.file < len(log.files) else ""
-    signs = tuple(one for one in within if one.role in (SignRole.NAMES, SignRole.HINTS))
+    signs = tuple(match for match in within if match.role in (SignRole.NAMES, SignRole.HINTS))
     slugs = {sign.slug for sign in signs}
     return Failure(
         kind=kind,
@@ -206,7 +212,7 @@ def _failure(
         raised=raised,
         exited=exited,
         signs=signs,
-        effects=tuple(one for one in within if one.role is SignRole.EFFECT),
+        effects=tuple(match for match in within if match.role is SignRole.EFFECT),
         is_only_told_to_end=slugs == {catalogue.slug_for(LogTopic.STOPPED)},
         is_only_mistaken=slugs == {catalogue.slug_for(LogTopic.MISTAKE)},
     )
@@ -257,7 +263,7 @@ def _is_within(seen: SignMatch, chain: Sequence[LoggedException], until: int) ->
     if first <= seen.line.number <= min(last.number + BEHIND, until - (until != last.number)):
         return True
     # Of a sign that a rank says again, only the first place is known.
-    return seen.times > 1 and seen.line.number < began.number and any(seen.sign in one.message for one in chain)
+    return seen.times > 1 and seen.line.number < began.number and any(seen.sign in raised.message for raised in chain)
 
 
 def _is_behind_rows(seen: SignMatch, chain: Sequence[LoggedException], exits: Sequence[ProcessExit]) -> bool:
@@ -275,7 +281,10 @@ def _is_about(line: LogLine, exited: ProcessExit, others: Sequence[ProcessExit])
     """Whether a line stands in the launcher's words on the end of that process."""
     if line.file != exited.line.file or not 0 <= line.number - exited.line.number <= ABOUT:
         return False
-    return not any(one.line.file == line.file and exited.line.number < one.line.number <= line.number for one in others)
+    return not any(
+        process_exit.line.file == line.file and exited.line.number < process_exit.line.number <= line.number
+        for process_exit in others
+    )
 
 
 def _is_explained(one: Failure, raised: Sequence[Failure], said: Sequence[Failure], ended: Sequence[Failure]) -> bool:
@@ -283,24 +292,26 @@ def _is_explained(one: Failure, raised: Sequence[Failure], said: Sequence[Failur
     exited = one.exited
     if exited is None or (exited.error and not exited.error.startswith("Signal ")):
         return True
-    own = [each for each in raised if not (each.raised and is_of_launcher(each.raised))]
-    own += [each for each in said if _EXCEPTION.match(each.line.text)]
-    if any(is_of(each.line, exited) for each in (*own, *(each for each in said if each.effects))):
+    own = [failure for failure in raised if not (failure.raised and is_of_launcher(failure.raised))]
+    own += [failure for failure in said if _EXCEPTION.match(failure.line.text)]
+    if any(is_of(failure.line, exited) for failure in (*own, *(each for each in said if each.effects))):
         return True
     if _is_of_only_one(exited, own, ended) or _may_be_of(one, own, ended):
         return True
     if signal_of(exited):
         # A library that lost a peer aborts its process; without labels nobody knows whose words those are.
-        nobody_knows = [each for each in (*own, *said) if each.effects and (each.rank is None or exited.rank is None)]
+        nobody_knows = [
+            failure for failure in (*own, *said) if failure.effects and (failure.rank is None or exited.rank is None)
+        ]
         return signal_of(exited) == ABORT and bool(nobody_knows)
     # A positive code is of a script that ended itself, if what it writes is in this log at all: others' words must be.
-    nobody = [each for each in own if each.line.rank is None and each.line.local_rank is None]
-    codes = [each for each in ended if each.exited and not signal_of(each.exited)]
-    heard = own or [each for each in said if each.effects]
+    nobody = [failure for failure in own if failure.line.rank is None and failure.line.local_rank is None]
+    codes = [failure for failure in ended if failure.exited and not signal_of(failure.exited)]
+    heard = own or [failure for failure in said if failure.effects]
     if not heard or (exited.said_by in OF_MORE and exited.rank is None):
         return True
     if nobody:
-        return len(nobody) >= len(codes) or not all(each.is_effect for each in nobody) or not exited.first
+        return len(nobody) >= len(codes) or not all(failure.is_effect for failure in nobody) or not exited.first
     return False
 
 
@@ -308,16 +319,22 @@ def _is_of_only_one(exited: ProcessExit, own: Sequence[Failure], ended: Sequence
     """Whether in the file of a node's launcher one rank alone raised something, and this one end alone is told, without its rank."""
     if exited.rank is not None:
         return False
-    ends = [one for one in ended if one.line.file == exited.line.file and one.exited and not one.exited.told_to]
-    return len(ends) == 1 and len({one.rank for one in own if one.line.file == exited.line.file} - {None}) == 1
+    ends = [
+        failure
+        for failure in ended
+        if failure.line.file == exited.line.file and failure.exited and not failure.exited.told_to
+    ]
+    return (
+        len(ends) == 1 and len({failure.rank for failure in own if failure.line.file == exited.line.file} - {None}) == 1
+    )
 
 
 def _may_be_of(end: Failure, own: Sequence[Failure], ended: Sequence[Failure]) -> bool:
     """Whether a rank whose own end isn't told raised something, and this end is told without its rank."""
     if end.exited is None or end.exited.rank is not None:
         return False
-    others = [one.exited for one in ended if one.exited and one is not end]
-    ranks = [one for one in own if one.line.rank is not None and not one.is_effect]
+    others = [failure.exited for failure in ended if failure.exited and failure is not end]
+    ranks = [failure for failure in own if failure.line.rank is not None and not failure.is_effect]
     return any(not any(is_of(rank.line, exited) for exited in others) for rank in ranks)
 
 

@@ -34,13 +34,16 @@ def more_of(lead: LogLine | None, raised: LoggedException | None, log: Log) -> t
     errors = [error for error in log.errors if error.number != lead.number or error.file != lead.file]
     behind = [error for error in errors if error.file == lead.file and 0 < error.number - lead.number <= BESIDE]
     if is_of_launching(text):
-        return tuple(one for one in behind if is_of_launching(one.text))[:MOST]
+        return tuple(log_line for log_line in behind if is_of_launching(log_line.text))[:MOST]
     if not _OF_NCCL.search(text):
         return ()
-    own = [one for one in behind if one.rank in (None, lead.rank) and one.host in ("", lead.host)]
+    own = [log_line for log_line in behind if log_line.rank in (None, lead.rank) and log_line.host in ("", lead.host)]
     # Another error's, with its own word, may follow.
-    until = min((one.number for one in own if _OF_NCCL.search(one.text) and "rror in" in one.text), default=1 << 62)
-    told = [one for one in own if one.number < until and not _GENERAL.match(one.text)]
+    until = min(
+        (log_line.number for log_line in own if _OF_NCCL.search(log_line.text) and "rror in" in log_line.text),
+        default=1 << 62,
+    )
+    told = [log_line for log_line in own if log_line.number < until and not _GENERAL.match(log_line.text)]
     warnings = [error for error in errors if _WARNS in error.text and error.rank in (None, lead.rank)]
     nearest = sorted(warnings, key=lambda warning: (warning.file != lead.file, abs(warning.number - lead.number)))
     return tuple(told[:MOST] or nearest[:1])
@@ -50,7 +53,9 @@ def nccl_may_say_more(lead: LogLine | None, raised: LoggedException | None, log:
     """Whether the failure may be one of NCCL's, and NCCL was not asked yet to tell all. end: how the launcher says it ended."""
     text = f"{lead.text if lead else ''} {f'{raised.exception} {raised.message}' if raised else ''} {end}"
     told = (
-        [one.line for one in log.last] + [one.line for one in log.noise] + [sighting.line for sighting in log.sightings]
+        [last_words.line for last_words in log.last]
+        + [noise.line for noise in log.noise]
+        + [sighting.line for sighting in log.sightings]
     )
     asked = any(_INFORMS in error.text for error in (*log.errors, *told))
     return bool(_MAY_BE_NCCLS.search(text)) and not asked

@@ -116,7 +116,7 @@ def _enough(announced: str, last: str) -> int:
 
 def got_over(failure: Failure, failures: Sequence[Failure], log: Log, catalogue: Catalogue) -> bool:
     """The same, of the log itself."""
-    last = next((one.line for one in log.last if one.rank == failure.line.rank), None)
+    last = next((last_words.line for last_words in log.last if last_words.rank == failure.line.rank), None)
     return only_announced(failure, failures, catalogue, last, log.steps) or merely_labelled(failure, last, log)
 
 
@@ -134,7 +134,7 @@ def merely_labelled(failure: Failure, last: LogLine | None, log: Log) -> bool:
         return False
     if _OF_TORCH.match(last.text) or last.file != over.file or last.number - over.number <= WENT_ON:
         return False
-    started_again = any(over.order < one.line.order < last.order for one in log.exited)
+    started_again = any(over.order < process_exit.line.order < last.order for process_exit in log.exited)
     return not started_again and over.order < log.recurs.order <= last.order
 
 
@@ -156,6 +156,6 @@ def merely_said(error: LogLine, log: Log) -> bool:
         if gives_up(one.text)
     ):
         return False
-    last = next((one.line for one in log.last if one.rank == error.rank), None)
+    last = next((last_words.line for last_words in log.last if last_words.rank == error.rank), None)
     latest = max(one.number for one in log.errors if (one.file, one.rank) == (error.file, error.rank))
     return last is not None and last.file == error.file and last.number - latest > WENT_ON

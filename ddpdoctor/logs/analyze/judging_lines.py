@@ -257,11 +257,11 @@ class LineJudge:
         if Wanted.FRAME in wanted and not stream.open and not stream.table and is_frame(line.text):
             taken |= self._traceback(spot, stream, line, text)
         if Wanted.STACK in wanted and stream.stack is None and begins_stack(line.text):
-            before = [one.text for one in self._before(spot, line)[::-1]]
+            before = [log_line.text for log_line in self._before(spot, line)[::-1]]
             stream.stack = StackAssembler(self._timed(spot, stream, line), reason_in(before))
         if Wanted.EXIT in wanted and not is_of_others(spot.text, spot.start, line.text):
             if exit_tables.begins(line) and stream.table is None:
-                before = [one.text for one in self._before(spot, line)] if exit_tables.is_cut(line) else []
+                before = [log_line.text for log_line in self._before(spot, line)] if exit_tables.is_cut(line) else []
                 stream.table = exit_tables.ExitTable(self._timed(spot, stream, line), before)
             for exited in exits_said(text, line):
                 timed = self._timed(spot, stream, line)
@@ -281,7 +281,7 @@ class LineJudge:
         if len(stream.open) < MOST_OPEN:
             # The line of an exception that was logged is the end of its traceback, and announces no other one.
             unannounced = is_headless or stream.follows_an_exception
-            before = [] if unannounced else [one.text for one in self._before(spot, line)[::-1]]
+            before = [] if unannounced else [log_line.text for log_line in self._before(spot, line)[::-1]]
             logger = "" if is_headless else self._loggers.get(id(stream), "")
             if logger and tags_output(logger):
                 before = [without(logger).sub("", one, count=1) for one in before]
@@ -346,17 +346,21 @@ class LineJudge:
 
     def _settle(self, stream: LogStream, near: int, line: LogLine) -> None:
         """That text was seen: sightings that waited for it count now."""
-        for one in stream.pending.pop(near, ()):
-            if not self._is_beside(line, one.line, one.sign) or self._gathered.again(one.sign, one.line):
+        for awaited_match in stream.pending.pop(near, ()):
+            if not self._is_beside(line, awaited_match.line, awaited_match.sign) or self._gathered.again(
+                awaited_match.sign, awaited_match.line
+            ):
                 continue
-            if seen := self._gathered.sighting(one.sign, one.line, one.words, one.quoted):
+            if seen := self._gathered.sighting(
+                awaited_match.sign, awaited_match.line, awaited_match.words, awaited_match.quoted
+            ):
                 seen.beside = line
 
     def _error(self, spot: Spot, stream: LogStream, line: LogLine, hits: dict[int, None]) -> None:
         words = [self._vocabulary.words[hit] for hit in hits if Wanted.ERROR in self._vocabulary.wanted[hit]]
         if not any(speaks_of_error(line.text, word) and not self._quoted(spot, line, word) for word in words):
             return
-        if is_ignored(one.text for one in self._back(spot, line)):
+        if is_ignored(log_line.text for log_line in self._back(spot, line)):
             return
         error = self._announced(spot, line) if announces(line.text) else line
         if error is None:
@@ -418,7 +422,7 @@ class LineJudge:
         """The line with a time: its own, that of a line before it, or the stream's last."""
         if line.time is None and self._clocks and stream.time_sought_at != line.number:
             stream.time_sought_at = line.number
-            earlier = next((one.time for one in self._back(spot, line) if one.time is not None), None)
+            earlier = next((log_line.time for log_line in self._back(spot, line) if log_line.time is not None), None)
             stream.time = stream.time if earlier is None else earlier
         return stream.with_time(line)
 

@@ -40,45 +40,49 @@ def with_lists_compared(seen: Sequence[SignMatch], log: Log, slug: str) -> list[
     """The sightings with the prefix named where one list of a message has it and the other one has the same keys without it, whatever
     it is, and a wrapper's left out where both have it, or the keys are others anyway. A single list may be of a part that a wrapped
     model has and its checkpoint lacks. The model is named where the checkpoint was never opened up. slug: of the check that tells of prefixes."""
-    lists = [one for one in seen if any(name in one.words for name in LISTS)]
-    prefixed = [one for one in seen if one.slug == slug]
+    lists = [match for match in seen if any(name in match.words for name in LISTS)]
+    prefixed = [match for match in seen if match.slug == slug]
     compared = []
-    for one in seen:
-        if "unexpected" in one.words and holder([one]):
-            compared.append(msgspec.structs.replace(one, role=SignRole.NAMES))
-        elif one.slug != slug:
-            compared.append(one)
-        elif not any(each.sign != one.sign and _of_one_message(each, one) for each in prefixed):
-            others = [each for each in lists if not one.sign.startswith(each.sign) and _of_one_message(each, one)]
-            if not others and _is_alone(one) and any(_is_wrapped(each) and _of_one_message(each, one) for each in seen):
+    for match in seen:
+        if "unexpected" in match.words and holder([match]):
+            compared.append(msgspec.structs.replace(match, role=SignRole.NAMES))
+        elif match.slug != slug:
+            compared.append(match)
+        elif not any(each.sign != match.sign and _of_one_message(each, match) for each in prefixed):
+            others = [each for each in lists if not match.sign.startswith(each.sign) and _of_one_message(each, match)]
+            if (
+                not others
+                and _is_alone(match)
+                and any(_is_wrapped(each) and _of_one_message(each, match) for each in seen)
+            ):
                 continue
-            if (role := _role(one, others)) is not None:
-                compared.append(msgspec.structs.replace(one, role=role))
+            if (role := _role(match, others)) is not None:
+                compared.append(msgspec.structs.replace(match, role=role))
     return _with_prefixes(compared, slug)
 
 
 def _with_prefixes(compared: Sequence[SignMatch], slug: str) -> list[SignMatch]:
     """The same, with what stands before the keys as words."""
     unexpected: dict[object, list[SignMatch]] = {}
-    for one in compared:
-        if "unexpected" in one.words:
-            unexpected.setdefault(_stream(one.line), []).append(one)
+    for match in compared:
+        if "unexpected" in match.words:
+            unexpected.setdefault(_stream(match.line), []).append(match)
     told: dict[object, list[SignMatch]] = {}
-    for one in compared:
-        if "missing" not in one.words:
+    for match in compared:
+        if "missing" not in match.words:
             continue
-        for other in unexpected.get(_stream(one.line), ()):
-            if _of_one_message(one, other) and (prefixes := prefixes_of(one, other)):
+        for other in unexpected.get(_stream(match.line), ()):
+            if _of_one_message(match, other) and (prefixes := prefixes_of(match, other)):
                 words = {name: prefix for name, prefix in zip(PREFIXES, prefixes, strict=True) if prefix}
-                prefixed = other if prefixes[1] else one
+                prefixed = other if prefixes[1] else match
                 named = msgspec.structs.replace(prefixed, slug=slug, role=SignRole.NAMES, words=words)
-                told.setdefault(_stream(one.line), []).append(named)
+                told.setdefault(_stream(match.line), []).append(named)
     left = [
-        one
-        for one in compared
-        if one.slug != slug or not any(_of_one_message(one, each) for each in told.get(_stream(one.line), ()))
+        match
+        for match in compared
+        if match.slug != slug or not any(_of_one_message(match, each) for each in told.get(_stream(match.line), ()))
     ]
-    return sorted([*left, *(one for each in told.values() for one in each)], key=lambda one: one.line.order)
+    return sorted([*left, *(match for each in told.values() for match in each)], key=lambda one: one.line.order)
 
 
 def prefixes_of(missing: SignMatch, unexpected: SignMatch) -> tuple[str, str] | None:
@@ -119,9 +123,9 @@ def _prefix(long: Sequence[str], short: Sequence[str], *, cut: bool) -> str:
 
 def holder(seen: Iterable[SignMatch]) -> str:
     """The key under which the model's state lies, where load_state_dict() was given the whole checkpoint; else ""."""
-    for one in seen:
-        if "unexpected" in one.words:
-            keys, _ = _keys(one)
+    for match in seen:
+        if "unexpected" in match.words:
+            keys, _ = _keys(match)
             if not any("." in key for key in keys):
                 return next((key for key in HOLDERS if key in keys), "")
     return ""
@@ -141,8 +145,8 @@ def _role(prefixed: SignMatch, others: Sequence[SignMatch]) -> SignRole | None:
     if not others:
         return prefixed.role
     own, whole = _keys(prefixed)
-    for other in others:
-        keys, whole_too = _keys(other)
+    for match in others:
+        keys, whole_too = _keys(match)
         if own & keys:
             return SignRole.NAMES
         if not (whole and whole_too) and {key.partition(".")[0] for key in own} & {

@@ -21,8 +21,8 @@ _SHAPES: Final = (
 
 def other_than_named(finding: Finding, seen: Iterable[SignMatch]) -> str:
     """What the log names, where the finding speaks of others of that kind and not of it; else ""."""
-    text = "\n".join((finding.summary, *(one.text for one in finding.evidence)))
-    for word in dict.fromkeys(word.strip() for one in seen for word in one.words.values()):
+    text = "\n".join((finding.summary, *(evidence.text for evidence in finding.evidence)))
+    for word in dict.fromkeys(word.strip() for match in seen for word in match.words.values()):
         shape = next((one for one in _SHAPES if one.fullmatch(word) or one.fullmatch(word.partition(".")[0])), None)
         named = shape.match(word) if shape else None
         if shape and named:

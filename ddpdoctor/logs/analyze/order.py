@@ -59,12 +59,12 @@ class Timeline:
             for failure in failures
             if failure.kind is FailureKind.RAISED and not failure.is_effect and not failure.is_from_outside
         ]
-        self._last = {one.rank: one.line for one in log.last}
+        self._last = {last_words.rank: last_words.line for last_words in log.last}
         self._trains = log.trains
         self._steps = log.steps
         self._ends = [failure.line for failure in failures if failure.kind is FailureKind.ENDED]
         self._first = [failure.exited for failure in failures if failure.exited and failure.exited.first]
-        times = [one.time for one in self._first if one.time is not None]
+        times = [process_exit.time for process_exit in self._first if process_exit.time is not None]
         self._first_end = min(times) if len(times) == len(self._first) > 1 else None
 
     def share(self, line: LogLine) -> int:
@@ -111,17 +111,28 @@ class Timeline:
 
     def ended_first(self, failure: Failure) -> bool:
         """Whether the launcher saw that rank end first; of several nodes' launchers each only knows its own ranks."""
-        first = [one for one in self._first if self._first_end is None or one.time == self._first_end]
-        return any(one is failure.exited or (failure.raised and is_of(failure.line, one)) for one in first)
+        first = [
+            process_exit
+            for process_exit in self._first
+            if self._first_end is None or process_exit.time == self._first_end
+        ]
+        return any(
+            process_exit is failure.exited or (failure.raised and is_of(failure.line, process_exit))
+            for process_exit in first
+        )
 
     def says_less(self, failure: Failure) -> bool:
         """Whether it is a launcher's mere word that a rank ended, too, beside one that the same launcher saw end first, and that says why."""
         exited = failure.exited
         if exited is None or exited.first or exited.error or failure.signs or exited.exit_code != ANY_EXCEPTION:
             return False
-        first = [one for one in self._first if one.line.file == exited.line.file and one.host == exited.host]
+        first = [
+            process_exit
+            for process_exit in self._first
+            if process_exit.line.file == exited.line.file and process_exit.host == exited.host
+        ]
         spoke = [one for one in self._own if not (self.outlived(one) or self.only_announced(one))]
-        return any(is_of(one.line, each) for one in spoke for each in first)
+        return any(is_of(one.line, process_exit) for one in spoke for process_exit in first)
 
     def near(self, failure: Failure, lead: Failure) -> bool:
         """Whether words stand shortly before, or right behind, what its rank fell by."""

@@ -23,8 +23,12 @@ def particulars(check: Check, seen: Sequence[SignMatch], log: Log) -> Particular
 
 def memory_of_ranks(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Where the holders that torch lists are ranks of this very run, by their launcher's word."""
-    ranks = {str(one.pid): one.rank for one in log.exited if one.pid and one.rank is not None}
-    found = sorted({pid for one in seen for pid in _LISTED.findall(one.line.text) if pid in ranks}, key=int)
+    ranks = {
+        str(process_exit.pid): process_exit.rank
+        for process_exit in log.exited
+        if process_exit.pid and process_exit.rank is not None
+    }
+    found = sorted({pid for match in seen for pid in _LISTED.findall(match.line.text) if pid in ranks}, key=int)
     if not found:
         return Particulars()
     own = sorted({rank for pid in found if (rank := ranks[pid]) is not None})

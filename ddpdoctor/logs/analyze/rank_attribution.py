@@ -95,7 +95,9 @@ def own_exit(failure: Failure, log: Log) -> ProcessExit | None:
     exited = failure.exited
     if exited is None:
         return None
-    several = {one.rank for one in log.exited if one.line.order == exited.line.order} - {exited.rank}
+    several = {process_exit.rank for process_exit in log.exited if process_exit.line.order == exited.line.order} - {
+        exited.rank
+    }
     return msgspec.structs.replace(exited, rank=None) if several and not exited.first else exited
 
 
@@ -110,12 +112,12 @@ def _host_of(rank: int | None, log: Log) -> str:
     host that a log of one rank names."""
     if rank is None:
         return ""
-    lines = [*_heard(log), *(one.line for one in log.noise)]
+    lines = [*_heard(log), *(noise.line for noise in log.noise)]
     own = [line for line in lines if line.rank == rank]
-    named = {one.host for one in own if one.host}
+    named = {log_line.host for log_line in own if log_line.host}
     if not named:
         warned = [(line.text.rpartition(_WARNS)[2], line.host) for line in lines if _WARNS in line.text and line.host]
-        named = {host for words, host in warned if _tells(words) and any(words in one.text for one in own)}
+        named = {host for words, host in warned if _tells(words) and any(words in log_line.text for log_line in own)}
     if not named and len(log.ranks) == 1:
         named = set(log.hosts)
     return next(iter(named)) if len(named) == 1 else ""
@@ -128,13 +130,13 @@ def _tells(words: str) -> bool:
 
 def _heard(log: Log) -> list[LogLine]:
     """Lines that are kept for what they say."""
-    return [*(sighting.line for sighting in log.sightings), *(one.line for one in log.last), *log.errors]
+    return [*(sighting.line for sighting in log.sightings), *(last_words.line for last_words in log.last), *log.errors]
 
 
 def _nproc(log: Log) -> int:
     """At least so many ranks are on the log's only host."""
-    local = [one.local_rank for one in log.exited if one.local_rank is not None]
-    local += [one.line.local_rank for one in log.raised if one.line.local_rank is not None]
+    local = [process_exit.local_rank for process_exit in log.exited if process_exit.local_rank is not None]
+    local += [raised.line.local_rank for raised in log.raised if raised.line.local_rank is not None]
     return max([len(log.ranks), *(number + 1 for number in local)], default=0)
 
 
@@ -166,11 +168,13 @@ def _of_who_repeats_it(failure: Failure, log: Log) -> ProcessExit | None:
         return None
     heard = _heard(log)
     process = _process(line)
-    own = [one.text for one in heard if process and _process(one) == process]
+    own = [log_line.text for log_line in heard if process and _process(log_line) == process]
     words = {text.rpartition(_WARNS)[2] for text in (line.text, *own) if _WARNS in text}
     if failure.raised:
         words.add(failure.raised.message)
-    told = [_said_by(one, heard) for one in heard if any(_tells(word) and word in one.text for word in words)]
+    told = [
+        _said_by(log_line, heard) for log_line in heard if any(_tells(word) and word in log_line.text for word in words)
+    ]
     ends = endings(log) if any(rank is not None for rank in told) else []
     hosts = {end.rank: end.host for end in ends}
     ranks = {rank for rank in told if rank is not None and line.host in ("", hosts.get(rank) or line.host)}
@@ -184,8 +188,8 @@ def _said_by(line: LogLine, heard: Sequence[LogLine]) -> int | None:
     """Which rank says a line, or the first of several lines of which it is one: a library labels no other."""
     if line.rank is not None or _WARNS in line.text:
         return line.rank
-    labelled = [one for one in heard if one.file == line.file and one.rank is not None]
-    before = [one for one in labelled if 0 < line.number - one.number <= SAYS_MORE]
+    labelled = [log_line for log_line in heard if log_line.file == line.file and log_line.rank is not None]
+    before = [log_line for log_line in labelled if 0 < line.number - log_line.number <= SAYS_MORE]
     return max(before, key=lambda one: one.number).rank if before else None
 
 
@@ -220,9 +224,11 @@ def _announced(failure: Failure, log: Log) -> ProcessExit | None:
     began = failure.began
     return next(
         (
-            one
-            for one in log.exited
-            if one.line.file == began.file and 0 < began.number - one.line.number <= NEXT and not one.told_to
+            process_exit
+            for process_exit in log.exited
+            if process_exit.line.file == began.file
+            and 0 < began.number - process_exit.line.number <= NEXT
+            and not process_exit.told_to
         ),
         None,
     )
@@ -253,7 +259,7 @@ def _only_exit(failure: Failure, log: Log, failures: Sequence[Failure]) -> Proce
         for end in ends
         if (end.rank not in heard if end.rank is not None else end.local_rank is not None and heard <= {None})
     ]
-    return next((one for one in own if one.first), only(own))
+    return next((process_exit for process_exit in own if process_exit.first), only(own))
 
 
 def _of_the_only_process(failure: Failure, log: Log, failures: Sequence[Failure]) -> ProcessExit | None:
@@ -281,7 +287,7 @@ def _of_who_was_killed(failure: Failure, log: Log, catalogue: Catalogue) -> Proc
         for ending in endings(log)
         if signal_of(ending) == KILL and ending.rank is not None and not ending.told_to
     ]
-    return only(one for one in killed if one.first) or only(killed)
+    return only(process_exit for process_exit in killed if process_exit.first) or only(killed)
 
 
 def _of_who_fell_first(
@@ -335,7 +341,7 @@ def ended_well(log: Log, failures: Sequence[Failure], catalogue: Catalogue) -> b
         failure for failure in failures if not any(failure is other or _alike(failure, other) for other in announced)
     ]
     ends = [failure for failure in failures if failure.kind is not FailureKind.SAID]
-    if any(failure.is_from_outside for failure in failures) or any(one.first for one in log.exited):
+    if any(failure.is_from_outside for failure in failures) or any(process_exit.first for process_exit in log.exited):
         return False
     if any(end.raised and short_name(end.raised.exception) == "ChildFailedError" for end in ends):
         return False
@@ -384,8 +390,10 @@ def _comes_to_an_end(log: Log) -> bool:
 
 def _fell(said: Sequence[Failure], log: Log, catalogue: Catalogue) -> bool:
     """Whether words of an illness that ends a training are a rank's last ones, or sure."""
-    grave = [one for one in said if any(is_grave(catalogue, sign.slug, sign.sign) for sign in one.signs)]
-    return any(any(is_grave(catalogue, sign.slug) for sign in one.names) or not _went_on(one, log) for one in grave)
+    grave = [failure for failure in said if any(is_grave(catalogue, sign.slug, sign.sign) for sign in failure.signs)]
+    return any(
+        any(is_grave(catalogue, sign.slug) for sign in failure.names) or not _went_on(failure, log) for failure in grave
+    )
 
 
 def _alike(one: Failure, other: Failure) -> bool:
@@ -465,5 +473,5 @@ def _may_be_caught(raised: LoggedException) -> bool:
 def _last_words(failure: Failure | None, log: Log) -> LogLine | None:
     """Of its rank; of all, where no rank is known."""
     if failure and failure.line.rank is not None:
-        return next((one.line for one in log.last if one.rank == failure.line.rank), None)
-    return max((one.line for one in log.last), key=lambda line: line.order, default=None)
+        return next((last_words.line for last_words in log.last if last_words.rank == failure.line.rank), None)
+    return max((last_words.line for last_words in log.last), key=lambda line: line.order, default=None)

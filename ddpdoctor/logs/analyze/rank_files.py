@@ -15,8 +15,8 @@ def without_parts_that_all_lack(seen: Iterable[SignMatch]) -> list[SignMatch]:
     """The sightings without files that are numbered otherwise than the rank that lacks them; without any where rank 0 lacks its own:
     then the folder isn't there, or another one was meant."""
     every = list(seen)
-    nobody_has = any(_number(one) == 0 for one in every)
-    return [one for one in every if PART not in one.words or (not nobody_has and _may_be_own(one))]
+    nobody_has = any(_number(match) == 0 for match in every)
+    return [match for match in every if PART not in match.words or (not nobody_has and _may_be_own(match))]
 
 
 def _number(one: SignMatch) -> int | None:

@@ -42,7 +42,7 @@ def good_news(catalogue: Catalogue) -> frozenset[str]:
 
 def without_misread(seen: Sequence[SignMatch], log: Log, catalogue: Catalogue) -> list[SignMatch]:
     """The sightings without those of which their own check says that they are about something else."""
-    return [one for one in seen if not _is_misread(one, log, catalogue.get(one.slug))]
+    return [match for match in seen if not _is_misread(match, log, catalogue.get(match.slug))]
 
 
 def _is_misread(seen: SignMatch, log: Log, check: Check | None) -> bool:
@@ -68,35 +68,45 @@ def recovered(log: Log, catalogue: Catalogue) -> list[LoggedException]:
     for sighting in log.sightings:
         own.setdefault(sighting.slug, []).append(sighting)
     known = ((catalogue.get(slug), seen) for slug, seen in own.items())
-    return [one for check, seen in known if check and check.log.recovered for one in check.log.recovered(seen, log)]
+    return [
+        raised for check, seen in known if check and check.log.recovered for raised in check.log.recovered(seen, log)
+    ]
 
 
 def without_refuted(seen: Sequence[SignMatch], log: Log, catalogue: Catalogue) -> list[SignMatch]:
     """The sightings without those that other lines speak against."""
-    left = [one for one in seen if not _is_refuted(one, log.sightings, catalogue) and not _is_built_for_it(one, seen)]
-    return [one for one in left if not (_goes_on(one, log) or _was_met(one, log))]
+    left = [
+        match
+        for match in seen
+        if not _is_refuted(match, log.sightings, catalogue) and not _is_built_for_it(match, seen)
+    ]
+    return [match for match in left if not (_goes_on(match, log) or _was_met(match, log))]
 
 
 def _is_refuted(one: SignMatch, every: Sequence[SignMatch], catalogue: Catalogue) -> bool:
     check = catalogue.get(one.slug)
     refuting = [sign for sign in check.log_signs if one.sign in sign.refutes] if check else []
     return any(
-        other.sign == sign.text
-        and other.slug == one.slug
-        and may_be_of_one(other.line, one.line)
-        and (not sign.refutes_earlier or other.line.order > one.line.order)
+        match.sign == sign.text
+        and match.slug == one.slug
+        and may_be_of_one(match.line, one.line)
+        and (not sign.refutes_earlier or match.line.order > one.line.order)
         for sign in refuting
-        for other in every
+        for match in every
     )
 
 
 def builds_tried_again(build: Sequence[SignMatch], log: Log) -> list[LoggedException]:
     """What builds without torch raised, of a package that was then installed, by another try, or that a training did without.
     build: signs of such builds, and of what was installed."""
-    done = [one for one in build if one.sign == INSTALLED]
-    lines = {one.line.order for one in build if one.role is not SignRole.NOISE}
-    failed = [one for one in log.raised if one.line.order in lines]
-    return [one for one in failed if _trains_behind(one.line, log) or any(_is_of_package(one, each) for each in done)]
+    done = [match for match in build if match.sign == INSTALLED]
+    lines = {match.line.order for match in build if match.role is not SignRole.NOISE}
+    failed = [raised for raised in log.raised if raised.line.order in lines]
+    return [
+        raised
+        for raised in failed
+        if _trains_behind(raised.line, log) or any(_is_of_package(raised, match) for match in done)
+    ]
 
 
 def _trains_behind(line: LogLine, log: Log) -> bool:
@@ -132,9 +142,13 @@ def _goes_on(one: SignMatch, log: Log) -> bool:
 
 def _was_met(one: SignMatch, log: Log) -> bool:
     """Whether a pod that asked for its master's address got it: torchrun tells of ranks that it has started."""
-    ended = [each for each in log.exited if each.said_by == "torchrun" and each.line.order > one.line.order]
+    ended = [
+        process_exit
+        for process_exit in log.exited
+        if process_exit.said_by == "torchrun" and process_exit.line.order > one.line.order
+    ]
     return one.sign == ASKS and any(
-        may_be_of_one(msgspec.structs.replace(each.line, rank=None), one.line) for each in ended
+        may_be_of_one(msgspec.structs.replace(process_exit.line, rank=None), one.line) for process_exit in ended
     )
 
 
@@ -149,5 +163,5 @@ def is_of_own_script(one: SignMatch, log: Log) -> bool:
 def _is_built_for_it(one: SignMatch, seen: Sequence[SignMatch]) -> bool:
     """Whether the kernel for which dkms has built the driver is the one that runs: then its files are missing here, as in a container."""
     kernel = one.words.get("kernel", "")
-    missed = [each.line for each in seen if each.sign == NO_MODULE and may_be_of_one(each.line, one.line)]
+    missed = [match.line for match in seen if match.sign == NO_MODULE and may_be_of_one(match.line, one.line)]
     return one.sign == BUILT and any(line.text.rstrip().endswith(f"/{kernel}") for line in missed)

@@ -25,12 +25,12 @@ def settings_said(seen: Iterable[SignMatch], catalogue: Catalogue) -> dict[str, 
     """MASTER_ADDR and MASTER_PORT as the first of them names them: a port, and the host that it is on; a host alone may be anybody's.
     Else the interface that was asked for."""
     seen = tuple(seen)
-    words = next((one.words for one in seen if one.words.get("port")), {})
+    words = next((match.words for match in seen if match.words.get("port")), {})
     named = {ADDRESS: words.get("host", "").strip(), PORT: words.get("port", "").strip()}
-    for one in seen:
-        check = catalogue.get(one.slug)
+    for match in seen:
+        check = catalogue.get(match.slug)
         if not words and check and check.log.setting:
-            named.setdefault(check.log.setting, one.words.get("name", "").strip())
+            named.setdefault(check.log.setting, match.words.get("name", "").strip())
     return {name: value for name, value in named.items() if value}
 
 
@@ -102,7 +102,7 @@ def _resolved(network: Network, host: str) -> Maybe[Resolution | None]:
         return None
     known = [one for one in (network.master, network.rendezvous) if isinstance(one, Resolution)]
     unseen = Unknown(f"{host}, which the log names, wasn't looked at from here")
-    return next((one for one in known if host in (one.name, *one.addresses)), unseen)
+    return next((resolution for resolution in known if host in (resolution.name, *resolution.addresses)), unseen)
 
 
 def looked_at(snapshot: Snapshot, seen: Iterable[SignMatch], catalogue: Catalogue) -> str:

@@ -47,12 +47,12 @@ def said(log: Maybe[Log], slug: str) -> bool:
 
 def word(seen: Iterable[SignMatch], name: str) -> str:
     """The first of these words that any of the sightings has; "" if none has it."""
-    return next((one.words[name] for one in seen if one.words.get(name)), "")
+    return next((match.words[name] for match in seen if match.words.get(name)), "")
 
 
 def said_by(seen: Iterable[SignMatch]) -> int | None:
     """The rank that said it first, where the log tells."""
-    return next((one.line.rank for one in seen if one.line.rank is not None), None)
+    return next((match.line.rank for match in seen if match.line.rank is not None), None)
 
 
 def lines(log: Log, seen: Iterable[SignMatch], most: int = 4) -> tuple[Evidence, ...]:
@@ -60,11 +60,11 @@ def lines(log: Log, seen: Iterable[SignMatch], most: int = 4) -> tuple[Evidence,
     behind that one: settings that are printed long before, what the rank was doing."""
     different: dict[tuple[int, int], SignMatch] = {}
     beside: dict[str, LogLine] = {}
-    for one in seen:
-        different.setdefault((one.line.file, one.line.number), one)
-        if one.beside and not _OF_A_TRACEBACK.match(one.beside.text):
-            beside.setdefault(one.beside.text, one.beside)
-    said = [Evidence(_around(one), where(log, one.line)) for one in list(different.values())[:most]]
+    for match in seen:
+        different.setdefault((match.line.file, match.line.number), match)
+        if match.beside and not _OF_A_TRACEBACK.match(match.beside.text):
+            beside.setdefault(match.beside.text, match.beside)
+    said = [Evidence(_around(match), where(log, match.line)) for match in list(different.values())[:most]]
     others = [line for line in beside.values() if (line.file, line.number) not in different]
     return (*(Evidence(line.text[:LONG], where(log, line)) for line in others[:MOST_BESIDE]), *said)
 
@@ -115,10 +115,10 @@ def named(log: Log, seen: Iterable[SignMatch]) -> tuple[Evidence, ...]:
     """What their words are, which a summary made of a page leaves out: "What the log names: address 10.0.0.7, port 29500"."""
     found: dict[str, dict[str, None]] = {}
     first = None
-    for one in seen:
-        for name, value in one.words.items():
+    for match in seen:
+        for name, value in match.words.items():
             found.setdefault(name.replace("_", " "), {})[value.strip()] = None
-            first = first or one.line
+            first = first or match.line
     told = ", ".join(f"{name} {listed(values, MOST_VALUES)}" for name, values in found.items())
     return (Evidence(f"What the log names: {told}", where(log, first)),) if first else ()
 

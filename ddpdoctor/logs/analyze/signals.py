@@ -22,10 +22,10 @@ def with_signal(
 ) -> list[SignMatch]:
     """The signs in a launcher's words on a process, with hints at what its signal speaks for, where nothing names an illness.
     others: all ends that the log tells of. lost: other ranks say that they lost one, which has an illness of its own."""
-    known = {one.slug for one in within}
+    known = {match.slug for match in within}
     signal = signal_of(exited)
     told = exited.told_to or (signal == KILL and (lost or _cancelled(exited, others)))
-    if told or any(one.role is SignRole.NAMES for one in within):
+    if told or any(match.role is SignRole.NAMES for match in within):
         return list(within)
     rank = exited.line.rank if exited.line.rank is not None else exited.rank
     line = msgspec.structs.replace(exited.line, rank=rank, host=exited.line.host or exited.host)
@@ -45,5 +45,9 @@ def _checks_of(signal: int, catalogue: Catalogue) -> tuple[Check, ...]:
 
 def _cancelled(exited: ProcessExit, others: Sequence[ProcessExit]) -> bool:
     """Whether Slurm ended all processes: whom it kills then, it killed itself."""
-    cancels = [one for one in others if one.said_by == "srun" and one.exit_code is None and "oom" not in one.error]
+    cancels = [
+        process_exit
+        for process_exit in others
+        if process_exit.said_by == "srun" and process_exit.exit_code is None and "oom" not in process_exit.error
+    ]
     return exited.said_by == "srun" and bool(cancels)

@@ -43,7 +43,7 @@ def hypotheses(log: Log, effects: Sequence[SignMatch], catalogue: Catalogue) -> 
     """The likeliest first; none where the timeouts tell nothing."""
     watchdog = catalogue.slug_for(HangCause.TIMED_OUT)
     said = [effect for effect in effects if effect.slug == watchdog and effect.line.rank is not None]
-    if len({one.words["group"] for one in said if one.words.get("group")}) > 1:
+    if len({match.words["group"] for match in said if match.words.get("group")}) > 1:
         return ()  # The numbers of different groups have nothing to do with each other.
     waited = _waited(said)
     return (
@@ -58,12 +58,12 @@ def hypotheses(log: Log, effects: Sequence[SignMatch], catalogue: Catalogue) -> 
 
 def _waited(said: Iterable[SignMatch]) -> tuple[Waited, ...]:
     found: dict[int, Waited] = {}
-    for one in said:
-        number, call, rank = one.words.get("number"), one.words.get("call"), one.line.rank
+    for match in said:
+        number, call, rank = match.words.get("number"), match.words.get("call"), match.line.rank
         if number and call and rank is not None:
-            size = "" if any(some in call for some in OWN_SIZES) else one.words.get("size", "")
+            size = "" if any(some in call for some in OWN_SIZES) else match.words.get("size", "")
             what = f"{call} number {number}" + (f" of {size} elements" if size else "")
-            found.setdefault(rank, Waited(rank, int(number), what, one))
+            found.setdefault(rank, Waited(rank, int(number), what, match))
     return tuple(found.values())
 
 
@@ -95,14 +95,14 @@ def _behind(waited: Sequence[Waited], said: Iterable[SignMatch]) -> tuple[Hypoth
     first = min(waited, key=lambda one: one.number, default=None)
     there = {one.rank for one in waited}
     behind = {
-        one.line.rank: one
-        for one in said
-        if one.line.rank is not None and one.line.rank not in there and one.words.get("enqueued")
+        match.line.rank: match
+        for match in said
+        if match.line.rank is not None and match.line.rank not in there and match.words.get("enqueued")
     }
     behind = {rank: one for rank, one in behind.items() if first and int(one.words["enqueued"]) < first.number}
     if first is None or not behind:
         return ()
-    last = max(int(one.words["enqueued"]) for one in behind.values())
+    last = max(int(match.words["enqueued"]) for match in behind.values())
     who = ranks_named(sorted(behind))
     why = f"{_ranks(waited)} waited in {first.call}, and {who} had called no more than number {last}"
     return (Hypothesis(HangCause.BEHIND, why, (*behind.values(), first.seen)),)
@@ -138,10 +138,12 @@ def _all_the_same(waited: Sequence[Waited], log: Log) -> tuple[Hypothesis, ...]:
 def _different_lines(log: Log, effects: Iterable[SignMatch]) -> tuple[Hypothesis, ...]:
     """Over gloo there are no numbers; but the ranks may have waited in different lines of the script."""
     places: dict[str, list[LoggedException]] = {}
-    for one in log.raised:
-        if GLOO in one.message and one.own and one.line.rank is not None:
-            places.setdefault(f"{one.own.path.rpartition('/')[2]}:{one.own.line}", []).append(one)
-    ranks = {place: [one.line.rank for one in some if one.line.rank is not None] for place, some in places.items()}
+    for raised in log.raised:
+        if GLOO in raised.message and raised.own and raised.line.rank is not None:
+            places.setdefault(f"{raised.own.path.rpartition('/')[2]}:{raised.own.line}", []).append(raised)
+    ranks = {
+        place: [raised.line.rank for raised in some if raised.line.rank is not None] for place, some in places.items()
+    }
     waiting = {rank for some in ranks.values() for rank in some}
     if len(places) < 2 or not waiting >= {*log.ranks, *range(log.world_size or 0)}:
         return ()
@@ -149,7 +151,7 @@ def _different_lines(log: Log, effects: Iterable[SignMatch]) -> tuple[Hypothesis
     odd = {some[0] for some in ranks.values()}
     seen = tuple(effect for effect in effects if effect.sign == GLOO and effect.line.rank in odd)
     different = Hypothesis(HangCause.DESYNC, why, seen)
-    if not _is_behind_the_steps([one for some in places.values() for one in some]):
+    if not _is_behind_the_steps([raised for some in places.values() for raised in some]):
         return (different,)
     return Hypothesis(
         HangCause.UNEVEN, f"{why}: some were through with their steps, and others were not", seen
@@ -158,10 +160,10 @@ def _different_lines(log: Log, effects: Iterable[SignMatch]) -> tuple[Hypothesis
 
 def _is_behind_the_steps(waiting: Sequence[LoggedException]) -> bool:
     """Whether some ranks were in the backward pass, and all the others in a call of the script's own behind that line."""
-    steps = [one for one in waiting if any(STEP in frame.path for frame in one.frames)]
-    calls = [one for one in waiting if one not in steps]
+    steps = [raised for raised in waiting if any(STEP in frame.path for frame in raised.frames)]
+    calls = [raised for raised in waiting if raised not in steps]
     last = max((step.own.line for step in steps if step.own), default=0)
-    files = {one.own.path for one in waiting if one.own}
+    files = {raised.own.path for raised in waiting if raised.own}
     return bool(steps and calls) and len(files) == 1 and all(call.own and call.own.line > last for call in calls)
 
 
@@ -174,7 +176,7 @@ def _did_not_come(effects: Sequence[SignMatch], missing: str) -> tuple[Hypothesi
     ]
     if not counted or any(effect.slug != missing for effect in effects):
         return ()
-    came, wanted = max((int(one.words["came"]), int(one.words["wanted"])) for one in counted)
+    came, wanted = max((int(match.words["came"]), int(match.words["wanted"])) for match in counted)
     others = wanted - came
     if others < 1:
         return ()

@@ -99,8 +99,10 @@ def verdict_of(log: Log, catalogue: Catalogue) -> LogVerdict:
     if len(found) > 1 and last.outcome is RunOutcome.NOTHING:
         last = msgspec.structs.replace(last, ended_well=True)
     else:
-        last = next((one for one in reversed(found) if _names_cause(one, catalogue)), last)
-    return msgspec.structs.replace(last, elsewhere=tuple(one for one in found if one.attempt != last.attempt))
+        last = next((log_verdict for log_verdict in reversed(found) if _names_cause(log_verdict, catalogue)), last)
+    return msgspec.structs.replace(
+        last, elsewhere=tuple(log_verdict for log_verdict in found if log_verdict.attempt != last.attempt)
+    )
 
 
 def _names_cause(verdict: LogVerdict, catalogue: Catalogue) -> bool:
@@ -156,7 +158,7 @@ def _only_warns(log: Log, failures: Sequence[Failure], course: Timeline) -> bool
         for failure in failures
     )
     said = all(failure.kind is FailureKind.SAID and not failure.effects for failure in failures)
-    last = max((one.line for one in log.last), key=lambda line: line.order, default=None)
+    last = max((last_words.line for last_words in log.last), key=lambda line: line.order, default=None)
     complete = said and last is not None and _COMPLETE.search(last.text) and not _INCOMPLETE.search(last.text)
     return bool(mere or complete) and not _last_errors(log, course)
 
@@ -164,13 +166,18 @@ def _only_warns(log: Log, failures: Sequence[Failure], course: Timeline) -> bool
 def _others(lead: Failure, own: Sequence[Failure], log: Log, course: Timeline) -> tuple[LoggedException, ...]:
     """Mistakes that other ranks made by themselves: none that the lead's rank has made as well, as one of a chain or at its end."""
     kinds: dict[object, LoggedException] = {}
-    for one in own:
-        if one.raised is None or not one.is_ordinary or one.rank in (None, lead.rank) or one.attempt != lead.attempt:
+    for failure in own:
+        if (
+            failure.raised is None
+            or not failure.is_ordinary
+            or failure.rank in (None, lead.rank)
+            or failure.attempt != lead.attempt
+        ):
             continue
-        if not (course.outlived(one) or course.only_announced(one)):
-            kinds.setdefault(kind_of(one.raised), one.raised)
+        if not (course.outlived(failure) or course.only_announced(failure)):
+            kinds.setdefault(kind_of(failure.raised), failure.raised)
     line = lead.raised.line if lead.raised else None
-    same = [one for one in log.raised if line and (one.line.file, one.line.rank) == (line.file, line.rank)]
+    same = [raised for raised in log.raised if line and (raised.line.file, raised.line.rank) == (line.file, line.rank)]
     return tuple(kind for kind in kinds.values() if not any(is_alike(kind, mine) for mine in same))
 
 
@@ -203,7 +210,7 @@ def _ended_itself(lead: Failure, ranked: Sequence[Ranked]) -> bool:
     if lead.raised is None or lead.signs:
         return False
     just_before = [seen for one in ranked if one.place is EvidencePosition.SHORTLY_BEFORE for seen in one.sightings]
-    return any(0 < lead.began.number - one.line.number <= JUST_BEFORE for one in just_before)
+    return any(0 < lead.began.number - match.line.number <= JUST_BEFORE for match in just_before)
 
 
 def _lost(effects: Sequence[SignMatch]) -> tuple[Suspect, ...]:
@@ -250,7 +257,7 @@ def _only_ended(log: Log, failures: Sequence[Failure], course: Timeline) -> LogV
     its traceback stands right before, or in the launcher's own words."""
     first = next((failure for failure in failures if failure.exited and failure.exited.first), failures[0])
     # Those that the launcher ends, it may tell of before the one that failed.
-    told_of = [one.line for one in log.exited if one.line.file == failures[0].line.file]
+    told_of = [process_exit.line for process_exit in log.exited if process_exit.line.file == failures[0].line.file]
     if cause := _just_before(min(told_of, key=lambda line: line.order), log, course):
         lead = with_rank(msgspec.structs.replace(first, line=cause), log, failures, course.catalogue)
         return LogVerdict(outcome=RunOutcome.UNRECOGNISED, lead=lead, exited=own_exit(first, log))
@@ -279,7 +286,7 @@ def _just_before(end: LogLine, log: Log, course: Timeline) -> LogLine | None:
         for late_error in _late_errors(log, course)
         if late_error.file == end.file and 0 < end.number - late_error.number <= NEXT
     ]
-    return next((one for one in reversed(near) if _EXCEPTION.match(one.text)), None)
+    return next((log_line for log_line in reversed(near) if _EXCEPTION.match(log_line.text)), None)
 
 
 def _last_errors(log: Log, course: Timeline) -> list[LogLine]:
@@ -300,7 +307,11 @@ def _said_before(
     errors = [late_error for late_error in _late_errors(log, course) if late_error.order < first][:MOST]
     if errors or lead is None or lead.rank is None:
         return tuple(errors)
-    return tuple(one.line for one in log.last if one.rank == lead.rank and one.line.order < lead.line.order)
+    return tuple(
+        last_words.line
+        for last_words in log.last
+        if last_words.rank == lead.rank and last_words.line.order < lead.line.order
+    )
 
 
 def _errors_behind(log: Log, failures: Sequence[Failure], course: Timeline) -> bool:
@@ -359,7 +370,7 @@ def _without_cause(
         if slug not in told
     ]
     first = next((one for one in failures if one.kind is not FailureKind.ENDED), failures[0])
-    last = next((one.line for one in log.last if one.rank in silent), None)
+    last = next((last_words.line for last_words in log.last if last_words.rank in silent), None)
     return LogVerdict(
         outcome=RunOutcome.EFFECTS_ONLY,
         suspects=tuple(suspects[:MOST]),

@@ -28,11 +28,11 @@ def without_waits_that_ended(seen: Iterable[SignMatch], last: Iterable[LastWords
     """The sightings without waits that are not the last words of who waited."""
     every, words = list(seen), list(last)
     ends = {word.rank: word.line.text for word in words}
-    if all(one.sign == SHOULD_DUMP for one in every) and any(_DONE.search(word.line.text) for word in words):
+    if all(match.sign == SHOULD_DUMP for match in every) and any(_DONE.search(word.line.text) for word in words):
         return []
     return [
-        one
-        for one in every
-        if one.sign not in STILL_WAITING
-        or (one.sign in ends.get(one.line.rank, "") and one.times >= STILL_WAITING[one.sign])
+        match
+        for match in every
+        if match.sign not in STILL_WAITING
+        or (match.sign in ends.get(match.line.rank, "") and match.times >= STILL_WAITING[match.sign])
     ]

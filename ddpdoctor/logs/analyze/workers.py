@@ -13,8 +13,8 @@ NEAR: Final = 400
 
 def is_end_told(seen: SignMatch, log: Log) -> bool:
     """Whether it is the end of a worker that no signal ended, and that raised something as it was started."""
-    started = [one for one in log.raised if any(_starts(frame.path, frame.function) for frame in one.frames)]
-    return any(_tells(each, seen) for each in started)
+    started = [raised for raised in log.raised if any(_starts(frame.path, frame.function) for frame in raised.frames)]
+    return any(_tells(raised, seen) for raised in started)
 
 
 def _starts(path: str, function: str) -> bool:

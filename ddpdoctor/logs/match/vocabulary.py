@@ -68,11 +68,13 @@ class Vocabulary:
             near = self._place(sign.near) if sign.near else -1
             pattern = re.compile(sign.pattern) if sign.pattern else None
             self.signs[self._place(sign.text)].append(VocabularySign(number, slug, sign, pattern, near))
-        for one in harmless:
-            self.harmless[self._place(one.text)] = one
+        for harmless_text in harmless:
+            self.harmless[self._place(harmless_text.text)] = harmless_text
         for text, wanted in others:
             self.wanted[self._place(text)].add(wanted)
-        self.nears = frozenset(one.near for each in self.signs for one in each if one.near >= 0)
+        self.nears = frozenset(
+            vocabulary_sign.near for each in self.signs for vocabulary_sign in each if vocabulary_sign.near >= 0
+        )
         self.patience = list(map(self._patience, range(len(self.texts))))
 
     def _patience(self, place: int) -> int:

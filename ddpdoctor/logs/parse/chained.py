@@ -25,7 +25,7 @@ def with_own_lines(raised: Iterable[LoggedException]) -> tuple[LoggedException, 
 def _own(one: LoggedException, place: int, some: Sequence[LoggedException]) -> LogFrame | None:
     if place and is_passed_on(some[place - 1], one):
         return one.own or some[place - 1].own
-    for each in some[place:]:
-        if each.own or not each.chained:
-            return each.own
+    for raised in some[place:]:
+        if raised.own or not raised.chained:
+            return raised.own
     return None

@@ -321,9 +321,12 @@ class GatheredLog:
 
 def _without_tasks(exited: Sequence[ProcessExit]) -> Iterable[ProcessExit]:
     """Where srun's tasks are torchrun's agents, their numbers are of nodes, and of no ranks."""
-    if not any(one.said_by == "torchrun" for one in exited):
+    if not any(process_exit.said_by == "torchrun" for process_exit in exited):
         return exited
-    return (msgspec.structs.replace(one, rank=None) if one.said_by == "srun" else one for one in exited)
+    return (
+        msgspec.structs.replace(process_exit, rank=None) if process_exit.said_by == "srun" else process_exit
+        for process_exit in exited
+    )
 
 
 def _sighting(seen: SeenSign, placing: Placing) -> SignMatch:

@@ -36,12 +36,12 @@ def of_this_log(
     """With those alone whom these words may mean: the same process, where both tell which; else one that was killed at about
     that time. ahead: seconds of the local clock before UTC, since most logs don't say their zone. watched: the host's facts are already
     `of_this_run`, and so all in time."""
-    ends = [one for one in log.exited if one.exit_code in (SIGKILL, SHELLS_SIGKILL)]
+    ends = [process_exit for process_exit in log.exited if process_exit.exit_code in (SIGKILL, SHELLS_SIGKILL)]
     seen = list(seen)
-    pids = {one.words["pid"] for one in seen if one.words.get("pid")}
+    pids = {match.words["pid"] for match in seen if match.words.get("pid")}
     # A shell that says 137 of itself speaks of a child.
     pids |= {str(end.pid) for end in ends if end.pid is not None and end.exit_code == SIGKILL}
-    times = [one.line.time for one in seen] + [end.time for end in ends] + [end.line.time for end in ends]
+    times = [match.line.time for match in seen] + [end.time for end in ends] + [end.line.time for end in ends]
     taken = _moment(host.taken_at)
 
     def fits(line: KernelLine) -> bool:

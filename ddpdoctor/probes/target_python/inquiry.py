@@ -362,7 +362,7 @@ def in_the_way(error):
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
     stacks = [traceback.extract_tb(one.__traceback__)[::-1] for one in chain[::-1]]
-    frames = [one.filename for stack in stacks for one in stack]
+    frames = [frame_summary.filename for stack in stacks for frame_summary in stack]
     words = " ".join(map(str, chain))
     spoken_of = [sys.modules.get(name) for name in re.findall(r"'([A-Za-z_]\w*)", words)]
     files = frames + [getattr(one, "__file__", None) or "" for one in spoken_of]
@@ -439,7 +439,11 @@ def cuda(torch):
         warnings.simplefilter("always")
         available = attempt(lambda: bool(torch.cuda.is_available()))
     count = attempt(lambda: int(torch.cuda.device_count()))
-    said = [str(one.message) for one in caught if "CUDA" in str(one.message) or "HIP" in str(one.message)]
+    said = [
+        str(warning_message.message)
+        for warning_message in caught
+        if "CUDA" in str(warning_message.message) or "HIP" in str(warning_message.message)
+    ]
     if available[0] == "error":
         said.append(available[1])
     return {
