@@ -25,7 +25,7 @@ SECONDS = {"interpreter": 10.0, "torch": 45.0}
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """state, detail: as in `Patient`, or "not-run" where root doesn't run it. told: what it said before it ended, however it ended."""
+    """state, detail: as in `TargetPython`, or "not-run" where root doesn't run it. told: what it said before it ended, however it ended."""
 
     state: str
     detail: str = ""
