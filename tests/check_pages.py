@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
@@ -21,9 +22,10 @@ ROLES = {
 }
 
 
-def all_pages() -> dict[Path, str]:
-    """Path to the text that should stand there."""
-    return {PAGES / "index.md": index(), **{PAGES / f"{check.slug}.md": page(check) for check in all_checks()}}
+def all_pages(expected: Mapping[Path, str]) -> dict[Path, str]:
+    """Path to the text that should stand there. expected: what users see of each sick case, by its file."""
+    pages = {PAGES / f"{check.slug}.md": page(check, expected) for check in all_checks()}
+    return {PAGES / "index.md": index(), **pages}
 
 
 def index() -> str:
@@ -39,7 +41,7 @@ def index() -> str:
     return "\n".join([GENERATED, "", "# The checks", "", counted, "", *rows]) + "\n"
 
 
-def page(check: Check) -> str:
+def page(check: Check, expected: Mapping[Path, str]) -> str:
     """What a user finds who looks the check up."""
     facts = ", ".join(sorted(group.replace("_", " ") for group in check.groups))
     text = check.page.partition("\n")[2].strip()
@@ -55,7 +57,7 @@ def page(check: Check) -> str:
         "",
         text,
         *signs(check.log_signs),
-        *example(check.slug),
+        *example(expected.get(EXPECTED / f"{check.slug}.txt", "")),
     ]
     return "\n".join(lines) + "\n"
 
@@ -83,11 +85,10 @@ def _cell(text: str) -> str:
     )
 
 
-def example(slug: str) -> list[str]:
-    """The first of its sick cases as a user sees it."""
-    path = EXPECTED / f"{slug}.txt"
-    if not path.exists():
+def example(expected: str) -> list[str]:
+    """The first of its sick cases as a user sees it; nothing where there is none."""
+    if not expected:
         return []
-    case, _, rest = path.read_text(encoding="utf-8").removeprefix("======== ").partition("\n")
+    case, _, rest = expected.removeprefix("======== ").partition("\n")
     shown = rest.partition("\n======== ")[0].strip("\n")
     return ["", "## Example", "", f"What is said of the test case `{case}`:", "", "```text", shown, "```"]

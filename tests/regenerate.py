@@ -35,13 +35,14 @@ def _with(text: str, begin: str, table: str, end: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Path to the text that should stand there."""
+    expected = expected_output.all_expected()
     return {
         SCHEMA: json.dumps(json_schema(), indent=1, sort_keys=True) + "\n",
         CLOSED_LOOP: _with(CLOSED_LOOP.read_text(encoding="utf-8"), LOOP_BEGIN, closed_loop.table(), LOOP_END),
         CORPUS: _with(CORPUS.read_text(encoding="utf-8"), CORPUS_BEGIN, log_corpus.figures(), CORPUS_END),
-        **check_pages.all_pages(),
+        **check_pages.all_pages(expected),
         HARDWARE: hardware_page.page(hardware_page.records()),
-        **expected_output.all_expected(),
+        **expected,
     }
 
 
