@@ -56,11 +56,11 @@ def without_turns(folder: Path) -> None:
 import random, sys, time
 from pathlib import Path
 from ddpdoctor.checkpoints import fixing
-from ddpdoctor.checkpoints.writing import turns
-turns._locked = lambda folder: True
+from ddpdoctor.checkpoints.writing import lock_retry
+lock_retry._locked = lambda folder: True
 until = time.monotonic() + 60
 while True:
-    outcome = fixing.fix(Path(sys.argv[1]), fixing.Wishes())
+    outcome = fixing.fix(Path(sys.argv[1]), fixing.EditOptions())
     # All that look at once may refuse each other for longer than a run waits, on a busy machine.
     if outcome.action.value != "refused" or "in use" not in outcome.error or time.monotonic() > until:
         break

@@ -254,10 +254,10 @@ def test_nodes_that_are_halted(hosts, tmp_path):
 
 def hostile(host, *arguments: object) -> subprocess.Popen[str]:
     """tests/support/hostile.py on that host."""
-    path = Path(__file__).parent.parent
-    environ = plain_environ() | {"PYTHONPATH": str(path.parent)}
+    tests = Path(__file__).parent.parent
+    environ = plain_environ() | {"PYTHONPATH": str(tests.parent)}
     return subprocess.Popen(
-        host.command(sys.executable, str(path / "hostile.py"), *map(str, arguments)),
+        host.command(sys.executable, str(tests / "support" / "hostile.py"), *map(str, arguments)),
         env=environ,
         stdout=subprocess.PIPE,
         text=True,

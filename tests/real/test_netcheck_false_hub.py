@@ -76,7 +76,7 @@ def commanded(
     """How the node of root's on n2 ended that met Eve in place of node 0, and what she was answered."""
     python, settings = python_for_all()
     as_eve = ("setpriv", f"--reuid={eve.uid}", f"--regid={eve.gid}", "--clear-groups")
-    words = hosts[0].command(*as_eve, python, str(ROOT / "tests" / "false_hub.py"), MASTER, "29500")
+    words = hosts[0].command(*as_eve, python, str(ROOT / "tests" / "support" / "false_hub.py"), MASTER, "29500")
     said = b"\n".join(map(msgspec.json.encode, orders)).decode()
     hub = subprocess.Popen(
         words, env=settings | {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, stdin=-1, stdout=-1, text=True

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli import jobs_hang
 from ddpdoctor.facts.hang import RasCount
 from ddpdoctor.facts.processes import Process, ProcessRole, RankPlace
-from ddpdoctor.hang import ras, watching
+from ddpdoctor.hang import examining, ras, watching
 from ddpdoctor.hang.ras import ask_twice
 from ddpdoctor.processes.jobs import TrainingJob
 from tests.support import ras_server
@@ -258,6 +257,6 @@ def test_it_is_asked_only_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(ras, "ask_twice", ask)
     monkeypatch.setattr(watching, "backend_of", lambda _: "nccl")
-    told = jobs_hang._Ras(job(), 0.0, wanted=wanted).told()
+    told = examining._Ras(job(), 0.0, wanted=wanted).told()
     assert told == ((), "asked" if wanted else ras.UNWANTED)
     assert bool(asked) is wanted

@@ -135,8 +135,8 @@ def test_wrong_usage_ends_before_anything_starts(arguments: tuple[str, ...], wor
 
 TWO_AT_MOST = """
 from ddpdoctor.cli.main import main
-from ddpdoctor.smoke import programme
-programme.MOST_RANKS = 2
+from ddpdoctor.smoke import steps
+steps.MOST_RANKS = 2
 main()
 """
 

@@ -185,7 +185,7 @@ def pid_of(running: Running) -> int:
 def until_training(running: Running) -> None:
     """Waits until ranks are being started there."""
     until = time.monotonic() + 60
-    while not any("keeper.py" in one for one in commands_on(running.host)):
+    while not any("reaper.py" in one for one in commands_on(running.host)):
         assert running.process.poll() is None, running.process.communicate()
         assert time.monotonic() < until, "no rank was ever started"
         time.sleep(0.05)

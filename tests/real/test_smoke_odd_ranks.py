@@ -226,7 +226,7 @@ def test_a_python_that_is_none_ends_at_once_with_its_words(short_path: Path) -> 
     (library / "torch" / "__init__.py").write_text("import a_library_of_torch\n")
     cases = (
         (os.fspath(short_path / "nowhere"), "", f"{short_path}/nowhere: No such file or directory"),
-        (os.fspath(complains), "", 'the target Python\'s Python ended with exit code 3; it last said "no licence"'),
+        (os.fspath(complains), "", 'the target Python ended with exit code 3; it last said "no licence"'),
         (os.fspath(crashes), "", "the target Python was ended by SIGSEGV"),
         (sys.executable, "a_library_of_torch", "ModuleNotFoundError: No module named 'a_library_of_torch'"),
     )

@@ -12,6 +12,7 @@ from typing import Any
 from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.facts.snapshot import GROUPS
 from tests.support.command import command, plain_environ
+from tests.support.fixture_hosts import JSON_NAMES
 
 Environ = Mapping[str, str] | Mapping[bytes, bytes]
 
@@ -30,7 +31,7 @@ class Told:
         assert not crashed, crashed
         for facts in self.report["facts"].values():
             for group in GROUPS:
-                reason = facts[group].get("reason", "")
+                reason = facts[JSON_NAMES[group]].get("reason", "")
                 assert not reason.startswith(("the probe of", "not looked at")), f"{group}: {reason}"
         assert code == {"ok": 0, "warn": 0, "fail": 1, "unknown": 2}[self.report["verdict"]]
 
