@@ -19,8 +19,10 @@ HEAVY = (
 )  # fmt: skip
 """Modules, and with them those below, that nothing asks for on an idle host without a GPU."""
 OF_OTHER_COMMANDS = (
-    "checkpoints.fixing", "checkpoints.formats", "checkpoints.pickles", "checkpoints.writing", "fixes", "hang.examining",
-    "hang.watching", "logs.match", "logs.parse", "netcheck.connections", "netcheck.messages", "run", "smoke.orders", "smoke.running",
+    "checkpoints.fixing", "checkpoints.formats", "checkpoints.kinds", "checkpoints.pickles", "checkpoints.recognising",
+    "checkpoints.writing", "fixes", "hang.examining", "hang.flight_recorder", "hang.ras", "hang.sampling", "hang.watching",
+    "logs.match", "logs.parse", "netcheck.agent", "netcheck.connections", "netcheck.hub", "netcheck.messages", "netcheck.run",
+    "report.live", "run", "smoke.live", "smoke.orders", "smoke.running", "smoke.train",
 )  # fmt: skip
 """The working parts of the other rooms; of their vocabulary some is loaded by the checks."""
 MOST_OF_OUR_MODULES = 380
@@ -56,6 +58,7 @@ def test_nothing_heavy_is_loaded_that_nobody_needs(loaded: set[str]) -> None:
     assert [
         name for name in sorted(loaded) if name.startswith(tuple(f"{one}." for one in heavy)) or name in heavy
     ] == []
+    assert [name for name in sorted(loaded) if name.startswith("ddpdoctor.") and ".render_" in name] == []
 
 
 def test_the_number_of_modules_is_seen_to_grow(loaded: set[str]) -> None:

@@ -206,7 +206,7 @@ def test_names_that_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_mark_is_of_a_folder_and_not_of_what_is_called_similarly() -> None:
     assert has_mark(f"A=1\0{MARK}=/kit/check\0B=2\0", "/kit/check")
-    assert has_mark(f"{MARK}=/kit/check/work/training-1\0", "/kit/check")
+    assert has_mark(f"{MARK}=/kit/check/parts/training-1\0", "/kit/check")
     assert not has_mark(f"{MARK}=/kit/checkpoint\0", "/kit/check")
 
 
