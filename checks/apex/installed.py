@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import dotted, listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import dotted, listed
 from ddpdoctor.checks.torch.extensions import cudart_major, other_python, unresolved
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
-from ddpdoctor.base.wording import short
+from ddpdoctor.base.text import clip
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.refuted import INSTALLED
@@ -81,7 +81,7 @@ def apex_build_failed(log: Log) -> Iterator[Finding]:
     of_compiler = ((line, COMPILER.search(line.text)) for line in said if line.order < seen[-1].line.order)
     line, found = next(((line, found) for line, found in of_compiler if found), (None, None))
     yield Finding(
-        summary=short(
+        summary=clip(
             "Apex could not be built: the first line with error: above says why"
             + (f", {' '.join(found['what'].split())}" if found else "")
         ),

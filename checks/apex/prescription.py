@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import Evidence, Finding, Fix
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import prescription, requires
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.driver import Driver

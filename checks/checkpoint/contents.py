@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from packaging.version import Version
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.text import clip, human, listed
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.base.wording import human, listed
 from ddpdoctor.checkpoints.checkpoint_files import (
     NONE_NAMED,
     is_dangerous,
@@ -171,11 +171,11 @@ def what_is_there(one: CheckpointFile) -> str:
 
 
 def in_short(text: str, most: int) -> str:
-    """As much of a sentence as makes sense by itself: up to a clause's end, else up to a word's."""
+    """As much of a sentence as makes sense by itself: up to a clause's end, else as far as there is room."""
     if len(text) <= most:
         return text
     clauses = [place for mark in (": ", "; ", ", ", " (") if (place := text.rfind(mark, most // 3, most)) > 0]
-    return text[: max(clauses)] if clauses else f"{text[: most - 1].rpartition(' ')[0] or text[: most - 1]}…"
+    return text[: max(clauses)] if clauses else clip(text, most)
 
 
 @check(

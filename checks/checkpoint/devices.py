@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import clip, human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.checkpoints.checkpoint_files import (
     is_dangerous,
     is_mapped,
@@ -387,7 +387,9 @@ def in_config(in_code: bool, gone: Sequence[Told], torch: Torch, count: int) -> 
     devices = named(device for _, _, device in gone)
     first = gone[0][1]
     noun, nouns = ("place in its code", "places in its code") if in_code else ("setting", "settings")
-    place = f"{noun} {first[:50]} names" if len(gone) == 1 else f"{len(gone)} {nouns} ({first[:40]} ...) name"
+    place = (
+        f"{noun} {clip(first, 50)} names" if len(gone) == 1 else f"{len(gone)} {nouns} ({clip(first, 40)}, ...) name"
+    )
     lines = [listed((f"{where} is {device}" for one, where, device in gone if one == file), 6) for file in files]
     if in_code:
         fix = Fix(

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import clip, listed
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Fleet, TriedCollective
 from ddpdoctor.facts.meeting import Meeting
@@ -130,4 +130,4 @@ def _short(summary: str) -> str:
     text = " ".join(summary.split())
     if ": " not in text.partition(" ")[0] + " ":
         text = text[:1].upper() + text[1:]
-    return text if len(text) <= 160 else f"{text[:157].rstrip()}..."
+    return clip(text)

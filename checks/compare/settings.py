@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import clip_middle, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.checks.compare.releases import own_of_several
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.environment import Environment
@@ -78,7 +78,7 @@ def _read(one: Deviation, nodes: Sequence[Node], rdma: Maybe[Rdma]) -> bool:
 def _shown(value: str | None) -> str:
     if value is None:
         return "not set"
-    return value if len(value) <= 60 else f"{value[:57]}..."
+    return clip_middle(value, 60)
 
 
 def _others(own: Node, nodes: Sequence[Node]) -> str:

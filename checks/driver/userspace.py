@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.base.wording import listed
 from ddpdoctor.checks.driver.shut_nodes import SHUT
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.engine.registry import LogSign, SignRole, Subject, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus

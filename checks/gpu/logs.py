@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.base.wording import ranks_named
+from ddpdoctor.base.text import ranks_named
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.cuda_library_signs import CUBLAS_GIVES_UP, CUDNN_GIVES_UP

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
-from ddpdoctor.base.wording import listed, short
+from ddpdoctor.base.text import clip, listed
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
@@ -41,7 +41,7 @@ def rank_stopped(hang: Hang) -> Iterator[Finding]:
     pids = " ".join(str(one.pid) for one in stopped)
     how = "held by a debugger" if traced and not stopped else "stopped"
     yield Finding(
-        summary=short(f"{named(found.culprits, hang)} {_is(found)} {how} at {_at(found)}{waiting_words(found, hang)}"),
+        summary=clip(f"{named(found.culprits, hang)} {_is(found)} {how} at {_at(found)}{waiting_words(found, hang)}"),
         cause=f"{timeout_words(hang)} Stopped ranks can't be woken by the others." if found.waiting else "",
         evidence=evidence_of(found, hang),
         fixes=(
@@ -145,7 +145,7 @@ def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
         return
     who = named(found.culprits, hang)
     yield Finding(
-        summary=short(f"{who} {_is(found)} gone{waiting_words(found, hang) or _will_wait(found)}"),
+        summary=clip(f"{who} {_is(found)} gone{waiting_words(found, hang) or _will_wait(found)}"),
         cause=" ".join(
             filter(
                 None,
@@ -188,7 +188,7 @@ def rank_in_kernel(hang: Hang) -> Iterator[Finding]:
     waits_in = [culprit.rank.watched.last.waits_in for culprit in found.culprits if culprit.rank.watched]
     names = listed(dict.fromkeys(filter(None, waits_in)), most=3) or "the kernel"
     yield Finding(
-        summary=short(
+        summary=clip(
             f"{named(found.culprits, hang)} {_is(found)} held by the kernel in {names}, at {_at(found)}{waiting_words(found, hang)}"
         ),
         cause=_who_holds(names),
@@ -240,7 +240,7 @@ def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
     if found is None:
         return
     yield Finding(
-        summary=short(
+        summary=clip(
             f"{named(found.culprits, hang)} wait{_s(found)} for input from a keyboard at {_at(found)}{waiting_words(found, hang)}"
         ),
         cause=timeout_words(hang) if found.waiting else "",

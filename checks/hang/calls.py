@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
-from ddpdoctor.base.wording import listed, ranks_named, short
+from ddpdoctor.base.text import clip, listed, ranks_named
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
@@ -76,7 +76,7 @@ def uneven_inputs(hang: Hang) -> Iterator[Finding]:
     at = listed(dict.fromkeys(where(stand.place) for stand in found.culprits), most=2)
     step = found.waiting[0].place.frame
     yield Finding(
-        summary=short(
+        summary=clip(
             f"{named(found.culprits, hang)} {'has' if one else 'have'} left the loop for {at}{waiting_words(found, hang)}"
         ),
         cause=f"{_fewer(first.place.where, first.place.what)} {timeout_words(hang)}",
@@ -112,7 +112,7 @@ def different_calls(hang: Hang) -> Iterator[Finding]:
         return
     record = found.record
     yield Finding(
-        summary=short(_recorded_calls(record, hang) if record else _who_stands_where(found, hang)),
+        summary=clip(_recorded_calls(record, hang) if record else _who_stands_where(found, hang)),
         cause=_how_they_differ(found, hang),
         evidence=evidence_of(found, hang),
         fixes=(
@@ -233,7 +233,7 @@ def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
         return
     record = found.record
     yield Finding(
-        summary=short(_behind(record, hang)),
+        summary=clip(_behind(record, hang)),
         cause=_why_behind(found, hang),
         evidence=evidence_of(found, hang),
         fixes=_after_the_last_call(found, hang),
@@ -431,7 +431,7 @@ def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
         summary = f"{record.call} number {record.number}{line} timed out after {record.waited:.0f} s though {numbers_named(record.ranks, hang)} had called it"
         fixes = test_the_way(hang)
     yield Finding(
-        summary=short(summary),
+        summary=clip(summary),
         cause=f"NCCL's watchdog struck. {not_known(found, hang)}".strip(),
         evidence=evidence_of(found, hang),
         fixes=fixes,
@@ -459,7 +459,7 @@ def exit_hang(hang: Hang) -> Iterator[Finding]:
     if found is None:
         return
     yield Finding(
-        summary=short(
+        summary=clip(
             f"{named(found.culprits, hang)} do{'es' if len(found.culprits) == 1 else ''} not end, in {listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)}"
         ),
         cause="The training itself is over.",
@@ -498,7 +498,7 @@ def collective_stalled(hang: Hang) -> Iterator[Finding]:
     sure = any(culprit.standing in (RankActivity.WAITS, RankActivity.ELSEWHERE) for culprit in found.culprits)
     recorded = found.record is not None
     yield Finding(
-        summary=short(_all_of_them(found, hang)),
+        summary=clip(_all_of_them(found, hang)),
         cause=_why_nobody(found, hang, sure=sure or recorded),
         evidence=evidence_of(found, hang),
         fixes=(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.text import clip, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import listed, plural, short
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang, Watched
 from ddpdoctor.facts.processes import Processes
@@ -57,7 +57,7 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
     workers = any(culprit.place.where is PlaceKind.LOADER for culprit in found.culprits)
     frames = [worker_place(one.last).frame for one in stuck] or [culprit.place.frame for culprit in found.culprits]
     yield Finding(
-        summary=short(f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} for data at"
+        summary=clip(f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} for data at"
                       f" {lines_of(found.culprits) or 'a line that is not known'}{_workers(first, stuck)}{waiting_words(found, hang)}"),
         cause=_why_no_data(first, stuck),
         evidence=evidence_of(found, hang),
@@ -126,7 +126,7 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
     if found is None:
         return
     yield Finding(
-        summary=short(f"{named(found.culprits, hang)} stand{'s' if len(found.culprits) == 1 else ''} in"
+        summary=clip(f"{named(found.culprits, hang)} stand{'s' if len(found.culprits) == 1 else ''} in"
                       f" {listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)}{waiting_words(found, hang)}"),
         cause=timeout_words(hang) if found.waiting else "",
         evidence=evidence_of(found, hang),
@@ -181,7 +181,7 @@ def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
     place = found.culprits[0].place
     moves = "still moving" if found.moving else "no movement seen"
     yield Finding(
-        summary=short(f"{named(found.culprits, hang)} is alone in {where(place)}, {moves}{waiting_words(found, hang)}"),
+        summary=clip(f"{named(found.culprits, hang)} is alone in {where(place)}, {moves}{waiting_words(found, hang)}"),
         cause=f"Rank 0 is {place.where.value}. {timeout_words(hang)}",
         evidence=evidence_of(found, hang),
         fixes=(
@@ -221,7 +221,7 @@ def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
     many = verb.replace("is ", "are ").replace("stands", "stand")
     places = listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)
     yield Finding(
-        summary=short(
+        summary=clip(
             f"{named(found.culprits, hang)} {verb if len(found.culprits) == 1 else many} in {places}{waiting_words(found, hang)}"
         ),
         cause=" ".join(
@@ -281,7 +281,7 @@ def rendezvous_waiting(hang: Hang, processes: Maybe[Processes]) -> Iterator[Find
     else:
         summary = f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} in {where(found.culprits[0].place)}: {_who_is_missing(missing, hang)}"
     yield Finding(
-        summary=short(summary),
+        summary=clip(summary),
         cause=f"{left} was set where it was started, and no launcher set it: Lightning then starts no other ranks, and waits."
         if left
         else missing or timeout_words(hang),

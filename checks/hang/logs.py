@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
-from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, sightings, where

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import plural
 from ddpdoctor.engine.registry import LogSign, SignRole, Subject, check, requires
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.base.wording import human, listed
+from ddpdoctor.base.text import human, listed
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.disks import Disk, Disks
 from ddpdoctor.knowledge.evidence import told

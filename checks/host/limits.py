@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container

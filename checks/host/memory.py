@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from signal import Signals
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import human, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.base.wording import human, plural
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container

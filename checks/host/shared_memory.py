@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from signal import Signals
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.gpus import Gpus

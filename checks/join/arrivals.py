@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe
-from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.fleet import Fleet, MissingNode, Node, RejectedNode
 from ddpdoctor.facts.meeting import Meeting

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.base.wording import short
+from ddpdoctor.base.text import clip
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.frameworks import ACCELERATE
@@ -93,7 +93,7 @@ def rdzv_connect_failed(log: Log) -> Iterator[Finding]:
     address = host or "HOST"
     conf = "--rdzv_conf" if launcher_of_log(log) == ACCELERATE else "--rdzv-conf"
     yield Finding(
-        summary=short(
+        summary=clip(
             f"torchrun can't reach the store of its rendezvous{where}: the connection to the C10d store has failed"
         ),
         evidence=lines(log, seen),
@@ -189,7 +189,7 @@ def rdzv_own_name_unreachable(log: Log) -> Iterator[Finding]:
     itself = f"torchrun can't reach the store that it opened itself{f', under the name {host}' if host else ''}"
     number = host.isdecimal()
     yield Finding(
-        summary=short(
+        summary=clip(
             f"A host's name is the number {host}, which is read as the address {_as_address(host)}"
             if number
             else itself

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import dotted, listed, plural
 from ddpdoctor.checks.settings.invalid import evidence_of, plain, quoted
 from ddpdoctor.checks.settings.visible_gpus import what_cuda_shows
 from ddpdoctor.engine.registry import check, requires

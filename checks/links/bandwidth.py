@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
-from ddpdoctor.base.wording import bandwidth, listed, milliseconds
+from ddpdoctor.base.text import bandwidth, listed, milliseconds
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Fleet, Link, Passed
 from ddpdoctor.facts.meeting import Meeting

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import listed
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed
 from ddpdoctor.facts.meeting import Meeting

@@ -9,7 +9,7 @@ from signal import Signals
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
-from ddpdoctor.base.wording import LONGEST, ranks_named, short, signal_name
+from ddpdoctor.base.text import LONGEST_QUOTE, clip, ranks_named, signal_name
 from ddpdoctor.engine.registry import Catalogue, LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
@@ -142,9 +142,9 @@ def user_code_error(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
         raised_it = WITHOUT_GUARD
     own, module = raised.own, module_missing(raised)
     at = f" ({own.path.rpartition('/')[2]}:{own.line})" if own else ""
-    told = f"{short(f'{who} {raised_it}', LONGEST - len(at))}{at}"
+    told = f"{clip(f'{who} {raised_it}', LONGEST_QUOTE - len(at))}{at}"
     yield Finding(
-        summary=_capitalised(short(f"{told}{_and_then(log, raised)}", LONGEST)),
+        summary=_capitalised(clip(f"{told}{_and_then(log, raised)}", LONGEST_QUOTE)),
         evidence=_traceback(log, raised),
         fixes=(*_what_to_do(log, raised, module), *_how_it_ended(found)),
         cause=_cause(raised, module),
@@ -179,7 +179,7 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
             else f"The script ended itself: {text}"
         )
         return Finding(
-            summary=short(what),
+            summary=clip(what),
             cause=MISTAKE,
             evidence=(*(Evidence(one.text.strip(), where(log, one)) for one in before), *said),
             fixes=(_what_to_mend(before, launcher), *_how_it_ended(found)),

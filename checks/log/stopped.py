@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
-from ddpdoctor.base.wording import signal_name
+from ddpdoctor.base.text import signal_name
 from ddpdoctor.engine.registry import Catalogue, LogSign, SignRole, check, requires
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.log_topics import LogTopic

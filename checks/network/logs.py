@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
-from ddpdoctor.base.wording import short
+from ddpdoctor.base.text import clip
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.nccl_connecting import TO_THE_LAST
@@ -79,7 +79,7 @@ def container_network_isolated(log: Log) -> Iterator[Finding]:
         return
     address = word(seen, "address") or word(seen, "last")
     yield Finding(
-        summary=short(f"A rank dials {address}, an address of docker's own network, which other hosts can't reach")
+        summary=clip(f"A rank dials {address}, an address of docker's own network, which other hosts can't reach")
         if address
         else "NCCL offers an address of docker's own network, which other hosts can't reach",
         evidence=lines(log, seen),
@@ -197,7 +197,7 @@ def ib_device_missing_in_container(log: Log) -> Iterator[Finding]:
         return
     closed = word(seen, "device")
     yield Finding(
-        summary=short(
+        summary=clip(
             f"NCCL sees {closed} and may not open it: this container lacks /dev/infiniband; it goes without, over TCP"
         )
         if closed and all(one.sign == CLOSED for one in seen)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
-from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment

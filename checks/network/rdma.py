@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
-from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl

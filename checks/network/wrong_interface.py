@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Severity
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import listed
 from ddpdoctor.checks.network.interfaces import INTERNAL, has_nccl, named, needs_nccl
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment

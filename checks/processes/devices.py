@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import listed, ranks_named, spans
 from ddpdoctor.base.unknown import Maybe, NotKnown
-from ddpdoctor.base.wording import listed, ranks_named, spans
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
-from ddpdoctor.base.wording import human, plural, ranks_named
+from ddpdoctor.base.text import human, plural, ranks_named
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.processes.extra_contexts import Extra, ExtraKind, extra_contexts

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, Subject, check, requires
 from ddpdoctor.facts.container import Container

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import clip_middle, human, listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown
-from ddpdoctor.base.wording import human, listed, plural, ranks_named
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
@@ -163,7 +163,7 @@ def _differ(job: TrainingJob, found: Sequence[Difference]) -> Finding:
 
 
 def _shown(value: str | None) -> str:
-    return "not set" if value is None else value if len(value) <= 40 else f"{value[:37]}..."
+    return "not set" if value is None else clip_middle(value, 40)
 
 
 def _values(values: Mapping[str | None, tuple[int, ...]]) -> str:

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.text import clip_middle, listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import LogSign, check, requires
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.target_python import TargetPython
@@ -118,7 +118,7 @@ def _repairs(target_python: TargetPython) -> Iterator[Fix]:
 
 def _short(text: str, most: int = 56) -> str:
     """Long paths lose their middle: the summary is one line."""
-    return text if len(text) <= most else f"{text[: most // 2 - 2]}...{text[-(most // 2 - 1) :]}"
+    return clip_middle(text, most)
 
 
 @check(

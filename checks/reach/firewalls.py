@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Cell, Fleet, Reach

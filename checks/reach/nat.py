@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.fleet import Fleet

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe
-from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.fleet import Fleet, Node

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import clip_middle, dotted, listed
 from ddpdoctor.base.unknown import Maybe, known
-from ddpdoctor.base.wording import dotted, listed
 from ddpdoctor.engine.registry import LogSign, check, requires
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
@@ -36,7 +36,7 @@ def evidence_of(*settings: Setting) -> tuple[Evidence, ...]:
 
 def quoted(value: str) -> str:
     """A value in a summary: in quotes, and short."""
-    return repr(value if len(value) <= 30 else value[:29] + "…")
+    return repr(clip_middle(value, 30))
 
 
 def plain(name: str) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
-from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.checks.settings.invalid import evidence_of, quoted, take_away
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.environment import Environment, Setting

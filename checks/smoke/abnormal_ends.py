@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.text import clip, listed
 from ddpdoctor.base.unknown import Maybe
-from ddpdoctor.base.wording import listed, short
 from ddpdoctor.checks.smoke.blaming import blame_for
 from ddpdoctor.checks.smoke.fixes import halted, killed_by, look_at, way_between
 from ddpdoctor.engine.registry import check, requires
@@ -44,7 +44,7 @@ def smoke_rank_failed(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding
     first = found.first
     why, fixes = _of_failure(found, smoke, meeting)
     yield Finding(
-        summary=short(f"{named(found.culprits, smoke)} {_how_it_failed(found)}"),
+        summary=clip(f"{named(found.culprits, smoke)} {_how_it_failed(found)}"),
         cause=" ".join(filter(None, (why, what_the_others_did(found, smoke)))),
         evidence=evidence_of(found, smoke),
         fixes=fixes,
@@ -127,8 +127,8 @@ def _waited_for(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
         why = f"It is in {first.stack[0]}{waited_for}."
     summary = f"{named(found.culprits, smoke)} {what}{f'; {_first_small(others)}' if others else ''}"
     return Finding(
-        summary=short(summary),
-        cause=" ".join(filter(None, (why, others if short(summary) != summary else ""))),
+        summary=clip(summary),
+        cause=" ".join(filter(None, (why, others if clip(summary) != summary else ""))),
         evidence=(*evidence_of(found, smoke), _deadline(smoke, stage)),
         fixes=(*fixes, look_at(stage, first, smoke)),
         rank=first.rank,
@@ -159,7 +159,7 @@ def _together(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
     hosts = list(dict.fromkeys(culprit.host for culprit in found.culprits))
     between = f"between {listed(hosts, most=4)}" if smoke.nnodes > 1 else "between the ranks"
     return Finding(
-        summary=short(f"{who} hang in {place(first)} over {smoke.backend}, and none is behind the others"),
+        summary=clip(f"{who} hang in {place(first)} over {smoke.backend}, and none is behind the others"),
         cause=_why_together(found, between),
         evidence=(*evidence_of(found, smoke), _deadline(smoke, found.stage)),
         fixes=(*way_between(smoke, meeting), look_at(found.stage, first, smoke)),
@@ -212,7 +212,7 @@ def smoke_shutdown(smoke: Smoke) -> Iterator[Finding]:
     else:
         what = f"{'have' if several else 'has'} finished training and hang{'' if several else 's'} in {place(first)}"
     yield Finding(
-        summary=short(f"{named(found.culprits, smoke)} {what}"),
+        summary=clip(f"{named(found.culprits, smoke)} {what}"),
         evidence=(*evidence_of(found, smoke), _deadline(smoke, LAST)),
         fixes=(
             Fix(

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.text import plural, signal_name
 from ddpdoctor.base.unknown import Maybe
-from ddpdoctor.base.wording import plural, signal_name
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import ELASTIC, RankRun, Smoke
 from ddpdoctor.knowledge.launchers import srun_netcheck

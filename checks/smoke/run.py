@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import clip, listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import listed, plural, ranks_named, short
 from ddpdoctor.checks.processes.extra_contexts import of_running_jobs
 from ddpdoctor.checks.smoke.fixes import ended_with, halted, smoke_command
 from ddpdoctor.engine.registry import Subject, check, requires
@@ -78,7 +78,7 @@ def smoke_not_started(
     if not why and smoke.python:
         why = f"It is {who.python} that was to run them."
     yield Finding(
-        summary=short(f"No rank could be started{where}: {words}"),
+        summary=clip(f"No rank could be started{where}: {words}"),
         cause=why_in_the_way(torch) if isinstance(torch, Torch) and torch.in_the_way else why,
         evidence=(
             told(smoke, "problem", words),
@@ -151,7 +151,7 @@ def smoke_ended_early(smoke: Smoke) -> Iterator[Finding]:
     why, fixes = ended_with(smoke.problem)
     were = [rank for rank in smoke.ranks if rank.ending is not RankEnding.FINISHED]
     yield Finding(
-        summary=short(f"The training ended early: {smoke.problem}"),
+        summary=clip(f"The training ended early: {smoke.problem}"),
         cause=" ".join(filter(None, ("All ranks end with it, and none failed by itself.", why))),
         evidence=(
             told(smoke, "problem", smoke.problem),
@@ -186,7 +186,7 @@ def smoke_scaling_failed(smoke: Smoke) -> Iterator[Finding]:
     if failed is None:
         return
     yield Finding(
-        summary=short(
+        summary=clip(
             f"The training passed; scaling failed at {plural(failed.ranks, 'rank')}: {message(failed.problem)}"
         ),
         evidence=(told(smoke, "scaling", f"{plural(failed.ranks, 'rank')}: {failed.problem}"),),
@@ -243,7 +243,7 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
         if any(found)
         else f"{few} in /dev/shm appeared during the smoke training and may belong to another job",
         evidence=tuple(
-            told(smoke, "leftovers", f"{what}: {short(str(item), 200)}")
+            told(smoke, "leftovers", f"{what}: {clip(str(item), 200)}")
             for what, items in (
                 ("process", left.processes),
                 ("port", left.ports),
@@ -352,7 +352,7 @@ def _on_others(smoke: Smoke, extra: Sequence[tuple[RankRun, int]]) -> Finding:
     gpus = sorted({number for _, number in extra})
     whose = "aren't their own" if len(ranks) > 1 else "isn't its own"
     return Finding(
-        summary=short(
+        summary=clip(
             f"{ranks_named(ranks)} {'hold' if len(ranks) > 1 else 'holds'} a context on {listed(f'cuda:{gpu}' for gpu in gpus)},"
             f" which {whose}"
         ),

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import clip, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.disks import Disks
@@ -201,7 +201,7 @@ def torch_import_broken(
         cause = why_in_the_way(torch)
         evidence.append(told(torch, "in_the_way", f"the error comes from {torch.in_the_way}, or speaks of it"))
     yield Finding(
-        summary=summary if len(summary) <= 160 else summary[:157] + "...",
+        summary=clip(summary),
         cause=cause,
         evidence=tuple(evidence),
         fixes=(another_name(torch.in_the_way), look)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Severity
+from ddpdoctor.base.text import dotted, listed
 from ddpdoctor.base.unknown import NotKnown
-from ddpdoctor.base.wording import dotted, listed
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.target_python import TargetPython

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import NotKnown, Unknown, known
-from ddpdoctor.base.wording import dotted, listed, plural
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.packages import Packages

@@ -14,7 +14,7 @@ from shutil import rmtree
 import msgspec
 
 from ddpdoctor.base.ownership import foothold_on
-from ddpdoctor.base.wording import human
+from ddpdoctor.base.text import human
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True):

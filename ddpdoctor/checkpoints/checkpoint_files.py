@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from ddpdoctor.base.findings import Evidence
-from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.base.text import clip_middle, human, listed, plural
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints
 
@@ -64,7 +64,7 @@ def is_let_pass(one: CheckpointFile) -> bool:
 def short(path: str, most: int = 40) -> str:
     """A file's name for a summary: without its folder, on one line, without its middle if it is long."""
     name = " ".join(path.rstrip("/").rpartition("/")[2].split()) or path
-    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
+    return clip_middle(name, most)
 
 
 def subject(files: Sequence[CheckpointFile]) -> str:

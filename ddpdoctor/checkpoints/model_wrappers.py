@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import listed
 
 WRITERS = {
     "module.": "DistributedDataParallel or DataParallel",

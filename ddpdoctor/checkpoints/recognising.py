@@ -6,7 +6,7 @@ import re
 import stat
 from pathlib import Path
 
-from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.base.text import listed, plural
 from ddpdoctor.checkpoints.folders import expand
 from ddpdoctor.checkpoints.kinds.folder_kinds import entries_of, special_folder
 from ddpdoctor.checkpoints.kinds.recognised import Recognised, mode_of

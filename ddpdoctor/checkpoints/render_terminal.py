@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.base.printable import one_line, plain
 from ddpdoctor.base.shell import quoted
-from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.base.text import listed, one_line, plural, visible
 from ddpdoctor.checkpoints.render_words import COMMAND, LabelledPart, brief, heading, loud_parts, paragraphs, pins
 from ddpdoctor.report.reported_checkpoints import Action
 from ddpdoctor.report.screen import Screen
@@ -88,7 +87,7 @@ def show_sum(screen: Screen, outcomes: Sequence[CheckpointOutcome], paths: Seque
     if counts[Action.FIXED]:
         screen.labelled("", "Each that was fixed has an undo file beside it. To go back:", 0)
         fixed = [Path(one.path) for one in outcomes if one.action is Action.FIXED]
-        screen.line(plain(f"    {undo_command(fixed, paths)}"), "cyan")
+        screen.line(visible(f"    {undo_command(fixed, paths)}"), "cyan")
 
 
 def undo_command(fixed: Sequence[Path], paths: Sequence[str]) -> str:
@@ -126,8 +125,8 @@ def _show_table(screen: Screen, rows: list[tuple[str, str, str, str]]) -> None:
 
 def _show_part(screen: Screen, part: LabelledPart) -> None:
     if part.text:
-        screen.labelled(part.label, plain(part.text), _MARGIN, part.style)
+        screen.labelled(part.label, visible(part.text), _MARGIN, part.style)
     for number, command in enumerate(part.commands):
         label = part.label if not part.text and not number else ""
         start = screen.styled(label, part.style) + " " * (_MARGIN - len(label)) + "  " * bool(part.text)
-        screen.line(start + screen.styled(plain(command), "cyan"))
+        screen.line(start + screen.styled(visible(command), "cyan"))

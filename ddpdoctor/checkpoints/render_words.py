@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.shell import quoted
-from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.base.text import clip_middle, human, listed, one_line, plural
 from ddpdoctor.checkpoints.model_wrappers import writers
 from ddpdoctor.report.reported_checkpoints import Action
 
@@ -108,13 +107,13 @@ def _edits(outcome: CheckpointOutcome, rename: str, leave_out: str) -> list[str]
     if outcome.renamed:
         edits.append(f"{rename} {plural(outcome.renamed, 'key')}")
     if outcome.dropped:
-        edits.append(f"{leave_out} {listed(map(_short, outcome.dropped), _MOST)}")
+        edits.append(f"{leave_out} {listed(map(_clipped, outcome.dropped), _MOST)}")
     return edits
 
 
-def _short(text: str) -> str:
-    """Long names cut in their middle: a key may have thousands of characters."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2 - 3]} ... {text[2 - _LONGEST // 2 :]}"
+def _clipped(name: str) -> str:
+    """A key may have thousands of characters."""
+    return clip_middle(name, _LONGEST)
 
 
 def _advice(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
@@ -181,7 +180,7 @@ def _code_devices(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
     facts = outcome.after or outcome.before
     if facts is not None and facts.code_devices and outcome.action not in (Action.UNDONE, Action.WOULD_UNDO):
         devices = listed(dict.fromkeys(place.rpartition(": ")[2] for place in facts.code_devices), _MOST)
-        places = listed((_short(place.rpartition(": ")[0]) for place in facts.code_devices), _MOST)
+        places = listed((_clipped(place.rpartition(": ")[0]) for place in facts.code_devices), _MOST)
         text = (
             f"But its code still names {devices} ({places}), which can't be rewritten: where there is no such device "
             "it fails when it is run. Trace or script the model anew on the CPU, and move it after loading."
@@ -264,23 +263,24 @@ def _to_know(outcome: CheckpointOutcome, facts: CheckpointFile) -> Iterator[Labe
             "a model.state_dict() lasts longer.",
         )
     for prefix in facts.prefixes:
-        where = f" of {_short(prefix.where)}" if prefix.where else ""
+        where = f" of {_clipped(prefix.where)}" if prefix.where else ""
         by = "" if prefix.may_be_models else f" ({writers(prefix.prefix)} put it there)"
         which = f"All {prefix.keys:,} keys{where} begin" if prefix.keys > 1 else f"The only key{where} begins"
         text = f'{which} with "{prefix.prefix}"{by}. If your model lacks it, take it off:'
         yield LabelledPart("hint", text, (f"{COMMAND} {quoted(path)} --strip-prefix {quoted(prefix.prefix)}",))
     if facts.rng_states:
-        devices = listed((_short(one.device) for one in facts.pinned), _MOST)
+        devices = listed((_clipped(one.device) for one in facts.pinned), _MOST)
         how = (
             f"with map_location='cpu' (without, what is tied to {devices} goes there)"
             if devices
             else "without map_location, or with 'cpu'"
         )
-        states = listed(map(_short, facts.rng_states), _MOST)
+        states = listed(map(_clipped, facts.rng_states), _MOST)
         text = f"It holds random number generators' states ({states}), which torch can't restore from a GPU: load it {how}."
         yield LabelledPart("hint", text)
     if facts.device_texts:
         texts = listed(
-            (f"{_short(device_text.where)} = {_short(device_text.device)}" for device_text in facts.device_texts), _MOST
+            (f"{_clipped(device_text.where)} = {_clipped(device_text.device)}" for device_text in facts.device_texts),
+            _MOST,
         )
         yield LabelledPart("hint", f"Your own code may read these devices, so they were left as they are: {texts}.")

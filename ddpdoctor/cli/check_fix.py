@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.base.status_line import StatusLine
+from ddpdoctor.base.text import one_line
 from ddpdoctor.cli.asking import ask
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.fixes.applying import Applied, apply, refusals

@@ -80,7 +80,7 @@ class Ledger:
                 unread = ", but not yet read back"
         if not done:
             return "Nothing was changed."
-        from ddpdoctor.base.printable import one_line
+        from ddpdoctor.base.text import one_line
         from ddpdoctor.checkpoints.render_terminal import undo_command
 
         last = f"{one_line(done[-1])}{unread}"

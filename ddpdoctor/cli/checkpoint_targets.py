@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from ddpdoctor.base.wording import plural
+from ddpdoctor.base.text import plural
 
 if TYPE_CHECKING:
     from ddpdoctor.checkpoints.pickles.editing import EditOptions

@@ -13,7 +13,7 @@ import typer
 from ddpdoctor.base.error_lines import complain
 from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.base.status_line import StatusLine
-from ddpdoctor.base.wording import human
+from ddpdoctor.base.text import human
 from ddpdoctor.cli.probing import PythonOption, begin
 from ddpdoctor.probes.session import collect_facts
 
@@ -99,7 +99,7 @@ def _saved(path: str, *, as_json: bool) -> Snapshot:
 
 def _refuse(problems: Sequence[str], *, as_json: bool) -> NoReturn:
     """Says why there is nothing to judge, and ends."""
-    from ddpdoctor.base.printable import one_line
+    from ddpdoctor.base.text import one_line
 
     if as_json:
         from ddpdoctor.logs.render_json import refusal
@@ -130,7 +130,7 @@ class _Reading:
         name, done, size = self._now
         if not name:
             return ""
-        from ddpdoctor.base.printable import one_line
+        from ddpdoctor.base.text import one_line
 
         of = f" of {human(size)}" if size else ""
         earlier = f", {self._files - 1} read before" if self._files > 1 else ""

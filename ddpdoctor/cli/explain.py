@@ -89,7 +89,7 @@ def _prescribe(console: Console, topic: Check, python: str | None, path: Path | 
     """Shows what is worked out for the host. False: nothing was, and why is shown."""
     from rich.text import Text
 
-    from ddpdoctor.base.printable import one_line
+    from ddpdoctor.base.text import one_line
     from ddpdoctor.engine.examination import Examination
     from ddpdoctor.engine.planning import plan_for
     from ddpdoctor.engine.registry import diagnose

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ddpdoctor.base.status_line import StatusLine
-from ddpdoctor.base.wording import human
+from ddpdoctor.base.text import human
 
 _BAR = 20
 """Columns."""

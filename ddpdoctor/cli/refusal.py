@@ -11,7 +11,7 @@ from ddpdoctor.base.error_lines import complain
 
 def refuse(why: str, host: str, *, as_json: bool) -> NoReturn:
     """Says why no job is judged, and ends."""
-    from ddpdoctor.base.printable import one_line
+    from ddpdoctor.base.text import one_line
 
     if as_json:
         from ddpdoctor.processes.jobs_json import refusal

@@ -282,7 +282,7 @@ def _train(
 def _at_once(examination: Examination) -> str:
     """What happened, for the seconds in which the host is looked at: a terminal shows it until the report is there, a log
     keeps it."""
-    from ddpdoctor.base.printable import one_line
+    from ddpdoctor.base.text import one_line
     from ddpdoctor.smoke.render_words import headline
 
     text = one_line(headline(examination))

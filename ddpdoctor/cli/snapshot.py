@@ -33,8 +33,8 @@ def snapshot(
     Judge it anywhere with `ddpdoctor check --snapshot FILE`.
     """
     context = begin(python, quick=quick, checkpoints=checkpoints or ())
-    from ddpdoctor.base.printable import one_line
     from ddpdoctor.base.shell import quoted
+    from ddpdoctor.base.text import one_line
     from ddpdoctor.engine.snapshots import SnapshotError, encode_snapshot, write_snapshot
     from ddpdoctor.facts.snapshot import GROUPS
 

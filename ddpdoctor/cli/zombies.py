@@ -163,7 +163,7 @@ def _end(proven: Sequence[Leftover], first: LeftoverLook) -> Endings:
 
 
 def _show(found: Sequence[Leftover], spots: Sequence[str], problems: Sequence[str], *, killing: bool) -> None:
-    from ddpdoctor.base.printable import one_line
+    from ddpdoctor.base.text import one_line
     from ddpdoctor.processes.zombies_terminal import show_leftovers
     from ddpdoctor.report.screen import screen_for
 

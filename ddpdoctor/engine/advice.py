@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ddpdoctor.base.findings import Finding, Fix
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import listed
 from ddpdoctor.engine.registry import Check, Result, SkipReason
 
 MOST = 3

@@ -16,6 +16,7 @@ import msgspec
 from ddpdoctor.base.findings import Evidence, Finding, Severity
 from ddpdoctor.base.log_signs import LogSign as LogSign
 from ddpdoctor.base.log_signs import SignRole as SignRole
+from ddpdoctor.base.text import clip_middle
 from ddpdoctor.base.unknown import Facts, NotKnown, NotLearned, Unknown
 from ddpdoctor.engine.log_traits import PLAIN_SIGNS
 from ddpdoctor.engine.log_traits import LogTraits as LogTraits
@@ -312,12 +313,8 @@ def diagnose(snapshot: Snapshot, plan: Plan, checks: Iterable[Check]) -> tuple[R
 
 def _short_enough(finding: Finding) -> Finding:
     """The finding without the middle of texts that nobody would read: a setting may be 128 KiB long."""
-    evidence = tuple(Evidence(_cut(one.text, 4000), one.source) for one in finding.evidence)
-    return msgspec.structs.replace(finding, summary=_cut(finding.summary, 400), evidence=evidence)
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    evidence = tuple(Evidence(clip_middle(one.text, 4000), one.source) for one in finding.evidence)
+    return msgspec.structs.replace(finding, summary=clip_middle(finding.summary, 400), evidence=evidence)
 
 
 def _given(name: str, check: Check, snapshot: Snapshot, plan: Plan) -> object:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Facts, Source
-from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.facts.remedies import Remedy, commands_of
 
 PICKLE = "the file's pickle, read without running it"

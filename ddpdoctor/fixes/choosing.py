@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import listed
 from ddpdoctor.fixes.remedies import AppliableFix, Case
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ddpdoctor.base.printable import one_line, plain
-from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.base.text import listed, one_line, plural, visible
 from ddpdoctor.checkpoints.render_terminal import undo_command
 from ddpdoctor.fixes.applying import Applied
 from ddpdoctor.fixes.proof import Proof
@@ -79,7 +78,7 @@ def show_outcome(console: Console, applied: Applied, proof: Proof | None, named:
     if applied.fixed:
         told = f"{plural(len(applied.fixed), 'checkpoint')} changed, each with an undo file beside it. To go back:"
         console.print(Text(told))
-        console.print(Text(f"    {plain(undo_command(applied.fixed, named))}", "cyan"), soft_wrap=True)
+        console.print(Text(f"    {visible(undo_command(applied.fixed, named))}", "cyan"), soft_wrap=True)
     for note in applied.notes:
         console.print(Text(one_line(note)))
     if applied.endings.freed:
@@ -98,5 +97,5 @@ def source_path(path: str) -> str:
 
 def _show_commands(console: Console, commands: Sequence[str]) -> None:
     for command in commands:
-        for line in plain(command).splitlines():
+        for line in visible(command).splitlines():
             console.print(Text(" " * (_MARGIN + 4) + line, "cyan"), soft_wrap=True)

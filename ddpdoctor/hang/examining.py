@@ -70,8 +70,8 @@ def examined(
 
 def _job(snapshot: Snapshot, name: str | None, *, needed: bool, alone: bool) -> TrainingJob | None:
     """The one that is meant. With dumps alone there need not be any."""
+    from ddpdoctor.base.text import plural
     from ddpdoctor.base.unknown import Unknown
-    from ddpdoctor.base.wording import plural
     from ddpdoctor.hang.permission import command_line
     from ddpdoctor.processes.jobs import jobs_of
     from ddpdoctor.processes.overview import UnknownJobError, jobs_there, named_job

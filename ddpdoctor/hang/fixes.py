@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
-from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang
 from ddpdoctor.hang.rank_states import RankState
 from ddpdoctor.hang.wording import named

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpdoctor.base.ownership import ROOT
+from ddpdoctor.base.text import listed, masked, plural, ranks_named
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import listed, plural, ranks_named
 from ddpdoctor.facts.hang import Recorded
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.hang.dump_files import CandidateDump, DumpContents, NotRead, candidates, contents, rank_in
@@ -25,7 +25,6 @@ from ddpdoctor.hang.plain_pickles import NotPlain
 from ddpdoctor.hang.recorded_entries import Dump, understand
 from ddpdoctor.probes.proc import MAX_ENVIRON, TICKS, Proc, variables
 from ddpdoctor.probes.run_as import identity_of, sudo
-from ddpdoctor.probes.target_python.asking import printable
 from ddpdoctor.processes.jobs import TrainingJob
 
 SECONDS = 300.0
@@ -70,8 +69,8 @@ def read_dumps(paths: Sequence[str]) -> Dumps:
             refused.append(_refusal(given, str(error)))
     read = list(_read_all(found, refused))
     kept = _of_one_run(_newest(read, refused), refused)
-    recorded = tuple(one.dump.recorded(one.rank, printable(one.path), "", one.written) for one in kept)
-    named = printable(listed(paths, most=3))
+    recorded = tuple(one.dump.recorded(one.rank, masked(one.path), "", one.written) for one in kept)
+    named = masked(listed(paths, most=3))
     if recorded:
         note = f"{named}: {plural(len(recorded), 'dump')}, of {ranks_named(one.rank for one in recorded)}"
     else:
@@ -115,7 +114,7 @@ def _newest(read: Sequence[_Read], refused: list[str]) -> list[_Read]:
     for one in sorted(read, key=lambda one: one.age, reverse=True):
         if one.rank in by_rank:
             newer = by_rank[one.rank].path
-            refused.append(_refusal(one.path, f"of rank {one.rank}, too, and {printable(newer)} is newer"))
+            refused.append(_refusal(one.path, f"of rank {one.rank}, too, and {masked(newer)} is newer"))
         by_rank.setdefault(one.rank, one)
     return [by_rank[rank] for rank in sorted(by_rank)]
 
@@ -160,7 +159,7 @@ def dumps_of(job: TrainingJob) -> Dumps:
         root = _root(proc, process.pid)
         one = _own(process, rank, [_inside(root, proc, process.pid, path) for path in _places(settings, rank)], refused)
         if one:
-            recorded.append(one.dump.recorded(rank, printable(one.path), host, one.written))
+            recorded.append(one.dump.recorded(rank, masked(one.path), host, one.written))
         elif settings.get(PIPES):
             pipe = _inside(root, proc, process.pid, f"{settings[PIPES]}{rank}.pipe")
             if _is_own_pipe(pipe, process.uid):
@@ -181,7 +180,7 @@ def _note(recorded: Sequence[Recorded], hidden: Sequence[int], commands: Sequenc
 
 def _asking(pipe: str, uid: int) -> str:
     """The command that asks for a dump; root is to type it as the pipe's owner, who may have put a link there by then."""
-    words = f"timeout 5 sh -c {shlex.quote(f'echo dump > {shlex.quote(printable(pipe))}')}"
+    words = f"timeout 5 sh -c {shlex.quote(f'echo dump > {shlex.quote(masked(pipe))}')}"
     return f"{sudo(identity_of(uid))} {words}" if os.geteuid() == ROOT != uid else words
 
 
@@ -241,7 +240,7 @@ def _is_own_pipe(path: str, uid: int) -> bool:
 
 
 def _refusal(path: str, why: str) -> str:
-    return f"{printable(path)[:300]}: {why}"
+    return f"{masked(path)[:300]}: {why}"
 
 
 def _cut(refused: Sequence[str]) -> tuple[str, ...]:

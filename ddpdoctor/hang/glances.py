@@ -7,11 +7,11 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.text import masked
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.hang import NOT_COUNTED, Frame, RankLook
 from ddpdoctor.facts.processes import ProcessIdentity
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.probes.target_python.asking import printable
 from ddpdoctor.processes.signs_of_life import polling_rate
 
 ENDED = frozenset("ZX")
@@ -89,5 +89,5 @@ def _transferred(pid: int, thread: int, proc: Proc) -> int:
 def _waits_in(pid: int, proc: Proc) -> str:
     """The kernel writes "0" of one that runs, and to whoever may not know."""
     content = proc.read(f"{pid}/wchan", 200)
-    text = "" if isinstance(content, Unknown) else printable(content.decode("utf-8", "replace")).strip()
+    text = "" if isinstance(content, Unknown) else masked(content.decode("utf-8", "replace")).strip()
     return "" if text == "0" else text

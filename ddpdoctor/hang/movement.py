@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.facts.hang import Hang, Watched
 from ddpdoctor.hang.rank_states import (
     IDLE,

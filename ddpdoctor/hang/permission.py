@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.wording import listed, plural, ranks_named
+from ddpdoctor.base.text import listed, plural, ranks_named
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE
 from ddpdoctor.probes.proc import Proc

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddpdoctor.base.text import masked
 from ddpdoctor.checkpoints.errors import CheckpointError, OutOfData
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.checkpoints.pickles.nodes import Bytes, ContainerNode, Text, Tuple
 from ddpdoctor.checkpoints.pickles.opcodes import OldProtocol
-from ddpdoctor.probes.target_python.asking import printable
 
 LARGEST = 16 << 20
 """Bytes. A flight recorder of 20,000 entries writes about 7 MiB."""
@@ -50,7 +50,7 @@ def read(data: bytes) -> Any:
     except CheckpointError:
         raise NotPlain("it is no pickle, or one that no flight recorder writes") from None
     if program.globals:
-        name = printable(next(iter(program.globals)))[:100]
+        name = masked(next(iter(program.globals)))[:100]
         raise NotPlain(f"it names {name}, which a loader would import: a flight recorder's dump holds plain data only")
     return _Conversion(data).value(program.root, 0)
 

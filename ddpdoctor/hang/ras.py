@@ -17,14 +17,13 @@ from typing import NamedTuple
 
 import psutil
 
+from ddpdoctor.base.text import dotted, masked
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import dotted
 from ddpdoctor.facts.hang import RasCount
 from ddpdoctor.hang.mapped_nccl import mapped_nccl
 from ddpdoctor.hang.ras_answers import Counts, NotUnderstood, together, understand
 from ddpdoctor.hang.ras_text import understand_text
 from ddpdoctor.probes.proc import MAX_ENVIRON, Proc, variables
-from ddpdoctor.probes.target_python.asking import printable
 from ddpdoctor.processes.jobs import TrainingJob
 
 SAFE = (2, 29, 2)
@@ -121,7 +120,7 @@ def _port(pid: int, proc: Proc) -> int:
     told = settings.get("NCCL_RAS_ADDR") or DEFAULT
     port = told.rpartition(":")[2]
     if not port.isascii() or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
-        raise NotAsked(f'NCCL\'s RAS was not asked: NCCL_RAS_ADDR is "{printable(told)[:100]}", no host:port')
+        raise NotAsked(f'NCCL\'s RAS was not asked: NCCL_RAS_ADDR is "{masked(told)[:100]}", no host:port')
     return int(port)
 
 
@@ -208,4 +207,4 @@ def _named(where: Listening) -> str:
 
 
 def _quoted(said: bytes) -> str:
-    return printable(said[:80].decode("utf-8", "replace"))
+    return masked(said[:80].decode("utf-8", "replace"))

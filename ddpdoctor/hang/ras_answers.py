@@ -11,8 +11,8 @@ from typing import Annotated
 
 import msgspec
 
+from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import RasCount
-from ddpdoctor.probes.target_python.asking import printable
 
 IN_PROGRESS = 7
 ERRORS = {
@@ -91,7 +91,7 @@ def understand(answer: bytes) -> Counts:
     try:
         said = _decoded(answer)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise NotUnderstood(f"it isn't the JSON that RAS writes ({printable(str(error))[:150]})") from None
+        raise NotUnderstood(f"it isn't the JSON that RAS writes ({masked(str(error))[:150]})") from None
     return {key: count for communicator in said.communicators for key, count in _counts(communicator)}
 
 
@@ -119,13 +119,13 @@ def together(first: Counts, second: Counts) -> tuple[RasCount, ...]:
 
 def _counts(communicator: _Communicator) -> Iterator[tuple[tuple[str, str, int], RasCount]]:
     for rank in (*communicator.ranks, *communicator.missing_ranks):
-        counted = tuple((printable(name), count) for name, count in sorted(rank.collective_counts.items()) if count)
+        counted = tuple((masked(name), count) for name, count in sorted(rank.collective_counts.items()) if count)
         yield (
             (communicator.hash, communicator.secondary_hash, rank.rank),
             RasCount(
-                communicator=printable(communicator.hash),
+                communicator=masked(communicator.hash),
                 rank=rank.rank,
-                host=printable(rank.host),
+                host=masked(rank.host),
                 pid=max(0, rank.pid),
                 first=counted,
                 status=rank.status.words,

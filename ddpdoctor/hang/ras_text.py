@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import RasCount
 from ddpdoctor.hang.ras_answers import Counts, NotUnderstood
-from ddpdoctor.probes.target_python.asking import printable
 
 HEAD = re.compile(r"^Group +Comms +Nodes", re.MULTILINE)
 ROW = re.compile(r"^ *(\d{1,7}) +\d+ +\d+ +[\d-]+ +(\d{1,7}) +\d+ +\S+ +\S+$")
@@ -80,7 +80,7 @@ def _sections(lines: list[str]) -> Iterator[tuple[str, int, str, list[_Told], in
             section = start
             kind = "INCOMPLETE" if start["kind"] == "INCOMPLETE" else ""
         elif counted:
-            kind = printable(counted["kind"] or OTHER_NAMES)
+            kind = masked(counted["kind"] or OTHER_NAMES)
         elif section and kind:
             many, one = MANY.match(line), ONE.match(line)
             if many:
@@ -88,4 +88,4 @@ def _sections(lines: list[str]) -> Iterator[tuple[str, int, str, list[_Told], in
                 counts.append(latest)
             elif one:
                 own = int(one["count"]) if one["count"] else 0 if one["none"] else latest
-                told.append(_Told(int(one["rank"]), printable(one["host"] or ""), int(one["pid"] or 0), own))
+                told.append(_Told(int(one["rank"]), masked(one["host"] or ""), int(one["pid"] or 0), own))

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.wording import ranks_named
+from ddpdoctor.base.text import ranks_named
 from ddpdoctor.facts.hang import Frame, Hang, RasCount, RecordedCollective
 from ddpdoctor.hang.recorded_members import Key, Member, all_ranks, call_name, members_of, where_called
 from ddpdoctor.hang.waits import Even, Lag, waits_of

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective, RecordedGroup
 from ddpdoctor.hang import plain_pickles
 from ddpdoctor.hang.plain_pickles import NotPlain
-from ddpdoctor.probes.target_python.asking import printable
 
 KEPT_ENTRIES = 400
 """Of each group, the last ones. Over NCCL a rank calls many before the first is done, but CUDA holds a rank up that has launched 1024
@@ -283,7 +283,7 @@ def _text(holder: Mapping[Any, Any], key: str) -> str:
 
 
 def _cut(text: str) -> str:
-    return printable(text[:LONGEST_TEXT])
+    return masked(text[:LONGEST_TEXT])
 
 
 def _number(holder: Mapping[Any, Any], key: str, default: int) -> int:

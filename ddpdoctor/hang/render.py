@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpdoctor.base.findings import Severity
-from ddpdoctor.base.printable import one_line, plain
+from ddpdoctor.base.text import one_line, visible
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import SkipReason
 from ddpdoctor.facts.hang import Frame
@@ -71,7 +71,7 @@ def _show_stack(console: Console, frames: Sequence[Frame]) -> None:
     for frame in frames:
         style = "dim" if torchs(frame) or pythons(frame) else ""
         console.print(
-            Text(f"        {plain(frame.function)} ({plain(frame.path)}:{frame.line})", style), soft_wrap=True
+            Text(f"        {visible(frame.function)} ({visible(frame.path)}:{frame.line})", style), soft_wrap=True
         )
 
 
@@ -84,7 +84,7 @@ def _show_hidden(console: Console, hidden: Sequence[str]) -> None:
         text = sentence[: command.start() + 1] if command else sentence
         console.print(Hanging(Text(), Text(one_line(text)), 2))
         if command:
-            console.print(Text(f"      {plain(command[1])}", "cyan"), soft_wrap=True)
+            console.print(Text(f"      {visible(command[1])}", "cyan"), soft_wrap=True)
     console.print()
 
 

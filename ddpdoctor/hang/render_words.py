@@ -8,8 +8,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.printable import one_line
-from ddpdoctor.base.wording import listed, plural, ranks_named
+from ddpdoctor.base.text import listed, one_line, plural, ranks_named
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.facts.processes import Process

@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import Frame, RankLook
 from ddpdoctor.knowledge.stack_places import place_of
 from ddpdoctor.probes.py_spy import PARENTS_FRAMES, py_spy, run_at, side_by_side
-from ddpdoctor.probes.target_python.asking import printable
 
 RATE: Final = 100
 """Times a second; one process costs some 0.05 s of processor time a second then."""
@@ -153,4 +153,4 @@ def _function(frame: str) -> str:
 
 def _frame(text: str) -> Frame | None:
     found = FRAME.match(text)
-    return Frame(printable(found[1])[:200], printable(found[2])[:1000], int(found[3])) if found else None
+    return Frame(masked(found[1])[:200], masked(found[2])[:1000], int(found[3])) if found else None

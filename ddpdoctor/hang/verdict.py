@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.text import ranks_named
 from ddpdoctor.base.unknown import NotKnown
-from ddpdoctor.base.wording import ranks_named
 from ddpdoctor.engine.registry import JudgedElsewhere, requires
 from ddpdoctor.facts.hang import NOT_FOUND, Hang
 from ddpdoctor.hang.rank_states import (

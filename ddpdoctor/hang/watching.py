@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.wording import plural, ranks_named
+from ddpdoctor.base.text import plural, ranks_named
 from ddpdoctor.facts.hang import NOT_FOUND, Frame, Hang, RankLook, Watched, WatchedRank
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.hang.glances import ENDED, ProcessGlance, glance

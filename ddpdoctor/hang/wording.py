@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Final
 
 from ddpdoctor.base.findings import Evidence
-from ddpdoctor.base.wording import human, listed, plural, ranks_named
+from ddpdoctor.base.text import human, listed, plural, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.hang.certainty import is_definite
 from ddpdoctor.hang.movement import movements

@@ -9,8 +9,8 @@ import re
 import shlex
 
 from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.text import dotted
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import dotted
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment

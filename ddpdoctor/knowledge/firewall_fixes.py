@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import listed
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.network import Interface, Network
 from ddpdoctor.knowledge.interface_choice import as_address, network_around

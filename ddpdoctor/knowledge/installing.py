@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddpdoctor.base.findings import Evidence, Fix
+from ddpdoctor.base.text import dotted, plural
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import dotted, plural
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Network
 
 from ddpdoctor.base.findings import Evidence, Fix
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import listed
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.knowledge.interface_choice import as_address, network_around

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import listed
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 

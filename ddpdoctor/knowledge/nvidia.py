@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from packaging.version import InvalidVersion, Version
 
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpu, Gpus

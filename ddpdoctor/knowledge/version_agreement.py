@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import listed
 from ddpdoctor.facts.fleet import Node
 from ddpdoctor.knowledge.node_words import names
 from ddpdoctor.knowledge.wheels import cuda_tag, release

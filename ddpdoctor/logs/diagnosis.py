@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Severity
+from ddpdoctor.base.text import clip, listed
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import listed, short
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.redaction import redact_facts
@@ -306,7 +306,7 @@ def composed(check: Check, suspect: Suspect, snapshot: Snapshot, held: HostCheck
     fixes = own.fixes or (Fix(" ".join(check.section("Fix").split()).removesuffix(".")),)
     title = own.summary or check.title.removesuffix(".")
     return Finding(
-        summary=short(f"{title}, says {who}" if who and not own.of_everybody else title),
+        summary=clip(f"{title}, says {who}" if who and not own.of_everybody else title),
         cause=own.cause,
         evidence=said,
         fixes=(*fixes, decide) if decide else fixes,

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.base.printable import one_line
-from ddpdoctor.base.wording import listed, plural, ranks_named
+from ddpdoctor.base.text import clip, listed, one_line, plural, ranks_named
 from ddpdoctor.engine.registry import Catalogue, Check
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, Noise, SignMatch
 from ddpdoctor.logs.analyze.exceptions import is_cut, is_of_launcher, is_of_peers, short_name
@@ -37,7 +36,7 @@ def followed(log: Log, verdict: LogVerdict) -> list[tuple[str, LogLine]]:
         raised.setdefault(f"{each.exception}: {_DIGITS.sub('', each.message)[:MOST_NAMES]}", []).append(each)
     found += [
         (
-            f'"{_short(f"{short_name(errors[0].exception)}: {errors[0].message}", MOST_ERROR)}" '
+            f'"{clip(quoted(f"{short_name(errors[0].exception)}: {errors[0].message}"), MOST_ERROR)}" '
             + _said_by([error.line for error in errors], sum(error.times for error in errors)),
             errors[0].line,
         )
@@ -109,11 +108,6 @@ def _why(known: Check | None, text: str) -> str:
 def harmless(log: Log, catalogue: Catalogue) -> str:
     """All of it in one line; "" where there is none."""
     found = noise(log, catalogue)
-    names = [f'"{_short(one.text)}" ({one.times}x)' for one in found]
+    names = [f'"{clip(quoted(one.text), MOST_NAMES)}" ({one.times}x)' for one in found]
     many = plural(len(found), "message")
     return f"{many} that healthy runs print, too: {listed(names, MOST_NOISE)}" if found else ""
-
-
-def _short(text: str, most: int = MOST_NAMES) -> str:
-    shown = quoted(text)
-    return shown if len(shown) <= most else f"{shown[: most - 3]}..."

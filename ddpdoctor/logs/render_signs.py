@@ -9,7 +9,7 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 from ddpdoctor.base.log_signs import NEAR, LogSign, SignRole
-from ddpdoctor.base.printable import one_line, plain
+from ddpdoctor.base.text import one_line, visible
 from ddpdoctor.report.terminal import Hanging
 
 HEADINGS: Final = {
@@ -36,7 +36,7 @@ def show_signs(console: Console, signs: tuple[LogSign, ...]) -> None:
 
 def _show(console: Console, sign: LogSign) -> None:
     # Unwrapped: it is there to be searched for.
-    console.print(Text("  " + plain(sign.text), "cyan"), soft_wrap=True)
+    console.print(Text("  " + visible(sign.text), "cyan"), soft_wrap=True)
     if sign.near:
         console.print(Hanging(Text(), Text(f'and within {NEAR} lines "{one_line(sign.near)}"', "dim"), 6))
     why = one_line(sign.why)

@@ -8,8 +8,7 @@ from signal import Signals
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
-from ddpdoctor.base.printable import one_line
-from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.base.text import listed, one_line, ranks_named
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.logs.analyze.deciding_commands import host_named

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpdoctor.base.findings import Evidence, Fix, Severity
-from ddpdoctor.base.printable import one_line, plain
-from ddpdoctor.base.wording import plural
+from ddpdoctor.base.text import one_line, plural, visible
 from ddpdoctor.logs.analyze.deciding_commands import deciding
 from ddpdoctor.logs.analyze.sightings import lines
 from ddpdoctor.logs.analyze.verdict import RunOutcome
@@ -220,7 +219,7 @@ def _show_fix(console: Console, fix: Fix) -> None:
     console.print(_part("test", Text(one_line(fix.text))))
     for command in fix.commands:
         # Unwrapped, whatever the width: it is there to be copied.
-        console.print(Text(" " * 12 + plain(command), "cyan"), soft_wrap=True)
+        console.print(Text(" " * 12 + visible(command), "cyan"), soft_wrap=True)
 
 
 def _part(label: str, text: Text) -> Hanging:
@@ -326,7 +325,7 @@ def _show_next(console: Console, judgement: LogJudgement, *, watched: bool) -> N
     for fix in steps:
         console.print(Hanging(Text(), Text(one_line(fix.text)), 2))
         for command in fix.commands:
-            console.print(Text(" " * 4 + plain(command), "cyan"), soft_wrap=True)
+            console.print(Text(" " * 4 + visible(command), "cyan"), soft_wrap=True)
     console.print()
 
 

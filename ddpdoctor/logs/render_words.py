@@ -9,9 +9,8 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.findings import Evidence
-from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.text import clip, clip_middle, human, listed, one_line, plural, ranks_named, signal_name
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import human, listed, plural, ranks_named, short, signal_name
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LogLine, ProcessExit
@@ -46,8 +45,7 @@ NOT_IN_A_LOG: Final = (
 
 def quoted(text: str) -> str:
     """Words of a log as they may be shown: on one line, without what steers a terminal, or a middle that nobody would read."""
-    shown = one_line(text)
-    return shown if len(shown) <= MOST_TEXT else f"{shown[: MOST_TEXT * 2 // 3]} ... {shown[-MOST_TEXT // 3 :]}"
+    return clip_middle(one_line(text), MOST_TEXT)
 
 
 def clock(time: float) -> str:
@@ -94,17 +92,17 @@ def _told(judgement: LogJudgement) -> str:
             told = f"{_capital(ranks_named(verdict.silent))} {_how_silent(log, verdict, judgement.catalogue)}"
         fits = judgement.opinions[0] if judgement.opinions else None
         told = f"{told}; perhaps: {_within(named(fits))}" if fits else told
-        return f"{told}; before that it says: {short(quoted(verdict.said[0].text))}" if verdict.said else told
+        return f"{told}; before that it says: {clip(quoted(verdict.said[0].text))}" if verdict.said else told
     if verdict.outcome is RunOutcome.UNRECOGNISED:
         adds = "".join(
-            f"; it adds: {short(quoted(log_line.text))}"
+            f"; it adds: {clip(quoted(log_line.text))}"
             for log_line in more(judgement)[:1]
             if not gives_up(log_line.text)
         )
-        return f"{who_first(log, verdict)}: {short(first_words(verdict))}{adds}; no sign that is known here says why"
+        return f"{who_first(log, verdict)}: {clip(first_words(verdict))}{adds}; no sign that is known here says why"
     if verdict.outcome is RunOutcome.USER_ERROR and verdict.raised:
         perhaps = "" if all(opinion.suspect.sure for opinion in judgement.opinions[:1]) else "perhaps "
-        words = short(first_words(verdict))
+        words = clip(first_words(verdict))
         kind = (
             "at a server that can't be reached"
             if server_unreached(verdict.raised)
@@ -200,7 +198,7 @@ def other_attempts(judgement: LogJudgement) -> list[tuple[str, LogLine | None]]:
         words = "nothing speaks of a failure"
         if log_verdict.lead:
             who = _HOW.get(log_verdict.outcome) or _within(who_first(judgement.log, log_verdict))
-            words = f"{who}: {short(first_words(log_verdict))}"
+            words = f"{who}: {clip(first_words(log_verdict))}"
         found.append((f"Attempt {log_verdict.attempt}: {words}", log_verdict.lead))
     return found
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddpdoctor.base.findings import Fix
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import listed
 from ddpdoctor.facts.fleet import Node, TriedCollective
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.target_python import TargetPython

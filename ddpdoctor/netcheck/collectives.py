@@ -16,9 +16,10 @@ from typing import Any, Final
 import msgspec
 
 from ddpdoctor.base.private_folders import Needs, NoFolderError, private_folder
+from ddpdoctor.base.text import masked
 from ddpdoctor.netcheck.messages import ENOUGH, Cannot, Collect, Collected
 from ddpdoctor.probes.subprocesses import EndedProgram, start
-from ddpdoctor.probes.target_python.asking import last_lines, printable
+from ddpdoctor.probes.target_python.asking import last_lines
 
 SCRIPT = Path(__file__).parent.parent / "probes" / "target_python" / "collective.py"
 
@@ -129,7 +130,7 @@ def _told(stdout: bytes, word: str) -> dict[str, Any]:
 def _words(told: dict[str, Any], ended: EndedProgram, seconds: float, warnings: str) -> str:
     """torch's own words, or how it ended with the last thing that was said before."""
     if "error" in told:
-        words = printable(str(told["error"]))
+        words = masked(str(told["error"]))
         return f"{words}; NCCL: {warnings}" if warnings else words
     if ended.timed_out:
         end = f"no end within {seconds:.0f} s"

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
-from ddpdoctor.base.text import UNSEEN, masked
+from ddpdoctor.base.text import UNSEEN, clip, masked
 
 CHUNK: Final = 64 * 1024
 """Bytes of one read, and what may wait unread in a connection's own buffer."""
@@ -116,8 +116,7 @@ def _seen(found: re.Match[str]) -> str:
 
 def plain(text: str, most: int = 120) -> str:
     """What somebody said, fit for one line of a report."""
-    printable = masked(text[: most + 1]).replace("\n", "?").replace("\t", "?")
-    return printable if len(printable) <= most else printable[: most - 1] + "…"
+    return clip(masked(text[: 4 * most]), most)
 
 
 def unpack(packed: bytes) -> bytes:

@@ -10,8 +10,7 @@ from typing import TextIO
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from ddpdoctor.base.printable import one_line, plain
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import listed, one_line, visible
 from ddpdoctor.netcheck.progress import (
     PHASES,
     NetcheckProgress,
@@ -63,7 +62,7 @@ class _Command:
     """A command that can be copied whatever the width: what doesn't fit goes on after a backslash, between two words."""
 
     def __init__(self, command: str) -> None:
-        self._words = _SHELL_WORDS.findall(plain(command))
+        self._words = _SHELL_WORDS.findall(visible(command))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = [" "]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from ddpdoctor.base.text import dotted
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown
-from ddpdoctor.base.wording import dotted
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Node

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 import msgspec
 
-from ddpdoctor.base.printable import one_line
-from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.base.text import listed, one_line, plural
 
 if TYPE_CHECKING:
     from ddpdoctor.facts.fleet import MissingNode

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import listed
 from ddpdoctor.facts.fleet import Cell, Reach
 from ddpdoctor.netcheck.hub import Hub
 from ddpdoctor.netcheck.matrices import matrices

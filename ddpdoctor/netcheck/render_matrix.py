@@ -8,8 +8,7 @@ from statistics import median
 from rich.console import Console
 from rich.text import Text
 
-from ddpdoctor.base.printable import one_line
-from ddpdoctor.base.wording import bandwidth, milliseconds
+from ddpdoctor.base.text import bandwidth, clip, milliseconds, one_line, visible
 from ddpdoctor.facts.fleet import Cell, Fleet
 from ddpdoctor.report.terminal import Hanging
 
@@ -160,8 +159,7 @@ def _detailed(
 
 
 def _host(host: str) -> str:
-    name = one_line(host)
-    return name if len(name) <= 24 else f"{name[:21]}..."
+    return clip(visible(host), 24)
 
 
 def _cell(

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpdoctor.base.findings import Severity
-from ddpdoctor.base.printable import one_line, plain
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import clip, listed, one_line, visible
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
@@ -252,7 +251,7 @@ def _show_not_tested(console: Console, examination: Examination, *, verbose: boo
 
 def one_line_kept(line: str) -> str:
     """Harmless and on one line, with the columns as they were."""
-    return plain(line).replace("\n", " ").replace("\t", " ").rstrip()
+    return visible(line).replace("\n", " ").replace("\t", " ").rstrip()
 
 
 def _target(meeting: Meeting) -> str:
@@ -286,7 +285,7 @@ def _show_row(console: Console, label: str, text: str) -> None:
 
 def _show_table(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
     """The columns that fit, from the left; the last cell, what is odd with the row, always."""
-    cells = [COLUMNS, *[tuple(_short(one_line(cell)) for cell in row) for row in rows]]
+    cells = [COLUMNS, *[tuple(clip(visible(cell), _WIDEST) for cell in row) for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
     odd = max((len(row[-1]) for row in cells[1:]), default=0)
     room = console.width - _MARGIN - (min(odd, 16) + 2 if odd else 0)
@@ -301,10 +300,6 @@ def _show_table(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
         text.rstrip()
         text.truncate(max(20, console.width - _MARGIN), overflow="ellipsis")
         console.print(Text(" " * _MARGIN).append_text(text), soft_wrap=True)
-
-
-def _short(cell: str) -> str:
-    return cell if len(cell) <= _WIDEST else f"{cell[: _WIDEST - 3]}..."
 
 
 def _show_phases(console: Console, fleet: Fleet, warned: Collection[str]) -> None:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from ddpdoctor.base.findings import Severity
+from ddpdoctor.base.text import bandwidth, listed, milliseconds, plural
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import bandwidth, listed, milliseconds, plural
 from ddpdoctor.engine.examination import Examination, Verdict, node_names
 from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting

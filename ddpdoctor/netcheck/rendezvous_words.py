@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import Evidence, Fix
+from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Maybe
-from ddpdoctor.base.wording import plural
 from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.knowledge.netcheck_command import DEFAULT_PORT, netcheck_command
 from ddpdoctor.knowledge.privileges import by_root

@@ -7,7 +7,7 @@ from functools import cache
 import msgspec
 
 from ddpdoctor.base.findings import Evidence
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import listed
 from ddpdoctor.facts.fleet import Cell, Fleet, Reach
 from ddpdoctor.netcheck.reachability import BLOCKED, MOST_OF_THEM
 

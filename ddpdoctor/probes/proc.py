@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import msgspec
 
+from ddpdoctor.base.text import human
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import human
 
 DENIED = os.strerror(errno.EACCES)
 """How the reason ends where this user may not look."""

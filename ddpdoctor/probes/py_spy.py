@@ -17,12 +17,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.probes.memory_readers import memory_reader
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.programs import find_program, interpreter_of
 from ddpdoctor.probes.run_as import NotRunError, RunAsUser, environ_for, identity_for, working_folder_for
-from ddpdoctor.probes.target_python.asking import printable
 
 SECONDS: Final = 2.0
 """A dump takes some 20 ms on a quiet machine."""
@@ -227,7 +227,7 @@ def understood(pid: int, output: bytes) -> Spied:
     if main is None or not main.frames:
         return Spied(trouble=PySpyTrouble.TORN, said="the main thread has no frames")
     others = tuple(
-        (printable(thread.thread_name or "")[:100], _frames(thread))
+        (masked(thread.thread_name or "")[:100], _frames(thread))
         for thread in threads[:MOST_THREADS]
         if thread is not main and thread.frames
     )
@@ -247,13 +247,13 @@ def _frames(thread: _Thread) -> Frames:
         if frame.filename.endswith(PARENTS_FRAMES):
             break
         line = max(frame.line or 0, 0)
-        frames.append(Frame(printable(frame.name)[:200], printable(frame.filename)[:1000], line))
+        frames.append(Frame(masked(frame.name)[:200], masked(frame.filename)[:1000], line))
     return tuple(frames)
 
 
 def refused(pid: int, complaint: bytes) -> Spied:
     """Why it printed nothing."""
-    text = printable(complaint[:4000].decode("utf-8", "replace"))
+    text = masked(complaint[:4000].decode("utf-8", "replace"))
     said: dict[str, Any] = {"said": next((line.strip()[:200] for line in text.splitlines() if line.strip()), "")}
     if "Permission Denied" in text or "Operation not permitted" in text or "os error 1)" in text:
         return Spied(trouble=PySpyTrouble.DENIED, **said)

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import plural
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.knowledge.segment_names import MODE, maker_of
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context

@@ -251,7 +251,7 @@ def _remove(one: Leftover, again: Leftover | None, ending: Endings) -> None:
 
 def freed(before: LeftoverLook, after: LeftoverLook, ending: Endings) -> Iterator[str]:
     """What the ended ones held and is free again, as far as a look afterwards shows it."""
-    from ddpdoctor.base.wording import human, listed, plural
+    from ddpdoctor.base.text import human, listed, plural
 
     ended = [leftover_ending.leftover for leftover_ending in ending.done]
     yield from _gpu_memory(before, after, {gpu for leftover in ended for gpu in leftover.gpus})
@@ -269,7 +269,7 @@ def freed(before: LeftoverLook, after: LeftoverLook, ending: Endings) -> Iterato
 
 
 def _gpu_memory(before: LeftoverLook, after: LeftoverLook, held: set[int]) -> Iterator[str]:
-    from ddpdoctor.base.wording import human
+    from ddpdoctor.base.text import human
 
     if isinstance(before.gpus, Unknown) or isinstance(after.gpus, Unknown):
         return

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from ddpdoctor.base.text import human
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown
-from ddpdoctor.base.wording import human
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddpdoctor.base.findings import Evidence, Fix
-from ddpdoctor.base.wording import listed, plural, ranks_named, spans
+from ddpdoctor.base.text import listed, plural, ranks_named, spans
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.processes.gpu_holders import ENDED, HeldGpu

@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 
 from ddpdoctor.base.findings import Severity
-from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.facts.processes import Process
 
 ENDED = ("Z", "X")

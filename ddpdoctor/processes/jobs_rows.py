@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.base.findings import Severity
-from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.text import human, one_line, spans
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import human, spans
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.processes.gpu_holders import HeldGpu, of_process
 from ddpdoctor.processes.job_words import ENDED, Remark, of_pid

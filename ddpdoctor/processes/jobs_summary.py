@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import Severity
-from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.text import listed, one_line, plural
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes

@@ -6,9 +6,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpdoctor.base.findings import Severity
-from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.text import one_line, plural
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import plural
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import SkipReason
 from ddpdoctor.processes.gpu_holders import HeldGpu

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import plural
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.shared_memory import SharedMemory

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from ddpdoctor.base.text import plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import plural, ranks_named
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.knowledge.same_facts import remembered

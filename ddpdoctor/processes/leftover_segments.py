@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.shell import quoted
+from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import plural
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.knowledge.segment_names import Maker, maker_of, may_be_chosen

@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.findings import Finding, Severity
+from ddpdoctor.base.text import clip, listed, plural
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import listed, plural
 from ddpdoctor.engine.examination import Examination, Verdict, examine
 from ddpdoctor.engine.registry import Catalogue, Check, Subject
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole
@@ -197,8 +197,7 @@ def jobs_there(jobs: Sequence[TrainingJob]) -> str:
 def called(job: TrainingJob) -> str:
     """The command by which it was started, or that of its first rank, cut."""
     process: Process = job.launcher or job.ranks[0]
-    text = process.command or process.name
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return clip(process.command or process.name, 60)
 
 
 # --- whose finding it is ----------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN
+from ddpdoctor.base.text import listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe
-from ddpdoctor.base.wording import listed, plural, ranks_named
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.processes.job_words import ENDED, Oddity, Remark, places, who

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import listed
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.knowledge.gpu_assignment import own_gpu

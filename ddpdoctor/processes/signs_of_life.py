@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.facts.gpus import Gpu
 from ddpdoctor.facts.processes import Process
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from ddpdoctor.base.findings import FAIL, Evidence, Fix
-from ddpdoctor.base.wording import human, plural
+from ddpdoctor.base.text import clip, human, plural
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.processes.ending import Endings, LeftoverEnding
@@ -62,7 +62,7 @@ def _finding(alike: Sequence[Leftover], catalogue: Catalogue) -> ReportedFinding
         slug=check.slug,
         family=check.family,
         severity=FAIL,
-        summary=summary if len(summary) <= LONGEST_SUMMARY else f"{summary[: LONGEST_SUMMARY - 3]}...",
+        summary=clip(summary, LONGEST_SUMMARY),
         cause="; but ".join((f"{first.kind.value}: {first.why}", *first.doubts[:1])),
         evidence=(Evidence(f"{what}{f' ({details})' if details else ''}", "/proc, NVML, /dev/shm"),),
         fixes=tuple(_fixes(alike)),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpdoctor.base.printable import one_line
 from ddpdoctor.base.shell import quoted
-from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.base.text import human, listed, one_line, plural
 from ddpdoctor.processes.ending import Endings, LeftoverEnding
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_fixes import MOST_NAMED, command_of

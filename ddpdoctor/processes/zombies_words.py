@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ddpdoctor.base.findings import Evidence, Finding, Fix, Severity
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import listed
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import Check, SkipReason
 

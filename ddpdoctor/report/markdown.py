@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ddpdoctor import __version__
 from ddpdoctor.base.findings import Finding, Severity
-from ddpdoctor.base.printable import one_line, plain
+from ddpdoctor.base.text import one_line, visible
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import Check, SkipReason
@@ -41,7 +41,7 @@ def code(text: str) -> str:
     fence = "```"
     while fence in text:
         fence += "`"
-    return f"{fence}\n{plain(text)}\n{fence}"
+    return f"{fence}\n{visible(text)}\n{fence}"
 
 
 def _host(one: Examination, anonymise: Anonymise) -> list[str]:

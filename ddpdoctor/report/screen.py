@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from ddpdoctor.base.terminal import moves_its_cursor
+from ddpdoctor.base.text import clip_middle
 
 _CODES = {
     "bold": "1",
@@ -25,10 +26,6 @@ _LONG = re.compile(r"\S{401,}")
 """A name of thousands of characters, which nobody reads."""
 
 _PIECES = re.compile(r"[^./]*[./]|[^./]+")
-
-
-def _cut(long: re.Match[str]) -> str:
-    return f"{long[0][:100]}...{long[0][-100:]}"
 
 
 class _Wrapper(textwrap.TextWrapper):
@@ -60,7 +57,11 @@ class Screen:
     def labelled(self, label: str, text: str, margin: int, label_style: str = "dim", style: str = "") -> None:
         """The text, wrapped in its own column `margin` from the left, and the label before its first line."""
         wrapper = _Wrapper(max(20, self._width - margin), break_on_hyphens=False)
-        lines = [line for paragraph in text.split("\n") for line in wrapper.wrap(_LONG.sub(_cut, paragraph)) or [""]]
+        lines = [
+            line
+            for paragraph in text.split("\n")
+            for line in wrapper.wrap(_LONG.sub(lambda long: clip_middle(long[0], 200), paragraph)) or [""]
+        ]
         start = self.styled(label, label_style) + " " * (margin - len(label))
         for line in lines:
             self._file.write((start + self.styled(line, style)).rstrip() + "\n")

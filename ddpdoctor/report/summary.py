@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ddpdoctor.base.text import dotted, human, listed, plural
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import dotted, human, listed, plural
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.snapshot import Snapshot
 

@@ -9,8 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from ddpdoctor.base.findings import Evidence, Finding, Fix, Severity
-from ddpdoctor.base.printable import one_line, plain
-from ddpdoctor.base.wording import plural
+from ddpdoctor.base.text import one_line, plural, visible
 from ddpdoctor.engine.examination import Examination, Verdict, conclusion, node_names
 from ddpdoctor.engine.registry import Check, SkipReason
 from ddpdoctor.report.summary import summary
@@ -51,7 +50,7 @@ def show(
         else:
             _show_host(console, one, verbose=verbose)
     for problem in problems:
-        console.print(Text().append("not judged  ", "bold magenta").append(plain(problem)))
+        console.print(Text().append("not judged  ", "bold magenta").append(visible(problem)))
     console.print(Hanging(Text(""), verdict_line(examinations, problems), 0))
 
 
@@ -163,7 +162,7 @@ def _show_finding(console: Console, check: Check, severity: Severity, finding: F
 def _show_fix(console: Console, fix: Fix) -> None:
     console.print(_part("fix", Text(_paragraph(fix.text))))
     for command in fix.commands:
-        for line in plain(command).splitlines():
+        for line in visible(command).splitlines():
             # Unwrapped, whatever the width: it is there to be copied.
             console.print(Text(" " * 14 + line, "cyan"), soft_wrap=True)
 
@@ -241,7 +240,7 @@ class Hanging:
 def _paragraph(text: str) -> str:
     """Source line breaks become spaces; blank lines and list items stay."""
     lines: list[str] = []
-    for line in plain(text).splitlines():
+    for line in visible(text).splitlines():
         stripped = line.strip()
         if lines and stripped and lines[-1] and not stripped.startswith(("- ", "* ")):
             lines[-1] += " " + stripped

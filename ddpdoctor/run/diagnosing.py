@@ -72,7 +72,7 @@ def look_at(pid: int, seconds: int, many: str) -> Work:
     is wrong, and then it has said so in a line."""
 
     def work() -> int:
-        from ddpdoctor.base.printable import one_line
+        from ddpdoctor.base.text import one_line
         from ddpdoctor.checks.catalogue import catalogue
         from ddpdoctor.hang.examining import NotExaminedError, examined, show
         from ddpdoctor.processes.overview import UnknownJobError
@@ -99,7 +99,7 @@ def look_at(pid: int, seconds: int, many: str) -> Work:
 
 def _say_where(examination: Examination) -> None:
     """Where its ranks stand, though nothing is wrong there: whoever waits may know better."""
-    from ddpdoctor.base.printable import one_line
+    from ddpdoctor.base.text import one_line
     from ddpdoctor.hang.render_words import groups
 
     for group in groups(examination)[:MOST_PLACES]:
@@ -278,7 +278,7 @@ def _in_a_line(log: Log, many: str) -> int:
 def _say_settings() -> None:
     """Where the output doesn't tell the cause: settings with which no training starts."""
     from ddpdoctor.base.findings import FAIL
-    from ddpdoctor.base.printable import one_line
+    from ddpdoctor.base.text import one_line
     from ddpdoctor.checks.catalogue import select
     from ddpdoctor.engine.examination import examine
     from ddpdoctor.probes.session import collect_facts, start_probes

@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.text import human, listed, one_line, plural
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import human, listed, plural
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, ProcessRole
 from ddpdoctor.probes import process_commands as commands

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ddpdoctor.base.terminal import width
-from ddpdoctor.base.wording import signal_name
+from ddpdoctor.base.text import signal_name
 from ddpdoctor.run.command_wrappers import TIMED_OUT, TIMEOUT, wrappers_and_program
 from ddpdoctor.run.streams import STDERR
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from ddpdoctor.base.text import masked
 from ddpdoctor.facts.smoke import Leftovers
-from ddpdoctor.probes.target_python.asking import printable
 from ddpdoctor.smoke.shared_memory import SHARED, Key, all_pids, free, mapped_memory, own_files, unused
 
 OURS: Final = re.compile(r"nccl-|torch_|cuda\.shm\.")
@@ -118,7 +118,7 @@ class Traces:
 
 
 def _names(files: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(printable(name) for name in files))
+    return tuple(sorted(masked(name) for name in files))
 
 
 def sockets_of(pid: int) -> Iterator[int]:
@@ -148,4 +148,4 @@ def _command(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return "?"
-    return printable(b" ".join(words).decode("utf-8", "replace").strip())[:200] or "?"
+    return masked(b" ".join(words).decode("utf-8", "replace").strip())[:200] or "?"

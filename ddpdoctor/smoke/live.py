@@ -9,7 +9,7 @@ from typing import TextIO
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from ddpdoctor.base.wording import plural
+from ddpdoctor.base.text import plural
 from ddpdoctor.report.live import started
 from ddpdoctor.smoke.progress import SmokeProgress, mark_of, places
 from ddpdoctor.smoke.rank_monitor import RankMonitor

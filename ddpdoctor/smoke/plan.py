@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import plural
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.snapshot import Snapshot

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from ddpdoctor.base.printable import one_line
+from ddpdoctor.base.text import one_line
 from ddpdoctor.smoke.rank_monitor import RankMonitor
 from ddpdoctor.smoke.rank_progress import RankProgress
 from ddpdoctor.smoke.render_marks import Mark, ranks_text

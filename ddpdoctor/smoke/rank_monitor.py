@@ -6,9 +6,8 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ddpdoctor.base.wording import signal_name
+from ddpdoctor.base.text import masked, signal_name
 from ddpdoctor.facts.smoke import RENDEZVOUS, CollectiveCall, Stage, StageState
-from ddpdoctor.probes.target_python.asking import printable
 from ddpdoctor.smoke.orders import Order
 from ddpdoctor.smoke.rank_progress import OutputTail, RankProgress, last_words
 
@@ -294,7 +293,7 @@ class RankMonitor:
 
 
 def _text(value: object) -> str:
-    return printable(value[:MOST_WORDS]) if isinstance(value, str) else ""
+    return masked(value[:MOST_WORDS]) if isinstance(value, str) else ""
 
 
 def _texts(value: object) -> Iterable[str]:

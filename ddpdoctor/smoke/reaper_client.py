@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ddpdoctor.base.deadlines import within
-from ddpdoctor.base.wording import signal_name
+from ddpdoctor.base.text import signal_name
 from ddpdoctor.probes.run_as import INQUIRY_MARK, environ_for, working_folder_for
 from ddpdoctor.smoke.rank_monitor import RankMonitor
 from ddpdoctor.smoke.rank_progress import last_words

@@ -7,7 +7,7 @@ from enum import Enum
 
 import msgspec
 
-from ddpdoctor.base.wording import plural, ranks_named, spans
+from ddpdoctor.base.text import plural, ranks_named, spans
 
 
 class Mark(Enum):

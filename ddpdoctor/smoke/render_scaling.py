@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from ddpdoctor.base.printable import one_line
-from ddpdoctor.base.wording import human, plural
+from ddpdoctor.base.text import human, one_line, plural
 from ddpdoctor.facts.smoke import Bandwidth, Scaling, Smoke, Speed
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.normal_bandwidths import GB, Norm, normal_bandwidth

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpdoctor.base.findings import Severity
-from ddpdoctor.base.printable import one_line
-from ddpdoctor.base.wording import human, plural
+from ddpdoctor.base.text import human, one_line, plural
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.registry import Result, SkipReason
 from ddpdoctor.facts.smoke import Smoke

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ddpdoctor.base.printable import one_line
-from ddpdoctor.base.wording import listed, plural, signal_name
+from ddpdoctor.base.text import listed, one_line, plural, signal_name
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, StageState
 from ddpdoctor.report.summary import summary

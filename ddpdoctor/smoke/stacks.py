@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.text import masked
 from ddpdoctor.probes.py_spy import Spied, spy
-from ddpdoctor.probes.target_python.asking import printable
 from ddpdoctor.smoke.rank_progress import OutputTail, RankProgress
 
 ASKING_SECONDS: Final = 0.8
@@ -113,17 +113,17 @@ def frames_of(printed: bytes) -> tuple[str, ...]:
 
 def _frames(printed: bytes) -> tuple[str, ...]:
     found = FRAME.findall(printed.decode("utf-8", "replace"))
-    return tuple(printable(f"{name[:200]} ({short(path)}:{line})") for path, line, name in found[:MOST_FRAMES])
+    return tuple(masked(f"{name[:200]} ({short(path)}:{line})") for path, line, name in found[:MOST_FRAMES])
 
 
 def short(path: str) -> str:
     """From its package on: "torch/distributed/distributed_c10d.py"."""
     for folder in ("site-packages/", "dist-packages/"):
         if folder in path:
-            return printable(path.rpartition(folder)[2])
+            return masked(path.rpartition(folder)[2])
     if not path.startswith("/"):
-        return printable(path)
-    return printable("/".join(path.rsplit("/", 2)[-2:]))
+        return masked(path)
+    return masked("/".join(path.rsplit("/", 2)[-2:]))
 
 
 def process_state(pid: int) -> str:
@@ -133,7 +133,7 @@ def process_state(pid: int) -> str:
     if letter != "D":
         return words
     try:
-        where = printable(Path(f"/proc/{pid}/wchan").read_text()).strip("0 \n")
+        where = masked(Path(f"/proc/{pid}/wchan").read_text()).strip("0 \n")
     except OSError:
         where = ""
     return f"{words}: {where}" if where else words

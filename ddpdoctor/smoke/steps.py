@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.text import clip, listed, plural
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.wording import listed, plural, short
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.engine.sanitize_facts import is_version
 from ddpdoctor.facts.fleet import Passed
@@ -136,7 +136,7 @@ class SmokeProgramme:
             hosts = list(dict.fromkeys(names))
             shows = f" show{'s' if len(hosts) == 1 else ''} no GPU" if without else ""
             said.append(f"{listed(hosts, most=4)}{shows}{': ' if reason else ''}{reason}")
-        return short("; ".join(said), 600)
+        return clip("; ".join(said), 600)
 
     def _host_of(self, rank: int) -> str:
         return _host(self._company.snapshots[rank], self._company.hub.guests[rank].host)
@@ -258,7 +258,7 @@ class SmokeProgramme:
             for rank, answer in answers.items()
             if isinstance(answer, Rehearsed) and answer.folder
         }
-        return short(listed(told, most=4), 600)
+        return clip(listed(told, most=4), 600)
 
     def _hosts(self, nodes: int) -> int:
         if not self._terms.launcher:

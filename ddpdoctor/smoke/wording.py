@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import Evidence
-from ddpdoctor.base.wording import listed, plural, ranks_named, short, signal_name
+from ddpdoctor.base.text import clip, listed, plural, ranks_named, signal_name
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.smoke.analysis_blame import Blame, BlameKind, lost_another, stage_of, waits
@@ -173,6 +173,6 @@ def _of_others(runs: Sequence[RankRun], smoke: Smoke) -> Iterable[Evidence]:
         text = ended(members[0], several=len(members) > 1)
         held = sorted({member.process_state for member in members if member.process_state})
         text += f" ({', '.join(held)})" if held else ""
-        yield told(smoke, "ranks", short(f"{named(members, smoke)} {text}", 300))
+        yield told(smoke, "ranks", clip(f"{named(members, smoke)} {text}", 300))
         if members[0].stack:
             yield _stack(members[0], 2)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ddpdoctor.base.wording import plural
+from ddpdoctor.base.text import plural
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, OutOfData, Refused
 from ddpdoctor.checkpoints.formats.archive_changes import differences
 from ddpdoctor.checkpoints.formats.changes import Change

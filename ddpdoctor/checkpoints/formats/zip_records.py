@@ -10,7 +10,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
-from ddpdoctor.base.text import has_unseen
+from ddpdoctor.base.text import clip_middle, has_unseen
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
 from ddpdoctor.checkpoints.formats.reading import ByteSource
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
@@ -337,8 +337,4 @@ def _locate_data(source: ByteSource, entries: list[_Entry], names: list[str], li
 def _printable(name: bytes) -> str:
     """As it may be shown: a name can hold anything, and be 65,535 bytes long."""
     text = name.decode("utf-8", "replace")
-    return (
-        (text if text.isprintable() and not has_unseen(text) else ascii(text))
-        if len(text) <= 80
-        else ascii(text[:80]) + "..."
-    )
+    return clip_middle(text if text.isprintable() and not has_unseen(text) else ascii(text), 80)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddpdoctor.base.wording import plural
+from ddpdoctor.base.text import plural
 from ddpdoctor.checkpoints.errors import CheckpointError
 from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, item_size
 from ddpdoctor.checkpoints.formats.reading import ByteSource

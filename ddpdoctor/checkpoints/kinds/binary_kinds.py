@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from ddpdoctor.base.wording import human, listed
+from ddpdoctor.base.text import human, listed
 from ddpdoctor.checkpoints.kinds.protobuf_kinds import recognise_protobuf
 from ddpdoctor.checkpoints.kinds.recognised import FileHead, Recognised, printable
 from ddpdoctor.facts.remedies import remedy

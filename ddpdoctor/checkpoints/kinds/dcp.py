@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged
 from ddpdoctor.checkpoints.kinds.recognised import FileHead, Recognised, mode_of, printable
 from ddpdoctor.checkpoints.pickles.machine import scan

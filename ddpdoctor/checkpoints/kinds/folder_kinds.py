@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from ddpdoctor.base.wording import plural
+from ddpdoctor.base.text import plural
 from ddpdoctor.checkpoints.kinds.dcp import is_dcp, recognise_dcp
 from ddpdoctor.checkpoints.kinds.recognised import Recognised, mode_of
 from ddpdoctor.facts.remedies import remedy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.base.wording import human
+from ddpdoctor.base.text import human
 from ddpdoctor.checkpoints.kinds.recognised import FileHead, Recognised
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.base.regular_files import open_regular
-from ddpdoctor.base.text import masked
+from ddpdoctor.base.text import clip, masked
 from ddpdoctor.facts.remedies import Remedy, commands_of
 
 HEAD = 4096
@@ -90,6 +90,4 @@ def printable(text: str | bytes, most: int = 80) -> str:
     """Text from a file as it may be shown: in one line, without control characters, at most so many characters."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
-    text = " ".join(text[: 4 * most].split())
-    text = masked(text)
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return clip(masked(text[: 4 * most]), most)

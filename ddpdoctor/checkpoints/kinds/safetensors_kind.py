@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.base.wording import human
+from ddpdoctor.base.text import human
 from ddpdoctor.checkpoints.kinds.recognised import FileHead, Recognised, printable
 
 _LONGEST_HEADER = 100_000_000

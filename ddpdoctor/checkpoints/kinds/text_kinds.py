@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.checkpoints.kinds.recognised import FileHead, Recognised, mode_of, printable
 from ddpdoctor.facts.remedies import remedy
 

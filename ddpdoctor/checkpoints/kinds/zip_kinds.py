@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from struct import Struct
 
-from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.checkpoints.kinds.recognised import FileHead, Recognised, mode_of, printable
 from ddpdoctor.facts.remedies import remedy
 

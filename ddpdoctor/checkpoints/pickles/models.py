@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.base.text import listed, plural
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.pickles.nodes import Pair, Text
 from ddpdoctor.checkpoints.pickles.tensors import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ddpdoctor.base.wording import listed, plural
+from ddpdoctor.base.text import listed, plural
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.pickles.machine import Program
 from ddpdoctor.checkpoints.pickles.nodes import Call, Pair, Text

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from ddpdoctor.base.wording import human, listed
+from ddpdoctor.base.text import human, listed
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.pickles.comparison import Expected, same
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ddpdoctor.base.wording import plural
+from ddpdoctor.base.text import plural
 from ddpdoctor.checkpoints.pickles.nodes import (
     Bytes,
     Call,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ddpdoctor.base.ownership import ROOT, footholds_on
 from ddpdoctor.base.shell import quoted
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import listed
 from ddpdoctor.checkpoints.errors import Busy, Refused
 from ddpdoctor.checkpoints.writing.open_handles import Occupant, file_system, is_ours, others
 

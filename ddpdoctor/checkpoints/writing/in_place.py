@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from ddpdoctor.base.regular_files import open_regular
-from ddpdoctor.base.wording import plural
+from ddpdoctor.base.text import plural
 from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale
 from ddpdoctor.checkpoints.formats.changes import Change
 from ddpdoctor.checkpoints.writing import journal

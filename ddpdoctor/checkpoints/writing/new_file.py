@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ddpdoctor.base.ownership import user_name
 from ddpdoctor.base.shell import quoted
-from ddpdoctor.base.wording import human
+from ddpdoctor.base.text import human
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
 
 _LONGEST_NAME = 255

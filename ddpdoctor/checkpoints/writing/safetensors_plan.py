@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ddpdoctor.base.wording import human, listed, plural
+from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.checkpoints.errors import Damaged, Refused
 from ddpdoctor.checkpoints.formats.layouts import Layout, item_size
 from ddpdoctor.checkpoints.pickles.machine import Program

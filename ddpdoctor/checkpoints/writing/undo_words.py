@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddpdoctor.base.regular_files import open_regular
 from ddpdoctor.base.shell import quoted
-from ddpdoctor.base.wording import human
+from ddpdoctor.base.text import human
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Stale, Torn
 from ddpdoctor.checkpoints.writing import journal
 from ddpdoctor.checkpoints.writing.exclusive_open import HeldFile, opened_folder

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
-from ddpdoctor.base.wording import listed
+from ddpdoctor.base.text import listed
 from ddpdoctor.engine.registry import Check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.meeting import Meeting

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
-from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import Check
 from ddpdoctor.facts.log import Log, SignMatch

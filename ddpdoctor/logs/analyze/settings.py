@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.log import Log, SignMatch

@@ -9,8 +9,8 @@ from itertools import takewhile
 from typing import Final
 
 from ddpdoctor.base.findings import Evidence
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.base.wording import listed
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LoggedStack, LogLine, SignMatch
 from ddpdoctor.knowledge.framework_phases import is_of_framework, phase_of

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.base.wording import signal_name
+from ddpdoctor.base.text import signal_name
 from ddpdoctor.engine.registry import Catalogue, Check
 from ddpdoctor.facts.log import ProcessExit, SignMatch
 from ddpdoctor.logs.analyze.endings import signal_of

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.wording import listed, ranks_named
+from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, SignMatch
 from ddpdoctor.knowledge.hang_causes import HangCause

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.wording import ranks_named
+from ddpdoctor.base.text import ranks_named
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic

@@ -61,13 +61,7 @@ def maybe(told: dict[str, Any], name: str, doing: str) -> Any:
 def last_lines(output: bytes, count: int = 25) -> str:
     """The end of what was printed, readable whatever the bytes are."""
     lines = output[-100_000:].decode("utf-8", "replace").strip().splitlines()
-    return "\n".join(printable(line)[:500] for line in lines[-count:])
-
-
-def printable(text: str) -> str:
-    """The text without control characters (a terminal would obey them) and without lone surrogates, which is how Python
-    writes bytes that aren't UTF-8, and which can't be encoded again."""
-    return masked(text)
+    return "\n".join(masked(line)[:500] for line in lines[-count:])
 
 
 def _ask(context: Context, mode: Mode, seconds: float) -> Answer:
@@ -187,7 +181,7 @@ def _readable(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _printable(value: Any) -> Any:
     if isinstance(value, str):
-        return printable(value)
+        return masked(value)
     if isinstance(value, list):
         return [_printable(item) for item in value]
     return value

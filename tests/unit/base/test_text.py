@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.base.shell import is_typeable, quoted
-from ddpdoctor.base.text import escaped_json, guard, has_unseen, masked, visible
+from ddpdoctor.base.text import clip, clip_middle, escaped_json, guard, has_unseen, masked, visible
 
 
 def test_no_control_or_format_character_is_forgotten() -> None:
@@ -78,3 +78,16 @@ def test_the_guard_stops_others(text: str) -> None:
     assert "\x1bc" not in written(text)
     assert "\x1bP" not in written(text)
     assert not {"\x9b", "\u202e", "\x07"} & set(written(text))
+
+
+@given(st.text(), st.integers(10, 60))
+def test_what_is_clipped_is_no_longer_than_that(text: str, most: int) -> None:
+    assert len(clip(text, most)) <= most
+    assert len(clip_middle(text, most)) <= most
+    assert clip_middle(text[:most], most) == text[:most]
+
+
+def test_of_a_name_both_ends_are_kept_and_of_a_sentence_more_of_the_beginning() -> None:
+    assert clip("It goes  on\nand on", 11) == "It goes..."
+    assert clip_middle("/home/ada/proj/.venv/bin/python", 21) == "/home/ada...in/python"
+    assert clip_middle("It goes on and on, and then it ends", 23) == "It goes on a ... t ends"

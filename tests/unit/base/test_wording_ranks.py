@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.base.wording import ranks_named, spans
+from ddpdoctor.base.text import ranks_named, spans
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_a_check_that_only_node_0_knows_says_what_it_found() -> None:
     sent = msgspec.json.decode(encode(part), type=Part)
     found = examination_of(sent, Snapshot(host="n"), catalogue(), proved=True)
     assert [(check.slug, severity, finding.summary) for check, severity, finding in found.findings] == [
-        ("flux-capacitor-empty??", WARN, "The flux capacitor is empty")
+        ("flux-capacitor-empty ?", WARN, "The flux capacitor is empty")
     ]
 
 

@@ -174,7 +174,7 @@ def test_of_an_endless_line_nothing_is_read_past_the_limit():
         async with hub(limits=limits) as one, client(one.port) as stranger:
             with pytest.raises(OSError):  # noqa: PT011 - reset, or a broken pipe
                 await _shout(stranger)
-            assert one.strangers == (f"{HERE}: text that isn't ours: {'x' * 59}…",)
+            assert one.strangers == (f"{HERE}: text that isn't ours: {'x' * 57}...",)
 
     run(go())
 

@@ -12,7 +12,7 @@ import pytest
 
 import ddpdoctor.report
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.base.printable import one_line, plain
+from ddpdoctor.base.text import one_line, visible
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import all_checks
 from ddpdoctor.engine.examination import Examination, Verdict, examine, overall
@@ -153,7 +153,7 @@ def test_a_hostile_snapshot_cannot_steer_the_terminal() -> None:
 
 
 def test_plain_keeps_what_is_harmless() -> None:
-    assert plain("naïve → 中文\n\tok") == "naïve → 中文\n\tok"
+    assert visible("naïve → 中文\n\tok") == "naïve → 中文\n\tok"
     assert one_line("a\nb\x00") == "a b\\x00"
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.base.findings import Finding
-from ddpdoctor.base.wording import short
+from ddpdoctor.base.text import clip
 from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.meeting import Meeting
@@ -489,8 +489,8 @@ def test_of_no_run_nothing_is_said() -> None:
 
 @given(st.text(max_size=400))
 def test_a_summary_is_one_short_line(text: str) -> None:
-    assert len(short(text)) <= 160
-    assert len(short(text).splitlines()) <= 1
+    assert len(clip(text)) <= 160
+    assert len(clip(text).splitlines()) <= 1
 
 
 endings = st.sampled_from(list(RankEnding))
