@@ -7,6 +7,8 @@ import re
 import sys
 from typing import Final, TextIO
 
+from ddpdoctor.base.terminal import terminal_is_ours
+
 _UNBROKEN: Final = re.compile(
     r"(?:(?<=: )|^)(?:sudo \S+ )?ddpdoctor .+$|[^\s`]*`[^`]*`[^\s`]*|(?<!\S)'[^']+'(?=[\s.,;:)]|$)\S*|\S+"
 )
@@ -18,6 +20,21 @@ def complain(text: str, file: TextIO | None = None) -> None:
     stream = file or sys.stderr
     width = _width(stream)
     print("\n".join(wrapped(line, width) for line in text.split("\n")) if width else text, file=stream)
+
+
+def remark(text: str) -> None:
+    """Say on standard error what somebody should know; in a program that calls us, to the logger `ddpdoctor`."""
+    if terminal_is_ours():
+        complain(text)
+        return
+    # Here and not above: the command line does without.
+    import logging
+
+    logger = logging.getLogger("ddpdoctor")
+    if not logger.handlers:
+        # Without any, Python itself would print it.
+        logger.addHandler(logging.NullHandler())
+    logger.warning(text)
 
 
 def wrapped(line: str, width: int) -> str:

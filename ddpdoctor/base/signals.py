@@ -23,6 +23,11 @@ def heeded() -> list[int]:
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
+def taken_over() -> list[int]:
+    """Those of them that stop this process by an exception. None in a program that calls us: they are its own."""
+    return [number for number in SIGNALS if signal.getsignal(number) is _stop]
+
+
 def stop_on_signals() -> None:
     """From now on a signal raises Stopped in the main thread. One that is ignored stays so."""
     for number in heeded():

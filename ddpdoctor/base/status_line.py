@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from ddpdoctor.base.terminal import moves_its_cursor, width
+from ddpdoctor.base.terminal import moves_its_cursor, terminal_is_ours, width
 
 
 class StatusLine:
-    """Shows `text(seconds since it began)`, from `delay` seconds on, while there is any. Nothing without a terminal."""
+    """Shows `text(seconds since it began)`, from `delay` seconds on, while there is any. Nothing without a terminal, or on that of a
+    program that calls us."""
 
     def __init__(self, text: Callable[[float], str], delay: float) -> None:
         self._text = text
@@ -20,7 +21,11 @@ class StatusLine:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._shown = False
-        self._thread = threading.Thread(target=self._show, daemon=True) if moves_its_cursor(sys.stderr) else None
+        self._thread = (
+            threading.Thread(target=self._show, daemon=True)
+            if terminal_is_ours() and moves_its_cursor(sys.stderr)
+            else None
+        )
         if self._thread:
             self._thread.start()
 

@@ -11,6 +11,19 @@ DEFAULT_WIDTH: Final = 80
 """Columns, where neither COLUMNS nor a terminal tells."""
 
 
+_ours: Final[list[bool]] = []
+
+
+def take_terminal() -> None:
+    """From now on progress and remarks go to standard error: this process is the command line, and no program that calls us."""
+    _ours.append(True)
+
+
+def terminal_is_ours() -> bool:
+    """Whether this process is the command line."""
+    return bool(_ours)
+
+
 def moves_its_cursor(file: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether lines on it can be drawn anew, and in colour: it is a terminal, and doesn't call itself dumb."""
     return file.isatty() and environ.get("TERM", "dumb") not in ("dumb", "unknown")

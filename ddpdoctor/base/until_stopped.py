@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from ddpdoctor.base.signals import StoppedBySignal, heeded, ignore_signals, stop_on_signals
+from ddpdoctor.base.signals import StoppedBySignal, ignore_signals, stop_on_signals, taken_over
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ LOOK_SECONDS = 1.0
 
 async def until_stopped(work: Coroutine[Any, Any, T], said: Callable[[], str], launcher: int = 0) -> T:
     """Its result. On a signal it is cancelled (the message says by whom), and what it then does to end is awaited; an
-    impatient second signal doesn't break into that.
+    impatient second signal doesn't break into that. In a program that calls us signals are its own.
 
     said: the sentence for the user, which is true once the work has ended. launcher: the pid of this process's parent, if
     its end is to be taken for a SIGTERM: one that is killed may leave its ranks behind.
@@ -45,7 +45,7 @@ async def until_stopped(work: Coroutine[Any, Any, T], said: Callable[[], str], l
 
     if launcher:
         look()
-    awaited = heeded()
+    awaited = taken_over()
     for number in awaited:
         loop.add_signal_handler(number, stop, number)
     try:
@@ -59,4 +59,5 @@ async def until_stopped(work: Coroutine[Any, Any, T], said: Callable[[], str], l
     finally:
         for number in awaited:
             loop.remove_signal_handler(number)
-        (ignore_signals if received else stop_on_signals)()
+        if awaited:
+            (ignore_signals if received else stop_on_signals)()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from ddpdoctor import __version__
+from ddpdoctor.base.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

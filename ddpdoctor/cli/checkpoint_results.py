@@ -16,7 +16,7 @@ import typer
 from ddpdoctor.report.reported_checkpoints import Action
 
 if TYPE_CHECKING:
-    from ddpdoctor.cli.checkpoint_targets import Target
+    from ddpdoctor.api.checkpoint_targets import Target
     from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.api.checkpoint_fixing import FixingObserver
 from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.cli.asking import ask
+from ddpdoctor.cli.checkpoint_results import Ledger
+from ddpdoctor.cli.output import MarkdownOption, print_result, refusals, refuse_two_forms
 
 if TYPE_CHECKING:
+    from ddpdoctor.api.checkpoint_targets import Target
     from ddpdoctor.checkpoints.pickles.editing import EditOptions
-    from ddpdoctor.cli.checkpoint_results import Ledger
-    from ddpdoctor.cli.checkpoint_targets import Target
     from ddpdoctor.cli.progress import FilesProgress
     from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 
@@ -57,6 +60,7 @@ def fix_checkpoint(
         bool, typer.Option("--to-safetensors", help="With -o: the tensors, as a safetensors file.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_markdown: MarkdownOption = False,
 ) -> None:
     """Take the device pins out of checkpoints, without loading or running them: in place, in milliseconds.
 
@@ -66,84 +70,119 @@ def fix_checkpoint(
 
     Exit code: 0 done, or nothing to do; 1 --dry-run found something to fix; 2 a file could not be handled.
     """
-    from ddpdoctor.cli.checkpoint_results import Ledger
-    from ddpdoctor.cli.fix_options import make_wishes
+    from ddpdoctor.api import checkpoint_fixing
 
-    wishes = make_wishes(
-        paths,
-        to=device,
-        prefixes=prefixes,
-        keep=keep,
-        drop=drop,
-        params_only=params_only,
-        to_safetensors=to_safetensors,
-        output=output,
-        undo=undo,
-    )
+    refuse_two_forms(as_json=as_json, as_markdown=as_markdown)
     ledger = Ledger(paths)
+    observer = _Silent(ledger) if as_json or as_markdown else _AtTheTerminal(ledger, paths)
     try:
-        chosen, handle = _choose(paths, output, wishes, undo=undo, dry_run=dry_run, ask=not as_json)
-        if as_json:
-            _run(chosen, handle, lambda outcome: None, wishes.strip_prefixes, ledger)
-            with ledger.telling():
-                _print_json(ledger.outcomes)
-        else:
-            _run_and_show(chosen, handle, wishes, paths, ledger)
+        with refusals(as_json=as_json), observer:
+            result = checkpoint_fixing.fix_checkpoint(
+                paths,
+                dry_run=dry_run,
+                undo=undo,
+                output=output,
+                to=device,
+                strip_prefix=prefixes or (),
+                keep=keep or (),
+                drop=drop or (),
+                params_only=params_only,
+                to_safetensors=to_safetensors,
+                observer=observer,
+                typed=sys.argv[1:],
+            )
+        with ledger.telling():
+            if as_json or as_markdown:
+                print_result(result, as_json=as_json, as_markdown=as_markdown)
+            else:
+                observer.sum_up()
     except StoppedBySignal as stopped:
         stopped.text = f"Stopped. {ledger.words()}"
         raise
-    raise typer.Exit(_exit_code(ledger.outcomes))
+    raise typer.Exit(result.exit_code())
 
 
-Handle = Callable[["Target", "FilesProgress"], "CheckpointOutcome"]
+class _Silent(FixingObserver):
+    """Enters into the ledger what is done, and shows how far it is."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._progress: FilesProgress | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress:
+            self._progress.close()
+
+    def start(self, targets: Sequence[Target], options: EditOptions) -> None:
+        from ddpdoctor.cli.progress import FilesProgress
+
+        self._progress = FilesProgress(len(targets))
+
+    def begin(self, target: Target) -> None:
+        if self._progress:
+            self._progress.begin(target.path.name)
+        self._ledger.begin(target)
+
+    def update(self, done: int, total: int) -> None:
+        if self._progress:
+            self._progress.update(done, total)
+
+    def end(self, outcome: CheckpointOutcome) -> None:
+        self._ledger.enter(outcome)
+        if self._progress:
+            self._progress.pause()
+
+    def sum_up(self) -> None:
+        """After the last file."""
 
 
-def _choose(
-    paths: Sequence[str], output: str | None, wishes: EditOptions, *, undo: bool, dry_run: bool, ask: bool
-) -> tuple[list[Target], Handle]:
-    """Which files are to be handled, and how."""
-    from ddpdoctor.base.status_line import StatusLine
-    from ddpdoctor.cli.checkpoint_targets import choose_targets, make_folders, undo_targets
+class _AtTheTerminal(_Silent):
+    """Tells of each file as soon as it is done, and asks which keys are meant."""
 
-    line = StatusLine(lambda seconds: f"looking for checkpoints ({seconds:.0f} s)", 1.0)
-    try:
-        chosen = undo_targets(paths) if undo else choose_targets(paths, output, wishes)
-    finally:
-        line.close()
-    if undo:
-        return chosen, _undoing(dry_run=dry_run)
-    if not dry_run:
-        make_folders(chosen)
-    return chosen, _fixing(wishes, dry_run=dry_run, ask=ask)
+    def __init__(self, ledger: Ledger, paths: Sequence[str]) -> None:
+        from ddpdoctor.report.screen import screen_for
 
+        super().__init__(ledger)
+        self._paths = paths
+        self._screen = screen_for(sys.stdout, os.environ)
+        self._tell: Callable[[CheckpointOutcome], None] = lambda outcome: None
+        self._files = 0
 
-def _undoing(*, dry_run: bool) -> Handle:
-    from ddpdoctor.checkpoints.fixing import undo
-    from ddpdoctor.cli.checkpoint_targets import nothing_to_undo
+    def start(self, targets: Sequence[Target], options: EditOptions) -> None:
+        from ddpdoctor.checkpoints.kinds.framework_folders import framework_folders
+        from ddpdoctor.checkpoints.render_terminal import show_folder, show_line, show_one
 
-    def handle(target: Target, progress: FilesProgress) -> CheckpointOutcome:
-        return nothing_to_undo(target.path) or undo(target.path, dry_run=dry_run)
+        for folder in framework_folders(map(Path, self._paths)):
+            with self._ledger.telling():
+                show_folder(self._screen, folder)
+        super().start(targets, options)
+        self._files = len(targets)
+        if self._files == 1:
+            self._tell = lambda outcome: show_one(self._screen, outcome, options)
+        else:
+            self._tell = lambda outcome: show_line(self._screen, outcome)
 
-    return handle
+    def choose(self, outcome: CheckpointOutcome) -> str | None:
+        if self._progress is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return None
+        self._progress.pause()
+        chosen = _ask(outcome)
+        self._progress.resume()
+        return chosen
 
+    def end(self, outcome: CheckpointOutcome) -> None:
+        super().end(outcome)
+        with self._ledger.telling():
+            self._tell(outcome)
 
-def _fixing(wishes: EditOptions, *, dry_run: bool, ask: bool) -> Handle:
-    from msgspec.structs import replace
+    def sum_up(self) -> None:
+        if self._files != 1:
+            from ddpdoctor.checkpoints.render_terminal import show_sum
 
-    from ddpdoctor.checkpoints.fixing import fix
-
-    def handle(target: Target, progress: FilesProgress) -> CheckpointOutcome:
-        outcome = fix(target.path, wishes, out=target.out, dry_run=dry_run, progress=progress.update)
-        if outcome.choices and ask and sys.stdin.isatty() and sys.stderr.isatty():
-            progress.pause()
-            chosen = _ask(outcome)
-            progress.resume()
-            if chosen is not None:
-                named = replace(wishes, keep=(chosen,))
-                outcome = fix(target.path, named, out=target.out, dry_run=dry_run, progress=progress.update)
-        return outcome
-
-    return handle
+            show_sum(self._screen, self._ledger.outcomes, self._paths)
 
 
 def _ask(outcome: CheckpointOutcome) -> str | None:
@@ -158,72 +197,3 @@ def _ask(outcome: CheckpointOutcome) -> str | None:
             return answer
         if answer.isdecimal() and 1 <= int(answer) <= len(outcome.choices):
             return outcome.choices[int(answer) - 1]
-
-
-def _run(
-    chosen: Sequence[Target],
-    handle: Handle,
-    tell: Callable[[CheckpointOutcome], None],
-    prefixes: Sequence[str],
-    ledger: Ledger,
-) -> None:
-    """Handles one file after the other, and tells of each as soon as it is done; then the indexes of what was written."""
-    from ddpdoctor.cli.progress import FilesProgress
-
-    progress = FilesProgress(len(chosen))
-    try:
-        for target in chosen:
-            progress.begin(target.path.name)
-            ledger.begin(target)
-            outcome = handle(target, progress)
-            ledger.enter(outcome)
-            progress.pause()
-            with ledger.telling():
-                tell(outcome)
-    finally:
-        progress.close()
-    if any(target.folder for target in chosen):
-        from ddpdoctor.checkpoints.index_copies import copy_indexes
-
-        for outcome in copy_indexes(ledger.outcomes, prefixes):
-            ledger.enter(outcome)
-            with ledger.telling():
-                tell(outcome)
-
-
-def _run_and_show(
-    chosen: Sequence[Target], handle: Handle, wishes: EditOptions, paths: Sequence[str], ledger: Ledger
-) -> None:
-    from pathlib import Path
-
-    from ddpdoctor.checkpoints.kinds.framework_folders import framework_folders
-    from ddpdoctor.checkpoints.render_terminal import show_folder, show_line, show_one, show_sum
-    from ddpdoctor.report.screen import screen_for
-
-    screen = screen_for(sys.stdout, os.environ)
-    for folder in framework_folders(map(Path, paths)):
-        with ledger.telling():
-            show_folder(screen, folder)
-    if len(chosen) == 1:
-        _run(chosen, handle, lambda outcome: show_one(screen, outcome, wishes), wishes.strip_prefixes, ledger)
-        return
-    _run(chosen, handle, lambda outcome: show_line(screen, outcome), wishes.strip_prefixes, ledger)
-    with ledger.telling():
-        show_sum(screen, ledger.outcomes, paths)
-
-
-def _print_json(outcomes: Sequence[CheckpointOutcome]) -> None:
-    from ddpdoctor.checkpoints.render_json import fixing_report
-    from ddpdoctor.checks.catalogue import select
-    from ddpdoctor.report.contract import to_json
-
-    print(to_json(fixing_report(outcomes, select(["checkpoint"]))))
-
-
-def _exit_code(outcomes: Sequence[CheckpointOutcome]) -> int:
-    from ddpdoctor.report.reported_checkpoints import Action
-
-    actions = {outcome.action for outcome in outcomes}
-    if Action.REFUSED in actions:
-        return 2
-    return 1 if actions & {Action.WOULD_FIX, Action.WOULD_UNDO} else 0

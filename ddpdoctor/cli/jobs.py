@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ddpdoctor.cli.refusal import refuse
-from ddpdoctor.probes.session import collect_facts
-
-if TYPE_CHECKING:
-    from ddpdoctor.processes.overview import Overview
+from ddpdoctor.cli.output import (
+    JsonOption,
+    MarkdownOption,
+    QuietOption,
+    StrictOption,
+    print_result,
+    refusals,
+    refuse_two_forms,
+)
 
 
 def jobs(
@@ -44,12 +47,13 @@ def jobs(
         int | None,
         typer.Option(metavar="S", min=1, max=600, help="How long --hang watches.  [default: 3]", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with -v also the facts.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings, too.")] = False,
+    as_json: JsonOption = False,
+    as_markdown: MarkdownOption = False,
+    strict: StrictOption = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="A row for every rank, and what passed and had nothing to test.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="One line a finding, and the verdict.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Show the training jobs that run on this host: each rank, and what stands out.
 
@@ -63,54 +67,10 @@ def jobs(
     Exit code: 0 nothing failed, 1 something did (or warned, with --strict), 2
     wrong usage, no such job, or the processes could not be seen.
     """
-    if verbose and quiet:
-        raise typer.BadParameter("-v and -q exclude each other")
-    if job is not None and not job.strip():
-        raise typer.BadParameter("the job is empty; is the variable in it set?")
-    if dumps is not None and not all(dump.strip() for dump in dumps):
-        raise typer.BadParameter("--dumps is empty; is the variable in it set?")
-    if seconds is not None and not hang:
-        raise typer.BadParameter("--seconds is for --hang")
-    if ras and not hang:
-        raise typer.BadParameter("--ras is for --hang")
-    if hang or dumps:
-        from ddpdoctor.cli.jobs_hang import show_hang
-        from ddpdoctor.hang.examining import SECONDS
+    refuse_two_forms(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    from ddpdoctor.api import running_jobs
 
-        show_hang(
-            job,
-            watched=hang or job is not None,
-            dumps=tuple(dumps or ()),
-            ras=ras,
-            seconds=seconds or SECONDS,
-            as_json=as_json,
-            strict=strict,
-            verbose=verbose,
-            quiet=quiet,
-        )
-    overview = _overview(job, as_json=as_json)
-    if as_json:
-        from ddpdoctor.processes.jobs_json import jobs_report
-        from ddpdoctor.report.contract import to_json
-
-        print(to_json(jobs_report(overview, with_facts=verbose)))
-    else:
-        from ddpdoctor.processes.jobs_terminal import show_jobs
-        from ddpdoctor.report.terminal import make_console
-
-        show_jobs(make_console(sys.stdout), overview, verbose=verbose, quiet=quiet)
-    raise typer.Exit(overview.verdict.exit_code(strict=strict))
-
-
-def _overview(job: str | None, *, as_json: bool) -> Overview:
-    from ddpdoctor.checks.catalogue import catalogue
-    from ddpdoctor.probes.context import Context
-    from ddpdoctor.processes.overview import UnknownJobError, checks_of_jobs, groups_of, overview
-
-    checks = checks_of_jobs(catalogue())
-    asked = int(job) if job and job.strip().isascii() and job.strip().isdecimal() else 0
-    snapshot = collect_facts(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of(checks))
-    try:
-        return overview(snapshot, checks, job)
-    except UnknownJobError as error:
-        refuse(str(error), snapshot.host, as_json=as_json)
+    with refusals(as_json=as_json):
+        result = running_jobs.jobs(job, hang=hang, dumps=dumps or (), ras=ras, seconds=seconds)
+    print_result(result, as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    raise typer.Exit(result.exit_code(strict=strict))

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from ddpdoctor.base.error_lines import complain
 from ddpdoctor.base.signals import StoppedBySignal, ignore_signals, stop_on_signals
-from ddpdoctor.base.terminal import forget_sizes_that_are_none
+from ddpdoctor.base.terminal import forget_sizes_that_are_none, take_terminal
 from ddpdoctor.base.text import guard
 
 
@@ -22,6 +22,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
         guard(stream)
     forget_sizes_that_are_none()
+    take_terminal()
     stop_on_signals()
     code = _run()
     _leave(code)

@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.verdict import RunOutcome
@@ -57,11 +56,6 @@ def log_report(judgement: LogJudgement, *, with_facts: bool = False) -> Report:
     )
     # Without a host's facts nothing was passed, and nobody's host was judged.
     return msgspec.structs.replace(report, host=judgement.examination.snapshot.host, log=reported_log(judgement))
-
-
-def refusal(problems: Sequence[str]) -> Report:
-    """Nothing could be read."""
-    return build_report("diagnose-log", [], problems, of_all=Verdict.UNKNOWN)
 
 
 def reported_log(judgement: LogJudgement) -> ReportedLog:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from ddpdoctor import __version__
 from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.sanitize_facts import is_version
 from ddpdoctor.netcheck.lines import LineError, LineReader, plain
 from ddpdoctor.netcheck.listener import ConnectionLimits

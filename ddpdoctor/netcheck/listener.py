@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor import __version__
 from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.sanitize_facts import is_host, is_version
 from ddpdoctor.netcheck.admission_errors import wrong_token
 from ddpdoctor.netcheck.connecting import send_again_soon

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from typing import Any, Final
 
-from ddpdoctor import __version__
 from ddpdoctor.base.unknown import Facts, Unknown
+from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.facts.snapshot import EXPERIMENTS, GROUPS, Snapshot
 from ddpdoctor.probes.context import Context

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ddpdoctor.base.error_lines import complain
+from ddpdoctor.base.error_lines import remark
 from ddpdoctor.base.ownership import ROOT
 from ddpdoctor.base.status_line import StatusLine
 from ddpdoctor.probes.context import Context
@@ -52,14 +52,14 @@ def _say_as_whom_in_time(path: str, chosen_by: str) -> None:
     saying.start()
     saying.join(WHOSE_SECONDS)
     if saying.is_alive():
-        complain(f"ddpdoctor: whose {path} is could not be found out: no answer within {WHOSE_SECONDS:.0f} s.")
+        remark(f"ddpdoctor: whose {path} is could not be found out: no answer within {WHOSE_SECONDS:.0f} s.")
 
 
 def say_as_whom(path: str, chosen_by: str) -> None:
     """Tell where the environment, or the working folder, has led to what others could have put there, and what is done about it."""
     otherwise = f" ({OPTION} before the command runs everything as root.)" if os.geteuid() == ROOT else ""
-    for remark in remarks(path, chosen_by, os.environ):
-        complain(f"ddpdoctor: {remark}.{otherwise}")
+    for text in remarks(path, chosen_by, os.environ):
+        remark(f"ddpdoctor: {text}.{otherwise}")
 
 
 def collect_facts(context: Context, groups: Iterable[str], known: str = "", limit: TimeLimit | None = None) -> Snapshot:

@@ -28,11 +28,6 @@ def jobs_report(overview: Overview, *, with_facts: bool = False) -> Report:
     return msgspec.structs.replace(report, jobs=jobs)
 
 
-def refusal(host: str, problem: str) -> Report:
-    """Where no job was judged, as none goes by that name, or the one that is meant must be told first."""
-    return msgspec.structs.replace(build_report("jobs", [], [problem]), host=host)
-
-
 def reported_job(job: TrainingJob, remarks: Sequence[Remark], held: Sequence[HeldGpu]) -> ReportedJob:
     """held: what all processes hold on the GPUs."""
     return ReportedJob(

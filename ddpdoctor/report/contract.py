@@ -10,10 +10,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ddpdoctor import __version__
 from ddpdoctor.base.findings import Evidence, Fix, Severity
 from ddpdoctor.base.text import escaped_json
 from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Examination, Verdict, node_names, overall
 from ddpdoctor.engine.registry import SkipReason
 from ddpdoctor.facts.fleet import Fleet, Link, Node, Phase, Reach

@@ -11,7 +11,7 @@ import sys
 
 import msgspec
 
-from ddpdoctor import __version__
+from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.netcheck.messages import PROTOCOL, Greeting, Hello, Part, Ping, Welcome, encode
 from ddpdoctor.netcheck.tokens import proof

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from ddpdoctor import __version__
 from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot

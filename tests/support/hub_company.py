@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from ddpdoctor import __version__
+from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.netcheck.agent import attend

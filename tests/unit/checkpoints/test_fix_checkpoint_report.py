@@ -13,14 +13,14 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-import typer
 
+from ddpdoctor.api.checkpoint_options import edit_options
+from ddpdoctor.api.errors import UsageError
 from ddpdoctor.checkpoints.pickles.editing import EditOptions
 from ddpdoctor.checkpoints.render_json import fixing_report
 from ddpdoctor.checkpoints.render_terminal import show_line, show_one, show_sum
 from ddpdoctor.checks.catalogue import select
 from ddpdoctor.cli import progress
-from ddpdoctor.cli.fix_options import make_wishes
 from ddpdoctor.cli.progress import FilesProgress
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
@@ -372,7 +372,8 @@ def test_a_dry_run_is_judged_by_what_the_file_still_is() -> None:
 def wishes_of(*paths: str, **options: Any) -> EditOptions:
     nothing: dict[str, Any] = dict.fromkeys(("to", "prefixes", "keep", "drop", "output"))
     flags = dict.fromkeys(("params_only", "to_safetensors", "undo"), False)
-    return make_wishes(paths or ["ckpt.pt"], **(nothing | flags | options))
+    typed = ("fix-checkpoint", "ckpt.pt")
+    return edit_options(paths or ["ckpt.pt"], typed=typed, **(nothing | flags | options))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12", "mps", "xpu:1", "npu:0", "hpu"])
@@ -384,7 +385,7 @@ def test_devices_that_torch_knows_are_taken(device: str) -> None:
     "device", ["", "meta", "cpu:0", "CUDA:0", "cuda:", "cuda:-1", "cuda:01", "gpu", "cuda:0 ", "0"]
 )
 def test_other_devices_are_refused(device: str) -> None:
-    with pytest.raises(typer.BadParameter, match="--to"):
+    with pytest.raises(UsageError, match="--to"):
         wishes_of(to=device)
 
 
@@ -392,14 +393,14 @@ def test_other_devices_are_refused(device: str) -> None:
     ("device", "words"), [("CPU", "lower case, --to cpu$"), ("Cuda:1", "lower case, --to cuda:1$")]
 )
 def test_a_device_in_capitals_is_told_in_small_letters(device: str, words: str) -> None:
-    with pytest.raises(typer.BadParameter, match=words):
+    with pytest.raises(UsageError, match=words):
         wishes_of(to=device)
 
 
 @pytest.mark.parametrize(("path", "words"), [("", "a path is empty"), ("-", "a file is needed")])
 @pytest.mark.parametrize("undo", [True, False])
 def test_what_names_no_file_is_refused(path: str, words: str, undo: bool) -> None:
-    with pytest.raises(typer.BadParameter, match=words):
+    with pytest.raises(UsageError, match=words):
         wishes_of("ckpt.pt", path, undo=undo)
 
 
@@ -429,7 +430,7 @@ def test_prefixes_get_their_dot_and_keys_stay_as_typed() -> None:
     ],
 )
 def test_contradictions_are_named(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(typer.BadParameter, match=words):
+    with pytest.raises(UsageError, match=words):
         wishes_of(**options)
 
 

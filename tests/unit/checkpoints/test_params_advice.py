@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ddpdoctor.api.checkpoint_options import edit_options
 from ddpdoctor.checkpoints.fixing import fix
-from ddpdoctor.cli.fix_options import make_wishes
 from ddpdoctor.report.reported_checkpoints import Action
 
 WEIGHT = torch.arange(3.0)
@@ -42,7 +42,7 @@ def test_what_is_advised_works(tmp_path: Path, whole: Any, first: dict[str, bool
     torch.save(whole, path)
     given: dict[str, Any] = {"params_only": False, "keep": None, "drop": None, **first}
     for _ in range(4):
-        wishes = make_wishes([str(path)], to=None, prefixes=None, output=str(out), undo=False, **given)
+        wishes = edit_options([str(path)], to=None, prefixes=None, output=str(out), undo=False, **given)
         outcome = fix(path, wishes, out=out)
         if outcome.action is Action.WRITTEN:
             break

@@ -10,6 +10,7 @@ import jsonschema
 import msgspec
 import pytest
 
+from ddpdoctor.api.errors import NoVerdictError
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
@@ -19,7 +20,7 @@ from ddpdoctor.logs.diagnosis import HostCheck, HostVerdict, LogJudgement, judge
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 from ddpdoctor.logs.render_followed import harmless, noise
-from ddpdoctor.logs.render_json import log_report, refusal
+from ddpdoctor.logs.render_json import log_report
 from ddpdoctor.logs.render_terminal import show_log
 from ddpdoctor.logs.render_words import clock, headline, how_it_ended, judged_as, outcome, quoted
 from ddpdoctor.report.contract import json_schema, to_json
@@ -214,7 +215,7 @@ def test_json_holds_to_its_schema_and_says_the_same(tmp_path: Path) -> None:
 
 
 def test_json_of_what_can_not_be_read() -> None:
-    told = json.loads(to_json(refusal(["run.log: No such file or directory"])))
+    told = json.loads(to_json(NoVerdictError("diagnose-log", ["run.log: No such file or directory"]).report()))
     jsonschema.Draft202012Validator(json_schema()).validate(told)
     assert (told["verdict"], told["problems"]) == ("unknown", ["run.log: No such file or directory"])
 

@@ -10,7 +10,7 @@ import zlib
 import msgspec
 import pytest
 
-from ddpdoctor import __version__
+from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.fleet import Link
 from ddpdoctor.facts.network import Interface, Network, Resolution

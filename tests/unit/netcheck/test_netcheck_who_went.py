@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.findings import Evidence, Finding
-from ddpdoctor.base.signals import SIGNALS, StoppedBySignal
+from ddpdoctor.base.signals import SIGNALS, StoppedBySignal, stop_on_signals
 from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.registry import Result, diagnose
@@ -159,6 +159,7 @@ def test_whoever_is_stopped_says_what_is_known(number: signal.Signals, by: str, 
             raise
 
     before = {one: signal.getsignal(one) for one in SIGNALS}
+    stop_on_signals()
     try:
         with pytest.raises(StoppedBySignal) as stopped:
             asyncio.run(_until_stopped(work(), lambda: in_touch))  # type: ignore[arg-type]

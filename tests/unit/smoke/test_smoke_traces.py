@@ -19,7 +19,7 @@ import pytest
 
 from ddpdoctor.base import private_folders
 from ddpdoctor.base.private_folders import NoFolderError, private_folder
-from ddpdoctor.base.signals import SIGNALS, StoppedBySignal
+from ddpdoctor.base.signals import SIGNALS, StoppedBySignal, stop_on_signals
 from ddpdoctor.base.until_stopped import until_stopped
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.smoke import Leftovers
@@ -178,6 +178,7 @@ def test_who_is_stopped_before_anything_was_started_leaves_no_folder(
 
     monkeypatch.setattr(running, "oom_kills", stop)
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    stop_on_signals()
     work = running.run(Order(nproc=2, world_size=2), python=sys.executable, environ={"TMPDIR": os.fspath(short_path)})
     try:
         with pytest.raises(StoppedBySignal):

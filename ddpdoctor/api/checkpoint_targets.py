@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import typer
-
+from ddpdoctor.api.errors import UsageError
 from ddpdoctor.base.text import plural
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def choose_targets(paths: Sequence[str], output: str | None, wishes: EditOptions
     of folders as they lie.
 
     Raises:
-        typer.BadParameter: two would become the same new file, one new file is asked for of several, or the keys of shards
+        UsageError: two would become the same new file, one new file is asked for of several, or the keys of shards
             would no longer be those in their index.
     """
     from ddpdoctor.checkpoints.folders import expand
@@ -45,19 +44,17 @@ def choose_targets(paths: Sequence[str], output: str | None, wishes: EditOptions
     folder = Path(output)
     single = len(paths) == 1 and found[0][0] == Path(paths[0]) and not found[0][0].is_dir()
     if single and folder.exists() and found[0][0].exists() and folder.samefile(found[0][0]):
-        raise typer.BadParameter(f"--output {output} is the file itself; without --output it is changed in place")
+        raise UsageError(f"--output {output} is the file itself; without --output it is changed in place")
     if single and not folder.is_dir() and not output.endswith("/"):
         return [Target(found[0][0], folder)]
     if not folder.is_dir() and not output.endswith("/") and folder.name.endswith(_ENDINGS):
         # Sooner a file for all of them was meant than a folder with such a name.
-        raise typer.BadParameter(
+        raise UsageError(
             f"--output {output} is a file's name, and {plural(len(found), 'new file')} may come of what was named: "
             "name a folder"
         )
     if folder.exists() and not folder.is_dir():
-        raise typer.BadParameter(
-            f"--output {output} is a file, and {len(found)} new ones are to be written: name a folder"
-        )
+        raise UsageError(f"--output {output} is a file, and {len(found)} new ones are to be written: name a folder")
     return _in_folder(found, folder, wishes.to_safetensors)
 
 
@@ -67,7 +64,7 @@ def _refuse_shards(paths: Iterable[Path]) -> None:
     for path in paths:
         index = index_of(path)
         if index is not None:
-            raise typer.BadParameter(
+            raise UsageError(
                 f"{index} names the keys of {path.name}, too, and isn't changed in place: with -o FOLDER both are written anew"
             )
 
@@ -76,13 +73,13 @@ def make_folders(chosen: Sequence[Target]) -> None:
     """The folders of several new files. The folder of a single one has to be there, lest a slip of the pen make one.
 
     Raises:
-        typer.BadParameter: one can't be made.
+        UsageError: one can't be made.
     """
     for folder in dict.fromkeys(target.folder for target in chosen if target.folder is not None):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise typer.BadParameter(f"the folder {folder} can't be made: {error.strerror}") from error
+            raise UsageError(f"the folder {folder} can't be made: {error.strerror}") from error
 
 
 def undo_targets(paths: Sequence[str]) -> list[Target]:
@@ -116,7 +113,7 @@ def _in_folder(found: Sequence[tuple[Path, Path]], folder: Path, to_safetensors:
     for path, name in found:
         out = folder / (name.with_suffix(".safetensors") if to_safetensors else name)
         if made.setdefault(out, path) != path:
-            raise typer.BadParameter(f"{made[out]} and {path} would both become {out}: write them one after the other")
+            raise UsageError(f"{made[out]} and {path} would both become {out}: write them one after the other")
     return [Target(path, out, out.parent) for out, path in made.items()]
 
 

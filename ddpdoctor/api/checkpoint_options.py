@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 
-import typer
-
+from ddpdoctor.api.errors import UsageError
 from ddpdoctor.checkpoints.pickles.editing import EditOptions
 
 _DEVICE = re.compile(r"cpu|mps(:0)?|(cuda|xpu|npu|hpu|mtia)(:(0|[1-9]\d{0,3}))?")
 """What torch.load takes for a place. It knows no cpu:0."""
 
 
-def make_wishes(
+def edit_options(
     paths: Sequence[str],
     *,
     to: str | None,
@@ -26,17 +24,21 @@ def make_wishes(
     to_safetensors: bool,
     output: str | None,
     undo: bool,
+    typed: Sequence[str] = (),
 ) -> EditOptions:
-    """The options as wishes.
+    """What is to be done with each file.
+
+    Args:
+        typed: the command's arguments, to be shown with what they lack; () where no command was typed.
 
     Raises:
-        typer.BadParameter: they contradict each other, or one lacks what it needs; with the command to type instead.
+        UsageError: they contradict each other, or one lacks what it needs; with the command to type instead.
     """
     if not all(paths):
         # Path("") is the current folder, and all in it would be changed.
-        raise typer.BadParameter("a path is empty; is the variable in it set?")
+        raise UsageError("a path is empty; is the variable in it set?")
     if "-" in paths:
-        raise typer.BadParameter("standard input can't be fixed: a file is needed (one that is called so is ./-)")
+        raise UsageError("standard input can't be fixed: a file is needed (one that is called so is ./-)")
     given = {
         "--output": output is not None,
         "--to": to is not None,
@@ -48,20 +50,20 @@ def make_wishes(
     }
     named = [option for option, is_given in given.items() if is_given]
     if undo and named:
-        raise typer.BadParameter(f"--undo only restores; it can't go with {' or '.join(named)}")
+        raise UsageError(f"--undo only restores; it can't go with {' or '.join(named)}")
     for one, other, why in (
         ("--keep", "--drop", "what isn't kept is dropped"),
         ("--to-safetensors", "--to", "a safetensors file names no device"),
     ):
         if given[one] and given[other]:
-            raise typer.BadParameter(f"{one} and {other} exclude each other: {why}")
+            raise UsageError(f"{one} and {other} exclude each other: {why}")
     if output is not None and not output.strip():
-        raise typer.BadParameter("--output is empty; is the variable in it set?")
+        raise UsageError("--output is empty; is the variable in it set?")
     dropping = [option for option in ("--keep", "--drop", "--params-only", "--to-safetensors") if given[option]]
     if dropping and output is None:
-        raise typer.BadParameter(
+        raise UsageError(
             f"{dropping[-1]} leaves something out, and what is left out can't be brought back, so it needs a new file: "
-            f"{_with_output(paths, dropping[-1])}"
+            f"{_with_output(paths, dropping[-1], typed)}"
         )
     return EditOptions(
         to=_device(to),
@@ -79,34 +81,34 @@ def _device(wanted: str | None) -> str:
     if _DEVICE.fullmatch(wanted):
         return wanted
     if _DEVICE.fullmatch(wanted.lower()):
-        raise typer.BadParameter(f"--to {wanted!r}: write it in lower case, --to {wanted.lower()}")
+        raise UsageError(f"--to {wanted!r}: write it in lower case, --to {wanted.lower()}")
     kind = wanted.partition(":")[0].lower()
     if kind == "meta":
-        raise typer.BadParameter("--to meta would lose every value: a tensor on meta has none")
+        raise UsageError("--to meta would lose every value: a tensor on meta has none")
     hint = (
         "torch.load knows no numbers for it; write --to cpu"
         if kind == "cpu"
         else "say cpu, cuda, cuda:0, mps, xpu:0 ..."
     )
-    raise typer.BadParameter(f"--to {wanted!r} is no device that torch.load could restore tensors on; {hint}")
+    raise UsageError(f"--to {wanted!r} is no device that torch.load could restore tensors on; {hint}")
 
 
 def _prefix(wanted: str) -> str:
     """The prefix with its dot: `module` can only mean `module.`."""
     if not wanted.strip("."):
-        raise typer.BadParameter("--strip-prefix is empty; is the variable in it set?")
+        raise UsageError("--strip-prefix is empty; is the variable in it set?")
     return wanted + "." if wanted[-1].isalnum() else wanted
 
 
 def _keys(option: str, values: list[str] | None) -> tuple[str, ...]:
     """As they were typed: only who knows the file's keys can tell whether a comma is part of one."""
     if values and not all(value.strip(", ") for value in values):
-        raise typer.BadParameter(f"{option} is empty; is the variable in it set?")
+        raise UsageError(f"{option} is empty; is the variable in it set?")
     return tuple(values or ())
 
 
-def _with_output(paths: Sequence[str], option: str) -> str:
-    """The command as it was typed, with an output."""
+def _with_output(paths: Sequence[str], option: str, typed: Sequence[str]) -> str:
+    """The command as it was typed, with an output; where none was, the argument."""
     if len(paths) > 1:
         target = "fixed/"
     elif option == "--to-safetensors":
@@ -114,7 +116,7 @@ def _with_output(paths: Sequence[str], option: str) -> str:
     else:
         _, dot, ending = paths[0].rpartition("/")[2].rpartition(".")
         target = _renamed(paths[0], f"-params{dot}{ending}" if option == "--params-only" else f"-small{dot}{ending}")
-    return shlex.join(["ddpdoctor", *sys.argv[1:], "-o", target])
+    return shlex.join(["ddpdoctor", *typed, "-o", target]) if typed else f"output={target!r}"
 
 
 def _renamed(path: str, ending: str) -> str:

@@ -1,0 +1,18 @@
+"""What the commands do, for programs: a function a command, typed results, nothing printed.
+
+In come the arguments of the command line under the names of its options, out goes a `Result`: its verdict, its findings, the same
+report as JSON, Markdown or text. `cli/` calls these and adds what a terminal needs.
+"""
+
+from ddpdoctor.api.checking import CheckResult as CheckResult
+from ddpdoctor.api.checking import check as check
+from ddpdoctor.api.checkpoint_fixing import CheckpointResult as CheckpointResult
+from ddpdoctor.api.checkpoint_fixing import fix_checkpoint as fix_checkpoint
+from ddpdoctor.api.errors import NoVerdictError as NoVerdictError
+from ddpdoctor.api.errors import UsageError as UsageError
+from ddpdoctor.api.log_diagnosis import LogResult as LogResult
+from ddpdoctor.api.log_diagnosis import diagnose_log as diagnose_log
+from ddpdoctor.api.results import Result as Result
+from ddpdoctor.api.running_jobs import HangResult as HangResult
+from ddpdoctor.api.running_jobs import JobsResult as JobsResult
+from ddpdoctor.api.running_jobs import jobs as jobs

@@ -1,0 +1,195 @@
+"""`check`: look at this host and the Python in which training runs, or at saved snapshots, and say what is wrong."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, TextIO
+
+from ddpdoctor.api.errors import UsageError, refuse_empty
+from ddpdoctor.api.results import Result
+
+if TYPE_CHECKING:
+    from ddpdoctor.base.time_limit import TimeLimit
+    from ddpdoctor.engine.examination import Examination, Verdict
+    from ddpdoctor.engine.registry import Check
+    from ddpdoctor.facts.snapshot import Snapshot
+    from ddpdoctor.probes.context import Context
+    from ddpdoctor.report.contract import Report
+
+
+class CheckResult(Result):
+    """Hosts, judged by checks.
+
+    Args:
+        examinations: one of each host.
+        problems: why a snapshot was not judged.
+        checks: by which they were judged.
+        python: the target Python of this host; "" for snapshots.
+    """
+
+    command = "check"
+
+    def __init__(
+        self, examinations: Sequence[Examination], problems: Sequence[str], checks: tuple[Check, ...], python: str
+    ) -> None:
+        self._examinations = tuple(examinations)
+        self._problems = tuple(problems)
+        self.checks = checks
+        self.python = python
+
+    @property
+    def examinations(self) -> Sequence[Examination]:
+        return self._examinations
+
+    @property
+    def problems(self) -> Sequence[str]:
+        return self._problems
+
+    @property
+    def verdict(self) -> Verdict:
+        from ddpdoctor.engine.examination import Verdict, conclusion
+
+        verdict = conclusion(self._examinations)
+        return Verdict.UNKNOWN if self._problems and verdict is not Verdict.FAIL else verdict
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        from ddpdoctor.engine.examination import conclusion
+
+        code = conclusion(self._examinations).exit_code(strict=strict)
+        return 2 if self._problems and code == 0 else code
+
+    def report(self, *, with_facts: bool = False) -> Report:
+        from ddpdoctor.report.contract import build_report
+
+        return build_report(
+            self.command, self._examinations, self._problems, with_facts=with_facts, of_all=self.verdict
+        )
+
+    def show(self, file: TextIO, *, width: int | None = None, verbose: bool = False, quiet: bool = False) -> None:
+        from ddpdoctor.report.terminal import make_console, show
+
+        show(make_console(file, width), self._examinations, self._problems, verbose=verbose, quiet=quiet)
+
+    def to_markdown(self) -> str:
+        from ddpdoctor.report.markdown import to_markdown
+
+        return to_markdown(self._examinations, self._problems)
+
+
+def check(
+    python: str | None = None,
+    *,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    snapshots: Sequence[str] = (),
+    checkpoints: Sequence[str] = (),
+    nproc: int | None = None,
+    quick: bool = False,
+) -> CheckResult:
+    """Look at this host and at the Python in which training runs, and judge what is seen.
+
+    Args:
+        python: the path of that Python; None: the active environment's.
+        select: only these checks or families.
+        ignore: not these checks or families.
+        snapshots: judge these saved files, and not this host.
+        checkpoints: files or folders to look into, too. They are read as data and never run.
+        nproc: ranks planned on this host; None: as many as there are GPUs.
+        quick: don't import torch.
+
+    Raises:
+        UsageError: the arguments contradict each other, or name what doesn't exist.
+    """
+    if snapshots and (python is not None or quick):
+        raise UsageError("--python and --quick look at this host; --snapshot judges a file instead")
+    if snapshots and checkpoints:
+        raise UsageError("--checkpoint looks at a file of this host; --snapshot judges another file instead")
+    refuse_empty(python=python, checkpoint=checkpoints)
+    from ddpdoctor.base.time_limit import TimeLimit
+    from ddpdoctor.probes.session import collect_facts, start_probes
+
+    context = None
+    with nullcontext() if snapshots else TimeLimit("choosing the Python to look at") as limit:
+        # Whether a selection needs torch is known only once the checks are loaded; the whole of them does.
+        if limit and not select:
+            context = start_probes(python, quick=quick, checkpoints=checkpoints)
+        seen = _look_at_everything(context, limit) if limit and context and not ignore else None
+        checks = _selected(select, ignore)
+        if checkpoints and not any("checkpoints" in check.groups for check in checks):
+            raise UsageError("--select and --ignore leave no check that looks into the --checkpoint")
+        if limit is None:
+            taken, problems = _read(snapshots)
+        else:
+            if context is None:
+                needs_import = bool({"torch", "libraries"} & _groups(checks))
+                context = start_probes(python, quick=quick or not needs_import, checkpoints=checkpoints)
+            taken, problems = [seen or collect_facts(context, _groups(checks), limit=limit)], []
+            limit.stage = "judging what was seen"
+        from ddpdoctor.engine.examination import examine
+
+        examinations = [examine(snapshot, nproc, checks) for snapshot in taken]
+    return CheckResult(examinations, problems, checks, context.python if context else "")
+
+
+def _look_at_everything(context: Context, limit: TimeLimit) -> Snapshot:
+    """A snapshot for all checks. They are loaded, and the report's modules, while the probes wait for programs to answer."""
+    from ddpdoctor.facts.snapshot import GROUPS
+    from ddpdoctor.probes.session import collect_facts
+
+    # Modules leave nothing to be collected, and looking for it again and again while they load takes a twentieth of the time.
+    collected = gc.isenabled()
+    gc.disable()
+    threading.Thread(target=_load_checks, args=(collected,), daemon=True).start()
+    return collect_facts(context, GROUPS, limit=limit)
+
+
+def _load_checks(collected: bool) -> None:
+    try:
+        from ddpdoctor.checks.catalogue import all_checks
+
+        all_checks()
+        import ddpdoctor.report.terminal  # noqa: F401
+    finally:
+        if collected:
+            gc.enable()
+
+
+def _selected(chosen: Sequence[str], ignored: Sequence[str]) -> tuple[Check, ...]:
+    from ddpdoctor.checks.catalogue import select
+    from ddpdoctor.engine.registry import UnknownSelection
+
+    try:
+        checks = select(_names(chosen), _names(ignored))
+    except UnknownSelection as error:
+        raise UsageError(str(error)) from error
+    if not checks:
+        raise UsageError("--select and --ignore leave no check")
+    return checks
+
+
+def _names(values: Sequence[str]) -> list[str]:
+    names = [name.strip() for value in values for name in value.split(",") if name.strip()]
+    if values and not names:
+        raise UsageError("--select or --ignore is empty; is the variable in it set?")
+    return names
+
+
+def _groups(checks: tuple[Check, ...]) -> set[str]:
+    """What the checks need, and what the report's heading says of any host."""
+    heading = {"target_python", "machine", "container", "gpus", "environment"}
+    return heading.union(*(check.groups for check in checks))
+
+
+def _read(paths: Sequence[str]) -> tuple[list[Snapshot], list[str]]:
+    from ddpdoctor.engine.snapshots import SnapshotError, read_snapshot
+
+    taken, problems = [], []
+    for path in paths:
+        try:
+            taken.append(read_snapshot(path))
+        except SnapshotError as error:
+            problems.append(str(error))
+    return taken, problems

@@ -1,0 +1,52 @@
+"""Why a call came to no result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpdoctor.report.contract import Report
+
+
+class UsageError(ValueError):
+    """What was asked for can't be meant so; nothing was looked at, and nothing changed."""
+
+
+class NoVerdictError(Exception):
+    """There was nothing to judge: no such job, no log that can be read.
+
+    Args:
+        command: which came to nothing.
+        problems: why, a sentence each.
+        host: this one's name, if it was looked at.
+    """
+
+    def __init__(self, command: str, problems: Sequence[str], host: str = "") -> None:
+        super().__init__("\n".join(problems))
+        self.command = command
+        self.problems = tuple(problems)
+        self.host = host
+
+    def report(self) -> Report:
+        """The same as the commands' JSON has it."""
+        from msgspec.structs import replace
+
+        from ddpdoctor.report.contract import build_report
+
+        return replace(build_report(self.command, [], self.problems), host=self.host)
+
+
+def refuse_empty(**arguments: str | Sequence[str] | None) -> None:
+    """Refuse what is empty: mostly a variable that isn't set.
+
+    Args:
+        arguments: by the name of their option; None where it wasn't given.
+
+    Raises:
+        UsageError: one of them is "", or has "" in it.
+    """
+    for name, value in arguments.items():
+        values = (value,) if isinstance(value, str) else value or ()
+        if not all(text.strip() for text in values):
+            raise UsageError(f"--{name.replace('_', '-')} is empty; is the variable in it set?")

@@ -1,0 +1,175 @@
+"""`diagnose_log`: from the logs of a run to what failed first, on which rank, and what to do."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from ddpdoctor.api.errors import NoVerdictError, UsageError, refuse_empty
+from ddpdoctor.api.results import Result
+from ddpdoctor.base.signals import StoppedBySignal
+from ddpdoctor.base.status_line import StatusLine
+from ddpdoctor.base.terminal import terminal_is_ours
+from ddpdoctor.base.text import human, one_line
+
+if TYPE_CHECKING:
+    from ddpdoctor.engine.examination import Examination, Verdict
+    from ddpdoctor.facts.log import Log
+    from ddpdoctor.facts.snapshot import Snapshot
+    from ddpdoctor.logs.diagnosis import LogJudgement
+    from ddpdoctor.report.contract import Report
+
+STDIN = "-"
+COMMAND = "diagnose-log"
+
+
+class LogResult(Result):
+    """What a log says of its run.
+
+    Args:
+        judgement: what failed first, what only followed, and what is known of each.
+    """
+
+    command = COMMAND
+
+    def __init__(self, judgement: LogJudgement) -> None:
+        self.judgement = judgement
+
+    @property
+    def examinations(self) -> Sequence[Examination]:
+        return (self.judgement.examination,)
+
+    @property
+    def verdict(self) -> Verdict:
+        from ddpdoctor.logs.render_words import judged_as
+
+        return judged_as(self.judgement)
+
+    def exit_code(self, *, strict: bool = True) -> int:
+        """As any result's, but for a warning: it names an illness, and ends with 1 unless asked not to."""
+        return super().exit_code(strict=strict)
+
+    def report(self, *, with_facts: bool = False) -> Report:
+        from ddpdoctor.logs.render_json import log_report
+
+        return log_report(self.judgement, with_facts=with_facts)
+
+    def show(self, file: TextIO, *, width: int | None = None, verbose: bool = False, quiet: bool = False) -> None:
+        from ddpdoctor.logs.render_terminal import show_log
+        from ddpdoctor.report.terminal import make_console
+
+        show_log(make_console(file, width), self.judgement, verbose=verbose, quiet=quiet)
+
+
+def diagnose_log(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    here: bool = False,
+    snapshot: str | None = None,
+    python: str | None = None,
+) -> LogResult:
+    """Find in the logs of a run what failed first, on which rank and host, why, and what to do.
+
+    Args:
+        paths: logs of one run, also compressed by gzip, and folders of them; "-" is standard input.
+        here: hold what the log says against the facts of this host.
+        snapshot: hold it against this saved snapshot of the host that failed.
+        python: with `here`, the Python in which training runs; None: the active environment's.
+
+    Raises:
+        UsageError: the arguments contradict each other.
+        NoVerdictError: nothing could be read.
+    """
+    names = [os.fspath(path) for path in paths]
+    if here and snapshot is not None:
+        raise UsageError("--here looks at this host; --snapshot takes a saved one instead")
+    if python is not None and not here:
+        raise UsageError("--python is for --here")
+    if not names:
+        raise UsageError("no log is named")
+    refuse_empty(snapshot=snapshot, python=python)
+    if not all(name.strip() for name in names):
+        raise UsageError("the name of a log is empty; is the variable in it set?")
+    if [*names, snapshot].count(STDIN) > 1:
+        raise UsageError("standard input (-) can be read once only")
+    from ddpdoctor.logs.parse.reading import NO_TEXT
+
+    host = None if snapshot is None else _saved(snapshot)
+    log = _read(list(dict.fromkeys(names)))
+    if not any(file.bytes and not file.problem.startswith(NO_TEXT) for file in log.files):
+        problems = [f"{_file_name(file.name)}: {file.problem or 'there is nothing in it'}" for file in log.files]
+        raise NoVerdictError(COMMAND, problems)
+    return LogResult(_judged(log, host, here=here, python=python))
+
+
+def _file_name(path: str) -> str:
+    return "standard input" if path == STDIN else path
+
+
+def _saved(path: str) -> Snapshot:
+    from ddpdoctor.engine.snapshots import SnapshotError, read_snapshot
+
+    try:
+        return read_snapshot(path)
+    except SnapshotError as error:
+        raise NoVerdictError(COMMAND, [str(error)]) from error
+
+
+class _Reading:
+    """How far it is, for the status line."""
+
+    def __init__(self) -> None:
+        self._now = ("", 0, 0)
+        self._files = 0
+
+    def told(self, name: str, done: int, size: int) -> None:
+        self._files += name != self._now[0]
+        self._now = (name, done, size)
+
+    def words(self, seconds: float) -> str:
+        name, done, size = self._now
+        if not name:
+            return ""
+        of = f" of {human(size)}" if size else ""
+        earlier = f", {self._files - 1} read before" if self._files > 1 else ""
+        return f"Reading {one_line(_file_name(name))}: {human(done)}{of} ({seconds:.0f} s{earlier})"
+
+
+def _read(paths: Sequence[str]) -> Log:
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.logs.match.wanted_signs import vocabulary
+    from ddpdoctor.logs.parse.reading import read_logs
+
+    reading = _Reading()
+    line = StatusLine(reading.words, delay=1.0)
+    try:
+        if STDIN not in paths:
+            return read_logs(paths, stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()), progress=reading.told)
+        if terminal_is_ours() and os.isatty(0):
+            print(
+                "Waiting for a log on standard input: paste it, then press Ctrl-D on a line by itself", file=sys.stderr
+            )
+        with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:
+            return read_logs(paths, stdin=stdin, vocabulary=vocabulary(catalogue()), progress=reading.told)
+    except StoppedBySignal as stopped:
+        stopped.text = "Stopped while the log was read; no verdict."
+        raise
+    finally:
+        line.close()
+
+
+def _judged(log: Log, host: Snapshot | None, *, here: bool, python: str | None) -> LogJudgement:
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.logs.analyze.settings import settings_of
+    from ddpdoctor.logs.diagnosis import groups_that_decide, judge_log
+    from ddpdoctor.probes.session import collect_facts, start_probes
+
+    if here and (groups := groups_that_decide(log, catalogue())):
+        context = start_probes(
+            python, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, catalogue())
+        )
+        host = collect_facts(context, groups | {"machine", "container"})
+    return judge_log(log, catalogue(), host)

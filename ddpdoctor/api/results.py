@@ -1,0 +1,91 @@
+"""What a command came to, whatever the command: a verdict, findings, and the report in each of its forms."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, TextIO
+
+if TYPE_CHECKING:
+    from ddpdoctor.engine.examination import Examination, Verdict
+    from ddpdoctor.report.contract import Report, ReportedFinding
+
+TEXT_WIDTH = 100
+"""Columns."""
+
+
+class Result(ABC):
+    """What a command came to.
+
+    The report is built as it is asked for; what was learned doesn't change any more.
+    """
+
+    command: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def verdict(self) -> Verdict:
+        """The whole in a word."""
+
+    @abstractmethod
+    def report(self, *, with_facts: bool = False) -> Report:
+        """What the command's `--json` prints, typed.
+
+        Args:
+            with_facts: also all that was learned of the host, as `-v` adds it.
+        """
+
+    @abstractmethod
+    def show(self, file: TextIO, *, width: int | None = None, verbose: bool = False, quiet: bool = False) -> None:
+        """Write the report as a terminal shows it.
+
+        Args:
+            file: in colour if it is a terminal.
+            width: in columns; None: the terminal's.
+            verbose: also what passed and what had nothing to test, by name.
+            quiet: a line a finding, and the verdict.
+        """
+
+    @property
+    def examinations(self) -> Sequence[Examination]:
+        """The hosts that were judged, each with its facts and what the checks made of them."""
+        return ()
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """What kept something from being judged, a sentence each."""
+        return ()
+
+    @property
+    def findings(self) -> tuple[ReportedFinding, ...]:
+        """What is wrong, worst first."""
+        return self.report().findings
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """The command's: 0 nothing failed, 1 something did, 2 no verdict.
+
+        Args:
+            strict: 1 for warnings, too.
+        """
+        return self.verdict.exit_code(strict=strict)
+
+    def to_json(self, *, with_facts: bool = False) -> str:
+        """The command's `--json`."""
+        from ddpdoctor.report.contract import to_json
+
+        return to_json(self.report(with_facts=with_facts))
+
+    def to_text(self, *, width: int = TEXT_WIDTH, verbose: bool = False, quiet: bool = False) -> str:
+        """What a terminal shows, without colours; the arguments as `show` takes them."""
+        from ddpdoctor.base.text import visible
+
+        file = io.StringIO()
+        self.show(file, width=width, verbose=verbose, quiet=quiet)
+        return visible(file.getvalue())
+
+    def to_markdown(self) -> str:
+        """The report for a bug tracker: without names of people and hosts, as far as they are known."""
+        from ddpdoctor.report.markdown import report_to_markdown
+
+        return report_to_markdown(self.report(), self.to_text(), self.examinations)

@@ -1,0 +1,160 @@
+"""`jobs`: the training jobs that run on this host, and why one of them is stuck."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TextIO, overload
+
+from ddpdoctor.api.errors import NoVerdictError, UsageError, refuse_empty
+from ddpdoctor.api.results import Result
+
+if TYPE_CHECKING:
+    from ddpdoctor.engine.examination import Examination, Verdict
+    from ddpdoctor.processes.overview import Overview
+    from ddpdoctor.report.contract import Report
+
+COMMAND = "jobs"
+
+
+class JobsResult(Result):
+    """The jobs of this host, rank by rank.
+
+    Args:
+        overview: them, and what the checks say of them.
+    """
+
+    command = COMMAND
+
+    def __init__(self, overview: Overview) -> None:
+        self._overview = overview
+
+    @property
+    def examinations(self) -> Sequence[Examination]:
+        return (self._overview.examination,)
+
+    @property
+    def verdict(self) -> Verdict:
+        return self._overview.verdict
+
+    def report(self, *, with_facts: bool = False) -> Report:
+        from ddpdoctor.processes.jobs_json import jobs_report
+
+        return jobs_report(self._overview, with_facts=with_facts)
+
+    def show(self, file: TextIO, *, width: int | None = None, verbose: bool = False, quiet: bool = False) -> None:
+        from ddpdoctor.processes.jobs_terminal import show_jobs
+        from ddpdoctor.report.terminal import make_console
+
+        show_jobs(make_console(file, width), self._overview, verbose=verbose, quiet=quiet)
+
+
+class HangResult(Result):
+    """Where the ranks of one job stand, and what the others wait for.
+
+    Args:
+        examination: of this host, with the facts of the hang.
+    """
+
+    command = COMMAND
+
+    def __init__(self, examination: Examination) -> None:
+        self._examination = examination
+
+    @property
+    def examinations(self) -> Sequence[Examination]:
+        return (self._examination,)
+
+    @property
+    def verdict(self) -> Verdict:
+        return self._examination.verdict
+
+    def report(self, *, with_facts: bool = False) -> Report:
+        from ddpdoctor.hang.judging import hang_of
+        from ddpdoctor.report.contract import build_report
+
+        return build_report(self.command, [self._examination], with_facts=with_facts, hang=hang_of(self._examination))
+
+    def show(self, file: TextIO, *, width: int | None = None, verbose: bool = False, quiet: bool = False) -> None:
+        from ddpdoctor.hang.render import show_where_it_hangs
+        from ddpdoctor.report.terminal import make_console
+
+        show_where_it_hangs(make_console(file, width), self._examination, verbose=verbose, quiet=quiet)
+
+
+@overload
+def jobs(job: str | int | None = None) -> JobsResult: ...
+@overload
+def jobs(
+    job: str | int | None = None,
+    *,
+    hang: Literal[True],
+    dumps: Sequence[str] = (),
+    ras: bool = False,
+    seconds: int | None = None,
+) -> HangResult: ...
+@overload
+def jobs(
+    job: str | int | None = None,
+    *,
+    hang: bool = False,
+    dumps: Sequence[str] = (),
+    ras: bool = False,
+    seconds: int | None = None,
+) -> JobsResult | HangResult: ...
+def jobs(
+    job: str | int | None = None,
+    *,
+    hang: bool = False,
+    dumps: Sequence[str] = (),
+    ras: bool = False,
+    seconds: int | None = None,
+) -> JobsResult | HangResult:
+    """Look at the training jobs that run on this host; no process is stopped, signalled or attached to.
+
+    Args:
+        job: only this one: the pid of its launcher, a rank, a worker, or the script around them.
+        hang: say why it is stuck: where each rank stands, and what the others wait for.
+        dumps: of torch's flight recorder: folders, files, or patterns; also from other hosts.
+        ras: with `hang`, ask NCCL's RAS, too.
+        seconds: how long `hang` watches; None: 3.
+
+    Raises:
+        UsageError: the arguments contradict each other.
+        NoVerdictError: there is no such job, more than one is meant, or the processes can't be seen.
+    """
+    name = None if job is None else str(job)
+    if name is not None and not name.strip():
+        raise UsageError("the job is empty; is the variable in it set?")
+    refuse_empty(dumps=dumps)
+    if seconds is not None and not hang:
+        raise UsageError("--seconds is for --hang")
+    if ras and not hang:
+        raise UsageError("--ras is for --hang")
+    return _hang(name, hang, dumps, ras, seconds) if hang or dumps else _overview(name)
+
+
+def _hang(name: str | None, hang: bool, dumps: Sequence[str], ras: bool, seconds: int | None) -> HangResult:
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.hang.examining import SECONDS, NotExaminedError, examined
+
+    watched = hang or name is not None
+    try:
+        return HangResult(examined(name, catalogue(), tuple(dumps), seconds or SECONDS, watched=watched, ras=ras))
+    except NotExaminedError as error:
+        raise NoVerdictError(COMMAND, [str(error)], error.host) from error
+
+
+def _overview(name: str | None) -> JobsResult:
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.probes.context import Context
+    from ddpdoctor.probes.session import collect_facts
+    from ddpdoctor.processes.overview import UnknownJobError, checks_of_jobs, groups_of, overview
+
+    checks = checks_of_jobs(catalogue())
+    asked = int(name) if name and name.strip().isascii() and name.strip().isdecimal() else 0
+    snapshot = collect_facts(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of(checks))
+    try:
+        return JobsResult(overview(snapshot, checks, name))
+    except UnknownJobError as error:
+        raise NoVerdictError(COMMAND, [str(error)], snapshot.host) from error

@@ -1,0 +1,158 @@
+"""What `import ddpdoctor` gives a program: the commands' own results, nothing printed, nothing of the program's changed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ddpdoctor
+from ddpdoctor.base.error_lines import remark
+from tests.support.checkpoints import on, save
+from tests.support.command import command, plain_environ
+from tests.support.command import ddpdoctor as run_command
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    path = tmp_path / "host.json"
+    assert run_command("snapshot", "--quick", "-o", path).returncode == 0
+    return path
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "run.log"
+    path.write_text(
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 3, in <module>\n'
+        "    import torch\n"
+        "ModuleNotFoundError: No module named 'torch'\n"
+    )
+    return path
+
+
+def told(*arguments: str | Path) -> tuple[object, int]:
+    """The command's JSON and its exit code."""
+    ended = run_command(*arguments, "--json")
+    return json.loads(ended.stdout), ended.returncode
+
+
+def test_a_snapshot_is_judged_as_the_command_judges_it(snapshot: Path) -> None:
+    result = ddpdoctor.check(snapshots=[str(snapshot)], nproc=2)
+    assert (json.loads(result.to_json()), result.exit_code()) == told("check", "--snapshot", snapshot, "--nproc", "2")
+    assert result.findings == result.report().findings
+    assert result.to_markdown() == run_command("check", "--snapshot", snapshot, "--nproc", "2", "--markdown").stdout
+
+
+def test_a_log_is_judged_as_the_command_judges_it(log: Path) -> None:
+    result = ddpdoctor.diagnose_log([log])
+    assert (json.loads(result.to_json()), result.exit_code()) == told("diagnose-log", log)
+    assert result.to_markdown() == run_command("diagnose-log", log, "--markdown").stdout
+    assert "ModuleNotFoundError" in result.to_text()
+
+
+def test_a_checkpoint_is_fixed_as_the_command_fixes_it(pinned_checkpoint: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.pt"
+    shutil.copy(pinned_checkpoint, other)
+    would = ddpdoctor.fix_checkpoint([pinned_checkpoint], dry_run=True)
+    assert (would.exit_code(), would.outcomes[0].action.value) == (1, "would-fix")
+    result = ddpdoctor.fix_checkpoint([pinned_checkpoint])
+    assert run_command("fix-checkpoint", other).returncode == result.exit_code() == 0
+    assert pinned_checkpoint.read_bytes() == other.read_bytes()
+    assert ddpdoctor.fix_checkpoint([pinned_checkpoint], undo=True).outcomes[0].action.value == "undone"
+    assert pinned_checkpoint.read_bytes() != other.read_bytes()
+
+
+@pytest.fixture
+def pinned_checkpoint(tmp_path: Path) -> Path:
+    """A real one, as rank 3 would have saved it."""
+    return save({"weight": torch.ones(4)}, tmp_path / "pinned.pt", on("cuda:3"))
+
+
+def test_what_can_not_be_meant_is_refused_and_what_is_not_there_is_named() -> None:
+    with pytest.raises(ddpdoctor.UsageError, match="no check and no family called 'nix'"):
+        ddpdoctor.check(select=["nix"])
+    with pytest.raises(ddpdoctor.UsageError, match="--python is empty"):
+        ddpdoctor.check(" ")
+    with pytest.raises(ddpdoctor.UsageError, match="--seconds is for --hang"):
+        ddpdoctor.jobs(seconds=3)
+    with pytest.raises(ddpdoctor.UsageError, match="no log is named"):
+        ddpdoctor.diagnose_log([])
+    with pytest.raises(ddpdoctor.UsageError, match=r"needs a new file: output='a-params.pt'"):
+        ddpdoctor.fix_checkpoint(["a.pt"], params_only=True)
+    asleep = subprocess.Popen(["sleep", "60"])
+    try:
+        with pytest.raises(ddpdoctor.NoVerdictError, match="to no training job|part of no training job") as refused:
+            ddpdoctor.jobs(asleep.pid)
+    finally:
+        asleep.kill()
+        asleep.wait()
+    assert refused.value.report().verdict.value == "unknown"
+    with pytest.raises(ddpdoctor.NoVerdictError, match="No such file"):
+        ddpdoctor.diagnose_log(["/no/such/file"])
+
+
+PROGRAM = """
+import signal, sys, ddpdoctor
+assert not {"torch", "typer", "rich", "msgspec"} & set(sys.modules), "loaded too early"
+signals = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+for result in (ddpdoctor.check(quick=True), ddpdoctor.jobs(), ddpdoctor.diagnose_log([sys.argv[1]])):
+    result.to_json(), result.to_text(), result.to_markdown(), result.exit_code()
+assert signals == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+assert not {"torch", "typer"} & set(sys.modules), "loaded"
+"""
+
+
+def test_a_program_at_a_terminal_keeps_it_and_its_signals(log: Path) -> None:
+    ours, theirs = pty.openpty()
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(log)],
+        env=plain_environ() | {"TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        timeout=60,
+        check=False,
+    )
+    os.write(theirs, b"end")
+    assert (os.read(ours, 65536).decode(), ended.returncode) == ("end", 0)
+
+
+def test_a_hang_is_looked_at_and_the_signals_stay(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    dump = tmp_path / "rank_0"
+    dump.write_bytes(b"no dump")
+    ddpdoctor.jobs(dumps=[str(dump)])
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_remarks_go_to_the_logger(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    with caplog.at_level(logging.WARNING, "ddpdoctor"):
+        remark("somebody should know")
+    assert [record.message for record in caplog.records] == ["somebody should know"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_names_that_are_not_there_are_no_attributes() -> None:
+    assert {"check", "jobs", "diagnose_log", "fix_checkpoint", "Result"} <= set(dir(ddpdoctor))
+    with pytest.raises(AttributeError, match="has no attribute 'chekc'"):
+        ddpdoctor.chekc  # noqa: B018
+
+
+@pytest.mark.parametrize("line", [["jobs"], ["check", "--quick"]])
+def test_one_form_at_a_time(line: list[str]) -> None:
+    ended = subprocess.run(
+        command(*line, "--json", "--markdown"), env=plain_environ(), capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert "--json and --markdown exclude each other" in ended.stderr
