@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from ddpdoctor.api import CommandResult as CommandResult
     from ddpdoctor.api import NoVerdictError as NoVerdictError
-    from ddpdoctor.api import Result as Result
     from ddpdoctor.api import UsageError as UsageError
     from ddpdoctor.api import check as check
     from ddpdoctor.api import diagnose_log as diagnose_log
     from ddpdoctor.api import fix_checkpoint as fix_checkpoint
     from ddpdoctor.api import jobs as jobs
 
-_OF_THE_API = ("NoVerdictError", "Result", "UsageError", "check", "diagnose_log", "fix_checkpoint", "jobs")
+_OF_THE_API = ("CommandResult", "NoVerdictError", "UsageError", "check", "diagnose_log", "fix_checkpoint", "jobs")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """What the commands do, for programs: a function a command, typed results, nothing printed.
 
-In come the arguments of the command line under the names of its options, out goes a `Result`: its verdict, its findings, the same
+In come the arguments of the command line under the names of its options, out goes a `CommandResult`: its verdict, its findings, the same
 report as JSON, Markdown or text. `cli/` calls these and adds what a terminal needs.
 """
 
@@ -12,7 +12,7 @@ from ddpdoctor.api.errors import NoVerdictError as NoVerdictError
 from ddpdoctor.api.errors import UsageError as UsageError
 from ddpdoctor.api.log_diagnosis import LogResult as LogResult
 from ddpdoctor.api.log_diagnosis import diagnose_log as diagnose_log
-from ddpdoctor.api.results import Result as Result
+from ddpdoctor.api.results import CommandResult as CommandResult
 from ddpdoctor.api.running_jobs import HangResult as HangResult
 from ddpdoctor.api.running_jobs import JobsResult as JobsResult
 from ddpdoctor.api.running_jobs import jobs as jobs

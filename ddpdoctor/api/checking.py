@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, TextIO
 
 from ddpdoctor.api.errors import UsageError, refuse_empty
-from ddpdoctor.api.results import Result
+from ddpdoctor.api.results import CommandResult
 
 if TYPE_CHECKING:
     from ddpdoctor.base.time_limit import TimeLimit
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.report.contract import Report
 
 
-class CheckResult(Result):
+class CheckResult(CommandResult):
     """Hosts, judged by checks.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ddpdoctor.api.results import Result
+from ddpdoctor.api.results import CommandResult
 
 if TYPE_CHECKING:
     from ddpdoctor.api.checkpoint_targets import Target
@@ -37,7 +37,7 @@ class FixingObserver:
         """This came of it; or of an index beside the files that were written."""
 
 
-class CheckpointResult(Result):
+class CheckpointResult(CommandResult):
     """What came of the files.
 
     Args:

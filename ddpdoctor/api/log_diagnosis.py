@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from ddpdoctor.api.errors import NoVerdictError, UsageError, refuse_empty
-from ddpdoctor.api.results import Result
+from ddpdoctor.api.results import CommandResult
 from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.base.status_line import StatusLine
 from ddpdoctor.base.terminal import terminal_is_ours
@@ -26,7 +26,7 @@ STDIN = "-"
 COMMAND = "diagnose-log"
 
 
-class LogResult(Result):
+class LogResult(CommandResult):
     """What a log says of its run.
 
     Args:

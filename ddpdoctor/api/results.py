@@ -15,7 +15,7 @@ TEXT_WIDTH = 100
 """Columns."""
 
 
-class Result(ABC):
+class CommandResult(ABC):
     """What a command came to.
 
     The report is built as it is asked for; what was learned doesn't change any more.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TextIO, overload
 
 from ddpdoctor.api.errors import NoVerdictError, UsageError, refuse_empty
-from ddpdoctor.api.results import Result
+from ddpdoctor.api.results import CommandResult
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination, Verdict
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COMMAND = "jobs"
 
 
-class JobsResult(Result):
+class JobsResult(CommandResult):
     """The jobs of this host, rank by rank.
 
     Args:
@@ -49,7 +49,7 @@ class JobsResult(Result):
         show_jobs(make_console(file, width), self._overview, verbose=verbose, quiet=quiet)
 
 
-class HangResult(Result):
+class HangResult(CommandResult):
     """Where the ranks of one job stand, and what the others wait for.
 
     Args:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ddpdoctor.api.results import Result
+    from ddpdoctor.api.results import CommandResult
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; with -v also the facts.")]
 MarkdownOption = Annotated[
@@ -33,7 +33,7 @@ def refuse_two_forms(*, as_json: bool, as_markdown: bool, verbose: bool = False,
 
 
 def print_result(
-    result: Result, *, as_json: bool, as_markdown: bool, verbose: bool = False, quiet: bool = False
+    result: CommandResult, *, as_json: bool, as_markdown: bool, verbose: bool = False, quiet: bool = False
 ) -> None:
     """Print the report in the form that was asked for; JSON with the facts where `verbose`."""
     if as_json:
