@@ -11,24 +11,18 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ddpdoctor.api import CommandResult as CommandResult
-    from ddpdoctor.api import NoVerdictError as NoVerdictError
-    from ddpdoctor.api import UsageError as UsageError
-    from ddpdoctor.api import check as check
-    from ddpdoctor.api import diagnose_log as diagnose_log
-    from ddpdoctor.api import fix_checkpoint as fix_checkpoint
-    from ddpdoctor.api import jobs as jobs
-
-_OF_THE_API = ("CommandResult", "NoVerdictError", "UsageError", "check", "diagnose_log", "fix_checkpoint", "jobs")
+    from ddpdoctor.api import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OF_THE_API:
-        raise AttributeError(f"module 'ddpdoctor' has no attribute {name!r}")
-    from ddpdoctor import api
+    import ddpdoctor.api as api
 
+    if name not in api.MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(api, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OF_THE_API})
+    from ddpdoctor import api
+
+    return sorted({*globals(), *api.MODULES})

@@ -4,15 +4,45 @@ In come the arguments of the command line under the names of its options, out go
 report as JSON, Markdown or text. `cli/` calls these and adds what a terminal needs.
 """
 
-from ddpdoctor.api.checking import CheckResult as CheckResult
-from ddpdoctor.api.checking import check as check
-from ddpdoctor.api.checkpoint_fixing import CheckpointResult as CheckpointResult
-from ddpdoctor.api.checkpoint_fixing import fix_checkpoint as fix_checkpoint
-from ddpdoctor.api.errors import NoVerdictError as NoVerdictError
-from ddpdoctor.api.errors import UsageError as UsageError
-from ddpdoctor.api.log_diagnosis import LogResult as LogResult
-from ddpdoctor.api.log_diagnosis import diagnose_log as diagnose_log
-from ddpdoctor.api.results import CommandResult as CommandResult
-from ddpdoctor.api.running_jobs import HangResult as HangResult
-from ddpdoctor.api.running_jobs import JobsResult as JobsResult
-from ddpdoctor.api.running_jobs import jobs as jobs
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from ddpdoctor.api.checking import CheckResult as CheckResult
+    from ddpdoctor.api.checking import check as check
+    from ddpdoctor.api.checkpoint_fixing import CheckpointResult as CheckpointResult
+    from ddpdoctor.api.checkpoint_fixing import FixingObserver as FixingObserver
+    from ddpdoctor.api.checkpoint_fixing import fix_checkpoint as fix_checkpoint
+    from ddpdoctor.api.errors import NoVerdictError as NoVerdictError
+    from ddpdoctor.api.errors import UsageError as UsageError
+    from ddpdoctor.api.log_diagnosis import LogResult as LogResult
+    from ddpdoctor.api.log_diagnosis import diagnose_log as diagnose_log
+    from ddpdoctor.api.results import CommandResult as CommandResult
+    from ddpdoctor.api.running_jobs import HangResult as HangResult
+    from ddpdoctor.api.running_jobs import JobsResult as JobsResult
+    from ddpdoctor.api.running_jobs import jobs as jobs
+
+MODULES: Final = {
+    "CheckResult": "checking",
+    "CheckpointResult": "checkpoint_fixing",
+    "CommandResult": "results",
+    "FixingObserver": "checkpoint_fixing",
+    "HangResult": "running_jobs",
+    "JobsResult": "running_jobs",
+    "LogResult": "log_diagnosis",
+    "NoVerdictError": "errors",
+    "UsageError": "errors",
+    "check": "checking",
+    "diagnose_log": "log_diagnosis",
+    "fix_checkpoint": "checkpoint_fixing",
+    "jobs": "running_jobs",
+}
+"""A name to the module that has it: loaded once it is asked for, since each command's start-up counts."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"ddpdoctor.api.{MODULES[name]}"), name)
