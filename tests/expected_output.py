@@ -31,7 +31,7 @@ from ddpdoctor.logs.parse.reading import read_logs
 from ddpdoctor.logs.render_terminal import show_log
 from ddpdoctor.logs.render_words import judged_as
 from ddpdoctor.report.terminal import make_console, show_findings
-from ddpdoctor.smoke.render_terminal import show_smoke
+from ddpdoctor.smoke_training.render_terminal import show_smoke
 from tests.log_corpus import LOGS, CorpusLog, corpus
 from tests.support.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 

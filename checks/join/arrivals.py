@@ -20,7 +20,13 @@ from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
 from ddpdoctor.knowledge.node_words import HUB_CONNECTION, NO_FLEET, NODE_0_SPEAKS, bare_host, called, there
 from ddpdoctor.knowledge.store_barrier import too_few_came, too_many_came
-from ddpdoctor.netcheck.admission_errors import first_words, left_behind, one_node_more, token_of_a_visitor, turned_away
+from ddpdoctor.network_check.admission_errors import (
+    first_words,
+    left_behind,
+    one_node_more,
+    token_of_a_visitor,
+    turned_away,
+)
 
 RANK_CODES = ("rank-taken", "duplicate-rank", "rank-out-of-range")
 """Codes of a refusal for which duplicate-rank speaks; rdzv-missing-node speaks for the others. The second is what the first was

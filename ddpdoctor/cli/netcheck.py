@@ -13,7 +13,7 @@ from ddpdoctor.knowledge.netcheck_command import DOTS, TOKEN_VARIABLE
 if TYPE_CHECKING:
     from ddpdoctor.base.findings import Finding
     from ddpdoctor.facts.smoke import Smoke
-    from ddpdoctor.netcheck.results import RunResult
+    from ddpdoctor.network_check.results import RunResult
 
 WAIT = 60.0
 """Seconds."""
@@ -97,7 +97,7 @@ def netcheck(
         raise typer.BadParameter("--wait is no number of seconds")
     if token is not None and token.strip() == DOTS:
         raise typer.BadParameter(f"the dots in {TOKEN_VARIABLE}={DOTS} stand for the token that node 0 prints")
-    from ddpdoctor.netcheck.job import Flags, JobError, job_of
+    from ddpdoctor.network_check.job import Flags, JobError, job_of
 
     options = _options(wait=wait, quick=quick, python=python, strict=strict)
     flags = Flags(master=master_addr, port=master_port, nnodes=nnodes, node_rank=node_rank, options=options)
@@ -109,10 +109,10 @@ def netcheck(
         typer.echo(f"Local rank {job.local_rank}: local rank 0 speaks for this node.", err=True)
         return
     from ddpdoctor.checks.catalogue import catalogue
-    from ddpdoctor.netcheck.results import NetcheckOptions
-    from ddpdoctor.netcheck.run import run
-    from ddpdoctor.netcheck.task import Netcheck
-    from ddpdoctor.netcheck.views import make_view
+    from ddpdoctor.network_check.results import NetcheckOptions
+    from ddpdoctor.network_check.run import run
+    from ddpdoctor.network_check.task import Netcheck
+    from ddpdoctor.network_check.views import make_view
     from ddpdoctor.probes.target_python.choice import choose_python
 
     path, chosen_by = choose_python(python, os.environ)
@@ -179,9 +179,9 @@ def print_report(
     end: RunResult, *, matrix: bool = False, verbose: bool, quiet: bool, smoke: Smoke | None = None
 ) -> None:
     """smoke: as for `print_json`."""
-    from ddpdoctor.netcheck.render_terminal import show_alone, show_part, show_verdict
+    from ddpdoctor.network_check.render_terminal import show_alone, show_part, show_verdict
     from ddpdoctor.report.terminal import make_console
-    from ddpdoctor.smoke.section import section_of
+    from ddpdoctor.smoke_training.section import section_of
 
     console = make_console(sys.stdout)
     training = section_of(smoke) if smoke is not None else None

@@ -19,10 +19,10 @@ from ddpdoctor.probes.session import collect_facts
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination
     from ddpdoctor.facts.snapshot import Snapshot
-    from ddpdoctor.netcheck.job import NetcheckJob
-    from ddpdoctor.smoke.orders import Fault
-    from ddpdoctor.smoke.plan import SmokePlan
-    from ddpdoctor.smoke.train import SmokeOptions
+    from ddpdoctor.network_check.job import NetcheckJob
+    from ddpdoctor.smoke_training.orders import Fault
+    from ddpdoctor.smoke_training.plan import SmokePlan
+    from ddpdoctor.smoke_training.train import SmokeOptions
 
 WAIT = 60.0
 """Seconds."""
@@ -161,14 +161,14 @@ def smoke(
             raise typer.BadParameter(f"{name} is empty; is the variable in it set?")
     chosen = _stages(stages)
     if nproc is not None:
-        from ddpdoctor.netcheck.messages import MOST_RANKS_HERE
+        from ddpdoctor.network_check.messages import MOST_RANKS_HERE
 
         if nproc > MOST_RANKS_HERE:
             raise typer.BadParameter(f"--nproc {nproc}: smoke runs {MOST_RANKS_HERE} ranks on a host at most")
     from ddpdoctor.probes.context import Context
     from ddpdoctor.probes.target_python.choice import choose_python
-    from ddpdoctor.smoke.plan import GROUPS, smoke_plan
-    from ddpdoctor.smoke.train import SmokeOptions
+    from ddpdoctor.smoke_training.plan import GROUPS, smoke_plan
+    from ddpdoctor.smoke_training.train import SmokeOptions
 
     path, chosen_by = choose_python(python, os.environ)
     refuse_others_python(path, chosen_by)
@@ -210,7 +210,7 @@ def smoke(
         snapshot = _with_torch(snapshot, wishes, python)
     plan = smoke_plan(snapshot, nproc, backend)
     examination = _train(wishes, plan, snapshot, lambda one: _print(one, as_json=as_json, verbose=verbose, quiet=quiet))
-    from ddpdoctor.smoke.judging import needs_a_look, verdict_of
+    from ddpdoctor.smoke_training.judging import needs_a_look, verdict_of
 
     if needs_a_look(examination):
         text = "" if quiet else _at_once(examination)
@@ -239,7 +239,7 @@ def _with_torch(snapshot: Snapshot, wishes: SmokeOptions, python: str | None) ->
     import msgspec
 
     from ddpdoctor.base.unknown import Unknown
-    from ddpdoctor.smoke.orders import import_seconds
+    from ddpdoctor.smoke_training.orders import import_seconds
 
     gpus = snapshot.gpus
     if wishes.backend == "gloo" or isinstance(gpus, Unknown) or not any(device.integrated for device in gpus.devices):
@@ -254,9 +254,9 @@ def _train(
     """The training, unless it is known beforehand that it can't be run. shown: tells of it where we are stopped after it,
     while its speed is measured."""
     from ddpdoctor.checks.catalogue import catalogue
-    from ddpdoctor.smoke.judging import before, judge
-    from ddpdoctor.smoke.train import scaled, train, unscaled
-    from ddpdoctor.smoke.views import make_view
+    from ddpdoctor.smoke_training.judging import before, judge
+    from ddpdoctor.smoke_training.train import scaled, train, unscaled
+    from ddpdoctor.smoke_training.views import make_view
 
     hindered = before(snapshot, plan, catalogue())
     if hindered is not None:
@@ -283,7 +283,7 @@ def _at_once(examination: Examination) -> str:
     """What happened, for the seconds in which the host is looked at: a terminal shows it until the report is there, a log
     keeps it."""
     from ddpdoctor.base.text import one_line
-    from ddpdoctor.smoke.render_words import headline
+    from ddpdoctor.smoke_training.render_words import headline
 
     text = one_line(headline(examination))
     if moves_its_cursor(sys.stderr):
@@ -297,8 +297,8 @@ def _with_host(examination: Examination, python: str | None, timeout: float | No
     waited for much longer. known: as in `looking.look`."""
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.facts.snapshot import GROUPS
-    from ddpdoctor.smoke.judging import nothing_ran, smoke_of, with_host
-    from ddpdoctor.smoke.orders import import_seconds
+    from ddpdoctor.smoke_training.judging import nothing_ran, smoke_of, with_host
+    from ddpdoctor.smoke_training.orders import import_seconds
 
     facts = smoke_of(examination)
     in_vain = timeout is not None and nothing_ran(facts) and facts.seconds >= import_seconds(timeout)
@@ -309,8 +309,8 @@ def _with_host(examination: Examination, python: str | None, timeout: float | No
 def _job_with_others(wishes: SmokeOptions, options: tuple[str, ...]) -> NetcheckJob | None:
     """The job that others take part in, None where this host trains alone. options: what a command for another host takes
     over."""
-    from ddpdoctor.netcheck.job import Flags, JobError
-    from ddpdoctor.smoke.joining import joint_job, silent_rank
+    from ddpdoctor.network_check.job import Flags, JobError
+    from ddpdoctor.smoke_training.joining import joint_job, silent_rank
 
     flags = Flags(
         master=wishes.master, port=wishes.port, nnodes=wishes.nnodes, node_rank=wishes.node_rank, options=options
@@ -343,7 +343,7 @@ def _options(
 
 
 def _stages(names: list[str] | None) -> tuple[str, ...]:
-    from ddpdoctor.smoke.selection import UnknownStageError, chosen_stages
+    from ddpdoctor.smoke_training.selection import UnknownStageError, chosen_stages
 
     wanted = [name.strip() for value in names or () for name in value.split(",") if name.strip()]
     if names and not wanted:
@@ -360,7 +360,7 @@ def _fault() -> Fault | None:
         return None
     import msgspec
 
-    from ddpdoctor.smoke.orders import Fault
+    from ddpdoctor.smoke_training.orders import Fault
 
     try:
         return msgspec.json.decode(text, type=Fault)
@@ -373,7 +373,7 @@ def _print(examination: Examination, *, as_json: bool, verbose: bool, quiet: boo
         _print_json(examination, verbose=verbose)
         return
     from ddpdoctor.report.terminal import make_console
-    from ddpdoctor.smoke.render_terminal import show_smoke
+    from ddpdoctor.smoke_training.render_terminal import show_smoke
 
     show_smoke(make_console(sys.stdout), examination, verbose=verbose, quiet=quiet)
 
@@ -381,7 +381,7 @@ def _print(examination: Examination, *, as_json: bool, verbose: bool, quiet: boo
 def _print_json(examination: Examination, *, verbose: bool) -> None:
     from ddpdoctor.engine.examination import Verdict
     from ddpdoctor.report.contract import build_report, to_json
-    from ddpdoctor.smoke.judging import smoke_of, verdict_of
+    from ddpdoctor.smoke_training.judging import smoke_of, verdict_of
 
     verdict, facts = verdict_of(examination), smoke_of(examination)
     problems = [facts.problem] if verdict is Verdict.UNKNOWN and facts.problem else []

@@ -10,21 +10,21 @@ import typer
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.smoke import ELASTIC, Smoke
-from ddpdoctor.netcheck.hub import Hub
-from ddpdoctor.netcheck.job import NetcheckJob
-from ddpdoctor.netcheck.messages import Waiting
-from ddpdoctor.netcheck.results import NetcheckOptions, RunResult
-from ddpdoctor.netcheck.run import run
-from ddpdoctor.smoke.joining import starter
-from ddpdoctor.smoke.orders import STAGE_SECONDS, Launched, import_seconds
-from ddpdoctor.smoke.remote_training import HostShare
-from ddpdoctor.smoke.steps import Terms
-from ddpdoctor.smoke.task import SmokePurpose
+from ddpdoctor.network_check.hub import Hub
+from ddpdoctor.network_check.job import NetcheckJob
+from ddpdoctor.network_check.messages import Waiting
+from ddpdoctor.network_check.results import NetcheckOptions, RunResult
+from ddpdoctor.network_check.run import run
+from ddpdoctor.smoke_training.joining import starter
+from ddpdoctor.smoke_training.orders import STAGE_SECONDS, Launched, import_seconds
+from ddpdoctor.smoke_training.remote_training import HostShare
+from ddpdoctor.smoke_training.steps import Terms
+from ddpdoctor.smoke_training.task import SmokePurpose
 
 if TYPE_CHECKING:
     from ddpdoctor.facts.meeting import Meeting
-    from ddpdoctor.smoke import train as conducting
-    from ddpdoctor.smoke.rank_monitor import RankMonitor
+    from ddpdoctor.smoke_training import train as conducting
+    from ddpdoctor.smoke_training.rank_monitor import RankMonitor
 
 
 def train_with_others(
@@ -116,7 +116,7 @@ class _Audience:
     exit codes make the launcher end it."""
 
     def __init__(self, shown: Callable[[RunResult], None], *, launched: bool, silent: bool) -> None:
-        from ddpdoctor.netcheck import views as netcheck_views
+        from ddpdoctor.network_check import views as netcheck_views
 
         self.has_shown = False
         self._shown = shown
@@ -153,7 +153,7 @@ class _Audience:
         if self._silent:
             return
         if self._ranks is None:
-            from ddpdoctor.smoke import views as smoke_views
+            from ddpdoctor.smoke_training import views as smoke_views
 
             self._end_meeting()
             view = smoke_views.make_view()

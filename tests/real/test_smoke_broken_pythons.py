@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ddpdoctor import smoke as smoke_package
+from ddpdoctor import smoke_training as smoke_package
 from tests.support.command import ROOT, command, plain_environ
 from tests.support.pythons import bare_venv, fake_torch, real_pythons, stand_in
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.smoke import RankEnding, RankRun, StageState
-from ddpdoctor.smoke.analysis_blame import blame
-from ddpdoctor.smoke.orders import Fault
-from ddpdoctor.smoke.running import Ran
+from ddpdoctor.smoke_training.analysis_blame import blame
+from ddpdoctor.smoke_training.orders import Fault
+from ddpdoctor.smoke_training.running import Ran
 from tests.real.smoke_runs import STAGES, Estate, by_rank, order, train
 
 SECONDS = 5.0

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ddpdoctor.facts.smoke import RankEnding, StageState
-from ddpdoctor.netcheck.messages import ENOUGH
-from ddpdoctor.smoke.orders import Fault
-from ddpdoctor.smoke.rank_monitor import PROCESS_END, RankMonitor
-from ddpdoctor.smoke.running import Ran, run
+from ddpdoctor.network_check.messages import ENOUGH
+from ddpdoctor.smoke_training.orders import Fault
+from ddpdoctor.smoke_training.rank_monitor import PROCESS_END, RankMonitor
+from ddpdoctor.smoke_training.running import Ran, run
 from tests.real.smoke_runs import Estate, by_rank, order, rank_1_runs, train
 
 SECONDS = 5.0

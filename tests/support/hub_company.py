@@ -13,11 +13,11 @@ import msgspec
 from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.netcheck.agent import attend
-from ddpdoctor.netcheck.hub import Hub
-from ddpdoctor.netcheck.job import NetcheckJob
-from ddpdoctor.netcheck.listener import ConnectionLimits
-from ddpdoctor.netcheck.messages import (
+from ddpdoctor.network_check.agent import attend
+from ddpdoctor.network_check.hub import Hub
+from ddpdoctor.network_check.job import NetcheckJob
+from ddpdoctor.network_check.listener import ConnectionLimits
+from ddpdoctor.network_check.messages import (
     PROTOCOL,
     Answer,
     Count,
@@ -35,7 +35,7 @@ from ddpdoctor.netcheck.messages import (
     Welcome,
     encode,
 )
-from ddpdoctor.netcheck.tokens import proof
+from ddpdoctor.network_check.tokens import proof
 
 HERE = "127.0.0.1"
 TOKEN = "abcd-efgh-ijkl"

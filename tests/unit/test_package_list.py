@@ -16,7 +16,7 @@ def test_it_names_every_folder_of_modules() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "ddpdoctor").rglob("__init__.py")}
     # What runs in the target Python is data here.
-    data = ROOT / "ddpdoctor" / "smoke" / "trainer"
+    data = ROOT / "ddpdoctor" / "smoke_training" / "trainer"
     packages = {".".join(folder.parts) for folder in folders if not (ROOT / folder).is_relative_to(data)}
     families = {"." + ".".join(path.parent.relative_to(CHECKS).parts) for path in CHECKS.rglob("__init__.py")}
     assert set(settings["packages"]) == packages | {f"ddpdoctor.checks{family}".rstrip(".") for family in families}

@@ -100,9 +100,9 @@ FAULTS = (
 
 def fails(fault: Fault) -> Callable[[Kit], None]:
     def work(kit: Kit) -> None:
-        from ddpdoctor.smoke import orders
-        from ddpdoctor.smoke.analysis_blame import blame
-        from ddpdoctor.smoke.running import run
+        from ddpdoctor.smoke_training import orders
+        from ddpdoctor.smoke_training.analysis_blame import blame
+        from ddpdoctor.smoke_training.running import run
 
         ranks = kit.machine.ranks
         order = orders.Order(

@@ -1,0 +1,145 @@
+"""Carries out the hub's orders on this node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.network import Network
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.knowledge.interface_choice import as_address
+from ddpdoctor.network_check import collectives, counters, measuring
+from ddpdoctor.network_check.joining import dial
+from ddpdoctor.network_check.messages import (
+    Answer,
+    Cannot,
+    Collect,
+    Count,
+    Dial,
+    Measure,
+    Measured,
+    Open,
+    Order,
+    Welcome,
+)
+from ddpdoctor.network_check.open_files import PLENTY, allow_files
+from ddpdoctor.network_check.order_limits import Master, OrderLimits, RefusedOrderError
+from ddpdoctor.network_check.reaching import Listeners
+
+DEFAULT_RANGE = (32768, 60999)
+
+
+class NetcheckWorker:
+    """What this node has to go by: its own facts, the address by which the others meet it, where it met node 0, and the target Python.
+
+    address: asked when the node is to listen, since node 0 knows its own only when the others have come. python: the
+    target Python; `environ`: the settings that a rank started now would inherit. quick: no collectives were wanted
+    here.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        address: Callable[[], str],
+        master: Master,
+        python: str,
+        environ: Mapping[str, str],
+        *,
+        quick: bool = False,
+    ) -> None:
+        self._snapshot = snapshot
+        self._address = address
+        self._master = master
+        self._python = python
+        self._environ = environ
+        self._listeners = Listeners(measuring.serve)
+        # Every peer costs some, and a soft limit is no firewall.
+        allow_files(PLENTY)
+        self._quick = quick
+        self._collected = False
+        self._run = ""
+        self._node = -1
+        self._refused = ""
+
+    def welcome(self, welcome: Welcome) -> None:
+        """The hub has let us in, as this node of this run."""
+        self._run, self._node = welcome.run, welcome.node_rank
+        self._limits = OrderLimits(self._snapshot, self._master, welcome)
+
+    async def carry_out(self, order: Order) -> Answer:
+        """Does as told, in the limits of a test. What goes wrong beyond what an answer can say is raised."""
+        try:
+            self._limits.check(order)
+        except RefusedOrderError as error:
+            self._refused = str(error)
+            return Cannot(why=f"it was ordered what no node 0 of ours orders: {error}")
+        return await self._carry_out(order)
+
+    async def _carry_out(self, order: Order) -> Answer:
+        if isinstance(order, Open):
+            return await self._listeners.open(
+                listening_places(self._snapshot, self._address()),
+                self._run,
+                self._node,
+                self._port_range(),
+                order.ports,
+            )
+        if isinstance(order, Dial):
+            try:
+                return await dial(order, self._run, self._node, self._limits.refused)
+            finally:
+                self._listeners.measuring = True
+        if isinstance(order, Count):
+            return msgspec.structs.replace(counters.count(self._address()), errors=self._listeners.errors)
+        if isinstance(order, Measure):
+            return await self._measure(order)
+        if isinstance(order, Collect):
+            self._collected = True
+            # Whatever is ordered, torch goes to the master that was named here.
+            order = msgspec.structs.replace(order, master=self._master.host, port=self._master.port)
+            return await collectives.collect(order, python=self._python, environ=self._environ)
+        return Cannot(why="this node was started for netcheck")
+
+    async def _measure(self, order: Measure) -> Measured:
+        peer = self._limits.dialled(order.peer) if order.peer else None
+        began = time.monotonic()
+        try:
+            return await measuring.measure(msgspec.structs.replace(order, peer=peer), self._run, self._node)
+        finally:
+            self._limits.measured_seconds += time.monotonic() - began
+
+    def told(self, snapshot: Snapshot) -> Snapshot:
+        """What it found out concerns all nodes, and node 0 has it."""
+        return snapshot
+
+    def in_vain(self) -> Iterator[str]:
+        """What was asked for here, and node 0 decided otherwise."""
+        if self._quick and self._collected:
+            yield "--quick has no effect here: node 0 runs without it"
+        if self._refused:
+            yield f"node 0 ordered what none of ours does, and it was not done: {self._refused}"
+
+    async def close(self) -> None:
+        """Listens no more."""
+        await self._listeners.close()
+
+    def _port_range(self) -> tuple[int, int]:
+        network = self._snapshot.network
+        found = network.ephemeral_range if isinstance(network, Network) else DEFAULT_RANGE
+        return DEFAULT_RANGE if isinstance(found, Unknown) else found
+
+
+def listening_places(snapshot: Snapshot, address: str) -> dict[str, str]:
+    """Kind to address: "route" is the one by which the node met the hub; "nccl" and "gloo" where they'd take another."""
+    places = {"route": address}
+    nccl = snapshot.nccl
+    if isinstance(nccl, Nccl):
+        for kind, other in (("nccl", nccl.answer_address or nccl.predicted_address), ("gloo", nccl.gloo_address)):
+            # A link-local address means nothing without the name of an interface, which the others may call otherwise.
+            if other and other != address and not (":" in other and as_address(other).is_link_local):
+                places[kind] = other
+    return places

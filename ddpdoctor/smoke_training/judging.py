@@ -1,0 +1,123 @@
+"""What the checks make of a smoke training, before it, after it, and where it failed with a look at the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ddpdoctor.base.findings import FAIL, WARN, Finding, Severity
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Examination, Verdict, examine
+from ddpdoctor.engine.registry import Catalogue, Check, Result, Subject
+from ddpdoctor.facts.smoke import RankEnding, Smoke
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.smoke_training.plan import SmokePlan
+
+FAMILY = "smoke"
+
+Found = tuple[Check, Severity, Finding]
+
+
+def planned_only(plan: SmokePlan) -> Smoke:
+    """The facts of a training that isn't started."""
+    return Smoke(
+        world_size=plan.nproc, backend=plan.backend, chosen=plan.chosen, gpus_passed_over=plan.gpus_passed_over
+    )
+
+
+def checks_of_plans(catalogue: Catalogue) -> list[Check]:
+    """Those that know of a plan, before anything is started, that it can't be run."""
+    return [check for check in catalogue.checks if Subject.TRAINING_PLAN in check.judges]
+
+
+def before(snapshot: Snapshot, plan: SmokePlan, catalogue: Catalogue) -> Examination | None:
+    """What is wrong with the plan itself; None where nothing speaks against trying it."""
+    planned = msgspec.structs.replace(snapshot, smoke=planned_only(plan))
+    one = examine(planned, plan.nproc, checks_of_plans(catalogue))
+    return one if plan.backend == "nccl" and one.verdict is Verdict.FAIL else None
+
+
+def judge(snapshot: Snapshot, facts: Smoke, catalogue: Catalogue) -> Examination:
+    """snapshot: this host's, as far as it was looked at before."""
+    here = sum(rank.host == snapshot.host for rank in facts.ranks) or facts.world_size
+    with_smoke = msgspec.structs.replace(snapshot, smoke=facts)
+    return examine(with_smoke, here, [check for check in catalogue.checks if check.family == FAMILY])
+
+
+def with_host(examination: Examination, host: Snapshot, catalogue: Catalogue) -> Examination:
+    """The same with all that `check` has to say of this host; first what the ranks' words are a sign of."""
+    was = examination.snapshot
+    whole = msgspec.structs.replace(host, smoke=was.smoke, meeting=was.meeting, fleet=was.fleet)
+    everything = examine(whole, examination.plan.nproc, catalogue.checks)
+    said = "\n".join(finding.said for _, _, finding in own_findings(everything))
+    place = {one.slug: number for number, one in enumerate(catalogue.saying(said))}
+    results = sorted(
+        everything.results,
+        key=lambda result: (result.check.family != FAMILY, place.get(result.check.slug, len(place))),
+    )
+    return Examination(whole, examination.plan, tuple(results))
+
+
+def smoke_of(examination: Examination) -> Smoke:
+    """Without any rank where nothing is known of one."""
+    facts = examination.snapshot.smoke
+    return Smoke() if isinstance(facts, Unknown) else facts
+
+
+def own_findings(examination: Examination) -> list[Found]:
+    """What is said of the training itself, worst first."""
+    return [finding for finding in examination.findings if _is_own(finding[0])]
+
+
+def host_findings(examination: Examination) -> list[Found]:
+    """What `check` found on the host that may have to do with it: no mere information."""
+    return [finding for finding in examination.findings if not _is_own(finding[0]) and finding[1] in (FAIL, WARN)]
+
+
+def own_results(examination: Examination) -> Sequence[Result]:
+    return [result for result in examination.results if _is_own(result.check)]
+
+
+def host_results(examination: Examination) -> Sequence[Result]:
+    return [result for result in examination.results if not _is_own(result.check)]
+
+
+def _is_own(check: Check) -> bool:
+    return check.family == FAMILY or Subject.TRAINING_PLAN in check.judges
+
+
+def nothing_ran(facts: Smoke) -> bool:
+    """Not one rank was heard of."""
+    return all(rank.ending is RankEnding.NEVER_CAME for rank in facts.ranks)
+
+
+def trained(facts: Smoke) -> bool:
+    """Every rank came to its end."""
+    return bool(facts.ranks) and not facts.problem and all(rank.ending is RankEnding.FINISHED for rank in facts.ranks)
+
+
+def only_scaling_failed(examination: Examination) -> bool:
+    """The training itself passed."""
+    failed = [check for check, severity, _ in own_findings(examination) if severity is FAIL]
+    only_speed = bool(failed) and all(Subject.TRAINING_SPEED in check.judges for check in failed)
+    return only_speed and trained(smoke_of(examination))
+
+
+def needs_a_look(examination: Examination) -> bool:
+    """Whether something was run and failed, or could not even be run: the host may say why."""
+    return bool(smoke_of(examination).ranks) and verdict_of(examination) in (Verdict.FAIL, Verdict.UNKNOWN)
+
+
+def verdict_of(examination: Examination) -> Verdict:
+    """Of the training: a rank that didn't finish has failed, whether or not a check knows why; what is wrong with the host
+    beside that changes nothing."""
+    facts = smoke_of(examination)
+    severities = {severity for _, severity, _ in own_findings(examination)}
+    if FAIL in severities:
+        return Verdict.FAIL
+    if nothing_ran(facts):
+        return Verdict.UNKNOWN
+    if facts.problem or any(rank.ending is not RankEnding.FINISHED for rank in facts.ranks):
+        return Verdict.FAIL
+    return Verdict.WARN if WARN in severities else Verdict.OK

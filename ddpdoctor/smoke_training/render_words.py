@@ -1,0 +1,317 @@
+"""The words of a smoke training's report: what was trained, how far each rank came, what could not be tested."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ddpdoctor.base.text import listed, one_line, plural, signal_name
+from ddpdoctor.engine.examination import Examination, Verdict
+from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, StageState
+from ddpdoctor.report.summary import summary
+from ddpdoctor.smoke_training.analysis_blame import BlameKind, blame, ended_early, lost_another
+from ddpdoctor.smoke_training.judging import nothing_ran, only_scaling_failed, own_findings, smoke_of, verdict_of
+from ddpdoctor.smoke_training.render_marks import Mark, ranks_text
+from ddpdoctor.smoke_training.wording import message
+
+_TRAINING = "training"
+_MOST_FRAMES = 4
+_LONG_START = 1.0
+"""Seconds."""
+
+
+def headline(examination: Examination) -> str:
+    """The whole in a sentence."""
+    facts = smoke_of(examination)
+    found = own_findings(examination)
+    if verdict_of(examination) is Verdict.UNKNOWN:
+        return f"No verdict, since nothing could be run: {facts.problem or 'no rank was ever heard of'}"
+    if found and verdict_of(examination) in (Verdict.FAIL, Verdict.WARN):
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        return f"{found[0][2].summary}{more}"
+    if verdict_of(examination) is Verdict.FAIL:
+        return _what_failed(facts)
+    return what_was_done(facts)
+
+
+def what_was_done(facts: Smoke) -> str:
+    """ "4 ranks on 2 hosts trained over gloo on CPU in 9.3 s; 16 stages passed, 4 could not be tested here"."""
+    done, idle = len(passed(facts)), len(_untested_names(facts))
+    rest = f", {idle} could not be tested here" if idle else ""
+    return f"{_who_did_what(facts)} in {facts.seconds:.1f} s; {plural(done, 'stage')} passed{rest}"
+
+
+def _who_did_what(facts: Smoke) -> str:
+    hosts = f" on {facts.nnodes} hosts" if facts.nnodes > 1 else ""
+    did = "trained" if _TRAINING in passed(facts) else "met"
+    return f"{plural(facts.world_size, 'rank')}{hosts} {did} over {facts.backend} on {device_word(facts)}"
+
+
+def device_word(facts: Smoke) -> str:
+    """ "CPU", "GPU", and the GPU's name where all ranks have the same."""
+    if facts.backend != "nccl":
+        return "CPU"
+    names = {rank.device.partition(", ")[2] for rank in facts.ranks}
+    name = names.pop() if len(names) == 1 else ""
+    return f"GPU ({name})" if name else "GPU"
+
+
+def _what_failed(facts: Smoke) -> str:
+    """Where no check says more."""
+    for name in facts.stages:
+        fates = fates_at(facts, name, culprits(facts))
+        if fates:
+            return f"{name}: {fates}"
+    return facts.problem or "not every rank came to its end"
+
+
+def head(examination: Examination) -> list[tuple[str, str]]:
+    """(label, text): where, in which Python, how many ranks and why."""
+    facts = smoke_of(examination)
+    told = dict(summary(examination))
+    target_python = told.get("python", "") or facts.python
+    if facts.torch and "torch" not in target_python:
+        target_python = f"{target_python.removesuffix(')')}, torch {facts.torch}" + (
+            ")" if target_python.endswith(")") else ""
+        )
+    rows = [
+        ("host", told.get("host", "") or examination.snapshot.host),
+        ("python", target_python),
+        ("GPUs", told.get("GPUs", "")),
+        ("plan", facts.chosen),
+        ("engine", engine_text(facts)),
+        ("files", facts.folder),
+    ]
+    return [(label, one_line(text)) for label, text in rows if text]
+
+
+def engine_text(facts: Smoke) -> str:
+    """What started the ranks, how long it took and a stage may take."""
+    if not facts.ranks:
+        return ""
+    began = _began_after(facts)
+    first = f", {began:.1f} s of it until torch was imported and the ranks began" if began >= _LONG_START else ""
+    took = f"; {facts.seconds:.1f} s in all{first}" if facts.seconds else ""
+    return f"{facts.engine}{took}{_limits(facts)}"
+
+
+def _limits(facts: Smoke) -> str:
+    """ "; a stage may take 30 s, import and rendezvous 90 s"."""
+    if not facts.deadline:
+        return ""
+    others = [stage for stage in facts.stages if facts.seconds_for(stage) != facts.deadline]
+    more = f", {listed(others)} {facts.import_seconds:g} s" if others else ""
+    return f"; a stage may take {facts.deadline:g} s{more}"
+
+
+def _began_after(facts: Smoke) -> float:
+    """Seconds until the first rank began its first stage."""
+    began = [
+        rank.ended_after - sum(stage.seconds for stage in rank.stages)
+        for rank in facts.ranks
+        if rank.ending is not RankEnding.NEVER_CAME
+    ]
+    return min((one for one in began if 0 < one < facts.seconds), default=0.0)
+
+
+# --- how far each rank came -------------------------------------------------------------------------------------------------
+
+
+def culprits(facts: Smoke) -> frozenset[int]:
+    """The ranks whose fault it was, as far as that can be told: all that failed alike, none where all wait alike."""
+    found = blame(facts.ranks)
+    if found is None or ended_early(facts) or found.kind is BlameKind.TOGETHER:
+        return frozenset()
+    return frozenset(culprit.rank for culprit in found.culprits)
+
+
+def marks(facts: Smoke, blamed: Collection[int]) -> dict[int, dict[str, Mark]]:
+    """Rank to stage to how it went. blamed: ranks that a finding names."""
+    return {rank.rank: {stage.name: _mark(rank, stage.state, blamed) for stage in rank.stages} for rank in facts.ranks}
+
+
+_MARKS = {StageState.PASSED: Mark.PASSED, StageState.NOT_RUN: Mark.NOT_RUN, StageState.NOT_TESTED: Mark.NOT_TESTED}
+
+
+def _mark(one: RankRun, state: StageState, blamed: Collection[int]) -> Mark:
+    if state in _MARKS:
+        return _MARKS[state]
+    return Mark.FAILED if one.rank in blamed else Mark.WAITED
+
+
+def shown_stages(facts: Smoke) -> list[str]:
+    """Those that a rank at least began, in their order."""
+    begun = {
+        stage.name
+        for rank in facts.ranks
+        for stage in rank.stages
+        if stage.state in (StageState.PASSED, StageState.FAILED, StageState.HUNG)
+    }
+    return [name for name in facts.stages if name in begun]
+
+
+def not_run(facts: Smoke) -> list[str]:
+    """Stages that no rank came to."""
+    shown, idle = shown_stages(facts), _untested_names(facts)
+    return [name for name in facts.stages if name not in shown and name not in idle]
+
+
+def passed(facts: Smoke) -> list[str]:
+    """Stages that every rank passed."""
+    states = _states(facts)
+    return [name for name in facts.stages if states.get(name) == {StageState.PASSED}]
+
+
+def _states(facts: Smoke) -> dict[str, set[StageState]]:
+    found: dict[str, set[StageState]] = {}
+    for rank in facts.ranks:
+        for stage in rank.stages:
+            found.setdefault(stage.name, set()).add(stage.state)
+    return found
+
+
+def not_tested(facts: Smoke) -> dict[str, list[str]]:
+    """Why stages can't be run here, to their names; where only some ranks say so, which."""
+    who: dict[tuple[str, str], list[int]] = {}
+    for rank in facts.ranks:
+        for stage in rank.stages:
+            if stage.state is StageState.NOT_TESTED:
+                who.setdefault((stage.words or "no reason was given", stage.name), []).append(rank.rank)
+    reasons: dict[str, list[str]] = {}
+    for (reason, name), ranks in who.items():
+        where = "" if len(ranks) == len(facts.ranks) else f" ({ranks_text(ranks)})"
+        names = reasons.setdefault(one_line(reason), [])
+        names.append(one_line(name) + where)
+    return reasons
+
+
+def _untested_names(facts: Smoke) -> list[str]:
+    states = _states(facts)
+    return [
+        name
+        for name in facts.stages
+        if StageState.NOT_TESTED in states.get(name, set()) and name not in shown_stages(facts)
+    ]
+
+
+def slowest(facts: Smoke, name: str) -> str:
+    """What the stage took on the slowest rank: "3.42 s"."""
+    seconds = [stage.seconds for rank in facts.ranks for stage in rank.stages if stage.name == name]
+    return f"{max(seconds, default=0.0):.2f} s"
+
+
+def note(facts: Smoke, name: str, blamed: Collection[int]) -> str:
+    """What is to be said of a stage: who failed in it, else what all ranks say of it."""
+    fates = fates_at(facts, name, blamed)
+    if fates:
+        return fates
+    words = {
+        stage.words
+        for rank in facts.ranks
+        for stage in rank.stages
+        if stage.name == name and stage.state is StageState.PASSED
+    }
+    return one_line(words.pop()) if len(words) == 1 else ""
+
+
+def fates_at(facts: Smoke, name: str, blamed: Collection[int]) -> str:
+    """ "rank 1 raised; ranks 0,2-3 were still in it"; "" where all passed that stage."""
+    fates: dict[str, list[int]] = {}
+    later: dict[str, list[int]] = {}
+    for rank in facts.ranks:
+        for stage in rank.stages:
+            if stage.name == name and stage.state in (StageState.FAILED, StageState.HUNG):
+                first = _mark(rank, stage.state, blamed) is Mark.FAILED
+                (fates if first else later).setdefault(_fate(rank, blamed=first), []).append(rank.rank)
+    return "; ".join(f"{ranks_text(ranks)} {fate}" for fate, ranks in _both(fates, later))
+
+
+def _both(first: Mapping[str, list[int]], then: Mapping[str, list[int]]) -> list[tuple[str, list[int]]]:
+    return [*first.items(), *then.items()]
+
+
+def _fate(one: RankRun, *, blamed: bool) -> str:
+    """What became of it. blamed: it is one of those whose fault it was."""
+    if one.ending is RankEnding.KILLED:
+        return f"was killed by {signal_name(one.exit_code or 0)}"
+    if one.ending is RankEnding.EXITED:
+        return f"exited with code {one.exit_code}"
+    if one.ending is RankEnding.HUNG:
+        return "hung" if blamed else "waited till the time was up"
+    if one.ending is RankEnding.ENDED:
+        if one.last is None:
+            return "was ended"
+        return "was ended in it" if blamed else "waited"
+    if one.ending is RankEnding.WRONG:
+        return "had a wrong result" if blamed else "noticed"
+    return "lost another rank" if lost_another(one) else "raised"
+
+
+# --- each rank --------------------------------------------------------------------------------------------------------------
+
+
+def ending_text(one: RankRun, blamed: Collection[int]) -> str:
+    """ "raised in all_reduce after 3.1 s"."""
+    if one.ending is RankEnding.NEVER_CAME:
+        return "was never heard of"
+    if one.ending is RankEnding.FINISHED:
+        return f"finished after {one.ended_after:.1f} s"
+    where = f" in {one_line(one.last.name)}" if one.last else " before its first stage"
+    return f"{_fate(one, blamed=one.rank in blamed)}{where} after {one.ended_after:.1f} s"
+
+
+def accounts(facts: Smoke, blamed: Collection[int]) -> list[tuple[str, tuple[str, ...]]]:
+    """(ranks, lines): what those say that didn't finish, where several say the same once; those that are to blame first."""
+    said: dict[tuple[str, ...], list[RankRun]] = {}
+    for rank in facts.ranks:
+        if rank.ending is not RankEnding.FINISHED:
+            said.setdefault(_account(rank, blamed=rank.rank in blamed), []).append(rank)
+    in_order = sorted(said.items(), key=lambda item: not any(rank_run.rank in blamed for rank_run in item[1]))
+    return [(ranks_text([rank.rank for rank in ranks]), lines) for lines, ranks in in_order if lines]
+
+
+def _account(one: RankRun, *, blamed: bool) -> tuple[str, ...]:
+    if one.ending is RankEnding.NEVER_CAME:
+        return ("was never heard of",)
+    where = f"in {one.last.name}" if one.last else "before its first stage"
+    lines = [
+        f"{_fate(one, blamed=blamed)} {where}: {message(one.words)}".rstrip(": "),
+        f"at: {one.step}" if one.step else "",
+        f"the last line that it printed: {one.last_line}" if one.last_line else "",
+        f"{one.process_state}" if one.process_state else "",
+        *(f"in {frame}" for frame in one.stack[:_MOST_FRAMES]),
+    ]
+    return tuple(one_line(line) for line in lines if line)
+
+
+# --- the last line ----------------------------------------------------------------------------------------------------------
+
+
+def counts(facts: Smoke) -> str:
+    """ "6 stages passed, 1 failed, 9 were not run, 4 could not be tested here."."""
+    if nothing_ran(facts):
+        return ""
+    done, missed, idle = len(passed(facts)), len(not_run(facts)), len(_untested_names(facts))
+    failed = len(facts.stages) - done - missed - idle
+    parts = [f"{plural(done, 'stage')} passed"]
+    parts += [f"{failed} failed"] if failed else []
+    parts += [f"{missed} {'was' if missed == 1 else 'were'} not run"] if missed else []
+    parts += [f"{idle} could not be tested here"] if idle else []
+    return ", ".join(parts) + "."
+
+
+def outcome(examination: Examination) -> str:
+    """The verdict in words."""
+    verdict, facts = verdict_of(examination), smoke_of(examination)
+    if verdict is Verdict.UNKNOWN:
+        return "No verdict: nothing could be run"
+    if verdict is Verdict.FAIL and not facts.ranks:
+        return "Nothing was started"
+    if only_scaling_failed(examination):
+        return "The training passed, but not at every number of ranks"
+    if verdict is Verdict.FAIL:
+        return "No rank could be started" if nothing_ran(facts) else "The training did not pass"
+    return f"{_who_did_what(facts)}" + (", with a warning" if verdict is Verdict.WARN else "")
+
+
+def not_run_text(names: Sequence[str]) -> str:
+    return listed(map(one_line, names), 30)

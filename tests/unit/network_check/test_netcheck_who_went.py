@@ -1,0 +1,171 @@
+"""What is said where a node, or node 0, goes before the verdict: of whom, why, and nothing that isn't known."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+
+import msgspec
+import pytest
+
+from ddpdoctor.base.findings import Evidence, Finding
+from ddpdoctor.base.signals import SIGNALS, StoppedBySignal, stop_on_signals
+from ddpdoctor.checks.catalogue import find_check
+from ddpdoctor.engine.examination import Examination, Verdict
+from ddpdoctor.engine.registry import Result, diagnose
+from ddpdoctor.facts.fleet import Fleet, Link, Passed
+from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.network_check.admission_errors import ENDED_BY_FAULT
+from ddpdoctor.network_check.judging import judged_phases
+from ddpdoctor.network_check.link_figures import troubles
+from ddpdoctor.network_check.messages import Part
+from ddpdoctor.network_check.render_terminal import show_alone, show_part
+from ddpdoctor.network_check.render_words import part_lines
+from ddpdoctor.network_check.run import _until_stopped
+from ddpdoctor.report.terminal import make_console
+from tests.support.fleets import examined, make_fleet
+from tests.support.hub_company import agents, client, finish, hub, run
+
+MEETING = Meeting(master="n0", port=29500, nnodes=3, node_rank=0, joined=True)
+CTRL_C = "lost during links: stopped by its user: Ctrl-C"
+CUT = "lost during links: the connection was closed"
+
+
+def lost(*words: str) -> Fleet:
+    """Node 0, and one that was lost in each of these ways."""
+    fleet = make_fleet(1 + len(words))
+    nodes = (msgspec.structs.replace(one, lost=why) for one, why in zip(fleet.nodes, ("", *words), strict=True))
+    return msgspec.structs.replace(fleet, nodes=tuple(nodes))
+
+
+def finding(fleet: Fleet, meeting: Meeting = MEETING) -> Finding:
+    (result,) = diagnose(Snapshot(fleet=fleet, meeting=meeting), Plan(1, ""), [find_check("rdzv-missing-node")])
+    (one,) = result.findings
+    return one
+
+
+@pytest.mark.parametrize("by", ["its user: Ctrl-C", "SIGTERM"])
+def test_of_a_node_that_somebody_stopped_nothing_else_is_suspected(by: str) -> None:
+    one = finding(lost(f"lost during links: stopped by {by}"))
+    assert one.cause == f"netcheck was stopped by {by} on n1; nothing is known to be wrong there."
+    assert [fix.commands for fix in one.fixes] == [("ddpdoctor netcheck --master-addr n0 --nnodes 2 --node-rank 1",)]
+
+
+def test_whoever_nobody_stopped_comes_first() -> None:
+    one = finding(lost(CTRL_C, CUT))
+    assert one.summary.startswith("n2 (and 1 other) was lost during links: the connection")
+    assert one.fixes[0].commands == ("sudo dmesg -T | tail -50",)
+
+
+def test_a_lost_node_fails_the_phase_in_which_it_was_lost() -> None:
+    fleet = lost(CTRL_C)
+    examinations = examined(2)
+    results = (Result(find_check("rdzv-missing-node"), (finding(fleet),)),)
+    examinations[0] = msgspec.structs.replace(examinations[0], results=results)
+    failed = [(one.name, one.reason) for one in judged_phases(fleet, examinations) if one.passed is Passed.FAIL]
+    assert failed == [("links", "lost: n1")]
+
+
+def test_a_node_that_never_came_still_fails_the_meeting() -> None:
+    examinations = examined(2)
+    results = (Result(find_check("rdzv-missing-node"), (Finding("n1 didn't come", evidence=(Evidence("x", "y"),)),)),)
+    examinations[0] = msgspec.structs.replace(examinations[0], results=results)
+    failed = [one.name for one in judged_phases(make_fleet(2), examinations) if one.passed is Passed.FAIL]
+    assert failed == ["join"]
+
+
+@pytest.mark.parametrize(("fleet", "count"), [(lost(CTRL_C), 0), (make_fleet(2), 1)])
+def test_that_a_lost_node_could_not_be_measured_is_no_link_s_fault(fleet: Fleet, count: int) -> None:
+    links = (Link(a=0, b=1, round_trip=0.0, error="Connection refused"),)
+    assert len(troubles(msgspec.structs.replace(fleet, links=links))) == count
+
+
+def test_where_node_0_ends_with_a_reason_the_others_say_it() -> None:
+    words = f"node 0 says: {ENDED_BY_FAULT}n0 listens at 10.9.0.1 port 29500 and can't reach it itself"
+    one = finding(Fleet(), msgspec.structs.replace(MEETING, node_rank=1, left_behind=words))
+    assert one.summary == "Node 0 ended without a verdict: n0 listens at 10.9.0.1 port 29500 and can't reach it itself"
+    assert "cut" not in one.cause
+    assert one.fixes[0].text.startswith("Node 0 prints the fix")
+    assert one.fixes[0].commands == ("ddpdoctor netcheck --master-addr n0 --nnodes 3 --node-rank 1",)
+
+
+def alone(meeting: Meeting, problems: tuple[str, ...] = ()) -> str:
+    file = io.StringIO()
+    show_alone(make_console(file, 80), examination=examined(1)[0], meeting=meeting, problems=problems, no_verdict=True)
+    return file.getvalue()
+
+
+def test_whoever_asked_node_0_did_not_look_at_one_side_only() -> None:
+    apart = msgspec.structs.replace(MEETING, joined=False)
+    only = "Only this side was looked at"
+    assert only not in alone(MEETING, ("the connection was closed by node 0",))
+    assert only not in alone(apart, ("node 0 says: node rank 0 is taken",))
+    assert only in alone(apart, ("what listens there doesn't know this job's token",))
+
+
+def in_few_words(lines: tuple[str, ...], examination: Examination) -> list[str]:
+    file = io.StringIO()
+    given = Part(results=(), verdict=Verdict.FAIL, exit_code=1, lines=lines)
+    show_part(make_console(file, 80), given, examination=examination, quiet=True)
+    return file.getvalue().splitlines()
+
+
+def test_in_few_words_every_node_names_what_was_found_on_the_others() -> None:
+    examinations = examined(3, {1: [Finding("n1 drops inbound TCP")]})
+    lines = (*part_lines(make_fleet(3), examinations), "The phase 'reach' failed, and no check knows why")
+    last = "FAIL  is the verdict on all nodes; node 0 prints the whole."
+    assert in_few_words(lines, examinations[2]) == ["FAIL  broken: n1 drops inbound TCP", lines[-1], last]
+    # On n1 itself it is said once.
+    assert in_few_words(lines, examinations[1]) == ["FAIL  broken: n1 drops inbound TCP", lines[-1], last]
+
+
+def test_a_node_that_was_refused_is_no_stranger() -> None:
+    async def go() -> None:
+        async with hub() as one, agents(one, 1) as tasks:
+            async with client(one.port, "127.0.0.9", greeted=False):
+                pass
+            async with client(one.port, "127.0.0.9") as double:
+                double.hello(node_rank=0)
+                await double.ended()
+            async with client(one.port, "127.0.0.8", greeted=False):
+                pass
+            while not any(stranger.startswith("127.0.0.8") for stranger in one.strangers):
+                await asyncio.sleep(0.01)
+            assert [other.address for other in one.doubles] == ["127.0.0.9"]
+            assert len(one.strangers) == 1
+            await one.gather(5)
+            await finish(one, *tasks)
+
+    run(go())
+
+
+@pytest.mark.parametrize(
+    ("number", "by"), [(signal.SIGINT, "its user: Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
+)
+@pytest.mark.parametrize("in_touch", [True, False])
+def test_whoever_is_stopped_says_what_is_known(number: signal.Signals, by: str, in_touch: bool) -> None:
+    heard: list[object] = []
+
+    async def work() -> None:
+        os.kill(os.getpid(), number)
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError as error:
+            heard.extend(error.args)
+            raise
+
+    before = {one: signal.getsignal(one) for one in SIGNALS}
+    stop_on_signals()
+    try:
+        with pytest.raises(StoppedBySignal) as stopped:
+            asyncio.run(_until_stopped(work(), lambda: in_touch))  # type: ignore[arg-type]
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert (stopped.value.code, heard) == (128 + number, [by])
+    told = "; if the test was still going on, the other nodes were told" if in_touch else ""
+    assert stopped.value.text == f"Stopped. There is no verdict here{told}."

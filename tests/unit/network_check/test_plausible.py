@@ -1,0 +1,272 @@
+"""What a hostile node says of itself never ends up bare in a command that somebody copies."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+import pytest
+
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.sanitize_facts import FIELDS, is_address, is_host, plausible
+from ddpdoctor.engine.snapshots import decode_snapshot, encode_snapshot
+from ddpdoctor.facts.fleet import Cell, Fleet, Link, Reach, TriedCollective
+from ddpdoctor.facts.packages import Package, Packages
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.network_check.judging import judge, with_fleet
+from ddpdoctor.network_check.manifests import FAMILIES, node_of
+from tests.support.fixture_hosts import (
+    HOSTS,
+    fixture_snapshot,
+    healthy_facts,
+    healthy_names,
+    lay_over,
+    read_fixture,
+    to_snapshot,
+)
+
+HOSTILE = "$(touch x);\n\x1b[2J"
+LEFT = "$(touch x);"
+TAGS = {"type", "ddpdoctor_snapshot", "role"}
+"""Of the format itself: with another word there it says something else."""
+
+
+@cache
+def fixtures() -> dict[str, Snapshot]:
+    """Every sick host and near miss of the checks that netcheck judges by."""
+    from ddpdoctor.checks.catalogue import all_checks
+
+    slugs = {one.slug for one in all_checks() if one.family in FAMILIES}
+    found = {f"{path.parent.name}/{path.stem}": path for path in HOSTS.glob("*/*.json") if path.parent.name in slugs}
+    return {name: fixture_snapshot(read_fixture(path)) for name, path in sorted(found.items())}
+
+
+def poisoned(value: Any, keep: frozenset[str] = frozenset()) -> Any:
+    """The same facts with something for a shell behind every string."""
+    if isinstance(value, str):
+        return f"{value}{HOSTILE}"
+    if isinstance(value, list):
+        return [poisoned(one, keep) for one in value]
+    if isinstance(value, dict):
+        return {name: one if name in TAGS | keep else poisoned(one, keep) for name, one in value.items()}
+    return value
+
+
+def commands(examinations: list[Examination]) -> Iterator[str]:
+    for one in examinations:
+        for _, _, finding in one.findings:
+            yield from (command for fix in finding.fixes for command in fix.commands)
+
+
+def bare(command: str) -> bool:
+    """Whether a shell would do something else with it than hand the hostile text to a program as it is."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    plain, quote, escaped = [], "", False
+    for letter in command:
+        if escaped:
+            escaped = False
+        elif letter == "\\" and quote != "'":
+            escaped = True
+        elif quote:
+            # Within double quotes a shell goes on to carry out $(...).
+            plain.append(letter if quote == '"' else " ")
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        else:
+            plain.append(letter)
+    return bool(quote) or "touch" in "".join(plain)
+
+
+def test_the_test_itself_sees_what_is_bare() -> None:
+    for command in ("ip link show $(touch x)", 'echo "$(touch x)"', "echo 'a' b$(touch x)", "a 'touch", "x; touch y"):
+        assert bare(command)
+    for command in ("echo 'a $(touch x)'", shlex.quote(HOSTILE), f"echo {shlex.quote(HOSTILE)} | tee y"):
+        assert not bare(command)
+
+
+def with_company(snapshot: Snapshot, host: str) -> list[Snapshot]:
+    """The node in a fleet of three in which all goes wrong, as node 0 judges them."""
+    there = [snapshot, to_snapshot(healthy_facts("h100x8-slurm")), to_snapshot(healthy_facts("cpu-laptop"))]
+    names = [host, "n2", "n3"]
+    nodes = tuple(
+        node_of(one, rank=rank, host=names[rank], address=f"10.0.0.1{rank}", offset=9.0, error=0.001)
+        for rank, one in enumerate(there)
+    )
+    addresses = ("10.0.0.10", "10.0.0.11", "10.0.0.12")
+    for cell in (Cell.SILENT, Cell.STALLED):
+        for collective in (False, True):
+            fleet = Fleet(
+                nodes=nodes,
+                expected=3,
+                reach=(
+                    Reach(
+                        kind="route", addresses=addresses, ports=(4, 4, 4), rows=(f"-{cell.value * 2}", ".-.", "..-")
+                    ),
+                    Reach(kind="nccl", addresses=addresses, ports=(4, 4, 4), rows=(f"-{cell.value * 2}", "x-.", "x.-")),
+                ),
+                links=(
+                    Link(a=0, b=1, round_trip=0.5, forth=1.0, back=1.0, resent=0.5),
+                    Link(a=0, b=2, round_trip=0.5, forth=1.0, back=1.0, resent=0.5),
+                    Link(a=1, b=2, round_trip=0.0001, forth=9000.0, back=9000.0),
+                ),
+                collectives=tuple(
+                    TriedCollective(node=rank, backend="gloo", stage="group", ok=False, words=f"connect {HOSTILE}")
+                    for rank in range(3)
+                )
+                if collective
+                else (),
+            )
+            yield from (with_fleet(one, fleet, rank) for rank, one in enumerate(there))  # type: ignore[misc]
+
+
+def all_commands(snapshot: Snapshot, host: str = "n1") -> list[str]:
+    return [
+        *commands(judge([snapshot], catalogue())),
+        *commands(judge(list(with_company(snapshot, host)), catalogue())),
+    ]
+
+
+@pytest.mark.parametrize("name", healthy_names())
+def test_real_facts_are_plausible(name: str) -> None:
+    snapshot = to_snapshot(healthy_facts(name))
+    assert plausible(snapshot) == snapshot
+
+
+def test_all_hosts_are_plausible() -> None:
+    paths = [path for path in HOSTS.glob("*/*.json") if path.parent.name != "healthy"]
+    assert len(paths) > 1000
+    for path in paths:
+        snapshot = fixture_snapshot(read_fixture(path))
+        assert plausible(snapshot) == snapshot, path
+
+
+@pytest.mark.parametrize("name", healthy_names())
+def test_nothing_of_a_hostile_node_is_bare_in_a_command(name: str) -> None:
+    snapshot = to_snapshot(poisoned(healthy_facts(name)))
+    assert not any("touch" in one for one in all_commands(plausible(snapshot)) if bare(one))
+
+
+def test_a_hostile_word_takes_its_group_along_and_says_why() -> None:
+    snapshot = to_snapshot(
+        lay_over(healthy_facts("h100x8-slurm"), {"network": {"interfaces": {"0": {"name": f"eth0{LEFT}"}}}})
+    )
+    found = plausible(snapshot)
+    assert isinstance(found.network, Unknown)
+    assert found.network.reason == ("the snapshot's facts were not taken: 'eth0$(touch x);' is not an interface's name")
+    assert found.nccl == snapshot.nccl
+
+
+def test_an_odd_package_is_left_out_alone() -> None:
+    packages = Packages(
+        installed=(Package(name="torch", version="2.9.1"), Package(name="--index-url=http://x", version="1"))
+    )
+    found = plausible(Snapshot(packages=packages)).packages
+    assert found == Packages(installed=(Package(name="torch", version="2.9.1"),))
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all strings."""
+    if isinstance(value, str):
+        yield path
+    elif isinstance(value, list):
+        for index, one in enumerate(value):
+            yield from leaves(one, (*path, index))
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            if name not in TAGS:
+                yield from leaves(one, (*path, name))
+
+
+def replaced(value: Any, path: tuple[Any, ...]) -> Any:
+    if not path:
+        return f"{value}{HOSTILE}"
+    changed = list(value) if isinstance(value, list) else dict(value)
+    changed[path[0]] = replaced(value[path[0]], path[1:])
+    return changed
+
+
+SICK = (
+    "hostname-resolves-loopback",
+    "nccl-wrong-interface",
+    "gloo-wrong-interface",
+    "local-firewall",
+    "port-in-use",
+    "rdzv-hostname-not-self",
+    "ib-link-error",
+    "roce-gid-index",
+    "nccl-ifname-not-found",
+    "ipv6-mismatch",
+    "master-addr-unreachable",
+    "port-squatted",
+    "launcher-conflict",
+)
+
+
+@pytest.mark.parametrize("slug", SICK)
+def test_no_single_hostile_word_gets_into_a_command(slug: str) -> None:
+    """One word at a time, so that all else still leads to the finding and its commands."""
+    tried = 0
+    for path in sorted((HOSTS / slug).glob("sick-*.json")):
+        facts = msgspec.to_builtins(fixture_snapshot(read_fixture(path)))
+        groups = ("network", "nccl", "firewall", "rdma", "patient", "environment", "meeting")
+        for leaf in leaves({name: facts[name] for name in groups if name in facts}):
+            tried += 1
+            snapshot = to_snapshot(replaced(facts, leaf))
+            for found in (plausible(snapshot), snapshot):
+                for command in commands(judge([found], catalogue())):
+                    assert not bare(command), (path.name, leaf, command)
+    assert tried > 20
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1", "10.0.0.1/24", "fe80::1%eth0", "fe80::1%eth0/64", "::1", "fd00::/8"])
+def test_addresses(text: str) -> None:
+    assert is_address(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10.0.0", "10.0.0.1/x", "10.0.0.1/33", "fe80::1%$(x)", "fe80::1%", "10.0.0.1 x", "n1", "1.2.3.4/٣"]
+)
+def test_no_addresses(text: str) -> None:
+    assert not is_address(text)
+
+
+def test_hosts() -> None:
+    assert all(map(is_host, ("n1", "node-01.example.org", "gpu_7", "1e7b4c0d2f5a")))
+    assert not any(map(is_host, ("", "-x", "a b", "a;b", "$(x)", "a\n", "ünï", "a\u202eb", "x" * 300)))
+
+
+def structs_of(hint: Any) -> Iterator[type[msgspec.Struct]]:
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        yield hint
+    for part in get_args(hint):
+        yield from structs_of(part)
+
+
+def test_what_is_declared_exists() -> None:
+    """A field that isn't declared must be plain words; one that is misspelt would be so unnoticed."""
+    found: dict[type[msgspec.Struct], set[str]] = {}
+    waiting: list[type[msgspec.Struct]] = [Snapshot]
+    while waiting:
+        struct = waiting.pop()
+        if struct not in found:
+            found[struct] = set(struct.__struct_fields__)
+            hints = get_type_hints(struct)
+            waiting += [inner for name in struct.__struct_fields__ for inner in structs_of(hints[name])]
+    for struct, fields in FIELDS.items():
+        assert struct in found, struct
+        assert fields.keys() <= found[struct], struct
+
+
+def test_a_field_that_nobody_declared_is_plain_words() -> None:
+    snapshot = to_snapshot(lay_over(healthy_facts("h100x8-slurm"), {"gpus": {"devices": {"0": {"uuid": LEFT}}}}))
+    found = decode_snapshot(encode_snapshot(snapshot), "x")
+    assert found.gpus == Unknown("the snapshot's facts were not taken: '$(touch x);' is not plain words")
+    assert found.driver == snapshot.driver
