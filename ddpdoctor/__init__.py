@@ -1,6 +1,7 @@
 """ddpdoctor, the doctor for PyTorch multi-GPU and multi-node training.
 
-What its commands do, a program can call: `ddpdoctor.check()`, `jobs()`, `diagnose_log()`, `fix_checkpoint()`. Nothing is loaded
+What its commands do, a program can call: `ddpdoctor.check()`, `netcheck()`, `smoke()`, `jobs()`, `diagnose_log()`,
+`fix_checkpoint()`. Nothing is loaded
 before it is asked for, and torch never.
 """
 

@@ -16,13 +16,21 @@ if TYPE_CHECKING:
     from ddpdoctor.api.checkpoint_fixing import FixingObserver as FixingObserver
     from ddpdoctor.api.checkpoint_fixing import fix_checkpoint as fix_checkpoint
     from ddpdoctor.api.errors import NoVerdictError as NoVerdictError
+    from ddpdoctor.api.errors import SpokenForError as SpokenForError
+    from ddpdoctor.api.errors import UnsafeError as UnsafeError
     from ddpdoctor.api.errors import UsageError as UsageError
     from ddpdoctor.api.log_diagnosis import LogResult as LogResult
     from ddpdoctor.api.log_diagnosis import diagnose_log as diagnose_log
+    from ddpdoctor.api.network_checking import NetcheckResult as NetcheckResult
+    from ddpdoctor.api.network_checking import netcheck as netcheck
     from ddpdoctor.api.results import CommandResult as CommandResult
     from ddpdoctor.api.running_jobs import HangResult as HangResult
     from ddpdoctor.api.running_jobs import JobsResult as JobsResult
     from ddpdoctor.api.running_jobs import jobs as jobs
+    from ddpdoctor.api.training import JointSmokeResult as JointSmokeResult
+    from ddpdoctor.api.training import SmokeObserver as SmokeObserver
+    from ddpdoctor.api.training import SmokeResult as SmokeResult
+    from ddpdoctor.api.training import smoke as smoke
 
 MODULES: Final = {
     "CheckResult": "checking",
@@ -31,13 +39,21 @@ MODULES: Final = {
     "FixingObserver": "checkpoint_fixing",
     "HangResult": "running_jobs",
     "JobsResult": "running_jobs",
+    "JointSmokeResult": "training",
     "LogResult": "log_diagnosis",
+    "NetcheckResult": "network_checking",
     "NoVerdictError": "errors",
+    "SmokeObserver": "training",
+    "SmokeResult": "training",
+    "SpokenForError": "errors",
+    "UnsafeError": "errors",
     "UsageError": "errors",
     "check": "checking",
     "diagnose_log": "log_diagnosis",
     "fix_checkpoint": "checkpoint_fixing",
     "jobs": "running_jobs",
+    "netcheck": "network_checking",
+    "smoke": "training",
 }
 """A name to the module that has it: loaded once it is asked for, since each command's start-up counts."""
 

@@ -37,6 +37,14 @@ class NoVerdictError(Exception):
         return replace(build_report(self.command, [], self.problems), host=self.host)
 
 
+class SpokenForError(NoVerdictError):
+    """Another rank of this host speaks for it: this one was started beside it by a launcher."""
+
+
+class UnsafeError(Exception):
+    """Root would run what another user could have put there; nothing was run."""
+
+
 def refuse_empty(**arguments: str | Sequence[str] | None) -> None:
     """Refuse what is empty: mostly a variable that isn't set.
 

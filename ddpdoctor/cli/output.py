@@ -50,14 +50,23 @@ def refusals(*, as_json: bool) -> Iterator[None]:
 
     Raises:
         typer.BadParameter: the options can't be meant so.
-        typer.Exit: there was nothing to judge.
+        typer.Exit: there was nothing to judge, or nothing may be run.
     """
-    from ddpdoctor.api.errors import NoVerdictError, UsageError
+    from ddpdoctor.api.errors import NoVerdictError, SpokenForError, UnsafeError, UsageError
 
     try:
         yield
     except UsageError as error:
         raise typer.BadParameter(str(error)) from error
+    except SpokenForError as error:
+        # No failure: a launcher would end the others for it.
+        typer.echo(str(error), err=True)
+        raise typer.Exit(0) from error
+    except UnsafeError as error:
+        from ddpdoctor.base.error_lines import complain
+
+        complain(str(error))
+        raise typer.Exit(2) from error
     except NoVerdictError as error:
         from ddpdoctor.base.error_lines import complain
         from ddpdoctor.base.text import one_line

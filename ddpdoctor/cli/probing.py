@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ddpdoctor.base.error_lines import complain
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.run_as import OPTION, NotRunError, code_of, identity_for, sudo
-from ddpdoctor.probes.session import say_as_whom, start_probes
-from ddpdoctor.probes.target_python.asking import ask
-
-if TYPE_CHECKING:
-    pass
-
-
-IS_IT_PYTHON_SECONDS = 1.5
+from ddpdoctor.probes.session import start_probes
 
 PythonOption = Annotated[
     str | None,
@@ -39,40 +28,6 @@ CheckpointOption = Annotated[
         help="Look into this checkpoint, too; it is read as data and never run. A file or a folder. Repeatable.",
     ),
 ]
-
-
-def refuse_others_python(path: str, chosen_by: str) -> None:
-    """For commands that train: where root would run another user's Python. As that user, the command does.
-
-    Raises:
-        typer.Exit: with the command to run instead.
-    """
-    try:
-        identity = identity_for(code_of(path))
-        # Neither sudo nor a login keeps the setting that led there.
-        named = () if chosen_by == "--python" else ("--python", path)
-        again = shlex.join(["ddpdoctor", *sys.argv[1:], *named])
-        words = (
-            ""
-            if identity is None
-            else f"it, or what it loads, belongs to {identity.name}. Run it as {identity.name}:\n  {sudo(identity)} {again}\n"
-            f"Or, if nobody else uses this host, as in many containers:\n  {shlex.join(['ddpdoctor', OPTION, *sys.argv[1:]])}"
-        )
-    except NotRunError as error:
-        words = str(error)
-    if words:
-        complain(f"Root does not train with {path} ({chosen_by} led there): {words}")
-        raise typer.Exit(2)
-    say_as_whom(path, chosen_by)
-
-
-def refuse_what_is_no_python(python: str, path: str) -> None:
-    """Where --python names something else. One that is slow, on a loaded host or a hung file system, is let pass: what it
-    is, the test itself will say, and nobody is to wait for that here."""
-    answer = ask(Context(path), "interpreter", IS_IT_PYTHON_SECONDS)
-    if answer.state not in ("ok", "hangs"):
-        no_python = "it is no Python: " if answer.state == "not-python" else ""
-        raise typer.BadParameter(f"--python {python}: {no_python}{answer.detail}")
 
 
 def begin(

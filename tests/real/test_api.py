@@ -20,6 +20,7 @@ from ddpdoctor.base.error_lines import remark
 from tests.support.checkpoints import on, save
 from tests.support.command import command, plain_environ
 from tests.support.command import ddpdoctor as run_command
+from tests.support.free_ports import free_port
 
 
 @pytest.fixture
@@ -98,6 +99,10 @@ def test_what_can_not_be_meant_is_refused_and_what_is_not_there_is_named() -> No
         asleep.kill()
         asleep.wait()
     assert refused.value.report().verdict.value == "unknown"
+    with pytest.raises(ddpdoctor.UsageError, match="--wait is from 1 to 86400 seconds, not 0"):
+        ddpdoctor.netcheck("127.0.0.1", wait=0)
+    with pytest.raises(ddpdoctor.UsageError, match="--backend is nccl, gloo or auto, not mpi"):
+        ddpdoctor.smoke(backend="mpi")
     with pytest.raises(ddpdoctor.NoVerdictError, match="No such file"):
         ddpdoctor.diagnose_log(["/no/such/file"])
 
@@ -128,6 +133,32 @@ def test_a_program_at_a_terminal_keeps_it_and_its_signals(log: Path) -> None:
     assert (os.read(ours, 65536).decode(), ended.returncode) == ("end", 0)
 
 
+TRAINING = """
+import signal, sys, ddpdoctor
+signals = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+trained = ddpdoctor.smoke(nproc=2, backend="gloo", stages=["barrier"])
+met = ddpdoctor.netcheck("127.0.0.1", master_port=int(sys.argv[1]), nnodes=2, node_rank=0, token="not-for-others", wait=1, quick=True)
+assert signals == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+assert not {"torch", "typer"} & set(sys.modules), "loaded"
+assert trained.verdict.value == "ok" and trained.exit_code() == 0, trained.to_text()
+assert met.verdict.value == "fail" and [node.rank for node in met.report().absent] == [1], met.to_text()
+assert "not-for-others" in met.to_text() and "not-for-others" not in met.to_markdown() + met.to_json()
+assert "barrier" in trained.to_markdown()
+"""
+
+
+def test_a_program_trains_and_meets_others_and_says_nothing() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", TRAINING, str(free_port())],
+        env=plain_environ() | {"VIRTUAL_ENV": sys.prefix},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("", "", 0)
+
+
 def test_a_hang_is_looked_at_and_the_signals_stay(tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     dump = tmp_path / "rank_0"
@@ -144,7 +175,9 @@ def test_remarks_go_to_the_logger(caplog: pytest.LogCaptureFixture, capfd: pytes
 
 
 def test_names_that_are_not_there_are_no_attributes() -> None:
-    assert {"check", "jobs", "diagnose_log", "fix_checkpoint", "CommandResult"} <= set(dir(ddpdoctor))
+    assert {"check", "netcheck", "smoke", "jobs", "diagnose_log", "fix_checkpoint", "CommandResult"} <= set(
+        dir(ddpdoctor)
+    )
     with pytest.raises(AttributeError, match="has no attribute 'chekc'"):
         ddpdoctor.chekc  # noqa: B018
 

@@ -19,6 +19,7 @@ import jsonschema
 import pytest
 
 from ddpdoctor import report
+from ddpdoctor.api import training
 from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.cli import smoke as command_module
 from ddpdoctor.engine.examination import Examination
@@ -201,8 +202,8 @@ def test_stopped_while_the_host_is_looked_at_it_still_tells_what_the_training_ca
         raise StoppedBySignal(130)
 
     failed = smoke_of_ranks(2, {1: rank_run(1, RankEnding.KILLED, "training", exit_code=-9)})
-    monkeypatch.setattr(command_module, "_train", lambda *_: examined_smoke(failed))
-    monkeypatch.setattr(command_module, "_with_host", stopped)
+    monkeypatch.setattr(training, "_train", lambda *_: examined_smoke(failed))
+    monkeypatch.setattr(training, "_with_host", stopped)
     with pytest.raises(StoppedBySignal) as raised:
         command_module.smoke(nproc=2)
     assert raised.value.text.startswith("Stopped while this host was looked at")

@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from ddpdoctor.api.training import _with_torch
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import catalogue
-from ddpdoctor.cli import smoke as command
-from ddpdoctor.cli.smoke import _with_torch
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.smoke import ELASTIC, RENDEZVOUS, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.probes import session
 from ddpdoctor.smoke_training.judging import before, judge, own_findings, verdict_of
 from ddpdoctor.smoke_training.orders import STAGES, Launched, Order
 from ddpdoctor.smoke_training.plan import smoke_plan
@@ -169,8 +169,8 @@ def test_torch_is_imported_for_the_plan_only_where_it_may_lack_nccl(monkeypatch:
         asked.append((context, groups))
         return host("jetson-orin")
 
-    monkeypatch.setattr(command, "begin", lambda python, patience: (python, patience))
-    monkeypatch.setattr(command, "collect_facts", look)
+    monkeypatch.setattr(session, "start_probes", lambda python, patience: (python, patience))
+    monkeypatch.setattr(session, "collect_facts", look)
     quick = {name: msgspec.structs.replace(host(name), torch=Unknown("not looked at")) for name in healthy_names()}
     jetson = quick.pop("jetson-orin")
     wishes = SmokeOptions(python="/opt/env/bin/python", timeout=50)

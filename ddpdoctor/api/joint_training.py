@@ -1,0 +1,89 @@
+"""A training over several hosts, or over the ranks that a launcher has started: they meet, train, and come to one verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.api.training import JointAudience, JointSmokeResult
+from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.facts.smoke import ELASTIC, Smoke
+from ddpdoctor.network_check.results import NetcheckOptions
+from ddpdoctor.network_check.run import run
+from ddpdoctor.smoke_training.joining import starter
+from ddpdoctor.smoke_training.orders import STAGE_SECONDS, Launched, import_seconds
+from ddpdoctor.smoke_training.remote_training import HostShare
+from ddpdoctor.smoke_training.steps import Terms
+from ddpdoctor.smoke_training.task import SmokePurpose
+
+if TYPE_CHECKING:
+    from ddpdoctor.network_check.job import NetcheckJob
+    from ddpdoctor.network_check.results import RunResult
+    from ddpdoctor.smoke_training.train import SmokeOptions
+
+
+def train_with_others(
+    job: NetcheckJob,
+    options: SmokeOptions,
+    *,
+    options_for_others: tuple[str, ...],
+    chosen_by: str,
+    stages_given: bool,
+    token: str | None,
+    wait: float,
+    strict: bool,
+    audience: JointAudience,
+) -> JointSmokeResult:
+    """Meet the others, train, and come to the same verdict on all.
+
+    Args:
+        job: which others, and where.
+        options: what was asked for here.
+        options_for_others: what a command for another host takes over.
+        chosen_by: what led to the target Python.
+        stages_given: whether the stages were asked for, or are all there are.
+        token: as given.
+        wait: seconds for hosts that aren't there yet.
+        strict: whether warnings count.
+        audience: is told how it goes, and closed.
+    """
+    share = HostShare(
+        nproc=options.nproc,
+        backend=options.backend,
+        stages=options.stages if stages_given else None,
+        timeout=options.timeout,
+        launched=Launched(job.node_rank or 0, job.local_rank or 0) if job.launched else None,
+        store_running=job.store_running,
+        fault=options.fault,
+    )
+    terms = Terms(
+        backend=options.backend,
+        stages=options.stages,
+        seconds=options.timeout or STAGE_SECONDS,
+        import_seconds=import_seconds(options.timeout),
+        python=options.python,
+        launcher=job.launcher if job.launched else "",
+        engine=starter(job) if job.launched else ELASTIC,
+    )
+    try:
+        end = run(
+            NetcheckOptions(
+                job=job,
+                purpose=SmokePurpose(share, terms, catalogue(), audience.heard),
+                options=options_for_others,
+                token=token,
+                wait=wait,
+                strict=strict,
+                python=options.python,
+                chosen_by=chosen_by,
+            ),
+            audience,
+        )
+    finally:
+        audience.close()
+    return joint_result(end)
+
+
+def joint_result(end: RunResult) -> JointSmokeResult:
+    """The end of a meeting, with what the training came to."""
+    smoke = end.examinations[0].snapshot.smoke if end.examinations else None
+    return JointSmokeResult(end, smoke if isinstance(smoke, Smoke) else None)

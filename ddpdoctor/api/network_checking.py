@@ -1,0 +1,272 @@
+"""`netcheck`: why the ranks don't meet, seen from every node of the job."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from ddpdoctor.api.errors import SpokenForError, UsageError, refuse_empty
+from ddpdoctor.api.results import CommandResult
+
+if TYPE_CHECKING:
+    from ddpdoctor.base.findings import Finding
+    from ddpdoctor.engine.examination import Examination, Verdict
+    from ddpdoctor.facts.smoke import Smoke
+    from ddpdoctor.network_check.results import ProgressListener, RunResult
+    from ddpdoctor.report.contract import Report
+
+WAIT_SECONDS = 60.0
+MOST_WAIT_SECONDS = 86400
+
+
+class NetcheckResult(CommandResult):
+    """What the nodes found out together: on node 0 all of it, on another node its own part.
+
+    Args:
+        run: how it ended on this node.
+        smoke: what a training came to, where the nodes met for one; on node 0 that of all nodes.
+    """
+
+    command = "netcheck"
+
+    def __init__(self, run: RunResult, smoke: Smoke | None = None) -> None:
+        self.run = run
+        self.smoke = smoke
+
+    @property
+    def examinations(self) -> Sequence[Examination]:
+        return self.run.examinations
+
+    @property
+    def problems(self) -> Sequence[str]:
+        return self.run.problems
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.report().verdict
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """The same on every node, where node 0 has decided whether warnings count."""
+        return self.run.exit_code
+
+    def report(self, *, with_facts: bool = False) -> Report:
+        from ddpdoctor.engine.examination import Verdict
+        from ddpdoctor.report.contract import build_report
+
+        run = self.run
+        return build_report(
+            self.command,
+            run.examinations,
+            run.problems,
+            with_facts=with_facts,
+            fleet=run.fleet,
+            seconds=run.seconds,
+            of_all=Verdict(run.part.verdict) if run.part else Verdict.UNKNOWN if run.exit_code == 2 else None,
+            smoke=self.smoke,
+        )
+
+    def show(
+        self,
+        file: TextIO,
+        *,
+        width: int | None = None,
+        verbose: bool = False,
+        quiet: bool = False,
+        matrix: bool = False,
+    ) -> None:
+        """Write the report as a terminal shows it, with the token in the commands for other nodes: for this node's user.
+
+        Args:
+            file: in colour if it is a terminal.
+            width: in columns; None: the terminal's.
+            verbose: also what passed and what had nothing to test, by name.
+            quiet: a line a finding, and the verdict.
+            matrix: on node 0, latency and bandwidth between all pairs.
+        """
+        self._show(_with_token(self.run), file, width=width, verbose=verbose, quiet=quiet, matrix=matrix)
+
+    def to_markdown(self) -> str:
+        from ddpdoctor.api.results import TEXT_WIDTH
+        from ddpdoctor.report.markdown import report_to_markdown
+
+        # Not as `show` does: whoever reads a bug report is not to have the token.
+        text = io.StringIO()
+        self._show(self.run, text, width=TEXT_WIDTH, verbose=False, quiet=False, matrix=True)
+        return report_to_markdown(self.report(), text.getvalue(), self.examinations)
+
+    def _show(
+        self, run: RunResult, file: TextIO, *, width: int | None, verbose: bool, quiet: bool, matrix: bool
+    ) -> None:
+        from ddpdoctor.network_check.render_terminal import show_alone, show_part, show_verdict
+        from ddpdoctor.report.terminal import make_console
+        from ddpdoctor.smoke_training.section import section_of
+
+        console = make_console(file, width)
+        training = section_of(self.smoke) if self.smoke is not None else None
+        if run.fleet is not None:
+            show_verdict(
+                console,
+                fleet=run.fleet,
+                examinations=run.examinations,
+                meeting=run.meeting,
+                matrix=matrix,
+                training=training,
+                verbose=verbose,
+                quiet=quiet,
+            )
+        elif run.part is not None:
+            show_part(
+                console, run.part, examination=run.examinations[0], training=training, verbose=verbose, quiet=quiet
+            )
+        else:
+            show_alone(
+                console,
+                examination=run.examinations[0],
+                meeting=run.meeting,
+                problems=run.problems,
+                no_verdict=run.exit_code == 2,
+                verbose=verbose,
+                quiet=quiet,
+            )
+
+
+def quiet_listener() -> ProgressListener:
+    """One that tells nobody."""
+    from ddpdoctor.network_check.views import make_view
+
+    return make_view(io.StringIO())
+
+
+def netcheck(
+    master_addr: str | None = None,
+    *,
+    master_port: int | None = None,
+    nnodes: int | None = None,
+    node_rank: int | None = None,
+    token: str | None = None,
+    wait: float = WAIT_SECONDS,
+    python: str | None = None,
+    quick: bool = False,
+    strict: bool = False,
+    listen: Callable[[], ProgressListener] = quiet_listener,
+    typed: Sequence[str] = (),
+) -> NetcheckResult:
+    """Find out why the ranks don't meet: to be called on every node of the job, in any order.
+
+    Args:
+        master_addr: where rank 0 runs; None: the launcher's.
+        master_port: None: the launcher's, or 29500.
+        nnodes: nodes of the job; None: the launcher's. Without any, it looks from here alone.
+        node_rank: this node, from 0; None: the launcher's, else by order of arrival.
+        token: let in only nodes that give the same; None: from the job's id.
+        wait: seconds for nodes that aren't there yet.
+        python: the Python in which training runs; None: the active environment's.
+        quick: without torch: no real store, no collectives. Node 0's counts.
+        strict: warnings count, on all nodes. Node 0's counts.
+        listen: makes who is told how it goes.
+        typed: the command's arguments, for errors that show them.
+
+    Raises:
+        UsageError: the arguments contradict each other, or the launcher's settings.
+        SpokenForError: local rank 0 speaks for this node.
+        UnsafeError: root would run another user's Python.
+    """
+    from ddpdoctor.knowledge.netcheck_command import DOTS, TOKEN_VARIABLE
+
+    refuse_empty(master_addr=master_addr, token=token, python=python)
+    refuse_wait(wait)
+    if token is not None and token.strip() == DOTS:
+        raise UsageError(f"the dots in {TOKEN_VARIABLE}={DOTS} stand for the token that node 0 prints")
+    from ddpdoctor.network_check.job import Flags, JobError, job_of
+
+    options = _options(wait=wait, quick=quick, python=python, strict=strict)
+    flags = Flags(master=master_addr, port=master_port, nnodes=nnodes, node_rank=node_rank, options=options)
+    try:
+        job = job_of(flags, os.environ)
+    except JobError as error:
+        raise UsageError(str(error)) from error
+    if job.local_rank:
+        raise SpokenForError("netcheck", [f"Local rank {job.local_rank}: local rank 0 speaks for this node."])
+    from ddpdoctor.api.target_python import refuse_others_python, refuse_what_is_no_python
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.network_check.results import NetcheckOptions
+    from ddpdoctor.network_check.run import run
+    from ddpdoctor.network_check.task import Netcheck
+    from ddpdoctor.probes.target_python.choice import choose_python
+
+    path, chosen_by = choose_python(python, os.environ)
+    if not quick:
+        refuse_others_python(path, chosen_by, typed)
+    if python is not None:
+        # Before the other nodes are made to wait for a node that couldn't take part in the collectives.
+        refuse_what_is_no_python(python, path)
+    listener = listen()
+    try:
+        return NetcheckResult(
+            run(
+                NetcheckOptions(
+                    job=job,
+                    options=options,
+                    token=token,
+                    wait=wait,
+                    purpose=Netcheck(catalogue(), quick=quick),
+                    strict=strict,
+                    python=path,
+                    chosen_by=chosen_by,
+                ),
+                listener,
+            )
+        )
+    finally:
+        listener.close()
+
+
+def refuse_wait(wait: float) -> None:
+    """Refuse a wait for other nodes that is none.
+
+    Raises:
+        UsageError: it is no number of seconds, or there is no end to it.
+    """
+    if wait != wait:
+        raise UsageError("--wait is no number of seconds")
+    if not 1 <= wait <= MOST_WAIT_SECONDS:
+        raise UsageError(f"--wait is from 1 to {MOST_WAIT_SECONDS} seconds, not {wait:g}")
+
+
+def _options(*, wait: float, quick: bool, python: str | None, strict: bool) -> tuple[str, ...]:
+    """What a command for another node takes over: all that isn't the default, as `facts.meeting.Meeting.options`."""
+    return (
+        *([f"--wait {wait:g}"] if wait != WAIT_SECONDS else []),
+        *(["--quick"] if quick else []),
+        *([f"--python {python}"] if python else []),
+        *(["--strict"] if strict else []),
+    )
+
+
+def _with_token(end: RunResult) -> RunResult:
+    """With the token in all commands: what is shown here is for the eyes of this node's user."""
+    import msgspec
+
+    from ddpdoctor.knowledge.netcheck_command import with_token
+
+    replace = msgspec.structs.replace
+
+    def told(finding: Finding) -> Finding:
+        fixes = [
+            replace(fix, commands=tuple(with_token(command, end.token) for command in fix.commands))
+            for fix in finding.fixes
+        ]
+        return replace(finding, fixes=tuple(fixes))
+
+    return replace(
+        end,
+        examinations=tuple(
+            replace(
+                examination,
+                results=tuple(replace(two, findings=tuple(map(told, two.findings))) for two in examination.results),
+            )
+            for examination in end.examinations
+        ),
+    )

@@ -1,0 +1,408 @@
+"""`smoke`: train a small DDP job on torch's own engine, alone or together with other hosts, and say which rank stopped where."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from ddpdoctor.api.errors import SpokenForError, UsageError, refuse_empty
+from ddpdoctor.api.network_checking import WAIT_SECONDS, NetcheckResult, quiet_listener, refuse_wait
+from ddpdoctor.api.results import CommandResult
+from ddpdoctor.base.signals import StoppedBySignal
+
+if TYPE_CHECKING:
+    from ddpdoctor.engine.examination import Examination, Verdict
+    from ddpdoctor.facts.meeting import Meeting
+    from ddpdoctor.facts.snapshot import Snapshot
+    from ddpdoctor.network_check.hub import Hub
+    from ddpdoctor.network_check.job import NetcheckJob
+    from ddpdoctor.network_check.messages import Waiting
+    from ddpdoctor.network_check.results import ProgressListener, RunResult
+    from ddpdoctor.report.contract import Report
+    from ddpdoctor.smoke_training.orders import Fault
+    from ddpdoctor.smoke_training.plan import SmokePlan
+    from ddpdoctor.smoke_training.progress import SmokeView
+    from ddpdoctor.smoke_training.rank_monitor import RankMonitor
+    from ddpdoctor.smoke_training.train import SmokeOptions
+
+FAULT_VARIABLE = "DDPDOCTOR_SMOKE_FAULT"
+"""For tests: one rank misbehaves, {"rank", "stage", "kind"}."""
+
+HEADING = ("target_python", "machine", "container")
+"""Groups of facts for the first lines of the report."""
+
+IMPORT_AGAIN_SECONDS = 10.0
+"""At least, for a look at an import of torch that hung before."""
+
+COMMAND = "smoke"
+
+
+class SmokeResult(CommandResult):
+    """What a training on this host came to.
+
+    Args:
+        examination: of this host, with the facts of the training; where that failed, the findings of a whole check, too.
+    """
+
+    command = COMMAND
+
+    def __init__(self, examination: Examination) -> None:
+        self._examination = examination
+
+    @property
+    def examinations(self) -> Sequence[Examination]:
+        return (self._examination,)
+
+    @property
+    def problems(self) -> Sequence[str]:
+        from ddpdoctor.engine.examination import Verdict
+        from ddpdoctor.smoke_training.judging import smoke_of
+
+        problem = smoke_of(self._examination).problem
+        return (problem,) if problem and self.verdict is Verdict.UNKNOWN else ()
+
+    @property
+    def verdict(self) -> Verdict:
+        from ddpdoctor.smoke_training.judging import verdict_of
+
+        return verdict_of(self._examination)
+
+    @property
+    def headline(self) -> str:
+        """What happened, in a sentence without its full stop."""
+        from ddpdoctor.base.text import one_line
+        from ddpdoctor.smoke_training.render_words import headline
+
+        return one_line(headline(self._examination))
+
+    def report(self, *, with_facts: bool = False) -> Report:
+        from ddpdoctor.report.contract import build_report
+        from ddpdoctor.smoke_training.judging import smoke_of
+
+        return build_report(
+            self.command,
+            [self._examination],
+            self.problems,
+            with_facts=with_facts,
+            of_all=self.verdict,
+            smoke=smoke_of(self._examination),
+        )
+
+    def show(self, file: TextIO, *, width: int | None = None, verbose: bool = False, quiet: bool = False) -> None:
+        from ddpdoctor.report.terminal import make_console
+        from ddpdoctor.smoke_training.render_terminal import show_smoke
+
+        show_smoke(make_console(file, width), self._examination, verbose=verbose, quiet=quiet)
+
+
+class JointSmokeResult(NetcheckResult):
+    """What a training over several hosts came to: on the first all of it, on another its own part."""
+
+    command = COMMAND
+
+
+class JointAudience(Protocol):
+    """Who is told how a training over several hosts goes: first who comes, then how far this host's own ranks are.
+
+    has_shown: the report has been told already.
+    """
+
+    has_shown: bool
+
+    def meeting(self, meeting: Meeting) -> None: ...
+    def hub(self, hub: Hub, command: Callable[[int], str] | None = None) -> None: ...
+    def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None: ...
+    def verdict(self, end: RunResult) -> None: ...
+    def say(self, text: str) -> None: ...
+    def heard(self, watch: RankMonitor) -> None: ...
+    def close(self) -> None: ...
+
+
+class SmokeObserver:
+    """Whom `smoke` tells how far it is. This one wants to know nothing."""
+
+    def view(self) -> SmokeView:
+        """Who is told how far each rank of this host is."""
+        from ddpdoctor.smoke_training.views import make_view
+
+        return make_view(io.StringIO())
+
+    def ended(self, result: SmokeResult) -> None:
+        """This is the report; also where a signal stops us after the training."""
+
+    def looking_for_the_cause(self, result: SmokeResult) -> str:
+        """The training failed, and the host is looked at next. What is said meanwhile."""
+        return ""
+
+    def audience(self, job: NetcheckJob) -> JointAudience:
+        """Who is told how it goes where others take part."""
+        return _Nobody(quiet_listener())
+
+    def ended_together(self, result: JointSmokeResult, job: NetcheckJob) -> None:
+        """This is the report where others took part."""
+
+
+class _Nobody:
+    """An audience that tells nobody."""
+
+    def __init__(self, listener: ProgressListener) -> None:
+        self.has_shown = False
+        self.meeting, self.hub, self.waiting = listener.meeting, listener.hub, listener.waiting
+        self.verdict, self.say, self.close = listener.verdict, listener.say, listener.close
+
+    def heard(self, watch: RankMonitor) -> None:
+        pass
+
+
+def smoke(
+    *,
+    nproc: int | None = None,
+    nnodes: int | None = None,
+    node_rank: int | None = None,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    token: str | None = None,
+    wait: float = WAIT_SECONDS,
+    backend: str = "auto",
+    python: str | None = None,
+    timeout: float | None = None,
+    stages: Sequence[str] = (),
+    scaling: bool = False,
+    strict: bool = False,
+    observer: SmokeObserver | None = None,
+    typed: Sequence[str] = (),
+) -> SmokeResult | JointSmokeResult:
+    """Train a small DDP job on torch's own engine, stage by stage, each with a deadline. Nothing is left running.
+
+    Args:
+        nproc: ranks on this host; None: one a GPU, without any 2.
+        nnodes: hosts of the job, each of which calls this; None: the launcher's, else 1.
+        node_rank: this host, from 0; None: the launcher's.
+        master_addr: where rank 0 runs; None: the launcher's.
+        master_port: None: the launcher's, or 29500.
+        token: let in only hosts that give the same.
+        wait: seconds for hosts that aren't there yet.
+        backend: "nccl", "gloo", or "auto": NCCL where there are GPUs.
+        python: the Python in which you train; None: the active environment's.
+        timeout: seconds that a stage may take; None: 30, the import of torch 90.
+        stages: only these, and what they need; (): all.
+        scaling: also train at 1, 2, 4 ... ranks.
+        strict: over several hosts, warnings count on all of them.
+        observer: is told how far it is.
+        typed: the command's arguments, for errors that show them.
+
+    Raises:
+        UsageError: the arguments contradict each other, or the launcher's settings.
+        SpokenForError: local rank 0 speaks for this host.
+        UnsafeError: root would run another user's Python.
+    """
+    watcher = observer or SmokeObserver()
+    if backend not in ("nccl", "gloo", "auto"):
+        raise UsageError(f"--backend is nccl, gloo or auto, not {backend}")
+    if timeout is not None and not timeout > 0:
+        raise UsageError("--timeout is no number of seconds")
+    refuse_wait(wait)
+    refuse_empty(master_addr=master_addr, python=python)
+    chosen = _stages(stages)
+    if nproc is not None:
+        from ddpdoctor.network_check.messages import MOST_RANKS_HERE
+
+        if nproc > MOST_RANKS_HERE:
+            raise UsageError(f"--nproc {nproc}: smoke runs {MOST_RANKS_HERE} ranks on a host at most")
+    from ddpdoctor.api.target_python import refuse_others_python, refuse_what_is_no_python
+    from ddpdoctor.probes.context import Context
+    from ddpdoctor.probes.session import collect_facts
+    from ddpdoctor.probes.target_python.choice import choose_python
+    from ddpdoctor.smoke_training.plan import GROUPS, smoke_plan
+    from ddpdoctor.smoke_training.train import SmokeOptions
+
+    path, chosen_by = choose_python(python, os.environ)
+    refuse_others_python(path, chosen_by, typed)
+    if python is not None:
+        with _not_begun():
+            refuse_what_is_no_python(python, path)
+    options = SmokeOptions(
+        python=path,
+        nproc=nproc,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        master=master_addr,
+        port=master_port,
+        backend=backend,
+        timeout=timeout,
+        stages=chosen,
+        scaling=scaling,
+        fault=_fault(),
+    )
+    for_others = _options(options, stages=stages, python=python, wait=wait, strict=strict)
+    job = _job_with_others(options, for_others)
+    if job is not None:
+        from ddpdoctor.api.joint_training import train_with_others
+
+        audience = watcher.audience(job)
+        joint = train_with_others(
+            job,
+            options,
+            options_for_others=for_others,
+            chosen_by=chosen_by,
+            stages_given=bool(stages),
+            token=token,
+            wait=wait,
+            strict=strict,
+            audience=audience,
+        )
+        if not audience.has_shown:
+            watcher.ended_together(joint, job)
+        return joint
+    with _not_begun():
+        snapshot = collect_facts(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
+        snapshot = _with_torch(snapshot, options, python)
+    examination = _train(options, smoke_plan(snapshot, nproc, backend), snapshot, watcher)
+    from ddpdoctor.smoke_training.judging import needs_a_look
+
+    if needs_a_look(examination):
+        known = watcher.looking_for_the_cause(SmokeResult(examination))
+        try:
+            examination = _with_host(examination, python, timeout, known)
+        except StoppedBySignal as stopped:
+            watcher.ended(SmokeResult(examination))
+            stopped.text = "Stopped while this host was looked at for the cause; the ranks had ended before."
+            raise
+    result = SmokeResult(examination)
+    watcher.ended(result)
+    return result
+
+
+@contextmanager
+def _not_begun() -> Iterator[None]:
+    """Where we are stopped in here, that is all there is to say; what `check --fix` has changed before, it says itself."""
+    try:
+        yield
+    except StoppedBySignal as stopped:
+        stopped.text = "Stopped before the training had begun."
+        raise
+
+
+def _with_torch(snapshot: Snapshot, options: SmokeOptions, python: str | None) -> Snapshot:
+    """Builds of torch for Jetson mostly have no NCCL, which only an import tells: it is worth its seconds there."""
+    import msgspec
+
+    from ddpdoctor.base.unknown import Unknown
+    from ddpdoctor.probes.session import collect_facts, start_probes
+    from ddpdoctor.smoke_training.orders import import_seconds
+
+    gpus = snapshot.gpus
+    if options.backend == "gloo" or isinstance(gpus, Unknown) or not any(device.integrated for device in gpus.devices):
+        return snapshot
+    imported = collect_facts(start_probes(python, patience=import_seconds(options.timeout)), {"torch"})
+    return msgspec.structs.replace(snapshot, torch=imported.torch)
+
+
+def _train(options: SmokeOptions, plan: SmokePlan, snapshot: Snapshot, observer: SmokeObserver) -> Examination:
+    """The training, unless it is known beforehand that it can't be run."""
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.smoke_training.judging import before, judge
+    from ddpdoctor.smoke_training.train import scaled, train, unscaled
+
+    hindered = before(snapshot, plan, catalogue())
+    if hindered is not None:
+        return hindered
+    view = observer.view()
+    try:
+        facts = train(options, plan, view.heard)
+        if options.scaling:
+            try:
+                facts = scaled(options, plan, facts, view.heard)
+            except StoppedBySignal as stopped:
+                view.close()
+                observer.ended(SmokeResult(judge(snapshot, unscaled(facts), catalogue())))
+                stopped.text = (
+                    "Stopped while its speed was measured; the training had ended before. Nothing is left running."
+                )
+                raise
+    finally:
+        view.close()
+    return judge(snapshot, facts, catalogue())
+
+
+def _with_host(examination: Examination, python: str | None, timeout: float | None, known: str) -> Examination:
+    """With the whole `check` of this host. An import of torch that was waited for as long as the user would wait isn't
+    waited for much longer. known: as in `looking.look`."""
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.facts.snapshot import GROUPS
+    from ddpdoctor.probes.session import collect_facts, start_probes
+    from ddpdoctor.smoke_training.judging import nothing_ran, smoke_of, with_host
+    from ddpdoctor.smoke_training.orders import import_seconds
+
+    facts = smoke_of(examination)
+    in_vain = timeout is not None and nothing_ran(facts) and facts.seconds >= import_seconds(timeout)
+    patience = max(timeout, IMPORT_AGAIN_SECONDS) if timeout is not None and in_vain else None
+    return with_host(examination, collect_facts(start_probes(python, patience=patience), GROUPS, known), catalogue())
+
+
+def _job_with_others(options: SmokeOptions, for_others: tuple[str, ...]) -> NetcheckJob | None:
+    """The job that others take part in, None where this host trains alone.
+
+    Args:
+        options: what was asked for.
+        for_others: what a command for another host takes over.
+    """
+    from ddpdoctor.network_check.job import Flags, JobError
+    from ddpdoctor.smoke_training.joining import joint_job, silent_rank
+
+    flags = Flags(
+        master=options.master, port=options.port, nnodes=options.nnodes, node_rank=options.node_rank, options=for_others
+    )
+    if silent := silent_rank(flags, options.nproc, os.environ):
+        raise SpokenForError(COMMAND, [f"Local rank {silent}: local rank 0 speaks for this node."])
+    try:
+        job = joint_job(flags, options.nproc, os.environ)
+    except JobError as error:
+        raise UsageError(str(error)) from error
+    if job is not None and options.scaling:
+        raise UsageError("--scaling is for one host, and without a launcher: it starts other numbers of ranks")
+    return job
+
+
+def _options(
+    options: SmokeOptions, *, stages: Sequence[str], python: str | None, wait: float, strict: bool
+) -> tuple[str, ...]:
+    """What a command for another host takes over: all that isn't the default, as `facts.meeting.Meeting.options`."""
+    return (
+        *([f"--nproc {options.nproc}"] if options.nproc is not None else []),
+        *([f"--backend {options.backend}"] if options.backend != "auto" else []),
+        *([f"--timeout {options.timeout:g}"] if options.timeout is not None else []),
+        *([f"--stages {','.join(stages)}"] if stages else []),
+        *([f"--wait {wait:g}"] if wait != WAIT_SECONDS else []),
+        *([f"--python {python}"] if python else []),
+        *(["--strict"] if strict else []),
+    )
+
+
+def _stages(names: Sequence[str]) -> tuple[str, ...]:
+    from ddpdoctor.smoke_training.selection import UnknownStageError, chosen_stages
+
+    wanted = [name.strip() for value in names for name in value.split(",") if name.strip()]
+    if names and not wanted:
+        raise UsageError("--stages is empty; is the variable in it set?")
+    try:
+        return chosen_stages(wanted)
+    except UnknownStageError as error:
+        raise UsageError(str(error)) from error
+
+
+def _fault() -> Fault | None:
+    text = os.environ.get(FAULT_VARIABLE)
+    if not text:
+        return None
+    import msgspec
+
+    from ddpdoctor.smoke_training.orders import Fault
+
+    try:
+        return msgspec.json.decode(text, type=Fault)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{FAULT_VARIABLE}: {error}") from error
