@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ddpdoctor.api.running_jobs import HangResult as HangResult
     from ddpdoctor.api.running_jobs import JobsResult as JobsResult
     from ddpdoctor.api.running_jobs import jobs as jobs
-    from ddpdoctor.api.training import JointSmokeResult as JointSmokeResult
     from ddpdoctor.api.training import SmokeObserver as SmokeObserver
-    from ddpdoctor.api.training import SmokeResult as SmokeResult
     from ddpdoctor.api.training import smoke as smoke
+    from ddpdoctor.api.training_results import JointSmokeResult as JointSmokeResult
+    from ddpdoctor.api.training_results import SmokeResult as SmokeResult
 
 MODULES: Final = {
     "CheckResult": "checking",
@@ -39,12 +39,12 @@ MODULES: Final = {
     "FixingObserver": "checkpoint_fixing",
     "HangResult": "running_jobs",
     "JobsResult": "running_jobs",
-    "JointSmokeResult": "training",
+    "JointSmokeResult": "training_results",
     "LogResult": "log_diagnosis",
     "NetcheckResult": "network_checking",
     "NoVerdictError": "errors",
     "SmokeObserver": "training",
-    "SmokeResult": "training",
+    "SmokeResult": "training_results",
     "SpokenForError": "errors",
     "UnsafeError": "errors",
     "UsageError": "errors",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.api.training import JointAudience, JointSmokeResult
+from ddpdoctor.api.training_results import JointAudience, JointSmokeResult
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.smoke import ELASTIC, Smoke
 from ddpdoctor.network_check.results import NetcheckOptions

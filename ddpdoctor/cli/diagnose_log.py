@@ -30,7 +30,10 @@ def diagnose_log(
     as_json: JsonOption = False,
     as_markdown: Annotated[
         bool,
-        typer.Option("--markdown", help="Print Markdown for a bug report; hosts that the log names stay in it."),
+        typer.Option(
+            "--markdown",
+            help="Print Markdown for a bug report, without names of people and of hosts that are known as such.",
+        ),
     ] = False,
     verbose: Annotated[
         bool,

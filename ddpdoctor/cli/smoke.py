@@ -25,7 +25,7 @@ from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from ddpdoctor.api.results import CommandResult
-    from ddpdoctor.api.training import JointAudience, JointSmokeResult, SmokeResult
+    from ddpdoctor.api.training_results import JointAudience, JointSmokeResult, SmokeResult
     from ddpdoctor.network_check.job import NetcheckJob
     from ddpdoctor.smoke_training.progress import SmokeView
 

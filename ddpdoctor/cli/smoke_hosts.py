@@ -12,7 +12,7 @@ from ddpdoctor.api.joint_training import joint_result
 from ddpdoctor.cli.netcheck import print_notes
 
 if TYPE_CHECKING:
-    from ddpdoctor.api.training import JointSmokeResult
+    from ddpdoctor.api.training_results import JointSmokeResult
     from ddpdoctor.facts.meeting import Meeting
     from ddpdoctor.network_check.hub import Hub
     from ddpdoctor.network_check.job import NetcheckJob

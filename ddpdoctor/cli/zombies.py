@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpdoctor.api.results import TEXT_WIDTH
 from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.cli.asking import ask
+from ddpdoctor.cli.output import MarkdownOption, refuse_two_forms
 
 if TYPE_CHECKING:
     from ddpdoctor.processes.ending import Endings, LeftoverLook
@@ -34,6 +37,7 @@ def zombies(
         bool, typer.Option("--dry-run", help="With --kill: show what would be ended, and end nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_markdown: MarkdownOption = False,
 ) -> None:
     """Show what earlier runs left behind: orphaned ranks and DataLoader workers, GPU memory, ports, shared memory.
 
@@ -45,26 +49,29 @@ def zombies(
     Exit code: 0 nothing is left over, 1 something is, 2 wrong usage, or the
     processes could not be seen.
     """
-    _refuse(targets or (), kill=kill, yes=yes, dry_run=dry_run, as_json=as_json)
+    refuse_two_forms(as_json=as_json, as_markdown=as_markdown)
+    form = "--json" if as_json else "--markdown" if as_markdown else ""
+    _refuse(targets or (), kill=kill, yes=yes, dry_run=dry_run, form=form)
     from ddpdoctor.cli.fix_check_options import not_ours
 
     if kill and not dry_run and (silent := not_ours(os.environ)):
         typer.echo(silent, err=True)
         raise typer.Exit(0)
-    raise typer.Exit(_zombies(tuple(targets or ()), kill=kill, yes=yes, dry_run=dry_run, as_json=as_json))
+    raise typer.Exit(_zombies(tuple(targets or ()), kill=kill, yes=yes, dry_run=dry_run, form=form))
 
 
-def _refuse(targets: Sequence[str], *, kill: bool, yes: bool, dry_run: bool, as_json: bool) -> None:
+def _refuse(targets: Sequence[str], *, kill: bool, yes: bool, dry_run: bool, form: str) -> None:
     if not kill and (yes or dry_run):
         raise typer.BadParameter(f"{'--yes' if yes else '--dry-run'} goes with --kill")
-    if as_json and kill and not yes and not dry_run:
-        raise typer.BadParameter("--kill --json can't ask: add --yes, or --dry-run to see what would be done")
+    if form and kill and not yes and not dry_run:
+        raise typer.BadParameter(f"--kill {form} can't ask: add --yes, or --dry-run to see what would be done")
     wrong = [target for target in targets if not target.isdecimal() and not target.startswith("/dev/shm/")]
     if wrong:
         raise typer.BadParameter(f"{wrong[0]!r} is neither a pid nor a path in /dev/shm")
 
 
-def _zombies(targets: tuple[str, ...], *, kill: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
+def _zombies(targets: tuple[str, ...], *, kill: bool, yes: bool, dry_run: bool, form: str) -> int:
+    """The exit code. form: the option that asks for another form of the report than a terminal's."""
     from ddpdoctor.base.unknown import Unknown
     from ddpdoctor.fixes.leftovers import chosen
     from ddpdoctor.processes.leftover_blind_spots import blind_spots
@@ -74,27 +81,27 @@ def _zombies(targets: tuple[str, ...], *, kill: bool, yes: bool, dry_run: bool, 
     spots = blind_spots(first.processes, first.gpus, first.shared_memory)
     problems = _problems(targets, found, first)
     unseen = isinstance(first.processes, Unknown)
-    if not as_json:
+    if not form:
         _show(found, spots, problems, killing=kill)
     proven = [leftover for leftover in found if leftover.proven]
     ending = None
     code = 1 if found else 2 if unseen or problems else 0
     if kill and proven:
-        if not as_json:
+        if not form:
             _show_plan(proven)
         if dry_run:
-            _say("Nothing was ended: it was a dry run.", as_json=as_json)
+            _say("Nothing was ended: it was a dry run.", at_terminal=not form)
         elif _may(yes=yes):
             ending = _end(proven, first)
             left = [leftover for leftover in found if leftover not in {done.leftover for done in ending.done}]
             gone = [leftover_ending.leftover for leftover_ending in ending.all if leftover_ending.fate.value == "gone"]
             code = 1 if [leftover for leftover in left if leftover not in gone] else 0
-            if not as_json:
+            if not form:
                 _show_endings(ending)
     elif kill and found:
-        _say("Nothing was ended: nothing of it is proven to be left over, and yours.", as_json=as_json)
-    if as_json:
-        _print_json(found, spots, problems, ending, code)
+        _say("Nothing was ended: nothing of it is proven to be left over, and yours.", at_terminal=not form)
+    if form:
+        _print(found, spots, problems, ending, code, form)
     return code
 
 
@@ -187,12 +194,17 @@ def _show_endings(ending: Endings) -> None:
     show_endings(screen_for(sys.stdout, os.environ), ending)
 
 
-def _say(text: str, *, as_json: bool) -> None:
-    print(text, file=sys.stderr if as_json else sys.stdout)
+def _say(text: str, *, at_terminal: bool) -> None:
+    print(text, file=sys.stdout if at_terminal else sys.stderr)
 
 
-def _print_json(
-    found: Sequence[Leftover], spots: Sequence[str], problems: Sequence[str], ending: Endings | None, code: int
+def _print(
+    found: Sequence[Leftover],
+    spots: Sequence[str],
+    problems: Sequence[str],
+    ending: Endings | None,
+    code: int,
+    form: str,
 ) -> None:
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.engine.examination import Verdict
@@ -202,4 +214,17 @@ def _print_json(
 
     verdict = {0: Verdict.OK, 1: Verdict.FAIL, 2: Verdict.UNKNOWN}[code]
     checks = catalogue() if found else Catalogue()
-    print(to_json(zombies_report(found, spots, problems, ending, verdict, checks)))
+    report = zombies_report(found, spots, problems, ending, verdict, checks)
+    if form == "--json":
+        print(to_json(report))
+        return
+    from ddpdoctor.processes.zombies_terminal import show_endings, show_leftovers
+    from ddpdoctor.report.markdown import report_to_markdown
+    from ddpdoctor.report.screen import Screen
+
+    text = io.StringIO()
+    screen = Screen(text, TEXT_WIDTH, colour=False)
+    show_leftovers(screen, found, spots, killing=False)
+    if ending:
+        show_endings(screen, ending)
+    print(report_to_markdown(report, text.getvalue(), ()), end="")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from ddpdoctor.base.text import one_line, visible
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.base.version import __version__
@@ -11,7 +13,7 @@ from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import SkipReason
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.report.contract import Report, ReportedFinding, build_report
-from ddpdoctor.report.privacy import Anonymiser
+from ddpdoctor.report.privacy import Anonymiser, hosts_in, people_in
 from ddpdoctor.report.summary import summary
 from ddpdoctor.report.terminal import verdict_line
 
@@ -26,9 +28,14 @@ def report_to_markdown(report: Report, text: str, examinations: Sequence[Examina
         text: what a terminal shows.
         examinations: of the hosts, whose names are taken out.
     """
-    snapshots = [examination.snapshot for examination in examinations] or [Snapshot(host=report.host)]
+    snapshots = [examination.snapshot for examination in examinations]
+    facts = msgspec.to_builtins([report, *(snapshot.meeting for snapshot in snapshots)])
+    others = hosts_in(facts) - {snapshot.host for snapshot in snapshots}
+    snapshots += [Snapshot(host=host) for host in sorted(others)]
+    people = people_in(facts)
     anonymisers = [
-        Anonymiser(snapshot, number if len(snapshots) > 1 else None) for number, snapshot in enumerate(snapshots, 1)
+        Anonymiser(snapshot, number if len(snapshots) > 1 else None, people)
+        for number, snapshot in enumerate(snapshots, 1)
     ]
 
     def anonymise(text: str) -> str:

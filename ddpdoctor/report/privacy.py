@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.snapshot import Snapshot
@@ -22,10 +25,47 @@ _NAMES_HOSTS = re.compile(
 )
 
 
-class Anonymiser:
-    """Replaces one host's names wherever they stand, the same name always by the same word."""
+_NO_PERSON = frozenset({"", "root", "nobody", "daemon"})
 
-    def __init__(self, snapshot: Snapshot, number: int | None = None) -> None:
+
+def people_in(facts: Any) -> set[str]:
+    """The accounts that facts name.
+
+    Args:
+        facts: a snapshot's or a report's, as builtin types.
+    """
+    return _values_of(("user", "owner"), facts) - _NO_PERSON
+
+
+def hosts_in(facts: Any) -> set[str]:
+    """The hosts that facts name; addresses and lists are none.
+
+    Args:
+        facts: as for `people_in`.
+    """
+    names = _values_of(("host", "master"), facts) - {"", "localhost"}
+    return {name for name in names if not _is_address(name) and ", " not in name}
+
+
+def _values_of(keys: Sequence[str], facts: Any) -> set[str]:
+    if isinstance(facts, dict):
+        found = {facts[key] for key in keys if isinstance(facts.get(key), str)}
+        return found.union(*(_values_of(keys, inner) for inner in facts.values()))
+    if isinstance(facts, list | tuple):
+        return set().union(*(_values_of(keys, inner) for inner in facts))
+    return set()
+
+
+class Anonymiser:
+    """Replaces one host's names and its users' wherever they stand, the same host always by the same word.
+
+    Args:
+        snapshot: of the host.
+        number: of it, where there are several.
+        people: accounts that the snapshot doesn't name.
+    """
+
+    def __init__(self, snapshot: Snapshot, number: int | None = None, people: Iterable[str] = ()) -> None:
         word = "HOST" if number is None else f"HOST{number}"
         names = {snapshot.host}
         if not isinstance(snapshot.network, Unknown):
@@ -33,10 +73,8 @@ class Anonymiser:
         names |= set(_named_by_settings(snapshot))
         names |= {name.partition(".")[0] for name in names if not _is_address(name)}
         names -= {"", "localhost", "localhost.localdomain"}
-        longest_first = sorted(names, key=len, reverse=True)
-        self._names = re.compile(
-            "|".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in longest_first) or r"(?!)"
-        )
+        self._names = _any_of(names)
+        self._people = _any_of(people_in(msgspec.to_builtins(snapshot)) | set(people))
         self._word = word
 
     def __call__(self, text: str) -> str:
@@ -45,7 +83,13 @@ class Anonymiser:
         text = _GPU_UUID.sub(r"\1-...", text)
         text = _IPV4.sub(_mask_public, text)
         text = _IPV6.sub(_mask_public, text)
-        return self._names.sub(self._word, text)
+        return self._people.sub("USER", self._names.sub(self._word, text))
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str]:
+    """Each of them as a word of its own, the longest first."""
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in longest_first) or r"(?!)")
 
 
 def _named_by_settings(snapshot: Snapshot) -> Iterator[str]:

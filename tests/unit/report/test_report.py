@@ -21,10 +21,12 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.report.contract import Report, build_report, json_schema, to_json
-from ddpdoctor.report.markdown import to_markdown
+from ddpdoctor.report.markdown import report_to_markdown, to_markdown
 from ddpdoctor.report.privacy import Anonymiser
+from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind, ReportedLeftover
 from ddpdoctor.report.terminal import make_console, show
 from tests.support.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, healthy_names, read_fixture, to_snapshot
+from tests.support.running import processes, rank
 
 SCHEMA_FILE = Path(ddpdoctor.report.__file__).parent / "report.schema.json"
 
@@ -251,6 +253,41 @@ def test_markdown_names_no_host_of_the_settings() -> None:
         assert gone not in text
     assert "NCCL_COMM_ID=10.0.0.5:1234" in text
     assert "MASTER_ADDR=HOST\n" in text
+
+
+def test_markdown_names_nobody_whose_processes_run_there() -> None:
+    finding = Finding("of ada and adamant root", evidence=(Evidence("ada's", "/proc"),))
+    snapshot = Snapshot(host="node01", processes=processes(rank(0, user="ada"), rank(1, user="root")))
+    text = to_markdown([Examination(snapshot, Plan(1, ""), made(finding).results)])
+    assert "of USER and adamant root" in text
+    assert "USER's" in text
+
+
+def test_a_commands_markdown_names_neither_its_people_nor_its_hosts() -> None:
+    leftover = ReportedLeftover(
+        kind=LeftoverKind.RANK,
+        certainty=Certainty.DOUBT,
+        what="rank 0",
+        why="",
+        doubts=(),
+        command="",
+        owner="grace",
+        age=1.0,
+        pid=7,
+        start=1,
+        children=(),
+        path="",
+        size=0,
+        memory=0,
+        gpus=(),
+        gpu_memory=0,
+        ports=(),
+        segments=(),
+    )
+    report = msgspec.structs.replace(build_report("zombies", [made(FINDING)]), host="login3", leftovers=(leftover,))
+    text = report_to_markdown(report, "login3, node01 and 10.0.0.5: grace's", [made(FINDING)])
+    assert text.startswith("## ddpdoctor zombies ")
+    assert "\n```\nHOST2, HOST1 and 10.0.0.5: USER's\n```\n" in text
 
 
 def test_markdown_shows_text_as_it_is() -> None:
