@@ -1,8 +1,7 @@
 """ddpdoctor, the doctor for PyTorch multi-GPU and multi-node training.
 
-What its commands do, a program can call: `ddpdoctor.check()`, `netcheck()`, `smoke()`, `jobs()`, `diagnose_log()`,
-`fix_checkpoint()`. Nothing is loaded
-before it is asked for, and torch never.
+What its commands do, a program can call: `ddpdoctor.check()`, `netcheck()`, `smoke()`, `jobs()`, `diagnose_log()` and
+`fix_checkpoint()`. Nothing is loaded before it is asked for, and torch never.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    # Not `from ddpdoctor import api`, which would ask here for it.
     import ddpdoctor.api as api
 
     if name not in api.MODULES:

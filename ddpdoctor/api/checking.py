@@ -50,10 +50,9 @@ class CheckResult(CommandResult):
 
     @property
     def verdict(self) -> Verdict:
-        from ddpdoctor.engine.examination import Verdict, conclusion
+        from ddpdoctor.engine.examination import conclusion, unless_unjudged
 
-        verdict = conclusion(self._examinations)
-        return Verdict.UNKNOWN if self._problems and verdict is not Verdict.FAIL else verdict
+        return unless_unjudged(conclusion(self._examinations), self._problems)
 
     def exit_code(self, *, strict: bool = False) -> int:
         from ddpdoctor.engine.examination import conclusion

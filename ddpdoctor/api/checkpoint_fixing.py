@@ -102,7 +102,6 @@ def fix_checkpoint(
     params_only: bool = False,
     to_safetensors: bool = False,
     observer: FixingObserver | None = None,
-    typed: Sequence[str] = (),
 ) -> CheckpointResult:
     """Take the device pins out of checkpoints: in place, in milliseconds. Nothing in them is run.
 
@@ -120,7 +119,6 @@ def fix_checkpoint(
         params_only: with `output`, the model's tensors and nothing else.
         to_safetensors: with `output`, write the tensors as a safetensors file.
         observer: is told how far it is.
-        typed: the command's arguments, for errors that show them with what they lack.
 
     Raises:
         UsageError: the arguments contradict each other; nothing was changed.
@@ -138,7 +136,6 @@ def fix_checkpoint(
         to_safetensors=to_safetensors,
         output=output,
         undo=undo,
-        typed=typed,
     )
     watcher = observer or FixingObserver()
     targets = _targets(names, output, options, undo=undo, dry_run=dry_run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 
 from ddpdoctor.api.errors import UsageError
@@ -24,12 +23,8 @@ def edit_options(
     to_safetensors: bool,
     output: str | None,
     undo: bool,
-    typed: Sequence[str] = (),
 ) -> EditOptions:
     """What is to be done with each file.
-
-    Args:
-        typed: the command's arguments, to be shown with what they lack; () where no command was typed.
 
     Raises:
         UsageError: they contradict each other, or one lacks what it needs; with the command to type instead.
@@ -62,8 +57,8 @@ def edit_options(
     dropping = [option for option in ("--keep", "--drop", "--params-only", "--to-safetensors") if given[option]]
     if dropping and output is None:
         raise UsageError(
-            f"{dropping[-1]} leaves something out, and what is left out can't be brought back, so it needs a new file: "
-            f"{_with_output(paths, dropping[-1], typed)}"
+            f"{dropping[-1]} leaves something out, and what is left out can't be brought back, so it needs a new file",
+            lacking=("-o", _new_name(paths, dropping[-1])),
         )
     return EditOptions(
         to=_device(to),
@@ -107,16 +102,14 @@ def _keys(option: str, values: list[str] | None) -> tuple[str, ...]:
     return tuple(values or ())
 
 
-def _with_output(paths: Sequence[str], option: str, typed: Sequence[str]) -> str:
-    """The command as it was typed, with an output; where none was, the argument."""
+def _new_name(paths: Sequence[str], option: str) -> str:
+    """What the output could be called; of several files a folder."""
     if len(paths) > 1:
-        target = "fixed/"
-    elif option == "--to-safetensors":
-        target = _renamed(paths[0], ".safetensors")
-    else:
-        _, dot, ending = paths[0].rpartition("/")[2].rpartition(".")
-        target = _renamed(paths[0], f"-params{dot}{ending}" if option == "--params-only" else f"-small{dot}{ending}")
-    return shlex.join(["ddpdoctor", *typed, "-o", target]) if typed else f"output={target!r}"
+        return "fixed/"
+    if option == "--to-safetensors":
+        return _renamed(paths[0], ".safetensors")
+    _, dot, ending = paths[0].rpartition("/")[2].rpartition(".")
+    return _renamed(paths[0], f"-params{dot}{ending}" if option == "--params-only" else f"-small{dot}{ending}")
 
 
 def _renamed(path: str, ending: str) -> str:

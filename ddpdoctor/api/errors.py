@@ -6,11 +6,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ddpdoctor.probes.run_as import RunAsUser
     from ddpdoctor.report.contract import Report
 
 
 class UsageError(ValueError):
-    """What was asked for can't be meant so; nothing was looked at, and nothing changed."""
+    """What was asked for can't be meant so; nothing was looked at, and nothing changed.
+
+    Args:
+        text: why.
+        lacking: arguments of the command line with which it could be meant.
+    """
+
+    def __init__(self, text: str, lacking: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.lacking = tuple(lacking)
 
 
 class NoVerdictError(Exception):
@@ -42,7 +52,18 @@ class SpokenForError(NoVerdictError):
 
 
 class UnsafeError(Exception):
-    """Root would run what another user could have put there; nothing was run."""
+    """Root would run what another user could have put there; nothing was run.
+
+    Args:
+        text: what, and whose.
+        owner: as whom it may be run; None where nobody knows.
+        lacking: arguments of the command line that lead the owner there, too.
+    """
+
+    def __init__(self, text: str, owner: RunAsUser | None = None, lacking: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.owner = owner
+        self.lacking = tuple(lacking)
 
 
 def refuse_empty(**arguments: str | Sequence[str] | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.api.training_results import JointAudience, JointSmokeResult
+from ddpdoctor.api.training_results import JointSmokeResult
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.smoke import ELASTIC, Smoke
 from ddpdoctor.network_check.results import NetcheckOptions
@@ -13,7 +13,7 @@ from ddpdoctor.smoke_training.joining import starter
 from ddpdoctor.smoke_training.orders import STAGE_SECONDS, Launched, import_seconds
 from ddpdoctor.smoke_training.remote_training import HostShare
 from ddpdoctor.smoke_training.steps import Terms
-from ddpdoctor.smoke_training.task import SmokePurpose
+from ddpdoctor.smoke_training.task import JointAudience, SmokePurpose
 
 if TYPE_CHECKING:
     from ddpdoctor.network_check.job import NetcheckJob

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from ddpdoctor.api.errors import SpokenForError, UsageError, refuse_empty
-from ddpdoctor.api.results import CommandResult
+from ddpdoctor.api.results import TEXT_WIDTH, CommandResult
 
 if TYPE_CHECKING:
     from ddpdoctor.base.findings import Finding
@@ -87,14 +87,11 @@ class NetcheckResult(CommandResult):
         """
         self._show(_with_token(self.run), file, width=width, verbose=verbose, quiet=quiet, matrix=matrix)
 
-    def to_markdown(self) -> str:
-        from ddpdoctor.api.results import TEXT_WIDTH
-        from ddpdoctor.report.markdown import report_to_markdown
-
+    def _text_for_strangers(self) -> str:
         # Not as `show` does: whoever reads a bug report is not to have the token.
         text = io.StringIO()
         self._show(self.run, text, width=TEXT_WIDTH, verbose=False, quiet=False, matrix=True)
-        return report_to_markdown(self.report(), text.getvalue(), self.examinations)
+        return text.getvalue()
 
     def _show(
         self, run: RunResult, file: TextIO, *, width: int | None, verbose: bool, quiet: bool, matrix: bool
@@ -151,7 +148,6 @@ def netcheck(
     quick: bool = False,
     strict: bool = False,
     listen: Callable[[], ProgressListener] = quiet_listener,
-    typed: Sequence[str] = (),
 ) -> NetcheckResult:
     """Find out why the ranks don't meet: to be called on every node of the job, in any order.
 
@@ -166,7 +162,6 @@ def netcheck(
         quick: without torch: no real store, no collectives. Node 0's counts.
         strict: warnings count, on all nodes. Node 0's counts.
         listen: makes who is told how it goes.
-        typed: the command's arguments, for errors that show them.
 
     Raises:
         UsageError: the arguments contradict each other, or the launcher's settings.
@@ -198,7 +193,7 @@ def netcheck(
 
     path, chosen_by = choose_python(python, os.environ)
     if not quick:
-        refuse_others_python(path, chosen_by, typed)
+        refuse_others_python(path, chosen_by)
     if python is not None:
         # Before the other nodes are made to wait for a node that couldn't take part in the collectives.
         refuse_what_is_no_python(python, path)

@@ -88,4 +88,27 @@ class CommandResult(ABC):
         """The report for a bug tracker: without names of people and hosts, as far as they are known."""
         from ddpdoctor.report.markdown import report_to_markdown
 
-        return report_to_markdown(self.report(), self.to_text(), self.examinations)
+        return report_to_markdown(self.report(), self._text_for_strangers(), self.examinations)
+
+    def _text_for_strangers(self) -> str:
+        """What a terminal shows, without what is for this host's user alone."""
+        return self.to_text()
+
+
+class HostResult(CommandResult):
+    """What was seen of this host alone.
+
+    Args:
+        examination: its facts, and what the checks made of them.
+    """
+
+    def __init__(self, examination: Examination) -> None:
+        self._examination = examination
+
+    @property
+    def examinations(self) -> Sequence[Examination]:
+        return (self._examination,)
+
+    @property
+    def verdict(self) -> Verdict:
+        return self._examination.verdict

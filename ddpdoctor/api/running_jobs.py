@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TextIO, overload
 
 from ddpdoctor.api.errors import NoVerdictError, UsageError, refuse_empty
-from ddpdoctor.api.results import CommandResult
+from ddpdoctor.api.results import CommandResult, HostResult
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination, Verdict
@@ -49,25 +49,10 @@ class JobsResult(CommandResult):
         show_jobs(make_console(file, width), self._overview, verbose=verbose, quiet=quiet)
 
 
-class HangResult(CommandResult):
-    """Where the ranks of one job stand, and what the others wait for.
-
-    Args:
-        examination: of this host, with the facts of the hang.
-    """
+class HangResult(HostResult):
+    """Where the ranks of one job stand, and what the others wait for; the examination has the facts of the hang."""
 
     command = COMMAND
-
-    def __init__(self, examination: Examination) -> None:
-        self._examination = examination
-
-    @property
-    def examinations(self) -> Sequence[Examination]:
-        return (self._examination,)
-
-    @property
-    def verdict(self) -> Verdict:
-        return self._examination.verdict
 
     def report(self, *, with_facts: bool = False) -> Report:
         from ddpdoctor.hang.judging import hang_of

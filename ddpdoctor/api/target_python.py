@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
-
 from ddpdoctor.api.errors import UnsafeError, UsageError
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.run_as import OPTION, NotRunError, code_of, identity_for, sudo
+from ddpdoctor.probes.run_as import NotRunError, code_of, identity_for
 from ddpdoctor.probes.session import say_as_whom
 from ddpdoctor.probes.target_python.asking import ask
 
 IS_IT_PYTHON_SECONDS = 1.5
 
 
-def refuse_others_python(path: str, chosen_by: str, typed: Sequence[str]) -> None:
+def refuse_others_python(path: str, chosen_by: str) -> None:
     """Refuse to train as root with another user's Python. As that user, the command does.
 
     Args:
         path: the Python.
         chosen_by: the option or setting that led there.
-        typed: the command's arguments, to be shown as that user types them; () where no command was typed.
 
     Raises:
-        UnsafeError: with the command to run instead.
+        UnsafeError: it is another user's.
     """
+    refused = f"Root does not train with {path} ({chosen_by} led there)"
     try:
         identity = identity_for(code_of(path))
-        # Neither sudo nor a login keeps the setting that led there.
-        named = () if chosen_by == "--python" else ("--python", path)
-        again = shlex.join(["ddpdoctor", *typed, *named])
-        words = (
-            ""
-            if identity is None
-            else f"it, or what it loads, belongs to {identity.name}"
-            if not typed
-            else f"it, or what it loads, belongs to {identity.name}. Run it as {identity.name}:\n  {sudo(identity)} {again}\n"
-            f"Or, if nobody else uses this host, as in many containers:\n  {shlex.join(['ddpdoctor', OPTION, *typed])}"
-        )
     except NotRunError as error:
-        words = str(error)
-    if words:
-        raise UnsafeError(f"Root does not train with {path} ({chosen_by} led there): {words}")
+        raise UnsafeError(f"{refused}: {error}") from error
+    if identity is not None:
+        # Neither sudo nor a login keeps the setting that led there.
+        lacking = () if chosen_by == "--python" else ("--python", path)
+        raise UnsafeError(f"{refused}: it, or what it loads, belongs to {identity.name}", identity, lacking)
     say_as_whom(path, chosen_by)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.api.errors import SpokenForError, UsageError, refuse_empty
 from ddpdoctor.api.network_checking import WAIT_SECONDS, quiet_listener, refuse_wait
-from ddpdoctor.api.training_results import JointAudience, JointSmokeResult, SmokeResult
+from ddpdoctor.api.training_results import JointSmokeResult, SmokeResult
 from ddpdoctor.base.signals import StoppedBySignal
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ddpdoctor.smoke_training.plan import SmokePlan
     from ddpdoctor.smoke_training.progress import SmokeView
     from ddpdoctor.smoke_training.rank_monitor import RankMonitor
+    from ddpdoctor.smoke_training.task import JointAudience
     from ddpdoctor.smoke_training.train import SmokeOptions
 
 FAULT_VARIABLE = "DDPDOCTOR_SMOKE_FAULT"
@@ -86,7 +87,6 @@ def smoke(
     scaling: bool = False,
     strict: bool = False,
     observer: SmokeObserver | None = None,
-    typed: Sequence[str] = (),
 ) -> SmokeResult | JointSmokeResult:
     """Train a small DDP job on torch's own engine, stage by stage, each with a deadline. Nothing is left running.
 
@@ -105,7 +105,6 @@ def smoke(
         scaling: also train at 1, 2, 4 ... ranks.
         strict: over several hosts, warnings count on all of them.
         observer: is told how far it is.
-        typed: the command's arguments, for errors that show them.
 
     Raises:
         UsageError: the arguments contradict each other, or the launcher's settings.
@@ -133,7 +132,7 @@ def smoke(
     from ddpdoctor.smoke_training.train import SmokeOptions
 
     path, chosen_by = choose_python(python, os.environ)
-    refuse_others_python(path, chosen_by, typed)
+    refuse_others_python(path, chosen_by)
     if python is not None:
         with _not_begun():
             refuse_what_is_no_python(python, path)

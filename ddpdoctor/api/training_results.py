@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
 
 from ddpdoctor.api.network_checking import NetcheckResult
-from ddpdoctor.api.results import CommandResult
+from ddpdoctor.api.results import HostResult
 
 if TYPE_CHECKING:
-    from ddpdoctor.engine.examination import Examination, Verdict
-    from ddpdoctor.facts.meeting import Meeting
-    from ddpdoctor.network_check.hub import Hub
-    from ddpdoctor.network_check.messages import Waiting
-    from ddpdoctor.network_check.results import RunResult
+    from ddpdoctor.engine.examination import Verdict
     from ddpdoctor.report.contract import Report
-    from ddpdoctor.smoke_training.rank_monitor import RankMonitor
 
 COMMAND = "smoke"
 
 
-class SmokeResult(CommandResult):
-    """What a training on this host came to.
-
-    Args:
-        examination: of this host, with the facts of the training; where that failed, the findings of a whole check, too.
-    """
+class SmokeResult(HostResult):
+    """What a training on this host came to; the examination has its facts and, where it failed, the findings of a whole check."""
 
     command = COMMAND
-
-    def __init__(self, examination: Examination) -> None:
-        self._examination = examination
-
-    @property
-    def examinations(self) -> Sequence[Examination]:
-        return (self._examination,)
 
     @property
     def problems(self) -> Sequence[str]:
@@ -82,20 +66,3 @@ class JointSmokeResult(NetcheckResult):
     """What a training over several hosts came to: on the first all of it, on another its own part."""
 
     command = COMMAND
-
-
-class JointAudience(Protocol):
-    """Who is told how a training over several hosts goes: first who comes, then how far this host's own ranks are.
-
-    has_shown: the report has been told already.
-    """
-
-    has_shown: bool
-
-    def meeting(self, meeting: Meeting) -> None: ...
-    def hub(self, hub: Hub, command: Callable[[int], str] | None = None) -> None: ...
-    def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None: ...
-    def verdict(self, end: RunResult) -> None: ...
-    def say(self, text: str) -> None: ...
-    def heard(self, watch: RankMonitor) -> None: ...
-    def close(self) -> None: ...

@@ -89,7 +89,6 @@ def fix_checkpoint(
                 params_only=params_only,
                 to_safetensors=to_safetensors,
                 observer=observer,
-                typed=sys.argv[1:],
             )
         with ledger.telling():
             if as_json or as_markdown:

@@ -100,7 +100,6 @@ def netcheck(
             quick=quick,
             strict=strict,
             listen=make_view,
-            typed=sys.argv[1:],
         )
     if as_json or as_markdown:
         print_result(result, as_json=as_json, as_markdown=as_markdown, verbose=verbose)

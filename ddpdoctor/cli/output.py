@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from ddpdoctor.api.errors import UnsafeError
     from ddpdoctor.api.results import CommandResult
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; with -v also the facts.")]
@@ -57,7 +59,8 @@ def refusals(*, as_json: bool) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise typer.BadParameter(str(error)) from error
+        again = f": {_typed(error.lacking)}" if error.lacking else ""
+        raise typer.BadParameter(f"{error}{again}") from error
     except SpokenForError as error:
         # No failure: a launcher would end the others for it.
         typer.echo(str(error), err=True)
@@ -65,7 +68,7 @@ def refusals(*, as_json: bool) -> Iterator[None]:
     except UnsafeError as error:
         from ddpdoctor.base.error_lines import complain
 
-        complain(str(error))
+        complain(f"{error}{_as_whom(error)}")
         raise typer.Exit(2) from error
     except NoVerdictError as error:
         from ddpdoctor.base.error_lines import complain
@@ -81,3 +84,19 @@ def refusals(*, as_json: bool) -> Iterator[None]:
         for problem in error.problems:
             complain(one_line(problem))
         raise typer.Exit(2) from error
+
+
+def _typed(more: Sequence[str] = (), before: Sequence[str] = ()) -> str:
+    """The command as it was typed, with what it lacks."""
+    return shlex.join(["ddpdoctor", *before, *sys.argv[1:], *more])
+
+
+def _as_whom(error: UnsafeError) -> str:
+    if error.owner is None:
+        return ""
+    from ddpdoctor.probes.run_as import OPTION, sudo
+
+    return (
+        f". Run it as {error.owner.name}:\n  {sudo(error.owner)} {_typed(error.lacking)}\n"
+        f"Or, if nobody else uses this host, as in many containers:\n  {_typed(before=[OPTION])}"
+    )

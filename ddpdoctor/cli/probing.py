@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from ddpdoctor.api.errors import refuse_empty
+from ddpdoctor.cli.output import refusals
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.session import start_probes
 
@@ -30,17 +31,8 @@ CheckpointOption = Annotated[
 ]
 
 
-def begin(
-    python: str | None,
-    *,
-    quick: bool = False,
-    checkpoints: Sequence[str] = (),
-    patience: float | None = None,
-    settings: Mapping[str, str] = MappingProxyType({}),
-) -> Context:
+def begin(python: str | None, *, quick: bool = False, checkpoints: Sequence[str] = ()) -> Context:
     """As `start_probes`, for what was typed: an empty --python or --checkpoint is refused."""
-    if python is not None and not python.strip():
-        raise typer.BadParameter("--python is empty; is the variable in it set?")
-    if not all(checkpoint.strip() for checkpoint in checkpoints):
-        raise typer.BadParameter("--checkpoint is empty; is the variable in it set?")
-    return start_probes(python, quick=quick, checkpoints=checkpoints, patience=patience, settings=settings)
+    with refusals(as_json=False):
+        refuse_empty(python=python, checkpoint=checkpoints)
+    return start_probes(python, quick=quick, checkpoints=checkpoints)

@@ -25,9 +25,10 @@ from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from ddpdoctor.api.results import CommandResult
-    from ddpdoctor.api.training_results import JointAudience, JointSmokeResult, SmokeResult
+    from ddpdoctor.api.training_results import JointSmokeResult, SmokeResult
     from ddpdoctor.network_check.job import NetcheckJob
     from ddpdoctor.smoke_training.progress import SmokeView
+    from ddpdoctor.smoke_training.task import JointAudience
 
 _JOB = "Several hosts"
 
@@ -166,7 +167,6 @@ def smoke(
             scaling=scaling,
             strict=strict,
             observer=_AtTheTerminal(shown, quiet=quiet),
-            typed=sys.argv[1:],
         )
     raise typer.Exit(result.exit_code(strict=strict))
 

@@ -114,6 +114,16 @@ def conclusion(examinations: Sequence[Examination]) -> Verdict:
     return _worst(examination.conclusion for examination in examinations)
 
 
+def unless_unjudged(verdict: Verdict, problems: Sequence[str]) -> Verdict:
+    """The verdict on the whole, where something may not have been judged: a failure stays one, of the rest nothing is said.
+
+    Args:
+        verdict: on what was judged.
+        problems: what kept something from being judged.
+    """
+    return Verdict.UNKNOWN if problems and verdict is not Verdict.FAIL else verdict
+
+
 def _worst(verdicts: Iterable[Verdict]) -> Verdict:
     order = [Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN, Verdict.OK]
     return min(verdicts, key=order.index, default=Verdict.UNKNOWN)

@@ -14,7 +14,7 @@ from ddpdoctor.base.findings import Evidence, Fix, Severity
 from ddpdoctor.base.text import escaped_json
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.base.version import __version__
-from ddpdoctor.engine.examination import Examination, Verdict, node_names, overall
+from ddpdoctor.engine.examination import Examination, Verdict, node_names, overall, unless_unjudged
 from ddpdoctor.engine.registry import SkipReason
 from ddpdoctor.facts.fleet import Fleet, Link, Node, Phase, Reach
 from ddpdoctor.facts.hang import Hang
@@ -188,7 +188,7 @@ def build_report(
     return Report(
         command=command,
         host=", ".join(names),
-        verdict=Verdict.UNKNOWN if problems and verdict is not Verdict.FAIL else verdict,
+        verdict=unless_unjudged(verdict, problems),
         findings=tuple(sorted(findings, key=lambda finding: finding.severity.rank)),
         not_tested=tuple(not_tested),
         passed=tuple(passed),

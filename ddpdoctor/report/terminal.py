@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ddpdoctor.base.findings import Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import one_line, plural, visible
-from ddpdoctor.engine.examination import Examination, Verdict, conclusion, node_names
+from ddpdoctor.engine.examination import Examination, Verdict, conclusion, node_names, unless_unjudged
 from ddpdoctor.engine.registry import Check, SkipReason
 from ddpdoctor.report.summary import summary
 
@@ -56,9 +56,7 @@ def show(
 
 def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = ()) -> Text:
     """The whole in one sentence, which never says "fine" of what was not tested; of several hosts, each by name."""
-    verdict = conclusion(examinations)
-    if problems and verdict is not Verdict.FAIL:
-        verdict = Verdict.UNKNOWN
+    verdict = unless_unjudged(conclusion(examinations), problems)
     line = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict])
     if not examinations:
         return line.append("No verdict: nothing could be judged.", "bold")

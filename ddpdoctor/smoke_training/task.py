@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -16,6 +16,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.manifests import GROUPS
 from ddpdoctor.network_check.node_session import NodeSession, Programme
 from ddpdoctor.network_check.order_limits import Master
+from ddpdoctor.network_check.results import ProgressListener
 from ddpdoctor.network_check.task import Worker
 from ddpdoctor.smoke_training.judging import checks_of_plans
 from ddpdoctor.smoke_training.rank_monitor import RankMonitor
@@ -28,6 +29,18 @@ MAY_SAY_WHY: Final = "network"
 
 LEAST_SECONDS: Final = 3600.0
 """That the others give node 0, whose --timeout they don't know."""
+
+
+class JointAudience(ProgressListener, Protocol):
+    """Who is told how a training over several hosts goes: first who comes, then how far this host's own ranks are.
+
+    has_shown: the report has been told already.
+    """
+
+    has_shown: bool
+
+    def heard(self, watch: RankMonitor) -> None:
+        """How far the ranks are has changed."""
 
 
 class SmokePurpose:

@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ import torch
 
 import ddpdoctor
 from ddpdoctor.base.error_lines import remark
+from tests.real.running_jobs import wait_until
 from tests.support.checkpoints import on, save
 from tests.support.command import command, plain_environ
 from tests.support.command import ddpdoctor as run_command
@@ -89,7 +92,7 @@ def test_what_can_not_be_meant_is_refused_and_what_is_not_there_is_named() -> No
         ddpdoctor.jobs(seconds=3)
     with pytest.raises(ddpdoctor.UsageError, match="no log is named"):
         ddpdoctor.diagnose_log([])
-    with pytest.raises(ddpdoctor.UsageError, match=r"needs a new file: output='a-params.pt'"):
+    with pytest.raises(ddpdoctor.UsageError, match=r"so it needs a new file$"):
         ddpdoctor.fix_checkpoint(["a.pt"], params_only=True)
     asleep = subprocess.Popen(["sleep", "60"])
     try:
@@ -108,11 +111,15 @@ def test_what_can_not_be_meant_is_refused_and_what_is_not_there_is_named() -> No
 
 
 PROGRAM = """
-import signal, sys, ddpdoctor
+import signal, sys, time, ddpdoctor
 assert not {"torch", "typer", "rich", "msgspec"} & set(sys.modules), "loaded too early"
 signals = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 for result in (ddpdoctor.check(quick=True), ddpdoctor.jobs(), ddpdoctor.diagnose_log([sys.argv[1]])):
     result.to_json(), result.to_text(), result.to_markdown(), result.exit_code()
+from ddpdoctor.base.status_line import StatusLine
+line = StatusLine(lambda seconds: "busy", delay=0.01)
+time.sleep(0.3)
+line.close()
 assert signals == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 assert not {"torch", "typer"} & set(sys.modules), "loaded"
 """
@@ -159,12 +166,41 @@ def test_a_program_trains_and_meets_others_and_says_nothing() -> None:
     assert (ended.stdout, ended.stderr, ended.returncode) == ("", "", 0)
 
 
-def test_a_hang_is_looked_at_and_the_signals_stay(tmp_path: Path) -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    dump = tmp_path / "rank_0"
-    dump.write_bytes(b"no dump")
-    ddpdoctor.jobs(dumps=[str(dump)])
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+INTERRUPTED = """
+import ddpdoctor
+try:
+    ddpdoctor.smoke(nproc=2, backend="gloo")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_in_a_program_that_trains_is_its_own_and_ends_the_ranks() -> None:
+    mark = f"DDPDOCTOR_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
+    name, _, value = mark.partition("=")
+    fault = json.dumps({"rank": 1, "stage": "barrier", "kind": "sleep"})
+    program = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        env=plain_environ() | {"VIRTUAL_ENV": sys.prefix, "DDPDOCTOR_SMOKE_FAULT": fault, name: value},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # The program, the keeper of the ranks, their launcher, and the ranks.
+    wait_until(lambda: len(marked(mark)) >= 5, "the ranks")
+    program.send_signal(signal.SIGINT)
+    assert program.communicate(timeout=30) == ("interrupted\n", "")
+    wait_until(lambda: not marked(mark), "the end of the ranks")
+
+
+def marked(mark: str) -> list[int]:
+    """The processes with that setting."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdigit() and mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
 
 
 def test_remarks_go_to_the_logger(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:

@@ -55,11 +55,10 @@ def test_a_healthy_job_moves_and_ends_its_training_unharmed(tmp_path: Path) -> N
     with torchrun(tmp_path, settings={"RUNNING_JOB_STEPS": "600"}) as job:
         job.wait_until_training(0, 1)
         before = job.step(0)
-        for _ in range(4):
-            told = looked(job)
-            assert told["verdict"] != "fail"
-            if told["verdict"] == "ok":  # On a busy machine it may not have got on meanwhile; not every time.
-                break
+        told = looked(job)
+        assert told["verdict"] != "fail"
+        if told["verdict"] == "warn":  # On a busy machine it may not have got on within a second; within five it has.
+            told = looked(job, seconds=5)
         assert (told["verdict"], slugs(told)) == ("ok", [])
         assert told["hang"]["backend"] == "gloo"
         assert all(one["watched"]["elsewhere"] > 2 for one in told["hang"]["ranks"])

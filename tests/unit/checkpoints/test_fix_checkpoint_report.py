@@ -372,8 +372,7 @@ def test_a_dry_run_is_judged_by_what_the_file_still_is() -> None:
 def wishes_of(*paths: str, **options: Any) -> EditOptions:
     nothing: dict[str, Any] = dict.fromkeys(("to", "prefixes", "keep", "drop", "output"))
     flags = dict.fromkeys(("params_only", "to_safetensors", "undo"), False)
-    typed = ("fix-checkpoint", "ckpt.pt")
-    return edit_options(paths or ["ckpt.pt"], typed=typed, **(nothing | flags | options))
+    return edit_options(paths or ["ckpt.pt"], **(nothing | flags | options))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12", "mps", "xpu:1", "npu:0", "hpu"])
@@ -418,10 +417,6 @@ def test_prefixes_get_their_dot_and_keys_stay_as_typed() -> None:
         ({"undo": True, "prefixes": ["module."]}, "--undo.*--strip-prefix"),
         ({"keep": ["a"], "drop": ["b"], "output": "o"}, "--keep and --drop"),
         ({"to_safetensors": True, "to": "cuda:0", "output": "o"}, "--to-safetensors and --to"),
-        ({"keep": ["a"]}, "-o ckpt-small.pt"),
-        ({"drop": ["a"]}, "-o ckpt-small.pt"),
-        ({"params_only": True}, "-o ckpt-params.pt"),
-        ({"to_safetensors": True}, "-o ckpt.safetensors"),
         ({"keep": [","], "output": "o"}, "--keep is empty"),
         ({"drop": [""], "output": "o"}, "--drop is empty"),
         ({"prefixes": [""]}, "--strip-prefix is empty"),
@@ -432,6 +427,21 @@ def test_prefixes_get_their_dot_and_keys_stay_as_typed() -> None:
 def test_contradictions_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         wishes_of(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "output"),
+    [
+        ({"keep": ["a"]}, "ckpt-small.pt"),
+        ({"drop": ["a"]}, "ckpt-small.pt"),
+        ({"params_only": True}, "ckpt-params.pt"),
+        ({"to_safetensors": True}, "ckpt.safetensors"),
+    ],
+)
+def test_what_leaves_something_out_needs_a_new_file(options: dict[str, Any], output: str) -> None:
+    with pytest.raises(UsageError, match="so it needs a new file") as refused:
+        wishes_of(**options)
+    assert refused.value.lacking == ("-o", output)
 
 
 def test_progress_says_how_far(monkeypatch: pytest.MonkeyPatch) -> None:
