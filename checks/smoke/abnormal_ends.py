@@ -13,8 +13,15 @@ from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, RankEnding, RankRun, Smoke
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.smoke_training.analysis_blame import Blame, BlameKind, at_the_end, own_gpu, stage_of, waits
-from ddpdoctor.smoke_training.wording import ended, evidence_of, named, place, said_of, what_the_others_did
+from ddpdoctor.smoke_training.analysis.failure_attribution import Blame, BlameKind, at_the_end, own_gpu, stage_of, waits
+from ddpdoctor.smoke_training.analysis.failure_wording import (
+    ended,
+    evidence_of,
+    named,
+    place,
+    said_of,
+    what_the_others_did,
+)
 
 ONLY_ITS_END = "the training was over: see smoke-shutdown"
 

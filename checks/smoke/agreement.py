@@ -17,8 +17,8 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, RankEnding, Smoke, StageState
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.smoke_training.analysis_blame import Blame, BlameKind
-from ddpdoctor.smoke_training.wording import evidence_of, named, said_of, what_the_others_did
+from ddpdoctor.smoke_training.analysis.failure_attribution import Blame, BlameKind
+from ddpdoctor.smoke_training.analysis.failure_wording import evidence_of, named, said_of, what_the_others_did
 
 WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier", LAST)
 """Stages in which nothing is computed."""

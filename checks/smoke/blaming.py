@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.smoke import Smoke
-from ddpdoctor.smoke_training.analysis_blame import NO_SMOKE, Blame, BlameKind, blame, ended_early, not_started
+from ddpdoctor.smoke_training.analysis.failure_attribution import (
+    NO_SMOKE,
+    Blame,
+    BlameKind,
+    blame,
+    ended_early,
+    not_started,
+)
 
 
 def blame_for(smoke: Smoke, *kinds: BlameKind) -> Blame | None:

@@ -30,8 +30,8 @@ from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.shadowed_modules import another_name, torch_itself, why_in_the_way
 from ddpdoctor.processes.gpu_holders import all_told, own_jobs
 from ddpdoctor.processes.job_words import Oddity
-from ddpdoctor.smoke_training.analysis_blame import NO_SMOKE, ended_early, not_started, own_gpu
-from ddpdoctor.smoke_training.wording import ended, message
+from ddpdoctor.smoke_training.analysis.failure_attribution import NO_SMOKE, ended_early, not_started, own_gpu
+from ddpdoctor.smoke_training.analysis.failure_wording import ended, message
 
 MISSING = re.compile(r"No module named '([\w.]+)'")
 

@@ -9,16 +9,16 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.smoke import ELASTIC, Smoke
 from ddpdoctor.network_check.results import NetcheckOptions
 from ddpdoctor.network_check.run import run
-from ddpdoctor.smoke_training.joining import starter
-from ddpdoctor.smoke_training.orders import STAGE_SECONDS, Launched, import_seconds
-from ddpdoctor.smoke_training.remote_training import HostShare
-from ddpdoctor.smoke_training.steps import Terms
-from ddpdoctor.smoke_training.task import JointAudience, SmokePurpose
+from ddpdoctor.smoke_training.multinode.coordinator import Terms
+from ddpdoctor.smoke_training.multinode.joint_job import starter
+from ddpdoctor.smoke_training.multinode.remote_training import HostShare
+from ddpdoctor.smoke_training.multinode.task import JointAudience, SmokePurpose
+from ddpdoctor.smoke_training.training_order import STAGE_SECONDS, Launched, import_seconds
 
 if TYPE_CHECKING:
     from ddpdoctor.network_check.job import NetcheckJob
     from ddpdoctor.network_check.results import RunResult
-    from ddpdoctor.smoke_training.train import SmokeOptions
+    from ddpdoctor.smoke_training.local.training import SmokeOptions
 
 
 def train_with_others(

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.network_check.job import NetcheckJob
     from ddpdoctor.network_check.results import ProgressListener
-    from ddpdoctor.smoke_training.orders import Fault
+    from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
+    from ddpdoctor.smoke_training.local.training import SmokeOptions
+    from ddpdoctor.smoke_training.multinode.task import JointAudience
     from ddpdoctor.smoke_training.plan import SmokePlan
     from ddpdoctor.smoke_training.progress import SmokeView
-    from ddpdoctor.smoke_training.rank_monitor import RankMonitor
-    from ddpdoctor.smoke_training.task import JointAudience
-    from ddpdoctor.smoke_training.train import SmokeOptions
+    from ddpdoctor.smoke_training.training_order import Fault
 
 FAULT_VARIABLE = "DDPDOCTOR_SMOKE_FAULT"
 """For tests: one rank misbehaves, {"rank", "stage", "kind"}."""
@@ -128,8 +128,8 @@ def smoke(
     from ddpdoctor.probes.context import Context
     from ddpdoctor.probes.session import collect_facts
     from ddpdoctor.probes.target_python.choice import choose_python
+    from ddpdoctor.smoke_training.local.training import SmokeOptions
     from ddpdoctor.smoke_training.plan import GROUPS, smoke_plan
-    from ddpdoctor.smoke_training.train import SmokeOptions
 
     path, chosen_by = choose_python(python, os.environ)
     refuse_others_python(path, chosen_by)
@@ -173,7 +173,7 @@ def smoke(
         snapshot = collect_facts(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
         snapshot = _with_torch(snapshot, options, python)
     examination = _train(options, smoke_plan(snapshot, nproc, backend), snapshot, watcher)
-    from ddpdoctor.smoke_training.judging import needs_a_look
+    from ddpdoctor.smoke_training.analysis.verdict import needs_a_look
 
     if needs_a_look(examination):
         known = watcher.looking_for_the_cause(SmokeResult(examination))
@@ -204,7 +204,7 @@ def _with_torch(snapshot: Snapshot, options: SmokeOptions, python: str | None) -
 
     from ddpdoctor.base.unknown import Unknown
     from ddpdoctor.probes.session import collect_facts, start_probes
-    from ddpdoctor.smoke_training.orders import import_seconds
+    from ddpdoctor.smoke_training.training_order import import_seconds
 
     gpus = snapshot.gpus
     if options.backend == "gloo" or isinstance(gpus, Unknown) or not any(device.integrated for device in gpus.devices):
@@ -216,8 +216,8 @@ def _with_torch(snapshot: Snapshot, options: SmokeOptions, python: str | None) -
 def _train(options: SmokeOptions, plan: SmokePlan, snapshot: Snapshot, observer: SmokeObserver) -> Examination:
     """The training, unless it is known beforehand that it can't be run."""
     from ddpdoctor.checks.catalogue import catalogue
-    from ddpdoctor.smoke_training.judging import before, judge
-    from ddpdoctor.smoke_training.train import scaled, train, unscaled
+    from ddpdoctor.smoke_training.analysis.verdict import before, judge
+    from ddpdoctor.smoke_training.local.training import scaled, train, unscaled
 
     hindered = before(snapshot, plan, catalogue())
     if hindered is not None:
@@ -246,8 +246,8 @@ def _with_host(examination: Examination, python: str | None, timeout: float | No
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.facts.snapshot import GROUPS
     from ddpdoctor.probes.session import collect_facts, start_probes
-    from ddpdoctor.smoke_training.judging import nothing_ran, smoke_of, with_host
-    from ddpdoctor.smoke_training.orders import import_seconds
+    from ddpdoctor.smoke_training.analysis.verdict import nothing_ran, smoke_of, with_host
+    from ddpdoctor.smoke_training.training_order import import_seconds
 
     facts = smoke_of(examination)
     in_vain = timeout is not None and nothing_ran(facts) and facts.seconds >= import_seconds(timeout)
@@ -263,7 +263,7 @@ def _job_with_others(options: SmokeOptions, for_others: tuple[str, ...]) -> Netc
         for_others: what a command for another host takes over.
     """
     from ddpdoctor.network_check.job import Flags, JobError
-    from ddpdoctor.smoke_training.joining import joint_job, silent_rank
+    from ddpdoctor.smoke_training.multinode.joint_job import joint_job, silent_rank
 
     flags = Flags(
         master=options.master, port=options.port, nnodes=options.nnodes, node_rank=options.node_rank, options=for_others
@@ -295,7 +295,7 @@ def _options(
 
 
 def _stages(names: Sequence[str]) -> tuple[str, ...]:
-    from ddpdoctor.smoke_training.selection import UnknownStageError, chosen_stages
+    from ddpdoctor.smoke_training.stage_selection import UnknownStageError, chosen_stages
 
     wanted = [name.strip() for value in names for name in value.split(",") if name.strip()]
     if names and not wanted:
@@ -312,7 +312,7 @@ def _fault() -> Fault | None:
         return None
     import msgspec
 
-    from ddpdoctor.smoke_training.orders import Fault
+    from ddpdoctor.smoke_training.training_order import Fault
 
     try:
         return msgspec.json.decode(text, type=Fault)

@@ -23,14 +23,14 @@ class SmokeResult(HostResult):
     @property
     def problems(self) -> Sequence[str]:
         from ddpdoctor.engine.examination import Verdict
-        from ddpdoctor.smoke_training.judging import smoke_of
+        from ddpdoctor.smoke_training.analysis.verdict import smoke_of
 
         problem = smoke_of(self._examination).problem
         return (problem,) if problem and self.verdict is Verdict.UNKNOWN else ()
 
     @property
     def verdict(self) -> Verdict:
-        from ddpdoctor.smoke_training.judging import verdict_of
+        from ddpdoctor.smoke_training.analysis.verdict import verdict_of
 
         return verdict_of(self._examination)
 
@@ -44,7 +44,7 @@ class SmokeResult(HostResult):
 
     def report(self, *, with_facts: bool = False) -> Report:
         from ddpdoctor.report.contract import build_report
-        from ddpdoctor.smoke_training.judging import smoke_of
+        from ddpdoctor.smoke_training.analysis.verdict import smoke_of
 
         return build_report(
             self.command,

@@ -19,7 +19,7 @@ from ddpdoctor.fixes.choosing import FixChoice, all_of, ask_for_each
 from ddpdoctor.fixes.proof import Proof, SmokeReport, look_again, proved, smoke, treatments
 from ddpdoctor.fixes.remedies import AppliableFix, Case, cases
 from ddpdoctor.fixes.render import show_case, show_outcome, show_treatments, source_path
-from ddpdoctor.fixes.settings import SettingsPlace, safe_place
+from ddpdoctor.fixes.settings_file import SettingsPlace, safe_place
 from ddpdoctor.report.reported_fixes import FixState, Treatment
 from ddpdoctor.report.terminal import make_console, show, verdict_line
 

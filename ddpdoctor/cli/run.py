@@ -58,7 +58,8 @@ def run(
     Exit code: the command's own. 127: there is no such command, 126: it can't
     be run.
     """
-    from ddpdoctor.run.diagnosing import (
+    from ddpdoctor.run.added_settings import folder_for_dumps, settings_for
+    from ddpdoctor.run.diagnosis import (
         diagnose,
         killed_so_far,
         left_running,
@@ -66,9 +67,8 @@ def run(
         looks_at_jobs,
         one_of_many,
     )
-    from ddpdoctor.run.reaper import KeptFile, NotKeptError
-    from ddpdoctor.run.settings import folder_for_dumps, settings_for
-    from ddpdoctor.run.supervising import Orders, supervise
+    from ddpdoctor.run.output_file import KeptFile, NotKeptError
+    from ddpdoctor.run.supervisor import Orders, supervise
 
     if not command[0]:
         raise typer.BadParameter("the command is empty; is the variable in it set?")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ddpdoctor.api.results import CommandResult
     from ddpdoctor.api.training_results import JointSmokeResult, SmokeResult
     from ddpdoctor.network_check.job import NetcheckJob
+    from ddpdoctor.smoke_training.multinode.task import JointAudience
     from ddpdoctor.smoke_training.progress import SmokeView
-    from ddpdoctor.smoke_training.task import JointAudience
 
 _JOB = "Several hosts"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.network_check.job import NetcheckJob
     from ddpdoctor.network_check.messages import Waiting
     from ddpdoctor.network_check.results import RunResult
-    from ddpdoctor.smoke_training.rank_monitor import RankMonitor
+    from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 
 
 def print_joint(result: JointSmokeResult, job: NetcheckJob, shown: Callable[[JointSmokeResult], None]) -> None:

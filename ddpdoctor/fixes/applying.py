@@ -7,11 +7,11 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.fixes.checkpoint import files_of, fix, undo_size
+from ddpdoctor.fixes.checkpoint_fix import files_of, fix, undo_size
 from ddpdoctor.fixes.choosing import FixChoice
 from ddpdoctor.fixes.leftovers import end_targets, left_alone, look, refusal
 from ddpdoctor.fixes.remedies import AppliableFix
-from ddpdoctor.fixes.settings import SettingsLine, SettingsPlace, read_ours, rehearse, safe_place, write
+from ddpdoctor.fixes.settings_file import SettingsLine, SettingsPlace, read_ours, rehearse, safe_place, write
 from ddpdoctor.processes.ending import Endings
 
 if TYPE_CHECKING:

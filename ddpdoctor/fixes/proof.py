@@ -19,7 +19,7 @@ from ddpdoctor.engine.sanitize_facts import plausible
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.fixes.applying import Applied
 from ddpdoctor.fixes.choosing import FixChoice
-from ddpdoctor.fixes.settings import private_copy, shell, shell_environ
+from ddpdoctor.fixes.settings_file import private_copy, shell, shell_environ
 from ddpdoctor.probes.run_as import options_again
 from ddpdoctor.report.reported_fixes import FixState, Treatment
 

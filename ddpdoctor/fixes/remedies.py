@@ -9,9 +9,9 @@ import msgspec
 
 from ddpdoctor.base.findings import Fix, Severity
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.fixes.checkpoint import paths_of
+from ddpdoctor.fixes.checkpoint_fix import paths_of
+from ddpdoctor.fixes.free_port import free_port, variable_of
 from ddpdoctor.fixes.leftovers import targets_of
-from ddpdoctor.fixes.port import free_port, variable_of
 from ddpdoctor.fixes.settings_lines import Line, lines_of
 from ddpdoctor.knowledge.privileges import NEEDS_ROOT
 

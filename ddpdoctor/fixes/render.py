@@ -13,7 +13,7 @@ from ddpdoctor.checkpoints.render_terminal import undo_command
 from ddpdoctor.fixes.applying import Applied
 from ddpdoctor.fixes.proof import Proof
 from ddpdoctor.fixes.remedies import Case
-from ddpdoctor.fixes.settings import SettingsPlace
+from ddpdoctor.fixes.settings_file import SettingsPlace
 from ddpdoctor.report.reported_fixes import FixState, Treatment
 from ddpdoctor.report.terminal import STYLES, Hanging
 

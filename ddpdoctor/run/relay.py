@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from ddpdoctor.run.copying import WholeLines
-from ddpdoctor.run.shared import SharedOutput
-from ddpdoctor.run.streams import CarriedStream
+from ddpdoctor.run.output_copy import WholeLines
+from ddpdoctor.run.output_streams import CarriedStream
+from ddpdoctor.run.shared_output import SharedOutput
 
 IDLE_SECONDS: Final = 0.2
 """What was still open so long after the command's end, without a word, is somebody's who stays."""

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from ddpdoctor.run.shared import SharedOutput
+from ddpdoctor.run.shared_output import SharedOutput
 
 OWN: Final = frozenset(
     {

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from ddpdoctor.base.text import plural
 from ddpdoctor.report.live import started
+from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.progress import SmokeProgress, mark_of, places
-from ddpdoctor.smoke_training.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.render_marks import STYLES, Mark, columns, symbol
 
 _MOST_PLACES = 4

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from ddpdoctor.base.text import one_line
-from ddpdoctor.smoke_training.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.rank_progress import RankProgress
+from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
+from ddpdoctor.smoke_training.local.rank_progress import RankProgress
 from ddpdoctor.smoke_training.render_marks import Mark, ranks_text
 
 _QUIET_SECONDS = 5.0

@@ -13,7 +13,7 @@ from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.registry import Result, SkipReason
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.report.terminal import STYLES, VERDICT_STYLES, Hanging, show_found, show_not_tested
-from ddpdoctor.smoke_training.judging import (
+from ddpdoctor.smoke_training.analysis.verdict import (
     Found,
     host_findings,
     host_results,

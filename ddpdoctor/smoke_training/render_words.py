@@ -8,10 +8,16 @@ from ddpdoctor.base.text import listed, one_line, plural, signal_name
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, StageState
 from ddpdoctor.report.summary import summary
-from ddpdoctor.smoke_training.analysis_blame import BlameKind, blame, ended_early, lost_another
-from ddpdoctor.smoke_training.judging import nothing_ran, only_scaling_failed, own_findings, smoke_of, verdict_of
+from ddpdoctor.smoke_training.analysis.failure_attribution import BlameKind, blame, ended_early, lost_another
+from ddpdoctor.smoke_training.analysis.failure_wording import message
+from ddpdoctor.smoke_training.analysis.verdict import (
+    nothing_ran,
+    only_scaling_failed,
+    own_findings,
+    smoke_of,
+    verdict_of,
+)
 from ddpdoctor.smoke_training.render_marks import Mark, ranks_text
-from ddpdoctor.smoke_training.wording import message
 
 _TRAINING = "training"
 _MOST_FRAMES = 4

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.facts.smoke import Leftovers, RankRun
-from ddpdoctor.smoke_training.leftovers import listening_sockets, sockets_of
-from ddpdoctor.smoke_training.orders import Fault, Order
-from ddpdoctor.smoke_training.running import Ran, run
-from ddpdoctor.smoke_training.shared_memory import mapped_memory, own_files
+from ddpdoctor.smoke_training.local.leftovers import listening_sockets, sockets_of
+from ddpdoctor.smoke_training.local.rank_runner import Ran, run
+from ddpdoctor.smoke_training.local.shared_memory import mapped_memory, own_files
+from ddpdoctor.smoke_training.training_order import Fault, Order
 from tests.support.command import plain_environ
 
 STAGES = (

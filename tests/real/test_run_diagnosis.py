@@ -272,8 +272,8 @@ def test_a_diagnosis_that_hangs_is_a_sentence(tmp_path: Path) -> None:
     environ = sabotaged(
         tmp_path,
         "import time, types\n"
-        "import ddpdoctor.run.supervising\n"
-        "ddpdoctor.run.supervising.DIAGNOSIS_PATIENCE = 0.3\n"
+        "import ddpdoctor.run.supervisor\n"
+        "ddpdoctor.run.supervisor.DIAGNOSIS_PATIENCE = 0.3\n"
         "import ddpdoctor.logs.parse.reading\n"
         "def read_stream(*_): time.sleep(1000)\n"
         "ddpdoctor.logs.parse.reading.read_stream = read_stream",
@@ -303,12 +303,12 @@ def test_a_doctor_that_is_killed_is_a_sentence(tmp_path: Path) -> None:
 def test_copying_that_fails_loses_no_output(tmp_path: Path) -> None:
     environ = sabotaged(
         tmp_path,
-        "import ddpdoctor.run.shared\n"
-        "keep = ddpdoctor.run.shared.SharedOutput.keep\n"
+        "import ddpdoctor.run.shared_output\n"
+        "keep = ddpdoctor.run.shared_output.SharedOutput.keep\n"
         "def fails(self, data):\n"
         "    if b'777' in bytes(data): raise ValueError\n"
         "    keep(self, data)\n"
-        "ddpdoctor.run.shared.SharedOutput.keep = fails",
+        "ddpdoctor.run.shared_output.SharedOutput.keep = fails",
     )
     line = run(sys.executable, "-c", "for i in range(20000): print(i)")
     done = subprocess.run(line, env=environ, capture_output=True, text=True, check=False)
@@ -341,9 +341,9 @@ def test_a_place_that_is_not_ours_to_open(tmp_path: Path, place: str) -> None:
 def test_without_descriptors_the_command_runs_without_us(tmp_path: Path) -> None:
     environ = sabotaged(
         tmp_path,
-        "import ddpdoctor.run.supervising\n"
+        "import ddpdoctor.run.supervisor\n"
         "def ways(): raise OSError(24, 'Too many open files')\n"
-        "ddpdoctor.run.supervising.ways = ways",
+        "ddpdoctor.run.supervisor.ways = ways",
     )
     done = subprocess.run(run("sh", "-c", "echo out; exit 5"), env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (5, "out\n")

@@ -15,7 +15,7 @@ import pytest
 
 from ddpdoctor.base.findings import Fix, Severity
 from ddpdoctor.checks.catalogue import select
-from ddpdoctor.fixes import settings as file
+from ddpdoctor.fixes import settings_file as file
 from ddpdoctor.fixes.applying import Applied, apply
 from ddpdoctor.fixes.choosing import FixChoice
 from ddpdoctor.fixes.proof import look_again

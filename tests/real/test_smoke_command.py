@@ -24,7 +24,7 @@ from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.cli import smoke as command_module
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.smoke import RankEnding, Smoke
-from ddpdoctor.smoke_training import train as conducting
+from ddpdoctor.smoke_training.local import training as conducting
 from tests.real.nvml import FakeNvidia
 from tests.support.command import command, ddpdoctor, plain_environ
 from tests.support.smokes import examined_smoke, rank_run, smoke_of_ranks
@@ -136,7 +136,7 @@ def test_wrong_usage_ends_before_anything_starts(arguments: tuple[str, ...], wor
 
 TWO_AT_MOST = """
 from ddpdoctor.cli.main import main
-from ddpdoctor.smoke_training import steps
+from ddpdoctor.smoke_training.multinode import coordinator as steps
 steps.MOST_RANKS = 2
 main()
 """

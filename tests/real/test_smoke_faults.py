@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.smoke import RankEnding, RankRun, StageState
-from ddpdoctor.smoke_training.analysis_blame import blame
-from ddpdoctor.smoke_training.orders import Fault
-from ddpdoctor.smoke_training.running import Ran
+from ddpdoctor.smoke_training.analysis.failure_attribution import blame
+from ddpdoctor.smoke_training.local.rank_runner import Ran
+from ddpdoctor.smoke_training.training_order import Fault
 from tests.real.smoke_runs import STAGES, Estate, by_rank, order, train
 
 SECONDS = 5.0

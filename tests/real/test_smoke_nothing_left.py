@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.smoke_training.stacks import process_state
+from ddpdoctor.smoke_training.local.rank_stacks import process_state
 from tests.real.smoke_runs import Estate, rank_1_runs, wait_for
 from tests.support.command import command
 

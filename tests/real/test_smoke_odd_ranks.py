@@ -13,9 +13,9 @@ import pytest
 
 from ddpdoctor.facts.smoke import RankEnding, StageState
 from ddpdoctor.network_check.messages import ENOUGH
-from ddpdoctor.smoke_training.orders import Fault
-from ddpdoctor.smoke_training.rank_monitor import PROCESS_END, RankMonitor
-from ddpdoctor.smoke_training.running import Ran, run
+from ddpdoctor.smoke_training.local.rank_monitor import PROCESS_END, RankMonitor
+from ddpdoctor.smoke_training.local.rank_runner import Ran, run
+from ddpdoctor.smoke_training.training_order import Fault
 from tests.real.smoke_runs import Estate, by_rank, order, rank_1_runs, train
 
 SECONDS = 5.0

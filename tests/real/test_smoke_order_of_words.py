@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ddpdoctor.facts.smoke import RankEnding
-from ddpdoctor.smoke_training.running import Ran
+from ddpdoctor.smoke_training.local.rank_runner import Ran
 from tests.real.smoke_runs import Estate, by_rank, order, train
 
 STAGES = ("import", "shutdown")
@@ -97,7 +97,7 @@ engine(finished=True)
 
 DOCTOR = """
 import asyncio, os, sys
-from ddpdoctor.smoke_training.running import run
+from ddpdoctor.smoke_training.local.rank_runner import run
 from tests.real.smoke_runs import order
 
 work = run(order(nproc=16, stages=("import", "device", "shutdown")), python=sys.argv[1], environ=os.environ)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.facts.smoke import RankEnding
-from ddpdoctor.smoke_training.orders import Order
-from ddpdoctor.smoke_training.running import run
+from ddpdoctor.smoke_training.local.rank_runner import run
+from ddpdoctor.smoke_training.training_order import Order
 from tests.real.namespaces import Host, network
 from tests.support.command import ROOT, command, ddpdoctor, plain_environ
 from tests.support.free_ports import free_port
@@ -76,8 +76,8 @@ def test_nobody_reaches_the_server_that_forks_the_ranks(eve: User, shared: Path,
 
 STATIC = """
 import asyncio, os, sys
-from ddpdoctor.smoke_training.orders import Fault, Order
-from ddpdoctor.smoke_training.running import run
+from ddpdoctor.smoke_training.training_order import Fault, Order
+from ddpdoctor.smoke_training.local.rank_runner import run
 sleeps = Fault(rank=1, stage="training", kind="sleep")
 order = Order(nproc=2, world_size=2, master="127.0.0.1", port=29500, seconds=5.0, fault=sleeps)
 ran = asyncio.run(run(order, python=sys.executable, environ=os.environ))

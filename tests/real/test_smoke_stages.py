@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.smoke import RankEnding, StageState
-from ddpdoctor.smoke_training.analysis_blame import BlameKind, blame
-from ddpdoctor.smoke_training.orders import STAGES, Fault
-from ddpdoctor.smoke_training.running import Ran
+from ddpdoctor.smoke_training.analysis.failure_attribution import BlameKind, blame
+from ddpdoctor.smoke_training.local.rank_runner import Ran
+from ddpdoctor.smoke_training.training_order import STAGES, Fault
 from tests.real.smoke_runs import Estate, by_rank, order, train
 
 pytestmark = pytest.mark.timeout(300)

@@ -9,9 +9,9 @@ import signal
 import sys
 from contextlib import suppress
 
-from ddpdoctor.smoke_training.orders import Order
-from ddpdoctor.smoke_training.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.running import run
+from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
+from ddpdoctor.smoke_training.local.rank_runner import run
+from ddpdoctor.smoke_training.training_order import Order
 from tests.support.command import plain_environ
 
 

@@ -100,9 +100,9 @@ FAULTS = (
 
 def fails(fault: Fault) -> Callable[[Kit], None]:
     def work(kit: Kit) -> None:
-        from ddpdoctor.smoke_training import orders
-        from ddpdoctor.smoke_training.analysis_blame import blame
-        from ddpdoctor.smoke_training.running import run
+        from ddpdoctor.smoke_training import training_order as orders
+        from ddpdoctor.smoke_training.analysis.failure_attribution import blame
+        from ddpdoctor.smoke_training.local.rank_runner import run
 
         ranks = kit.machine.ranks
         order = orders.Order(

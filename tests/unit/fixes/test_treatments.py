@@ -22,10 +22,10 @@ from ddpdoctor.cli.fix_check_options import arguments_again, not_ours
 from ddpdoctor.engine.examination import Examination, Verdict, examine
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.fixes import settings as file
+from ddpdoctor.fixes import settings_file as file
 from ddpdoctor.fixes.applying import Applied, apply, refusals
 from ddpdoctor.fixes.choosing import FixChoice, all_of, ask_for_each
-from ddpdoctor.fixes.port import free_port
+from ddpdoctor.fixes.free_port import free_port
 from ddpdoctor.fixes.proof import Proof, SmokeReport, treatments
 from ddpdoctor.fixes.remedies import AppliableFix, Case, cases, remedy
 from ddpdoctor.fixes.settings_lines import Line, keys_of_line, lines_of

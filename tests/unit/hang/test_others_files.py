@@ -30,8 +30,8 @@ from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, opened
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.processes.jobs import TrainingJob
-from ddpdoctor.run.diagnosing import _redirected
-from ddpdoctor.run.supervising import EndedCommand
+from ddpdoctor.run.diagnosis import _redirected
+from ddpdoctor.run.supervisor import EndedCommand
 from tests.support.command import ROOT, ddpdoctor
 from tests.support.other_users import User, python_for_all
 

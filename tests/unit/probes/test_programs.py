@@ -13,7 +13,7 @@ from ddpdoctor.probes.files import open_regular, read_start
 from ddpdoctor.probes.programs import find_program, find_system_tool, interpreter_of
 from ddpdoctor.probes.subprocesses import run
 from ddpdoctor.probes.target_python.choice import choose_python
-from ddpdoctor.run.settings import torch_release
+from ddpdoctor.run.added_settings import torch_release
 from tests.support.other_users import User
 
 

@@ -1,0 +1,336 @@
+"""What the doctor does: looks at a silent job, or reads what a failed command has said. Runs in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import redirect_stderr, suppress
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ddpdoctor.base.ownership import foothold_on
+from ddpdoctor.probes.files import open_regular
+from ddpdoctor.run.command_wrappers import wrappers_and_program
+from ddpdoctor.run.diagnosis_process import Work
+from ddpdoctor.run.output_copy import part_of
+from ddpdoctor.run.supervisor import OUTPUT, EndedCommand
+
+if TYPE_CHECKING:
+    from ddpdoctor.engine.examination import Examination
+    from ddpdoctor.facts.log import Log
+    from ddpdoctor.facts.snapshot import Snapshot
+    from ddpdoctor.logs.diagnosis import LogJudgement
+
+DUMPS: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Where torch writes the flight recorder's dumps: the first that is set counts."""
+
+MOST_FILES: Final = 256
+MOST_PLACES: Final = 4
+SETTINGS: Final = ("launch", "settings")
+"""Families whose facts a failed command has had, too: its environment is ours."""
+SLOW: Final = frozenset({"torch", "nccl", "log"})
+NO_PYTHON: Final = "None of its processes here is a Python whose stack could be shown."
+_REDIRECTS: Final = re.compile(r"(?:^| )(?:-r|--redirects?)(?:[= ]?\d)")
+_TEE: Final = re.compile(r"(?:^| )(?:-t|--tee)(?:[= ]?\d)")
+_LOG_DIR: Final = re.compile(r"(?:^|\0)--log[-_]dir[=\0]([^\0]+)")
+
+
+def one_of_many(environ: Mapping[str, str]) -> str:
+    """ "rank 3", "task 3": who we are, where a launcher has started one of us for each rank or node, and this is not the first; else "".
+
+    That one tells the whole; of the others a line each is enough.
+    """
+    from ddpdoctor.knowledge.launchers import current_launch
+
+    launch = current_launch(environ)
+    if launch is None:
+        return ""
+    if launch.rank is not None:
+        # Slurm's tasks are ranks, or each starts some.
+        return f"{'task' if launch.launcher == 'Slurm' else 'rank'} {launch.rank}" if launch.rank else ""
+    return f"node {launch.node_rank}" if launch.node_rank else ""
+
+
+def looks_at_jobs(environ: Mapping[str, str]) -> bool:
+    """Whether this is the one of its host that looks at a silent job: its ranks are seen from each of them."""
+    from ddpdoctor.knowledge.launchers import current_launch
+
+    launch = current_launch(environ)
+    return launch is None or not launch.local_rank
+
+
+def look_at(pid: int, seconds: int, many: str) -> Work:
+    """The ranks of the job that this process has started, for so long. many: see `one_of_many`. Its exit code is 0 where nothing
+    is wrong, and then it has said so in a line."""
+
+    def work() -> int:
+        from ddpdoctor.base.text import one_line
+        from ddpdoctor.checks.catalogue import catalogue
+        from ddpdoctor.hang.examining import NotExaminedError, examined, show
+        from ddpdoctor.processes.overview import UnknownJobError
+
+        try:
+            with redirect_stderr(sys.stdout):
+                examination = examined(str(pid), catalogue(), seconds=seconds, alone=True)
+        except UnknownJobError as error:
+            print(one_line(str(error) if error.launcher else NO_PYTHON))
+            return 2
+        except NotExaminedError as error:
+            print(one_line(str(error)))
+            return 2
+        ill = examination.verdict.exit_code(strict=True)
+        if many:
+            print(f"{many} on {socket.gethostname()}: ", end="")
+        show(examination, quiet=bool(many) or ill != 1)
+        if not many and ill != 1:
+            _say_where(examination)
+        return ill
+
+    return lambda: _guarded(work)
+
+
+def _say_where(examination: Examination) -> None:
+    """Where its ranks stand, though nothing is wrong there: whoever waits may know better."""
+    from ddpdoctor.base.text import one_line
+    from ddpdoctor.hang.render_words import groups
+
+    for group in groups(examination)[:MOST_PLACES]:
+        print(one_line(f"{group.ranks} {group.words}, {', '.join(group.details)}".rstrip(", ")))
+
+
+def left_running(name: str, status: int, besides: Collection[int], outputs: Set[tuple[int, int]], many: str) -> Work:
+    """What the command of that name has left running, besides those processes. outputs: device and inode of where its output went."""
+    supervisor = os.getpid()
+
+    def work() -> int:
+        from ddpdoctor.run.left_running import Left, name_left_running
+
+        failed = os.waitstatus_to_exitcode(status) != 0
+        left = Left(name, failed, supervisor, {*besides, os.getpid()}, outputs, many)
+        return name_left_running(left, os.environ)
+
+    return lambda: _guarded(work)
+
+
+def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed: int, keep: str) -> Work:
+    """environ: the command's settings. killed: `killed_so_far`, before it was started. keep: the file in which the output is, or ""."""
+
+    def work() -> int:
+        log = _read(ended, keep)
+        if many:
+            return _in_a_line(log, many)
+        from ddpdoctor.checks.catalogue import catalogue
+        from ddpdoctor.logs.analyze.verdict import RunOutcome
+        from ddpdoctor.logs.diagnosis import judge_log
+        from ddpdoctor.logs.render_terminal import show_log
+        from ddpdoctor.report.terminal import make_console
+
+        judgement = judge_log(log, catalogue(), _host(log, ended.seconds, killed), watched=True)
+        shown = False
+        if not any(file.bytes for file in log.files):
+            print("It printed nothing.")
+        elif judgement.verdict.outcome is RunOutcome.NOTHING:
+            # The report on a log by itself would say that all is well.
+            print("Nothing in that tells why.")
+        else:
+            show_log(make_console(sys.stdout), judgement, watched=True)
+            shown = True
+        if judgement.verdict.outcome in (RunOutcome.NOTHING, RunOutcome.UNRECOGNISED, RunOutcome.EFFECTS_ONLY):
+            _say_settings()
+        _say_more(ended, judgement, keep, shown=shown)
+        _read_dumps(ended, environ)
+        return 0
+
+    return lambda: _guarded(work)
+
+
+def _guarded(work: Callable[[], int]) -> int:
+    """Whatever happens, the doctor ends with a code and leaves no process."""
+    import typer
+
+    from ddpdoctor.base.signals import StoppedBySignal, stop_on_signals
+
+    stop_on_signals()
+    try:
+        return work()
+    except typer.Exit as ended:
+        return ended.exit_code
+    except StoppedBySignal as stopped:
+        return stopped.code
+    finally:
+        if "ddpdoctor.probes.subprocesses" in sys.modules:
+            sys.modules["ddpdoctor.probes.subprocesses"].end_all()
+
+
+def _read(ended: EndedCommand, keep: str) -> Log:
+    import msgspec
+
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.logs.analyze.launcher_options import launcher_of_command
+    from ddpdoctor.logs.match.wanted_signs import vocabulary
+    from ddpdoctor.logs.parse.gathering import GatheredLog
+    from ddpdoctor.logs.parse.reading import read_stream
+
+    words, gathered = vocabulary(catalogue()), GatheredLog()
+    for name, text in (*ended.output, *_redirected(ended)):
+        read_stream(BytesIO(text), keep if keep and name == OUTPUT else name, words, gathered)
+    log = gathered.log()
+    launcher = launcher_of_command(wrappers_and_program(ended.command)[1])
+    return msgspec.structs.replace(log, launcher=launcher) if launcher else log
+
+
+def _redirected(ended: EndedCommand) -> Iterator[tuple[str, bytes]]:
+    """What torchrun has let the ranks write into files alone, during this run."""
+    from ddpdoctor.logs.parse.kills import STAMP_SECONDS
+
+    began = ended.began - STAMP_SECONDS
+    folder = folder_of_redirects(ended.command, began)
+    for path in sorted(Path(folder).rglob("*.log"))[:MOST_FILES] if folder else ():
+        with suppress(OSError), os.fdopen(open_regular(path), "rb") as file:
+            facts = os.fstat(file.fileno())
+            if facts.st_size and facts.st_mtime >= began:
+                yield str(path), part_of(file.fileno(), 0, facts.st_size)
+
+
+def folder_of_redirects(command: Sequence[str], began: float) -> str:
+    """torchrun's --log-dir, where --redirects keeps the ranks' words from its own output; else "". Where none is named, the folder
+    that torchrun has made itself, if only one was made since the command began."""
+    named = log_dir(command)
+    if named != "":
+        return named or ""
+    place = tempfile.gettempdir()
+    with suppress(OSError):
+        if foothold_on(place):
+            # Whoever else decides what is found there could have put it there since.
+            return ""
+    made = []
+    for path in Path(place).glob("torchelastic_*"):
+        with suppress(OSError):
+            facts = path.lstat()
+            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and facts.st_mtime >= began:
+                made.append(str(path))
+    return made[0] if len(made) == 1 else ""
+
+
+def log_dir(command: Sequence[str]) -> str | None:
+    """torchrun's --log-dir where --redirects is given, "" where that has none; None where the ranks' words are in the output."""
+    # What follows the script's name is the script's own.
+    script = next((place for place, one in enumerate(command) if one.endswith(".py")), len(command))
+    options = " ".join(command[:script])
+    if not _REDIRECTS.search(options) or _TEE.search(options):
+        return None
+    found = _LOG_DIR.search("\0".join(command[:script]))
+    return found[1] if found else ""
+
+
+def killed_so_far() -> int:
+    """How many processes of this container, job or session the kernel has killed for want of memory; 0 where that isn't known."""
+    from ddpdoctor.base.unknown import Unknown
+    from ddpdoctor.probes.cgroup import probe
+    from ddpdoctor.probes.context import Context
+
+    with suppress(Exception):
+        found = probe(Context(sys.executable, quick=True))
+        if not isinstance(found, Unknown) and isinstance(found.oom_kills, int):
+            return found.oom_kills
+    return 0
+
+
+def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
+    """This host's facts, as far as the log's suspicions can be held against them. seconds: how long the run took."""
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.logs.analyze.settings import settings_of
+    from ddpdoctor.logs.diagnosis import groups_that_decide
+    from ddpdoctor.logs.parse.kills import of_this_run
+    from ddpdoctor.probes.session import collect_facts, start_probes
+
+    groups = groups_that_decide(log, catalogue())
+    if not groups:
+        return None
+    began = time.monotonic() - seconds
+    context = start_probes(
+        None, quick=not {"torch", "libraries"} & groups, settings=settings_of(log, os.environ, catalogue())
+    )
+    found = collect_facts(context, groups | {"machine", "container"})
+    return of_this_run(found, time.monotonic() - began, killed)
+
+
+def _in_a_line(log: Log, many: str) -> int:
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.logs.diagnosis import judge_log
+    from ddpdoctor.logs.render_terminal import show_log
+    from ddpdoctor.report.terminal import make_console
+
+    said = StringIO()
+    show_log(make_console(said, width=200), judge_log(log, catalogue()), quiet=True)
+    print(f"ddpdoctor, {many} on {socket.gethostname()}: {said.getvalue().strip()}")
+    return 0
+
+
+def _say_settings() -> None:
+    """Where the output doesn't tell the cause: settings with which no training starts."""
+    from ddpdoctor.base.findings import FAIL
+    from ddpdoctor.base.text import one_line
+    from ddpdoctor.checks.catalogue import select
+    from ddpdoctor.engine.examination import examine
+    from ddpdoctor.probes.session import collect_facts, start_probes
+
+    checks = [one for one in select(SETTINGS) if not SLOW.intersection(one.groups)]
+    snapshot = collect_facts(start_probes(None, quick=True), set().union(*(one.groups for one in checks)))
+    failing = [
+        (check, finding) for check, severity, finding in examine(snapshot, None, checks).findings if severity is FAIL
+    ]
+    for check, finding in failing[:MOST_PLACES]:
+        print(one_line(f"Here `ddpdoctor check` fails on {check.slug}: {finding.summary}"))
+
+
+def _say_more(ended: EndedCommand, judgement: LogJudgement, keep: str, *, shown: bool) -> None:
+    """What its end itself tells, where its log doesn't; and how the next run tells more."""
+    from ddpdoctor.logs.analyze.verdict import RunOutcome
+
+    killed = os.waitstatus_to_exitcode(ended.status) in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    if killed and judgement.verdict.outcome is not RunOutcome.ILLNESS:
+        print("SIGKILL leaves no words in a log. Where the kernel ended it for want of memory, this says so:")
+        print(f"    ddpdoctor check --select {judgement.catalogue.slug_for(signal.SIGKILL)}")
+    names = [file.name for file in judgement.log.files if file.bytes]
+    if log_dir(ended.command) == "" and not [name for name in names if "/torchelastic_" in name]:
+        print(
+            "The ranks' own words went to files that are not to be found: name a folder for them by torchrun --log-dir DIR"
+        )
+    if not keep and OUTPUT in names:
+        counted = f"; {OUTPUT}:N above is its line N" if shown else ""
+        print(f"ddpdoctor has kept the output in no file{counted}. To keep it: ddpdoctor run --keep FILE -- COMMAND")
+
+
+def _read_dumps(ended: EndedCommand, environ: Mapping[str, str]) -> None:
+    """The flight recorders' dumps that this run has written."""
+    written = dumps_of_run(environ, ended.began - 1)
+    if not written:
+        return
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.hang.examining import examined, show
+
+    print(f"The ranks' flight recorders have left {written[0]}{' and others' if len(written) > 1 else ''}:")
+    print()
+    show(examined(None, catalogue(), written, watched=False))
+
+
+def dumps_of_run(environ: Mapping[str, str], since: float) -> Sequence[str]:
+    """Those files of the ranks of this host that are no older than that."""
+    from ddpdoctor.hang.dump_files import NotRead, candidates
+
+    prefix = next((environ[name] for name in DUMPS if environ.get(name)), "")
+    found = []
+    with suppress(NotRead, OSError):
+        for candidate in candidates(prefix) if prefix else ():
+            if Path(candidate.path).stat().st_mtime >= since:
+                found.append(candidate.path)
+    return found

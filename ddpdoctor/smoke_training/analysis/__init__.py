@@ -1,0 +1,1 @@
+"""What the facts of a smoke training mean: which ranks caused its failure, in which words, and the verdict. Pure."""

@@ -1,0 +1,315 @@
+"""Whose fault it was that a smoke training failed or hung, and who only waited or fell with them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.facts.smoke import LAST, RankEnding, RankRun, Smoke, StageState
+from ddpdoctor.smoke_training.analysis.rank_position import WAITING_STEP, place_in_stage
+
+LOST: Final = re.compile(
+    r"(?i)connection (?:was )?closed by (?:remote )?peer|connection reset by peer|broken pipe|recvvalue|sendbytes failed"
+    r"|failed to recv|connection refused|remote process exit|communicator was aborted|ncclRemoteError"
+    r"|(?<!launch )timed? ?out|timeout|clients joined|application timeout caused pair closure|has gone away|server shutdown or crash"
+)
+"""In the words of a rank that lost another one, or waited for it in vain."""
+
+CLOCKS_DIFFER: Final = 2.0
+"""Seconds within which it isn't known of ranks of two hosts which ended first."""
+
+SIGTERM: Final = -15
+PAIRWISE: Final = {"send", "recv", "isend", "irecv"}
+"""What ranks call that differ by right."""
+
+WAITING_PLACES: Final = (
+    "torch/distributed/", "torch/nn/parallel/", "torch/autograd/", "torch/cuda/", "torch/_C/",
+)  # fmt: skip
+"""Where a rank waits for the others, or for a GPU that does: files of the innermost Python call."""
+
+SYNCHRONISING: Final = ("stages/", "ddpdoctor_smoke/rank.py", "torch/_tensor.py", "torch/amp/")
+"""Where a rank that has called one waits for it with NCCL, whose collectives return at once: `.item()`, `.cpu()` and float()
+in the stages' own files, which leave no frame of their own."""
+
+
+class BlameKind(Enum):
+    """What went wrong, as far as ranks differ."""
+
+    FAILED = "it failed by itself"
+    WRONG = "a wrong result"
+    DIFFERENT_CALLS = "the ranks called different collectives"
+    HUNG = "the others wait for it"
+    TOGETHER = "all are in the same place, and nothing tells them apart"
+
+
+class Blame(msgspec.Struct, frozen=True, kw_only=True):
+    """What a training that wasn't finished came to.
+
+    culprits: whose fault it is, the first of them first; all that hang where the kind is TOGETHER.
+    others: those of the rest that didn't finish.
+    calls: with DIFFERENT_CALLS what was called by whom at the first place where that differs, the majority first.
+    accused: with WRONG whether the ranks say who caused it; else the culprits are those that have the wrong result.
+    left_behind: with HUNG that the culprits wait as well, in a place that the others have left.
+    alone: with FAILED that the culprit has words of its own; else it only was the first to lose another.
+    """
+
+    kind: BlameKind
+    stage: str
+    culprits: tuple[RankRun, ...]
+    others: tuple[RankRun, ...] = ()
+    calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    accused: bool = False
+    left_behind: bool = False
+    alone: bool = True
+
+    @property
+    def first(self) -> RankRun:
+        return self.culprits[0]
+
+
+def blame(ranks: Sequence[RankRun]) -> Blame | None:
+    """None where every rank finished, or there is none."""
+    if all(rank.ending is RankEnding.FINISHED for rank in ranks):
+        return None
+    return _different_calls(ranks) or _failed(ranks) or _hung(ranks) or _lost(ranks)
+
+
+NO_SMOKE: Final = "no smoke training was run"
+
+
+def not_started(smoke: Smoke) -> tuple[RankRun, ...]:
+    """The ranks of hosts on which none was ever heard of, where it is known that they could not be started."""
+    began = {rank.node for rank in smoke.ranks if rank.ending is not RankEnding.NEVER_CAME}
+    return tuple(rank for rank in smoke.ranks if rank.node not in began) if smoke.problem or not began else ()
+
+
+def ended_early(smoke: Smoke) -> bool:
+    """Whether the ranks ended with what had started them, and none of them by itself."""
+    return bool(smoke.problem and smoke.ranks) and not not_started(smoke) and not _by_themselves(smoke.ranks)
+
+
+def stage_of(run: RankRun) -> str:
+    """The stage that a rank was in; the first, if it never came."""
+    last = run.last
+    return last.name if last else next((stage.name for stage in run.stages), "")
+
+
+def own_gpu(run: RankRun) -> int:
+    """Torch's number of its GPU; -1 on the CPU."""
+    found = re.match(r"cuda:(\d+)", run.device)
+    return int(found[1]) if found else -1
+
+
+def lost_another(run: RankRun) -> bool:
+    """Whether a rank that failed has only words of one that lost another, or waited for it in vain."""
+    if run.ending is RankEnding.RAISED:
+        return bool(LOST.search(run.words))
+    if run.ending in (RankEnding.EXITED, RankEnding.KILLED):
+        return run.exit_code == SIGTERM or bool(LOST.search(run.last_line))
+    return False
+
+
+# --- different calls ----------------------------------------------------------------------------------------------------
+
+
+def _different_calls(ranks: Sequence[RankRun]) -> Blame | None:
+    """At the first place where collectives that belong together differ. Whoever called another one may have gone on since,
+    so it is looked for before anybody's position counts."""
+    places: dict[tuple[int, int], dict[int, str]] = {}
+    for run in ranks:
+        order = [one.name for one in run.stages]
+        for call in run.called:
+            if call.stage in order and call.call.partition(" ")[0] not in PAIRWISE:
+                places.setdefault((order.index(call.stage), call.number), {})[run.rank] = call.call
+    for (stage, _), by_rank in sorted(places.items()):
+        if len(set(by_rank.values())) > 1:
+            return _differ(ranks, ranks[0].stages[stage].name, by_rank)
+    return _one_too_many(ranks)
+
+
+def _one_too_many(ranks: Sequence[RankRun]) -> Blame | None:
+    """At one and the same step some call a collective of their own, where the others leave that to DDP."""
+    steps: dict[tuple[str, str, int], dict[int, str]] = {}
+    for one in ranks:
+        if one.step and one.ending is not RankEnding.FINISHED:
+            steps.setdefault((stage_of(one), one.step, one.steps), {})[one.rank] = one.calls
+    for (stage, step, _), by_rank in steps.items():
+        if len(set(by_rank.values())) > 1:
+            return _differ(ranks, stage, {rank: call or f"{step} alone" for rank, call in by_rank.items()})
+    return None
+
+
+def _differ(ranks: Sequence[RankRun], stage: str, by_rank: Mapping[int, str]) -> Blame:
+    """Those that differ from the majority; all, if there is none."""
+    counted = Counter(by_rank.values()).most_common()
+    calls = tuple((call, tuple(sorted(rank for rank in by_rank if by_rank[rank] == call))) for call, _ in counted)
+    tied = counted[0][1] == counted[1][1]
+    named = sorted(rank for call, members in calls for rank in members if tied or call != calls[0][0])
+    return _blame(BlameKind.DIFFERENT_CALLS, ranks, named, stage=stage, calls=calls)
+
+
+# --- failures and wrong results -----------------------------------------------------------------------------------------
+
+
+THE_END: Final = re.compile(r"^(destroy_process_group|the end of)")
+
+
+def at_the_end(found: Blame) -> bool:
+    """Whether the training is over, and only its processes don't end, or not well."""
+    return found.stage == LAST and all(THE_END.search(culprit.step) for culprit in found.culprits)
+
+
+def _by_themselves(ranks: Sequence[RankRun]) -> list[RankRun]:
+    """Those that failed, and not since they lost another."""
+    return [
+        rank
+        for rank in ranks
+        if rank.ending is RankEnding.WRONG
+        or (rank.ending in (RankEnding.RAISED, RankEnding.EXITED, RankEnding.KILLED) and not lost_another(rank))
+    ]
+
+
+def _failed(ranks: Sequence[RankRun]) -> Blame | None:
+    """The first that failed by itself, with those that failed in the same way, or a wrong result that was noticed before."""
+    own = _by_themselves(ranks)
+    if not own:
+        return None
+    first = min(own, key=lambda one: one.ended_after)
+    if first.ending is RankEnding.WRONG:
+        return _wrong(ranks)
+    alike = [rank_run.rank for rank_run in own if rank_run is not first and _way(rank_run) == _way(first)]
+    return _blame(BlameKind.FAILED, ranks, [first.rank, *alike])
+
+
+def _way(run: RankRun) -> tuple[str, RankEnding, int | None, str]:
+    """How a rank failed, without what is different on each: numbers, addresses."""
+    return stage_of(run), run.ending, run.exit_code, re.sub(r"0x[0-9a-f]+|\d+", "N", run.words)
+
+
+def _wrong(ranks: Sequence[RankRun]) -> Blame:
+    """Who caused it by the word of most; where nobody says, those that have the wrong result."""
+    noticed = [one for one in ranks if one.ending is RankEnding.WRONG]
+    known = {one.rank for one in ranks}
+    votes = Counter(rank for rank_run in noticed for rank in set(rank_run.culprits) if rank in known)
+    most = max(votes.values(), default=0)
+    accused = [rank for rank, count in sorted(votes.items()) if count == most]
+    named = accused or [rank_run.rank for rank_run in noticed]
+    return _blame(BlameKind.WRONG, ranks, named, stage=stage_of(noticed[0]), accused=bool(accused))
+
+
+def _lost(ranks: Sequence[RankRun]) -> Blame:
+    """Nobody has words of its own. One that ended without a word before the others complained is the one that they lost."""
+    complaints = sorted((rank for rank in ranks if lost_another(rank)), key=lambda rank: rank.ended_after)
+    silent = [
+        rank
+        for rank in ranks
+        if rank.ending is RankEnding.NEVER_CAME or (complaints and _gone_before(rank, complaints[0]))
+    ]
+    if silent:
+        return _blame(BlameKind.FAILED, ranks, [min(silent, key=lambda one: one.ended_after).rank])
+    first = complaints[0] if complaints else next(rank for rank in ranks if rank.ending is not RankEnding.FINISHED)
+    return _blame(BlameKind.FAILED, ranks, [first.rank], alone=False)
+
+
+def _gone_before(run: RankRun, complaint: RankRun) -> bool:
+    """Two hosts don't begin at the same moment."""
+    doubt = 0.0 if run.node == complaint.node else CLOCKS_DIFFER
+    return run.ending is RankEnding.ENDED and run.ended_after < complaint.ended_after - doubt
+
+
+# --- hangs --------------------------------------------------------------------------------------------------------------
+
+
+def _hung(ranks: Sequence[RankRun]) -> Blame | None:
+    """Among those that were still running, or never came, when a stage's time was up: whom the kernel holds, wherever it is,
+    since its threads serve the others, too; else who doesn't wait for another; else who is furthest behind."""
+    if not any(rank.ending in (RankEnding.HUNG, RankEnding.NEVER_CAME) for rank in ranks):
+        return None
+    hanging = [rank for rank in ranks if rank.ending in (RankEnding.HUNG, RankEnding.ENDED, RankEnding.NEVER_CAME)]
+    held = [rank_run for rank_run in hanging if rank_run.process_state]
+    if held:
+        first = min(held, key=position)
+        return _blame(
+            BlameKind.HUNG,
+            ranks,
+            _last_of([rank_run for rank_run in held if rank_run.process_state == first.process_state]),
+        )
+    absent = [rank_run.rank for rank_run in hanging if rank_run.ending is RankEnding.NEVER_CAME]
+    if absent:
+        return _blame(BlameKind.HUNG, ranks, absent)
+    waiting = [rank_run for rank_run in hanging if waits(rank_run)]
+    busy = [rank_run for rank_run in hanging if not waits(rank_run)]
+    if waiting:
+        furthest = max(position(rank_run) for rank_run in waiting)
+        # One that is ahead of all that wait can't be the one that they wait for.
+        busy = [rank_run for rank_run in busy if position(rank_run) <= furthest]
+    if busy and waiting:
+        return _blame(BlameKind.HUNG, ranks, _last_of(busy))
+    behind = _last_of(hanging)
+    if len(behind) < len(hanging) or len(hanging) == 1:
+        return _blame(BlameKind.HUNG, ranks, behind, left_behind=all(waits(rank_run) for rank_run in hanging))
+    if not waiting and not _has_group(hanging[0]):
+        # Before there is a group nobody waits for anybody, unless it says so.
+        return _blame(BlameKind.HUNG, ranks, behind)
+    return _blame(BlameKind.TOGETHER, ranks, behind)
+
+
+def position(run: RankRun) -> tuple[int, int, int]:
+    """How far a rank has come: stages that are over, and its place in the present one."""
+    over = sum(stage.state in (StageState.PASSED, StageState.NOT_TESTED) for stage in run.stages)
+    if run.last is None or run.last.state is StageState.PASSED:
+        return over, 0, 0
+    return over, *place_in_stage(run.last.name, run.step, run.steps, run.calls, run.called)
+
+
+def waits(run: RankRun) -> bool:
+    """Whether a rank that hangs waits for others, by its stack; without one by what it said that it would do."""
+    if run.process_state or run.ending is RankEnding.NEVER_CAME:
+        return False
+    says_so = bool(run.calls or WAITING_STEP.search(run.step))
+    if not run.stack:
+        return says_so
+    innermost = run.stack[0]
+    return any(place in innermost for place in WAITING_PLACES) or (
+        says_so and any(place in innermost for place in SYNCHRONISING)
+    )
+
+
+def _last_of(runs: Sequence[RankRun]) -> list[int]:
+    least = min(position(run) for run in runs)
+    return [run.rank for run in runs if position(run) == least]
+
+
+def _has_group(run: RankRun) -> bool:
+    """Whether a process group was made on that rank."""
+    return any(stage.name == "process group" and stage.state is StageState.PASSED for stage in run.stages)
+
+
+def _blame(
+    kind: BlameKind,
+    ranks: Sequence[RankRun],
+    named: Iterable[int],
+    *,
+    stage: str = "",
+    calls: tuple[tuple[str, tuple[int, ...]], ...] = (),
+    accused: bool = False,
+    left_behind: bool = False,
+    alone: bool = True,
+) -> Blame:
+    by_rank = {one.rank: one for one in ranks}
+    culprits = tuple(by_rank[rank] for rank in dict.fromkeys(named))
+    return Blame(
+        kind=kind,
+        stage=stage or stage_of(culprits[0]),
+        culprits=culprits,
+        others=tuple(one for one in ranks if one not in culprits and one.ending is not RankEnding.FINISHED),
+        calls=calls,
+        accused=accused,
+        left_behind=left_behind,
+        alone=alone,
+    )
