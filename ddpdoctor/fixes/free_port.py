@@ -8,7 +8,7 @@ from contextlib import closing
 
 from ddpdoctor.fixes.settings_lines import Line
 from ddpdoctor.knowledge.launchers import MASTER_PORT
-from ddpdoctor.probes.ports import error_of_bind
+from ddpdoctor.probes.taken_ports import error_of_bind
 
 _ASKED_FOR = re.compile(rf"export ({'|'.join(MASTER_PORT)})=\$\(.*\)")
 TRIES = 20

@@ -1,15 +1,20 @@
-"""Looks at the NVIDIA driver: the module, its device nodes, its libraries, its daemons."""
+"""Looks at the NVIDIA driver: the module, loaded and on disk, its device nodes, its libraries, its daemons; and whether nouveau is kept
+from loading."""
 
 from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.driver import Driver
-from ddpdoctor.probes import driver_daemons, driver_module, libcuda, nvml
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.files import exists
+from ddpdoctor.probes.elf import NotElf, mapped, sections
+from ddpdoctor.probes.files import exists, isdir
+from ddpdoctor.probes.nvidia_libraries import libcuda, nvml
+from ddpdoctor.probes.programs import find_system_tool
+from ddpdoctor.probes.subprocesses import run
 
 DEADLINE = 25.0
 """Both libraries are asked side by side, each for 10 s at most."""
@@ -19,6 +24,15 @@ MODULES = (
 )  # fmt: skip
 NODES = re.compile(r"nvidia\d+|nvidiactl|nvidia-(uvm|uvm-tools|modeset|nvswitch\w*)|dxg|nvmap")
 OPENED_BY_CUDA = re.compile(r"/dev/(nvidia\d+|nvidiactl|nvidia-uvm|dxg|nvmap)")
+
+MODULE_FOLDERS = ("updates/dkms", "updates", "extra", "extra/nvidia", "weak-updates/nvidia", "kernel/drivers/video")
+MODPROBE_FOLDERS = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d")
+MODINFO_SECONDS = 5.0
+
+FABRIC_MANAGER_UNIT = "nvidia-fabricmanager.service"
+UNIT_FOLDERS = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
+FABRIC_MANAGER = "/usr/bin/nv-fabricmanager"
+FABRIC_MANAGER_SECONDS = 3.0
 
 
 def probe(context: Context) -> Driver | Unknown:
@@ -34,7 +48,7 @@ def probe(context: Context) -> Driver | Unknown:
         loaded_modules=modules,
         kernel_version=kernel_version,
         kernel_flavour=flavour,
-        module_on_disk=driver_module.version_on_disk(context),
+        module_on_disk=version_on_disk(context),
         device_nodes=nodes,
         unreadable_nodes=tuple(
             node
@@ -52,9 +66,9 @@ def probe(context: Context) -> Driver | Unknown:
         nvml_path=answers.path,
         nvml_version=_without_cuda_major(answers.version) or _version_in_name(answers.path),
         nvml_driver_version=answers.driver_version,
-        nouveau_blacklisted=driver_module.nouveau_blacklisted(context),
-        fabric_manager=driver_daemons.fabric_manager(context) if present else None,
-        fabric_manager_version=driver_daemons.fabric_manager_version(context) if present else None,
+        nouveau_blacklisted=nouveau_blacklisted(context),
+        fabric_manager=fabric_manager(context) if present else None,
+        fabric_manager_version=fabric_manager_version(context) if present else None,
         persistence_daemon=exists(context.path("/run/nvidia-persistenced/socket")),
     )
 
@@ -105,3 +119,112 @@ def _version_in_name(path: object) -> str | None:
 def _without_cuda_major(version: str | None) -> str | None:
     """NVML 13.580.95.05 belongs to driver 580.95.05."""
     return re.sub(r"^\d{1,2}\.(?=\d{3,}\.)", "", version) if version else None
+
+
+def version_on_disk(context: Context) -> str | Unknown | None:
+    """Version of the nvidia module installed for the running kernel; None: none is."""
+    release = context.read("/proc/sys/kernel/osrelease")
+    if isinstance(release, Unknown):
+        return release
+    folder = f"/lib/modules/{release.strip()}"
+    if not isdir(context.path(folder)):
+        return Unknown(f"{folder} is not here")
+    module = _module_on_disk(context, folder)
+    return None if module is None else _module_version(context, module)
+
+
+def _module_on_disk(context: Context, folder: str) -> Path | None:
+    listed = context.read(f"{folder}/modules.dep")
+    if not isinstance(listed, Unknown):
+        found = re.search(r"^(\S*\bnvidia\.ko(?:\.\w+)?):", listed, re.MULTILINE)
+        if found and exists(module := context.path(f"{folder}/{found[1]}")):
+            return module
+    for usual in MODULE_FOLDERS:
+        for module in sorted(context.path(f"{folder}/{usual}").glob("nvidia.ko*")):
+            return module
+    return None
+
+
+def _module_version(context: Context, module: Path) -> str | Unknown:
+    if modinfo := find_system_tool("modinfo", context.root):
+        ended = run([str(modinfo), "-F", "version", str(module)], MODINFO_SECONDS, environ=context.environ)
+        if ended.ok and (version := ended.stdout.decode("utf-8", "replace").strip()):
+            return version
+    if module.suffix != ".ko":
+        return Unknown(f"{module.name} is compressed, and modinfo can't tell its version")
+    return _version_in_file(module)
+
+
+def _version_in_file(module: Path) -> str | Unknown:
+    try:
+        with mapped(module) as data:
+            start, end = sections(data).get(".modinfo", (0, 0))
+            told = data[start:end]
+    except NotElf as error:
+        return Unknown(f"{module.name}: {error}")
+    found = re.search(rb"(?:^|\0)version=([^\0]+)", told)
+    return found[1].decode("utf-8", "replace") if found else Unknown(f"{module.name} names no version")
+
+
+def nouveau_blacklisted(context: Context) -> bool | Unknown:
+    """Whether modprobe's settings or the kernel's command line keep nouveau from loading."""
+    kernel = context.read("/proc/cmdline")
+    if not isinstance(kernel, Unknown) and re.search(
+        r"\b(modprobe\.blacklist|module_blacklist|rd\.driver\.blacklist)=[^\s=]*\bnouveau\b|\bnouveau\.modeset=0\b|\bnouveau\.blacklist=1\b",
+        kernel,
+    ):
+        return True
+    refused = None
+    for folder in MODPROBE_FOLDERS:
+        try:
+            files = sorted(context.path(folder).glob("*.conf"))
+        except OSError as error:
+            refused = Unknown(f"{folder}: {error.strerror}")
+            continue
+        for file in files:
+            text = context.read(f"{folder}/{file.name}")
+            if isinstance(text, Unknown):
+                refused = text
+            elif re.search(
+                r"^[ \t]*(blacklist[ \t]+nouveau|install[ \t]+nouveau[ \t]+\S*/(false|true)|options[ \t]+nouveau[ \t].*\bmodeset=0)\b",
+                text,
+                re.MULTILINE,
+            ):
+                return True
+    return refused or False
+
+
+def fabric_manager(context: Context) -> str | Unknown | None:
+    """ "active", "inactive", "failed", "activating"; None: it isn't installed here and doesn't run."""
+    unit = any(exists(context.path(f"{folder}/{FABRIC_MANAGER_UNIT}")) for folder in UNIT_FOLDERS)
+    booted = unit and isdir(context.path("/run/systemd/system"))
+    if booted and (systemctl := find_system_tool("systemctl", context.root)):
+        ended = run([str(systemctl), "is-active", FABRIC_MANAGER_UNIT], FABRIC_MANAGER_SECONDS, environ=context.environ)
+        state = ended.stdout.decode("utf-8", "replace").strip()
+        if state:
+            return state
+        return Unknown("systemctl gave no answer" if not ended.timed_out else "systemctl did not answer")
+    if _fabric_manager_runs(context):
+        return "active"
+    return "inactive" if unit or exists(context.path(FABRIC_MANAGER)) else None
+
+
+def _fabric_manager_runs(context: Context) -> bool:
+    for comm in context.path("/proc").glob("[0-9]*/comm"):
+        try:
+            # The kernel cuts names off after 15 characters.
+            if comm.read_bytes().strip() == b"nv-fabricmanager"[:15]:
+                return True
+        except OSError:
+            continue  # It ended while we were looking.
+    return False
+
+
+def fabric_manager_version(context: Context) -> str | Unknown | None:
+    """As the program on disk says it; None: there is none."""
+    binary = context.path(FABRIC_MANAGER)
+    if not exists(binary):
+        return None
+    ended = run([str(binary), "--version"], FABRIC_MANAGER_SECONDS, environ=context.environ)
+    found = re.search(rb"(?<!\d)\d{3,}(?:\.\d+)+", ended.stdout + ended.stderr)
+    return found[0].decode() if found else Unknown(f"{FABRIC_MANAGER} --version named no version")

@@ -5,18 +5,32 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import ipaddress
+import os
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Final
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.network import Interface
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.qdiscs import read_qdiscs
 
 IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
 SIOCGIFMTU = 0x8921
+
+NETLINK_ROUTE: Final = 0
+RTM_GETQDISC, NLMSG_ERROR, NLMSG_DONE = 38, 2, 3
+NLM_F_REQUEST_DUMP: Final = 0x301
+TC_H_ROOT: Final = 0xFFFFFFFF
+TCA_KIND: Final = 1
+HEADER: Final = struct.Struct("=IHHII")
+"""struct nlmsghdr: length, type, flags, sequence number, sender."""
+QDISC: Final = struct.Struct("=BxxxiIII")
+"""struct tcmsg: family, interface's index, handle, parent, info."""
+ATTRIBUTE: Final = struct.Struct("=HH")
+NETLINK_SECONDS: Final = 2.0
+"""The kernel answers at once; nothing may hang on it."""
 
 
 class _SocketAddress(ctypes.Structure):
@@ -132,3 +146,46 @@ def _mtu(name: str) -> int:
         answer = fcntl.ioctl(any_socket, SIOCGIFMTU, struct.pack("16sI12x", name.encode()[:15], 0))
         return int(struct.unpack("16sI12x", answer)[1])
     return 1500
+
+
+def read_qdiscs() -> dict[str, str]:
+    """Read over rtnetlink, since `tc` may not be installed, which queueing discipline stands at the root of each interface.
+
+    Interface's name to the kind of its root discipline: {"eth0": "tbf"}. Empty where the kernel doesn't tell."""
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_ROUTE) as kernel:
+            kernel.settimeout(NETLINK_SECONDS)
+            body = QDISC.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+            kernel.send(HEADER.pack(HEADER.size + len(body), RTM_GETQDISC, NLM_F_REQUEST_DUMP, 1, 0) + body)
+            return dict(_root_qdiscs(_netlink_answers(kernel)))
+    except (OSError, struct.error):
+        return {}
+
+
+def _netlink_answers(kernel: socket.socket) -> Iterator[bytes]:
+    while True:
+        data = kernel.recv(1 << 16)
+        while len(data) >= HEADER.size:
+            length, kind, *_ = HEADER.unpack_from(data)
+            if kind in (NLMSG_DONE, NLMSG_ERROR) or length < HEADER.size:
+                return
+            yield data[HEADER.size : length]
+            data = data[_aligned(length) :]
+
+
+def _root_qdiscs(answers: Iterator[bytes]) -> Iterator[tuple[str, str]]:
+    for answer in answers:
+        _, index, _, parent, _ = QDISC.unpack_from(answer)
+        if parent != TC_H_ROOT:
+            continue
+        at = QDISC.size
+        while at + ATTRIBUTE.size <= len(answer):
+            length, kind = ATTRIBUTE.unpack_from(answer, at)
+            if kind == TCA_KIND:
+                yield socket.if_indextoname(index), os.fsdecode(answer[at + ATTRIBUTE.size : at + length].rstrip(b"\0"))
+                break
+            at += max(_aligned(length), ATTRIBUTE.size)
+
+
+def _aligned(length: int) -> int:
+    return (length + 3) & ~3

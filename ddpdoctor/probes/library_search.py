@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,3 +100,20 @@ def targets_libstdcxx(context: Context, base_prefix: str) -> str | Unknown | Non
         if exists(place(context, folder).joinpath(name)):
             return str(Path(folder, name))
     return cache if isinstance(cache, Unknown) else None
+
+
+def can_be_found(context: Context, name: str) -> bool:
+    """True if `name` ("libcuda.so.1") is in LD_LIBRARY_PATH, the loader's cache or a default folder.
+
+    Says only that asking is worth while: which file a process gets, and whether it loads, only a process can tell.
+    """
+    machine = platform.machine()
+    folders = [Path(one) for one in re.split("[:;]", context.environ.get("LD_LIBRARY_PATH", "")) if one]
+    folders += [context.path(folder) for folder in (*DEFAULT_FOLDERS, "/usr/lib/wsl/lib")]
+    folders += [context.path(f"{one}/{machine}-linux-gnu") for one in ("/lib", "/usr/lib")]
+    if any(os.path.lexists(folder / name) for folder in folders):
+        return True
+    try:
+        return b"\0" + name.encode() + b"\0" in context.path(CACHE).read_bytes()
+    except OSError:
+        return False

@@ -21,9 +21,9 @@ from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.knowledge.interface_choice import NEWEST, gloo_choice, interface_with, nccl_choices
-from ddpdoctor.probes import nccl_inquiry
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import isfile
+from ddpdoctor.probes.nvidia_libraries import nccl_inquiry
 from ddpdoctor.probes.run_as import NotRunError, identity_for
 from ddpdoctor.probes.subprocesses import EndedProgram, Started, start
 

@@ -15,7 +15,7 @@ from ddpdoctor.knowledge.interface_choice import interface_with
 from ddpdoctor.knowledge.launchers import master_address, master_port, split_endpoint, store_endpoint
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.interfaces import read_interfaces
-from ddpdoctor.probes.ports import error_of_bind, holders
+from ddpdoctor.probes.taken_ports import error_of_bind, port_holders
 
 DEADLINE = 15.0
 RESOLVER_SECONDS = 3.0
@@ -90,7 +90,7 @@ def probe(context: Context) -> Network | Unknown:
         default_interface=_default_interface(context),
         interface_to_master=interface_to_master,
         master_route_error=route_error,
-        listeners=holders(context, taken) if taken else (),
+        listeners=port_holders(context, taken) if taken else (),
         wanted_ports=ports,
         taken_ports=taken,
         forbidden_ports=tuple(port for port, error in errors.items() if error == errno.EACCES),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 
 import msgspec
 
@@ -246,3 +248,12 @@ def variables(environ: bytes) -> dict[str, str]:
         if equals:
             found.setdefault(os.fsdecode(name), os.fsdecode(value))
     return found
+
+
+@lru_cache(maxsize=4096)
+def user_name(uid: int) -> str:
+    """The user's name, or the number where the user database has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -17,12 +17,20 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.ownership import ROOT
 from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import Frame
-from ddpdoctor.probes.memory_readers import memory_reader
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.programs import find_program, interpreter_of
-from ddpdoctor.probes.run_as import NotRunError, RunAsUser, environ_for, identity_for, working_folder_for
+from ddpdoctor.probes.run_as import (
+    NotRunError,
+    RunAsUser,
+    environ_for,
+    identity_for,
+    identity_of,
+    is_wary,
+    working_folder_for,
+)
 
 SECONDS: Final = 2.0
 """A dump takes some 20 ms on a quiet machine."""
@@ -37,6 +45,10 @@ MAX_OUTPUT: Final = 16 << 20
 
 PARENTS_FRAMES: Final = ("multiprocessing/popen_fork.py", "multiprocessing/forkserver.py")
 """From here outward the stack of a forked process is a copy of its parent's."""
+
+NAMESPACES: Final = ("ns/mnt", "ns/user")
+UNRESTRICTED_PTRACE: Final = 0
+"""Yama's setting by which users may look into their own processes."""
 
 Frames = tuple[Frame, ...]
 T = TypeVar("T")
@@ -262,3 +274,28 @@ def refused(pid: int, complaint: bytes) -> Spied:
     if "Failed to find python version" in text or "is not a python" in text.lower():
         return Spied(trouble=PySpyTrouble.NO_PYTHON, **said)
     return Spied(trouble=PySpyTrouble.TORN, **said)
+
+
+def memory_reader(pid: int, proc: Proc) -> RunAsUser | None:
+    """Decide as whom this process is read: None for who we are.
+
+    Root's rights are needed where Yama lets users look into their processes' parents alone, and for a container's, whose
+    files another user can't enter. That a process is closed to its own user is no such reason: it can bring that about.
+    """
+    if not is_wary() or not _users_may_look(proc) or _is_contained(pid, proc):
+        return None
+    status = proc.status(pid)
+    uids, gids = ({int(number) for number in status.get(name, "").split()} for name in ("Uid", "Gid"))
+    if len(uids) != 1 or len(gids) != 1 or uids == {ROOT}:
+        return None
+    return identity_of(uids.pop())._replace(gid=gids.pop())
+
+
+def _users_may_look(proc: Proc) -> bool:
+    scope = proc.read("sys/kernel/yama/ptrace_scope", 16)
+    # Without Yama there is no such file.
+    return not isinstance(scope, bytes) or scope.strip() == str(UNRESTRICTED_PTRACE).encode()
+
+
+def _is_contained(pid: int, proc: Proc) -> bool:
+    return any(proc.link(f"{pid}/{name}") != proc.link(f"self/{name}") for name in NAMESPACES)

@@ -1,4 +1,5 @@
-"""Which segments in /dev/shm some process maps or has open, and how many processes could not be asked."""
+"""Who uses a segment in /dev/shm: processes that map it or have it open; and who may still come for one that nobody has mapped or open:
+its maker, or one that keeps it for others."""
 
 from __future__ import annotations
 
@@ -6,13 +7,17 @@ import errno
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.knowledge.segment_names import Maker, maker_of, maker_pid
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.proc import KERNEL_THREAD, MAX_COMMAND, TICKS, Proc
 
 SEARCH_SECONDS = 2.0
 
@@ -20,9 +25,14 @@ Inode = tuple[int, int]
 """Device and inode of a file."""
 
 _FORBIDDEN: Final = (errno.EACCES, errno.EPERM)
-_KERNEL_THREAD: Final = 0x00200000
-"""PF_KTHREAD, among the flags in /proc/<pid>/stat."""
 _MAPPING: Final = re.compile(r"^\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) ([1-9]\d*)", re.MULTILINE)
+
+_MANAGER = b"torch_shm_manager"
+_TRACKER = b"multiprocessing.resource_tracker"
+_KEPT_BY = {Maker.TORCH: _MANAGER, Maker.MEMORY: _TRACKER, Maker.SEMAPHORE: _TRACKER}
+"""NCCL's are mapped by their makers for as long as these live."""
+_CLOCKS_APART = 5.0
+"""Seconds by which a keeper may seem younger than what it keeps."""
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +80,7 @@ def _tasks(process: Path) -> list[Path]:
     try:
         fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
         state, flags, threads = fields[0], int(fields[6]), int(fields[17])
-        if flags & _KERNEL_THREAD:
+        if flags & KERNEL_THREAD:
             return []
         if state not in "ZX":
             return [process]
@@ -102,3 +112,77 @@ def _open(task: Path, names: frozenset[str]) -> set[Inode]:
             if error.errno in _FORBIDDEN:
                 raise
     return found
+
+
+class SegmentKeeper(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that keeps segments for others. started: seconds since the epoch."""
+
+    pid: int
+    uid: int
+    what: bytes
+    started: float
+
+
+def keepers(context: Context) -> tuple[SegmentKeeper, ...]:
+    """All that this user can see."""
+    found = []
+    proc = Proc(os.fspath(context.path("/proc")))
+    for entry in os.scandir(context.path("/proc")):
+        if not entry.name.isdecimal():
+            continue
+        with suppress(OSError):
+            words = proc.read(f"{entry.name}/cmdline", MAX_COMMAND)
+            if isinstance(words, Unknown):
+                continue
+            what = next((one for one in (_MANAGER, _TRACKER) if one in words), b"")
+            if what:
+                status = entry.stat()
+                found.append(
+                    SegmentKeeper(
+                        pid=int(entry.name), uid=status.st_uid, what=what, started=_started(proc, int(entry.name))
+                    )
+                )
+    return tuple(found)
+
+
+def pids_anywhere(context: Context) -> frozenset[int]:
+    """Of all processes, with those that they have in containers: a container that shares /dev/shm names its segments by these."""
+    found = set()
+    for name in os.listdir(context.path("/proc")):  # noqa: PTH208 (names are all we need)
+        if name.isdecimal():
+            found.add(int(name))
+            status = context.read(f"/proc/{name}/status")
+            if isinstance(status, str):
+                line = next((one for one in status.splitlines() if one.startswith("NSpid:")), "")
+                found |= {int(one) for one in line.split()[1:]}
+    return frozenset(found)
+
+
+def wanted_by(name: str, state: os.stat_result, known: tuple[SegmentKeeper, ...], pids: Set[int]) -> str:
+    """Who may still come for the segment of that name, in words; "" where nobody may. pids: of all that live."""
+    maker = maker_pid(name)
+    if maker in pids:
+        return f"pid {maker}, which made it"
+    kind = maker_of(name)
+    what = _KEPT_BY.get(kind) if kind else None
+    for segment_keeper in known:
+        if (
+            segment_keeper.what == what
+            and segment_keeper.uid == state.st_uid
+            and segment_keeper.started < last_used(state) + _CLOCKS_APART
+        ):
+            return f"{segment_keeper.what.decode()} (pid {segment_keeper.pid})"
+    return ""
+
+
+def last_used(state: os.stat_result) -> float:
+    """Seconds since the epoch. Of the three the one that `cp -p`, rsync and touch can't set back counts, too."""
+    return max(state.st_mtime, state.st_ctime, state.st_atime)
+
+
+def _started(proc: Proc, pid: int) -> float:
+    """0.0 where it can't be told: as if it had always been there."""
+    stat = proc.stat(pid)
+    return (
+        0.0 if isinstance(stat, Unknown) else time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + stat.start / TICKS
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 import sys
 import time
@@ -16,8 +15,8 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.knowledge.segment_names import MODE, maker_of
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
-from ddpdoctor.probes.segment_owners import keepers, last_used, pids_anywhere, wanted_by
-from ddpdoctor.probes.segment_users import look_for_users
+from ddpdoctor.probes.proc import user_name
+from ddpdoctor.probes.segment_users import keepers, last_used, look_for_users, pids_anywhere, wanted_by
 from ddpdoctor.probes.smoke_notes import dead_runs
 
 MAX_SEGMENTS_OF_A_USER = 10_000
@@ -97,13 +96,6 @@ def segments_of(context: Context, stale: Mapping[str, os.stat_result]) -> Iterat
             wanted_by=wanted_by(name, state, known, pids),
             by_smoke=smokes.get((state.st_dev, state.st_ino)) == name and state.st_uid == os.geteuid(),
         )
-
-
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _others(count: int) -> str:

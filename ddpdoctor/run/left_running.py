@@ -14,11 +14,11 @@ from ddpdoctor.base.text import human, listed, one_line, plural
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, ProcessRole
-from ddpdoctor.probes import process_commands as commands
 from ddpdoctor.probes.proc import MAX_ENVIRON, Proc
-from ddpdoctor.probes.process_facts import Describer
-from ddpdoctor.probes.process_family import Family, SeenProcess, place_by_settings
-from ddpdoctor.probes.process_roles import DATA_WORKER
+from ddpdoctor.probes.processes import command_lines as commands
+from ddpdoctor.probes.processes.description import Describer
+from ddpdoctor.probes.processes.process_tree import Family, SeenProcess, place_by_settings
+from ddpdoctor.probes.processes.roles import DATA_WORKER
 from ddpdoctor.processes.process_tree import SHELLS
 
 SETTLED_SECONDS: Final = 2.0

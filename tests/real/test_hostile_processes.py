@@ -14,8 +14,8 @@ import pytest
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole
-from ddpdoctor.probes import process_shares, processes
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.processes import listing, reading_limits
 from ddpdoctor.processes.jobs import jobs_of, setting
 from ddpdoctor.processes.leftover_blind_spots import blind_spots
 from tests.support.command import ddpdoctor
@@ -93,7 +93,7 @@ def innocent(ada: User) -> Iterator[int]:
 
 
 def look() -> Processes:
-    found = processes.probe(Context(sys.executable))
+    found = listing.probe(Context(sys.executable))
     assert isinstance(found, Processes), found
     return found
 
@@ -128,7 +128,7 @@ def test_settings_that_would_take_a_pattern_for_ever(sign: str, eve: User, innoc
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_more_processes_than_anybody_has(deep: bool, eve: User, innocent: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_shares, "MAX_PROCESSES_OF_A_USER", 100)
+    monkeypatch.setattr(reading_limits, "MAX_PROCESSES_OF_A_USER", 100)
     with crowd(eve, 300, RANK, threads=1, deep=deep) as hers:
         found = look()
     assert is_seen_whole(innocent, found)
@@ -139,7 +139,7 @@ def test_more_processes_than_anybody_has(deep: bool, eve: User, innocent: int, m
 
 
 def test_more_in_environments_than_is_kept(eve: User, innocent: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_shares, "MAX_BYTES_OF_A_USER", 1 << 20)
+    monkeypatch.setattr(reading_limits, "MAX_BYTES_OF_A_USER", 1 << 20)
     with crowd(eve, 20, RANK | {f"NCCL_{number}": "x" * 1000 for number in range(200)}):
         found = look()
     assert is_seen_whole(innocent, found)
@@ -166,7 +166,7 @@ def test_one_environment_without_an_end(eve: User, innocent: int) -> None:
 
 
 def test_time_that_her_processes_take(eve: User, innocent: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_shares, "MAX_SECONDS_OF_A_USER", 0.05)
+    monkeypatch.setattr(reading_limits, "MAX_SECONDS_OF_A_USER", 0.05)
     with crowd(eve, 30, RANK, threads=20, files=900):
         found = look()
     assert [one.uid for one in found.spared if one.uid == eve.uid]

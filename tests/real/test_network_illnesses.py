@@ -292,7 +292,7 @@ def test_a_port_in_use(first: Host, variable: str) -> None:
 AS_NOBODY = """
 import os, sys
 from torch.distributed import TCPStore
-from ddpdoctor.probes.ports import error_of_bind
+from ddpdoctor.probes.taken_ports import error_of_bind
 os.setgid(65534); os.setuid(65534)
 try:
     TCPStore("127.0.0.1", 443, 1, True)

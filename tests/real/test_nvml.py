@@ -19,8 +19,9 @@ from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus, MigInstance
 from ddpdoctor.facts.pci import Pci, PciDevice
-from ddpdoctor.probes import driver, gpus, libcuda, nvml
+from ddpdoctor.probes import driver, gpus
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.nvidia_libraries import libcuda, nvml
 from tests.real.nvml import FakeNvidia, holding
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
 

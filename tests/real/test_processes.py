@@ -16,8 +16,8 @@ import pytest
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole
-from ddpdoctor.probes import processes
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.processes import listing
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of, setting
 from ddpdoctor.processes.leftover_processes import left_by_processes
 from ddpdoctor.report.reported_leftovers import LeftoverKind
@@ -26,7 +26,7 @@ from tests.support.command import plain_environ
 
 
 def look() -> Processes:
-    found = processes.probe(Context(sys.executable))
+    found = listing.probe(Context(sys.executable))
     assert isinstance(found, Processes)
     return found
 
@@ -285,12 +285,13 @@ def test_segment_and_its_holder(tmp_path: Path) -> None:
 AS_NOBODY = """
 import os, sys, msgspec
 import ddpdoctor.probes.py_spy
-from ddpdoctor.probes import gpus, processes
+from ddpdoctor.probes import gpus
+from ddpdoctor.probes.processes import listing
 from ddpdoctor.probes.context import Context
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
-sys.stdout.buffer.write(msgspec.json.encode(processes.probe(Context(sys.executable))))
+sys.stdout.buffer.write(msgspec.json.encode(listing.probe(Context(sys.executable))))
 """
 
 
@@ -332,7 +333,7 @@ time.sleep(1000)
 
 
 def test_ranks_that_ended_under_a_script_that_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "UNCOLLECTED", 0.0)
+    monkeypatch.setattr(listing, "UNCOLLECTED", 0.0)
     command = [sys.executable, "-c", STARTS_AND_FORGETS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=plain_environ()) as script:
         try:

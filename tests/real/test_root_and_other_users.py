@@ -189,8 +189,9 @@ def test_her_libraries_are_not_loaded(shared: Path, eve: User) -> None:
         f"mkdir {folder}; cd {folder}; echo '#include <unistd.h>' > x.c; echo '{source}' >> x.c; gcc -shared -fPIC -o x.so x.c\n"
         "for name in libnccl.so.2 libcuda.so.1 libnvidia-ml.so.1; do cp x.so $name; done"
     )
-    from ddpdoctor.probes import libcuda, nccl, nvml
+    from ddpdoctor.probes import nccl
     from ddpdoctor.probes.context import Context
+    from ddpdoctor.probes.nvidia_libraries import libcuda, nvml
 
     context = Context(sys.executable, environ={"LD_LIBRARY_PATH": str(folder), "PATH": "/usr/bin:/bin"})
     nccl._ask(folder / "libnccl.so.2", context).wait(10)

@@ -173,7 +173,7 @@ def unknown_against(expected: object, found: object, name: str = "") -> list[str
 def gpu_modes(kit: Kit) -> None:
     import pynvml
 
-    from ddpdoctor.probes.nvml_inquiry import COMPUTE_MODES
+    from ddpdoctor.probes.nvidia_libraries.nvml_inquiry import COMPUTE_MODES
 
     def asked(question: Any, *arguments: Any) -> Any:
         try:

@@ -29,7 +29,7 @@ from ddpdoctor.fixes.free_port import free_port
 from ddpdoctor.fixes.proof import Proof, SmokeReport, treatments
 from ddpdoctor.fixes.remedies import AppliableFix, Case, cases, remedy
 from ddpdoctor.fixes.settings_lines import Line, keys_of_line, lines_of
-from ddpdoctor.probes.ports import error_of_bind
+from ddpdoctor.probes.taken_ports import error_of_bind
 from ddpdoctor.report.reported_fixes import FixState
 from tests.support.fixture_hosts import HOSTS, fixture_snapshot, judge, read_fixture
 from tests.support.recorded_launches import SRUN, TORCHRUN_ONE_NODE

@@ -18,9 +18,8 @@ from ddpdoctor.hang.permission import Missed, hidden_stacks, powers
 from ddpdoctor.hang.sampling import sample
 from ddpdoctor.probes import py_spy as spying
 from ddpdoctor.probes import run_as
-from ddpdoctor.probes.memory_readers import memory_reader
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.probes.py_spy import MAX_OUTPUT, PySpyTrouble, Spied, py_spy, run, spy
+from ddpdoctor.probes.py_spy import MAX_OUTPUT, PySpyTrouble, Spied, memory_reader, py_spy, run, spy
 from tests.support.other_users import User, python_for_all
 
 pytestmark = pytest.mark.root

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.accelerate import Accelerate, ConfigFile
 from ddpdoctor.knowledge.accelerate import KEYS, NotUnderstoodError, on_each_machine, read_config
-from ddpdoctor.probes.accelerate import probe
-from ddpdoctor.probes.accelerate_files import asked_for, default_path, read_file
+from ddpdoctor.probes.accelerate import asked_for, default_path, probe, read_file
 from ddpdoctor.probes.context import Context
 from tests.support.command import ddpdoctor, plain_environ
 from tests.support.other_users import User

@@ -10,9 +10,9 @@ import pytest
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.driver import Driver
-from ddpdoctor.probes import driver, driver_daemons, driver_module, subprocesses
+from ddpdoctor.probes import driver, subprocesses
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.loader import can_be_found
+from ddpdoctor.probes.library_search import can_be_found
 
 OPEN = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22-I3-AM02)  Tue Sep 23 09:55:41 UTC 2025
 GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)
@@ -116,7 +116,7 @@ def test_module_on_disk(tmp_path: Path, module: Path, place: str) -> None:
     shutil.copy(module, folder / place)
     one = host(tmp_path, {"proc/sys/kernel/osrelease": RELEASE + "\n"})
     (folder / "modules.dep").write_text(f"kernel/fs/nvidia-not.ko: x\nkernel/x/nvidia-drm.ko: y\n{place}: z\n")
-    assert driver_module.version_on_disk(one) == "580.95.05"
+    assert driver.version_on_disk(one) == "580.95.05"
 
 
 @pytest.mark.tool("gcc")
@@ -125,31 +125,29 @@ def test_module_that_modules_dep_does_not_list(tmp_path: Path, module: Path) -> 
     folder.mkdir(parents=True)
     shutil.copy(module, folder / "nvidia.ko")
     one = host(tmp_path, {"proc/sys/kernel/osrelease": RELEASE})
-    assert driver_module.version_on_disk(one) == "580.95.05"
+    assert driver.version_on_disk(one) == "580.95.05"
 
 
 def test_compressed_module_is_modinfos_to_read(tmp_path: Path) -> None:
     folder = f"lib/modules/{RELEASE}/updates/dkms"
     one = host(tmp_path, {"proc/sys/kernel/osrelease": RELEASE, f"{folder}/nvidia.ko.zst": "..."}, f"{tmp_path}/bin")
     if shutil.which("modinfo", path="/usr/sbin:/sbin:/usr/bin:/bin") is None:
-        assert driver_module.version_on_disk(one) == Unknown(
-            "nvidia.ko.zst is compressed, and modinfo can't tell its version"
-        )
+        assert driver.version_on_disk(one) == Unknown("nvidia.ko.zst is compressed, and modinfo can't tell its version")
     script(tmp_path / "bin/modinfo", f'[ "$3" = {tmp_path}/{folder}/nvidia.ko.zst ] && echo 570.124.06')
-    assert driver_module.version_on_disk(one) == "570.124.06"
+    assert driver.version_on_disk(one) == "570.124.06"
 
 
 def test_no_module_and_no_folder_are_told_apart(tmp_path: Path) -> None:
     one = host(tmp_path, {"proc/sys/kernel/osrelease": RELEASE})
-    assert driver_module.version_on_disk(one) == Unknown(f"/lib/modules/{RELEASE} is not here")
+    assert driver.version_on_disk(one) == Unknown(f"/lib/modules/{RELEASE} is not here")
     (tmp_path / "lib/modules" / RELEASE).mkdir(parents=True)
-    assert driver_module.version_on_disk(one) is None
+    assert driver.version_on_disk(one) is None
 
 
 def test_module_that_is_cut_off(tmp_path: Path) -> None:
     place = f"lib/modules/{RELEASE}/extra/nvidia.ko"
     one = host(tmp_path, {"proc/sys/kernel/osrelease": RELEASE, place: "\x7fELF"})
-    assert isinstance(driver_module.version_on_disk(one), Unknown)
+    assert isinstance(driver.version_on_disk(one), Unknown)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +166,7 @@ def test_module_that_is_cut_off(tmp_path: Path) -> None:
     ],
 )
 def test_nouveau_blacklist(tmp_path: Path, files: dict[str, str], listed: bool) -> None:
-    assert driver_module.nouveau_blacklisted(host(tmp_path, files)) is listed
+    assert driver.nouveau_blacklisted(host(tmp_path, files)) is listed
 
 
 @pytest.mark.parametrize(
@@ -184,18 +182,18 @@ def test_fabric_manager_of_systemd(tmp_path: Path, answer: str, state: object) -
     one = host(tmp_path, {"lib/systemd/system/nvidia-fabricmanager.service": ""}, f"{tmp_path}/bin")
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     script(tmp_path / "bin/systemctl", answer)
-    assert driver_daemons.fabric_manager(one) == state
+    assert driver.fabric_manager(one) == state
 
 
 def test_fabric_manager_without_systemd(tmp_path: Path) -> None:
     one = host(tmp_path, {"proc/17/comm": "bash\n"})
-    assert driver_daemons.fabric_manager(one) is None
-    assert driver_daemons.fabric_manager_version(one) is None
+    assert driver.fabric_manager(one) is None
+    assert driver.fabric_manager_version(one) is None
     script(tmp_path / "usr/bin/nv-fabricmanager", "echo Fabric Manager version is : 580.95.05")
-    assert driver_daemons.fabric_manager(one) == "inactive"
-    assert driver_daemons.fabric_manager_version(one) == "580.95.05"
+    assert driver.fabric_manager(one) == "inactive"
+    assert driver.fabric_manager_version(one) == "580.95.05"
     write(tmp_path, **{"proc/18/comm": "nv-fabricmanage\n"})
-    assert driver_daemons.fabric_manager(one) == "active"
+    assert driver.fabric_manager(one) == "active"
 
 
 def test_where_the_loader_would_find_a_library(tmp_path: Path) -> None:

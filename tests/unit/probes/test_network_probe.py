@@ -14,7 +14,7 @@ from ddpdoctor.facts.network import Network
 from ddpdoctor.knowledge.launchers import split_endpoint
 from ddpdoctor.probes import network
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.ports import holders
+from ddpdoctor.probes.taken_ports import port_holders
 
 ROUTES = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
 
@@ -128,7 +128,7 @@ def test_the_table_of_sockets(tmp_path: Path) -> None:
     (tmp_path / "proc/12/fd").mkdir()
     (tmp_path / "proc/12/fd/3").symlink_to("socket:[4711]")
     (tmp_path / "proc/12/cmdline").write_text("python\0train.py\0--api-key=abcdef0123\0")
-    found = holders(context, [29500])
+    found = port_holders(context, [29500])
     assert isinstance(found, tuple)
     assert [(one.address, one.listening, one.pid) for one in found] == [
         ("127.0.0.1", True, 12),

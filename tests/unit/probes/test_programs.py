@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.probes import driver_module, kernel_log
+from ddpdoctor.probes import driver, kernel_log
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import open_regular, read_start
 from ddpdoctor.probes.programs import find_program, find_system_tool, interpreter_of
@@ -67,7 +67,7 @@ def test_system_tools_do_not_come_from_path(tmp_path: Path, monkeypatch: pytest.
     module.touch()
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     context = Context("python", root=tmp_path, environ={"PATH": f"{tmp_path}/hers"})
-    assert "hers" not in str(driver_module.version_on_disk(context))
+    assert "hers" not in str(driver.version_on_disk(context))
     assert "journalctl -k: not installed" in str(kernel_log.probe(context))
     assert find_system_tool("sh") is not None
 

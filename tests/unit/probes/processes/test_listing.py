@@ -11,19 +11,19 @@ import pytest
 from ddpdoctor.base.unknown import Facts, Unknown
 from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole
-from ddpdoctor.probes import process_patience, process_shares, processes
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.probes.process_details import contained
-from ddpdoctor.probes.process_facts import command, command_of_others
-from ddpdoctor.probes.process_patience import of_each
+from ddpdoctor.probes.processes import listing, reading_limits
+from ddpdoctor.probes.processes.command_lines import command, command_of_others
+from ddpdoctor.probes.processes.description import contained
+from ddpdoctor.probes.processes.reading_limits import of_each
 
 ID = "0123456789ab" + "c" * 52
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "BETWEEN", 0.01)
+    monkeypatch.setattr(listing, "BETWEEN", 0.01)
 
 
 class Tree:
@@ -88,7 +88,7 @@ class Tree:
         context = Context("python", root=self.root, environ={})
         if gpus is not None:
             context.answered_by(lambda group: gpus)
-        found = processes.probe(context)
+        found = listing.probe(context)
         assert isinstance(found, Processes)
         return found
 
@@ -192,7 +192,7 @@ def test_gone_meanwhile(tree: Tree) -> None:
 
 
 def test_no_proc(tmp_path: Path) -> None:
-    found = processes.probe(Context("python", root=tmp_path))
+    found = listing.probe(Context("python", root=tmp_path))
     assert found == Unknown("/proc: No such file or directory")
 
 
@@ -226,7 +226,7 @@ def test_what_has_ended_and_nobody_collects(tree: Tree) -> None:
 def test_what_its_parent_collects_during_the_look_is_not_listed(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     tree.add(200, words=b"python3\0-c\0pass\0")
     folder = tree.add(201, 200, b"", state="Z")
-    monkeypatch.setattr(processes.time, "sleep", lambda seconds: folder.rename(tree.root / "collected"))
+    monkeypatch.setattr(listing.time, "sleep", lambda seconds: folder.rename(tree.root / "collected"))
     assert all(one.pid != 201 for one in tree.look().listed)
 
 
@@ -234,7 +234,7 @@ def test_what_has_just_been_started_and_ended_is_not_listed(tree: Tree, monkeypa
     tree.add(200, words=b"python3\0-c\0pass\0")
     tree.add(201, 200, b"", state="Z")
     # Its start is 20100 ticks after the host's.
-    monkeypatch.setattr(processes.time, "clock_gettime", lambda clock: 20100 / processes.TICKS + 1.0)
+    monkeypatch.setattr(listing.time, "clock_gettime", lambda clock: 20100 / listing.TICKS + 1.0)
     assert all(one.pid != 201 for one in tree.look().listed)
 
 
@@ -316,7 +316,7 @@ def test_containers(cgroup: str, container: str, unit: str) -> None:
 
 def test_one_that_hangs_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is left behind, and all others are answered for."""
-    monkeypatch.setattr(process_patience, "PATIENCE", 0.05)
+    monkeypatch.setattr(reading_limits, "PATIENCE", 0.05)
     never = threading.Event()
     assert of_each(range(6), lambda pid: never.wait(60) if pid in (2, 5) else pid) == {0: 0, 1: 1, 3: 3, 4: 4}
     never.set()
@@ -333,7 +333,7 @@ def test_nothing_to_look_at() -> None:
 
 def test_hanging_rank_is_listed_all_the_same(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither its command nor its settings can be read; that it is there, and whose child, can."""
-    monkeypatch.setattr(process_patience, "PATIENCE", 0.05)
+    monkeypatch.setattr(reading_limits, "PATIENCE", 0.05)
     launched = RANK + b"LOCAL_RANK=1\0LOCAL_WORLD_SIZE=2\0TORCHELASTIC_RUN_ID=x\0"
     tree.add(10, 1, b"python3\0/venv/bin/torchrun\0")
     tree.add(20, 10, state="D")
@@ -396,7 +396,7 @@ def test_a_command_without_an_end_is_cut_at_a_word(tree: Tree) -> None:
 def test_where_there_are_too_many_launchers_and_ranks_come_first(
     tree: Tree, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_shares, "MAX_PROCESSES_OF_A_USER", 8)
+    monkeypatch.setattr(reading_limits, "MAX_PROCESSES_OF_A_USER", 8)
     for pid in range(20, 20 + count):
         tree.add(pid, words=b"python3\0-m\0http.server\0")
     tree.add(500, words=b"torchrun\0train.py\0", executable="/usr/bin/python3")

@@ -11,8 +11,8 @@ import msgspec
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import ProcessRole, RankPlace
 from ddpdoctor.knowledge.launchers import number
-from ddpdoctor.probes import process_commands as commands
-from ddpdoctor.probes.process_family import STORE_MARKS, Family, SeenProcess
+from ddpdoctor.probes.processes import command_lines as commands
+from ddpdoctor.probes.processes.process_tree import STORE_MARKS, Family, SeenProcess
 
 DATA_WORKER = "pt_data_worker"
 """How torch calls the main thread of a DataLoader's worker, since 2.6."""

@@ -9,8 +9,8 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.redaction import legible
 from ddpdoctor.facts.processes import RankPlace
 from ddpdoctor.knowledge.launchers import Launch, launches, number
-from ddpdoctor.probes import process_commands as commands
 from ddpdoctor.probes.proc import Stat, variables
+from ddpdoctor.probes.processes import command_lines as commands
 
 GROUP_MARKS = ("pt_gloo", "gloo_", "pt_nccl", "NCCL", "nccl")
 """How the names of those threads begin that a process group starts."""

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import os
-import pwd
-import shlex
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 
 import msgspec
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.engine.redaction import legible, redact_text
+from ddpdoctor.engine.redaction import legible
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.processes import Process, ProcessRole, RankPlace, ThreadActivity
 from ddpdoctor.knowledge.settings_agreement import PROTOCOL, must_agree
-from ddpdoctor.probes.accelerate_files import asked_for
+from ddpdoctor.probes.accelerate import asked_for
 from ddpdoctor.probes.environment import NAMES, for_facts, matters
-from ddpdoctor.probes.proc import PAGE, TICKS, Proc, Spent, variables
-from ddpdoctor.probes.process_commands import is_accelerate, programme
-from ddpdoctor.probes.process_details import Files, contained, files, listening_ports
-from ddpdoctor.probes.process_family import GROUP_MARKS, OTHER_MARKS, SeenProcess
+from ddpdoctor.probes.proc import PAGE, TICKS, Proc, Spent, user_name, variables
+from ddpdoctor.probes.processes.command_lines import command, command_of_others, is_accelerate
+from ddpdoctor.probes.processes.open_files import Files, files
+from ddpdoctor.probes.processes.process_tree import GROUP_MARKS, OTHER_MARKS, SeenProcess
+from ddpdoctor.probes.processes.tcp_sockets import listening_ports
 
-LONGEST_COMMAND = 1000
-LONGEST_WORDS = 8 * LONGEST_COMMAND
-"""Characters of a command that are looked through for secrets: what is shown of it may be short for what was taken out."""
 MAX_SETTINGS = 500
 TOO_MANY = Unknown(f"its environment has more than {MAX_SETTINGS} settings of training, as none has")
 OF_THE_JOB = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "MV2_COMM_WORLD_", "SLURM_")
@@ -42,6 +38,15 @@ OF_THE_USER = {
     "XDG_CACHE_HOME", "CC", "CXX", "INIT_METHOD", "DIST_INIT_METHOD", "DIST_URL",
 }  # fmt: skip
 """What nobody asks of another user's processes."""
+
+_HEX = r"[0-9a-f]"
+_CONTAINER = re.compile(rf"(?<!{_HEX})({_HEX}{{64}})(?!{_HEX})")
+_POD = re.compile(r"/(?:[^/]*-)?pod([0-9a-f][0-9a-f_-]{30,40})")
+_NAMED = re.compile(
+    r"/lxc(?:\.payload)?[./]([^/]+)|/machine\.slice/(?:systemd-nspawn@|machine-)([^/]+?)\.(?:service|scope)"
+)
+_SLURM = re.compile(r"/(job_\d+)(?:/|$)")
+_UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
 
 
 class Describer:
@@ -188,15 +193,6 @@ def _first_number(text: str) -> int:
     return int(first) if first.isdecimal() else 0
 
 
-@lru_cache(maxsize=4096)
-def user_name(uid: int) -> str:
-    """The user's name, or the number where the user database has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 def tells_of_job(name: str) -> bool:
     """Whether a variable of that name tells which rank of which job another user's process is, or has to be alike on all ranks."""
     if name in OF_THE_USER:
@@ -206,30 +202,28 @@ def tells_of_job(name: str) -> bool:
     )
 
 
-@lru_cache(maxsize=4096)
-def command(words: tuple[str, ...]) -> str:
-    """As a shell would take it, without its secrets, cut."""
-    length, whole = 0, []
-    for word in words:
-        length += len(word) + 1
-        if length > LONGEST_WORDS:
-            whole.append("...")
-            break
-        whole.append(word)
-    return redact_text(legible(shlex.join(whole)))[:LONGEST_COMMAND]
+def contained(cgroup: bytes) -> tuple[str, str]:
+    """Container and unit by the content of /proc/PID/cgroup, "" where there is none."""
+    paths = list(_paths(cgroup.decode("utf-8", "replace")))
+    container = next((one for path in paths if (one := _container(path))), "")
+    job = next((found[1] for path in paths if (found := _SLURM.search(path))), "")
+    units = (found for path in paths for found in _UNIT.findall(path) if not _CONTAINER.search(found))
+    return container, job or next(iter(units), "")
 
 
-def command_of_others(words: tuple[str, ...]) -> str:
-    """The program and what it runs: the arguments of others, among which there may be secrets of any form, are not shown."""
-    what, arguments = programme(words)
-    if not words or not what or what == words[0]:
-        # A shell, node or java: the script is the first argument.
-        shown = words[: 2 if len(words) > 1 and _is_path(words[1]) else 1]
-        arguments = words[len(shown) :]
-    else:
-        shown = (words[0], what.partition(" ")[0]) if what.startswith("-c ") else (words[0], *what.split(" ", 1))
-    return command(shown) + (" ..." if arguments or what.startswith("-c ") else "")
+def _paths(cgroup: str) -> Iterator[str]:
+    """systemd's own hierarchy first: it names units where the others have none."""
+    lines = [line.split(":", 2) for line in cgroup.splitlines()]
+    rows = [fields for fields in lines if len(fields) == 3]
+    for fields in sorted(rows, key=lambda fields: fields[1] not in ("", "name=systemd")):
+        yield fields[2]
 
 
-def _is_path(word: str) -> bool:
-    return word.startswith(("/", "./")) and not any(sign in word for sign in "=@:? ")
+def _container(path: str) -> str:
+    # The last: a container in a container has both in its path.
+    if found := _CONTAINER.findall(path):
+        return str(found[-1])[:12]
+    if "kubepods" in path and (pod := _POD.search(path)):
+        return pod[1].replace("_", "-")[:12]
+    named = _NAMED.search(path)
+    return (named[1] or named[2])[:12] if named else ""

@@ -10,11 +10,10 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.knowledge.launchers import master_port, number
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.process_details import DEVICE, SHARED, Files
-from ddpdoctor.probes.process_facts import Describer
-from ddpdoctor.probes.process_family import Family
-from ddpdoctor.probes.process_patience import of_each
-from ddpdoctor.probes.process_shares import SPARED, Shares
+from ddpdoctor.probes.processes.description import Describer
+from ddpdoctor.probes.processes.open_files import DEVICE, SHARED, Files
+from ddpdoctor.probes.processes.process_tree import Family
+from ddpdoctor.probes.processes.reading_limits import SPARED, Shares, of_each
 
 STORE_PORTS = (29400, 29500)
 """Where torch's store listens unless told otherwise."""

@@ -1,10 +1,17 @@
-"""What a process is by its command line: an interpreter, a launcher, a helper."""
+"""What a process is by its command line (an interpreter, a launcher, a helper), and how the command line is shown without its secrets."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from functools import lru_cache
+
+from ddpdoctor.engine.redaction import legible, redact_text
+
+MAX_COMMAND_LENGTH = 1000
+MAX_WORDS_LENGTH = 8 * MAX_COMMAND_LENGTH
+"""Characters of a command that are looked through for secrets: what is shown of it may be short for what was taken out."""
 
 _INTERPRETER = re.compile(r"(?:python|pypy|ipython)[\d.]*(?:-dbg|-config|t|d|m)?$")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -124,3 +131,32 @@ def is_fork_server(words: Sequence[str]) -> bool:
 def is_spawned(words: Sequence[str]) -> bool:
     """Started by multiprocessing's method "spawn"."""
     return any(word.startswith(SPAWNED) for word in words[1:6])
+
+
+@lru_cache(maxsize=4096)
+def command(words: tuple[str, ...]) -> str:
+    """As a shell would take it, without its secrets, cut."""
+    length, whole = 0, []
+    for word in words:
+        length += len(word) + 1
+        if length > MAX_WORDS_LENGTH:
+            whole.append("...")
+            break
+        whole.append(word)
+    return redact_text(legible(shlex.join(whole)))[:MAX_COMMAND_LENGTH]
+
+
+def command_of_others(words: tuple[str, ...]) -> str:
+    """The program and what it runs: the arguments of others, among which there may be secrets of any form, are not shown."""
+    what, arguments = programme(words)
+    if not words or not what or what == words[0]:
+        # A shell, node or java: the script is the first argument.
+        shown = words[: 2 if len(words) > 1 and _is_path(words[1]) else 1]
+        arguments = words[len(shown) :]
+    else:
+        shown = (words[0], what.partition(" ")[0]) if what.startswith("-c ") else (words[0], *what.split(" ", 1))
+    return command(shown) + (" ..." if arguments or what.startswith("-c ") else "")
+
+
+def _is_path(word: str) -> bool:
+    return word.startswith(("/", "./")) and not any(sign in word for sign in "=@:? ")

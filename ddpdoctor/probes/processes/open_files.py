@@ -1,9 +1,9 @@
-"""The deep look at one process: what it has open and mapped, and where it is contained."""
+"""What one process has open and mapped: devices, sockets, shared memory, files that it writes to."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
@@ -16,16 +16,6 @@ SHARED = "/dev/shm/"
 DEVICE = re.compile(r"/dev/nvidia(\d+)$")
 _SOCKET = re.compile(r"socket:\[(\d+)\]$")
 _NO_CHECKPOINT = re.compile(r"^/(?:dev|proc|sys)/|^(?:pipe|socket|anon_inode|memfd):|\.(?:log|out|err|txt)(?:\.\d+)?$")
-LISTEN = b"0A"
-
-_HEX = r"[0-9a-f]"
-_CONTAINER = re.compile(rf"(?<!{_HEX})({_HEX}{{64}})(?!{_HEX})")
-_POD = re.compile(r"/(?:[^/]*-)?pod([0-9a-f][0-9a-f_-]{30,40})")
-_NAMED = re.compile(
-    r"/lxc(?:\.payload)?[./]([^/]+)|/machine\.slice/(?:systemd-nspawn@|machine-)([^/]+?)\.(?:service|scope)"
-)
-_SLURM = re.compile(r"/(job_\d+)(?:/|$)")
-_UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
 
 
 class Files(msgspec.Struct, frozen=True):
@@ -85,42 +75,3 @@ def _programme(maps: bytes) -> str:
     if b"/libtorch" in maps or b"/libnccl" in maps:
         return "torch"
     return "python" if b"/libpython" in maps or b"/lib-dynload/" in maps else ""
-
-
-def listening_ports(proc: Proc, pid: int) -> Mapping[int, int]:
-    """Inode of each listening TCP socket in that process's network namespace, and its port."""
-    found: dict[int, int] = {}
-    for table in ("tcp", "tcp6"):
-        content = proc.read(f"{pid}/net/{table}", 1 << 26)
-        for line in content.splitlines()[1:] if isinstance(content, bytes) else ():
-            fields = line.split(None, 10)
-            if len(fields) >= 10 and fields[3] == LISTEN:
-                found[int(fields[9])] = int(fields[1].rpartition(b":")[2], 16)
-    return found
-
-
-def contained(cgroup: bytes) -> tuple[str, str]:
-    """Container and unit by the content of /proc/PID/cgroup, "" where there is none."""
-    paths = list(_paths(cgroup.decode("utf-8", "replace")))
-    container = next((one for path in paths if (one := _container(path))), "")
-    job = next((found[1] for path in paths if (found := _SLURM.search(path))), "")
-    units = (found for path in paths for found in _UNIT.findall(path) if not _CONTAINER.search(found))
-    return container, job or next(iter(units), "")
-
-
-def _paths(cgroup: str) -> Iterator[str]:
-    """systemd's own hierarchy first: it names units where the others have none."""
-    lines = [line.split(":", 2) for line in cgroup.splitlines()]
-    rows = [fields for fields in lines if len(fields) == 3]
-    for fields in sorted(rows, key=lambda fields: fields[1] not in ("", "name=systemd")):
-        yield fields[2]
-
-
-def _container(path: str) -> str:
-    # The last: a container in a container has both in its path.
-    if found := _CONTAINER.findall(path):
-        return str(found[-1])[:12]
-    if "kubepods" in path and (pod := _POD.search(path)):
-        return pod[1].replace("_", "-")[:12]
-    named = _NAMED.search(path)
-    return (named[1] or named[2])[:12] if named else ""

@@ -1,11 +1,13 @@
-"""How much of the processes of one user is looked into: whoever starts thousands, or fills their environments and tables of open files,
-hides his own facts alone, and keeps nobody waiting for those of others."""
+"""Bounds what reading /proc costs: by user, so that whoever starts thousands of processes, or fills their environments and tables of
+open files, hides his own facts alone; and by process, since of one that hangs in the kernel the command line can't be read, and whoever
+tries hangs as well."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Spared
@@ -20,6 +22,8 @@ MAX_BYTES_OF_A_USER = 32 << 20
 """Of their environments, in all: a rank's has some KiB."""
 MAX_PROCESSES_OF_A_USER = 2000
 """That are looked into closely: a rank has some dozens of workers at most, a host a dozen GPUs."""
+PATIENCE = 0.5
+"""Seconds for the first process that doesn't answer; for each further one less, since they all hang alike."""
 SPARED = Unknown("it is one of more processes of its user than are looked into")
 
 
@@ -85,3 +89,45 @@ class Shares:
             for uid, pids in sorted(self._spared.items())
             if uid >= 0
         )
+
+
+def of_each(pids: Iterable[int], look: Callable[[int], T]) -> dict[int, T]:
+    """What `look(pid)` gives, without those that didn't answer. Each of these costs a thread, which stays in the kernel."""
+    return _Round(pids, look).results()
+
+
+class _Round(Generic[T]):
+    def __init__(self, pids: Iterable[int], look: Callable[[int], T]) -> None:
+        self._pids = iter(pids)
+        self._look = look
+        self._found: dict[int, T] = {}
+        self._left_behind = 0
+        self._since = time.monotonic()
+        self._failure: BaseException | None = None
+        self._done = threading.Event()
+
+    def results(self) -> dict[int, T]:
+        self._start()
+        while not self._done.wait(PATIENCE / 10 / (1 + self._left_behind)):
+            if time.monotonic() - self._since > PATIENCE / (1 + self._left_behind):
+                self._left_behind += 1
+                self._start()
+        if self._failure:
+            raise self._failure
+        return dict(self._found)
+
+    def _start(self) -> None:
+        self._since = time.monotonic()
+        threading.Thread(target=self._work, args=(self._left_behind,), daemon=True).start()
+
+    def _work(self, number: int) -> None:
+        """number: how many were left behind before; another one in between means that this is one of them."""
+        try:
+            for pid in self._pids:
+                self._since = time.monotonic()
+                self._found[pid] = self._look(pid)
+                if number != self._left_behind:
+                    return
+        except Exception as failure:
+            self._failure = failure
+        self._done.set()

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.probes import nvml_inquiry
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.loader import can_be_found
+from ddpdoctor.probes.library_search import can_be_found
+from ddpdoctor.probes.nvidia_libraries import nvml_inquiry
 from ddpdoctor.probes.subprocesses import EndedProgram, run
 
 SECONDS = 10.0

@@ -9,16 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
-from ddpdoctor.probes.proc import DENIED, MAX_ENVIRON, TICKS, Proc, Spent, Stat
-from ddpdoctor.probes.process_commands import names_python
-from ddpdoctor.probes.process_connections import with_connections
-from ddpdoctor.probes.process_details import Files
-from ddpdoctor.probes.process_facts import Describer, user_name, watched
-from ddpdoctor.probes.process_family import Family, SeenProcess
-from ddpdoctor.probes.process_holders import HANGS, Holders
-from ddpdoctor.probes.process_patience import of_each
-from ddpdoctor.probes.process_roles import Roles, roles
-from ddpdoctor.probes.process_shares import SPARED, Shares
+from ddpdoctor.probes.proc import DENIED, MAX_ENVIRON, TICKS, Proc, Spent, Stat, user_name
+from ddpdoctor.probes.processes.command_lines import names_python
+from ddpdoctor.probes.processes.description import Describer, watched
+from ddpdoctor.probes.processes.open_files import Files
+from ddpdoctor.probes.processes.process_tree import Family, SeenProcess
+from ddpdoctor.probes.processes.reading_limits import SPARED, Shares, of_each
+from ddpdoctor.probes.processes.resource_holders import HANGS, Holders
+from ddpdoctor.probes.processes.roles import Roles, roles
+from ddpdoctor.probes.processes.tcp_sockets import with_connections
 
 DEADLINE = 40.0
 """Seconds. As a rule it takes less than one; stacks of ranks that may be left over take more."""

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.probes import cuda_inquiry, subprocesses
+from ddpdoctor.probes import subprocesses
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.loader import can_be_found
+from ddpdoctor.probes.library_search import can_be_found
+from ddpdoctor.probes.nvidia_libraries import libcuda_inquiry
 
 SECONDS = 10.0
 """How long loading libcuda and cuInit may take together."""
@@ -48,7 +49,7 @@ def start(context: Context) -> Asked:
     if not can_be_found(context, "libcuda.so.1"):
         return Asked(None)
     environ = {name: value for name, value in context.environ.items() if name not in HIDES_GPUS}
-    return Asked(subprocesses.start([sys.executable, "-I", "-S", cuda_inquiry.__file__], environ=environ))
+    return Asked(subprocesses.start([sys.executable, "-I", "-S", libcuda_inquiry.__file__], environ=environ))
 
 
 def _read(ended: subprocesses.EndedProgram) -> CudaAnswers:

@@ -10,9 +10,9 @@ import pytest
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import ProcessRole, RankPlace
 from ddpdoctor.probes.proc import FORKED, Stat
-from ddpdoctor.probes.process_commands import is_launcher, programme
-from ddpdoctor.probes.process_family import Family, SeenProcess
-from ddpdoctor.probes.process_roles import BY_CHILDREN, BY_ORDER, roles
+from ddpdoctor.probes.processes.command_lines import is_launcher, programme
+from ddpdoctor.probes.processes.process_tree import Family, SeenProcess
+from ddpdoctor.probes.processes.roles import BY_CHILDREN, BY_ORDER, roles
 
 TRAIN = "python3 train.py --lr 0.1"
 GLOO = ("gloo_tcp_loop", "pt_gloo_runloop")

@@ -1,17 +1,17 @@
-"""Which ranks of this host are connected with each other: of two jobs beside each other that tells which rank is whose."""
+"""TCP sockets of processes: who listens on which port, and which ranks are connected, which tells the ranks of two jobs apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from ddpdoctor.facts.processes import Process, ProcessRole
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.probes.process_details import Files
+from ddpdoctor.probes.processes.open_files import Files
 
-ESTABLISHED = b"01"
-LARGEST_TABLE = 1 << 26
+ESTABLISHED, LISTEN = b"01", b"0A"
+MAX_TABLE_BYTES = 1 << 26
 _MAPPED = b"0000000000000000FFFF0000"
 """How the kernel begins an IPv4 address that an IPv6 socket has."""
 
@@ -50,11 +50,22 @@ def _with(
 
 def _connections(proc: Proc, pid: int) -> Mapping[int, Ends]:
     """The ends of each TCP connection in that process's network namespace, by the inode of its socket."""
-    found: dict[int, Ends] = {}
+    return {
+        inode: (own.removeprefix(_MAPPED), other.removeprefix(_MAPPED))
+        for inode, own, other in _sockets(proc, pid, ESTABLISHED)
+    }
+
+
+def listening_ports(proc: Proc, pid: int) -> Mapping[int, int]:
+    """Inode of each listening TCP socket in that process's network namespace, and its port."""
+    return {inode: int(own.rpartition(b":")[2], 16) for inode, own, _ in _sockets(proc, pid, LISTEN)}
+
+
+def _sockets(proc: Proc, pid: int, state: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Inode, own end and the other's of each TCP socket in that state."""
     for table in ("tcp", "tcp6"):
-        content = proc.read(f"{pid}/net/{table}", LARGEST_TABLE)
+        content = proc.read(f"{pid}/net/{table}", MAX_TABLE_BYTES)
         for line in content.splitlines()[1:] if isinstance(content, bytes) else ():
             fields = line.split(None, 10)
-            if len(fields) >= 10 and fields[3] == ESTABLISHED and fields[9].isdigit():
-                found[int(fields[9])] = (fields[1].removeprefix(_MAPPED), fields[2].removeprefix(_MAPPED))
-    return found
+            if len(fields) >= 10 and fields[3] == state and fields[9].isdigit():
+                yield int(fields[9]), fields[1], fields[2]

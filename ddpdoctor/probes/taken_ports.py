@@ -1,0 +1,153 @@
+"""Which TCP ports torch's store could not listen on, and who holds them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+
+import msgspec
+
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.facts.network import Listener
+from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.proc import MAX_ENVIRON, TICKS, Proc, user_name, variables
+from ddpdoctor.probes.processes.command_lines import command, command_of_others
+
+LISTEN = "0A"
+STATES_WITHOUT_OWNER = ("06", "03")
+"""TIME_WAIT and SYN_RECV: no process holds them, and they don't keep a listener off."""
+
+JOB_SETTINGS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+"""What tells jobs apart."""
+MAX_COMMAND_LENGTH = 300
+
+
+class _Socket(msgspec.Struct, frozen=True):
+    """One row of /proc/net/tcp."""
+
+    address: str
+    port: int
+    listening: bool
+    uid: int
+    inode: str
+
+
+def error_of_bind(port: int) -> int:
+    """Find out by which errno torch's store would fail on that port, 0 if it wouldn't. Nothing is listened on.
+
+    The store tries [::] for both families, then 0.0.0.0, each with SO_REUSEADDR. So connections in TIME_WAIT don't count, a
+    listener on any one local address does.
+    """
+    # IPv6 may fail for want of IPv6 alone, so IPv4 has the last word.
+    return _bind(socket.AF_INET6, "::", port) and _bind(socket.AF_INET, "0.0.0.0", port)
+
+
+def _bind(family: socket.AddressFamily, address: str, port: int) -> int:
+    try:
+        with closing(socket.socket(family, socket.SOCK_STREAM)) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            trial.bind((address, port))
+    except OSError as error:
+        return error.errno or errno.EINVAL
+    return 0
+
+
+def port_holders(context: Context, ports: Iterable[int]) -> tuple[Listener, ...] | Unknown:
+    """List those who listen on one of the ports, or hold it as the near end of a connection."""
+    wanted = set(ports)
+    sockets: list[_Socket] = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        text = context.read(table)
+        if isinstance(text, str):
+            sockets.extend(row for row in _rows(text) if row.port in wanted)
+        elif table == "/proc/net/tcp":
+            return text
+    proc = Proc(os.fspath(context.path("/proc")))
+    owners = _owners(context, {row.inode for row in sockets}) if sockets else {}
+    ancestors = _ancestors(proc)
+    return tuple(_listener(proc, context.environ, row, owners.get(row.inode, 0), ancestors) for row in sockets)
+
+
+def _rows(table: str) -> Iterator[_Socket]:
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) < 10 or fields[3] in STATES_WITHOUT_OWNER:
+            continue
+        address, _, port = fields[1].partition(":")
+        yield _Socket(_address(address), int(port, 16), fields[3] == LISTEN, int(fields[7]), fields[9])
+
+
+def _address(digits: str) -> str:
+    """The kernel prints each 32-bit word in the host's own byte order."""
+    words = [int(digits[at : at + 8], 16).to_bytes(4, "little") for at in range(0, len(digits), 8)]
+    raw = b"".join(words)
+    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
+
+
+def _owners(context: Context, inodes: set[str]) -> dict[str, int]:
+    """Socket inode to process, as far as we may look."""
+    found: dict[str, int] = {}
+    for process in context.path("/proc").iterdir():
+        if not process.name.isdecimal():
+            continue
+        with suppress(OSError):
+            for handle in os.scandir(process / "fd"):
+                with suppress(OSError):
+                    target = os.readlink(handle.path)  # noqa: PTH115 (Path.readlink builds a Path a handle)
+                    if target.startswith("socket:[") and target[8:-1] in inodes:
+                        found.setdefault(target[8:-1], int(process.name))
+    return found
+
+
+def _listener(proc: Proc, environ: Mapping[str, str], row: _Socket, pid: int, ancestors: set[int]) -> Listener:
+    """pid: of the process that holds the socket, 0 where that can't be seen."""
+    words = proc.words(pid) if pid else ()
+    name = proc.read(f"{pid}/comm") if pid else b""
+    shown = command if row.uid == os.geteuid() else command_of_others
+    return Listener(
+        address=row.address,
+        port=row.port,
+        pid=pid,
+        process=name.decode("utf-8", "replace").strip() if isinstance(name, bytes) else "",
+        command="" if isinstance(words, Unknown) else shown(words)[:MAX_COMMAND_LENGTH],
+        user=user_name(row.uid),
+        age=_age(proc, pid) if pid else -1.0,
+        listening=row.listening,
+        same_job=pid in ancestors or (pid > 0 and _is_of_same_job(proc, environ, pid)),
+    )
+
+
+def _age(proc: Proc, pid: int) -> float:
+    stat = proc.stat(pid)
+    if isinstance(stat, Unknown):
+        return -1.0
+    return round(max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start / TICKS), 1)
+
+
+def _ancestors(proc: Proc) -> set[int]:
+    """This process, its parent, and so on."""
+    found: set[int] = set()
+    pid = os.getpid()
+    while pid > 1 and pid not in found:
+        found.add(pid)
+        stat = proc.stat(pid)
+        pid = 0 if isinstance(stat, Unknown) else stat.parent
+    return found
+
+
+def _is_of_same_job(proc: Proc, environ: Mapping[str, str], pid: int) -> bool:
+    ours = _job_settings(environ)
+    content = proc.read(f"{pid}/environ", MAX_ENVIRON) if ours else b""
+    theirs = _job_settings(variables(content)) if isinstance(content, bytes) else {}
+    return any(theirs.get(name) == value for name, value in ours.items())
+
+
+def _job_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """torchrun's run id is "none" unless somebody names it."""
+    return {name: environ[name] for name in JOB_SETTINGS if environ.get(name, "none") not in ("", "none")}
