@@ -13,14 +13,21 @@ from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, RankEnding, RankRun, Smoke
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.smoke_training.analysis.failure_attribution import Blame, BlameKind, at_the_end, own_gpu, stage_of, waits
+from ddpdoctor.smoke_training.analysis.failure_attribution import (
+    TrainingFailure,
+    TrainingFailureKind,
+    gpu_number,
+    is_at_the_end,
+    is_waiting,
+    stage_of,
+)
 from ddpdoctor.smoke_training.analysis.failure_wording import (
-    ended,
-    evidence_of,
-    named,
-    place,
-    said_of,
-    what_the_others_did,
+    describe_ending,
+    describe_others,
+    describe_place,
+    evidence_of_failure,
+    name_ranks,
+    words_of,
 )
 
 ONLY_ITS_END = "the training was over: see smoke-shutdown"
@@ -44,31 +51,31 @@ def smoke_rank_failed(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding
     Mend what the first rank's own words say, and leave the words of the others aside. `ddpdoctor check` on the same host
     looks for the cause; then run `ddpdoctor smoke` again.
     """
-    found = blame_for(smoke, BlameKind.FAILED)
+    found = blame_for(smoke, TrainingFailureKind.FAILED)
     if found is None:
         return
-    requires(not at_the_end(found), ONLY_ITS_END)
+    requires(not is_at_the_end(found), ONLY_ITS_END)
     first = found.first
     why, fixes = _of_failure(found, smoke, meeting)
     yield Finding(
-        summary=clip(f"{named(found.culprits, smoke)} {_how_it_failed(found)}"),
-        cause=" ".join(filter(None, (why, what_the_others_did(found, smoke)))),
-        evidence=evidence_of(found, smoke),
+        summary=clip(f"{name_ranks(found.culprits, smoke)} {_how_it_failed(found)}"),
+        cause=" ".join(filter(None, (why, describe_others(found, smoke)))),
+        evidence=evidence_of_failure(found, smoke),
         fixes=fixes,
         rank=first.rank,
-        said=said_of(found.culprits),
+        said=words_of(found.culprits),
     )
 
 
-def _how_it_failed(found: Blame) -> str:
+def _how_it_failed(found: TrainingFailure) -> str:
     """Its end in words; of several ranks in the plural."""
     first = found.first
     if first.ending is RankEnding.ENDED:
-        return f"ended in {place(first)} without a word"
-    return ended(first, several=len(found.culprits) > 1)
+        return f"ended in {describe_place(first)} without a word"
+    return describe_ending(first, several=len(found.culprits) > 1)
 
 
-def _of_failure(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> tuple[str, tuple[Fix, ...]]:
+def _of_failure(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -> tuple[str, tuple[Fix, ...]]:
     first = found.first
     look = look_at(stage_of(first), first, smoke)
     if first.ending is RankEnding.KILLED:
@@ -111,74 +118,80 @@ def smoke_hang(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding]:
     Where a rank is named, its stack says what it does in place of the collective. Where all wait in the same one, test the
     way between them: `ddpdoctor netcheck` between hosts, `NCCL_P2P_DISABLE=1` between GPUs.
     """
-    found = blame_for(smoke, BlameKind.HUNG, BlameKind.TOGETHER)
+    found = blame_for(smoke, TrainingFailureKind.HUNG, TrainingFailureKind.TOGETHER)
     if found is None:
         return
-    requires(not at_the_end(found), ONLY_ITS_END)
-    yield _together(found, smoke, meeting) if found.kind is BlameKind.TOGETHER else _waited_for(found, smoke, meeting)
+    requires(not is_at_the_end(found), ONLY_ITS_END)
+    yield (
+        _together(found, smoke, meeting)
+        if found.kind is TrainingFailureKind.TOGETHER
+        else _waited_for(found, smoke, meeting)
+    )
 
 
-def _waited_for(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
+def _waited_for(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
     first = found.first
     what = _what_it_does(found)
-    others = what_the_others_did(found, smoke)
+    others = describe_others(found, smoke)
     why, fixes = halted(first, smoke)
     stage = stage_of(first)
     if first.ending is RankEnding.NEVER_CAME:
         why = "Its process was never started, or hangs before its first line: the others wait until their time is up."
     elif found.left_behind and found.others:
-        why = f"It waits, too, but in {place(first)}, which the others have left: what they sent didn't reach it."
+        why = f"It waits, too, but in {describe_place(first)}, which the others have left: what they sent didn't reach it."
         fixes = way_between(smoke, meeting)
     elif not why and first.stack:
-        waited_for = ", and doesn't come to what the others wait in" if any(waits(one) for one in found.others) else ""
+        waited_for = (
+            ", and doesn't come to what the others wait in" if any(is_waiting(one) for one in found.others) else ""
+        )
         why = f"It is in {first.stack[0]}{waited_for}."
-    summary = f"{named(found.culprits, smoke)} {what}{f'; {_first_small(others)}' if others else ''}"
+    summary = f"{name_ranks(found.culprits, smoke)} {what}{f'; {_first_small(others)}' if others else ''}"
     return Finding(
         summary=clip(summary),
         cause=" ".join(filter(None, (why, others if clip(summary) != summary else ""))),
-        evidence=(*evidence_of(found, smoke), _deadline(smoke, stage)),
+        evidence=(*evidence_of_failure(found, smoke), _deadline(smoke, stage)),
         fixes=(*fixes, look_at(stage, first, smoke)),
         rank=first.rank,
-        said=said_of(found.culprits),
+        said=words_of(found.culprits),
     )
 
 
-def _what_it_does(found: Blame) -> str:
+def _what_it_does(found: TrainingFailure) -> str:
     first, several = found.first, len(found.culprits) > 1
     if first.ending is RankEnding.NEVER_CAME:
         return f"{'were' if several else 'was'} never heard of"
     if found.left_behind and found.others:
-        return f"still wait{'' if several else 's'} in {place(first)}"
+        return f"still wait{'' if several else 's'} in {describe_place(first)}"
     if first.process_state:
-        return f"{'are' if several else 'is'} {first.process_state} in {place(first)}"
-    return f"hang{'' if several else 's'} in {place(first)}"
+        return f"{'are' if several else 'is'} {first.process_state} in {describe_place(first)}"
+    return f"hang{'' if several else 's'} in {describe_place(first)}"
 
 
 def _first_small(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:].rstrip(".")
 
 
-def _together(found: Blame, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
+def _together(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
     first = found.first
-    who = named(found.culprits, smoke)
+    who = name_ranks(found.culprits, smoke)
     if len(found.culprits) == smoke.world_size:
         who = "both ranks" if smoke.world_size == 2 else f"all {smoke.world_size} ranks"
     hosts = list(dict.fromkeys(culprit.host for culprit in found.culprits))
     between = f"between {listed(hosts, most=4)}" if smoke.nnodes > 1 else "between the ranks"
     return Finding(
-        summary=clip(f"{who} hang in {place(first)} over {smoke.backend}, and none is behind the others"),
+        summary=clip(f"{who} hang in {describe_place(first)} over {smoke.backend}, and none is behind the others"),
         cause=_why_together(found, between),
-        evidence=(*evidence_of(found, smoke), _deadline(smoke, found.stage)),
+        evidence=(*evidence_of_failure(found, smoke), _deadline(smoke, found.stage)),
         fixes=(*way_between(smoke, meeting), look_at(found.stage, first, smoke)),
-        said=said_of(found.culprits),
+        said=words_of(found.culprits),
     )
 
 
-def _why_together(found: Blame, between: str) -> str:
+def _why_together(found: TrainingFailure, between: str) -> str:
     """No more than is known: with NCCL a GPU may hang where no rank's stack shows it."""
     lost = f"what they send doesn't get through {between}"
-    if all(waits(culprit) for culprit in found.culprits):
-        gpus = ", or one of their GPUs stands still" if own_gpu(found.first) >= 0 else ""
+    if all(is_waiting(culprit) for culprit in found.culprits):
+        gpus = ", or one of their GPUs stands still" if gpu_number(found.first) >= 0 else ""
         return f"All have come to the same place and wait there, and nothing tells them apart. Mostly {lost}{gpus}."
     return (
         "Nothing tells them apart, and not of all it is known that they wait for others."
@@ -209,18 +222,18 @@ def smoke_shutdown(smoke: Smoke) -> Iterator[Finding]:
     At the end of the training: delete the DDP model and the optimizer, `torch.distributed.barrier()`, then
     `torch.distributed.destroy_process_group()`. See which library leaves threads behind.
     """
-    found = blame_for(smoke, BlameKind.FAILED, BlameKind.HUNG, BlameKind.TOGETHER)
+    found = blame_for(smoke, TrainingFailureKind.FAILED, TrainingFailureKind.HUNG, TrainingFailureKind.TOGETHER)
     if found is None:
         return
-    requires(at_the_end(found), "the training wasn't over")
+    requires(is_at_the_end(found), "the training wasn't over")
     first, several = found.first, len(found.culprits) > 1
-    if found.kind is BlameKind.FAILED:
+    if found.kind is TrainingFailureKind.FAILED:
         what = _how_it_failed(found)
     else:
-        what = f"{'have' if several else 'has'} finished training and hang{'' if several else 's'} in {place(first)}"
+        what = f"{'have' if several else 'has'} finished training and hang{'' if several else 's'} in {describe_place(first)}"
     yield Finding(
-        summary=clip(f"{named(found.culprits, smoke)} {what}"),
-        evidence=(*evidence_of(found, smoke), _deadline(smoke, LAST)),
+        summary=clip(f"{name_ranks(found.culprits, smoke)} {what}"),
+        evidence=(*evidence_of_failure(found, smoke), _deadline(smoke, LAST)),
         fixes=(
             Fix(
                 "In your own training, before its end: delete the DDP model and the optimizer, call"
@@ -229,5 +242,5 @@ def smoke_shutdown(smoke: Smoke) -> Iterator[Finding]:
             look_at(LAST, first, smoke),
         ),
         rank=first.rank,
-        said=said_of(found.culprits),
+        said=words_of(found.culprits),
     )

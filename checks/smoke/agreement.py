@@ -17,8 +17,8 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, RankEnding, Smoke, StageState
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.smoke_training.analysis.failure_attribution import Blame, BlameKind
-from ddpdoctor.smoke_training.analysis.failure_wording import evidence_of, named, said_of, what_the_others_did
+from ddpdoctor.smoke_training.analysis.failure_attribution import TrainingFailure, TrainingFailureKind
+from ddpdoctor.smoke_training.analysis.failure_wording import describe_others, evidence_of_failure, name_ranks, words_of
 
 WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier", LAST)
 """Stages in which nothing is computed."""
@@ -83,17 +83,17 @@ def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
         yield from different_calls(hang)
         return
     known(hang)
-    found = blame_for(smoke, BlameKind.DIFFERENT_CALLS)
+    found = blame_for(smoke, TrainingFailureKind.DIFFERENT_CALLS)
     if found is None:
         requires(any(rank.called for rank in smoke.ranks), "no collective was run")
         return
     first = found.first
     yield Finding(
         summary=clip(_who_calls_what(found, smoke)),
-        cause=f"In the stage {found.stage} all ranks are to call the same. {what_the_others_did(found, smoke)}".strip(),
+        cause=f"In the stage {found.stage} all ranks are to call the same. {describe_others(found, smoke)}".strip(),
         evidence=(
             *(told(smoke, "ranks", f"{ranks_named(members)}: {call}") for call, members in found.calls[:4]),
-            *evidence_of(found, smoke),
+            *evidence_of_failure(found, smoke),
         ),
         fixes=(
             *_the_same_everywhere(found, smoke),
@@ -108,17 +108,17 @@ def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
     )
 
 
-def _who_calls_what(found: Blame, smoke: Smoke) -> str:
+def _who_calls_what(found: TrainingFailure, smoke: Smoke) -> str:
     (most, majority), *rest = found.calls
     if any(rank == culprit.rank for culprit in found.culprits for rank in majority):
         calls = listed((f"{ranks_named(members)} {call}" for call, members in found.calls), most=3)
-        return f"{named(found.culprits, smoke)} differ in {found.stage}: {calls}"
+        return f"{name_ranks(found.culprits, smoke)} differ in {found.stage}: {calls}"
     s = "s" if len(found.culprits) == 1 else ""
     calls = listed((call for call, _ in rest), most=2)
-    return f"{named(found.culprits, smoke)} call{s} {calls} in {found.stage}, where {ranks_named(majority)} call {most}"
+    return f"{name_ranks(found.culprits, smoke)} call{s} {calls} in {found.stage}, where {ranks_named(majority)} call {most}"
 
 
-def _the_same_everywhere(found: Blame, smoke: Smoke) -> tuple[Fix, ...]:
+def _the_same_everywhere(found: TrainingFailure, smoke: Smoke) -> tuple[Fix, ...]:
     if smoke.nnodes == 1:
         return ()
     hosts = list(dict.fromkeys(culprit.host for culprit in found.culprits))
@@ -146,7 +146,7 @@ def smoke_wrong_result(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Findin
     Where a rank is named, look at its GPU and host first. Between GPUs of one host `NCCL_P2P_DISABLE=1` takes another way: if
     the result is right then, it is the peer-to-peer copies.
     """
-    found = blame_for(smoke, BlameKind.WRONG)
+    found = blame_for(smoke, TrainingFailureKind.WRONG)
     if found is None:
         requires(
             any(
@@ -159,20 +159,20 @@ def smoke_wrong_result(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Findin
         return
     noticed = [rank for rank in smoke.ranks if rank.ending is RankEnding.WRONG]
     words = noticed[0].words
-    who = named(found.culprits, smoke)
+    who = name_ranks(found.culprits, smoke)
     if found.accused:
         summary = f"wrong result in {found.stage}, caused by {who}: {words}"
-        cause = f"That is the word of {named(noticed, smoke)}."
+        cause = f"That is the word of {name_ranks(noticed, smoke)}."
     else:
         summary = f"{who} found a wrong result in {found.stage}: {words}"
         cause = _where_it_is_wrong(found, smoke)
     yield Finding(
         summary=clip(summary),
         cause=cause,
-        evidence=evidence_of(found, smoke),
+        evidence=evidence_of_failure(found, smoke),
         fixes=(*_same_again(smoke), *_another_way(smoke, meeting), _look(found, smoke)),
         rank=found.first.rank if len(found.culprits) == 1 else None,
-        said=said_of(noticed),
+        said=words_of(noticed),
     )
 
 
@@ -191,13 +191,13 @@ def _another_way(smoke: Smoke, meeting: Maybe[Meeting]) -> tuple[Fix, ...]:
     return way_between(smoke, meeting)[:1] if several else ()
 
 
-def _look(found: Blame, smoke: Smoke) -> Fix:
+def _look(found: TrainingFailure, smoke: Smoke) -> Fix:
     families = ("gpu", "torch", "settings") if smoke.backend == "nccl" else ("torch", "settings")
     host = found.first.host if smoke.nnodes > 1 else "this host"
     return check_host(f"See what is known to be wrong with {host}", families, found.first, smoke)
 
 
-def _where_it_is_wrong(found: Blame, smoke: Smoke) -> str:
+def _where_it_is_wrong(found: TrainingFailure, smoke: Smoke) -> str:
     if len(found.culprits) == smoke.world_size:
         return "It is wrong on all ranks, so that it doesn't say which of them has caused it."
     return "On the others it is right, or they had not got so far."

@@ -30,8 +30,13 @@ from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.shadowed_modules import another_name, torch_itself, why_in_the_way
 from ddpdoctor.processes.gpu_holders import all_told, own_jobs
 from ddpdoctor.processes.job_words import Oddity
-from ddpdoctor.smoke_training.analysis.failure_attribution import NO_SMOKE, ended_early, not_started, own_gpu
-from ddpdoctor.smoke_training.analysis.failure_wording import ended, message
+from ddpdoctor.smoke_training.analysis.failure_attribution import (
+    NO_SMOKE,
+    gpu_number,
+    has_ended_early,
+    ranks_not_started,
+)
+from ddpdoctor.smoke_training.analysis.failure_wording import describe_ending, strip_cpp_source
 
 MISSING = re.compile(r"No module named '([\w.]+)'")
 
@@ -62,7 +67,7 @@ def smoke_not_started(
     found by itself.
     """
     requires(smoke.ranks or smoke.problem, NO_SMOKE)
-    missing = not_started(smoke)
+    missing = ranks_not_started(smoke)
     if smoke.ranks and not missing:
         return
     words = smoke.problem or "no rank was ever heard of"
@@ -145,8 +150,8 @@ def smoke_ended_early(smoke: Smoke) -> Iterator[Finding]:
     passes, it was ended from outside.
     """
     requires(smoke.ranks or smoke.problem, NO_SMOKE)
-    requires(smoke.ranks and not not_started(smoke), "ranks could not be started: see smoke-not-started")
-    if not ended_early(smoke):
+    requires(smoke.ranks and not ranks_not_started(smoke), "ranks could not be started: see smoke-not-started")
+    if not has_ended_early(smoke):
         return
     why, fixes = ended_with(smoke.problem)
     were = [rank for rank in smoke.ranks if rank.ending is not RankEnding.FINISHED]
@@ -155,7 +160,7 @@ def smoke_ended_early(smoke: Smoke) -> Iterator[Finding]:
         cause=" ".join(filter(None, ("All ranks end with it, and none failed by itself.", why))),
         evidence=(
             told(smoke, "problem", smoke.problem),
-            *(told(smoke, "ranks", f"{ranks_named([one.rank])} {ended(one)}") for one in were[:4]),
+            *(told(smoke, "ranks", f"{ranks_named([one.rank])} {describe_ending(one)}") for one in were[:4]),
             told(smoke, "engine", f"started by {smoke.engine}"),
         ),
         fixes=(*fixes, Fix("Run it once more: if it passes, it was ended from outside", (smoke_command(smoke),))),
@@ -187,7 +192,7 @@ def smoke_scaling_failed(smoke: Smoke) -> Iterator[Finding]:
         return
     yield Finding(
         summary=clip(
-            f"The training passed; scaling failed at {plural(failed.ranks, 'rank')}: {message(failed.problem)}"
+            f"The training passed; scaling failed at {plural(failed.ranks, 'rank')}: {strip_cpp_source(failed.problem)}"
         ),
         evidence=(told(smoke, "scaling", f"{plural(failed.ranks, 'rank')}: {failed.problem}"),),
         fixes=(
@@ -329,14 +334,14 @@ def gpu0_extra_contexts(smoke: Smoke, gpus: Maybe[Gpus], processes: Maybe[Proces
         all_told(known(gpus).answering)
         return
     requires(smoke.backend == "nccl", "the smoke training ran on the CPU")
-    silent = [rank.rank for rank in smoke.ranks if own_gpu(rank) not in rank.contexts]
+    silent = [rank.rank for rank in smoke.ranks if gpu_number(rank) not in rank.contexts]
     requires(len(silent) < len(smoke.ranks), "no rank has told on which GPUs it holds a context")
     extra = [
         (rank, number)
         for rank in smoke.ranks
         if rank.rank not in silent
         for number in rank.contexts
-        if number != own_gpu(rank)
+        if number != gpu_number(rank)
     ]
     if extra:
         yield _on_others(smoke, extra)

@@ -9,11 +9,12 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.smoke import ELASTIC, Smoke
 from ddpdoctor.network_check.results import NetcheckOptions
 from ddpdoctor.network_check.run import run
-from ddpdoctor.smoke_training.multinode.coordinator import Terms
-from ddpdoctor.smoke_training.multinode.joint_job import starter
-from ddpdoctor.smoke_training.multinode.remote_training import HostShare
-from ddpdoctor.smoke_training.multinode.task import JointAudience, SmokePurpose
-from ddpdoctor.smoke_training.training_order import STAGE_SECONDS, Launched, import_seconds
+from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions
+from ddpdoctor.smoke_training.multinode.joint_job import launch_command
+from ddpdoctor.smoke_training.multinode.remote_training import NodeOptions
+from ddpdoctor.smoke_training.multinode.task import JointProgressListener, SmokeTask
+from ddpdoctor.smoke_training.stages import STAGE_SECONDS, import_seconds
+from ddpdoctor.smoke_training.training_order import Launched
 
 if TYPE_CHECKING:
     from ddpdoctor.network_check.job import NetcheckJob
@@ -31,7 +32,7 @@ def train_with_others(
     token: str | None,
     wait: float,
     strict: bool,
-    audience: JointAudience,
+    audience: JointProgressListener,
 ) -> JointSmokeResult:
     """Meet the others, train, and come to the same verdict on all.
 
@@ -46,7 +47,7 @@ def train_with_others(
         strict: whether warnings count.
         audience: is told how it goes, and closed.
     """
-    share = HostShare(
+    share = NodeOptions(
         nproc=options.nproc,
         backend=options.backend,
         stages=options.stages if stages_given else None,
@@ -55,20 +56,20 @@ def train_with_others(
         store_running=job.store_running,
         fault=options.fault,
     )
-    terms = Terms(
+    terms = CoordinatorOptions(
         backend=options.backend,
         stages=options.stages,
         seconds=options.timeout or STAGE_SECONDS,
         import_seconds=import_seconds(options.timeout),
         python=options.python,
         launcher=job.launcher if job.launched else "",
-        engine=starter(job) if job.launched else ELASTIC,
+        engine=launch_command(job) if job.launched else ELASTIC,
     )
     try:
         end = run(
             NetcheckOptions(
                 job=job,
-                purpose=SmokePurpose(share, terms, catalogue(), audience.heard),
+                purpose=SmokeTask(share, terms, catalogue(), audience.heard),
                 options=options_for_others,
                 token=token,
                 wait=wait,

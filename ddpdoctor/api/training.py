@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.network_check.results import ProgressListener
     from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
     from ddpdoctor.smoke_training.local.training import SmokeOptions
-    from ddpdoctor.smoke_training.multinode.task import JointAudience
+    from ddpdoctor.smoke_training.multinode.task import JointProgressListener
     from ddpdoctor.smoke_training.plan import SmokePlan
     from ddpdoctor.smoke_training.progress import SmokeView
     from ddpdoctor.smoke_training.training_order import Fault
@@ -51,7 +51,7 @@ class SmokeObserver:
         """The training failed, and the host is looked at next. What is said meanwhile."""
         return ""
 
-    def audience(self, job: NetcheckJob) -> JointAudience:
+    def audience(self, job: NetcheckJob) -> JointProgressListener:
         """Who is told how it goes where others take part."""
         return _Nobody(quiet_listener())
 
@@ -129,7 +129,7 @@ def smoke(
     from ddpdoctor.probes.session import collect_facts
     from ddpdoctor.probes.target_python.choice import choose_python
     from ddpdoctor.smoke_training.local.training import SmokeOptions
-    from ddpdoctor.smoke_training.plan import GROUPS, smoke_plan
+    from ddpdoctor.smoke_training.plan import GROUPS, plan_training
 
     path, chosen_by = choose_python(python, os.environ)
     refuse_others_python(path, chosen_by)
@@ -172,10 +172,10 @@ def smoke(
     with _not_begun():
         snapshot = collect_facts(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
         snapshot = _with_torch(snapshot, options, python)
-    examination = _train(options, smoke_plan(snapshot, nproc, backend), snapshot, watcher)
-    from ddpdoctor.smoke_training.analysis.verdict import needs_a_look
+    examination = _train(options, plan_training(snapshot, nproc, backend), snapshot, watcher)
+    from ddpdoctor.smoke_training.analysis.verdict import needs_host_check
 
-    if needs_a_look(examination):
+    if needs_host_check(examination):
         known = watcher.looking_for_the_cause(SmokeResult(examination))
         try:
             examination = _with_host(examination, python, timeout, known)
@@ -204,7 +204,7 @@ def _with_torch(snapshot: Snapshot, options: SmokeOptions, python: str | None) -
 
     from ddpdoctor.base.unknown import Unknown
     from ddpdoctor.probes.session import collect_facts, start_probes
-    from ddpdoctor.smoke_training.training_order import import_seconds
+    from ddpdoctor.smoke_training.stages import import_seconds
 
     gpus = snapshot.gpus
     if options.backend == "gloo" or isinstance(gpus, Unknown) or not any(device.integrated for device in gpus.devices):
@@ -216,10 +216,10 @@ def _with_torch(snapshot: Snapshot, options: SmokeOptions, python: str | None) -
 def _train(options: SmokeOptions, plan: SmokePlan, snapshot: Snapshot, observer: SmokeObserver) -> Examination:
     """The training, unless it is known beforehand that it can't be run."""
     from ddpdoctor.checks.catalogue import catalogue
-    from ddpdoctor.smoke_training.analysis.verdict import before, judge
-    from ddpdoctor.smoke_training.local.training import scaled, train, unscaled
+    from ddpdoctor.smoke_training.analysis.verdict import judge_plan, judge_training
+    from ddpdoctor.smoke_training.local.training import measure_scaling, train, without_scaling
 
-    hindered = before(snapshot, plan, catalogue())
+    hindered = judge_plan(snapshot, plan, catalogue())
     if hindered is not None:
         return hindered
     view = observer.view()
@@ -227,17 +227,17 @@ def _train(options: SmokeOptions, plan: SmokePlan, snapshot: Snapshot, observer:
         facts = train(options, plan, view.heard)
         if options.scaling:
             try:
-                facts = scaled(options, plan, facts, view.heard)
+                facts = measure_scaling(options, plan, facts, view.heard)
             except StoppedBySignal as stopped:
                 view.close()
-                observer.ended(SmokeResult(judge(snapshot, unscaled(facts), catalogue())))
+                observer.ended(SmokeResult(judge_training(snapshot, without_scaling(facts), catalogue())))
                 stopped.text = (
                     "Stopped while its speed was measured; the training had ended before. Nothing is left running."
                 )
                 raise
     finally:
         view.close()
-    return judge(snapshot, facts, catalogue())
+    return judge_training(snapshot, facts, catalogue())
 
 
 def _with_host(examination: Examination, python: str | None, timeout: float | None, known: str) -> Examination:
@@ -246,13 +246,15 @@ def _with_host(examination: Examination, python: str | None, timeout: float | No
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.facts.snapshot import GROUPS
     from ddpdoctor.probes.session import collect_facts, start_probes
-    from ddpdoctor.smoke_training.analysis.verdict import nothing_ran, smoke_of, with_host
-    from ddpdoctor.smoke_training.training_order import import_seconds
+    from ddpdoctor.smoke_training.analysis.verdict import add_host_findings, nothing_ran, smoke_of
+    from ddpdoctor.smoke_training.stages import import_seconds
 
     facts = smoke_of(examination)
     in_vain = timeout is not None and nothing_ran(facts) and facts.seconds >= import_seconds(timeout)
     patience = max(timeout, IMPORT_AGAIN_SECONDS) if timeout is not None and in_vain else None
-    return with_host(examination, collect_facts(start_probes(python, patience=patience), GROUPS, known), catalogue())
+    return add_host_findings(
+        examination, collect_facts(start_probes(python, patience=patience), GROUPS, known), catalogue()
+    )
 
 
 def _job_with_others(options: SmokeOptions, for_others: tuple[str, ...]) -> NetcheckJob | None:
@@ -263,7 +265,7 @@ def _job_with_others(options: SmokeOptions, for_others: tuple[str, ...]) -> Netc
         for_others: what a command for another host takes over.
     """
     from ddpdoctor.network_check.job import Flags, JobError
-    from ddpdoctor.smoke_training.multinode.joint_job import joint_job, silent_rank
+    from ddpdoctor.smoke_training.multinode.joint_job import find_joint_job, silent_rank
 
     flags = Flags(
         master=options.master, port=options.port, nnodes=options.nnodes, node_rank=options.node_rank, options=for_others
@@ -271,7 +273,7 @@ def _job_with_others(options: SmokeOptions, for_others: tuple[str, ...]) -> Netc
     if silent := silent_rank(flags, options.nproc, os.environ):
         raise SpokenForError(SmokeResult.command, [f"Local rank {silent}: local rank 0 speaks for this node."])
     try:
-        job = joint_job(flags, options.nproc, os.environ)
+        job = find_joint_job(flags, options.nproc, os.environ)
     except JobError as error:
         raise UsageError(str(error)) from error
     if job is not None and options.scaling:
@@ -295,7 +297,7 @@ def _options(
 
 
 def _stages(names: Sequence[str]) -> tuple[str, ...]:
-    from ddpdoctor.smoke_training.stage_selection import UnknownStageError, chosen_stages
+    from ddpdoctor.smoke_training.stages import UnknownStageError, chosen_stages
 
     wanted = [name.strip() for value in names for name in value.split(",") if name.strip()]
     if names and not wanted:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ddpdoctor.api.results import CommandResult
     from ddpdoctor.api.training_results import JointSmokeResult, SmokeResult
     from ddpdoctor.network_check.job import NetcheckJob
-    from ddpdoctor.smoke_training.multinode.task import JointAudience
+    from ddpdoctor.smoke_training.multinode.task import JointProgressListener
     from ddpdoctor.smoke_training.progress import SmokeView
 
 _JOB = "Several hosts"
@@ -197,7 +197,7 @@ class _AtTheTerminal(SmokeObserver):
         print(f"ddpdoctor smoke: {text}; this host is looked at for the cause", file=sys.stderr, flush=True)
         return ""
 
-    def audience(self, job: NetcheckJob) -> JointAudience:
+    def audience(self, job: NetcheckJob) -> JointProgressListener:
         from ddpdoctor.cli.smoke_hosts import TerminalAudience, print_joint
 
         return TerminalAudience(lambda result: print_joint(result, job, self._shown), job)

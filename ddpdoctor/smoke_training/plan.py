@@ -33,7 +33,7 @@ class SmokePlan(msgspec.Struct, frozen=True, kw_only=True):
     gpus_passed_over: str = ""
 
 
-def smoke_plan(snapshot: Snapshot, nproc: int | None, backend: str) -> SmokePlan:
+def plan_training(snapshot: Snapshot, nproc: int | None, backend: str) -> SmokePlan:
     """backend: "nccl", "gloo" or "auto": NCCL where there are GPUs, and torch isn't known to have none. nproc None: a rank a
     visible GPU, two without any."""
     gpus, lacking, number = _usable(snapshot)

@@ -8,11 +8,16 @@ from ddpdoctor.base.text import listed, one_line, plural, signal_name
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, StageState
 from ddpdoctor.report.summary import summary
-from ddpdoctor.smoke_training.analysis.failure_attribution import BlameKind, blame, ended_early, lost_another
-from ddpdoctor.smoke_training.analysis.failure_wording import message
+from ddpdoctor.smoke_training.analysis.failure_attribution import (
+    TrainingFailureKind,
+    attribute_failure,
+    has_ended_early,
+    lost_another,
+)
+from ddpdoctor.smoke_training.analysis.failure_wording import strip_cpp_source
 from ddpdoctor.smoke_training.analysis.verdict import (
+    has_only_scaling_failed,
     nothing_ran,
-    only_scaling_failed,
     own_findings,
     smoke_of,
     verdict_of,
@@ -124,8 +129,8 @@ def _began_after(facts: Smoke) -> float:
 
 def culprits(facts: Smoke) -> frozenset[int]:
     """The ranks whose fault it was, as far as that can be told: all that failed alike, none where all wait alike."""
-    found = blame(facts.ranks)
-    if found is None or ended_early(facts) or found.kind is BlameKind.TOGETHER:
+    found = attribute_failure(facts.ranks)
+    if found is None or has_ended_early(facts) or found.kind is TrainingFailureKind.TOGETHER:
         return frozenset()
     return frozenset(culprit.rank for culprit in found.culprits)
 
@@ -280,7 +285,7 @@ def _account(one: RankRun, *, blamed: bool) -> tuple[str, ...]:
         return ("was never heard of",)
     where = f"in {one.last.name}" if one.last else "before its first stage"
     lines = [
-        f"{_fate(one, blamed=blamed)} {where}: {message(one.words)}".rstrip(": "),
+        f"{_fate(one, blamed=blamed)} {where}: {strip_cpp_source(one.words)}".rstrip(": "),
         f"at: {one.step}" if one.step else "",
         f"the last line that it printed: {one.last_line}" if one.last_line else "",
         f"{one.process_state}" if one.process_state else "",
@@ -312,7 +317,7 @@ def outcome(examination: Examination) -> str:
         return "No verdict: nothing could be run"
     if verdict is Verdict.FAIL and not facts.ranks:
         return "Nothing was started"
-    if only_scaling_failed(examination):
+    if has_only_scaling_failed(examination):
         return "The training passed, but not at every number of ranks"
     if verdict is Verdict.FAIL:
         return "No rank could be started" if nothing_ran(facts) else "The training did not pass"

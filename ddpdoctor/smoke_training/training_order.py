@@ -1,47 +1,11 @@
-"""What one host's ranks are told, and what became of them: the order goes to the target Python as JSON."""
+"""What the ranks of one host are told to do. The order goes to the target Python as JSON."""
 
 from __future__ import annotations
-
-from typing import Final
 
 import msgspec
 
 from ddpdoctor.facts.smoke import stage_seconds
-
-STAGES: Final = (
-    "import",
-    "device",
-    "rendezvous",
-    "process group",
-    "barrier",
-    "all_reduce",
-    "broadcast",
-    "all_gather",
-    "sampler",
-    "training",
-    "one process",
-    "accumulation",
-    "parameters",
-    "sync_batchnorm",
-    "amp",
-    "checkpoint",
-    "model split",
-    "p2p",
-    "apex",
-    "shutdown",
-)
-"""All of them, in their order; `smoke_training/trainer/ddpdoctor_smoke/stages` has the code. A test compares the two."""
-
-STAGE_SECONDS: Final = 30.0
-IMPORT_SECONDS: Final = 90.0
-"""Of the first stage: over a network file system torch takes long. Both are overruled by --timeout."""
-LEAST_IMPORT_SECONDS: Final = 30.0
-"""Whatever --timeout says: on a busy host a healthy import takes ten."""
-
-
-def import_seconds(timeout: float | None) -> float:
-    """What the import of torch may take. timeout: what the user wants a stage to take at most."""
-    return IMPORT_SECONDS if timeout is None else max(timeout, LEAST_IMPORT_SECONDS)
+from ddpdoctor.smoke_training.stages import IMPORT_SECONDS, STAGE_SECONDS, STAGES
 
 
 class Launched(msgspec.Struct, frozen=True):
@@ -60,7 +24,7 @@ class Fault(msgspec.Struct, frozen=True):
     when: str = "begin"
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TrainingOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One host's share of a run. Fields as in smoke_training/trainer/ddpdoctor_smoke/orders.py; channel and folder are filled in when
     it is started. import_seconds: what the stage import may take, and the rendezvous with ranks that we don't hear of."""
 

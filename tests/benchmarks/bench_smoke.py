@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ddpdoctor.smoke_training.training_order import import_seconds
+from ddpdoctor.smoke_training.stages import import_seconds
 from tests.benchmarks.measuring import print_table
 from tests.support.command import command, plain_environ
 

@@ -16,9 +16,9 @@ import msgspec
 
 from ddpdoctor.facts.smoke import Leftovers, RankRun
 from ddpdoctor.smoke_training.local.leftovers import listening_sockets, sockets_of
-from ddpdoctor.smoke_training.local.rank_runner import Ran, run
+from ddpdoctor.smoke_training.local.rank_runner import HostRun, run_ranks
 from ddpdoctor.smoke_training.local.shared_memory import mapped_memory, own_files
-from ddpdoctor.smoke_training.training_order import Fault, Order
+from ddpdoctor.smoke_training.training_order import Fault, TrainingOrder
 from tests.support.command import plain_environ
 
 STAGES = (
@@ -95,8 +95,8 @@ class Estate:
         return pids
 
     async def watched(
-        self, work: Coroutine[Any, Any, Ran], message: str = "", when: asyncio.Event | None = None
-    ) -> Ran:
+        self, work: Coroutine[Any, Any, HostRun], message: str = "", when: asyncio.Event | None = None
+    ) -> HostRun:
         """Its result. When that event comes it is cancelled with that message."""
         task = asyncio.ensure_future(work)
         while not task.done():
@@ -139,20 +139,22 @@ def rank_1_runs(main: str, library: Path, estate: Estate) -> None:
     estate.environ["PYTHONPATH"] += f":{library}"
 
 
-def order(fault: Fault | None = None, nproc: int = 3, seconds: float = 5.0, stages: tuple[str, ...] = STAGES) -> Order:
-    return Order(nproc=nproc, world_size=nproc, fault=fault, seconds=seconds, stages=stages)
+def order(
+    fault: Fault | None = None, nproc: int = 3, seconds: float = 5.0, stages: tuple[str, ...] = STAGES
+) -> TrainingOrder:
+    return TrainingOrder(nproc=nproc, world_size=nproc, fault=fault, seconds=seconds, stages=stages)
 
 
-async def train(estate: Estate, one: Order, python: str = sys.executable, **settings: str) -> Ran:
+async def train(estate: Estate, one: TrainingOrder, python: str = sys.executable, **settings: str) -> HostRun:
     """One run, with nothing left behind."""
-    ran = await estate.watched(run(one, python=python, environ=estate.environ | settings))
+    ran = await estate.watched(run_ranks(one, python=python, environ=estate.environ | settings))
     assert estate.left_after(1.0) == {}
     # Another test's shared memory may come to be meanwhile.
     assert msgspec.structs.replace(ran.leftovers, unclaimed=()) == Leftovers(), ran.leftovers
     return ran
 
 
-def by_rank(ran: Ran) -> dict[int, RankRun]:
+def by_rank(ran: HostRun) -> dict[int, RankRun]:
     return {one.rank: one for one in ran.runs}
 
 

@@ -218,7 +218,7 @@ def test_stopped_while_its_speed_is_measured_it_still_tells_that_the_training_pa
         raise StoppedBySignal(130)
 
     monkeypatch.setattr(conducting, "train", lambda *_: smoke_of_ranks(2))
-    monkeypatch.setattr(conducting, "scaled", stopped)
+    monkeypatch.setattr(conducting, "measure_scaling", stopped)
     with pytest.raises(StoppedBySignal) as raised:
         command_module.smoke(nproc=2, backend="gloo", scaling=True)
     assert raised.value.code == 130

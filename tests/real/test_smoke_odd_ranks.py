@@ -14,7 +14,7 @@ import pytest
 from ddpdoctor.facts.smoke import RankEnding, StageState
 from ddpdoctor.network_check.messages import ENOUGH
 from ddpdoctor.smoke_training.local.rank_monitor import PROCESS_END, RankMonitor
-from ddpdoctor.smoke_training.local.rank_runner import Ran, run
+from ddpdoctor.smoke_training.local.rank_runner import HostRun, run_ranks
 from ddpdoctor.smoke_training.training_order import Fault
 from tests.real.smoke_runs import Estate, by_rank, order, rank_1_runs, train
 
@@ -104,9 +104,9 @@ class Odd:
     def shared(self) -> Path:
         return Path(f"/dev/shm/nccl-{self.estate.mark}")
 
-    def train(self, fault: Fault | None = None) -> Coroutine[Any, Any, Ran]:
+    def train(self, fault: Fault | None = None) -> Coroutine[Any, Any, HostRun]:
         one = order(fault, nproc=2, seconds=SECONDS, stages=STAGES)
-        return self.estate.watched(run(one, python=sys.executable, environ=self.estate.environ))
+        return self.estate.watched(run_ranks(one, python=sys.executable, environ=self.estate.environ))
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
         for name, main in (("flood", FLOOD), ("junk", JUNK), ("stays", STAYS), ("aborts", ABORTS))
     )
 
-    async def go() -> list[Ran]:
+    async def go() -> list[HostRun]:
         return await asyncio.gather(flood.train(SLEEPS), junk.train(), stays.train(), aborts.train())
 
     hung, healthy, stayed, aborted = asyncio.run(go())
@@ -167,7 +167,7 @@ def test_who_was_killed_is_told_from_those_who_died_of_it(short_path: Path) -> N
         for name, main in (("term", SIGTERM), ("engine", NO_ENGINE), ("server", NO_SERVER), ("keeper", NO_KEEPER))
     ]
 
-    async def go() -> list[Ran]:
+    async def go() -> list[HostRun]:
         return await asyncio.gather(*(one.train(SLEEPS) for one in odd))
 
     by_sigterm, without_engine, without_server, without_keeper = asyncio.run(go())
@@ -188,7 +188,7 @@ def test_enough_is_enough_and_what_is_known_is_told(short_path: Path) -> None:
     """Another host has failed: this one's ranks are asked where they are, and ended. Any other end is no answer."""
     answered, stopped = Estate(short_path / "answered"), Estate(short_path / "stopped")
 
-    async def cancelled(estate: Estate, message: str) -> Ran:
+    async def cancelled(estate: Estate, message: str) -> HostRun:
         waiting = asyncio.Event()
 
         def heard(watch: RankMonitor) -> None:
@@ -196,15 +196,15 @@ def test_enough_is_enough_and_what_is_known_is_told(short_path: Path) -> None:
                 waiting.set()
 
         one = order(SLEEPS, nproc=2, seconds=60, stages=STAGES)
-        work = run(one, python=sys.executable, environ=estate.environ, heard=heard)
+        work = run_ranks(one, python=sys.executable, environ=estate.environ, heard=heard)
         return await estate.watched(work, message, waiting)
 
-    async def go() -> list[Ran | BaseException]:
+    async def go() -> list[HostRun | BaseException]:
         both = cancelled(answered, ENOUGH), cancelled(stopped, "its user: Ctrl-C")
         return await asyncio.gather(*both, return_exceptions=True)
 
     ran, end = asyncio.run(go())
-    assert isinstance(ran, Ran)
+    assert isinstance(ran, HostRun)
     assert isinstance(end, asyncio.CancelledError)
     for one in ran.runs:
         assert (one.ending, one.stack_source) == (RankEnding.ENDED, "faulthandler")
@@ -231,7 +231,7 @@ def test_a_python_that_is_none_ends_at_once_with_its_words(short_path: Path) -> 
         (sys.executable, "a_library_of_torch", "ModuleNotFoundError: No module named 'a_library_of_torch'"),
     )
 
-    async def go() -> list[Ran]:
+    async def go() -> list[HostRun]:
         return await asyncio.gather(
             *(
                 train(Estate(short_path / str(number)), order(nproc=2), python, PYTHONPATH=os.fspath(library))

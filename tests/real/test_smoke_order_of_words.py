@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ddpdoctor.facts.smoke import RankEnding
-from ddpdoctor.smoke_training.local.rank_runner import Ran
+from ddpdoctor.smoke_training.local.rank_runner import HostRun
 from tests.real.smoke_runs import Estate, by_rank, order, train
 
 STAGES = ("import", "shutdown")
@@ -124,12 +124,12 @@ def test_an_end_that_is_heard_before_the_last_words_is_no_failure(tmp_path: Path
 
 
 def test_the_end_of_all_ranks_is_told_by_its_cause_where_that_is_heard_in_time(tmp_path: Path) -> None:
-    async def with_engine_for(seconds: float) -> Ran:
+    async def with_engine_for(seconds: float) -> HostRun:
         folder = tmp_path / f"{seconds:g}"
         python = python_that_runs(LONE_ENGINE.replace("SECONDS", str(seconds)), folder)
         return await train(Estate(folder / "files"), order(nproc=2, stages=STAGES), python=python)
 
-    async def go() -> list[Ran]:
+    async def go() -> list[HostRun]:
         return await asyncio.gather(with_engine_for(1.5), with_engine_for(600))
 
     killed, stays = asyncio.run(go())

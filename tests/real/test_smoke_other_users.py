@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.facts.smoke import RankEnding
-from ddpdoctor.smoke_training.local.rank_runner import run
-from ddpdoctor.smoke_training.training_order import Order
+from ddpdoctor.smoke_training.local.rank_runner import run_ranks
+from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.real.namespaces import Host, network
 from tests.support.command import ROOT, command, ddpdoctor, plain_environ
 from tests.support.free_ports import free_port
@@ -76,11 +76,11 @@ def test_nobody_reaches_the_server_that_forks_the_ranks(eve: User, shared: Path,
 
 STATIC = """
 import asyncio, os, sys
-from ddpdoctor.smoke_training.training_order import Fault, Order
-from ddpdoctor.smoke_training.local.rank_runner import run
+from ddpdoctor.smoke_training.training_order import Fault, TrainingOrder
+from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 sleeps = Fault(rank=1, stage="training", kind="sleep")
-order = Order(nproc=2, world_size=2, master="127.0.0.1", port=29500, seconds=5.0, fault=sleeps)
-ran = asyncio.run(run(order, python=sys.executable, environ=os.environ))
+order = TrainingOrder(nproc=2, world_size=2, master="127.0.0.1", port=29500, seconds=5.0, fault=sleeps)
+ran = asyncio.run(run_ranks(order, python=sys.executable, environ=os.environ))
 print([rank.ending.value for rank in ran.runs])
 """
 
@@ -110,7 +110,7 @@ def test_the_ranks_files_are_where_she_can_not_take_them_away(eve: User, shared:
 @pytest.mark.parametrize("master", ["", "127.0.0.1"], ids=["one host", "several hosts"])
 def test_no_process_of_a_training_unpickles_what_it_is_sent(master: str, tmp_path: Path) -> None:
     environ, unpickled = noting_what_is_unpickled(plain_environ(), tmp_path)
-    order = Order(nproc=2, world_size=2, master=master, port=free_port() if master else 0)
-    ran = asyncio.run(run(order, python=sys.executable, environ=environ))
+    order = TrainingOrder(nproc=2, world_size=2, master=master, port=free_port() if master else 0)
+    ran = asyncio.run(run_ranks(order, python=sys.executable, environ=environ))
     assert [found.ending for found in ran.runs] == [RankEnding.FINISHED] * 2
     assert unpickled() == ""

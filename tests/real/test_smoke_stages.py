@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.smoke import RankEnding, StageState
-from ddpdoctor.smoke_training.analysis.failure_attribution import BlameKind, blame
-from ddpdoctor.smoke_training.local.rank_runner import Ran
-from ddpdoctor.smoke_training.training_order import STAGES, Fault
+from ddpdoctor.smoke_training.analysis.failure_attribution import TrainingFailureKind, attribute_failure
+from ddpdoctor.smoke_training.local.rank_runner import HostRun
+from ddpdoctor.smoke_training.stages import STAGES
+from ddpdoctor.smoke_training.training_order import Fault
 from tests.real.smoke_runs import Estate, by_rank, order, train
 
 pytestmark = pytest.mark.timeout(300)
@@ -43,7 +44,7 @@ SAID = {
 """Of what was tested, in words."""
 
 
-def healthy(nproc: int, folder: Path, stages: tuple[str, ...] = STAGES) -> Ran:
+def healthy(nproc: int, folder: Path, stages: tuple[str, ...] = STAGES) -> HostRun:
     return asyncio.run(train(Estate(folder), order(nproc=nproc, seconds=PATIENCE, stages=stages)))
 
 
@@ -128,27 +129,27 @@ def each(cases: Sequence[Case]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def sick(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Estate, Ran]]:
+def sick(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Estate, HostRun]]:
     """All that were chosen, side by side: some do nothing but wait."""
     items = request.session.items
     chosen = [one for one in OTHERWISE + WRONG if any(f"[{one}]" in item.name for item in items)]
     folder = tmp_path_factory.mktemp("sick")
     turns = asyncio.Semaphore(SIDE_BY_SIDE)
 
-    async def one(number: int, case: Case) -> tuple[Estate, Ran]:
+    async def one(number: int, case: Case) -> tuple[Estate, HostRun]:
         async with turns:
             seconds = PATIENCE if case in WRONG else HANGING
             estate = Estate(folder / str(number))
             return estate, await train(estate, order(case.fault, case.nproc, seconds, STAGES))
 
-    async def all_of_them() -> list[tuple[Estate, Ran]]:
+    async def all_of_them() -> list[tuple[Estate, HostRun]]:
         return await asyncio.gather(*(one(number, case) for number, case in enumerate(chosen)))
 
     return dict(zip(map(str, chosen), asyncio.run(all_of_them()), strict=True))
 
 
 @pytest.mark.parametrize("case", each(WRONG))
-def test_the_rank_whose_results_are_wrong_is_named_by_all(case: Case, sick: dict[str, tuple[Estate, Ran]]) -> None:
+def test_the_rank_whose_results_are_wrong_is_named_by_all(case: Case, sick: dict[str, tuple[Estate, HostRun]]) -> None:
     _, ran = sick[str(case)]
     for one in ran.runs:
         assert one.ending is RankEnding.WRONG, (one.ending, one.words)
@@ -162,14 +163,14 @@ def test_the_rank_whose_results_are_wrong_is_named_by_all(case: Case, sick: dict
 
 @pytest.mark.parametrize("case", each(OTHERWISE))
 def test_the_rank_that_calls_something_else_is_found_by_its_call_in_time(
-    case: Case, sick: dict[str, tuple[Estate, Ran]]
+    case: Case, sick: dict[str, tuple[Estate, HostRun]]
 ) -> None:
     estate, ran = sick[str(case)]
     ranks = by_rank(ran)
     assert ran.problem == ""
-    blamed = blame(ran.runs)
+    blamed = attribute_failure(ran.runs)
     assert blamed is not None
-    assert (blamed.kind, blamed.stage) == (BlameKind.DIFFERENT_CALLS, case.found_by)
+    assert (blamed.kind, blamed.stage) == (TrainingFailureKind.DIFFERENT_CALLS, case.found_by)
     assert tuple(one.rank for one in blamed.culprits) == case.culprits
     for one in ranks.values():
         assert one.last is not None

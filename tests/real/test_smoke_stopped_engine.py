@@ -10,8 +10,8 @@ import sys
 from contextlib import suppress
 
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.local.rank_runner import run
-from ddpdoctor.smoke_training.training_order import Order
+from ddpdoctor.smoke_training.local.rank_runner import run_ranks
+from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.support.command import plain_environ
 
 
@@ -21,7 +21,7 @@ def test_a_stopped_engine_is_told() -> None:
             with suppress(ProcessLookupError):
                 os.kill(watch.engine_pid, signal.SIGSTOP)
 
-    order = Order(nproc=1, world_size=1, seconds=3.0, import_seconds=4.0)
-    ran = asyncio.run(run(order, python=sys.executable, environ=plain_environ(), heard=stop))
+    order = TrainingOrder(nproc=1, world_size=1, seconds=3.0, import_seconds=4.0)
+    ran = asyncio.run(run_ranks(order, python=sys.executable, environ=plain_environ(), heard=stop))
     assert re.fullmatch(r"no rank had begun after 4 s: torch's engine \(process \d+\) is stopped", ran.problem)
     assert [one.process_state for one in ran.runs] == ["stopped"]

@@ -37,7 +37,7 @@ SYNCHRONISING: Final = ("stages/", "ddpdoctor_smoke/rank.py", "torch/_tensor.py"
 in the stages' own files, which leave no frame of their own."""
 
 
-class BlameKind(Enum):
+class TrainingFailureKind(Enum):
     """What went wrong, as far as ranks differ."""
 
     FAILED = "it failed by itself"
@@ -47,7 +47,7 @@ class BlameKind(Enum):
     TOGETHER = "all are in the same place, and nothing tells them apart"
 
 
-class Blame(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingFailure(msgspec.Struct, frozen=True, kw_only=True):
     """What a training that wasn't finished came to.
 
     culprits: whose fault it is, the first of them first; all that hang where the kind is TOGETHER.
@@ -58,7 +58,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     alone: with FAILED that the culprit has words of its own; else it only was the first to lose another.
     """
 
-    kind: BlameKind
+    kind: TrainingFailureKind
     stage: str
     culprits: tuple[RankRun, ...]
     others: tuple[RankRun, ...] = ()
@@ -72,7 +72,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
         return self.culprits[0]
 
 
-def blame(ranks: Sequence[RankRun]) -> Blame | None:
+def attribute_failure(ranks: Sequence[RankRun]) -> TrainingFailure | None:
     """None where every rank finished, or there is none."""
     if all(rank.ending is RankEnding.FINISHED for rank in ranks):
         return None
@@ -82,15 +82,15 @@ def blame(ranks: Sequence[RankRun]) -> Blame | None:
 NO_SMOKE: Final = "no smoke training was run"
 
 
-def not_started(smoke: Smoke) -> tuple[RankRun, ...]:
+def ranks_not_started(smoke: Smoke) -> tuple[RankRun, ...]:
     """The ranks of hosts on which none was ever heard of, where it is known that they could not be started."""
     began = {rank.node for rank in smoke.ranks if rank.ending is not RankEnding.NEVER_CAME}
     return tuple(rank for rank in smoke.ranks if rank.node not in began) if smoke.problem or not began else ()
 
 
-def ended_early(smoke: Smoke) -> bool:
+def has_ended_early(smoke: Smoke) -> bool:
     """Whether the ranks ended with what had started them, and none of them by itself."""
-    return bool(smoke.problem and smoke.ranks) and not not_started(smoke) and not _by_themselves(smoke.ranks)
+    return bool(smoke.problem and smoke.ranks) and not ranks_not_started(smoke) and not _by_themselves(smoke.ranks)
 
 
 def stage_of(run: RankRun) -> str:
@@ -99,7 +99,7 @@ def stage_of(run: RankRun) -> str:
     return last.name if last else next((stage.name for stage in run.stages), "")
 
 
-def own_gpu(run: RankRun) -> int:
+def gpu_number(run: RankRun) -> int:
     """Torch's number of its GPU; -1 on the CPU."""
     found = re.match(r"cuda:(\d+)", run.device)
     return int(found[1]) if found else -1
@@ -117,7 +117,7 @@ def lost_another(run: RankRun) -> bool:
 # --- different calls ----------------------------------------------------------------------------------------------------
 
 
-def _different_calls(ranks: Sequence[RankRun]) -> Blame | None:
+def _different_calls(ranks: Sequence[RankRun]) -> TrainingFailure | None:
     """At the first place where collectives that belong together differ. Whoever called another one may have gone on since,
     so it is looked for before anybody's position counts."""
     places: dict[tuple[int, int], dict[int, str]] = {}
@@ -132,7 +132,7 @@ def _different_calls(ranks: Sequence[RankRun]) -> Blame | None:
     return _one_too_many(ranks)
 
 
-def _one_too_many(ranks: Sequence[RankRun]) -> Blame | None:
+def _one_too_many(ranks: Sequence[RankRun]) -> TrainingFailure | None:
     """At one and the same step some call a collective of their own, where the others leave that to DDP."""
     steps: dict[tuple[str, str, int], dict[int, str]] = {}
     for one in ranks:
@@ -144,13 +144,13 @@ def _one_too_many(ranks: Sequence[RankRun]) -> Blame | None:
     return None
 
 
-def _differ(ranks: Sequence[RankRun], stage: str, by_rank: Mapping[int, str]) -> Blame:
+def _differ(ranks: Sequence[RankRun], stage: str, by_rank: Mapping[int, str]) -> TrainingFailure:
     """Those that differ from the majority; all, if there is none."""
     counted = Counter(by_rank.values()).most_common()
     calls = tuple((call, tuple(sorted(rank for rank in by_rank if by_rank[rank] == call))) for call, _ in counted)
     tied = counted[0][1] == counted[1][1]
     named = sorted(rank for call, members in calls for rank in members if tied or call != calls[0][0])
-    return _blame(BlameKind.DIFFERENT_CALLS, ranks, named, stage=stage, calls=calls)
+    return _blame(TrainingFailureKind.DIFFERENT_CALLS, ranks, named, stage=stage, calls=calls)
 
 
 # --- failures and wrong results -----------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def _differ(ranks: Sequence[RankRun], stage: str, by_rank: Mapping[int, str]) ->
 THE_END: Final = re.compile(r"^(destroy_process_group|the end of)")
 
 
-def at_the_end(found: Blame) -> bool:
+def is_at_the_end(found: TrainingFailure) -> bool:
     """Whether the training is over, and only its processes don't end, or not well."""
     return found.stage == LAST and all(THE_END.search(culprit.step) for culprit in found.culprits)
 
@@ -174,7 +174,7 @@ def _by_themselves(ranks: Sequence[RankRun]) -> list[RankRun]:
     ]
 
 
-def _failed(ranks: Sequence[RankRun]) -> Blame | None:
+def _failed(ranks: Sequence[RankRun]) -> TrainingFailure | None:
     """The first that failed by itself, with those that failed in the same way, or a wrong result that was noticed before."""
     own = _by_themselves(ranks)
     if not own:
@@ -183,7 +183,7 @@ def _failed(ranks: Sequence[RankRun]) -> Blame | None:
     if first.ending is RankEnding.WRONG:
         return _wrong(ranks)
     alike = [rank_run.rank for rank_run in own if rank_run is not first and _way(rank_run) == _way(first)]
-    return _blame(BlameKind.FAILED, ranks, [first.rank, *alike])
+    return _blame(TrainingFailureKind.FAILED, ranks, [first.rank, *alike])
 
 
 def _way(run: RankRun) -> tuple[str, RankEnding, int | None, str]:
@@ -191,7 +191,7 @@ def _way(run: RankRun) -> tuple[str, RankEnding, int | None, str]:
     return stage_of(run), run.ending, run.exit_code, re.sub(r"0x[0-9a-f]+|\d+", "N", run.words)
 
 
-def _wrong(ranks: Sequence[RankRun]) -> Blame:
+def _wrong(ranks: Sequence[RankRun]) -> TrainingFailure:
     """Who caused it by the word of most; where nobody says, those that have the wrong result."""
     noticed = [one for one in ranks if one.ending is RankEnding.WRONG]
     known = {one.rank for one in ranks}
@@ -199,10 +199,10 @@ def _wrong(ranks: Sequence[RankRun]) -> Blame:
     most = max(votes.values(), default=0)
     accused = [rank for rank, count in sorted(votes.items()) if count == most]
     named = accused or [rank_run.rank for rank_run in noticed]
-    return _blame(BlameKind.WRONG, ranks, named, stage=stage_of(noticed[0]), accused=bool(accused))
+    return _blame(TrainingFailureKind.WRONG, ranks, named, stage=stage_of(noticed[0]), accused=bool(accused))
 
 
-def _lost(ranks: Sequence[RankRun]) -> Blame:
+def _lost(ranks: Sequence[RankRun]) -> TrainingFailure:
     """Nobody has words of its own. One that ended without a word before the others complained is the one that they lost."""
     complaints = sorted((rank for rank in ranks if lost_another(rank)), key=lambda rank: rank.ended_after)
     silent = [
@@ -211,9 +211,9 @@ def _lost(ranks: Sequence[RankRun]) -> Blame:
         if rank.ending is RankEnding.NEVER_CAME or (complaints and _gone_before(rank, complaints[0]))
     ]
     if silent:
-        return _blame(BlameKind.FAILED, ranks, [min(silent, key=lambda one: one.ended_after).rank])
+        return _blame(TrainingFailureKind.FAILED, ranks, [min(silent, key=lambda one: one.ended_after).rank])
     first = complaints[0] if complaints else next(rank for rank in ranks if rank.ending is not RankEnding.FINISHED)
-    return _blame(BlameKind.FAILED, ranks, [first.rank], alone=False)
+    return _blame(TrainingFailureKind.FAILED, ranks, [first.rank], alone=False)
 
 
 def _gone_before(run: RankRun, complaint: RankRun) -> bool:
@@ -225,7 +225,7 @@ def _gone_before(run: RankRun, complaint: RankRun) -> bool:
 # --- hangs --------------------------------------------------------------------------------------------------------------
 
 
-def _hung(ranks: Sequence[RankRun]) -> Blame | None:
+def _hung(ranks: Sequence[RankRun]) -> TrainingFailure | None:
     """Among those that were still running, or never came, when a stage's time was up: whom the kernel holds, wherever it is,
     since its threads serve the others, too; else who doesn't wait for another; else who is furthest behind."""
     if not any(rank.ending in (RankEnding.HUNG, RankEnding.NEVER_CAME) for rank in ranks):
@@ -235,28 +235,30 @@ def _hung(ranks: Sequence[RankRun]) -> Blame | None:
     if held:
         first = min(held, key=position)
         return _blame(
-            BlameKind.HUNG,
+            TrainingFailureKind.HUNG,
             ranks,
             _last_of([rank_run for rank_run in held if rank_run.process_state == first.process_state]),
         )
     absent = [rank_run.rank for rank_run in hanging if rank_run.ending is RankEnding.NEVER_CAME]
     if absent:
-        return _blame(BlameKind.HUNG, ranks, absent)
-    waiting = [rank_run for rank_run in hanging if waits(rank_run)]
-    busy = [rank_run for rank_run in hanging if not waits(rank_run)]
+        return _blame(TrainingFailureKind.HUNG, ranks, absent)
+    waiting = [rank_run for rank_run in hanging if is_waiting(rank_run)]
+    busy = [rank_run for rank_run in hanging if not is_waiting(rank_run)]
     if waiting:
         furthest = max(position(rank_run) for rank_run in waiting)
         # One that is ahead of all that wait can't be the one that they wait for.
         busy = [rank_run for rank_run in busy if position(rank_run) <= furthest]
     if busy and waiting:
-        return _blame(BlameKind.HUNG, ranks, _last_of(busy))
+        return _blame(TrainingFailureKind.HUNG, ranks, _last_of(busy))
     behind = _last_of(hanging)
     if len(behind) < len(hanging) or len(hanging) == 1:
-        return _blame(BlameKind.HUNG, ranks, behind, left_behind=all(waits(rank_run) for rank_run in hanging))
+        return _blame(
+            TrainingFailureKind.HUNG, ranks, behind, left_behind=all(is_waiting(rank_run) for rank_run in hanging)
+        )
     if not waiting and not _has_group(hanging[0]):
         # Before there is a group nobody waits for anybody, unless it says so.
-        return _blame(BlameKind.HUNG, ranks, behind)
-    return _blame(BlameKind.TOGETHER, ranks, behind)
+        return _blame(TrainingFailureKind.HUNG, ranks, behind)
+    return _blame(TrainingFailureKind.TOGETHER, ranks, behind)
 
 
 def position(run: RankRun) -> tuple[int, int, int]:
@@ -267,7 +269,7 @@ def position(run: RankRun) -> tuple[int, int, int]:
     return over, *place_in_stage(run.last.name, run.step, run.steps, run.calls, run.called)
 
 
-def waits(run: RankRun) -> bool:
+def is_waiting(run: RankRun) -> bool:
     """Whether a rank that hangs waits for others, by its stack; without one by what it said that it would do."""
     if run.process_state or run.ending is RankEnding.NEVER_CAME:
         return False
@@ -291,7 +293,7 @@ def _has_group(run: RankRun) -> bool:
 
 
 def _blame(
-    kind: BlameKind,
+    kind: TrainingFailureKind,
     ranks: Sequence[RankRun],
     named: Iterable[int],
     *,
@@ -300,10 +302,10 @@ def _blame(
     accused: bool = False,
     left_behind: bool = False,
     alone: bool = True,
-) -> Blame:
+) -> TrainingFailure:
     by_rank = {one.rank: one for one in ranks}
     culprits = tuple(by_rank[rank] for rank in dict.fromkeys(named))
-    return Blame(
+    return TrainingFailure(
         kind=kind,
         stage=stage or stage_of(culprits[0]),
         culprits=culprits,

@@ -10,7 +10,13 @@ from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.text import clip, listed, plural, ranks_named, signal_name
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.smoke_training.analysis.failure_attribution import Blame, BlameKind, lost_another, stage_of, waits
+from ddpdoctor.smoke_training.analysis.failure_attribution import (
+    TrainingFailure,
+    TrainingFailureKind,
+    is_waiting,
+    lost_another,
+    stage_of,
+)
 
 AS_LOGGED: Final = {
     -9: "failed (exitcode: -9) Signal 9 (SIGKILL) received by PID",
@@ -34,14 +40,14 @@ MOST_SHOWN: Final = 4
 """Culprits whose last line and stack are shown, without those of which the same is said."""
 
 
-def named(runs: Sequence[RankRun], smoke: Smoke) -> str:
+def name_ranks(runs: Sequence[RankRun], smoke: Smoke) -> str:
     """ "rank 1"; with several hosts "rank 9 (node02)", "ranks 8-15 (node02)"."""
     hosts = list(dict.fromkeys(run.host for run in runs if run.host))
     where = f" ({listed(hosts, most=3)})" if smoke.nnodes > 1 and hosts else ""
     return ranks_named(run.rank for run in runs) + where
 
 
-def place(run: RankRun) -> str:
+def describe_place(run: RankRun) -> str:
     """Where a rank was: its stage, or the step that says more: "all_reduce of 4 MiB", "training (training step 3 of 10)"."""
     stage = stage_of(run)
     if not run.step or run.step == stage:
@@ -49,14 +55,14 @@ def place(run: RankRun) -> str:
     return run.step if run.step.startswith(stage) else f"{stage} ({run.step})"
 
 
-def message(words: str) -> str:
+def strip_cpp_source(words: str) -> str:
     """What somebody raised without the places in C++ that it came from."""
     return CPP_SOURCE.sub("", words)
 
 
-def ended(run: RankRun, *, several: bool = False) -> str:
+def describe_ending(run: RankRun, *, several: bool = False) -> str:
     """How it ended, as the end of a sentence that begins with the rank, or with several ranks."""
-    where, was, words = place(run), "were" if several else "was", message(run.words)
+    where, was, words = describe_place(run), "were" if several else "was", strip_cpp_source(run.words)
     if run.ending is RankEnding.ENDED and run.last is None:
         return f"{was} ended before {'their' if several else 'its'} first stage"
     ways = {
@@ -72,13 +78,13 @@ def ended(run: RankRun, *, several: bool = False) -> str:
     return ways[run.ending]
 
 
-def said_of(runs: Iterable[RankRun]) -> str:
+def words_of(runs: Iterable[RankRun]) -> str:
     """Their words and last lines, and their ends as a log tells them: for the checks that know such words."""
     said = [text for run in runs for text in (run.words, run.last_line, AS_LOGGED.get(run.exit_code or 0, "")) if text]
     return "\n".join(dict.fromkeys(said))
 
 
-def what_the_others_did(found: Blame, smoke: Smoke) -> str:
+def describe_others(found: TrainingFailure, smoke: Smoke) -> str:
     """ "Ranks 0 and 2 wait for it in all_reduce of 4 B." "" where nobody waited."""
     waited = [
         rank_run
@@ -89,7 +95,7 @@ def what_the_others_did(found: Blame, smoke: Smoke) -> str:
     ]
     groups: dict[tuple[bool, str], list[RankRun]] = {}
     for rank_run in waited:
-        groups.setdefault((_waits_for(rank_run, found), place(rank_run)), []).append(rank_run)
+        groups.setdefault((_waits_for(rank_run, found), describe_place(rank_run)), []).append(rank_run)
     if not groups:
         return ""
     it = "it" if len(found.culprits) == 1 else "them"
@@ -97,17 +103,17 @@ def what_the_others_did(found: Blame, smoke: Smoke) -> str:
     parts = []
     for (waits_for, where), runs in sorted(groups.items(), key=lambda group: -len(group[1])):
         verb = VERBS[waits_for, hung][len(runs) > 1]
-        parts.append(f"{named(runs, smoke)} {verb}{f' for {it}' if waits_for else ''} in {where}")
+        parts.append(f"{name_ranks(runs, smoke)} {verb}{f' for {it}' if waits_for else ''} in {where}")
     text = listed(parts, most=3)
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _waits_for(run: RankRun, found: Blame) -> bool:
+def _waits_for(run: RankRun, found: TrainingFailure) -> bool:
     """Of a rank that hangs it must be known."""
-    return found.kind is not BlameKind.HUNG or waits(run) or lost_another(run)
+    return found.kind is not TrainingFailureKind.HUNG or is_waiting(run) or lost_another(run)
 
 
-def evidence_of(found: Blame, smoke: Smoke) -> tuple[Evidence, ...]:
+def evidence_of_failure(found: TrainingFailure, smoke: Smoke) -> tuple[Evidence, ...]:
     """What the culprits came to, their last lines and stacks; then the others in groups."""
     groups: dict[tuple[object, ...], list[RankRun]] = {}
     for culprit in found.culprits:
@@ -118,7 +124,7 @@ def evidence_of(found: Blame, smoke: Smoke) -> tuple[Evidence, ...]:
         *(
             of_rank
             for runs in in_order[:MOST_SHOWN]
-            for of_rank in _of_ranks(runs, smoke, vanished=found.kind is BlameKind.FAILED)
+            for of_rank in _of_ranks(runs, smoke, vanished=found.kind is TrainingFailureKind.FAILED)
         ),
         *((told(smoke, "ranks", f"and {plural(more, 'more rank')}"),) if more else ()),
         *_of_others(found.others, smoke),
@@ -128,7 +134,7 @@ def evidence_of(found: Blame, smoke: Smoke) -> tuple[Evidence, ...]:
 def _alike(run: RankRun) -> tuple[object, ...]:
     """The same for ranks of which the same would be said but for numbers, as of GPUs, pids and addresses. Of wrong results
     the numbers are what matters."""
-    said = [ended(run), run.last_line]
+    said = [describe_ending(run), run.last_line]
     if run.ending is not RankEnding.WRONG:
         said = [re.sub(r"0x[0-9a-f]+|\d+", "N", one) for one in said]
     return *said, run.stack, run.process_state
@@ -140,14 +146,18 @@ def _of_ranks(runs: Sequence[RankRun], smoke: Smoke, *, vanished: bool) -> list[
     found = _of_rank(first, smoke, vanished=vanished)
     if others:
         pids = listed((rank_run.pid for rank_run in others if rank_run.pid), most=8)
-        found.append(told(smoke, "ranks", f"the same of {named(others, smoke)}{f' (pid {pids})' if pids else ''}"))
+        found.append(told(smoke, "ranks", f"the same of {name_ranks(others, smoke)}{f' (pid {pids})' if pids else ''}"))
     return found
 
 
 def _of_rank(run: RankRun, smoke: Smoke, *, vanished: bool) -> list[Evidence]:
     who = f"rank {run.rank}"
     details = [f"on {run.host}" if run.host else "", f"pid {run.pid}" if run.pid else "", run.device]
-    how = f"was gone in {place(run)}, without a word" if vanished and run.ending is RankEnding.ENDED else ended(run)
+    how = (
+        f"was gone in {describe_place(run)}, without a word"
+        if vanished and run.ending is RankEnding.ENDED
+        else describe_ending(run)
+    )
     when = "" if run.ending is RankEnding.NEVER_CAME else f", after {run.ended_after:.1f} s"
     found = [told(smoke, "ranks", f"{who} ({', '.join(filter(None, details))}) {how}{when}")]
     if run.process_state:
@@ -168,11 +178,11 @@ def _of_others(runs: Sequence[RankRun], smoke: Smoke) -> Iterable[Evidence]:
     groups: dict[str, list[RankRun]] = {}
     for run in runs:
         # Addresses and ports differ, and say nothing here.
-        groups.setdefault(re.sub(r"\[[0-9a-f.:]+\]:\d+", "", ended(run)), []).append(run)
+        groups.setdefault(re.sub(r"\[[0-9a-f.:]+\]:\d+", "", describe_ending(run)), []).append(run)
     for members in sorted(groups.values(), key=lambda group: -len(group))[:MOST_SHOWN]:
-        text = ended(members[0], several=len(members) > 1)
+        text = describe_ending(members[0], several=len(members) > 1)
         held = sorted({member.process_state for member in members if member.process_state})
         text += f" ({', '.join(held)})" if held else ""
-        yield told(smoke, "ranks", clip(f"{named(members, smoke)} {text}", 300))
+        yield told(smoke, "ranks", clip(f"{name_ranks(members, smoke)} {text}", 300))
         if members[0].stack:
             yield _stack(members[0], 2)

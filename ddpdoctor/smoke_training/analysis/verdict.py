@@ -19,7 +19,7 @@ FAMILY = "smoke"
 Found = tuple[Check, Severity, Finding]
 
 
-def planned_only(plan: SmokePlan) -> Smoke:
+def facts_of_plan(plan: SmokePlan) -> Smoke:
     """The facts of a training that isn't started."""
     return Smoke(
         world_size=plan.nproc, backend=plan.backend, chosen=plan.chosen, gpus_passed_over=plan.gpus_passed_over
@@ -31,21 +31,21 @@ def checks_of_plans(catalogue: Catalogue) -> list[Check]:
     return [check for check in catalogue.checks if Subject.TRAINING_PLAN in check.judges]
 
 
-def before(snapshot: Snapshot, plan: SmokePlan, catalogue: Catalogue) -> Examination | None:
+def judge_plan(snapshot: Snapshot, plan: SmokePlan, catalogue: Catalogue) -> Examination | None:
     """What is wrong with the plan itself; None where nothing speaks against trying it."""
-    planned = msgspec.structs.replace(snapshot, smoke=planned_only(plan))
+    planned = msgspec.structs.replace(snapshot, smoke=facts_of_plan(plan))
     one = examine(planned, plan.nproc, checks_of_plans(catalogue))
     return one if plan.backend == "nccl" and one.verdict is Verdict.FAIL else None
 
 
-def judge(snapshot: Snapshot, facts: Smoke, catalogue: Catalogue) -> Examination:
+def judge_training(snapshot: Snapshot, facts: Smoke, catalogue: Catalogue) -> Examination:
     """snapshot: this host's, as far as it was looked at before."""
     here = sum(rank.host == snapshot.host for rank in facts.ranks) or facts.world_size
     with_smoke = msgspec.structs.replace(snapshot, smoke=facts)
     return examine(with_smoke, here, [check for check in catalogue.checks if check.family == FAMILY])
 
 
-def with_host(examination: Examination, host: Snapshot, catalogue: Catalogue) -> Examination:
+def add_host_findings(examination: Examination, host: Snapshot, catalogue: Catalogue) -> Examination:
     """The same with all that `check` has to say of this host; first what the ranks' words are a sign of."""
     was = examination.snapshot
     whole = msgspec.structs.replace(host, smoke=was.smoke, meeting=was.meeting, fleet=was.fleet)
@@ -92,19 +92,19 @@ def nothing_ran(facts: Smoke) -> bool:
     return all(rank.ending is RankEnding.NEVER_CAME for rank in facts.ranks)
 
 
-def trained(facts: Smoke) -> bool:
+def has_passed(facts: Smoke) -> bool:
     """Every rank came to its end."""
     return bool(facts.ranks) and not facts.problem and all(rank.ending is RankEnding.FINISHED for rank in facts.ranks)
 
 
-def only_scaling_failed(examination: Examination) -> bool:
+def has_only_scaling_failed(examination: Examination) -> bool:
     """The training itself passed."""
     failed = [check for check, severity, _ in own_findings(examination) if severity is FAIL]
     only_speed = bool(failed) and all(Subject.TRAINING_SPEED in check.judges for check in failed)
-    return only_speed and trained(smoke_of(examination))
+    return only_speed and has_passed(smoke_of(examination))
 
 
-def needs_a_look(examination: Examination) -> bool:
+def needs_host_check(examination: Examination) -> bool:
     """Whether something was run and failed, or could not even be run: the host may say why."""
     return bool(smoke_of(examination).ranks) and verdict_of(examination) in (Verdict.FAIL, Verdict.UNKNOWN)
 

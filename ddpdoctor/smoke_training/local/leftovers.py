@@ -15,14 +15,14 @@ from ddpdoctor.base.text import masked
 from ddpdoctor.facts.smoke import Leftovers
 from ddpdoctor.smoke_training.local.shared_memory import SHARED, Key, all_pids, free, mapped_memory, own_files, unused
 
-OURS: Final = re.compile(r"nccl-|torch_|cuda\.shm\.")
+TRAINING_MEMORY: Final = re.compile(r"nccl-|torch_|cuda\.shm\.")
 """How shared memory is named by NCCL, torch's DataLoader and CUDA. Semaphores count only where ours had them: any job has some."""
 
 LISTENING: Final = "0A"
 ENDING_SECONDS: Final = 2.0
 
 
-class Traces:
+class LeftoverTracker:
     """Of one run. folder: the ranks' own, which the environment of all its processes names."""
 
     def __init__(self, folder: str, shared: str = SHARED) -> None:
@@ -110,7 +110,7 @@ class Traces:
             free(self._shared, self._before, self._mapped)
             left = unused(self._shared, self._before)
             ours = [name for key, name in left.items() if key in self._mapped]
-            unclaimed = [name for key, name in left.items() if key not in self._mapped and OURS.match(name)]
+            unclaimed = [name for key, name in left.items() if key not in self._mapped and TRAINING_MEMORY.match(name)]
             # Another job of this user may be about to use, or to remove, what is its own.
             if not ours + unclaimed or time.monotonic() > until:
                 return _names(ours), _names(unclaimed)

@@ -22,7 +22,7 @@ MOST_HEAD: Final = 4096
 Take = Callable[[socket.socket], Coroutine[Any, Any, None]]
 
 
-class Ears:
+class RankListener:
     """Hears what the processes of one run say, and tells the watch. Abstract sockets: no file is needed, and none is left."""
 
     def __init__(self, watch: RankMonitor, news: Callable[[], None], failed: Callable[[BaseException], None]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from ddpdoctor.base.text import masked, signal_name
 from ddpdoctor.facts.smoke import RENDEZVOUS, CollectiveCall, Stage, StageState
 from ddpdoctor.smoke_training.local.rank_progress import OutputTail, RankProgress, last_words
-from ddpdoctor.smoke_training.training_order import Order
+from ddpdoctor.smoke_training.training_order import TrainingOrder
 
 MOST_WORDS: Final = 1000
 MOST_FIGURES: Final = 256
@@ -30,7 +30,7 @@ class RankMonitor:
     torch: its version, once one has said it. engine: what the engine printed. engine_words: why it failed, in its own words.
     """
 
-    def __init__(self, order: Order, now: float) -> None:
+    def __init__(self, order: TrainingOrder, now: float) -> None:
         self.order = order
         self.began = now
         self.ranks = {rank: RankProgress(rank, local) for local, rank in enumerate(order.ranks)}

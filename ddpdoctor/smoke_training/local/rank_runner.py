@@ -19,14 +19,14 @@ from ddpdoctor.network_check.messages import ENOUGH
 from ddpdoctor.probes.smoke_notes import PREFIX
 from ddpdoctor.smoke_training.local import rank_outcome as outcome
 from ddpdoctor.smoke_training.local.earlier_runs import clear_up_earlier
-from ddpdoctor.smoke_training.local.leftovers import Traces
+from ddpdoctor.smoke_training.local.leftovers import LeftoverTracker
 from ddpdoctor.smoke_training.local.oom import oom_kills
-from ddpdoctor.smoke_training.local.rank_listener import Ears
+from ddpdoctor.smoke_training.local.rank_listener import RankListener
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_progress import RankProgress
 from ddpdoctor.smoke_training.local.rank_stacks import RankStack, ask, crash_of
 from ddpdoctor.smoke_training.local.reaper_client import ReaperClient
-from ddpdoctor.smoke_training.training_order import Order
+from ddpdoctor.smoke_training.training_order import TrainingOrder
 
 TRAINER: Final = Path(__file__).parent.parent / "trainer" / "start.py"
 
@@ -52,7 +52,7 @@ FOLDER: Final = Needs(
 a socket's path has 107 characters at most."""
 
 
-class Ran:
+class HostRun:
     """What one host's run came to. folder: as in `folders.Folder`."""
 
     def __init__(
@@ -72,13 +72,13 @@ class Ran:
         self.folder = folder
 
 
-async def run(
-    order: Order,
+async def run_ranks(
+    order: TrainingOrder,
     *,
     python: str,
     environ: Mapping[str, str],
     heard: Callable[[RankMonitor], None] = lambda watch: None,
-) -> Ran:
+) -> HostRun:
     """Runs the ranks to their end, or to the moment when one is late or has failed.
 
     python: the target Python's interpreter. environ: the settings that training would inherit. heard: called whenever something
@@ -92,7 +92,7 @@ async def run(
 
 class _Run:
     def __init__(
-        self, order: Order, python: str, environ: Mapping[str, str], heard: Callable[[RankMonitor], None]
+        self, order: TrainingOrder, python: str, environ: Mapping[str, str], heard: Callable[[RankMonitor], None]
     ) -> None:
         self._order = order
         self._python = python
@@ -100,19 +100,19 @@ class _Run:
         self._heard = heard
         self._watch = RankMonitor(order, time.monotonic())
         self._news = asyncio.Event()
-        self._ears = Ears(self._watch, self._tell, self._fail)
+        self._ears = RankListener(self._watch, self._tell, self._fail)
         self._keeper = ReaperClient(self._watch, self._tell)
         self._late: list[RankProgress] = []
         self._failure: BaseException | None = None
         self._mapped: set[int] = set()
 
-    async def run(self) -> Ran:
+    async def run(self) -> HostRun:
         clear_up_earlier(self._environ)
         try:
             folder = private_folder(self._environ, FOLDER)
         except NoFolderError as error:
             return self._ran(str(error))
-        self._traces = Traces(folder.path)
+        self._traces = LeftoverTracker(folder.path)
         leftovers = Leftovers()
         problem = ""
         kills = oom_kills()
@@ -134,9 +134,9 @@ class _Run:
             raise self._failure
         return self._ran(problem, leftovers, folder)
 
-    def _ran(self, problem: str, leftovers: Leftovers = Leftovers(), folder: Folder | None = None) -> Ran:  # noqa: B008
+    def _ran(self, problem: str, leftovers: Leftovers = Leftovers(), folder: Folder | None = None) -> HostRun:  # noqa: B008
         runs = outcome.runs(self._watch, socket.gethostname(), self._late)
-        return Ran(runs, self._watch, problem or outcome.problem(self._watch, self._late), leftovers, folder)
+        return HostRun(runs, self._watch, problem or outcome.problem(self._watch, self._late), leftovers, folder)
 
     def _command(self, folder: str) -> list[str]:
         return [self._python, os.fspath(TRAINER), self._order.to_json(self._ears.channel, folder)]

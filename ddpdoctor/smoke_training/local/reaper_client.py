@@ -19,7 +19,7 @@ from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_progress import last_words
 from ddpdoctor.smoke_training.local.reaper import descendants
 
-KEEPER: Final = Path(__file__).with_name("reaper.py")
+REAPER: Final = Path(__file__).with_name("reaper.py")
 ENDING_SECONDS: Final = 8.0
 """Until the keeper has ended everything; it gives up before."""
 KILLED_SECONDS: Final = 2.0
@@ -42,7 +42,7 @@ class ReaperClient:
             sys.executable,
             "-I",
             "-S",
-            os.fspath(KEEPER),
+            os.fspath(REAPER),
             folder,
             *command,
             stdin=subprocess.PIPE,

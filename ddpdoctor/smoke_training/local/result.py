@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpdoctor.facts.smoke import ELASTIC, Leftovers, Smoke
-from ddpdoctor.smoke_training.local.rank_runner import Ran
+from ddpdoctor.smoke_training.local.rank_runner import HostRun
 from ddpdoctor.smoke_training.plan import SmokePlan
-from ddpdoctor.smoke_training.training_order import Order
+from ddpdoctor.smoke_training.training_order import TrainingOrder
 
 
-def smoke_facts(order: Order, plan: SmokePlan, ran: Ran, *, python: str, seconds: float) -> Smoke:
+def smoke_facts(order: TrainingOrder, plan: SmokePlan, ran: HostRun, *, python: str, seconds: float) -> Smoke:
     """ran: on the only host. seconds: from the first thing that was done to the last."""
     return Smoke(
         ranks=tuple(sorted(ran.runs, key=lambda run: run.rank)),

@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ddpdoctor.facts.smoke import Bandwidth, Leftovers, RankEnding, RankRun, Scaling, Speed, StageState
-from ddpdoctor.smoke_training.analysis.failure_attribution import blame
-from ddpdoctor.smoke_training.analysis.failure_wording import ended
+from ddpdoctor.smoke_training.analysis.failure_attribution import attribute_failure
+from ddpdoctor.smoke_training.analysis.failure_wording import describe_ending
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.local.rank_runner import Ran, run
+from ddpdoctor.smoke_training.local.rank_runner import HostRun, run_ranks
 from ddpdoctor.smoke_training.local.result import left_by
-from ddpdoctor.smoke_training.training_order import Order
+from ddpdoctor.smoke_training.training_order import TrainingOrder
 
 BEGINNING: Final = ("import", "device", "rendezvous", "process group")
 SPEED, DATA_PARALLEL, BANDWIDTH, END = "scaling", "data parallel", "bandwidth", "shutdown"
@@ -30,7 +30,9 @@ class MeasuredScaling(NamedTuple):
     leftovers: Leftovers = Leftovers()
 
 
-async def measure(order: Order, *, python: str, environ: Mapping[str, str], heard: Heard) -> MeasuredScaling:
+async def measure_speeds(
+    order: TrainingOrder, *, python: str, environ: Mapping[str, str], heard: Heard
+) -> MeasuredScaling:
     """order: the one that has passed; its ranks are the most. python, environ, heard: as for `running.run`.
 
     Where a run fails there are no larger ones: their figures would say nothing.
@@ -39,10 +41,10 @@ async def measure(order: Order, *, python: str, environ: Mapping[str, str], hear
         return MeasuredScaling(
             Scaling(problem="it is measured on one host, and where ddpdoctor itself starts the ranks")
         )
-    all_ran: list[Ran] = []
+    all_ran: list[HostRun] = []
 
-    async def ran_by(one: Order) -> Ran:
-        all_ran.append(await run(one, python=python, environ=environ, heard=heard))
+    async def ran_by(one: TrainingOrder) -> HostRun:
+        all_ran.append(await run_ranks(one, python=python, environ=environ, heard=heard))
         return all_ran[-1]
 
     speeds: list[Speed] = []
@@ -73,7 +75,7 @@ def numbers_of_ranks(most: int) -> list[int]:
     return [*powers, most]
 
 
-async def _data_parallel(order: Order, ran_by: Callable[[Order], Awaitable[Ran]]) -> Speed:
+async def _data_parallel(order: TrainingOrder, ran_by: Callable[[TrainingOrder], Awaitable[HostRun]]) -> Speed:
     if order.backend != "nccl":
         return Speed(ranks=order.nproc, way="DataParallel", problem="nn.DataParallel works on GPUs only")
     if order.nproc < 2:
@@ -82,11 +84,11 @@ async def _data_parallel(order: Order, ran_by: Callable[[Order], Awaitable[Ran]]
     return speed_of(await ran_by(alone), order.nproc, "DataParallel")
 
 
-def _alone(order: Order, ranks: int, stages: tuple[str, ...], gpus: int = 0) -> Order:
+def _alone(order: TrainingOrder, ranks: int, stages: tuple[str, ...], gpus: int = 0) -> TrainingOrder:
     return msgspec.structs.replace(order, nproc=ranks, world_size=ranks, stages=stages, gpus=gpus, fault=None)
 
 
-def speed_of(ran: Ran, ranks: int, way: str) -> Speed:
+def speed_of(ran: HostRun, ranks: int, way: str) -> Speed:
     """Of a run that didn't come to its end no figure counts, even where one came before."""
     failure = _failure(ran)
     if failure:
@@ -102,18 +104,18 @@ def speed_of(ran: Ran, ranks: int, way: str) -> Speed:
     return Speed(ranks=ranks, way=way, problem="the run ended without a figure", failed=True)
 
 
-def _failure(ran: Ran) -> str:
+def _failure(ran: HostRun) -> str:
     """ "rank 1 on node07 was killed by SIGKILL in scaling; its last line: ...", "" where all came to their end."""
     if ran.problem:
         return ran.problem
-    found = blame(ran.runs)
+    found = attribute_failure(ran.runs)
     first = found.first if found else next((one for one in ran.runs if one.ending is not RankEnding.FINISHED), None)
     return _what_became_of(first) if first else ""
 
 
 def _what_became_of(run: RankRun) -> str:
     said = f'; its last line: "{run.last_line}"' if run.last_line and run.last_line not in run.words else ""
-    return f"rank {run.rank} on {run.host} {ended(run)}{said}"
+    return f"rank {run.rank} on {run.host} {describe_ending(run)}{said}"
 
 
 def _bandwidths(figures: Sequence[Mapping[str, Any]]) -> tuple[Bandwidth, ...]:

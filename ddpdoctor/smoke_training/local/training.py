@@ -13,11 +13,12 @@ from ddpdoctor.base.until_stopped import until_stopped
 from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.facts.smoke import RankEnding, Scaling, Smoke
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.local.rank_runner import run
+from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 from ddpdoctor.smoke_training.local.result import left_by, smoke_facts
-from ddpdoctor.smoke_training.local.scaling import measure
+from ddpdoctor.smoke_training.local.scaling import measure_speeds
 from ddpdoctor.smoke_training.plan import SmokePlan
-from ddpdoctor.smoke_training.training_order import STAGE_SECONDS, STAGES, Fault, Order, import_seconds
+from ddpdoctor.smoke_training.stages import STAGE_SECONDS, STAGES, import_seconds
+from ddpdoctor.smoke_training.training_order import Fault, TrainingOrder
 
 
 class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,12 +45,12 @@ def train(wishes: SmokeOptions, plan: SmokePlan, heard: Callable[[RankMonitor], 
     """
     order = _order(wishes, plan)
     began = time.monotonic()
-    ran = asyncio.run(until_stopped(run(order, python=wishes.python, environ=os.environ, heard=heard), _stopped))
+    ran = asyncio.run(until_stopped(run_ranks(order, python=wishes.python, environ=os.environ, heard=heard), _stopped))
     facts = smoke_facts(order, plan, ran, python=wishes.python, seconds=time.monotonic() - began)
     return redact_facts(facts)
 
 
-def scaled(wishes: SmokeOptions, plan: SmokePlan, facts: Smoke, heard: Callable[[RankMonitor], None]) -> Smoke:
+def measure_scaling(wishes: SmokeOptions, plan: SmokePlan, facts: Smoke, heard: Callable[[RankMonitor], None]) -> Smoke:
     """The facts of a training, with how it scales where it has passed.
 
     Raises:
@@ -57,19 +58,19 @@ def scaled(wishes: SmokeOptions, plan: SmokePlan, facts: Smoke, heard: Callable[
     """
     if not all(rank.ending is RankEnding.FINISHED for rank in facts.ranks):
         return msgspec.structs.replace(facts, scaling=Scaling(problem="the training itself has not passed"))
-    work = measure(_order(wishes, plan), python=wishes.python, environ=os.environ, heard=heard)
+    work = measure_speeds(_order(wishes, plan), python=wishes.python, environ=os.environ, heard=heard)
     measured = asyncio.run(until_stopped(work, _stopped))
     left = left_by([facts.leftovers, measured.leftovers])
     return redact_facts(msgspec.structs.replace(facts, scaling=measured.scaling, leftovers=left))
 
 
-def unscaled(facts: Smoke) -> Smoke:
+def without_scaling(facts: Smoke) -> Smoke:
     """The facts where we were stopped before it was known how it scales."""
     return msgspec.structs.replace(facts, scaling=Scaling(problem="stopped before it was measured"))
 
 
-def _order(wishes: SmokeOptions, plan: SmokePlan) -> Order:
-    return Order(
+def _order(wishes: SmokeOptions, plan: SmokePlan) -> TrainingOrder:
+    return TrainingOrder(
         nproc=plan.nproc,
         world_size=plan.nproc,
         backend=plan.backend,

@@ -32,8 +32,8 @@ from ddpdoctor.network_check.messages import (
     Rehearsed,
 )
 from ddpdoctor.network_check.node_session import ALONE, FleetFacts, ImpossibleError, NodeSession
-from ddpdoctor.smoke_training.analysis.verdict import before, planned_only
-from ddpdoctor.smoke_training.plan import SmokePlan, smoke_plan
+from ddpdoctor.smoke_training.analysis.verdict import facts_of_plan, judge_plan
+from ddpdoctor.smoke_training.plan import SmokePlan, plan_training
 
 ENDING_SECONDS: Final = 30.0
 """For the start and the end of the ranks, beside their stages."""
@@ -43,7 +43,7 @@ _IN_SHARED_MEMORY: Final = re.compile(r"(/dev/shm/)?[A-Za-z0-9_][A-Za-z0-9_.-]{0
 _TEMPORARY: Final = re.compile(r"/([A-Za-z0-9_-][A-Za-z0-9_.-]*/)*ddpdoctor-smoke-[A-Za-z0-9_.-]+")
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What node 0 was told. launcher: who started each rank, "" where each host starts its own. alone: no such rank has
     another host's beside it."""
 
@@ -57,11 +57,11 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = ""
 
 
-class SmokeProgramme:
+class TrainingCoordinator:
     """master, store_port: where the ranks find their store, which node 0's own are to have."""
 
     def __init__(
-        self, company: NodeSession, terms: Terms, catalogue: Catalogue, *, master: str, store_port: int
+        self, company: NodeSession, terms: CoordinatorOptions, catalogue: Catalogue, *, master: str, store_port: int
     ) -> None:
         self._catalogue = catalogue
         self._company = company
@@ -113,12 +113,12 @@ class SmokeProgramme:
         """How many ranks each node runs; and the backend of all: NCCL where every node has GPUs."""
         snapshots = self._company.snapshots
         backend = self._terms.backend
-        alone = {rank: smoke_plan(snapshots[rank], None, backend) for rank in self._company.there}
+        alone = {rank: plan_training(snapshots[rank], None, backend) for rank in self._company.there}
         self._gpus_passed_over = self._passed_over(alone)
         if backend == "auto":
             backend = "nccl" if all(one.backend == "nccl" for one in alone.values()) else "gloo"
         plans = {
-            rank: smoke_plan(snapshots[rank], 1 if self._terms.launcher else _wanted(snapshots[rank]), backend)
+            rank: plan_training(snapshots[rank], 1 if self._terms.launcher else _wanted(snapshots[rank]), backend)
             for rank in self._company.there
         }
         return plans, backend
@@ -145,8 +145,8 @@ class SmokeProgramme:
         """The hosts whose plan is known to fail before anything is started; "" where there is none."""
         company = self._company
         for rank, plan in (*plans.items(), *self._crowded(plans)):
-            if before(company.snapshots[rank], plan, self._catalogue) is not None:
-                self._hindered[rank] = planned_only(plan)
+            if judge_plan(company.snapshots[rank], plan, self._catalogue) is not None:
+                self._hindered[rank] = facts_of_plan(plan)
         names = (company.hub.guests[rank].host for rank in self._hindered)
         # One that a launcher started is hindered by others on its host.
         return listed((name.partition(" (")[0] if self._terms.launcher else name for name in names), most=4)

@@ -11,7 +11,7 @@ STARTERS = {"Slurm": "srun", "Open MPI": "mpirun", "Intel MPI": "mpirun", "MVAPI
 """What starts the ranks, by the launcher's name."""
 
 
-def joint_job(flags: Flags, nproc: int | None, environ: Mapping[str, str]) -> NetcheckJob | None:
+def find_joint_job(flags: Flags, nproc: int | None, environ: Mapping[str, str]) -> NetcheckJob | None:
     """The job in which others take part; None where this host trains alone.
 
     Under a launcher this process is the rank as which it was started, unless --nproc or --nnodes say that it is to start
@@ -54,6 +54,6 @@ def _on_several(environ: Mapping[str, str]) -> bool:
     return launch is not None and launch.launcher != "settings" and (launch.world_size or 1) > 1
 
 
-def starter(job: NetcheckJob) -> str:
+def launch_command(job: NetcheckJob) -> str:
     """The command behind the launcher's name: "srun"."""
     return STARTERS.get(job.launcher, job.launcher)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
 
 import msgspec
 
@@ -16,16 +15,17 @@ from ddpdoctor.network_check.messages import MOST_LEFT, MOST_RUN, Answer, Cannot
 from ddpdoctor.network_check.messages import Order as AnyOrder
 from ddpdoctor.network_check.order_limits import Master
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.local.rank_runner import run
-from ddpdoctor.smoke_training.plan import smoke_plan
-from ddpdoctor.smoke_training.training_order import STAGES, Fault, Launched, Order
+from ddpdoctor.smoke_training.local.rank_runner import run_ranks
+from ddpdoctor.smoke_training.plan import plan_training
+from ddpdoctor.smoke_training.stages import STAGES
+from ddpdoctor.smoke_training.training_order import Fault, Launched, TrainingOrder
 
 LONGEST_PATH = 500
 SHORT, FRAMES = 80, 6
 """Characters and frames of a rank that says too much."""
 
 
-class HostShare(msgspec.Struct, frozen=True, kw_only=True):
+class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What this node wishes. backend, stages, timeout: as given here, though node 0's count. launched: the rank that a
     launcher has given to this process. store_running: its own store holds the master's port."""
 
@@ -39,12 +39,12 @@ class HostShare(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault | None = None
 
 
-class Rehearser:
+class RemoteTraining:
     """heard: as for `running.run`."""
 
     def __init__(
         self,
-        share: HostShare,
+        share: NodeOptions,
         snapshot: Snapshot,
         master: Master,
         python: str,
@@ -77,9 +77,9 @@ class Rehearser:
         order = msgspec.structs.replace(order, master=self._master.host, port=self._master.port)
         self._order = order
         began = time.time()
-        ran = await run(self._own(order), python=self._python, environ=self._settings(order), heard=self._heard)
+        ran = await run_ranks(self._own(order), python=self._python, environ=self._settings(order), heard=self._heard)
         answer = Rehearsed(
-            runs=tuple(fitted(redact_facts(one)) for one in ran.runs),
+            runs=tuple(shorten_run(redact_facts(run)) for run in ran.runs),
             began=began,
             torch=ran.torch[:64],
             problem=redact_facts(ran.problem)[:1000],
@@ -115,7 +115,7 @@ class Rehearser:
         if (order.first_rank == 0) != (node == 0) or order.first_rank + order.nproc > order.world_size:
             return f"node {node} is to have rank {order.first_rank} of {order.world_size}"
         wished = 1 if self._share.launched is not None else self._share.nproc
-        most = max(smoke_plan(self._snapshot, wished, backend).nproc for backend in ("gloo", "nccl"))
+        most = max(plan_training(self._snapshot, wished, backend).nproc for backend in ("gloo", "nccl"))
         if order.nproc > most:
             return f"it is to run {order.nproc} ranks, and {most} at most are planned here"
         if unknown := [stage for stage in order.stages if stage not in STAGES]:
@@ -143,8 +143,8 @@ class Rehearser:
         if share.stages is not None and share.stages != order.stages:
             yield "--stages has no effect here: node 0 says which are run"
 
-    def _own(self, order: Rehearse) -> Order:
-        return Order(
+    def _own(self, order: Rehearse) -> TrainingOrder:
+        return TrainingOrder(
             nproc=order.nproc,
             first_rank=order.first_rank,
             world_size=order.world_size,
@@ -188,40 +188,36 @@ def _few(left: Leftovers) -> Leftovers:
     )
 
 
-def _no_words(run: RankRun) -> RankRun:
+def _cut_stage_words(run: RankRun) -> RankRun:
     stages = tuple(msgspec.structs.replace(stage, words=stage.words[:SHORT]) for stage in run.stages)
     return msgspec.structs.replace(run, stages=stages)
 
 
-def _few_frames(run: RankRun) -> RankRun:
-    return msgspec.structs.replace(run, stack=tuple(one[: 2 * SHORT] for one in run.stack[:FRAMES]))
+def _cut_frames(run: RankRun) -> RankRun:
+    return msgspec.structs.replace(run, stack=tuple(frame[: 2 * SHORT] for frame in run.stack[:FRAMES]))
 
 
-def _short_words(run: RankRun) -> RankRun:
+def _cut_texts(run: RankRun) -> RankRun:
     names = ("words", "last_line", "calls", "step", "device", "process_state", "stack_source")
     short: dict[str, object] = {name: getattr(run, name)[: 2 * SHORT] for name in names}
     short["called"] = tuple(msgspec.structs.replace(call, call=call.call[:SHORT]) for call in run.called[-MOST_LEFT:])
     return msgspec.structs.replace(run, culprits=run.culprits[:SHORT], contexts=run.contexts[:MOST_LEFT], **short)
 
 
-def _no_stages(run: RankRun) -> RankRun:
+def _drop_stage_words(run: RankRun) -> RankRun:
     stages = tuple(msgspec.structs.replace(stage, words="") for stage in run.stages)
     return msgspec.structs.replace(run, stages=stages)
 
 
-def _next_to_nothing(run: RankRun) -> RankRun:
+def _drop_nearly_all(run: RankRun) -> RankRun:
     return msgspec.structs.replace(
         run, called=run.called[-2:], stack=run.stack[:2], culprits=run.culprits[:8], last_line=""
     )
 
 
-_SHORTER: Final = (_no_words, _few_frames, _short_words, _no_stages, _next_to_nothing)
-"""What goes first where it is too much."""
-
-
-def fitted(run: RankRun) -> RankRun:
-    """It, in at most MOST_RUN bytes of JSON."""
-    for shorten in _SHORTER:
+def shorten_run(run: RankRun) -> RankRun:
+    """Cut what a rank came to until it takes less than MOST_RUN bytes of JSON, the least important first."""
+    for shorten in (_cut_stage_words, _cut_frames, _cut_texts, _drop_stage_words, _drop_nearly_all):
         if len(msgspec.json.encode(run)) < MOST_RUN:
             break
         run = shorten(run)

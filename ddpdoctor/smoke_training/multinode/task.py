@@ -20,8 +20,8 @@ from ddpdoctor.network_check.results import ProgressListener
 from ddpdoctor.network_check.task import Worker
 from ddpdoctor.smoke_training.analysis.verdict import checks_of_plans
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.multinode.coordinator import SmokeProgramme, Terms
-from ddpdoctor.smoke_training.multinode.remote_training import HostShare, Rehearser
+from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions, TrainingCoordinator
+from ddpdoctor.smoke_training.multinode.remote_training import NodeOptions, RemoteTraining
 
 FAMILIES: Final = ("join", "compare", "smoke")
 MAY_SAY_WHY: Final = "network"
@@ -31,7 +31,7 @@ LEAST_SECONDS: Final = 3600.0
 """That the others give node 0, whose --timeout they don't know."""
 
 
-class JointAudience(ProgressListener, Protocol):
+class JointProgressListener(ProgressListener, Protocol):
     """Who is told how a training over several hosts goes: first who comes, then how far this host's own ranks are.
 
     has_shown: the report has been told already.
@@ -43,7 +43,7 @@ class JointAudience(ProgressListener, Protocol):
         """How far the ranks are has changed."""
 
 
-class SmokePurpose:
+class SmokeTask:
     """share: of this node; terms: of node 0, which count for all. heard: as for `running.run`."""
 
     command: str = "smoke"
@@ -51,8 +51,8 @@ class SmokePurpose:
 
     def __init__(
         self,
-        share: HostShare,
-        terms: Terms,
+        share: NodeOptions,
+        terms: CoordinatorOptions,
         catalogue: Catalogue,
         heard: Callable[[RankMonitor], None] = lambda watch: None,
     ) -> None:
@@ -66,12 +66,12 @@ class SmokePurpose:
         return msgspec.structs.replace(meeting, nproc=self._share.nproc)
 
     def programme(self, company: NodeSession, master: str, store_port: int) -> Programme:
-        return SmokeProgramme(company, self._terms, self.catalogue, master=master, store_port=store_port)
+        return TrainingCoordinator(company, self._terms, self.catalogue, master=master, store_port=store_port)
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
     ) -> Worker:
-        return Rehearser(self._share, snapshot, master, python, environ, self._heard)
+        return RemoteTraining(self._share, snapshot, master, python, environ, self._heard)
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         """Each node's own findings: of a rank on the node that runs it, of the whole on node 0."""

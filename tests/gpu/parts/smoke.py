@@ -24,16 +24,16 @@ def trained(kit: Kit, *arguments: str) -> dict[str, Any]:
     """The report of a run with that machine's backend; everything that could be run here must have passed."""
     report = kit.report("smoke", "--backend", kit.machine.backend, *arguments, seconds=150)
     kit.keep("smoke.json", json.dumps(report, indent=1))
-    run = report["smoke"]
-    kit.saw("chosen", run["chosen"])
-    kit.saw("seconds", run["seconds"])
-    for rank in run["ranks"][:1]:
+    report_of_run = report["smoke"]
+    kit.saw("chosen", report_of_run["chosen"])
+    kit.saw("seconds", report_of_run["seconds"])
+    for rank in report_of_run["ranks"][:1]:
         kit.saw("stages", {one["name"]: f"{one['state']} {one['words']}".strip() for one in rank["stages"]})
     kit.saw("findings", [f"{one['severity']}: {one['slug']}: {one['summary']}" for one in report["findings"]])
     kit.saw("not tested", [f"{one['slug']}: {one.get('reason', '')}" for one in report["not_tested"]])
     failed = [one["summary"] for one in report["findings"] if one["severity"] == "fail"]
     kit.hold(report["verdict"] in ("ok", "warn") and not failed, f"{report['verdict']}: {'; '.join(failed)}")
-    kit.hold(not any(run["leftovers"].values()), f"something stayed behind: {run['leftovers']}")
+    kit.hold(not any(report_of_run["leftovers"].values()), f"something stayed behind: {report_of_run['leftovers']}")
     return report
 
 
@@ -101,11 +101,11 @@ FAULTS = (
 def fails(fault: Fault) -> Callable[[Kit], None]:
     def work(kit: Kit) -> None:
         from ddpdoctor.smoke_training import training_order as orders
-        from ddpdoctor.smoke_training.analysis.failure_attribution import blame
-        from ddpdoctor.smoke_training.local.rank_runner import run
+        from ddpdoctor.smoke_training.analysis.failure_attribution import attribute_failure
+        from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 
         ranks = kit.machine.ranks
-        order = orders.Order(
+        order = orders.TrainingOrder(
             nproc=ranks,
             world_size=ranks,
             backend=kit.machine.backend,
@@ -113,12 +113,12 @@ def fails(fault: Fault) -> Callable[[Kit], None]:
             stages=("import", "device", "rendezvous", "process group", "all_reduce", "training", "shutdown"),
             fault=orders.Fault(ranks - 1, "training", f"tests.gpu.faults:{fault.function}", "call"),
         )
-        ran = asyncio.run(run(order, python=sys.executable, environ=kit.environ()))
+        ran = asyncio.run(run_ranks(order, python=sys.executable, environ=kit.environ()))
         kit.keep("ranks.json", msgspec.json.format(msgspec.json.encode(ran.runs)))
         culprit = next(one for one in ran.runs if one.rank == ranks - 1)
         kit.saw("rank", msgspec.to_builtins(culprit))
         kit.saw("ended after", round(culprit.ended_after or 0.0, 1))
-        blamed = blame(ran.runs)
+        blamed = attribute_failure(ran.runs)
         named = ([one.rank for one in blamed.culprits], blamed.stage) if blamed else None
         kit.hold(named == ([ranks - 1], "training"), f"named was {named}, not rank {ranks - 1} in training")
         kit.hold(culprit.ending.value in fault.endings, f"it is said to have {culprit.ending.value}: {culprit.words}")

@@ -16,10 +16,11 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.smoke import ELASTIC, RENDEZVOUS, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.probes import session
-from ddpdoctor.smoke_training.analysis.verdict import before, judge, own_findings, verdict_of
+from ddpdoctor.smoke_training.analysis.verdict import judge_plan, judge_training, own_findings, verdict_of
 from ddpdoctor.smoke_training.local.training import SmokeOptions
-from ddpdoctor.smoke_training.plan import smoke_plan
-from ddpdoctor.smoke_training.training_order import STAGES, Launched, Order
+from ddpdoctor.smoke_training.plan import plan_training
+from ddpdoctor.smoke_training.stages import STAGES
+from ddpdoctor.smoke_training.training_order import Launched, TrainingOrder
 from tests.support.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 from tests.support.smokes import smoke_of_ranks
 
@@ -106,20 +107,20 @@ SLICES = ",".join(one.uuid for one in host("a100-mig").gpus.devices[0].mig_insta
 def test_a_plan_says_on_which_gpus_and_why_not_on_all(
     snapshot: Snapshot, nproc: int | None, backend: str, chosen: str, passed_over: str
 ) -> None:
-    plan = smoke_plan(snapshot, nproc, backend)
+    plan = plan_training(snapshot, nproc, backend)
     assert (plan.chosen, plan.gpus_passed_over) == (chosen.format(passed_over), passed_over)
 
 
 def test_gpus_on_the_bus_that_nvml_doesnt_list_are_not_no_gpu() -> None:
     one = msgspec.structs.replace(host(), gpus=Gpus(devices=(), vendor="nvidia"))
-    assert smoke_plan(one, None, "auto").gpus_passed_over.startswith("the GPUs could not be asked")
+    assert plan_training(one, None, "auto").gpus_passed_over.startswith("the GPUs could not be asked")
 
 
 def trained(snapshot: Snapshot, backend: str = "auto") -> tuple[Verdict, list[str]]:
     """The verdict of a training that passed, and what is said of it."""
-    plan = smoke_plan(snapshot, None, backend)
+    plan = plan_training(snapshot, None, backend)
     facts = smoke_of_ranks(plan.nproc, backend=plan.backend, chosen=plan.chosen, gpus_passed_over=plan.gpus_passed_over)
-    one = judge(snapshot, facts, catalogue())
+    one = judge_training(snapshot, facts, catalogue())
     return verdict_of(one), [check.slug for check, _, _ in own_findings(one)]
 
 
@@ -140,7 +141,7 @@ def test_a_training_that_passed_beside_the_gpus_is_no_plain_ok() -> None:
     ],
 )
 def test_nccl_without_gpus_is_explained_before_the_start(snapshot: Snapshot, why: str) -> None:
-    hindered = before(snapshot, smoke_plan(snapshot, None, "nccl"), catalogue())
+    hindered = judge_plan(snapshot, plan_training(snapshot, None, "nccl"), catalogue())
     assert hindered is not None
     assert verdict_of(hindered).exit_code(strict=False) == 1
     ((check, _, finding),) = own_findings(hindered)
@@ -149,7 +150,7 @@ def test_nccl_without_gpus_is_explained_before_the_start(snapshot: Snapshot, why
 
 
 def test_nccl_that_torch_lacks_is_explained_before_the_start() -> None:
-    hindered = before(host("jetson-orin"), smoke_plan(host("jetson-orin"), None, "nccl"), catalogue())
+    hindered = judge_plan(host("jetson-orin"), plan_training(host("jetson-orin"), None, "nccl"), catalogue())
     assert hindered is not None
     assert verdict_of(hindered).exit_code(strict=False) == 1
     ((check, _, finding),) = own_findings(hindered)
@@ -179,20 +180,20 @@ def test_torch_is_imported_for_the_plan_only_where_it_may_lack_nccl(monkeypatch:
     assert not asked
     told = _with_torch(jetson, wishes, "python")
     assert asked == [(("python", 50), {"torch"})]
-    assert smoke_plan(told, None, "auto").chosen == f"2 ranks on CPU over gloo ({NO_NCCL})"
+    assert plan_training(told, None, "auto").chosen == f"2 ranks on CPU over gloo ({NO_NCCL})"
 
 
 def test_nccl_is_tried_where_nobody_knows_of_gpus() -> None:
     """NVML may fail where CUDA doesn't."""
-    assert before(broken(), smoke_plan(broken(), None, "nccl"), catalogue()) is None
-    assert before(without(3), smoke_plan(without(3), None, "nccl"), catalogue()) is None
+    assert judge_plan(broken(), plan_training(broken(), None, "nccl"), catalogue()) is None
+    assert judge_plan(without(3), plan_training(without(3), None, "nccl"), catalogue()) is None
 
 
 def test_several_ranks_on_mig_slices_are_explained_before_the_start() -> None:
     for snapshot in (sliced(), sliced(SLICES), host("a100-mig")):
-        assert before(snapshot, smoke_plan(snapshot, None, "auto"), catalogue()) is None
-        assert before(snapshot, smoke_plan(snapshot, 2, "gloo"), catalogue()) is None
-        hindered = before(snapshot, smoke_plan(snapshot, 2, "auto"), catalogue())
+        assert judge_plan(snapshot, plan_training(snapshot, None, "auto"), catalogue()) is None
+        assert judge_plan(snapshot, plan_training(snapshot, 2, "gloo"), catalogue()) is None
+        hindered = judge_plan(snapshot, plan_training(snapshot, 2, "auto"), catalogue())
         assert hindered is not None
         assert verdict_of(hindered).exit_code(strict=False) == 1
         ((check, _, finding),) = own_findings(hindered)
@@ -200,7 +201,7 @@ def test_several_ranks_on_mig_slices_are_explained_before_the_start() -> None:
         assert finding.summary.startswith("2 ranks on MIG slices")
     # Who allows NCCL to try is let try.
     allowed = sliced(SLICES, NCCL_MULTI_RANK_GPU_ENABLE="1")
-    assert before(allowed, smoke_plan(allowed, 2, "auto"), catalogue()) is None
+    assert judge_plan(allowed, plan_training(allowed, 2, "auto"), catalogue()) is None
 
 
 def test_only_the_first_stage_may_take_as_long_as_an_import() -> None:
@@ -218,7 +219,7 @@ def test_only_the_first_stage_may_take_as_long_as_an_import() -> None:
     ],
 )
 def test_what_is_told_of_a_stage_s_time_is_what_it_had(order: dict[str, Any], run: dict[str, Any]) -> None:
-    given = Order(nproc=2, world_size=4, seconds=30.0, import_seconds=90.0, **order)
+    given = TrainingOrder(nproc=2, world_size=4, seconds=30.0, import_seconds=90.0, **order)
     facts = Smoke(deadline=30.0, import_seconds=90.0, **run)
     assert {stage: facts.seconds_for(stage) for stage in STAGES} == {
         stage: given.seconds_for(stage) for stage in STAGES

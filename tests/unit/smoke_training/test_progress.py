@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from ddpdoctor.smoke_training.live import SmokeLiveView, drawing
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.progress import SmokeLines, SmokeProgress, status
-from ddpdoctor.smoke_training.training_order import Order
+from ddpdoctor.smoke_training.training_order import TrainingOrder
 from ddpdoctor.smoke_training.views import make_view
 
 STAGES = ("import", "device", "barrier", "all_reduce", "shutdown")
@@ -31,7 +31,7 @@ class Clock:
 def begun(size: int, clock: Clock) -> tuple[SmokeProgress, RankMonitor]:
     """All ranks have begun their first stage."""
     progress = SmokeProgress(clock)
-    watch = RankMonitor(Order(nproc=size, world_size=size, stages=STAGES), clock.now)
+    watch = RankMonitor(TrainingOrder(nproc=size, world_size=size, stages=STAGES), clock.now)
     for rank in range(size):
         watch.hear(rank, {"stage": "import", "state": "begun"}, clock.now)
     progress.heard(watch)

@@ -21,13 +21,13 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.report.contract import Report, build_report, to_json
 from ddpdoctor.report.terminal import make_console
 from ddpdoctor.smoke_training.analysis.verdict import (
-    before,
+    add_host_findings,
     host_findings,
-    judge,
-    needs_a_look,
+    judge_plan,
+    judge_training,
+    needs_host_check,
     own_findings,
     verdict_of,
-    with_host,
 )
 from ddpdoctor.smoke_training.plan import SmokePlan
 from ddpdoctor.smoke_training.render_marks import Mark, columns, ranks_text
@@ -264,7 +264,7 @@ def test_what_the_ranks_words_are_a_sign_of_comes_first_of_the_host_s_findings()
     host = fixture_snapshot(read_fixture(HOSTS / "shm-too-small" / "sick-docker-default.json"))
     words = "RuntimeError: unable to open shared memory object </torch_1> in read-write mode"
     facts = smoke_of_ranks(2, {1: rank_run(1, RankEnding.RAISED, "training", words=words)})
-    one = with_host(judge(Snapshot(host="node07"), facts, catalogue()), host, catalogue())
+    one = add_host_findings(judge_training(Snapshot(host="node07"), facts, catalogue()), host, catalogue())
     assert host_findings(one)[0][0].slug == "shm-too-small"
     assert [found[0].slug for found in own_findings(one)] == ["smoke-rank-failed"]
     assert verdict_of(one) is Verdict.FAIL
@@ -274,14 +274,14 @@ def test_what_the_ranks_words_are_a_sign_of_comes_first_of_the_host_s_findings()
 
 def test_more_ranks_than_gpus_are_known_beforehand() -> None:
     host = to_snapshot(healthy_facts("h100x8-bare-metal"))
-    assert before(host, SmokePlan(nproc=8, backend="nccl", chosen="8 ranks"), catalogue()) is None
-    assert before(host, SmokePlan(nproc=16, backend="gloo", chosen="16 ranks"), catalogue()) is None
-    hindered = before(
+    assert judge_plan(host, SmokePlan(nproc=8, backend="nccl", chosen="8 ranks"), catalogue()) is None
+    assert judge_plan(host, SmokePlan(nproc=16, backend="gloo", chosen="16 ranks"), catalogue()) is None
+    hindered = judge_plan(
         host, SmokePlan(nproc=16, backend="nccl", chosen="16 ranks on GPU over nccl (--nproc)"), catalogue()
     )
     assert hindered is not None
     assert verdict_of(hindered) is Verdict.FAIL
-    assert not needs_a_look(hindered)
+    assert not needs_host_check(hindered)
     text = report(hindered)
     assert text.startswith("FAIL  16 ranks are planned on 8 GPUs")
     assert text.splitlines()[-2] == "FAIL  Nothing was started."
@@ -341,7 +341,7 @@ def test_the_json_is_as_the_schema_says(facts: Smoke) -> None:
 
 
 def test_real_checks_judge_a_healthy_run_fine() -> None:
-    one = judge(Snapshot(host="node07"), smoke_of_ranks(2), catalogue())
+    one = judge_training(Snapshot(host="node07"), smoke_of_ranks(2), catalogue())
     assert verdict_of(one) is Verdict.OK
     assert set(STAGES) >= {"training"}
 
@@ -364,6 +364,6 @@ def test_the_head_says_how_long_the_import_may_take_and_where_files_went() -> No
 )
 def test_a_hang_says_what_that_stage_may_take(stage: str, limit: str) -> None:
     fates = {0: rank_run(0, RankEnding.HUNG, stage), 1: rank_run(1, RankEnding.HUNG, stage)}
-    one = judge(Snapshot(host="node07"), smoke_of_ranks(2, fates, import_seconds=90.0), catalogue())
+    one = judge_training(Snapshot(host="node07"), smoke_of_ranks(2, fates, import_seconds=90.0), catalogue())
     found = [finding for check, _, finding in own_findings(one) if check.slug == "smoke-hang"]
     assert limit in [evidence.text for finding in found for evidence in finding.evidence]

@@ -12,7 +12,7 @@ from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, Stage, StageState
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.report.terminal import make_console
-from ddpdoctor.smoke_training.analysis.verdict import judge, verdict_of
+from ddpdoctor.smoke_training.analysis.verdict import judge_training, verdict_of
 from ddpdoctor.smoke_training.render_terminal import show_smoke
 from tests.support.smokes import STAGES
 
@@ -57,7 +57,7 @@ def smokes(draw: st.DrawFn) -> Smoke:
 @settings(max_examples=30)
 @given(smokes(), st.sampled_from([40, 80]))
 def test_any_run_has_a_report_and_an_unfinished_one_isn_t_fine(facts: Smoke, width: int) -> None:
-    one = judge(Snapshot(host="node07"), facts, catalogue())
+    one = judge_training(Snapshot(host="node07"), facts, catalogue())
     for options in ({}, {"verbose": True}, {"quiet": True}):
         file = io.StringIO()
         show_smoke(make_console(file, width), one, **options)

@@ -19,10 +19,15 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.smoke import CollectiveCall, RankEnding, RankRun, Smoke, Stage, StageState
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.smoke_training.analysis.failure_attribution import Blame, BlameKind, at_the_end, blame
+from ddpdoctor.smoke_training.analysis.failure_attribution import (
+    TrainingFailure,
+    TrainingFailureKind,
+    attribute_failure,
+    is_at_the_end,
+)
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_outcome import runs
-from ddpdoctor.smoke_training.training_order import Order
+from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.support.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
 
 STAGES = ("import", "device", "rendezvous", "process group", "barrier", "all_reduce", "training", "shutdown")
@@ -66,13 +71,13 @@ def calls(rank: int, *names: str, **more: Any) -> RankRun:
     return waits_in_all_reduce(rank, steps=len(names), calls=names[-1], called=called, **more)
 
 
-def found(*ranks: RankRun) -> Blame:
-    one = blame(ranks)
+def found(*ranks: RankRun) -> TrainingFailure:
+    one = attribute_failure(ranks)
     assert one is not None
     return one
 
 
-def named(*ranks: RankRun) -> tuple[BlameKind, list[int], str]:
+def named(*ranks: RankRun) -> tuple[TrainingFailureKind, list[int], str]:
     one = found(*ranks)
     return one.kind, [run.rank for run in one.culprits], one.stage
 
@@ -82,13 +87,17 @@ def named(*ranks: RankRun) -> tuple[BlameKind, list[int], str]:
 
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_nobody_is_blamed_where_all_finished(count: int) -> None:
-    assert blame([ran(rank, RankEnding.FINISHED, ended_after=29.0) for rank in range(count)]) is None
+    assert attribute_failure([ran(rank, RankEnding.FINISHED, ended_after=29.0) for rank in range(count)]) is None
 
 
 def test_whoever_raised_is_blamed_even_if_others_complained_before() -> None:
     """Clocks of two hosts differ, and a message may come late."""
     raised = ran(1, RankEnding.RAISED, words="RuntimeError: boom", ended_after=4.1)
-    assert named(lost(0, ended_after=3.9), raised, lost(2, ended_after=4.0)) == (BlameKind.FAILED, [1], "all_reduce")
+    assert named(lost(0, ended_after=3.9), raised, lost(2, ended_after=4.0)) == (
+        TrainingFailureKind.FAILED,
+        [1],
+        "all_reduce",
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,7 +113,7 @@ def test_whoever_raised_is_blamed_even_if_others_complained_before() -> None:
 )
 def test_words_of_one_who_lost_another(words: str) -> None:
     other = ran(1, RankEnding.KILLED, exit_code=-9, ended_after=9.0)
-    assert named(ran(0, RankEnding.RAISED, words=words), other) == (BlameKind.FAILED, [1], "all_reduce")
+    assert named(ran(0, RankEnding.RAISED, words=words), other) == (TrainingFailureKind.FAILED, [1], "all_reduce")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +126,7 @@ def test_words_of_one_who_lost_another(words: str) -> None:
 )
 def test_words_of_its_own(words: str) -> None:
     own = ran(1, RankEnding.RAISED, words=words, ended_after=9.0)
-    assert named(lost(0), own) == (BlameKind.FAILED, [1], "all_reduce")
+    assert named(lost(0), own) == (TrainingFailureKind.FAILED, [1], "all_reduce")
 
 
 @pytest.mark.parametrize(
@@ -126,13 +135,17 @@ def test_words_of_its_own(words: str) -> None:
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_an_end_without_a_word(ending: RankEnding, code: int, count: int) -> None:
     gone = ran(count - 1, ending, "training", exit_code=code)
-    assert named(*(lost(rank) for rank in range(count - 1)), gone) == (BlameKind.FAILED, [count - 1], "training")
+    assert named(*(lost(rank) for rank in range(count - 1)), gone) == (
+        TrainingFailureKind.FAILED,
+        [count - 1],
+        "training",
+    )
 
 
 def test_of_two_with_their_own_words_the_earlier() -> None:
     late = ran(0, RankEnding.RAISED, words="ValueError: one", ended_after=4.2)
     early = ran(2, RankEnding.RAISED, words="KeyError: 'two'", ended_after=4.1)
-    assert named(late, lost(1), early) == (BlameKind.FAILED, [2], "all_reduce")
+    assert named(late, lost(1), early) == (TrainingFailureKind.FAILED, [2], "all_reduce")
 
 
 def test_ranks_that_fail_alike_are_named_together() -> None:
@@ -147,7 +160,7 @@ def test_ranks_that_fail_alike_are_named_together() -> None:
         for rank in (1, 0, 2)
     ]
     kind, ranks, stage = named(*alike)
-    assert (kind, sorted(ranks), stage) == (BlameKind.FAILED, [0, 1, 2], "import")
+    assert (kind, sorted(ranks), stage) == (TrainingFailureKind.FAILED, [0, 1, 2], "import")
     assert ranks[0] == 0, "the first of them is the one with the earliest end"
 
 
@@ -166,7 +179,7 @@ def test_a_rank_that_aborts_over_a_lost_connection() -> None:
 def test_one_that_vanished_before_the_others_complained() -> None:
     gone = ran(2, RankEnding.ENDED, ended_after=3.0)
     one = found(lost(0, ended_after=4.0), lost(1, ended_after=4.0), gone)
-    assert (one.kind, one.first.rank, one.alone) == (BlameKind.FAILED, 2, True)
+    assert (one.kind, one.first.rank, one.alone) == (TrainingFailureKind.FAILED, 2, True)
 
 
 def test_of_another_host_it_must_have_been_gone_for_longer() -> None:
@@ -178,7 +191,7 @@ def test_of_another_host_it_must_have_been_gone_for_longer() -> None:
 
 def test_where_all_only_lost_each_other_the_first_is_named_and_not_accused() -> None:
     one = found(lost(0, ended_after=4.2), lost(1, ended_after=4.1))
-    assert (one.kind, one.first.rank, one.alone) == (BlameKind.FAILED, 1, False)
+    assert (one.kind, one.first.rank, one.alone) == (TrainingFailureKind.FAILED, 1, False)
 
 
 # --- wrong results ------------------------------------------------------------------------------------------------------
@@ -189,7 +202,7 @@ def wrong(rank: int, *culprits: int, **more: Any) -> RankRun:
 
 
 def test_the_word_of_most_decides() -> None:
-    assert named(wrong(0, 2), wrong(1, 2), wrong(2, 0)) == (BlameKind.WRONG, [2], "all_reduce")
+    assert named(wrong(0, 2), wrong(1, 2), wrong(2, 0)) == (TrainingFailureKind.WRONG, [2], "all_reduce")
     assert found(wrong(0, 2), wrong(1, 2), wrong(2, 0)).accused
 
 
@@ -199,7 +212,7 @@ def test_two_ranks_that_accuse_each_other_are_both_named() -> None:
 
 def test_where_nobody_is_accused_those_with_the_wrong_result_are_named() -> None:
     one = found(*(waits_in_all_reduce(rank, RankEnding.ENDED) for rank in range(7)), wrong(7))
-    assert (one.kind, [run.rank for run in one.culprits], one.accused) == (BlameKind.WRONG, [7], False)
+    assert (one.kind, [run.rank for run in one.culprits], one.accused) == (TrainingFailureKind.WRONG, [7], False)
 
 
 def test_a_rank_that_does_not_exist_is_no_culprit() -> None:
@@ -208,8 +221,8 @@ def test_a_rank_that_does_not_exist_is_no_culprit() -> None:
 
 def test_a_failure_after_a_wrong_result_is_its_consequence() -> None:
     late = ran(1, RankEnding.EXITED, exit_code=1, ended_after=5.0)
-    assert named(wrong(0, 0, ended_after=4.0), late)[0] is BlameKind.WRONG
-    assert named(wrong(0, 0, ended_after=6.0), late)[0] is BlameKind.FAILED
+    assert named(wrong(0, 0, ended_after=4.0), late)[0] is TrainingFailureKind.WRONG
+    assert named(wrong(0, 0, ended_after=6.0), late)[0] is TrainingFailureKind.FAILED
 
 
 # --- other calls --------------------------------------------------------------------------------------------------------
@@ -218,13 +231,17 @@ def test_a_failure_after_a_wrong_result_is_its_consequence() -> None:
 def test_the_one_with_another_collective() -> None:
     ranks = [calls(rank, "all_reduce float32[1]" if rank != 5 else "broadcast float32[1]") for rank in range(8)]
     one = found(*ranks)
-    assert (one.kind, [run.rank for run in one.culprits], one.stage) == (BlameKind.DIFFERENT_CALLS, [5], "all_reduce")
+    assert (one.kind, [run.rank for run in one.culprits], one.stage) == (
+        TrainingFailureKind.DIFFERENT_CALLS,
+        [5],
+        "all_reduce",
+    )
     assert one.calls == (("all_reduce float32[1]", (0, 1, 2, 3, 4, 6, 7)), ("broadcast float32[1]", (5,)))
 
 
 def test_two_ranks_that_differ_are_both_named() -> None:
     assert named(calls(0, "all_reduce float32[1]"), calls(1, "all_reduce float32[4]"))[:2] == (
-        BlameKind.DIFFERENT_CALLS,
+        TrainingFailureKind.DIFFERENT_CALLS,
         [0, 1],
     )
 
@@ -233,7 +250,7 @@ def test_one_that_called_another_and_is_ahead_by_now() -> None:
     """The others are behind it, and it is not they that are to blame."""
     ahead = calls(1, "broadcast float32[1]", "all_reduce float32[1024]")
     others = [calls(rank, "all_reduce float32[1]") for rank in (0, 2)]
-    assert named(others[0], ahead, others[1])[:2] == (BlameKind.DIFFERENT_CALLS, [1])
+    assert named(others[0], ahead, others[1])[:2] == (TrainingFailureKind.DIFFERENT_CALLS, [1])
 
 
 def test_one_that_is_a_stage_further() -> None:
@@ -250,14 +267,20 @@ def test_one_that_is_a_stage_further() -> None:
         ),
         stack=("_verify_param_shape_across_processes (torch/distributed/utils.py:286)",),
     )
-    assert named(ahead, waits_in_all_reduce(1), waits_in_all_reduce(2))[:2] == (BlameKind.DIFFERENT_CALLS, [0])
+    assert named(ahead, waits_in_all_reduce(1), waits_in_all_reduce(2))[:2] == (
+        TrainingFailureKind.DIFFERENT_CALLS,
+        [0],
+    )
 
 
 def test_another_shape_comes_before_the_wrong_sums_that_it_makes() -> None:
     """gloo doesn't hang over it: some get a wrong sum, the odd one a closed connection."""
     four = CollectiveCall("all_reduce", 1, "all_reduce float32[4]")
     sums = [waits_in_all_reduce(rank, RankEnding.WRONG, words="the sum should be 6 and is 5") for rank in (0, 2)]
-    assert named(sums[0], lost(1, calls=four.call, called=(four,)), sums[1])[:2] == (BlameKind.DIFFERENT_CALLS, [1])
+    assert named(sums[0], lost(1, calls=four.call, called=(four,)), sums[1])[:2] == (
+        TrainingFailureKind.DIFFERENT_CALLS,
+        [1],
+    )
 
 
 def test_one_collective_too_many_where_ddp_makes_them() -> None:
@@ -267,14 +290,14 @@ def test_one_collective_too_many_where_ddp_makes_them() -> None:
         waits_in_all_reduce(rank, **step, **({} if rank == 2 else {"calls": "", "stack": backward}))
         for rank in range(3)
     ]
-    assert named(*ranks) == (BlameKind.DIFFERENT_CALLS, [2], "training")
+    assert named(*ranks) == (TrainingFailureKind.DIFFERENT_CALLS, [2], "training")
 
 
 def test_sending_and_receiving_are_no_difference() -> None:
     pair = [calls(0, "send float32[8]"), calls(1, "recv float32[8]")]
     assert (
         found(*(msgspec.structs.replace(one, steps=0, calls="", step="") for one in pair)).kind
-        is not BlameKind.DIFFERENT_CALLS
+        is not TrainingFailureKind.DIFFERENT_CALLS
     )
 
 
@@ -285,17 +308,17 @@ def test_sending_and_receiving_are_no_difference() -> None:
 def test_one_that_is_behind(count: int) -> None:
     sleeping = ran(1, RankEnding.HUNG, stack=ELSEWHERE)
     ranks = [sleeping if rank == 1 else waits_in_all_reduce(rank) for rank in range(count)]
-    assert named(*ranks) == (BlameKind.HUNG, [1], "all_reduce")
+    assert named(*ranks) == (TrainingFailureKind.HUNG, [1], "all_reduce")
 
 
 def test_one_that_announced_the_collective_and_does_not_call_it() -> None:
-    assert named(waits_in_all_reduce(0), waits_in_all_reduce(1, stack=ELSEWHERE))[:2] == (BlameKind.HUNG, [1])
+    assert named(waits_in_all_reduce(0), waits_in_all_reduce(1, stack=ELSEWHERE))[:2] == (TrainingFailureKind.HUNG, [1])
 
 
 @pytest.mark.parametrize("state", ["stopped", "in the kernel: nfs_wait_bit_killable"])
 def test_one_that_the_kernel_holds(state: str) -> None:
     held = waits_in_all_reduce(2, stack=(), process_state=state)
-    assert named(waits_in_all_reduce(0), waits_in_all_reduce(1), held)[:2] == (BlameKind.HUNG, [2])
+    assert named(waits_in_all_reduce(0), waits_in_all_reduce(1), held)[:2] == (TrainingFailureKind.HUNG, [2])
 
 
 def test_one_that_never_came() -> None:
@@ -305,7 +328,7 @@ def test_one_that_never_came() -> None:
         "stack": ("rendezvous (stages/beginning.py:53)",),
     }
     ranks = [ran(rank, RankEnding.HUNG, "rendezvous", **at_the_store) for rank in (0, 1)]
-    assert named(*ranks, ran(2, RankEnding.NEVER_CAME)) == (BlameKind.HUNG, [2], "import")
+    assert named(*ranks, ran(2, RankEnding.NEVER_CAME)) == (TrainingFailureKind.HUNG, [2], "import")
 
 
 def test_an_import_that_hangs_on_all() -> None:
@@ -314,7 +337,7 @@ def test_an_import_that_hangs_on_all() -> None:
         ran(rank, RankEnding.HUNG, "import", stack=("_call_with_frames_removed (<frozen importlib>:228)",))
         for rank in range(2)
     ]
-    assert named(*importing) == (BlameKind.HUNG, [0, 1], "import")
+    assert named(*importing) == (TrainingFailureKind.HUNG, [0, 1], "import")
 
 
 def test_one_that_is_late_somewhere_ahead_is_not_waited_for() -> None:
@@ -325,62 +348,62 @@ def test_one_that_is_late_somewhere_ahead_is_not_waited_for() -> None:
 def test_one_that_waits_in_what_the_others_have_left() -> None:
     ahead = [calls(rank, "all_reduce float32[1]", "all_reduce float32[1024]") for rank in (0, 1)]
     one = found(*ahead, calls(2, "all_reduce float32[1]"))
-    assert (one.kind, one.first.rank, one.left_behind) == (BlameKind.HUNG, 2, True)
+    assert (one.kind, one.first.rank, one.left_behind) == (TrainingFailureKind.HUNG, 2, True)
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_all_in_the_same_place_name_nobody(count: int) -> None:
     one = found(*(waits_in_all_reduce(rank) for rank in range(count)))
-    assert one.kind is BlameKind.TOGETHER
+    assert one.kind is TrainingFailureKind.TOGETHER
     assert len(one.culprits) == count
 
 
 def test_without_any_stack_the_one_that_is_behind() -> None:
     ranks = [waits_in_all_reduce(0, stack=()), ran(1, RankEnding.HUNG, "barrier"), waits_in_all_reduce(2, stack=())]
-    assert named(*ranks)[:2] == (BlameKind.HUNG, [1])
+    assert named(*ranks)[:2] == (TrainingFailureKind.HUNG, [1])
 
 
 def test_a_single_rank_that_hangs() -> None:
-    assert named(ran(0, RankEnding.HUNG, "training", stack=ELSEWHERE)) == (BlameKind.HUNG, [0], "training")
+    assert named(ran(0, RankEnding.HUNG, "training", stack=ELSEWHERE)) == (TrainingFailureKind.HUNG, [0], "training")
 
 
 def test_a_hang_in_which_the_others_failed_is_the_failure() -> None:
     raised = ran(1, RankEnding.RAISED, words="RuntimeError: boom")
     assert named(waits_in_all_reduce(0, RankEnding.ENDED), raised, waits_in_all_reduce(2, RankEnding.ENDED))[:2] == (
-        BlameKind.FAILED,
+        TrainingFailureKind.FAILED,
         [1],
     )
 
 
 def test_the_end_of_the_process_is_no_training_any_more() -> None:
     stuck = ran(1, RankEnding.HUNG, "shutdown", step="destroy_process_group", steps=2)
-    assert at_the_end(found(ran(0, RankEnding.FINISHED), stuck))
+    assert is_at_the_end(found(ran(0, RankEnding.FINISHED), stuck))
     before = ran(1, RankEnding.HUNG, "shutdown", step="barrier before the end", steps=1, stack=ELSEWHERE)
-    assert not at_the_end(found(ran(0, RankEnding.ENDED, "shutdown"), before))
+    assert not is_at_the_end(found(ran(0, RankEnding.ENDED, "shutdown"), before))
 
 
 # --- what real ranks did ------------------------------------------------------------------------------------------------
 
 RECORDED = {
-    "smoke-rank-failed/sick-recorded-raises": (BlameKind.FAILED, [1], "all_reduce"),
-    "smoke-rank-failed/sick-recorded-killed": (BlameKind.FAILED, [2], "training"),
-    "smoke-rank-failed/sick-recorded-exits": (BlameKind.FAILED, [0], "barrier"),
-    "smoke-rank-failed/sick-recorded-killed-at-rendezvous": (BlameKind.FAILED, [1], "rendezvous"),
-    "smoke-hang/sick-recorded-sleeps": (BlameKind.HUNG, [1], "broadcast"),
-    "smoke-hang/sick-recorded-stopped": (BlameKind.HUNG, [1], "all_gather"),
-    "smoke-hang/sick-recorded-stopped-of-eight": (BlameKind.HUNG, [5], "all_reduce"),
-    "smoke-hang/sick-recorded-sleeps-at-import": (BlameKind.HUNG, [2], "import"),
-    "smoke-hang/sick-recorded-sleeps-at-the-end": (BlameKind.HUNG, [1], "shutdown"),
-    "collective-desync/sick-recorded-two-ranks": (BlameKind.DIFFERENT_CALLS, [0, 1], "all_reduce"),
-    "collective-desync/sick-recorded-all-reduce": (BlameKind.DIFFERENT_CALLS, [1], "broadcast"),
-    "collective-desync/sick-recorded-one-too-many": (BlameKind.DIFFERENT_CALLS, [1], "training"),
-    "collective-desync/sick-recorded-shape": (BlameKind.DIFFERENT_CALLS, [1], "all_reduce"),
-    "collective-desync/sick-recorded-shape-crashes": (BlameKind.DIFFERENT_CALLS, [0, 1], "broadcast"),
-    "collective-desync/sick-recorded-other-model": (BlameKind.DIFFERENT_CALLS, [1], "training"),
-    "collective-desync/sick-recorded-barrier": (BlameKind.DIFFERENT_CALLS, [0], "barrier"),
-    "collective-desync/sick-recorded-gather": (BlameKind.DIFFERENT_CALLS, [2], "all_gather"),
-    "smoke-wrong-result/sick-recorded-sampler": (BlameKind.WRONG, [1], "sampler"),
-    "smoke-wrong-result/sick-recorded-drift": (BlameKind.WRONG, [2], "one process"),
+    "smoke-rank-failed/sick-recorded-raises": (TrainingFailureKind.FAILED, [1], "all_reduce"),
+    "smoke-rank-failed/sick-recorded-killed": (TrainingFailureKind.FAILED, [2], "training"),
+    "smoke-rank-failed/sick-recorded-exits": (TrainingFailureKind.FAILED, [0], "barrier"),
+    "smoke-rank-failed/sick-recorded-killed-at-rendezvous": (TrainingFailureKind.FAILED, [1], "rendezvous"),
+    "smoke-hang/sick-recorded-sleeps": (TrainingFailureKind.HUNG, [1], "broadcast"),
+    "smoke-hang/sick-recorded-stopped": (TrainingFailureKind.HUNG, [1], "all_gather"),
+    "smoke-hang/sick-recorded-stopped-of-eight": (TrainingFailureKind.HUNG, [5], "all_reduce"),
+    "smoke-hang/sick-recorded-sleeps-at-import": (TrainingFailureKind.HUNG, [2], "import"),
+    "smoke-hang/sick-recorded-sleeps-at-the-end": (TrainingFailureKind.HUNG, [1], "shutdown"),
+    "collective-desync/sick-recorded-two-ranks": (TrainingFailureKind.DIFFERENT_CALLS, [0, 1], "all_reduce"),
+    "collective-desync/sick-recorded-all-reduce": (TrainingFailureKind.DIFFERENT_CALLS, [1], "broadcast"),
+    "collective-desync/sick-recorded-one-too-many": (TrainingFailureKind.DIFFERENT_CALLS, [1], "training"),
+    "collective-desync/sick-recorded-shape": (TrainingFailureKind.DIFFERENT_CALLS, [1], "all_reduce"),
+    "collective-desync/sick-recorded-shape-crashes": (TrainingFailureKind.DIFFERENT_CALLS, [0, 1], "broadcast"),
+    "collective-desync/sick-recorded-other-model": (TrainingFailureKind.DIFFERENT_CALLS, [1], "training"),
+    "collective-desync/sick-recorded-barrier": (TrainingFailureKind.DIFFERENT_CALLS, [0], "barrier"),
+    "collective-desync/sick-recorded-gather": (TrainingFailureKind.DIFFERENT_CALLS, [2], "all_gather"),
+    "smoke-wrong-result/sick-recorded-sampler": (TrainingFailureKind.WRONG, [1], "sampler"),
+    "smoke-wrong-result/sick-recorded-drift": (TrainingFailureKind.WRONG, [2], "one process"),
 }
 
 
@@ -397,7 +420,7 @@ def test_recorded(name: str) -> None:
 
 def test_every_recording_has_its_verdict_here() -> None:
     there = {f"{path.parent.name}/{path.stem}" for path in HOSTS.glob("*/sick-recorded-*.json")}
-    ours = {name for name in there if recorded(name).ranks and blame(recorded(name).ranks)}
+    ours = {name for name in there if recorded(name).ranks and attribute_failure(recorded(name).ranks)}
     assert {name for name in ours if not name.startswith("smoke-not-started/")} == set(RECORDED)
 
 
@@ -533,6 +556,6 @@ def test_whatever_the_ranks_say_there_is_one_verdict(runs: list[RankRun]) -> Non
 
 
 def test_of_the_gpus_that_a_rank_is_on_only_numbers_are_believed() -> None:
-    watch = RankMonitor(Order(nproc=1, world_size=1), 0.0)
+    watch = RankMonitor(TrainingOrder(nproc=1, world_size=1), 0.0)
     watch.hear(0, {"contexts": [0, 3, -1, "1", True, 10**9]}, 1.0)
     assert runs(watch, "here")[0].contexts == (0, 3)

@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor import smoke_training as smoke_package
 from ddpdoctor.facts.smoke import RankEnding, RankRun
-from ddpdoctor.smoke_training.analysis.failure_attribution import BlameKind, waits
+from ddpdoctor.smoke_training.analysis.failure_attribution import TrainingFailureKind, is_waiting
 from ddpdoctor.smoke_training.analysis.rank_position import WAITING_STEP
 from tests.unit.smoke_training.analysis.test_failure_attribution import (
     ELSEWHERE,
@@ -40,10 +40,13 @@ def trains(rank: int, **more: Any) -> RankRun:
 
 @pytest.mark.parametrize("stack", [IN_ITEM, IN_TENSOR, IN_GATHER])
 def test_with_nccl_the_ranks_wait_in_the_stages_own_files(stack: tuple[str, ...]) -> None:
-    assert waits(waits_in_all_reduce(0, stack=stack))
-    assert found(*(waits_in_all_reduce(rank, stack=stack) for rank in range(2))).kind is BlameKind.TOGETHER
+    assert is_waiting(waits_in_all_reduce(0, stack=stack))
+    assert found(*(waits_in_all_reduce(rank, stack=stack) for rank in range(2))).kind is TrainingFailureKind.TOGETHER
     elsewhere = waits_in_all_reduce(2, stack=ELSEWHERE)
-    assert named(*(waits_in_all_reduce(rank, stack=stack) for rank in range(2)), elsewhere)[:2] == (BlameKind.HUNG, [2])
+    assert named(*(waits_in_all_reduce(rank, stack=stack) for rank in range(2)), elsewhere)[:2] == (
+        TrainingFailureKind.HUNG,
+        [2],
+    )
 
 
 @pytest.mark.parametrize("stack", [IN_FLOAT, IN_SCALER, IN_GATHER, ("deviation (stages/comparing.py:57)",)])
@@ -52,7 +55,7 @@ def test_with_nccl_a_step_of_training_is_waited_for_without_a_call(
     stack: tuple[str, ...], odd: tuple[str, ...]
 ) -> None:
     assert named(trains(0, stack=stack), trains(1, stack=odd), trains(2, stack=stack)) == (
-        BlameKind.HUNG,
+        TrainingFailureKind.HUNG,
         [1],
         "training",
     )
@@ -64,7 +67,7 @@ def test_with_nccl_a_step_of_training_is_waited_for_without_a_call(
 def test_whom_the_kernel_holds_comes_before_all_else(stack: tuple[str, ...], state: str, ahead: int) -> None:
     """Also where it is ahead: NCCL's threads in it serve the others."""
     held = trains(1, stack=(), process_state=state, steps=4 + ahead)
-    assert named(trains(0, stack=stack), held, trains(2, stack=stack)) == (BlameKind.HUNG, [1], "training")
+    assert named(trains(0, stack=stack), held, trains(2, stack=stack)) == (TrainingFailureKind.HUNG, [1], "training")
 
 
 def test_of_several_that_are_held_those_behind_and_alike() -> None:
@@ -77,8 +80,8 @@ def test_of_several_that_are_held_those_behind_and_alike() -> None:
 def test_a_stage_that_computes_does_not_wait() -> None:
     alone = {"step": "the same training in one process", "stack": ("alone (stages/training.py:199)",)}
     saving = {"step": "torch.save", "stack": ("saved (stages/checkpointing.py:58)",)}
-    assert not waits(trains(0, **alone))
-    assert not waits(trains(0, **saving))
+    assert not is_waiting(trains(0, **alone))
+    assert not is_waiting(trains(0, **saving))
 
 
 MEETING_STEPS = {
@@ -113,12 +116,12 @@ def steps_in(tree: ast.AST) -> Iterator[str]:
 
 
 NCCL = {
-    "sick-nccl-stopped-in-training": (BlameKind.HUNG, [5], "training"),
-    "sick-nccl-own-code-in-training": (BlameKind.HUNG, [3], "training"),
-    "sick-nccl-driver-in-all-gather": (BlameKind.HUNG, [2], "all_gather"),
-    "sick-nccl-copy-between-gpus": (BlameKind.HUNG, [0], "p2p"),
-    "sick-nccl-together": (BlameKind.TOGETHER, list(range(8)), "all_reduce"),
-    "sick-nccl-stacks-that-tell-nothing": (BlameKind.TOGETHER, list(range(8)), "training"),
+    "sick-nccl-stopped-in-training": (TrainingFailureKind.HUNG, [5], "training"),
+    "sick-nccl-own-code-in-training": (TrainingFailureKind.HUNG, [3], "training"),
+    "sick-nccl-driver-in-all-gather": (TrainingFailureKind.HUNG, [2], "all_gather"),
+    "sick-nccl-copy-between-gpus": (TrainingFailureKind.HUNG, [0], "p2p"),
+    "sick-nccl-together": (TrainingFailureKind.TOGETHER, list(range(8)), "all_reduce"),
+    "sick-nccl-stacks-that-tell-nothing": (TrainingFailureKind.TOGETHER, list(range(8)), "training"),
 }
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ddpdoctor.facts.smoke import RankEnding, RankRun
-from ddpdoctor.smoke_training.analysis.failure_attribution import BlameKind
+from ddpdoctor.smoke_training.analysis.failure_attribution import TrainingFailureKind
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_outcome import runs
-from ddpdoctor.smoke_training.training_order import Order
+from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.unit.smoke_training.analysis.test_failure_attribution import (
     ELSEWHERE,
     found,
@@ -39,7 +39,7 @@ class Job:
     """Ranks that have come to the same stage, and say that they take such steps there."""
 
     def __init__(self, stage: str, *ranks: Sequence[tuple[str, str]]) -> None:
-        self.watch = RankMonitor(Order(nproc=len(ranks), world_size=len(ranks), seconds=30, stages=STAGES), 0.0)
+        self.watch = RankMonitor(TrainingOrder(nproc=len(ranks), world_size=len(ranks), seconds=30, stages=STAGES), 0.0)
         for rank, steps in enumerate(ranks):
             assert self.watch.introduced(rank, 100 + rank)
             for name in STAGES[: STAGES.index(stage)]:
@@ -71,24 +71,24 @@ def test_the_rank_that_copies_for_all_is_waited_for_at_any_copy(count: int) -> N
     job = Job("p2p", [SEEN, USED, *copies(count)], *[[SEEN, USED, COPIED]] * 3)
     ranks = job.hangs(IN_COPIES, IN_GATHER, IN_GATHER, IN_GATHER)
     assert [one.ending for one in ranks] == [RankEnding.HUNG] * 4
-    assert named(*ranks) == (BlameKind.HUNG, [0], "p2p")
+    assert named(*ranks) == (TrainingFailureKind.HUNG, [0], "p2p")
 
 
 def test_after_all_copies_nobody_is_left_behind() -> None:
     ranks = Job("p2p", [SEEN, USED, *copies(6), COPIED], *[[SEEN, USED, COPIED]] * 3).hangs(*[IN_GATHER] * 4)
     assert [one.ending for one in ranks] == [RankEnding.HUNG] * 4
-    assert found(*ranks).kind is BlameKind.TOGETHER
+    assert found(*ranks).kind is TrainingFailureKind.TOGETHER
 
 
 def test_a_copier_is_ahead_of_those_that_wait_in_what_it_has_left() -> None:
     ranks = Job("p2p", [SEEN, USED, *copies(1)], *[[SEEN, USED]] * 2).hangs(IN_COPIES, IN_GATHER, IN_GATHER)
     assert [one.ending for one in ranks] == [RankEnding.ENDED, RankEnding.HUNG, RankEnding.HUNG]
-    assert named(*ranks) == (BlameKind.HUNG, [1, 2], "p2p")
+    assert named(*ranks) == (TrainingFailureKind.HUNG, [1, 2], "p2p")
 
 
 def test_the_rank_that_saves_is_waited_for() -> None:
     ranks = Job("checkpoint", [SEES, SAVE], [SEES, SAVED], [SEES, SAVED]).hangs(ELSEWHERE, IN_BARRIER, IN_BARRIER)
-    assert named(*ranks) == (BlameKind.HUNG, [0], "checkpoint")
+    assert named(*ranks) == (TrainingFailureKind.HUNG, [0], "checkpoint")
 
 
 @pytest.mark.parametrize("steps", [[SEES], [SEES, ("rank 0's tensors", "broadcast float64[32, 16]")]])
@@ -96,13 +96,13 @@ def test_once_it_has_saved_it_is_no_further_than_the_others(steps: list[tuple[st
     others = [*steps, SAVED]
     ranks = Job("checkpoint", [*steps, SAVE, SAVED], others, others).hangs(*[IN_BARRIER] * 3)
     assert [one.ending for one in ranks] == [RankEnding.HUNG] * 3
-    assert found(*ranks).kind is BlameKind.TOGETHER
+    assert found(*ranks).kind is TrainingFailureKind.TOGETHER
 
 
 def test_one_that_does_not_come_to_the_barrier_after_saving_is_left_behind() -> None:
     ranks = Job("checkpoint", [SEES, SAVE, SAVED], [SEES, SAVED], [SEES]).hangs(*[IN_BARRIER] * 3)
     one = found(*ranks)
-    assert (one.kind, one.first.rank, one.left_behind) == (BlameKind.HUNG, 2, True)
+    assert (one.kind, one.first.rank, one.left_behind) == (TrainingFailureKind.HUNG, 2, True)
 
 
 def test_a_file_that_nobody_can_load_names_all() -> None:
@@ -125,10 +125,14 @@ def test_a_rank_between_two_stages_is_not_ahead_of_those_in_the_next() -> None:
 
 def test_who_is_busy_ahead_of_all_that_wait_is_not_whom_they_wait_for() -> None:
     ahead = ran(0, RankEnding.HUNG, "training", stack=ELSEWHERE)
-    assert named(ahead, waits_in_all_reduce(1), waits_in_all_reduce(2)) == (BlameKind.HUNG, [1, 2], "all_reduce")
+    assert named(ahead, waits_in_all_reduce(1), waits_in_all_reduce(2)) == (
+        TrainingFailureKind.HUNG,
+        [1, 2],
+        "all_reduce",
+    )
 
 
 def test_in_a_step_that_all_take_and_ddp_calls_for_the_one_before_it_is_behind() -> None:
     behind = trains(1, step="training step 2 of 10", steps=3)
     one = found(trains(0), behind, trains(2, stack=IN_FLOAT))
-    assert (one.kind, [run.rank for run in one.culprits], one.left_behind) == (BlameKind.HUNG, [1], True)
+    assert (one.kind, [run.rank for run in one.culprits], one.left_behind) == (TrainingFailureKind.HUNG, [1], True)

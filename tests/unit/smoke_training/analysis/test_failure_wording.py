@@ -12,8 +12,8 @@ from ddpdoctor.checks.smoke.run import smoke_ended_early
 from ddpdoctor.engine.registry import NotApplicable
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.smoke_training.analysis.failure_wording import message
-from ddpdoctor.smoke_training.analysis.verdict import judge
+from ddpdoctor.smoke_training.analysis.failure_wording import strip_cpp_source
+from ddpdoctor.smoke_training.analysis.verdict import judge_training
 from ddpdoctor.smoke_training.render_words import accounts, culprits
 from tests.support.smokes import rank_run, smoke_of_ranks
 
@@ -33,7 +33,7 @@ STACK = ("init_process_group (torch/distributed/distributed_c10d.py:1899)",)
     ],
 )
 def test_the_message_comes_without_its_place_in_cpp(words: str, said: str) -> None:
-    assert message(words) == said
+    assert strip_cpp_source(words) == said
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_no_rank_is_blamed_where_what_started_them_ended(ending: RankEnding) -> 
 
 
 def not_started(facts: Smoke) -> list[Finding]:
-    results = judge(Snapshot(host="node07"), facts, catalogue()).results
+    results = judge_training(Snapshot(host="node07"), facts, catalogue()).results
     return [found for one in results if one.check.slug == "smoke-not-started" for found in one.findings]
 
 

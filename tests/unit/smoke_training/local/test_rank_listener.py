@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine
 import pytest
 from ddpdoctor_smoke.doctor import ReportChannel
 
-from ddpdoctor.smoke_training.local.rank_listener import Ears
+from ddpdoctor.smoke_training.local.rank_listener import RankListener
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.training_order import Order
+from ddpdoctor.smoke_training.training_order import TrainingOrder
 
 NOBODY = 65534
 HOUR = 3600.0
@@ -24,8 +24,8 @@ class Run:
     """Ears that are open, and who has been heard."""
 
     def __init__(self) -> None:
-        self.watch = RankMonitor(Order(nproc=2, world_size=2), time.monotonic())
-        self.ears = Ears(self.watch, lambda: None, self._failed)
+        self.watch = RankMonitor(TrainingOrder(nproc=2, world_size=2), time.monotonic())
+        self.ears = RankListener(self.watch, lambda: None, self._failed)
 
     def _failed(self, error: BaseException) -> None:
         raise error

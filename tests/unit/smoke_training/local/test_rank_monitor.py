@@ -15,7 +15,7 @@ from ddpdoctor.facts.smoke import RankEnding, RankRun, StageState
 from ddpdoctor.smoke_training.local.rank_monitor import PROCESS_END, RankMonitor
 from ddpdoctor.smoke_training.local.rank_outcome import problem, runs
 from ddpdoctor.smoke_training.local.rank_progress import MOST_ANSWERED, MOST_KEPT, OutputTail
-from ddpdoctor.smoke_training.training_order import Launched, Order
+from ddpdoctor.smoke_training.training_order import Launched, TrainingOrder
 
 STAGES = ("import", "device", "all_reduce", "shutdown")
 
@@ -24,7 +24,9 @@ class Job:
     """Two ranks (pids 100 and 101), a stage may take 10 s, the import 90."""
 
     def __init__(self, **more: Any) -> None:
-        order = Order(**{"nproc": 2, "world_size": 2, "stages": STAGES, "seconds": 10.0, "import_seconds": 90.0} | more)
+        order = TrainingOrder(
+            **{"nproc": 2, "world_size": 2, "stages": STAGES, "seconds": 10.0, "import_seconds": 90.0} | more
+        )
         self.watch = RankMonitor(order, 0.0)
         self.engine_pid = self.watch.engine_pid = 99
         for rank in self.watch.ranks:
@@ -152,7 +154,7 @@ def test_who_goes_without_a_word_and_isn_t_explained_has_not_been_ended() -> Non
 
 
 def test_how_a_process_ended_may_be_known_before_it_was_heard_of() -> None:
-    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch = RankMonitor(TrainingOrder(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.hear_server({"ended": 101, "status": -9}, 1)
     watch.introduced(1, 101)
     assert [one.ending for one in runs(watch, "node01")] == [RankEnding.ENDED, RankEnding.KILLED]
@@ -160,7 +162,7 @@ def test_how_a_process_ended_may_be_known_before_it_was_heard_of() -> None:
 
 def test_the_engine_s_word_is_enough_where_no_one_else_knows() -> None:
     """As with the method spawn, or when the rank died before its first word."""
-    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch = RankMonitor(TrainingOrder(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.hear_engine({"failures": {"1": -9, "x": 3, "7": 1}, "error": "ChildFailedError: a table"})
     assert watch.engine_over
     assert [one.ending for one in runs(watch, "node01")] == [RankEnding.ENDED, RankEnding.KILLED]
@@ -226,7 +228,7 @@ def test_memory_that_ran_out_is_told_of_the_rank_that_was_killed_alone() -> None
 
 
 def test_the_engine_s_own_failure_is_the_problem() -> None:
-    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch = RankMonitor(TrainingOrder(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.server_gone()  # Heard first, though it follows.
     watch.hear_engine({"failures": {}, "error": "ModuleNotFoundError: No module named 'torch'", "missing": "torch"})
     assert (problem(watch), watch.engine_missing) == ("ModuleNotFoundError: No module named 'torch'", "torch")
@@ -296,7 +298,7 @@ def test_a_rank_that_was_killed_before_the_engine_was_is_the_reason() -> None:
 
 
 def test_a_python_that_ends_at_once_is_told_with_its_last_line() -> None:
-    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch = RankMonitor(TrainingOrder(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.print(None, b"loading\nno licence\n")
     watch.engine_ended(3, 1)
     assert problem(watch) == 'the target Python ended with exit code 3; it last said "no licence"'
@@ -328,7 +330,7 @@ Extension modules: torch._C, numpy.random.mtrand (total: 18)
     ],
 )
 def test_the_last_words_are_the_reason_and_not_what_is_printed_around_it(printed: bytes, words: str) -> None:
-    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES), 0.0)
+    watch = RankMonitor(TrainingOrder(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.print(None, printed)
     watch.engine_ended(-6, 1)
     assert problem(watch) == f"the target Python was ended by SIGABRT{words}"
@@ -343,7 +345,7 @@ def test_an_engine_that_lost_the_ranks_parent_does_not_say_why() -> None:
 
 
 def test_nobody_came() -> None:
-    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES, seconds=10.0, import_seconds=90.0), 0.0)
+    watch = RankMonitor(TrainingOrder(nproc=2, world_size=2, stages=STAGES, seconds=10.0, import_seconds=90.0), 0.0)
     assert watch.next_due() == 90
     late = watch.late(90)
     assert len(late) == 2
@@ -352,7 +354,7 @@ def test_nobody_came() -> None:
 
 
 def test_nobody_came_since_what_starts_them_is_stopped() -> None:
-    watch = RankMonitor(Order(nproc=2, world_size=2, stages=STAGES, seconds=10.0, import_seconds=90.0), 0.0)
+    watch = RankMonitor(TrainingOrder(nproc=2, world_size=2, stages=STAGES, seconds=10.0, import_seconds=90.0), 0.0)
     watch.print(None, b"loading\n")
     watch.held = "torch's engine (process 12) is stopped"
     late = watch.held_up(watch.late(90))

@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_runner import _Run
-from ddpdoctor.smoke_training.training_order import Order
+from ddpdoctor.smoke_training.training_order import TrainingOrder
 
 STAGES = ("import", "shutdown")
 AGO = 100.0
@@ -38,7 +38,7 @@ def one_fails(watch: RankMonitor) -> None:
 def test_what_is_heard_while_the_backlog_is_heard_is_not_missed(backlog: Callable[[RankMonitor], None]) -> None:
     """Of a doctor who was stopped, or had no core, for longer than a stage may take."""
     run = _Run(
-        Order(nproc=2, world_size=2, stages=STAGES, seconds=1.0, import_seconds=1.0),
+        TrainingOrder(nproc=2, world_size=2, stages=STAGES, seconds=1.0, import_seconds=1.0),
         sys.executable,
         {},
         lambda watch: None,

@@ -18,13 +18,13 @@ from ddpdoctor.facts.smoke import Bandwidth, Leftovers, RankEnding, RankRun, Sca
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.normal_bandwidths import Norm, normal_bandwidth
 from ddpdoctor.report.terminal import make_console
-from ddpdoctor.smoke_training.analysis.verdict import judge, verdict_of
+from ddpdoctor.smoke_training.analysis.verdict import judge_training, verdict_of
 from ddpdoctor.smoke_training.local import scaling as measuring
-from ddpdoctor.smoke_training.local.rank_runner import Ran
+from ddpdoctor.smoke_training.local.rank_runner import HostRun
 from ddpdoctor.smoke_training.local.scaling import MeasuredScaling, numbers_of_ranks
 from ddpdoctor.smoke_training.render_scaling import efficiency, rate, show_scaling
 from ddpdoctor.smoke_training.render_words import headline, outcome
-from ddpdoctor.smoke_training.training_order import Order
+from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
 from tests.support.smokes import rank_run, smoke_of_ranks
 
@@ -232,18 +232,18 @@ STAGES = (*measuring.BEGINNING, measuring.SPEED, measuring.BANDWIDTH, measuring.
 def measured(monkeypatch: pytest.MonkeyPatch, ill: RankRun, at: int, *figures: dict[str, Any]) -> MeasuredScaling:
     """Of four ranks, where the run of so many ends with that rank, after those figures; each leaves a process behind."""
 
-    async def run(order: Order, **_: object) -> Ran:
+    async def run(order: TrainingOrder, **_: object) -> HostRun:
         runs = tuple(
             ill if order.nproc == at and rank == ill.rank else rank_run(rank, names=STAGES)
             for rank in range(order.nproc)
         )
         told = figures if order.nproc == at else ({"samples_per_second": 1000.0, "batch": 64},)
         watch: Any = SimpleNamespace(torch="2.13.0+cpu", figures=told, engine_missing="", ranks={})
-        return Ran(runs, watch, "", Leftovers(processes=("77 python", f"{order.nproc} python")))
+        return HostRun(runs, watch, "", Leftovers(processes=("77 python", f"{order.nproc} python")))
 
-    monkeypatch.setattr(measuring, "run", run)
-    order = Order(nproc=4, world_size=4, backend="gloo", stages=STAGES)
-    return asyncio.run(measuring.measure(order, python="python", environ={}, heard=lambda watch: None))
+    monkeypatch.setattr(measuring, "run_ranks", run)
+    order = TrainingOrder(nproc=4, world_size=4, backend="gloo", stages=STAGES)
+    return asyncio.run(measuring.measure_speeds(order, python="python", environ={}, heard=lambda watch: None))
 
 
 KILLED = rank_run(
@@ -274,7 +274,7 @@ def test_a_figure_before_the_failure_does_not_hide_it(monkeypatch: pytest.Monkey
 def test_a_failed_measurement_is_told_as_such_and_the_training_as_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     scaling, _ = measured(monkeypatch, KILLED, 2)
     facts = msgspec.structs.replace(smoke_of_ranks(4), scaling=scaling)
-    examination = judge(Snapshot(host="node07"), facts, catalogue())
+    examination = judge_training(Snapshot(host="node07"), facts, catalogue())
     assert verdict_of(examination) is Verdict.FAIL
     assert headline(examination).startswith(
         "The training passed; scaling failed at 2 ranks: rank 1 on node07 was killed by SIGKILL in scaling"
@@ -290,4 +290,4 @@ def test_a_training_that_failed_is_told_before_its_scaling() -> None:
     facts = msgspec.structs.replace(
         smoke_of_ranks(2, {1: rank_run(1, RankEnding.KILLED, "training", exit_code=-9)}), scaling=Scaling(speeds=speeds)
     )
-    assert outcome(judge(Snapshot(host="node07"), facts, catalogue())) == "The training did not pass"
+    assert outcome(judge_training(Snapshot(host="node07"), facts, catalogue())) == "The training did not pass"

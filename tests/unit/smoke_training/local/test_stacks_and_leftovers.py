@@ -26,15 +26,15 @@ from ddpdoctor.facts.smoke import Leftovers
 from ddpdoctor.probes.py_spy import PySpyTrouble, Spied
 from ddpdoctor.smoke_training.local import rank_runner as running
 from ddpdoctor.smoke_training.local import reaper_client as keeping
-from ddpdoctor.smoke_training.local.leftovers import Traces
+from ddpdoctor.smoke_training.local.leftovers import LeftoverTracker
 from ddpdoctor.smoke_training.local.oom import oom_kills
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_progress import RankProgress
 from ddpdoctor.smoke_training.local.rank_runner import FOLDER
 from ddpdoctor.smoke_training.local.rank_stacks import crash_of, frames_of, process_state, spied_frames
 from ddpdoctor.smoke_training.local.reaper import descendants
-from ddpdoctor.smoke_training.local.reaper_client import KEEPER, ReaperClient
-from ddpdoctor.smoke_training.training_order import Order
+from ddpdoctor.smoke_training.local.reaper_client import REAPER, ReaperClient
+from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.real.running_jobs import wait_until
 from tests.support.other_users import User
 
@@ -179,7 +179,9 @@ def test_who_is_stopped_before_anything_was_started_leaves_no_folder(
     monkeypatch.setattr(running, "oom_kills", stop)
     before = {number: signal.getsignal(number) for number in SIGNALS}
     stop_on_signals()
-    work = running.run(Order(nproc=2, world_size=2), python=sys.executable, environ={"TMPDIR": os.fspath(short_path)})
+    work = running.run_ranks(
+        TrainingOrder(nproc=2, world_size=2), python=sys.executable, environ={"TMPDIR": os.fspath(short_path)}
+    )
     try:
         with pytest.raises(StoppedBySignal):
             asyncio.run(until_stopped(work, str))
@@ -194,7 +196,7 @@ def test_who_is_stopped_before_anything_was_started_leaves_no_folder(
 
 
 def test_a_process_of_the_run_is_ended_wherever_it_has_gone(short_path: Path) -> None:
-    traces = Traces(os.fspath(short_path / "own"))
+    traces = LeftoverTracker(os.fspath(short_path / "own"))
     environ = {**os.environ, "TMPDIR": os.fspath(short_path / "own")}
     with (
         subprocess.Popen(["sleep", "60"], env=environ, start_new_session=True) as ours,
@@ -220,7 +222,7 @@ def test_a_number_that_is_another_process_by_now_is_not_killed(
 ) -> None:
     """It was ours when all were looked at."""
     another = subprocess.Popen(["sleep", "60"])
-    traces = Traces(os.fspath(short_path))
+    traces = LeftoverTracker(os.fspath(short_path))
     looks = iter([[another.pid], []])
     monkeypatch.setattr(traces, "_processes", lambda: next(looks))
     try:
@@ -242,7 +244,7 @@ def test_a_process_of_hers_that_names_our_folder_is_none_of_ours(short_path: Pat
         cwd="/",
     )
     try:
-        assert Traces(os.fspath(short_path)).clear_up().processes == ()
+        assert LeftoverTracker(os.fspath(short_path)).clear_up().processes == ()
         assert hers.poll() is None
     finally:
         hers.kill()
@@ -251,7 +253,7 @@ def test_a_process_of_hers_that_names_our_folder_is_none_of_ours(short_path: Pat
 
 def test_shared_memory_that_is_ours_is_removed_and_what_only_looks_so_is_told(short_path: Path) -> None:
     (short_path / "nccl-old").touch()
-    traces = Traces("/nowhere", os.fspath(short_path))
+    traces = LeftoverTracker("/nowhere", os.fspath(short_path))
     for name in ("nccl-ours", "torch_used", "nccl-unknown", "holiday.jpg"):
         (short_path / name).write_bytes(bytes(4096))
     with (short_path / "torch_used").open("r+b") as file, mmap.mmap(file.fileno(), 4096):
@@ -264,7 +266,7 @@ def test_shared_memory_that_is_ours_is_removed_and_what_only_looks_so_is_told(sh
 
 def test_a_port_on_which_somebody_still_listens_is_told(short_path: Path) -> None:
     (short_path / "own").mkdir()
-    traces = Traces(os.fspath(short_path / "own"))
+    traces = LeftoverTracker(os.fspath(short_path / "own"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         traces.note([os.getpid()])
         left = traces.clear_up()
@@ -292,7 +294,7 @@ def test_the_keeper_ends_all_that_was_started_and_gives_the_tracker_time(short_p
     )
     (short_path / "started.py").write_text(code)
     started = [sys.executable, os.fspath(short_path / "started.py")]
-    command = [sys.executable, "-I", "-S", os.fspath(KEEPER), os.fspath(short_path / "own"), *started]
+    command = [sys.executable, "-I", "-S", os.fspath(REAPER), os.fspath(short_path / "own"), *started]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as keeper:
@@ -314,7 +316,7 @@ def test_a_keeper_that_doesn_t_end_is_killed_and_no_zombie_is_left(
     monkeypatch.setattr(keeping, "ENDING_SECONDS", 0.2)
 
     async def go() -> Path:
-        keeper = ReaperClient(RankMonitor(Order(nproc=1, world_size=1), 0.0), lambda: None)
+        keeper = ReaperClient(RankMonitor(TrainingOrder(nproc=1, world_size=1), 0.0), lambda: None)
         before = descendants(os.getpid())
         await keeper.start(["sleep", "60"], os.fspath(short_path / "own"), os.environ)
         (process,) = {*descendants(os.getpid())} - {*before, *keeper.kept()}

@@ -27,10 +27,10 @@ from ddpdoctor.network_check.messages import (
     encode,
 )
 from ddpdoctor.network_check.node_session import NodeSession
-from ddpdoctor.smoke_training.multinode.coordinator import SmokeProgramme, believable, runs_of
-from ddpdoctor.smoke_training.multinode.remote_training import HostShare, fitted
-from ddpdoctor.smoke_training.multinode.task import SmokePurpose, own_part
-from ddpdoctor.smoke_training.training_order import STAGES
+from ddpdoctor.smoke_training.multinode.coordinator import TrainingCoordinator, believable, runs_of
+from ddpdoctor.smoke_training.multinode.remote_training import NodeOptions, shorten_run
+from ddpdoctor.smoke_training.multinode.task import SmokeTask, own_part
+from ddpdoctor.smoke_training.stages import STAGES
 from tests.support.hub_company import PART, agents, hub, run
 from tests.support.smoke_companies import TERMS, Nodes, cpu
 from tests.support.smokes import rank_run
@@ -79,7 +79,7 @@ def test_whatever_its_ranks_say_a_nodes_answer_fits(ranks: int) -> None:
         )
         for one in wordy
     ]
-    answer = Rehearsed(runs=tuple(map(fitted, wordy)), began=0.0, problem="\U0001f525" * 1000)
+    answer = Rehearsed(runs=tuple(map(shorten_run, wordy)), began=0.0, problem="\U0001f525" * 1000)
     assert len(encode(answer)) <= MOST_ANSWER + MOST_RUN * ranks
     # What tells who failed where is left.
     assert all(one.ending is RankEnding.RAISED and one.words for one in answer.runs)
@@ -88,7 +88,7 @@ def test_whatever_its_ranks_say_a_nodes_answer_fits(ranks: int) -> None:
 
 def test_a_rank_of_few_words_keeps_them_all() -> None:
     one = rank_run(0, RankEnding.RAISED, "training", words="RuntimeError: " + "x" * 800, stack=("f (a.py:1)",) * 12)
-    assert fitted(one) == one
+    assert shorten_run(one) == one
 
 
 def test_the_hub_takes_as_much_as_the_ranks_of_a_node_may_say() -> None:
@@ -97,7 +97,7 @@ def test_the_hub_takes_as_much_as_the_ranks_of_a_node_may_say() -> None:
     async def answered(given: Order) -> Answer:
         assert isinstance(given, Rehearse)
         ranks = range(given.first_rank, given.first_rank + given.nproc)
-        return Rehearsed(runs=tuple(fitted(talkative(rank)) for rank in ranks), began=1.0)
+        return Rehearsed(runs=tuple(shorten_run(talkative(rank)) for rank in ranks), began=1.0)
 
     async def test() -> None:
         async with hub() as one, agents(one, 1, carry_out=answered) as nodes:
@@ -188,7 +188,7 @@ def test_each_node_has_the_findings_of_its_own_ranks() -> None:
     )
     smoke = Smoke(ranks=ranks, world_size=2, nnodes=2, backend="gloo", stages=STAGES, deadline=30.0)
     laid = [msgspec.structs.replace(cpu(node), smoke=smoke) for node in (0, 1)]
-    first, second = SmokePurpose(HostShare(), TERMS, catalogue()).judge(laid)
+    first, second = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(laid)
     assert [check.slug for check, _, _ in first.findings if check.family == "smoke"] == []
     assert [(check.slug, one.rank) for check, _, one in second.findings if check.family == "smoke"] == [
         ("smoke-rank-failed", 1)
@@ -197,7 +197,7 @@ def test_each_node_has_the_findings_of_its_own_ranks() -> None:
 
 
 def test_a_host_alone_has_all_findings() -> None:
-    alone = SmokePurpose(HostShare(), TERMS, catalogue()).judge(
+    alone = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(
         [Snapshot(host="n", environment=Environment(settings=()), gpus=Gpus(devices=()))]
     )
     assert own_part(alone[0]) == alone[0]
@@ -230,14 +230,14 @@ def test_only_what_a_training_may_leave_is_to_be_removed() -> None:
     )
 
 
-def account(answers: dict[int, Answer]) -> SmokeProgramme:
+def account(answers: dict[int, Answer]) -> TrainingCoordinator:
     """Of two nodes with a rank each."""
     company = NodeSession(Nodes(2))  # type: ignore[arg-type]
     company.snapshots = {0: cpu(0, 1), 1: cpu(1, 1)}
     company.members = [0, 1]
     for rank, guest in company.hub.guests.items():
         guest.host, guest.offset = f"n{rank}", 100.0 * rank
-    one = SmokeProgramme(company, TERMS, catalogue(), master="n1", store_port=29500)
+    one = TrainingCoordinator(company, TERMS, catalogue(), master="n1", store_port=29500)
     plans, backend = one._plans()
     one._smoke = one._account(one._orders(plans, backend), answers, plans, backend, 5.0)
     return one
@@ -254,7 +254,7 @@ def test_who_was_ended_for_anothers_sake_is_not_the_one_that_could_not_start() -
     assert one._smoke.problem == "n1: No module named 'torch'"
     assert [run.ending for run in one._smoke.ranks] == [RankEnding.ENDED, RankEnding.NEVER_CAME]
     laid = [msgspec.structs.replace(cpu(node), smoke=one._smoke) for node in (0, 1)]
-    first, second = SmokePurpose(HostShare(), TERMS, catalogue()).judge(laid)
+    first, second = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(laid)
     assert "smoke-not-started" not in [check.slug for check, _, _ in first.findings]
     assert [one.rank for check, _, one in second.findings if check.slug == "smoke-not-started"] == [1]
 

@@ -26,16 +26,16 @@ from ddpdoctor.network_check.messages import (
 )
 from ddpdoctor.network_check.node_session import ImpossibleError, NodeSession
 from ddpdoctor.smoke_training.analysis.verdict import Found, own_findings
-from ddpdoctor.smoke_training.multinode.coordinator import SmokeProgramme, Terms
-from ddpdoctor.smoke_training.multinode.remote_training import HostShare
-from ddpdoctor.smoke_training.multinode.task import SmokePurpose
-from ddpdoctor.smoke_training.training_order import STAGES
+from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions, TrainingCoordinator
+from ddpdoctor.smoke_training.multinode.remote_training import NodeOptions
+from ddpdoctor.smoke_training.multinode.task import SmokeTask
+from ddpdoctor.smoke_training.stages import STAGES
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
 from tests.support.smoke_companies import TERMS, Nodes, cpu, gpus, meeting, named
 from tests.support.smokes import rank_run
 
 
-class Trained(SmokeProgramme):
+class Trained(TrainingCoordinator):
     """Without hosts: says what they would be ordered."""
 
     def planned(self) -> dict[int, tuple[int, int, str]]:
@@ -46,7 +46,7 @@ class Trained(SmokeProgramme):
         }
 
 
-def planned(*snapshots: Snapshot, terms: Terms = TERMS) -> dict[int, tuple[int, int, str]]:
+def planned(*snapshots: Snapshot, terms: CoordinatorOptions = TERMS) -> dict[int, tuple[int, int, str]]:
     company = NodeSession(Nodes(len(snapshots)))  # type: ignore[arg-type]
     company.snapshots = dict(enumerate(snapshots))
     company.members = list(company.snapshots)
@@ -84,7 +84,7 @@ def test_more_ranks_than_gpus_on_one_host_are_explained_before_the_start() -> No
         msgspec.structs.replace(snapshot, smoke=one._hindered.get(rank, one._smoke))
         for rank, snapshot in company.snapshots.items()
     ]
-    first, second = SmokePurpose(HostShare(), TERMS, catalogue()).judge(laid)
+    first, second = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(laid)
     assert "duplicate-gpu" not in [check.slug for check, _, _ in first.findings]
     assert ("duplicate-gpu", "fail") in [(check.slug, severity.value) for check, severity, _ in second.findings]
 
@@ -128,14 +128,14 @@ def foreseen(launcher: str, snapshots: Sequence[Snapshot], backend: str = "auto"
     for rank, one in company.snapshots.items():
         company.hub.guests[rank].host = one.host
     terms = msgspec.structs.replace(TERMS, launcher=launcher, backend=backend)
-    programme = SmokeProgramme(company, terms, catalogue(), master="n1", store_port=29500)
+    programme = TrainingCoordinator(company, terms, catalogue(), master="n1", store_port=29500)
     plans, _ = programme._plans()
     why = programme._foreseen(plans)
     laid = [
         msgspec.structs.replace(one, smoke=programme._hindered.get(rank, programme._smoke))
         for rank, one in company.snapshots.items()
     ]
-    return why, [own_findings(one) for one in SmokePurpose(HostShare(), terms, catalogue()).judge(laid)]
+    return why, [own_findings(one) for one in SmokeTask(NodeOptions(), terms, catalogue()).judge(laid)]
 
 
 @pytest.mark.parametrize("launcher", OF_RANKS)
@@ -214,7 +214,7 @@ def test_more_ranks_than_can_be_ordered_are_no_verdict_on_any_host(ranks: Sequen
     company.snapshots = {node: cpu(node, nproc) for node, nproc in enumerate(ranks)}
     company.members = list(company.snapshots)
     with pytest.raises(ImpossibleError, match=f"^{why}$"):
-        asyncio.run(SmokeProgramme(company, TERMS, catalogue(), master="n1", store_port=29500).go())
+        asyncio.run(TrainingCoordinator(company, TERMS, catalogue(), master="n1", store_port=29500).go())
 
 
 def told(*snapshots: Snapshot, backend: str = "auto") -> Smoke:
@@ -225,7 +225,7 @@ def told(*snapshots: Snapshot, backend: str = "auto") -> Smoke:
     for rank, guest in company.hub.guests.items():
         guest.host, guest.offset = f"n{rank}", 0.0
     terms = msgspec.structs.replace(TERMS, backend=backend)
-    one = SmokeProgramme(company, terms, catalogue(), master="n1", store_port=29500)
+    one = TrainingCoordinator(company, terms, catalogue(), master="n1", store_port=29500)
     plans, backend = one._plans()
     orders = one._orders(plans, backend)
     answers: dict[int, Answer] = {}
@@ -251,7 +251,7 @@ def test_one_host_without_gpus_puts_all_on_the_cpu_and_not_in_silence() -> None:
     assert smoke.gpus_passed_over == "n1 shows no GPU"
     assert smoke.chosen == "4 ranks on CPU over gloo, 2 ranks on each of 2 hosts, since n1 shows no GPU"
     with_smoke = [msgspec.structs.replace(one, smoke=smoke) for one in laid]
-    first, second = SmokePurpose(HostShare(), TERMS, catalogue()).judge(with_smoke)
+    first, second = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(with_smoke)
     assert [check.slug for check, _, _ in first.findings if check.family == "smoke"] == ["smoke-not-on-gpus"]
     assert first.verdict is Verdict.WARN
     assert not [check.slug for check, _, _ in second.findings if check.family == "smoke"]
@@ -286,7 +286,7 @@ def test_a_host_without_gpus_is_told_before_nccl_is_started() -> None:
     company = NodeSession(Nodes(2))  # type: ignore[arg-type]
     company.snapshots = {0: gpus(0), 1: cpu(1)}
     company.members = [0, 1]
-    one = SmokeProgramme(
+    one = TrainingCoordinator(
         company, msgspec.structs.replace(TERMS, backend="nccl"), catalogue(), master="n1", store_port=29500
     )
     asyncio.run(one.go())
@@ -294,7 +294,7 @@ def test_a_host_without_gpus_is_told_before_nccl_is_started() -> None:
         msgspec.structs.replace(snapshot, smoke=one._hindered.get(rank, one._smoke))
         for rank, snapshot in company.snapshots.items()
     ]
-    first, second = SmokePurpose(HostShare(), TERMS, catalogue()).judge(laid)
+    first, second = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(laid)
     assert not [check.slug for check, _, _ in first.findings if check.family == "smoke"]
     assert [(check.slug, severity.value) for check, severity, _ in second.findings if check.family == "smoke"] == [
         ("smoke-not-on-gpus", "fail")
@@ -312,7 +312,7 @@ def test_a_rank_is_no_plural() -> None:
     company = NodeSession(Nodes(1))  # type: ignore[arg-type]
     company.snapshots = {0: cpu(0)}
     company.members = [0]
-    one = SmokeProgramme(company, terms, catalogue(), master="n1", store_port=29500)
+    one = TrainingCoordinator(company, terms, catalogue(), master="n1", store_port=29500)
     assert one._chosen(*one._plans()) == "1 rank as Slurm started it, on CPU over gloo"
 
 

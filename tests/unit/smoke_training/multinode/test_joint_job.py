@@ -10,7 +10,7 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.netcheck_command import for_netcheck, netcheck_command
 from ddpdoctor.network_check.job import Flags, JobError, NetcheckJob
 from ddpdoctor.network_check.tokens import token_of
-from ddpdoctor.smoke_training.multinode.joint_job import joint_job, silent_rank, starter
+from ddpdoctor.smoke_training.multinode.joint_job import find_joint_job, launch_command, silent_rank
 from tests.support.recorded_launches import (
     INDEXED_JOB,
     INTEL_MPI,
@@ -45,8 +45,8 @@ ONE_EACH = SRUN | {
     ids=["by hand", "settings that were left", "salloc", "sbatch", "kubernetes", "a single task"],
 )
 def test_a_host_that_nobody_starts_ranks_on_trains_alone(environ: Mapping[str, str]) -> None:
-    assert joint_job(Flags(), None, environ) is None
-    assert joint_job(Flags(nnodes=1), 2, environ) is None
+    assert find_joint_job(Flags(), None, environ) is None
+    assert find_joint_job(Flags(nnodes=1), 2, environ) is None
 
 
 @pytest.mark.parametrize(
@@ -89,45 +89,45 @@ def test_a_host_that_nobody_starts_ranks_on_trains_alone(environ: Mapping[str, s
 def test_a_rank_that_a_launcher_started(
     environ: Mapping[str, str], flags: Flags, expected: Mapping[str, object], command: str
 ) -> None:
-    job = joint_job(flags, None, environ)
+    job = find_joint_job(flags, None, environ)
     assert job is not None
     assert job.launched
     assert {name: getattr(job, name) for name in expected} == expected
-    assert starter(job) == command
+    assert launch_command(job) == command
     assert silent_rank(flags, None, environ) is None, "every rank speaks for itself"
 
 
 def test_ranks_of_one_launcher_know_each_other() -> None:
     mpi = [MPIRUN_ONE_HOST | {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank} for rank in "01"]
-    jobs = [joint_job(Flags(), None, one) for one in mpi]
+    jobs = [find_joint_job(Flags(), None, one) for one in mpi]
     assert [job and job.node_rank for job in jobs] == [0, 1]
     assert len({token_of(job, None) for job in jobs if job}) == 1
     assert all(token_of(job, None) for job in jobs if job)
 
 
 def test_with_a_number_of_ranks_one_process_starts_them_for_its_host() -> None:
-    job = joint_job(Flags(), 8, ONE_EACH)
+    job = find_joint_job(Flags(), 8, ONE_EACH)
     assert job is not None
     assert (job.launched, job.nnodes, job.node_rank) == (False, 2, 1)
     assert silent_rank(Flags(), 8, ONE_EACH) is None
     assert silent_rank(Flags(), 8, SRUN) == 1
     assert silent_rank(Flags(nnodes=1), None, SRUN) == 1
     # All of these are on one host.
-    assert joint_job(Flags(), 2, TORCHRUN_ONE_NODE | {"LOCAL_RANK": "0", "RANK": "0"}) is None
+    assert find_joint_job(Flags(), 2, TORCHRUN_ONE_NODE | {"LOCAL_RANK": "0", "RANK": "0"}) is None
 
 
 def test_who_is_told_to_be_the_only_node_joins_nobody_and_is_never_silent() -> None:
     alone = Flags(nnodes=1, node_rank=0)
     for environ in (SRUN, ONE_EACH, TORCHRUN_ONE_NODE, MPIRUN_ONE_HOST):
         assert silent_rank(alone, None, environ) is None
-        assert joint_job(alone, None, environ) is None
+        assert find_joint_job(alone, None, environ) is None
 
 
 def test_hosts_by_hand() -> None:
-    assert joint_job(Flags("n1", 29600, 3, 2), None, {}) == NetcheckJob(
+    assert find_joint_job(Flags("n1", 29600, 3, 2), None, {}) == NetcheckJob(
         master="n1", port=29600, nnodes=3, counted_by="--nnodes", node_rank=2
     )
-    job = joint_job(Flags("n1", None, 2), 4, {})
+    job = find_joint_job(Flags("n1", None, 2), 4, {})
     assert job is not None
     assert job.node_rank is None
 
@@ -157,13 +157,13 @@ def test_hosts_by_hand() -> None:
 )
 def test_what_is_no_job_is_said(flags: Flags, environ: Mapping[str, str], words: str) -> None:
     with pytest.raises(JobError) as raised:
-        joint_job(flags, None, environ)
+        find_joint_job(flags, None, environ)
     assert words in str(raised.value)
 
 
 def test_mpirun_in_slurm_leaves_nobody_twice() -> None:
     """Each rank carries the batch script's SLURM_PROCID=0."""
-    job = joint_job(Flags(), None, MPIRUN_IN_SLURM)
+    job = find_joint_job(Flags(), None, MPIRUN_IN_SLURM)
     assert job is not None
     assert job.launcher == "Open MPI"
     assert job.node_rank == int(MPIRUN_IN_SLURM["OMPI_COMM_WORLD_RANK"])

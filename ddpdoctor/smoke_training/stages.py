@@ -6,7 +6,42 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ddpdoctor.engine.registry import nearest_names
-from ddpdoctor.smoke_training.training_order import STAGES
+
+STAGES: Final = (
+    "import",
+    "device",
+    "rendezvous",
+    "process group",
+    "barrier",
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "sampler",
+    "training",
+    "one process",
+    "accumulation",
+    "parameters",
+    "sync_batchnorm",
+    "amp",
+    "checkpoint",
+    "model split",
+    "p2p",
+    "apex",
+    "shutdown",
+)
+"""All of them, in their order; `smoke_training/trainer/ddpdoctor_smoke/stages` has the code. A test compares the two."""
+
+STAGE_SECONDS: Final = 30.0
+IMPORT_SECONDS: Final = 90.0
+"""Of the first stage: over a network file system torch takes long. Both are overruled by --timeout."""
+LEAST_IMPORT_SECONDS: Final = 30.0
+"""Whatever --timeout says: on a busy host a healthy import takes ten."""
+
+
+def import_seconds(timeout: float | None) -> float:
+    """What the import of torch may take. timeout: what the user wants a stage to take at most."""
+    return IMPORT_SECONDS if timeout is None else max(timeout, LEAST_IMPORT_SECONDS)
+
 
 ALWAYS: Final = ("import", "device", "rendezvous", "process group", "shutdown")
 """The frame of every run."""

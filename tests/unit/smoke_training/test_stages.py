@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.smoke_training.stage_selection import ALWAYS, NEEDS, UnknownStageError, chosen_stages
-from ddpdoctor.smoke_training.training_order import STAGES
+from ddpdoctor.smoke_training.stages import ALWAYS, NEEDS, STAGES, UnknownStageError, chosen_stages
 
 
 def test_without_a_name_all_are_run() -> None:
