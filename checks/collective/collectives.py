@@ -13,8 +13,16 @@ from ddpdoctor.facts.fleet import Fleet, TriedCollective
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.knowledge.python_commands import in_target_python
-from ddpdoctor.network_check.blamed_ranks import BEFORE_THE_STORE, NOT_STARTED, STAGES, ErrorKind, blamed, kind_of
-from ddpdoctor.network_check.collective_meanings import Run, meaning
+from ddpdoctor.network_check.analysis.collective_failures import (
+    BEFORE_THE_STORE,
+    NOT_STARTED,
+    STAGES,
+    ErrorKind,
+    Run,
+    blamed,
+    kind_of,
+    meaning,
+)
 
 SOURCE = "torch.distributed, in a subprocess"
 MOST_SHOWN = 8

@@ -25,7 +25,7 @@ from ddpdoctor.knowledge.version_agreement import (
     torch_release,
 )
 from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, older
-from ddpdoctor.network_check.same_torch import same_torch
+from ddpdoctor.network_check.analysis.install_same_torch import same_torch
 
 LOST = "this node is lost"
 

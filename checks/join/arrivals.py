@@ -20,7 +20,7 @@ from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
 from ddpdoctor.knowledge.node_words import HUB_CONNECTION, NO_FLEET, NODE_0_SPEAKS, bare_host, called, there
 from ddpdoctor.knowledge.store_barrier import too_few_came, too_many_came
-from ddpdoctor.network_check.admission_errors import (
+from ddpdoctor.network_check.analysis.admission_errors import (
     first_words,
     left_behind,
     one_node_more,

@@ -9,7 +9,7 @@ from ddpdoctor.engine.registry import LogSign, check, requires
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
-from ddpdoctor.network_check.rendezvous_words import (
+from ddpdoctor.network_check.analysis.way_to_master import (
     OURS,
     STORE,
     another_port,

@@ -11,7 +11,7 @@ from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Fleet, Link, Passed
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.network_check.link_figures import (
+from ddpdoctor.network_check.analysis.link_quality import (
     FEWEST_NODES,
     HEAVY_LOSS,
     LinkTrouble,

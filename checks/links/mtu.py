@@ -15,7 +15,7 @@ from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.network_fixes import PING_COMES_IN
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.network_check.link_figures import Pair, shared
+from ddpdoctor.network_check.analysis.link_quality import Pair, shared
 
 SOURCE = "TCP connections between all nodes"
 USUAL_MTUS = (1500, 1400, 1280)

@@ -31,13 +31,14 @@ from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.network_fixes import addresses, intent, own_network, resolved, setting, shared_network
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.logs.analyze.deciding_commands import NOWHERE
-from ddpdoctor.network_check.master_is_here import own_port_shut, start_node_0
-from ddpdoctor.network_check.rendezvous_words import (
+from ddpdoctor.network_check.analysis.way_to_master import (
     attempts_seen,
     furthest,
     how_often,
+    own_port_shut,
     place,
     port_among,
+    start_node_0,
     tried,
     was_greeted,
     who_listens,

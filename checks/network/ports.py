@@ -32,7 +32,7 @@ from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.python_commands import in_target_python
 from ddpdoctor.logs.analyze.launcher_options import launcher_of_log, launcher_of_settings, with_port
 from ddpdoctor.logs.analyze.sightings import word
-from ddpdoctor.network_check.rendezvous_words import another_port, who_listens
+from ddpdoctor.network_check.analysis.way_to_master import another_port, who_listens
 from ddpdoctor.processes.gpu_holders_words import end_leftovers, why_left
 from ddpdoctor.processes.leftover import Leftover
 from ddpdoctor.processes.leftover_processes import left_by_processes

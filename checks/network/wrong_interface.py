@@ -22,7 +22,7 @@ from ddpdoctor.knowledge.job_intent import ONE_NODE, is_loopback, several_nodes,
 from ddpdoctor.knowledge.nccl_connecting import TO_THE_LAST
 from ddpdoctor.knowledge.network_fixes import addresses, hosts_fix, intent, interface_settings, resolved
 from ddpdoctor.knowledge.node_words import own_node
-from ddpdoctor.network_check.tried_addresses import Tried, Unreached, tried, unreached
+from ddpdoctor.network_check.analysis.tried_addresses import Tried, Unreached, tried, unreached
 
 
 @check(

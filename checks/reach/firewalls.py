@@ -17,7 +17,7 @@ from ddpdoctor.facts.network import Network
 from ddpdoctor.knowledge.firewall_fixes import of_family, opening, subnets_of, whom
 from ddpdoctor.knowledge.nccl_connecting import FAILED
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.network_check.reachability import Block, LostPackets, NetworkCut, Way, blame
+from ddpdoctor.network_check.analysis.reachability import Block, LostPackets, NetworkCut, Way, blame
 
 ONE_HOST = "only netcheck looks at other nodes"
 NOT_DIALLED = "the nodes didn't dial each other"

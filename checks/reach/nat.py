@@ -11,7 +11,7 @@ from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.network_check.reachability import blame
+from ddpdoctor.network_check.analysis.reachability import blame
 
 
 @check("node-behind-nat", severity=FAIL)

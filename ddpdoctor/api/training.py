@@ -120,7 +120,7 @@ def smoke(
     refuse_empty(master_addr=master_addr, python=python)
     chosen = _stages(stages)
     if nproc is not None:
-        from ddpdoctor.network_check.messages import MOST_RANKS_HERE
+        from ddpdoctor.network_check.protocol.messages import MOST_RANKS_HERE
 
         if nproc > MOST_RANKS_HERE:
             raise UsageError(f"--nproc {nproc}: smoke runs {MOST_RANKS_HERE} ranks on a host at most")

@@ -14,9 +14,9 @@ from ddpdoctor.cli.netcheck import print_notes
 if TYPE_CHECKING:
     from ddpdoctor.api.training_results import JointSmokeResult
     from ddpdoctor.facts.meeting import Meeting
-    from ddpdoctor.network_check.hub import Hub
     from ddpdoctor.network_check.job import NetcheckJob
-    from ddpdoctor.network_check.messages import Waiting
+    from ddpdoctor.network_check.protocol.hub import Hub
+    from ddpdoctor.network_check.protocol.messages import Waiting
     from ddpdoctor.network_check.results import RunResult
     from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 

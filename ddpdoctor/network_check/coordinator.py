@@ -10,9 +10,9 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.fleet import Fleet, Passed
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.version_agreement import versions_unknown
-from ddpdoctor.network_check.manifests import GROUPS
+from ddpdoctor.network_check.analysis.node_facts import GROUPS
 from ddpdoctor.network_check.node_session import ALONE, FleetFacts, NodeSession, Programme
-from ddpdoctor.network_check.peers import PeerConnection
+from ddpdoctor.network_check.protocol.peer_connection import PeerConnection
 
 
 class Conductor:

@@ -16,7 +16,7 @@ from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.hostlist import HostlistError, expand
 from ddpdoctor.knowledge.launchers import NNODES_FLAG, Launch, number
 from ddpdoctor.knowledge.netcheck_command import quoted
-from ddpdoctor.network_check.addresses import MeetingPlace, PlaceError, meeting_place
+from ddpdoctor.network_check.master_address import MeetingPlace, PlaceError, meeting_place
 
 MOST_NODES = 4096
 

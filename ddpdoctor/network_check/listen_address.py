@@ -11,8 +11,8 @@ from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.knowledge.interface_choice import as_address
 from ddpdoctor.knowledge.job_intent import address_of, means_each_node_itself, own_address, way_to_the_others
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
-from ddpdoctor.network_check.hub import Hub
 from ddpdoctor.network_check.job import NetcheckJob
+from ddpdoctor.network_check.protocol.hub import Hub
 
 
 def is_own(address: str) -> bool:

@@ -10,10 +10,10 @@ import msgspec
 
 from ddpdoctor.facts.fleet import Fleet, Node, Passed, Phase
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.hub import Hub
+from ddpdoctor.network_check.analysis.node_facts import node_of
 from ddpdoctor.network_check.listen_address import met_at
-from ddpdoctor.network_check.manifests import node_of
-from ddpdoctor.network_check.messages import Answer
+from ddpdoctor.network_check.protocol.hub import Hub
+from ddpdoctor.network_check.protocol.messages import Answer
 
 A = TypeVar("A", bound=Answer)
 

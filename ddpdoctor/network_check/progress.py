@@ -18,8 +18,8 @@ from ddpdoctor.base.text import listed, one_line, plural
 if TYPE_CHECKING:
     from ddpdoctor.facts.fleet import MissingNode
     from ddpdoctor.facts.meeting import Meeting
-    from ddpdoctor.network_check.hub import Hub
-    from ddpdoctor.network_check.messages import Waiting
+    from ddpdoctor.network_check.protocol.hub import Hub
+    from ddpdoctor.network_check.protocol.messages import Waiting
     from ddpdoctor.network_check.results import RunResult
 
 PHASES = {

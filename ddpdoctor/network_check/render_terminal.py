@@ -13,7 +13,7 @@ from ddpdoctor.base.text import clip, listed, one_line, visible
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.network_check.messages import Part
+from ddpdoctor.network_check.protocol.messages import Part
 from ddpdoctor.network_check.render_matrix import show_matrix
 from ddpdoctor.network_check.render_words import (
     COLUMNS,

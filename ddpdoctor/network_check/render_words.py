@@ -13,7 +13,7 @@ from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.knowledge.node_words import bare_host
 from ddpdoctor.knowledge.version_agreement import versions_compared
-from ddpdoctor.network_check.judging import whole
+from ddpdoctor.network_check.analysis.verdicts import whole
 from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywhere, reasons
 
 _MOST_ROWS = 16

@@ -10,9 +10,9 @@ import msgspec
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.network_check.hub import Hub
 from ddpdoctor.network_check.job import NetcheckJob
-from ddpdoctor.network_check.messages import Part, Waiting
+from ddpdoctor.network_check.protocol.hub import Hub
+from ddpdoctor.network_check.protocol.messages import Part, Waiting
 from ddpdoctor.network_check.task import Task
 
 

@@ -26,14 +26,8 @@ from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.launchers import NNODES_FLAG
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, with_token
-from ddpdoctor.network_check import tokens
-from ddpdoctor.network_check.admission_errors import ENDED_BY_FAULT
-from ddpdoctor.network_check.agent import AgentError, LeftBehindError, TurnedAwayError, attend
-from ddpdoctor.network_check.arrivals import Connection, arrive, look_at_master
-from ddpdoctor.network_check.coordinator import Conductor
-from ddpdoctor.network_check.hub import Hub
-from ddpdoctor.network_check.job import RANK_FLAG, allocated_nodes
-from ddpdoctor.network_check.judging import (
+from ddpdoctor.network_check.analysis.admission_errors import ENDED_BY_FAULT
+from ddpdoctor.network_check.analysis.verdicts import (
     examination_of,
     judged_phases,
     not_met,
@@ -42,16 +36,22 @@ from ddpdoctor.network_check.judging import (
     whole,
     with_fleet,
 )
+from ddpdoctor.network_check.coordinator import Conductor
+from ddpdoctor.network_check.job import RANK_FLAG, allocated_nodes
 from ddpdoctor.network_check.listen_address import hub_addresses, met_at, warning
-from ddpdoctor.network_check.listener import ConnectionLimits
-from ddpdoctor.network_check.messages import Answer, Order, Part, Welcome
-from ddpdoctor.network_check.names import UnknownNameError, destinations
 from ddpdoctor.network_check.node_session import ImpossibleError, NodeSession
-from ddpdoctor.network_check.order_limits import Master
+from ddpdoctor.network_check.phases.hub_search import Connection, arrive, look_at_master
+from ddpdoctor.network_check.protocol import tokens
+from ddpdoctor.network_check.protocol.agent import AgentError, LeftBehindError, TurnedAwayError, attend
+from ddpdoctor.network_check.protocol.handshake_server import ConnectionLimits
+from ddpdoctor.network_check.protocol.hub import Hub
+from ddpdoctor.network_check.protocol.messages import Answer, Order, Part, Welcome
+from ddpdoctor.network_check.protocol.order_limits import Master
+from ddpdoctor.network_check.protocol.tcp_connections import UnknownNameError, destinations
+from ddpdoctor.network_check.protocol.threads import in_thread
 from ddpdoctor.network_check.render_words import part_lines
 from ddpdoctor.network_check.results import NetcheckOptions, ProgressListener, RunResult
 from ddpdoctor.network_check.task import Worker
-from ddpdoctor.network_check.threads import in_thread
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.runner import take_snapshot
 

@@ -9,12 +9,12 @@ from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.judging import judge
-from ddpdoctor.network_check.manifests import GROUPS
-from ddpdoctor.network_check.messages import Answer, Order, Welcome
-from ddpdoctor.network_check.network_programme import NetworkProgramme
+from ddpdoctor.network_check.analysis.node_facts import GROUPS
+from ddpdoctor.network_check.analysis.verdicts import judge
 from ddpdoctor.network_check.node_session import NodeSession, Programme
-from ddpdoctor.network_check.order_limits import Master
+from ddpdoctor.network_check.phases.network_phases import NetworkProgramme
+from ddpdoctor.network_check.protocol.messages import Answer, Order, Welcome
+from ddpdoctor.network_check.protocol.order_limits import Master
 from ddpdoctor.network_check.worker import NetcheckWorker
 
 

@@ -12,9 +12,12 @@ from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.interface_choice import as_address
-from ddpdoctor.network_check import collectives, counters, measuring
-from ddpdoctor.network_check.joining import dial
-from ddpdoctor.network_check.messages import (
+from ddpdoctor.network_check.phases import ip_counters as counters
+from ddpdoctor.network_check.phases import link_measurement as measuring
+from ddpdoctor.network_check.phases import run_collective as collectives
+from ddpdoctor.network_check.phases.dial_peers import dial
+from ddpdoctor.network_check.phases.peer_listeners import Listeners
+from ddpdoctor.network_check.protocol.messages import (
     Answer,
     Cannot,
     Collect,
@@ -26,9 +29,8 @@ from ddpdoctor.network_check.messages import (
     Order,
     Welcome,
 )
-from ddpdoctor.network_check.open_files import PLENTY, allow_files
-from ddpdoctor.network_check.order_limits import Master, OrderLimits, RefusedOrderError
-from ddpdoctor.network_check.reaching import Listeners
+from ddpdoctor.network_check.protocol.order_limits import Master, OrderLimits, RefusedOrderError
+from ddpdoctor.network_check.protocol.tcp_connections import MAX_OPEN_FILES, allow_files
 
 DEFAULT_RANGE = (32768, 60999)
 
@@ -58,7 +60,7 @@ class NetcheckWorker:
         self._environ = environ
         self._listeners = Listeners(measuring.serve)
         # Every peer costs some, and a soft limit is no firewall.
-        allow_files(PLENTY)
+        allow_files(MAX_OPEN_FILES)
         self._quick = quick
         self._collected = False
         self._run = ""

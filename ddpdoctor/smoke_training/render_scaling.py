@@ -10,8 +10,8 @@ from rich.text import Text
 from ddpdoctor.base.text import human, one_line, plural
 from ddpdoctor.facts.smoke import Bandwidth, Scaling, Smoke, Speed
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.normal_bandwidths import GB, Norm, normal_bandwidth
 from ddpdoctor.report.terminal import Hanging
+from ddpdoctor.smoke_training.analysis.normal_bandwidths import GB, Norm, normal_bandwidth
 
 _BAR = 24
 """Characters."""

@@ -21,7 +21,8 @@ HEAVY = (
 OF_OTHER_COMMANDS = (
     "checkpoints.fixing", "checkpoints.formats", "checkpoints.kinds", "checkpoints.pickles", "checkpoints.recognising",
     "checkpoints.writing", "fixes", "hang.examining", "hang.flight_recorder", "hang.ras", "hang.sampling", "hang.watching",
-    "logs.match", "logs.parse", "network_check.agent", "network_check.connections", "network_check.hub", "network_check.messages", "network_check.run",
+    "logs.match", "logs.parse", "network_check.phases", "network_check.protocol.agent", "network_check.protocol.hub",
+    "network_check.protocol.messages", "network_check.protocol.peer_handshake", "network_check.run",
     "report.live", "run", "smoke_training.live", "smoke_training.local", "smoke_training.training_order",
 )  # fmt: skip
 """The working parts of the other rooms; of their vocabulary some is loaded by the checks."""

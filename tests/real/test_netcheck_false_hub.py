@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.network_check.messages import Collect, Dial, Measure, Message, Open, Peer, Place, Rehearse
+from ddpdoctor.network_check.protocol.messages import Collect, Dial, Measure, Message, Open, Peer, Place, Rehearse
 from tests.real.namespaces import Host, network
 from tests.real.netcheck_hosts import MASTER, Ran, Running
 from tests.support.command import ROOT

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.facts.smoke import RankEnding, StageState
-from ddpdoctor.network_check.messages import ENOUGH
+from ddpdoctor.network_check.protocol.messages import ENOUGH
 from ddpdoctor.smoke_training.local.rank_monitor import PROCESS_END, RankMonitor
 from ddpdoctor.smoke_training.local.rank_runner import HostRun, run_ranks
 from ddpdoctor.smoke_training.training_order import Fault

@@ -13,8 +13,8 @@ import msgspec
 
 from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.network_check.messages import PROTOCOL, Greeting, Hello, Part, Ping, Welcome, encode
-from ddpdoctor.network_check.tokens import proof
+from ddpdoctor.network_check.protocol.messages import PROTOCOL, Greeting, Hello, Part, Ping, Welcome, encode
+from ddpdoctor.network_check.protocol.tokens import proof
 
 RUN = "00" * 16
 UNASKED = ("pong", "manifest")

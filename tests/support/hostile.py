@@ -21,8 +21,7 @@ from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.connections import MEASURE, VisitError, visit
-from ddpdoctor.network_check.messages import (
+from ddpdoctor.network_check.protocol.messages import (
     PROTOCOL,
     Count,
     Counted,
@@ -45,7 +44,8 @@ from ddpdoctor.network_check.messages import (
     Welcome,
     encode,
 )
-from ddpdoctor.network_check.tokens import proof
+from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, VisitError, visit
+from ddpdoctor.network_check.protocol.tokens import proof
 from tests.support.hub_company import Client
 
 NASTY = "$(touch /tmp/pwned);`touch /tmp/pwned`\n\x1b[2J\u202e'\""

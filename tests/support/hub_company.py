@@ -13,11 +13,11 @@ import msgspec
 from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.agent import attend
-from ddpdoctor.network_check.hub import Hub
 from ddpdoctor.network_check.job import NetcheckJob
-from ddpdoctor.network_check.listener import ConnectionLimits
-from ddpdoctor.network_check.messages import (
+from ddpdoctor.network_check.protocol.agent import attend
+from ddpdoctor.network_check.protocol.handshake_server import ConnectionLimits
+from ddpdoctor.network_check.protocol.hub import Hub
+from ddpdoctor.network_check.protocol.messages import (
     PROTOCOL,
     Answer,
     Count,
@@ -35,7 +35,7 @@ from ddpdoctor.network_check.messages import (
     Welcome,
     encode,
 )
-from ddpdoctor.network_check.tokens import proof
+from ddpdoctor.network_check.protocol.tokens import proof
 
 HERE = "127.0.0.1"
 TOKEN = "abcd-efgh-ijkl"

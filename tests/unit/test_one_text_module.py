@@ -16,8 +16,8 @@ CLEANERS = {
     "ddpdoctor/base/shell.py": "asks whether a command can be copied as it is, and writes the rest as a shell's escapes",
     "ddpdoctor/checkpoints/formats/zip_records.py": "asks whether a record's name is text",
     "ddpdoctor/checkpoints/kinds/text_kinds.py": "asks whether a file is text",
-    "ddpdoctor/network_check/identification.py": "bytes of an unknown server, of which ASCII alone is shown",
-    "ddpdoctor/network_check/lines.py": "JSON on the wire, where an escape may stand for a control",
+    "ddpdoctor/network_check/phases/port_identification.py": "bytes of an unknown server, of which ASCII alone is shown",
+    "ddpdoctor/network_check/protocol/bounded_lines.py": "JSON on the wire, where an escape may stand for a control",
 }
 CUTTERS = {
     "ddpdoctor/logs/analyze/sightings.py": "keeps what is around a sign, wherever it stands in the line",

@@ -15,7 +15,7 @@ from typing import Any, Final
 from ddpdoctor.base.deadlines import within
 from ddpdoctor.base.private_folders import Folder, Needs, NoFolderError, private_folder
 from ddpdoctor.facts.smoke import Leftovers, RankRun
-from ddpdoctor.network_check.messages import ENOUGH
+from ddpdoctor.network_check.protocol.messages import ENOUGH
 from ddpdoctor.probes.smoke_notes import PREFIX
 from ddpdoctor.smoke_training.local import rank_outcome as outcome
 from ddpdoctor.smoke_training.local.earlier_runs import clear_up_earlier

@@ -21,7 +21,8 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.launchers import current_launch
 from ddpdoctor.network_check.listen_address import met_at
-from ddpdoctor.network_check.messages import (
+from ddpdoctor.network_check.node_session import ALONE, FleetFacts, ImpossibleError, NodeSession
+from ddpdoctor.network_check.protocol.messages import (
     MOST_LEFT,
     MOST_RANKS,
     MOST_RANKS_HERE,
@@ -31,7 +32,6 @@ from ddpdoctor.network_check.messages import (
     Rehearse,
     Rehearsed,
 )
-from ddpdoctor.network_check.node_session import ALONE, FleetFacts, ImpossibleError, NodeSession
 from ddpdoctor.smoke_training.analysis.verdict import facts_of_plan, judge_plan
 from ddpdoctor.smoke_training.plan import SmokePlan, plan_training
 

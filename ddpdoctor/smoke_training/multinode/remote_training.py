@@ -10,10 +10,10 @@ import msgspec
 from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.facts.smoke import Leftovers, RankRun, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.lines import plain
-from ddpdoctor.network_check.messages import MOST_LEFT, MOST_RUN, Answer, Cannot, Rehearse, Rehearsed, Welcome
-from ddpdoctor.network_check.messages import Order as AnyOrder
-from ddpdoctor.network_check.order_limits import Master
+from ddpdoctor.network_check.protocol.bounded_lines import plain
+from ddpdoctor.network_check.protocol.messages import MOST_LEFT, MOST_RUN, Answer, Cannot, Rehearse, Rehearsed, Welcome
+from ddpdoctor.network_check.protocol.messages import Order as AnyOrder
+from ddpdoctor.network_check.protocol.order_limits import Master
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 from ddpdoctor.smoke_training.plan import plan_training

@@ -13,9 +13,9 @@ from ddpdoctor.engine.registry import Catalogue, Result, Subject
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.manifests import GROUPS
+from ddpdoctor.network_check.analysis.node_facts import GROUPS
 from ddpdoctor.network_check.node_session import NodeSession, Programme
-from ddpdoctor.network_check.order_limits import Master
+from ddpdoctor.network_check.protocol.order_limits import Master
 from ddpdoctor.network_check.results import ProgressListener
 from ddpdoctor.network_check.task import Worker
 from ddpdoctor.smoke_training.analysis.verdict import checks_of_plans

@@ -13,7 +13,7 @@ import pytest
 from ddpdoctor.checks.catalogue import all_checks, find_check
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Check, SkipReason, diagnose
-from ddpdoctor.network_check.manifests import FAMILIES
+from ddpdoctor.network_check.analysis.node_facts import FAMILIES
 from tests.support.command import ROOT
 from tests.support.fixture_hosts import (
     HOSTS,

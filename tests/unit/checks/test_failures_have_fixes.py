@@ -15,7 +15,7 @@ from ddpdoctor.facts.fleet import Cell, Fleet, Node, Reach
 from ddpdoctor.facts.network import Interface, Network
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.logs.diagnosis import judge_log
-from ddpdoctor.network_check.judging import with_fleet
+from ddpdoctor.network_check.analysis.verdicts import with_fleet
 from tests.log_corpus import corpus, log_of
 from tests.support.fixture_hosts import HOSTS, fixture_snapshot, lay_over, read_fixture, to_snapshot
 from tests.unit.checks.test_unknown_facts import with_one_unknown

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
+from ddpdoctor.network_check.analysis.verdicts import not_met
 from ddpdoctor.network_check.job import Flags, JobError, job_of
-from ddpdoctor.network_check.judging import not_met
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from rich.console import Console, Group
 
 from ddpdoctor.facts.fleet import MissingNode
 from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
-from ddpdoctor.network_check.hub import Hub
 from ddpdoctor.network_check.live import NetcheckLiveView, drawing
-from ddpdoctor.network_check.messages import Waiting
 from ddpdoctor.network_check.progress import NetcheckLines, NetcheckProgress, status, way_to_master
+from ddpdoctor.network_check.protocol.hub import Hub
+from ddpdoctor.network_check.protocol.messages import Waiting
 from ddpdoctor.network_check.views import make_view
 
 MEETING = Meeting(

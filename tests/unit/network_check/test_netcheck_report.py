@@ -19,8 +19,8 @@ from ddpdoctor.engine.registry import Result, Skipped, SkipReason
 from ddpdoctor.facts.fleet import Cell, Fleet, Link, MissingNode, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, Conflict, ConnectOutcome, Meeting
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.judging import judge
-from ddpdoctor.network_check.messages import Part
+from ddpdoctor.network_check.analysis.verdicts import judge
+from ddpdoctor.network_check.protocol.messages import Part
 from ddpdoctor.network_check.render_terminal import show_alone, show_part, show_verdict
 from ddpdoctor.network_check.render_words import node_rows, part_lines, phase_text
 from ddpdoctor.report.contract import Report, build_report, to_json

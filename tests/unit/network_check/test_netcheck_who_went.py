@@ -19,10 +19,10 @@ from ddpdoctor.facts.fleet import Fleet, Link, Passed
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.admission_errors import ENDED_BY_FAULT
-from ddpdoctor.network_check.judging import judged_phases
-from ddpdoctor.network_check.link_figures import troubles
-from ddpdoctor.network_check.messages import Part
+from ddpdoctor.network_check.analysis.admission_errors import ENDED_BY_FAULT
+from ddpdoctor.network_check.analysis.link_quality import troubles
+from ddpdoctor.network_check.analysis.verdicts import judged_phases
+from ddpdoctor.network_check.protocol.messages import Part
 from ddpdoctor.network_check.render_terminal import show_alone, show_part
 from ddpdoctor.network_check.render_words import part_lines
 from ddpdoctor.network_check.run import _until_stopped

@@ -18,8 +18,8 @@ from ddpdoctor.engine.snapshots import decode_snapshot, encode_snapshot
 from ddpdoctor.facts.fleet import Cell, Fleet, Link, Reach, TriedCollective
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.judging import judge, with_fleet
-from ddpdoctor.network_check.manifests import FAMILIES, node_of
+from ddpdoctor.network_check.analysis.node_facts import FAMILIES, node_of
+from ddpdoctor.network_check.analysis.verdicts import judge, with_fleet
 from tests.support.fixture_hosts import (
     HOSTS,
     fixture_snapshot,

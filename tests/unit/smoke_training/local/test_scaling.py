@@ -16,8 +16,8 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.smoke import Bandwidth, Leftovers, RankEnding, RankRun, Scaling, Smoke, Speed
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.normal_bandwidths import Norm, normal_bandwidth
 from ddpdoctor.report.terminal import make_console
+from ddpdoctor.smoke_training.analysis.normal_bandwidths import Norm, normal_bandwidth
 from ddpdoctor.smoke_training.analysis.verdict import judge_training, verdict_of
 from ddpdoctor.smoke_training.local import scaling as measuring
 from ddpdoctor.smoke_training.local.rank_runner import HostRun

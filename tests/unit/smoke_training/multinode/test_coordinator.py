@@ -15,7 +15,8 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.smoke import Leftovers, RankEnding, RankRun, Smoke, Stage, StageState
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.messages import (
+from ddpdoctor.network_check.node_session import NodeSession
+from ddpdoctor.network_check.protocol.messages import (
     MOST_ANSWER,
     MOST_RUN,
     Answer,
@@ -26,7 +27,6 @@ from ddpdoctor.network_check.messages import (
     Rehearsed,
     encode,
 )
-from ddpdoctor.network_check.node_session import NodeSession
 from ddpdoctor.smoke_training.multinode.coordinator import TrainingCoordinator, believable, runs_of
 from ddpdoctor.smoke_training.multinode.remote_training import NodeOptions, shorten_run
 from ddpdoctor.smoke_training.multinode.task import SmokeTask, own_part

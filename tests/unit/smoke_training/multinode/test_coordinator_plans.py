@@ -18,13 +18,13 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.network_check.messages import (
+from ddpdoctor.network_check.node_session import ImpossibleError, NodeSession
+from ddpdoctor.network_check.protocol.messages import (
     MOST_RANKS_HERE,
     Answer,
     Rehearse,
     Rehearsed,
 )
-from ddpdoctor.network_check.node_session import ImpossibleError, NodeSession
 from ddpdoctor.smoke_training.analysis.verdict import Found, own_findings
 from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions, TrainingCoordinator
 from ddpdoctor.smoke_training.multinode.remote_training import NodeOptions

@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.netcheck_command import for_netcheck, netcheck_command
 from ddpdoctor.network_check.job import Flags, JobError, NetcheckJob
-from ddpdoctor.network_check.tokens import token_of
+from ddpdoctor.network_check.protocol.tokens import token_of
 from ddpdoctor.smoke_training.multinode.joint_job import find_joint_job, launch_command, silent_rank
 from tests.support.recorded_launches import (
     INDEXED_JOB,

@@ -1,0 +1,1 @@
+"""What is tried, one module a step: meeting the hub, dialling the peers, measuring links, torch's store and collectives."""

@@ -1,0 +1,170 @@
+"""Dials the peers: who answers at their addresses, and whether a large message arrives there."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import struct
+import termios
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.deadlines import within
+from ddpdoctor.facts.fleet import Cell
+from ddpdoctor.network_check.phases.peer_listeners import ARRIVED, LARGE
+from ddpdoctor.network_check.protocol.bounded_lines import plain
+from ddpdoctor.network_check.protocol.messages import MOST_PORTS, WORDS, Dial, Dialled, Met, Peer, Place
+from ddpdoctor.network_check.protocol.order_limits import OrderRefused
+from ddpdoctor.network_check.protocol.peer_handshake import REACH, CutOffError, StrangerError, Visit, visit
+from ddpdoctor.network_check.protocol.tcp_connections import system_words
+
+NEXT_TO_NOTHING: Final = 2048
+"""Bytes of the large message: where no more than these are acknowledged, it makes no progress."""
+
+SECOND_TRY: Final = 2
+"""Connections of the second try: their first packets are sent again at once and after 1 s, so that a link which loses
+every third packet isn't taken for a filter."""
+
+NO_WAY = (
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EADDRNOTAVAIL,
+    errno.EAFNOSUPPORT,
+    errno.EINVAL,
+)
+"""What the system says where there is no route, an ICMP message forbade it, or it hasn't got such addresses at all."""
+
+
+class JoinOutcome(msgspec.Struct, frozen=True):
+    """What one port came to, and the system's words where it failed."""
+
+    cell: Cell
+    words: str = ""
+
+
+async def dial(
+    order: Dial,
+    run: str,
+    node: int,
+    refused: Mapping[tuple[int, str], OrderRefused] = {},
+) -> Dialled:
+    """Dials every place of all peers but ourselves, those apart that are refused (by node and kind). `order.at_once` places at a time, each on all its ports, the first one
+    with a large message.
+
+    Every node begins with the one after itself, so that they don't all come to the first one at once.
+    """
+    room = asyncio.Semaphore(order.at_once)
+    others = sorted((one for one in order.peers if one.node != node), key=lambda one: one.node)
+    others = [one for one in others if one.node > node] + [one for one in others if one.node < node]
+
+    attempt = _try_twice if order.again else _try
+    own: dict[str, None] = {}
+
+    async def one_place(peer: Peer, place: Place) -> Met:
+        if not_dialled := refused.get((peer.node, place.kind)):
+            outcomes = [JoinOutcome(not_dialled.cell, not_dialled.why)] * len(place.ports)
+        else:
+            async with room:
+                outcomes = await asyncio.gather(
+                    *(
+                        attempt(place.address, port, peer.node, run, node, order.seconds, large=not nth)
+                        for nth, port in enumerate(place.ports)
+                    )
+                )
+        if (
+            place.kind == "route"
+        ):  # Of an address that NCCL or gloo would take, it says nothing of the way to the others.
+            own.update((plain(outcome.words, WORDS), None) for outcome in outcomes if outcome.cell is Cell.NOT_TRIED)
+        words = plain(next((outcome.words for outcome in outcomes if outcome.words), ""), WORDS)
+        return Met(peer.node, place.kind, "".join(outcome.cell.value for outcome in outcomes), words)
+
+    met = await asyncio.gather(*(one_place(peer, place) for peer in others for place in peer.places))
+    return Dialled(met=tuple(met), errors=tuple(own)[:MOST_PORTS])
+
+
+async def _try_twice(
+    address: str, port: int, wanted: int, run: str, node: int, seconds: float, *, large: bool
+) -> JoinOutcome:
+    first = await _try(address, port, wanted, run, node, seconds, large=large)
+    if first.cell not in (Cell.SILENT, Cell.STALLED):
+        return first
+    tries = [
+        asyncio.ensure_future(_try(address, port, wanted, run, node, seconds, large=large)) for _ in range(SECOND_TRY)
+    ]
+    try:
+        for one in asyncio.as_completed(tries):
+            found = await one
+            if found.cell is Cell.OK:
+                break
+        return found
+    finally:
+        for one in tries:
+            one.cancel()
+        await asyncio.gather(*tries, return_exceptions=True)
+
+
+async def _try(
+    address: str, port: int, wanted: int, run: str, node: int, seconds: float, *, large: bool
+) -> JoinOutcome:
+    try:
+        found = await visit(address, port, run, node, REACH, seconds)
+    except StrangerError as error:
+        return JoinOutcome(Cell.OTHER, str(error))
+    except CutOffError as error:
+        return JoinOutcome(Cell.RESET, str(error))
+    except TimeoutError as error:
+        return JoinOutcome(Cell.SILENT, str(error))
+    except OSError as error:
+        return JoinOutcome(_cell_of(error), system_words(error))
+    except ValueError:
+        # Of an address that is none; the peer that offers it mustn't keep this node from the others.
+        return JoinOutcome(Cell.NOT_TRIED, "no address")
+    try:
+        if found.node != wanted:
+            return JoinOutcome(
+                Cell.OTHER, f"node {found.node} answered" if found.node != node else "it is this node itself"
+            )
+        return await _send_large(found, seconds) if large else JoinOutcome(Cell.OK)
+    finally:
+        found.writer.transport.abort()
+
+
+def _cell_of(error: OSError) -> Cell:
+    if error.errno == errno.ECONNREFUSED:
+        return Cell.REFUSED
+    if error.errno == errno.ECONNRESET:
+        return Cell.RESET
+    # The rest is trouble of our own, such as too many open files, and says nothing of the peer.
+    return Cell.PROHIBITED if error.errno in NO_WAY else Cell.NOT_TRIED
+
+
+async def _send_large(found: Visit, seconds: float) -> JoinOutcome:
+    """Sends the large message. A slow link isn't stalled: as long as it takes bytes, it has a second period."""
+    found.writer.write(bytes(LARGE))
+    left = LARGE
+    for _ in range(2):
+        try:
+            answer = await within(seconds, found.reader.readexactly(len(ARRIVED)))
+        except TimeoutError:
+            before, left = left, _unacknowledged(found.writer)
+            if before - left <= NEXT_TO_NOTHING:
+                return JoinOutcome(Cell.STALLED, f"{LARGE - left} of {LARGE} bytes acknowledged in {seconds:.0f} s")
+        except (EOFError, OSError) as error:
+            return JoinOutcome(
+                Cell.RESET, "cut off while it was sending" if isinstance(error, EOFError) else str(error)
+            )
+        else:
+            return JoinOutcome(Cell.OK) if answer == ARRIVED else JoinOutcome(Cell.OTHER, "it answered something else")
+    return JoinOutcome(Cell.OK)  # So slow that it still goes on; how slow the link is is measured later.
+
+
+def _unacknowledged(writer: asyncio.StreamWriter) -> int:
+    """Bytes that were written and that the other side hasn't acknowledged."""
+    answer = fcntl.ioctl(writer.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    in_kernel: int = struct.unpack("i", answer)[0]
+    return in_kernel + writer.transport.get_write_buffer_size()

@@ -1,0 +1,368 @@
+"""Measures the link between two nodes over one TCP connection: round trip, rate each way, segments sent again.
+
+The side that dialled leads: it sends frames, the other one answers. Both work on the bare socket in a thread, since
+asyncio's streams would measure themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Final, TypeVar, cast
+
+import msgspec
+
+from ddpdoctor.base.deadlines import within
+from ddpdoctor.facts.fleet import Link
+from ddpdoctor.network_check.protocol.messages import Measure, Measured, Peer, Place
+from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, Visit, VisitError, visit
+from ddpdoctor.network_check.protocol.tcp_connections import system_words
+
+T = TypeVar("T")
+
+PINGS: Final = 20
+FEWEST_PINGS: Final = 5
+PING_SHARE, BULK_SHARE = 0.2, 0.4
+"""Of a measurement's seconds: for the ping-pongs, and for the transfer each way."""
+ROUND_TRIPS: Final = 6
+"""A transfer takes at least so many: over a long way TCP needs them to get going."""
+BATCHES: Final = 3
+"""A transfer is so many equal batches or more, after growing ones; the best one counts, so that a CPU which is busy for a
+moment doesn't."""
+
+BLOCK: Final = 1024 * 1024
+FIRST_BATCH: Final = 16 * 1024
+"""About what TCP sends before the first acknowledgement."""
+MOST_GROWTH: Final = 8
+LARGEST_BATCH: Final = 1024**3
+SERVED_SECONDS: Final = 15.0
+"""A visitor that takes longer is no peer: no order leaves that much time."""
+
+READY: Final = b"r"
+FRAME: Final = struct.Struct("!cQ")
+"""A command, and for a transfer a number of bytes."""
+PING, TAKE, GIVE, COUNT = b"p", b"t", b"g", b"c"
+COUNTS: Final = struct.Struct("!II")
+
+RETRANS, BYTES_ACKED, DATA_SEGS_OUT, DSACK_DUPS = 100, 120, 156, 216
+"""Where tcpi_total_retrans, tcpi_bytes_acked, tcpi_data_segs_out and tcpi_dsack_dups stand in the kernel's struct tcp_info
+(linux/tcp.h). The last one since Linux 5.0; it counts what was sent again for nothing, as after reordering."""
+TCP_INFO_SIZE: Final = 220
+CHANCE: Final = 3
+"""Fewer segments sent again say nothing: a loss probe that came too soon is one."""
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """What one end has sent on this connection: TCP segments with data, and how many of them had to be sent again."""
+
+    resent: int = 0
+    sent: int = 0
+
+    @property
+    def share(self) -> float:
+        return min(self.resent / self.sent, 1.0) if self.sent and self.resent >= CHANCE else 0.0
+
+
+class Wire:
+    """A connected socket on which everything is over by a deadline (time.monotonic())."""
+
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        self._socket = connected
+        self._deadline = deadline
+        self._buffer = memoryview(bytearray(BLOCK))
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Hands all of it to the kernel. Raises as receive() does."""
+        self._socket.settimeout(self._left())
+        self._socket.sendall(data)
+
+    def receive(self, size: int) -> bytes:
+        """Exactly so many bytes.
+
+        Raises:
+            OSError: cut off, or the deadline passed (TimeoutError).
+        """
+        parts = b""
+        while len(parts) < size:
+            self._socket.settimeout(self._left())
+            part = self._socket.recv(size - len(parts))
+            if not part:
+                raise ConnectionResetError("the other side hung up")
+            parts += part
+        return parts
+
+    def send_bulk(self, size: int) -> None:
+        """So many bytes that can't be compressed on the way."""
+        block = _noise()
+        for start in range(0, size, BLOCK):
+            self.send(block[: min(BLOCK, size - start)])
+
+    def receive_bulk(self, size: int, came: Callable[[int], None] = lambda _: None) -> None:
+        """Takes so many bytes, and tells of each part as it comes."""
+        while size:
+            self._socket.settimeout(self._left())
+            part = self._socket.recv_into(self._buffer, min(size, BLOCK))
+            if not part:
+                raise ConnectionResetError("the other side hung up")
+            size -= part
+            came(part)
+
+    def counts(self) -> Counts:
+        """Nothing where the kernel doesn't say."""
+        info = self._info()
+        if len(info) < TCP_INFO_SIZE:
+            return Counts()
+        again, sent, twice = (struct.unpack_from("=I", info, at)[0] for at in (RETRANS, DATA_SEGS_OUT, DSACK_DUPS))
+        return Counts(resent=max(again - twice, 0), sent=sent)
+
+    def acknowledged(self) -> int:
+        """Bytes that have arrived at the other side's kernel. 0 where ours doesn't say."""
+        info = self._info()
+        return int(struct.unpack_from("=Q", info, BYTES_ACKED)[0]) if len(info) >= TCP_INFO_SIZE else 0
+
+    def _info(self) -> bytes:
+        try:
+            return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        except OSError:
+            return b""
+
+    def _left(self) -> float:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the time is up")
+        return left
+
+
+@cache
+def _noise() -> memoryview:
+    return memoryview(os.urandom(BLOCK))
+
+
+# --- the side that dialled ----------------------------------------------------------------------------------------------
+
+
+def longest(seconds: float) -> float:
+    """Seconds that a measurement may take over a bad link, given those that it takes over a good one."""
+    return 4 * seconds + 1
+
+
+async def measure(order: Measure, run: str, node: int) -> Measured:
+    """Measures the link from this node to the peer. Whatever goes wrong is in the link's `error`."""
+    if order.peer is None:
+        return Measured(link=None)
+    deadline = time.monotonic() + longest(order.seconds)
+    try:
+        guest = await _go(order.peer, run, node, deadline)
+    except (OSError, VisitError, asyncio.IncompleteReadError) as error:
+        return Measured(link=_link(node, order.peer.node, Figures(error=_words(error))))
+    try:
+        seconds = order.seconds
+        figures = await _in_thread(guest.writer, deadline, lambda wire: _lead(wire, seconds))
+    finally:
+        guest.writer.transport.abort()
+    return Measured(link=_link(node, order.peer.node, figures))
+
+
+async def _go(peer: Peer, run: str, node: int, deadline: float) -> Visit:
+    """Dials the peer where the job's data will go: at NCCL's address, else by the route."""
+    place = _data_place(peer)
+    if place is None:
+        raise VisitError("it listens nowhere that all others reach")
+    guest = await visit(place.address, place.ports[0], run, node, MEASURE, deadline - time.monotonic())
+    try:
+        # Until it says so, the other side would take our first frame for a line of the visit.
+        await within(deadline - time.monotonic(), guest.reader.readexactly(len(READY)))
+    except BaseException:
+        guest.writer.transport.abort()
+        raise
+    return guest
+
+
+def _data_place(peer: Peer) -> Place | None:
+    places = [place for place in peer.places if place.ports and place.kind in ("nccl", "route")]
+    return min(places, key=lambda place: place.kind, default=None)
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What was measured, as the side that dialled sees it: seconds, Mbit/s there and back, a share."""
+
+    round_trip: float = 0.0
+    there: float = -1.0
+    back: float = -1.0
+    resent: float = 0.0
+    error: str = ""
+
+
+def _link(node: int, peer: int, figures: Figures) -> Link:
+    forth, back = (figures.there, figures.back) if node < peer else (figures.back, figures.there)
+    return Link(
+        a=min(node, peer),
+        b=max(node, peer),
+        round_trip=figures.round_trip,
+        forth=forth,
+        back=back,
+        resent=figures.resent,
+        error=figures.error,
+    )
+
+
+def _lead(wire: Wire, seconds: float) -> Figures:
+    """Measures what the time allows: over a bad link fewer ping-pongs, and rates of less than was to be sent."""
+    trips: list[float] = []
+    rates = {TAKE: -1.0, GIVE: -1.0}
+    others = Counts()
+    error = ""
+    try:
+        _ping_pong(wire, seconds, trips)
+        for command in rates:
+            _transfer(wire, command, seconds * BULK_SHARE, min(trips), rates)
+        wire.send(FRAME.pack(COUNT, 0))
+        others = Counts(*COUNTS.unpack(wire.receive(COUNTS.size)))
+    except OSError as stopped:
+        error = "" if trips else _words(stopped)
+    return Figures(
+        round_trip=min(trips, default=0.0),
+        there=rates[TAKE],
+        back=rates[GIVE],
+        resent=max(wire.counts().share, others.share),
+        error=error,
+    )
+
+
+def _ping_pong(wire: Wire, seconds: float, trips: list[float]) -> None:
+    """Adds a round trip for each ping-pong; fewer of them where they are slow."""
+    frame = FRAME.pack(PING, 0)
+    began = now = time.perf_counter()
+    while len(trips) < PINGS:
+        share = PING_SHARE if len(trips) >= FEWEST_PINGS else 1.0
+        if trips and now - began > seconds * share:
+            return
+        wire.send(frame)
+        wire.receive(FRAME.size)
+        earlier, now = now, time.perf_counter()
+        trips.append(now - earlier)
+
+
+def _transfer(wire: Wire, command: bytes, seconds: float, trip: float, rates: dict[bytes, float]) -> None:
+    """Notes the rate of one direction, in Mbit/s; where the time is up before, that of what has arrived until then."""
+    arrived = 0
+
+    def came(size: int) -> None:
+        nonlocal arrived
+        arrived += size
+
+    def batch(size: int) -> None:
+        wire.send(FRAME.pack(command, size))
+        if command == TAKE:
+            wire.send_bulk(size)
+            wire.receive(len(READY))
+        else:
+            wire.receive_bulk(size, came)
+
+    acknowledged, began = wire.acknowledged(), time.perf_counter()
+    try:
+        rates[command] = _rate(batch, max(seconds, ROUND_TRIPS * trip), trip)
+    except OSError:
+        arrived = arrived if command == GIVE else wire.acknowledged() - acknowledged
+        # Nothing is no figure: with tcp_mtu_probing the side that was dialled needs seconds to find a size that passes.
+        if arrived > 0:
+            rates[command] = _megabits(arrived, time.perf_counter() - began)
+        raise
+
+
+def _rate(batch: Callable[[int], None], seconds: float, trip: float) -> float:
+    """The rate of batches that fill the seconds, in Mbit/s. `trip`: what each takes besides, for asking and answering."""
+    began = time.perf_counter()
+    enough = seconds / (BATCHES + 1)
+    size, best, tried = FIRST_BATCH, math.inf, 0
+
+    def goes_on() -> bool:
+        spent = time.perf_counter() - began
+        return tried == 0 or spent + best < seconds or (tried < BATCHES and spent < BATCHES * seconds)
+
+    while goes_on():
+        best, tried = min(best, _timed(batch, size)), tried + 1
+        if best < enough / 2 and size < LARGEST_BATCH and time.perf_counter() - began < seconds:
+            size = min(int(size * min(MOST_GROWTH, enough / best)), LARGEST_BATCH)
+            best, tried = math.inf, 0
+    return _megabits(size, max(best - trip, best / 2))
+
+
+def _timed(batch: Callable[[int], None], size: int) -> float:
+    began = time.perf_counter()
+    batch(size)
+    return time.perf_counter() - began
+
+
+def _megabits(size: int, seconds: float) -> float:
+    return size * 8 / seconds / 1e6
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, asyncio.IncompleteReadError):
+        return "the other side hung up"
+    if isinstance(error, OSError) and error.errno:
+        return system_words(error)
+    return str(error) or type(error).__name__
+
+
+# --- the side that listens ----------------------------------------------------------------------------------------------
+
+
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Lets a visitor measure the link to us, until it hangs up. The caller closes the writer."""
+    del reader  # The visitor says nothing until we are ready.
+    with suppress(OSError):
+        await _in_thread(writer, time.monotonic() + SERVED_SECONDS, _follow)
+
+
+def _follow(wire: Wire) -> None:
+    """Does as each frame says. Returns at the first that makes no sense.
+
+    Raises:
+        OSError: the other side hung up, or the time is up.
+    """
+    wire.send(READY)
+    while True:
+        frame = wire.receive(FRAME.size)
+        command, size = FRAME.unpack(frame)
+        if command == PING:
+            wire.send(frame)
+        elif command == TAKE and size <= LARGEST_BATCH:
+            wire.receive_bulk(size)
+            wire.send(READY)
+        elif command == GIVE and size <= LARGEST_BATCH:
+            wire.send_bulk(size)
+        elif command == COUNT:
+            counts = wire.counts()
+            wire.send(COUNTS.pack(counts.resent, counts.sent))
+        else:
+            return
+
+
+async def _in_thread(writer: asyncio.StreamWriter, deadline: float, work: Callable[[Wire], T]) -> T:
+    """Does the work on the connection's socket, which asyncio keeps its hands off meanwhile. Ends soon when cancelled."""
+    cast(asyncio.Transport, writer.transport).pause_reading()
+    connected: socket.socket = writer.get_extra_info("socket").dup()
+
+    def worked() -> T:
+        with connected:
+            return work(Wire(connected, deadline))
+
+    try:
+        return await asyncio.to_thread(worked)
+    except asyncio.CancelledError:
+        # Wakes the thread, which closes the socket.
+        with suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
+        raise

@@ -1,0 +1,259 @@
+"""Where a node listens for its peers while they find out who reaches whom."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ddpdoctor.base.deadlines import within
+from ddpdoctor.network_check.protocol.messages import Opened, Place
+from ddpdoctor.network_check.protocol.order_limits import MEASURING_SECONDS
+from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, REACH, VisitError, receive, resolved
+
+LARGE: Final = 64 * 1024
+"""Bytes of the large message: more than one packet of any MTU."""
+
+ARRIVED: Final = b"arrived\n"
+"""What the listener answers to a large message that it has whole."""
+
+AT_ONCE: Final = 256
+"""Visitors who have yet to show that they are of this run; the others wait in the kernel's queue."""
+
+OF_ONE: Final = 64
+"""Of these, from one address, more than any node sends at a time. The rest are turned away, so that nobody fills the room."""
+
+STRANGERS: Final = 512
+"""From one address, who showed nothing, in all: several times what a node may dial in vain. After those nobody from there is
+listened to."""
+
+ADDRESSES: Final = 1024
+"""Of strangers, that are remembered."""
+
+PATIENCE: Final = 1.0
+"""Seconds after which the one who has been silent for longest has to go, where there is no room for others."""
+
+MOST_VISITS: Final = 4
+"""Of those who measure a link, at a time: no two nodes are to, but one whom we don't hear of any more may still be here."""
+
+QUEUE: Final = 1024
+SECONDS: Final = 30.0
+"""How long a visitor may take over the large message: longer than any dialler waits."""
+
+TRIES: Final = 50
+RESERVED = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+TROUBLES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Of this host itself, for which nobody's filter is to blame."""
+
+
+class _Unknown(NamedTuple):
+    """A visitor that has yet to show that it is of this run: from which address, and since when (the loop's time)."""
+
+    source: str
+    since: float
+
+
+class Listeners:
+    """This node's listeners. `serve_measure` talks to the visitors who measure a link.
+
+    measuring: whether such visits are expected; not before this node has dialled the others.
+    """
+
+    def __init__(self, serve_measure: Serve) -> None:
+        self.measuring = False
+        self._serve_measure = serve_measure
+        self._unknown: dict[asyncio.Task[None], _Unknown] = {}
+        self._strangers: dict[str, int] = {}
+        """How many came from each address, the latest address last."""
+        self._errors: dict[str, None] = {}
+        self._visits = 0
+        self._measured = 0.0
+        """Visits of those who measure a link: how many there are, and the seconds of all."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sockets: list[socket.socket] = []
+        self._run = ""
+        self._node = -1
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """Why visitors could not be let in, in the system's words."""
+        return tuple(self._errors)
+
+    async def open(
+        self, places: Mapping[str, str], run: str, node: int, port_range: tuple[int, int], number: int
+    ) -> Opened:
+        """Listens at each address (kind to address): for "route" on `number` ports, spread over the ephemeral range, so that
+        a filter which blocks a part of it shows; else on one that the kernel chooses, as NCCL and gloo do.
+        """
+        self._run, self._node = run, node
+        opened: list[Place] = []
+        errors: list[str] = []
+        for kind, address in places.items():
+            ports = []
+            for wanted in _parts(port_range, number) if kind == "route" else (None,):
+                try:
+                    ports.append(self._listen(address, wanted))
+                except OSError as error:
+                    # NCCL and gloo would fail there as well; that is no trouble of the way to the others.
+                    if kind == "route":
+                        errors.append(f"{address}: {error.strerror or error}")
+            if ports:
+                opened.append(Place(kind, address, tuple(ports)))
+        return Opened(places=tuple(opened), errors=tuple(dict.fromkeys(errors)))
+
+    async def close(self) -> None:
+        """Ends the listeners, and the visits that still go on."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for one in self._sockets:
+            one.close()
+        self._sockets.clear()
+
+    def _listen(self, address: str, wanted: tuple[int, int] | None) -> int:
+        """Listens on a port in that range, or one that the kernel chooses.
+
+        Raises:
+            OSError: it can't.
+        """
+        family, _ = resolved(address, 0)
+        own = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            _bind(own, address, wanted)
+            own.listen(QUEUE)
+            own.setblocking(False)
+        except BaseException:
+            own.close()
+            raise
+        self._sockets.append(own)
+        self._start(self._accept(own))
+        return int(own.getsockname()[1])
+
+    def _start(self, what: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _accept(self, own: socket.socket) -> None:
+        while True:
+            await self._room()
+            try:
+                connection, name = await asyncio.get_running_loop().sock_accept(own)
+            except OSError as error:
+                if error.errno in TROUBLES:
+                    self._errors[os.strerror(error.errno)] = None
+                await asyncio.sleep(0.05)  # Else it was a visitor that was gone already.
+                continue
+            source = str(name[0])
+            if self._tires(source):
+                connection.close()
+            else:
+                task = self._start(self._attend(connection))
+                self._unknown[task] = _Unknown(source, asyncio.get_running_loop().time())
+                task.add_done_callback(self._gone)
+            # Where others wait already, accepting gives way to nobody: a flood would keep the loop here.
+            await asyncio.sleep(0)
+
+    def _tires(self, source: str) -> bool:
+        """Whether so many from there have shown nothing, or have yet to, that one more isn't listened to."""
+        waiting = sum(one.source == source for one in self._unknown.values())
+        return waiting >= OF_ONE or self._strangers.get(source, 0) >= STRANGERS
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        """A visitor went who never showed that it is of this run, or one who did."""
+        if stranger := self._unknown.pop(task, None):
+            self._note(stranger.source)
+
+    def _note(self, source: str) -> None:
+        self._strangers[source] = self._strangers.pop(source, 0) + 1
+        if len(self._strangers) > ADDRESSES:
+            del self._strangers[next(iter(self._strangers))]
+
+    async def _room(self) -> None:
+        """Waits until there is room for one more whom we don't know."""
+        while len(self._unknown) >= AT_ONCE:
+            task, oldest = next(iter(self._unknown.items()))
+            if asyncio.get_running_loop().time() - oldest.since >= PATIENCE:
+                self._gone(task)
+                task.cancel()
+            else:
+                await asyncio.sleep(0.05)
+
+    async def _attend(self, connection: socket.socket) -> None:
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection)
+            try:
+                await self._serve(reader, writer)
+            finally:
+                writer.transport.abort()
+        except (OSError, EOFError, VisitError):
+            pass  # Whoever it was, it is gone, or has no business here.
+        finally:
+            connection.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _, purpose = await receive(reader, writer, self._run, self._node)
+        if task := asyncio.current_task():
+            self._unknown.pop(task, None)
+        if purpose == MEASURE and self.measuring and self._measured < MEASURING_SECONDS:
+            await self._serve_measured(reader, writer)
+        elif purpose == REACH:
+            await within(SECONDS, reader.readexactly(LARGE))
+            writer.write(ARRIVED)
+            await writer.drain()
+            # It hangs up; what it says instead is kept nowhere.
+            await within(SECONDS, reader.read(1))
+
+    async def _serve_measured(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._visits >= MOST_VISITS:
+            return
+        self._visits += 1
+        began = time.monotonic()
+        try:
+            await self._serve_measure(reader, writer)
+        finally:
+            self._visits -= 1
+            self._measured += time.monotonic() - began
+
+
+def _parts(port_range: tuple[int, int], number: int) -> Iterator[tuple[int, int]]:
+    low, high = port_range
+    size = max(high - low + 1, number)
+    for part in range(number):
+        yield low + size * part // number, low + size * (part + 1) // number - 1
+
+
+def _bind(own: socket.socket, address: str, wanted: tuple[int, int] | None) -> None:
+    if wanted is None:
+        own.bind(resolved(address, 0)[1])
+        return
+    reserved = _reserved_ports()
+    free = [port for port in range(wanted[0], wanted[1] + 1) if not any(a <= port <= b for a, b in reserved)]
+    candidates = random.sample(free, min(TRIES, len(free)))
+    for port in candidates[:-1]:
+        try:
+            own.bind(resolved(address, port)[1])
+        except OSError:
+            continue
+        return
+    own.bind(resolved(address, candidates[-1] if candidates else wanted[0])[1])
+
+
+def _reserved_ports() -> list[tuple[int, int]]:
+    """The ranges that the administrator keeps for servers of their own."""
+    try:
+        parts = [one.partition("-") for one in RESERVED.read_text().strip().split(",") if one]
+        return [(int(first), int(last or first)) for first, _, last in parts]
+    except (OSError, ValueError):
+        return []

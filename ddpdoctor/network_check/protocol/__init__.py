@@ -1,0 +1,1 @@
+"""What the nodes say to each other, and whom they believe: messages, the hub on node 0, its agents, tokens and limits."""

@@ -1,0 +1,324 @@
+"""A node's side of the conversation with the hub: proves who it is, hands over its facts, carries out orders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.version import __version__
+from ddpdoctor.engine.sanitize_facts import is_version
+from ddpdoctor.network_check.protocol.bounded_lines import LineError, LineReader, plain
+from ddpdoctor.network_check.protocol.handshake_server import ConnectionLimits
+from ddpdoctor.network_check.protocol.messages import (
+    ENOUGH,
+    MOST,
+    PROTOCOL,
+    Answer,
+    Cannot,
+    Enough,
+    Greeting,
+    Hello,
+    Leaving,
+    Manifest,
+    Message,
+    Order,
+    Part,
+    Ping,
+    Pong,
+    Stopped,
+    TurnedAway,
+    Waiting,
+    Welcome,
+    encode,
+)
+from ddpdoctor.network_check.protocol.peer_connection import UNDECODABLE
+from ddpdoctor.network_check.protocol.rejected_connections import likeness
+from ddpdoctor.network_check.protocol.tokens import matches, proof
+
+if TYPE_CHECKING:
+    from ddpdoctor.network_check.job import NetcheckJob
+    from ddpdoctor.network_check.phases.hub_search import Connection
+
+T = TypeVar("T")
+
+MOST_SHOWN: Final = 300
+"""Characters of what node 0 says."""
+
+MOST_UNREAD: Final = 2 * MOST
+"""Bytes that wait until node 0 reads them: an answer and some signs of life."""
+
+MOST_ORDERS: Final = 8
+"""That wait while one is carried out."""
+
+_AT_THE_DOOR: Final[msgspec.json.Decoder[Welcome | TurnedAway | Stopped]] = msgspec.json.Decoder(
+    Welcome | TurnedAway | Stopped
+)
+_INSIDE: Final[msgspec.json.Decoder[Ping | Waiting | Stopped | Part | Order | Enough]] = msgspec.json.Decoder(
+    Ping | Waiting | Stopped | Part | Order | Enough
+)
+
+
+class AgentError(Exception):
+    """There will be no verdict from node 0; the text says why."""
+
+
+class TurnedAwayError(AgentError):
+    """The hub doesn't let this node in. `code` as in `TurnedAway`; the text says why and what to do, and `shown` the same and
+    whose words they are."""
+
+    def __init__(self, code: str, text: str, *, by_node_0: bool = False) -> None:
+        super().__init__(text)
+        self.code = code
+        self.shown = _of_node_0(text) if by_node_0 else text
+
+
+class HubGone(AgentError):
+    """The hub went away without a word, or talks nonsense; the text says how."""
+
+
+class HubStopped(AgentError):
+    """The hub says that there will be no verdict, and why."""
+
+
+class LeftBehindError(AgentError):
+    """There is a verdict, or a finding in its place, but none on this node; the text says why."""
+
+
+async def attend(
+    connection: Connection,
+    job: NetcheckJob,
+    token: str,
+    manifest: Callable[[Welcome], Awaitable[bytes]],
+    carry_out: Callable[[Order], Awaitable[Answer]],
+    heard: Callable[[Waiting], None],
+    own: str = "",
+    limits: ConnectionLimits | None = None,
+    command: str = "netcheck",
+) -> Part:
+    """Goes through the whole test on a connection that the hub has greeted us on; closes it in the end.
+
+    manifest, told as which node we were let in, gives this host's Snapshot as JSON, deflated by zlib; it may take its
+    time. carry_out does one order at a time; what it raises becomes the order's answer; cancelled with ENOUGH, it may still
+    give one. own: `Hub.own`, where the hub is ours. command: what this node was started for. When attend is cancelled, the hub is told; the cancellation's message,
+    "its user: Ctrl-C" where it has none, says by whom or what.
+
+    Raises:
+        TurnedAwayError: the hub doesn't let us in, or doesn't know our token, or speaks another protocol.
+        HubGone: it went away, or it isn't ours.
+        LeftBehindError: it fell silent, or says that it goes on without us.
+        HubStopped: it says that there will be no verdict.
+    """
+    agent = _Agent(connection, token, carry_out, heard, limits or ConnectionLimits(), command)
+    try:
+        welcome = await agent.enter(job, own or secrets.token_hex(16))
+        check_seat(welcome, job, own_hub=bool(own))
+        return await agent.serve(manifest(welcome), welcome.wait)
+    except asyncio.CancelledError as error:
+        await agent.farewell(f"stopped by {error.args[0] if error.args else 'its user: Ctrl-C'}")
+        raise
+    except (HubGone, LeftBehindError) as error:
+        # Perhaps it only sleeps.
+        await agent.farewell(str(error))
+        raise
+    except AgentError:
+        raise
+    except Exception as error:
+        await agent.farewell(f"it failed: {type(error).__name__}: {error}")
+        raise
+    finally:
+        connection.writer.close()
+
+
+class _Agent:
+    def __init__(
+        self,
+        connection: Connection,
+        token: str,
+        carry_out: Callable[[Order], Awaitable[Answer]],
+        heard: Callable[[Waiting], None],
+        limits: ConnectionLimits,
+        command: str,
+    ) -> None:
+        self._command = command
+        self._greeting: Greeting = connection.greeting
+        self._writer = connection.writer
+        self._lines = LineReader(connection.reader)
+        self._token = token
+        self._carry_out = carry_out
+        self._heard = heard
+        self._limits = limits
+        self._orders: asyncio.Queue[Order] = asyncio.Queue(MOST_ORDERS)
+        self._carrying: asyncio.Task[Answer] | None = None
+
+    async def enter(self, job: NetcheckJob, nonce: str) -> Welcome:
+        greeting = self._greeting
+        hello = Hello(
+            ddpdoctor=__version__,
+            protocol=PROTOCOL,
+            nonce=nonce,
+            proof=proof(self._token, "agent", nonce, greeting.nonce),
+            host=socket.gethostname(),
+            node_rank=job.node_rank,
+            nnodes=job.nnodes,
+            command=self._command,
+        )
+        self._say(hello)
+        if not is_version(greeting.ddpdoctor):
+            raise HubGone(f"what listens on the master's port calls itself ddpdoctor {greeting.ddpdoctor[:20]!a}")
+        if greeting.protocol != PROTOCOL:
+            # The hub has our Hello, and can tell its user, too.
+            raise TurnedAwayError("version", _other_protocol(greeting))
+        answer = _decoded(_AT_THE_DOOR, await self._line())
+        if isinstance(answer, TurnedAway):
+            raise TurnedAwayError(plain(answer.code, 20), plain(answer.text, MOST_SHOWN), by_node_0=True)
+        if isinstance(answer, Stopped):
+            raise _stopped(answer)
+        if not matches(answer.proof, proof(self._token, "hub", greeting.nonce, nonce)):
+            raise TurnedAwayError(
+                "token", "what listens on the master's port doesn't know this job's token: it is not ours"
+            )
+        return answer
+
+    async def serve(self, manifest: Awaitable[bytes], wait: float) -> Part:
+        """wait: seconds for which node 0 waits for the others at most."""
+        longest = min(wait, self._limits.wait) + self._limits.test
+        reading = asyncio.ensure_future(self._read())
+        working = asyncio.ensure_future(self._work(manifest))
+        try:
+            await asyncio.wait({reading, working}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done() and not working.done():
+                raise HubGone(f"node 0 still lives, and has come to no verdict within {longest:.0f} s: stop it there")
+            if not reading.done() and isinstance(working.exception(), OSError):
+                # The connection broke while we wrote; what was read last may say why.
+                await asyncio.wait({reading}, timeout=1.0)
+            if reading.done():
+                return reading.result()
+            working.result()
+            raise AssertionError("it works until it is cancelled")
+        except OSError as error:
+            raise HubGone(f"the connection to node 0 broke: {error.strerror or error}") from error
+        finally:
+            for task in (reading, working):
+                task.cancel()
+            await asyncio.gather(reading, working, return_exceptions=True)
+
+    async def farewell(self, why: str) -> None:
+        with contextlib.suppress(OSError):
+            self._say(Leaving(why=why))
+            await within(1.0, self._writer.drain())
+
+    def _say(self, message: Message) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(encode(message))
+
+    async def _work(self, manifest: Awaitable[bytes]) -> None:
+        self._say(Manifest(snapshot=await manifest))
+        await self._writer.drain()
+        while True:
+            self._carrying = asyncio.create_task(self._answer(await self._orders.get()))
+            line = encode(await self._carrying)
+            if len(line) > MOST:
+                line = encode(Cannot(why=f"the answer has {len(line)} bytes, and {MOST} are allowed"))
+            self._writer.write(line)
+            await self._writer.drain()
+
+    async def _answer(self, order: Order) -> Answer:
+        try:
+            return await self._carry_out(order)
+        except asyncio.CancelledError as error:
+            if error.args != (ENOUGH,):
+                raise
+            return Cannot(why="it was ended, since it had failed on another node")
+        except Exception as error:
+            return Cannot(why=plain(f"{type(error).__name__}: {error}", 400))
+
+    async def _read(self) -> Part:
+        while True:
+            line = await self._line()
+            came = time.time()
+            message = _decoded(_INSIDE, line)
+            if isinstance(message, Ping):
+                self._say(Pong(number=message.number, came=came, went=time.time()))
+                if self._writer.transport.get_write_buffer_size() > MOST_UNREAD:
+                    raise HubGone("node 0 asks and doesn't read the answers")
+            elif isinstance(message, Waiting):
+                self._heard(message)
+            elif isinstance(message, Stopped):
+                raise _stopped(message)
+            elif isinstance(message, Part):
+                return message
+            elif isinstance(message, Enough):
+                if self._carrying is not None:
+                    self._carrying.cancel(ENOUGH)
+            elif self._orders.full():
+                raise HubGone("node 0 sent order after order without waiting for the answers")
+            else:
+                self._orders.put_nowait(message)
+
+    async def _line(self) -> bytes:
+        """The next line of the hub, which sends one every few seconds as long as it lives."""
+        loop = asyncio.get_running_loop()
+        limits, lines = self._limits, self._lines
+        reading = asyncio.ensure_future(lines.next(MOST))
+        try:
+            while True:
+                began = loop.time()
+                left = min(lines.heard + limits.quiet, lines.whole + limits.line) - began
+                # What came while this process was held up is still to be read.
+                await asyncio.wait({reading}, timeout=max(left, 0.05))
+                if reading.done():
+                    return reading.result()
+                if loop.time() - began > max(left, 0.05) + limits.quiet / 3:
+                    lines.excuse()
+                elif left <= 0:
+                    # Where its process had ended, its host would have said so.
+                    raise LeftBehindError(
+                        f"nothing was heard of node 0 for {limits.quiet:g} s: is it still running there?"
+                    )
+        except LineError as error:
+            raise HubGone(f"{error} by node 0: {self._command} was stopped or killed there") from error
+        finally:
+            reading.cancel()
+
+
+def check_seat(welcome: Welcome, job: NetcheckJob, *, own_hub: bool) -> None:
+    """Raises HubGone where no hub of this job would give that rank to this node. own_hub: this is node 0."""
+    nnodes, rank = job.nnodes or welcome.nnodes, welcome.node_rank
+    wanted = 0 if own_hub else job.node_rank if job.node_rank is not None else rank
+    if welcome.nnodes != nnodes or rank != wanted or rank >= nnodes or (rank == 0) != own_hub:
+        raise HubGone(
+            f"what listens on the master's port takes this for node {rank} of {welcome.nnodes}: it is not ours"
+        )
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
+    try:
+        return decoder.decode(line)
+    except UNDECODABLE as error:
+        raise HubGone(f"what listens on the master's port sent {likeness(line)}") from error
+
+
+def _stopped(message: Stopped) -> AgentError:
+    return (LeftBehindError if message.exit_code == 1 else HubStopped)(_of_node_0(message.why))
+
+
+def _of_node_0(text: str) -> str:
+    """What node 0 says, told from what we say ourselves."""
+    return f"node 0 says: {plain(text, MOST_SHOWN)}"
+
+
+def _other_protocol(greeting: Greeting) -> str:
+    theirs = plain(greeting.ddpdoctor, 20)
+    said = f"ddpdoctor {__version__} here speaks protocol {PROTOCOL}, ddpdoctor {theirs} on node 0 speaks {greeting.protocol}"
+    if greeting.protocol > PROTOCOL:
+        return f"{said}: {sys.executable} -m pip install 'ddpdoctor=={theirs}'"
+    return f"{said}: on node 0, pip install 'ddpdoctor=={__version__}'"

@@ -1,0 +1,385 @@
+"""The hub on node 0: lets nodes in, hands out orders, collects answers, and keeps everything else outside.
+
+Whoever shares its event loop must not hold it for seconds, or the agents take the hub for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, Literal
+
+from ddpdoctor.base.deadlines import within
+from ddpdoctor.facts.fleet import MissingNode, RejectedNode
+from ddpdoctor.knowledge.node_words import names_by_rank
+from ddpdoctor.network_check.protocol.bounded_lines import LineError
+from ddpdoctor.network_check.protocol.handshake_server import ConnectionLimits, HandshakeServer, Newcomer
+from ddpdoctor.network_check.protocol.messages import (
+    Answer,
+    Enough,
+    Order,
+    Part,
+    Stopped,
+    TurnedAway,
+    Waiting,
+    Welcome,
+    encode,
+)
+from ddpdoctor.network_check.protocol.peer_connection import GuestError, PeerConnection, SnapshotBudget
+from ddpdoctor.network_check.protocol.tcp_connections import allow_files
+
+FAREWELL_SECONDS: Final = 5.0
+"""How long a guest may take to fetch its part of the verdict, or the next piece of it."""
+LONGEST_FAREWELL: Final = 60.0
+"""The whole part, over a slow link: in an agent's own patience for a line."""
+MISSING_SECONDS: Final = 1.0
+"""At least so long apart the others are told who is waited for; many who come at once are no news each."""
+MOST_MISSING: Final = 4
+"""Of them by name."""
+MOST_REFUSED: Final = 64
+MOST_UNPROVED: Final = 8
+"""Of those, who did not show that they know the token, and may be anybody."""
+OTHER_FILES: Final = 256
+"""Descriptors that this process may need besides one for each node."""
+
+
+class Hub:
+    """Listens at the master's own addresses (numeric) and port. hosts: the launcher's host names by node rank, or ().
+
+    changed: called whenever somebody came, went or was refused. own: what node 0's own agent says in its Hello, so that
+    rank 0 is its. command: what all must have been started for. seat: what each of them is called, "node" or "rank".
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        port: int,
+        nnodes: int,
+        token: str,
+        hosts: Sequence[str] = (),
+        changed: Callable[[], None] = lambda: None,
+        limits: ConnectionLimits | None = None,
+        command: str = "netcheck",
+        seat: str = "node",
+    ) -> None:
+        self.nnodes = nnodes
+        self.guests: dict[int, PeerConnection] = {}
+        self.doubles: list[RejectedNode] = []
+        """Nodes of the job that came and weren't let in, with why, at most MOST_REFUSED."""
+        self.own = secrets.token_hex(16)
+        self._limits = limits or ConnectionLimits()
+        self._hosts = hosts
+        self._command = command
+        self.seat = seat
+        self.changed = changed
+        self._door = HandshakeServer(addresses, port, token, self._limits, self._enter, self._note_refused, self._stir)
+        self._run = secrets.token_hex(16)
+        self._phase = "join"
+        self._waited_for: tuple[str, ...] = ()
+        self._larder = SnapshotBudget()
+        self._gathering = True
+        self._over = False
+        self._waits_until = 0.0
+        self._news = asyncio.Event()
+        self._pulse: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Listens, until `close_door`, `dismiss` or `stop`.
+
+        Raises:
+            OSError: the port is taken, or the address isn't this host's.
+        """
+        allow_files(self.nnodes + OTHER_FILES)
+        await self._door.open()
+        self._pulse = asyncio.create_task(self._keep_alive())
+
+    @property
+    def port(self) -> int:
+        return self._door.port
+
+    @property
+    def run(self) -> str:
+        """What the nodes of this run show each other."""
+        return self._run
+
+    @property
+    def names(self) -> dict[int, str]:
+        """What to call each guest."""
+        return names_by_rank({rank: guest.host for rank, guest in self.guests.items()}, self.seat)
+
+    @property
+    def strangers(self) -> tuple[str, ...]:
+        """Who was refused, a sentence each."""
+        refused = {double.address for double in self.doubles if double.proved}
+        return self._door.strangers.listed(refused | {guest.address for guest in self.guests.values()})
+
+    def absent(self) -> tuple[MissingNode, ...]:
+        """Who didn't come."""
+        gone = [rank for rank in range(self.nnodes) if rank not in self.guests]
+        return tuple(MissingNode(rank=rank, host=self._hosts[rank] if rank < len(self._hosts) else "") for rank in gone)
+
+    async def gather(self, seconds: float) -> None:
+        """Waits until all nodes have joined, or the time is up. Who comes later is turned away.
+
+        Whoever has come may still look at its host: it has its time for that, and is lost when it takes longer.
+        Where all have come, but some could not be let in, nobody is left to wait for: it ends a moment after the last.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = self._waits_until = loop.time() + seconds
+        told = loop.time()
+        while not self._whole():
+            if self._all_came():
+                deadline = min(deadline, loop.time() + self._limits.second_thoughts)
+            left = max([deadline, *(guest.came + self._limits.facts for guest in self._late())]) - loop.time()
+            if left <= 0:
+                break
+            self._news.clear()
+            with suppress(TimeoutError):
+                await within(min(left, MISSING_SECONDS), self._news.wait())
+            if loop.time() - told >= MISSING_SECONDS and self._missing() != self._waited_for:
+                told = loop.time()
+                self.announce(self._phase, self._missing())
+        self._gathering = False
+        for guest in self._late():
+            self._lose(guest, f"its facts had not come after {self._limits.facts:g} s")
+
+    def _late(self) -> list[PeerConnection]:
+        """Who is there and has said nothing of its host yet."""
+        return [guest for guest in self._there() if guest.facts is None]
+
+    def _missing(self) -> tuple[str, ...]:
+        """Who is waited for, as the others are told: the first few."""
+        hosts = self.names
+        late = tuple(f"the facts of {hosts[guest.rank]}" for guest in self._late()[:MOST_MISSING])
+        return (*self._absent(), *late)
+
+    def _absent(self) -> tuple[str, ...]:
+        absent = self.absent()
+        seats = [f"{self.seat} {missing_node.rank}" for missing_node in absent[:MOST_MISSING]]
+        names = [f"{seat} ({one.host})" if one.host else seat for seat, one in zip(seats, absent, strict=False)]
+        more = (f"{len(absent) - MOST_MISSING} more",) if len(absent) > MOST_MISSING else ()
+        return (*names, *more)
+
+    def _whole(self) -> bool:
+        return len(self.guests) == self.nnodes and all(guest.joined for guest in self.guests.values())
+
+    def _all_came(self) -> bool:
+        there = {(guest.host, guest.address) for guest in self.guests.values() if guest.joined}
+        # Anybody may say that he is a node; whoever hasn't proved it ends nobody's waiting.
+        refused = {(double.host, double.address) for double in self.doubles if double.proved} - there
+        return bool(refused) and len(there) + len(refused) >= self.nnodes
+
+    async def close_door(self) -> None:
+        """Listens no more: from here on torch's own store can have the port. The guests stay."""
+        await self._door.close()
+
+    def announce(self, phase: str, waited_for: tuple[str, ...] = ()) -> None:
+        """Tells all nodes where the test is. The phase's name is part of the words about a node that is lost in it."""
+        self._phase, self._waited_for = phase, waited_for
+        line = encode(self._waiting(waited_for))
+        for guest in self._there():
+            guest.send(line)
+
+    def _waiting(self, waited_for: tuple[str, ...]) -> Waiting:
+        absent = self.absent() if waited_for else ()
+        return Waiting(phase=self._phase, waited_for=waited_for, first=absent[0].rank if absent else None)
+
+    async def ask(
+        self, orders: Mapping[int, Order], seconds: float, failed: Callable[[Answer], bool] | None = None
+    ) -> dict[int, Answer]:
+        """Hands each node its order, and gives their answers, by rank. Who hasn't answered when the time is up, or goes
+        before, is lost, and has none.
+
+        failed: where the nodes wait for each other, whether an answer means that the rest would wait in vain. After it,
+        or after the loss of a node, the rest are told to end what they do.
+        """
+        waiting: dict[int, asyncio.Future[Answer | None]] = {}
+        lines: dict[int, bytes] = {}
+        for rank, order in orders.items():
+            guest = self.guests.get(rank)
+            if guest is not None and not guest.lost:
+                # Many get the same order; it is written out once.
+                line = lines.get(id(order)) or lines.setdefault(id(order), encode(order))
+                waiting[rank] = guest.order(order, line)
+        if waiting:
+            await self._answers(waiting, seconds, failed)
+        answers = {}
+        for rank, future in waiting.items():
+            if not future.done():
+                self._lose(self.guests[rank], f"no answer within {seconds:g} s")
+            elif (answer := future.result()) is not None:
+                answers[rank] = answer
+        return answers
+
+    async def _answers(
+        self,
+        waiting: Mapping[int, asyncio.Future[Answer | None]],
+        seconds: float,
+        failed: Callable[[Answer], bool] | None,
+    ) -> None:
+        """Waits until all have answered or are lost, or the time is up."""
+        everything = asyncio.gather(*waiting.values())
+        vain = asyncio.get_running_loop().create_future()
+
+        def settled(future: asyncio.Future[Answer | None]) -> None:
+            if failed is None or vain.done() or future.cancelled():
+                return
+            if (answer := future.result()) is None or failed(answer):
+                vain.set_result(None)
+
+        for future in waiting.values():
+            future.add_done_callback(settled)
+        await asyncio.wait({everything, vain}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if everything.done() or not vain.done():
+            return
+        await asyncio.wait({everything}, timeout=self._limits.second_thoughts)
+        for rank, future in waiting.items():
+            if not future.done():
+                self.guests[rank].send(encode(Enough()))
+        await asyncio.wait({everything}, timeout=self._limits.hello)
+
+    async def dismiss(self, parts: Mapping[int, Part]) -> None:
+        """Hands each node its part of the verdict and ends. A node without a part didn't send its facts in time."""
+        late = Stopped(why="node 0 went on without this node: its facts didn't come in time", exit_code=1)
+        for guest in self._there():
+            guest.last_words(parts.get(guest.rank) or late)
+        await self._end(FAREWELL_SECONDS, LONGEST_FAREWELL)
+
+    async def stop(self, why: str, exit_code: Literal[1, 2] = 2) -> None:
+        """Tells all nodes that there will be no verdict, and why, and ends. exit_code: as in `Stopped`."""
+        for guest in self._there():
+            guest.last_words(Stopped(why=why, exit_code=exit_code))
+        await self._end(1.0, FAREWELL_SECONDS)
+
+    async def _end(self, seconds: float, longest: float) -> None:
+        """Waits until the guests have read what they were sent and hung up. Then nothing of the hub is left."""
+        self._over = True
+        if self._pulse is not None:
+            self._pulse.cancel()
+            await asyncio.gather(self._pulse, return_exceptions=True)
+        await self._door.close()
+        await self._door.empty(seconds, longest)
+
+    def _there(self) -> list[PeerConnection]:
+        return [guest for guest in self.guests.values() if not guest.lost]
+
+    def _stir(self) -> None:
+        self._news.set()
+        self.changed()
+
+    def _lose(self, guest: PeerConnection, why: str) -> None:
+        if not guest.lost and not self._over:
+            guest.lose(f"lost during {self._phase}: {why}")
+            self._stir()
+
+    async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        limits = self._limits
+        while True:
+            began = loop.time()
+            await asyncio.sleep(limits.ping)
+            halted = loop.time() - began > limits.ping + limits.quiet / 3
+            for guest in self._there():
+                if halted or guest.decoding:
+                    guest.lines.excuse()
+                if loop.time() - guest.lines.heard > limits.quiet:
+                    self._lose(guest, f"nothing was heard of it for {limits.quiet:g} s")
+                elif loop.time() - guest.lines.whole > limits.line:
+                    self._lose(guest, f"it sent no whole line for {limits.line:g} s")
+                else:
+                    guest.ping()
+
+    async def _enter(self, newcomer: Newcomer) -> None:
+        """Gives whoever knows the token its place, and listens to it until it goes; or says why not."""
+        rank = self._place(newcomer)
+        if isinstance(rank, RejectedNode):
+            newcomer.writer.write(encode(TurnedAway(code=rank.code, text=rank.text)))
+            self._keep_refused(rank)
+            self._stir()
+            return
+        host, address = newcomer.hello.host, newcomer.address
+        guest = PeerConnection(
+            rank, host, address, newcomer.lines, newcomer.writer, self.nnodes, self._larder, self.guests
+        )
+        self.guests[rank] = guest
+        wait = max(0.0, self._waits_until - asyncio.get_running_loop().time())
+        guest.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=newcomer.proof, wait=wait)))
+        # What the others were told last may name this very node.
+        guest.send(encode(self._waiting(self._absent() if self._gathering else self._waited_for)))
+        guest.ping()
+        self._stir()
+        await self._listen_to(guest)
+
+    async def _listen_to(self, guest: PeerConnection) -> None:
+        try:
+            while not guest.lost:
+                joined = guest.joined
+                line = await guest.lines.next(guest.most)
+                if not guest.lost:
+                    await guest.receive(line)
+                if guest.joined and not joined:
+                    self._stir()
+        except (GuestError, LineError) as error:
+            self._lose(guest, str(error))
+        await guest.end_of_it()
+
+    def _place(self, newcomer: Newcomer) -> int | RejectedNode:
+        """The rank that this node gets, or why it gets none."""
+        hello = newcomer.hello
+        taken = {rank: guest for rank, guest in self.guests.items() if not guest.lost}
+
+        def refuse(code: str, text: str, holder: str = "") -> RejectedNode:
+            rank = -1 if hello.node_rank is None else hello.node_rank
+            return RejectedNode(
+                rank=rank,
+                host=hello.host,
+                address=newcomer.address,
+                holder=holder,
+                code=code,
+                text=text,
+                nnodes=hello.nnodes,
+            )
+
+        if hello.command != self._command:
+            text = f"node 0 runs ddpdoctor {self._command}, and this node another command: run the same on all nodes"
+            return refuse("command", text)
+        if hello.nnodes is not None and hello.nnodes != self.nnodes:
+            text = f"--nnodes is {hello.nnodes} here and {self.nnodes} on node 0: it must be the same on all nodes"
+            return refuse("nnodes", text)
+        if hello.nonce == self.own:
+            return 0
+        if hello.node_rank is not None and not 0 <= hello.node_rank < self.nnodes:
+            text = f"node rank {hello.node_rank} is out of range: {self.nnodes} nodes have ranks 0 to {self.nnodes - 1}"
+            return refuse("rank-out-of-range", text)
+        if not self._gathering:
+            return refuse("closed", "the test began without this node: start it again on all nodes")
+        if hello.node_rank is None:
+            free = [rank for rank in range(1, self.nnodes) if rank not in taken]
+            if not free:
+                return refuse("full", f"all {self.nnodes} nodes are here already; is --nnodes on node 0 too small?")
+            return free[0]
+        if hello.node_rank == 0:
+            name = socket.gethostname()
+            return refuse("rank-taken", _taken(0, f"{name} ({self._door.addresses[0]})", self.nnodes), name)
+        if holder := taken.get(hello.node_rank):
+            text = _taken(hello.node_rank, f"{holder.host} ({holder.address})", self.nnodes)
+            return refuse("rank-taken", text, holder.host)
+        return hello.node_rank
+
+    def _note_refused(self, host: str, address: str, away: TurnedAway, proved: bool) -> None:
+        self._keep_refused(
+            RejectedNode(rank=-1, host=host, address=address, code=away.code, text=away.text, proved=proved)
+        )
+
+    def _keep_refused(self, one: RejectedNode) -> None:
+        """Keeps it once, however often it comes."""
+        alike = sum(double.proved == one.proved for double in self.doubles)
+        if one not in self.doubles and alike < (MOST_REFUSED if one.proved else MOST_UNPROVED):
+            self.doubles.append(one)
+
+
+def _taken(rank: int, by: str, nnodes: int) -> str:
+    return f"node rank {rank} is taken by {by}: give every node a --node-rank of its own, 0 to {nnodes - 1}"

@@ -1,0 +1,281 @@
+"""A node that the hub has let in: what it said of itself, its clock, and the order that it carries out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.engine.snapshots import SnapshotError, decode_snapshot, encode_snapshot
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.network_check.protocol.bounded_lines import LineError, LineReader, plain, unpack
+from ddpdoctor.network_check.protocol.claimed_addresses import addresses_of, networks_of, plain_address, why_not_there
+from ddpdoctor.network_check.protocol.messages import (
+    MOST_ANSWER,
+    MOST_FACTS,
+    MOST_MET,
+    MOST_RUN,
+    Answer,
+    Cannot,
+    Collect,
+    Collected,
+    Count,
+    Counted,
+    Dial,
+    Dialled,
+    Leaving,
+    Manifest,
+    Measure,
+    Measured,
+    Message,
+    Open,
+    Opened,
+    Order,
+    Ping,
+    Place,
+    Pong,
+    Rehearse,
+    Rehearsed,
+    Stopped,
+    encode,
+)
+from ddpdoctor.network_check.protocol.rejected_connections import likeness
+from ddpdoctor.network_check.protocol.threads import in_thread
+
+EXCHANGES: Final = 8
+"""Comparisons of clocks at the beginning, one after the other."""
+
+LINGER_SECONDS: Final = 1.0
+"""How long a guest that was given up may take to read that."""
+
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+_ANSWERS: Final[dict[type[Order], type[Answer]]] = {
+    Open: Opened,
+    Dial: Dialled,
+    Count: Counted,
+    Measure: Measured,
+    Collect: Collected,
+    Rehearse: Rehearsed,
+}
+_DECODER = msgspec.json.Decoder(Pong | Leaving | Manifest | Answer)
+_MOST_UNANSWERED: Final = 64
+"""Pings that are remembered. A guest that leaves so many unanswered has been lost long before."""
+
+
+OWN_FACTS: Final = 128 * 1024
+"""Bytes of its facts as JSON that every guest may have, whatever the others send: 512 of them come to 64 MiB."""
+SHARED_FACTS: Final = 64 * 1024 * 1024
+"""Bytes of facts that all guests together may have beyond these."""
+
+
+class GuestError(Exception):
+    """The guest goes, or has to go; the text says why."""
+
+
+class SnapshotBudget:
+    """Room for the facts of all guests of a hub."""
+
+    def __init__(self) -> None:
+        self._left = SHARED_FACTS
+        self._turn = asyncio.Lock()
+        # msgspec learns a type when it first meets it, and dies where two threads do that at once.
+        decode_snapshot(encode_snapshot(Snapshot()), "nothing")
+
+    async def facts(self, packed: bytes) -> Snapshot:
+        """What a Manifest holds, decoded outside of the event loop's thread.
+
+        Raises:
+            GuestError: it is no snapshot, or there is no room for one so large.
+        """
+        async with self._turn:
+            try:
+                return await in_thread(lambda: self._decoded(packed))
+            except (ValueError, SnapshotError) as error:
+                raise GuestError(plain(str(error), 200)) from error
+
+    def _decoded(self, packed: bytes) -> Snapshot:
+        content = unpack(packed)
+        beyond = max(0, len(content) - OWN_FACTS)
+        if beyond > self._left:
+            raise GuestError(f"its facts have {len(content) >> 10} KiB, and those of the others leave no room for that")
+        self._left -= beyond
+        return decode_snapshot(content, "its facts")
+
+
+class PeerConnection:
+    """One connection. `lost` is why it is no longer there, "" while it is. came: when, by the loop's clock.
+
+    address: its own end of the connection. offset: seconds that its clock is ahead of ours, right within `error` seconds.
+    facts: what it said of its host; None before its manifest came. nnodes: of the job. larder: the hub's. company: all its
+    guests, by rank.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        host: str,
+        address: str,
+        lines: LineReader,
+        writer: asyncio.StreamWriter,
+        nnodes: int,
+        larder: SnapshotBudget,
+        company: Mapping[int, PeerConnection],
+    ) -> None:
+        self.rank = rank
+        self.host = host
+        self.address = address
+        self.lines = lines
+        self.facts: Snapshot | None = None
+        self.offset = 0.0
+        self.error = 0.0
+        self.lost = ""
+        self.came = asyncio.get_running_loop().time()
+        self.decoding = False
+        """We are at its facts, and don't read what it says meanwhile."""
+        self._nnodes = nnodes
+        self._larder = larder
+        self._company = company
+        self._writer = writer
+        self._round_trip = math.inf
+        self._pings = 0
+        self._compared = 0
+        self._unanswered: dict[int, float] = {}
+        self._farewell_said = False
+        self._expected: tuple[Order, asyncio.Future[Answer | None]] | None = None
+
+    @property
+    def joined(self) -> bool:
+        """Whether it is there, with its facts and its clock."""
+        return self.facts is not None and not self.lost and self._compared >= EXCHANGES
+
+    @property
+    def came_to(self) -> str:
+        """The address of ours that it dialled."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
+    def send(self, line: bytes) -> None:
+        """Hands it a line. It goes out when the guest reads; one that doesn't is lost to silence."""
+        if not self._farewell_said and not self._writer.is_closing():
+            self._writer.write(line)
+
+    def ping(self) -> None:
+        self._pings += 1
+        if len(self._unanswered) < _MOST_UNANSWERED:
+            self._unanswered[self._pings] = time.time()
+            self.send(encode(Ping(number=self._pings, sent=self._unanswered[self._pings])))
+
+    def order(self, order: Order, line: bytes) -> asyncio.Future[Answer | None]:
+        """Sends the order as this line. The future gives the answer, or None where the guest is lost before."""
+        assert self._expected is None or self._expected[1].done(), "one order at a time"
+        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        self._expected = order, future
+        self.send(line)
+        return future
+
+    def most(self) -> int:
+        """Bytes that its next line may have: no more than what it is to say takes."""
+        if self.facts is None:
+            return MOST_FACTS
+        if self._expected is None or self._expected[1].done():
+            return MOST_ANSWER
+        order = self._expected[0]
+        if isinstance(order, Rehearse):
+            return MOST_ANSWER + MOST_RUN * order.nproc
+        return MOST_ANSWER + (MOST_MET * self._nnodes if isinstance(order, Dial) else 0)
+
+    async def receive(self, line: bytes) -> None:
+        """Takes one line of the guest.
+
+        Raises:
+            GuestError: it says farewell, or what it says makes no sense.
+        """
+        came = time.time()
+        try:
+            message = _DECODER.decode(line)
+        except UNDECODABLE as error:
+            raise GuestError(f"it sent {likeness(line)}") from error
+        if isinstance(message, Pong):
+            self._compare(message, came)
+        elif isinstance(message, Manifest):
+            await self._keep(message)
+        elif isinstance(message, Leaving):
+            raise GuestError(plain(message.why) or "it left")
+        else:
+            self._answered(message)
+
+    def lose(self, why: str) -> None:
+        """Gives it up, and tells it so; it may still hear us."""
+        self.lost = why
+        if self._expected is not None and not self._expected[1].done():
+            self._expected[1].set_result(None)
+        self.last_words(Stopped(why=f"node 0 went on without this node: {why}", exit_code=1))
+        asyncio.get_running_loop().call_later(LINGER_SECONDS, self._writer.transport.abort)
+
+    def last_words(self, message: Message) -> None:
+        """Sends the last line. The connection stays open for the guest's end of it: were it closed while the guest says
+        something, the reset would take the line away again."""
+        self.send(encode(message))
+        self._farewell_said = True
+        with contextlib.suppress(OSError):
+            self._writer.write_eof()
+
+    async def end_of_it(self) -> None:
+        """Comes when the guest, too, has nothing more to say. Nothing of it is kept."""
+        with contextlib.suppress(LineError):
+            while True:
+                await self.lines.next(MOST_ANSWER)
+
+    def _compare(self, pong: Pong, came: float) -> None:
+        sent = self._unanswered.pop(pong.number, None)
+        if sent is None:
+            raise GuestError("it answered a ping that was never sent")
+        self._compared += 1
+        round_trip = (came - sent) - (pong.went - pong.came)
+        offset = ((pong.came - sent) + (pong.went - came)) / 2
+        # Less than nothing, or more than it took by our clock: one of the clocks was set meanwhile.
+        if 0 <= round_trip <= came - sent and round_trip < self._round_trip and math.isfinite(offset):
+            self._round_trip, self.offset, self.error = round_trip, offset, round_trip / 2
+        if self._compared < EXCHANGES:
+            self.ping()
+
+    async def _keep(self, manifest: Manifest) -> None:
+        if self.facts is not None:
+            raise GuestError("it sent its facts twice")
+        self.decoding = True
+        try:
+            self.facts = await self._larder.facts(manifest.snapshot)
+        finally:
+            self.decoding = False
+            self.lines.excuse()
+
+    def _answered(self, answer: Answer) -> None:
+        if self._expected is None or self._expected[1].done():
+            raise GuestError(f"it answered {type(answer).__name__} where nothing was asked")
+        order, future = self._expected
+        kind = _ANSWERS[type(order)]
+        if not isinstance(answer, (kind, Cannot)):
+            raise GuestError(f"it answered {type(answer).__name__} where {kind.__name__} was expected")
+        if isinstance(answer, Opened) and isinstance(order, Open):
+            self._check_places(answer.places, order.ports)
+        future.set_result(answer)
+
+    def _check_places(self, places: Sequence[Place], ports: int) -> None:
+        """ports: on how many it was to listen at the address of kind "route"; at the others on one each. The others are to dial there, so these must be its own. Node 0 knows its own ones."""
+        seen, claimed = plain_address(self.address), addresses_of(self.facts)
+        zero = self._company.get(0)
+        others = {peer_connection.address for peer_connection in self._company.values()} - {self.address}
+        networks = networks_of(zero.facts if zero else None)
+        for place in places:
+            why = why_not_there(place, seen, claimed, others, networks)
+            if why and not (self.rank == 0 and plain_address(place.address) in claimed):
+                raise GuestError(why)
+            if len(place.ports) > (ports if place.kind == "route" else 1):
+                raise GuestError(f"it listens on {len(place.ports)} ports, more than it was to")
+        if len({place.kind for place in places}) < len(places):
+            raise GuestError("it says twice where it listens")

@@ -1,0 +1,158 @@
+"""A visit of one node to another one's listener: three lines, in which both show that they belong to this run.
+
+Who dials shows no secret: an address may mean another host here than where it came from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from ddpdoctor.base.deadlines import within
+from ddpdoctor.network_check.protocol.tokens import matches, proof
+
+T = TypeVar("T")
+
+MOST: Final = 512
+"""Bytes of a visit's lines."""
+
+SECONDS: Final = 5.0
+"""How long a visitor may take to say who it is."""
+
+REACH, MEASURE = "reach", "measure"
+
+
+class Knock(msgspec.Struct, frozen=True):
+    """Whoever dials: its node, and what it comes for. `nonce` is fresh for every visit."""
+
+    node: int
+    purpose: str
+    nonce: str
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """Whoever listens: its node, a fresh nonce of its own, and the proof over both that it is of this run."""
+
+    node: int
+    nonce: str
+    proof: str
+
+
+class ShownConnection(msgspec.Struct, frozen=True):
+    """Whoever dials: the proof over both nonces, so that what was overheard opens no second visit."""
+
+    proof: str
+
+
+class VisitError(Exception):
+    """It was connected, and then no visit came of it."""
+
+
+class CutOffError(VisitError):
+    """The connection was closed or reset before an answer came."""
+
+
+class StrangerError(VisitError):
+    """Something answered, and it is no node of this run."""
+
+
+class Visit(msgspec.Struct, frozen=True):
+    """An open conversation. `node`: the other side's."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    node: int
+
+
+def resolved(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """The family and the socket's name of a numeric address ("10.0.0.1", "fe80::1%eth0").
+
+    Raises:
+        OSError: it is none.
+    """
+    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    family, _, _, _, name = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=flags)[0]
+    return family, name
+
+
+async def visit(address: str, port: int, run: str, node: int, purpose: str, seconds: float) -> Visit:
+    """Dials, and shows who we are: node `node` of the run with that key. The caller closes the writer.
+
+    Raises:
+        OSError: no connection came about.
+        TimeoutError: no connection, or no answer on it, within the seconds.
+        VisitError: it was connected, and then cut off, or something else answered.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    family, name = resolved(address, port)
+    own = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        own.setblocking(False)
+        await within(seconds, loop.sock_connect(own, name))
+        reader, writer = await asyncio.open_connection(sock=own)
+    except BaseException:
+        own.close()
+        raise
+    try:
+        theirs = await within(deadline - loop.time(), _knock(reader, writer, run, node, purpose))
+    except BaseException:
+        writer.transport.abort()
+        raise
+    return Visit(reader, writer, theirs)
+
+
+async def _knock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run: str, node: int, purpose: str) -> int:
+    """Says who we are; the node that answered."""
+    nonce = secrets.token_hex(16)
+    await _say(writer, Knock(node, purpose, nonce))
+    reply = await _hear(reader, Reply)
+    if not matches(reply.proof, proof(run, "host", nonce, reply.nonce, reply.node)):
+        raise StrangerError("what answered is of another run")
+    await _say(writer, ShownConnection(proof(run, "visitor", nonce, reply.nonce, node, purpose, reply.node)))
+    return reply.node
+
+
+async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run: str, node: int) -> tuple[int, str]:
+    """The listener's side: the visitor's node, and what it comes for.
+
+    Raises:
+        TimeoutError: it said nothing for too long.
+        VisitError: it isn't of this run, or gone.
+    """
+    knock = await within(SECONDS, _hear(reader, Knock))
+    nonce = secrets.token_hex(16)
+    await _say(writer, Reply(node, nonce, proof(run, "host", knock.nonce, nonce, node)))
+    shown = await within(SECONDS, _hear(reader, ShownConnection))
+    if not matches(shown.proof, proof(run, "visitor", knock.nonce, nonce, knock.node, knock.purpose, node)):
+        raise StrangerError("a visitor of another run")
+    return knock.node, knock.purpose
+
+
+async def _say(writer: asyncio.StreamWriter, what: Knock | Reply | ShownConnection) -> None:
+    writer.write(msgspec.json.encode(what) + b"\n")
+    try:
+        await writer.drain()
+    except OSError as error:
+        raise CutOffError(str(error)) from error
+
+
+async def _hear(reader: asyncio.StreamReader, kind: type[T]) -> T:
+    try:
+        line = await reader.readuntil(b"\n")
+        if len(line) > MOST:
+            raise StrangerError("it answered with a line that is too long")
+        return msgspec.json.decode(line, type=kind)
+    except (asyncio.IncompleteReadError, OSError) as error:
+        # Node 0 is told of it, and without a token anybody may be node 0: a stranger's words are quoted to nobody.
+        if isinstance(error, asyncio.IncompleteReadError) and error.partial:
+            raise StrangerError("something else answered") from error
+        raise CutOffError("closed without an answer" if isinstance(error, EOFError) else str(error)) from error
+    except asyncio.LimitOverrunError as error:
+        raise StrangerError("it answered with a line that is too long") from error
+    except msgspec.DecodeError as error:
+        raise StrangerError("something else answered") from error

@@ -1,0 +1,89 @@
+"""Who knocks at the hub and doesn't belong there: what it looks like, and how much of our time an address may take."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Container
+from typing import Final
+
+from ddpdoctor.network_check.protocol.bounded_lines import plain
+
+MOST_KEPT: Final = 20
+BURST: Final = 20
+"""Strangers from one address before it has to wait."""
+A_SECOND: Final = 5.0
+"""Strangers from one address in a second, after those."""
+_MOST_ADDRESSES: Final = 1024
+
+SILENT: Final = "connected and went away without a word (a port scan or a health check)"
+
+_HTTP = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE|PRI) \S+ HTTP/")
+_STORE_CLIENT = b"\x00\xce\xf7\x85\x3c"
+"""What a client of torch's TCPStore says first (since 2.1): a query of type 0 with the magic number 0x3C85F7CE."""
+
+
+def likeness(said: bytes) -> str:
+    """What the first bytes of somebody look like."""
+    if not said:
+        return SILENT
+    line = said.split(b"\n", 1)[0][:256]
+    first = plain(line.decode("ascii", "replace").replace("\ufffd", "?").rstrip("\r"), 60)
+    if _HTTP.match(said):
+        return f"an HTTP request: {first}"
+    if said[:2] == b"\x16\x03":
+        return "a TLS handshake"
+    if said[:4] == b"SSH-":
+        return f"an SSH client: {first}"
+    if said[:5] == _STORE_CLIENT:
+        return "a rank of a PyTorch job that looks for its TCPStore"
+    if said[:1] in b"{[":
+        return f"JSON that isn't ours: {first}"
+    if sum(32 <= letter < 127 for letter in line) * 4 >= len(line) * 3:
+        return f"text that isn't ours: {first}"
+    return f"bytes that aren't ours: {said[:16].hex(' ')}"
+
+
+class Strangers:
+    """Those who were refused, at most MOST_KEPT different ones, and who has come too often of late."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[tuple[str, str], tuple[str, int]] = {}
+        self._others = 0
+        self._allowance: dict[str, tuple[float, float]] = {}
+        """Address to what it had left, and when."""
+
+    def note(self, address: str, what: str) -> None:
+        """One was refused. Those from one address that look alike are kept as one."""
+        self._spend(address)
+        key = (address, what.split(":", 1)[0])
+        if key in self._seen or len(self._seen) < MOST_KEPT:
+            first, times = self._seen.get(key, (what, 0))
+            self._seen[key] = (first, times + 1)
+        else:
+            self._others += 1
+
+    def tires(self, address: str) -> bool:
+        """Whether this address has been refused so often just now that we don't even listen to it."""
+        return address in self._allowance and self._left(address) < 1
+
+    def listed(self, ours: Container[str]) -> tuple[str, ...]:
+        """A sentence each. A node's address may well connect and go away again without a word."""
+        kept = [
+            f"{address}: {what}" + (f", {times} times" if times > 1 else "")
+            for (address, _), (what, times) in self._seen.items()
+            if what != SILENT or address not in ours
+        ]
+        return (*kept, *([f"and {self._others} more"] if self._others else []))
+
+    def _left(self, address: str) -> float:
+        left, when = self._allowance.get(address, (float(BURST), self._clock()))
+        return min(float(BURST), left + (self._clock() - when) * A_SECOND)
+
+    def _spend(self, address: str) -> None:
+        left = self._left(address)
+        self._allowance.pop(address, None)
+        if len(self._allowance) >= _MOST_ADDRESSES:
+            del self._allowance[next(iter(self._allowance))]
+        self._allowance[address] = (max(0.0, left - 1), self._clock())
