@@ -10,9 +10,9 @@ from ddpdoctor.base.text import clip, listed
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
+from ddpdoctor.hang.evidence import evidence_of, named, timeout_words, waiting_words
 from ddpdoctor.hang.fixes import end_the_rest, full_stacks, lines_of, read_the_code
 from ddpdoctor.hang.verdict import HangVerdict, verdict_for
-from ddpdoctor.hang.wording import evidence_of, named, timeout_words, waiting_words
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.stack_places import where
 

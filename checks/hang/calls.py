@@ -9,20 +9,7 @@ from ddpdoctor.base.text import clip, listed, ranks_named
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
-from ddpdoctor.hang.fixes import (
-    full_stacks,
-    lines_of,
-    look_again,
-    look_on_other_hosts,
-    read_the_code,
-    record_next_time,
-    test_the_way,
-)
-from ddpdoctor.hang.rank_states import RankActivity
-from ddpdoctor.hang.recorded import RecordedHang, RecordedSign
-from ddpdoctor.hang.verdict import HangVerdict, verdict_for
-from ddpdoctor.hang.waits import How, Lag
-from ddpdoctor.hang.wording import (
+from ddpdoctor.hang.evidence import (
     evidence_of,
     lags_alike,
     lags_named,
@@ -33,6 +20,19 @@ from ddpdoctor.hang.wording import (
     waiting_words,
     what_they_do,
 )
+from ddpdoctor.hang.fixes import (
+    full_stacks,
+    lines_of,
+    look_again,
+    look_on_other_hosts,
+    read_the_code,
+    record_next_time,
+    test_the_way,
+)
+from ddpdoctor.hang.flight_recorder.wait_graph import How, Lag
+from ddpdoctor.hang.rank_states import RankActivity
+from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign
+from ddpdoctor.hang.verdict import HangVerdict, verdict_for
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.stack_places import FORWARD, PlaceKind, file_line, where
 

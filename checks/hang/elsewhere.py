@@ -11,10 +11,10 @@ from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang, Watched
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.hang.certainty import severity_of
+from ddpdoctor.hang.evidence import evidence_of, named, not_known, timeout_words, waiting_words
 from ddpdoctor.hang.fixes import full_stacks, lines_of, look_again, look_on_other_hosts, read_the_code
 from ddpdoctor.hang.rank_states import RankActivity, RankState, worker_idle
 from ddpdoctor.hang.verdict import verdict_for
-from ddpdoctor.hang.wording import evidence_of, named, not_known, timeout_words, waiting_words
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.stack_places import PlaceKind, file_line, where, worker_place
 from ddpdoctor.processes.jobs import lone_setting

@@ -19,8 +19,8 @@ from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.processes.leftover_fixes import MOST_NAMED, command_of
-from ddpdoctor.processes.leftover_segments import left_segments, unlooked
+from ddpdoctor.processes.leftovers.leftover import MAX_NAMED, kill_command
+from ddpdoctor.processes.leftovers.segments import left_segments, unlooked
 from ddpdoctor.report.reported_leftovers import LeftoverKind
 
 MIB = 1024**2
@@ -314,11 +314,11 @@ def _without_them(shared_memory: SharedMemory, processes: Maybe[Processes]) -> I
             if not others
             else f"Remove {len(proven)} that are yours, and that nobody can come for any more"
         )
-        yield Fix(_first(text, len(proven)), (command_of(proven),), appliable=True)
+        yield Fix(_first(text, len(proven)), (kill_command(proven),), appliable=True)
     if others:
         text = "Remove them" if not proven else "Remove the others, if no program is to use them later"
-        yield Fix(_first(text, len(others)), (shlex.join(["rm", "-f", *others[:MOST_NAMED]]),))
+        yield Fix(_first(text, len(others)), (shlex.join(["rm", "-f", *others[:MAX_NAMED]]),))
 
 
 def _first(text: str, count: int) -> str:
-    return text if count <= MOST_NAMED else f"Remove the first {MOST_NAMED}, then check again"
+    return text if count <= MAX_NAMED else f"Remove the first {MAX_NAMED}, then check again"

@@ -34,8 +34,8 @@ from ddpdoctor.logs.analyze.launcher_options import launcher_of_log, launcher_of
 from ddpdoctor.logs.analyze.sightings import word
 from ddpdoctor.network_check.analysis.way_to_master import another_port, who_listens
 from ddpdoctor.processes.gpu_holders_words import end_leftovers, why_left
-from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.processes.leftover_processes import left_by_processes
+from ddpdoctor.processes.leftovers.leftover import Leftover
+from ddpdoctor.processes.leftovers.processes import left_by_processes
 
 NOT_LOOKED_AT = Unknown("not looked at")
 THE_ENDPOINT = "the rendezvous endpoint"

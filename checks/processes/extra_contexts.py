@@ -8,7 +8,6 @@ from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.base.text import human, plural, ranks_named
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
-from ddpdoctor.processes.extra_contexts import Extra, ExtraKind, extra_contexts
 from ddpdoctor.processes.gpu_holders import HeldGpu, holdings, left_on_gpus, own_jobs
 from ddpdoctor.processes.gpu_holders_words import (
     alike,
@@ -21,7 +20,8 @@ from ddpdoctor.processes.gpu_holders_words import (
 )
 from ddpdoctor.processes.job_words import places
 from ddpdoctor.processes.jobs import TrainingJob
-from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.processes.leftovers.leftover import Leftover
+from ddpdoctor.processes.ranks_on_gpus import Extra, ExtraKind, extra_contexts
 
 CAUSES = {
     ExtraKind.BARE: "So little is a context without tensors: something touched cuda:0 before torch.cuda.set_device(local_rank),"

@@ -32,6 +32,7 @@ from ddpdoctor.processes.gpu_holders import (
     in_this_job,
     left_on_gpus,
     own_jobs,
+    unowned,
 )
 from ddpdoctor.processes.gpu_holders_words import (
     alike,
@@ -46,8 +47,7 @@ from ddpdoctor.processes.gpu_holders_words import (
 )
 from ddpdoctor.processes.job_words import Oddity
 from ddpdoctor.processes.jobs import jobs_of
-from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.processes.unowned_memory import unowned
+from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import LeftoverKind
 
 MUCH = 0.1

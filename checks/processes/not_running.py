@@ -14,7 +14,7 @@ from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.processes.gpu_holders import left_on_gpus, own_jobs
 from ddpdoctor.processes.job_words import NOT_RUNNING, Oddity, Remark
 from ddpdoctor.processes.jobs import TrainingJob, asked_for, jobs_of
-from ddpdoctor.processes.leftover_processes import left_by_processes
+from ddpdoctor.processes.leftovers.processes import left_by_processes
 from ddpdoctor.processes.rank_remarks import remarks_on
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 

@@ -16,8 +16,8 @@ from ddpdoctor.processes.gpu_holders_words import age, alike, capital, end_lefto
 from ddpdoctor.processes.job_settings import Difference, comparable, differences
 from ddpdoctor.processes.job_words import Oddity, who
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of, perhaps_of_several_runs
-from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.processes.leftover_processes import left_by_processes
+from ddpdoctor.processes.leftovers.leftover import Leftover
+from ddpdoctor.processes.leftovers.processes import left_by_processes
 from ddpdoctor.report.reported_leftovers import LeftoverKind
 
 

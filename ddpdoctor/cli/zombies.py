@@ -16,8 +16,8 @@ from ddpdoctor.cli.asking import ask
 from ddpdoctor.cli.output import MarkdownOption, refuse_two_forms
 
 if TYPE_CHECKING:
-    from ddpdoctor.processes.ending import Endings, LeftoverLook
-    from ddpdoctor.processes.leftover import Leftover
+    from ddpdoctor.processes.leftovers.ending import Endings, LeftoverLook
+    from ddpdoctor.processes.leftovers.leftover import Leftover
 
 
 def zombies(
@@ -74,7 +74,7 @@ def _zombies(targets: tuple[str, ...], *, kill: bool, yes: bool, dry_run: bool, 
     """The exit code. form: the option that asks for another form of the report than a terminal's."""
     from ddpdoctor.base.unknown import Unknown
     from ddpdoctor.fixes.leftovers import chosen
-    from ddpdoctor.processes.leftover_blind_spots import blind_spots
+    from ddpdoctor.processes.leftovers.all_kinds import blind_spots
 
     first = _look("Looking for leftovers")
     found = chosen(first.leftovers, targets)
@@ -154,7 +154,7 @@ def _may(*, yes: bool) -> bool:
 def _end(proven: Sequence[Leftover], first: LeftoverLook) -> Endings:
     from ddpdoctor.base.status_line import StatusLine
     from ddpdoctor.fixes.leftovers import look
-    from ddpdoctor.processes.ending import Endings, end
+    from ddpdoctor.processes.leftovers.ending import Endings, end
 
     ending = Endings()
     line = StatusLine(lambda seconds: f"Looking a second time, then ending them ({seconds:.0f} s)", 0.3)

@@ -12,7 +12,7 @@ from ddpdoctor.fixes.choosing import FixChoice
 from ddpdoctor.fixes.leftovers import end_targets, left_alone, look, refusal
 from ddpdoctor.fixes.remedies import AppliableFix
 from ddpdoctor.fixes.settings_file import SettingsLine, SettingsPlace, read_ours, rehearse, safe_place, write
-from ddpdoctor.processes.ending import Endings
+from ddpdoctor.processes.leftovers.ending import Endings
 
 if TYPE_CHECKING:
     from ddpdoctor.report.reported_checkpoints import CheckpointOutcome

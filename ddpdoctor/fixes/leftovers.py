@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.probes.context import Context
-from ddpdoctor.processes.ending import Endings, LeftoverLook, end
-from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.processes.leftovers.ending import Endings, LeftoverLook, end
+from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Fate
 
 COMMAND: Final = ("ddpdoctor", "zombies", "--kill")

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, WARN, Severity
-from ddpdoctor.base.unknown import NotKnown
-from ddpdoctor.facts.hang import Hang
-from ddpdoctor.hang.movement import movements
-from ddpdoctor.hang.rank_states import CHECKPOINTS, RankActivity, RankState, worker_idle
-from ddpdoctor.hang.recorded import record_of
+from ddpdoctor.base.text import human, listed, plural
+from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown
+from ddpdoctor.facts.hang import Hang, Watched
+from ddpdoctor.hang.rank_states import (
+    CHECKPOINTS,
+    IDLE,
+    RankActivity,
+    RankState,
+    bytes_moved,
+    cores_used,
+    stands_of,
+    worker_idle,
+)
+from ddpdoctor.hang.recorded_hang import record_of
 from ddpdoctor.hang.verdict import HangVerdict, verdict_of
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.knowledge.stack_places import PlaceKind
+from ddpdoctor.knowledge.stack_places import PlaceKind, worker_place
 
 LONG: Final = 30.0
 """Seconds. Batches that come over a network, start-ups and evaluations have pauses of several; few have such of half a minute."""
@@ -31,6 +41,13 @@ OTHERS_WORK: Final = (*CHECKPOINTS, PlaceKind.REMOTE, PlaceKind.CHILD, PlaceKind
 """Where the work is another process's or host's, or goes over a socket in a library's thread."""
 NOBODY_CAN: Final = (HangCause.STOPPED, HangCause.INPUT)
 """Nothing else is needed to say that it won't go on by itself."""
+
+
+POLLING: Final = (PlaceKind.LOADER,)
+"""Where a main thread wakes up though nothing has come: a DataLoader asks every five seconds whether its workers live. What
+comes through its pipe is among the bytes."""
+OWN_THREADS: Final = (PlaceKind.LOCK, PlaceKind.LEAVING, PlaceKind.OWN, PlaceKind.DATA)
+"""Where a main thread that waits for a futex waits for threads of its own."""
 
 
 def rests_on_stillness(found: HangVerdict) -> bool:
@@ -92,3 +109,63 @@ def _may_move_unseen(stand: RankState) -> bool:
     own = () if stand.place.meets or stand.place.where is PlaceKind.LOADER else (stand.rank.watched,)
     watched = [*own, *(worker for worker in stand.rank.workers if not worker_idle(worker))]
     return any(look.waits_in.startswith(WAITS_FOR_OTHERS) for one in watched if one for look in one.looks)
+
+
+# --- what moved ---------------------------------------------------------------------------------------------------------
+
+
+def movements(hang: Hang) -> tuple[str, ...]:
+    """ "rank 0: moved 2 KiB, its main thread woke up 3 times" for each rank that moved, or of which that can't be told."""
+    return tuple(
+        f"rank {stand.number}: {listed(words)}"
+        for stand in stands_of(hang)
+        if (words := list(_movements_of_rank(stand)))
+    )
+
+
+def _movements_of_rank(stand: RankState) -> Iterator[str]:
+    watched = stand.rank.watched
+    if stand.standing in (RankActivity.GONE, RankActivity.STOPPED):
+        return
+    if watched is None or len(watched.looks) < 2:
+        yield "whether it moved can't be told"
+        return
+    yield from _movements_of_process(watched, stand)
+    if stand.standing is RankActivity.ELSEWHERE and cores_used(watched) > IDLE:
+        yield f"used {cores_used(watched):.1f} cores"
+    for worker in stand.rank.workers:
+        if worker.looks and not worker_idle(worker):
+            yield from (f"its worker {worker.pid} {text}" for text in _movements_of_worker(worker))
+
+
+def _movements_of_process(watched: Watched, stand: RankState) -> Iterator[str]:
+    if moved := bytes_moved(watched):
+        yield f"moved {human(moved)}"
+    if stand.place.where in POLLING:
+        if stand.progress:
+            yield "stood elsewhere in between"
+        return
+    if watched.last.frames and not watched.still:
+        yield "stood elsewhere in between"
+    first, last = watched.looks[0], watched.looks[-1]
+    yield from _woke("its main thread", first.main_wakes, last.main_wakes)
+    if stand.place.where in OWN_THREADS and last.waits_in.startswith("futex"):
+        yield from _woke("its other threads", first.other_wakes, last.other_wakes)
+
+
+def _movements_of_worker(worker: Watched) -> Iterator[str]:
+    first, last = worker.looks[0], worker.last
+    if moved := bytes_moved(worker):
+        yield f"moved {human(moved)}"
+    if cores_used(worker) > IDLE:
+        yield f"used {cores_used(worker):.1f} cores"
+    if (last.frames and not worker.still) or not worker_place(first).same_as(worker_place(last)):
+        yield "stood elsewhere in between"
+    yield from _woke("", first.main_wakes, last.main_wakes)
+
+
+def _woke(whose: str, before: Maybe[int], after: Maybe[int]) -> Iterator[str]:
+    if isinstance(before, Unknown) or isinstance(after, Unknown):
+        yield f"woke up nobody knows how often{f' ({whose})' if whose else ''}"
+    elif after > before:
+        yield f"{whose} woke up {plural(after - before, 'time')}".strip()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.engine.registry import Catalogue
     from ddpdoctor.facts.hang import Hang, RasCount
     from ddpdoctor.facts.snapshot import Snapshot
-    from ddpdoctor.hang.flight_recorder import Dumps
+    from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps
     from ddpdoctor.processes.jobs import TrainingJob
 
 SECONDS: Final = 3
@@ -104,7 +104,7 @@ def _job(snapshot: Snapshot, name: str | None, *, needed: bool, alone: bool) -> 
 def _hang(snapshot: Snapshot, job: TrainingJob | None, dumps: Sequence[str], seconds: int, *, with_ras: bool) -> Hang:
     from ddpdoctor.base.unknown import Unknown
     from ddpdoctor.facts.hang import Hang
-    from ddpdoctor.hang.flight_recorder import dumps_of
+    from ddpdoctor.hang.flight_recorder.collect_dumps import dumps_of
     from ddpdoctor.hang.judging import with_counts, with_dumps
     from ddpdoctor.hang.watching import watch
 
@@ -121,7 +121,7 @@ def _hang(snapshot: Snapshot, job: TrainingJob | None, dumps: Sequence[str], sec
 
 
 def _read(dumps: Sequence[str]) -> Dumps:
-    from ddpdoctor.hang.flight_recorder import read_dumps
+    from ddpdoctor.hang.flight_recorder.collect_dumps import read_dumps
 
     line = StatusLine(lambda passed: f"Reading the dumps ({passed:.0f} s)", delay=0.5)
     try:
@@ -140,7 +140,7 @@ class _Ras:
         self._thread.start()
 
     def _ask(self, job: TrainingJob, between: float, wanted: bool) -> None:
-        from ddpdoctor.hang.ras import UNWANTED, ask_twice
+        from ddpdoctor.hang.ras.client import UNWANTED, ask_twice
         from ddpdoctor.hang.watching import backend_of
 
         if "nccl" not in backend_of(job):

@@ -9,8 +9,8 @@ from typing import Final
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang
+from ddpdoctor.hang.evidence import named
 from ddpdoctor.hang.rank_states import RankState
-from ddpdoctor.hang.wording import named
 from ddpdoctor.knowledge.stack_places import file_line
 
 AROUND_THE_LINE: Final = 6

@@ -16,7 +16,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of
 
 if TYPE_CHECKING:
-    from ddpdoctor.hang.flight_recorder import Dumps
+    from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps
 
 GROUP: Final = "hang"
 HEADING: Final = ("machine", "container", "gpus", "processes")

@@ -12,9 +12,9 @@ from ddpdoctor.base.text import listed, one_line, plural, ranks_named
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.facts.processes import Process
-from ddpdoctor.hang.certainty import LONG, longer_may_tell
+from ddpdoctor.hang.certainty import LONG, longer_may_tell, movements
+from ddpdoctor.hang.evidence import named
 from ddpdoctor.hang.judging import hang_of, job_of
-from ddpdoctor.hang.movement import movements
 from ddpdoctor.hang.rank_states import (
     RankActivity,
     RankState,
@@ -24,8 +24,7 @@ from ddpdoctor.hang.rank_states import (
     worker_idle,
     worker_moves,
 )
-from ddpdoctor.hang.recorded import not_dumped
-from ddpdoctor.hang.wording import named
+from ddpdoctor.hang.recorded_hang import not_dumped
 from ddpdoctor.knowledge.stack_places import PlaceKind, StackPlace, file_line, pythons, torchs, where, worker_place
 from ddpdoctor.processes.jobs import TrainingJob
 from ddpdoctor.processes.jobs_summary import described

@@ -14,6 +14,7 @@ from ddpdoctor.base.text import ranks_named
 from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.engine.registry import JudgedElsewhere, requires
 from ddpdoctor.facts.hang import NOT_FOUND, Hang
+from ddpdoctor.hang.flight_recorder.wait_graph import How
 from ddpdoctor.hang.rank_states import (
     CHECKPOINTS,
     RankActivity,
@@ -23,8 +24,7 @@ from ddpdoctor.hang.rank_states import (
     worker_idle,
     worker_moves,
 )
-from ddpdoctor.hang.recorded import RecordedHang, RecordedSign, behind, counts_move, not_dumped, record_of
-from ddpdoctor.hang.waits import How
+from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign, behind, counts_move, not_dumped, record_of
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.stack_places import FORWARD, PlaceKind, StackPlace
 

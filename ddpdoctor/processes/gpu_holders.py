@@ -14,16 +14,21 @@ from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.gpu_assignment import own_gpu
 from ddpdoctor.processes.jobs import ELASTIC_RUN, TrainingJob, jobs_of, setting
-from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.processes.leftover_processes import left_by_processes
+from ddpdoctor.processes.leftovers.leftover import Leftover
+from ddpdoctor.processes.leftovers.processes import left_by_processes
 from ddpdoctor.processes.signs_of_life import signs_of_life
-from ddpdoctor.processes.unowned_memory import RESERVE, unowned
 from ddpdoctor.report.reported_leftovers import LeftoverKind
 
 ENDED = ("Z", "X")
 
 BARE_CONTEXT = 1 << 30
 """Bytes. A context without any tensor takes 300 to 700 MB, by GPU and by the kernels that were loaded."""
+
+RESERVE = 1 << 30
+"""Bytes that the driver, and what its processes share, may take without an owner: some 600 MB were seen on an idle H100."""
+
+RESERVED_SHARE = 0.02
+"""The same, as a share of the GPU's memory, where that is more: page tables and ECC grow with it."""
 
 SAME_JOB = ("SLURM_JOB_ID", ELASTIC_RUN)
 
@@ -89,6 +94,29 @@ def all_told(gpus: Iterable[Gpu]) -> None:
     for gpu in gpus:
         if not gpu.lost and isinstance(gpu.holders, Unknown):
             raise NotKnown(f"who holds GPU {gpu.index} is not known: {gpu.holders.reason}")
+
+
+def unowned(gpu: Gpu) -> Maybe[int]:
+    """Bytes in use that nobody who is listed holds; 0 where it is no more than what the driver keeps for itself."""
+    if gpu.lost:
+        return Unknown(f"GPU {gpu.index} doesn't answer")
+    if gpu.integrated:
+        return Unknown("its memory is the host's")
+    used, total, holders = gpu.memory_used, gpu.memory_total, gpu.holders
+    if isinstance(used, Unknown):
+        return used
+    if isinstance(total, Unknown):
+        return total
+    if isinstance(holders, Unknown):
+        return holders
+    if gpu.mig_enabled is True:
+        return Unknown(f"GPU {gpu.index} is in MIG mode, and who is on its slices may be told to root alone")
+    if gpu.virtualization in ("host-vgpu", "host-vsga"):
+        return Unknown(f"GPU {gpu.index} is lent to virtual machines, whose memory has no process here")
+    if any(isinstance(holder.memory, Unknown) for holder in holders):
+        return Unknown(f"the driver doesn't tell how much each process holds on GPU {gpu.index}")
+    rest = used - sum(holder.memory for holder in holders if not isinstance(holder.memory, Unknown))
+    return rest if rest > max(RESERVE, RESERVED_SHARE * total) else 0
 
 
 def told_by_holder(gpu: Gpu) -> bool:

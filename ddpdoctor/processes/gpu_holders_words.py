@@ -11,7 +11,7 @@ from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.processes.gpu_holders import ENDED, HeldGpu
 from ddpdoctor.processes.job_words import places
 from ddpdoctor.processes.jobs import by_hand
-from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
 MOST = 8

@@ -11,7 +11,7 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.processes.job_words import ENDED, Oddity, Remark, places, who
 from ddpdoctor.processes.jobs import TrainingJob, asked_for, by_hand, lone_setting, perhaps_of_several_runs
-from ddpdoctor.processes.leftover_processes import left_by_processes
+from ddpdoctor.processes.leftovers.processes import left_by_processes
 from ddpdoctor.processes.ranks_on_gpus import gpu_remarks
 from ddpdoctor.report.reported_leftovers import LeftoverKind
 

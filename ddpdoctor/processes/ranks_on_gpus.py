@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+
+import msgspec
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.knowledge.gpu_assignment import own_gpu
-from ddpdoctor.processes.extra_contexts import extra_contexts
-from ddpdoctor.processes.gpu_holders import HeldGpu, holdings, of_process, shared_gpus
+from ddpdoctor.processes.gpu_holders import BARE_CONTEXT, HeldGpu, holdings, main_gpu, of_process, shared_gpus
 from ddpdoctor.processes.job_words import ENDED, Oddity, Remark, places, who
 from ddpdoctor.processes.jobs import TrainingJob
 
@@ -103,3 +105,53 @@ def _no_device(rank: Process, gpus: Gpus) -> bool:
     return all(
         not isinstance(gpu.holders, Unknown) and all(holder.pid for holder in gpu.holders) for gpu in gpus.answering
     )
+
+
+# --- contexts on GPUs where the job needs none -----------------------------------------------------------------------------
+
+
+class ExtraKind(str, Enum):
+    """What put it there."""
+
+    BARE = "a context without tensors"
+    TENSORS = "tensors"
+    WORKER = "a DataLoader worker"
+
+
+class Extra(msgspec.Struct, frozen=True):
+    """process has a context on a GPU on which another rank of its job works. main: the GPU on which itself, or the worker's
+    rank, works."""
+
+    process: Process
+    held: HeldGpu
+    main: int
+    kind: ExtraKind
+
+
+def extra_contexts(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> tuple[Extra, ...]:
+    """Those of one job. A GPU on which no other rank works belongs to a model that is split over several."""
+    if any(shared_gpu.unset for shared_gpu in shared_gpus(job, held, gpus)):
+        return ()  # Then it is missing-set-device that speaks.
+    return tuple(_extra_of_job(job, held, gpus))
+
+
+def _extra_of_job(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> Iterator[Extra]:
+    main = {one.pid: at for one in job.ranks if (at := main_gpu(one, held, gpus)) is not None}
+    for rank in job.ranks:
+        others = {at for pid, at in main.items() if pid != rank.pid}
+        if rank.pid not in main:
+            continue
+        for held_gpu in of_process(rank, held):
+            if held_gpu.gpu.index != main[rank.pid] and held_gpu.gpu.index in others:
+                yield Extra(rank, held_gpu, main[rank.pid], _kind(held_gpu))
+        for worker in job.others:
+            if worker.parent == rank.pid and worker.role is ProcessRole.WORKER:
+                for held_gpu in of_process(worker, held):
+                    if held_gpu.gpu.index != main[rank.pid]:
+                        yield Extra(worker, held_gpu, main[rank.pid], ExtraKind.WORKER)
+
+
+def _kind(one: HeldGpu) -> ExtraKind:
+    """Where NVML doesn't tell how much, it is what is seen most."""
+    bare = isinstance(one.holder.memory, Unknown) or one.memory < BARE_CONTEXT
+    return ExtraKind.BARE if bare else ExtraKind.TENSORS

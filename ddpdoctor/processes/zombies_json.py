@@ -13,9 +13,8 @@ from ddpdoctor.base.findings import FAIL, Evidence, Fix
 from ddpdoctor.base.text import clip, human, plural
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import Catalogue
-from ddpdoctor.processes.ending import Endings, LeftoverEnding
-from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.processes.leftover_fixes import command_of
+from ddpdoctor.processes.leftovers.ending import Endings, LeftoverEnding
+from ddpdoctor.processes.leftovers.leftover import Leftover, kill_command
 from ddpdoctor.processes.zombies_words import gathered, holds, of_whom
 from ddpdoctor.report.contract import Report, ReportedFinding, build_report
 from ddpdoctor.report.reported_leftovers import Certainty, Fate, ReportedLeftover
@@ -80,7 +79,7 @@ _SURE: Final = {
 def _fixes(alike: Sequence[Leftover]) -> Iterator[Fix]:
     first = alike[0]
     if first.proven:
-        yield Fix("End it; it is looked at a second time before", (command_of(alike),))
+        yield Fix("End it; it is looked at a second time before", (kill_command(alike),))
     elif first.certainty is Certainty.NOT_OURS:
         yield Fix(f"Ask {first.owner or 'its owner'}, whose it is, whether it is still needed")
     else:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.text import human, listed, one_line, plural
-from ddpdoctor.processes.ending import Endings, LeftoverEnding
-from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.processes.leftover_fixes import MOST_NAMED, command_of
+from ddpdoctor.processes.leftovers.ending import Endings, LeftoverEnding
+from ddpdoctor.processes.leftovers.leftover import MAX_NAMED, Leftover, kill_command
 from ddpdoctor.processes.zombies_words import LABELS, gathered, holds, of_whom, summed
 from ddpdoctor.report.reported_leftovers import Certainty, Fate, LeftoverKind
 from ddpdoctor.report.screen import Screen
@@ -69,8 +68,8 @@ def _show_segments(screen: Screen, alike: Sequence[Leftover], *, killing: bool) 
     screen.labelled("", one_line(f"{first.why}: {listed(one.path for one in alike)}"), MARGIN)
     _show_doubts(screen, first)
     if first.command and not (killing and first.proven):
-        paths = [leftover.path for leftover in alike[:MOST_NAMED]]
-        command = command_of(alike) if first.proven else f"rm -f {' '.join(map(quoted, paths))}"
+        paths = [leftover.path for leftover in alike[:MAX_NAMED]]
+        command = kill_command(alike) if first.proven else f"rm -f {' '.join(map(quoted, paths))}"
         screen.line(" " * (MARGIN + 4) + one_line(command), "cyan")
 
 

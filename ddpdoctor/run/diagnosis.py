@@ -325,7 +325,7 @@ def _read_dumps(ended: EndedCommand, environ: Mapping[str, str]) -> None:
 
 def dumps_of_run(environ: Mapping[str, str], since: float) -> Sequence[str]:
     """Those files of the ranks of this host that are no older than that."""
-    from ddpdoctor.hang.dump_files import NotRead, candidates
+    from ddpdoctor.hang.flight_recorder.dump_files import NotRead, candidates
 
     prefix = next((environ[name] for name in DUMPS if environ.get(name)), "")
     found = []

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.facts.processes import Process, ProcessRole, RankPlace
-from ddpdoctor.hang.flight_recorder import dumps_of, read_dumps
+from ddpdoctor.hang.flight_recorder.collect_dumps import dumps_of, read_dumps
 from ddpdoctor.probes.proc import Proc, Stat
 from ddpdoctor.processes.jobs import TrainingJob
 from tests.support import flight_recordings

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.facts.hang import Hang
-from ddpdoctor.hang.flight_recorder import read_dumps
-from ddpdoctor.hang.recorded import RecordedHang, record_of
+from ddpdoctor.hang.flight_recorder.collect_dumps import read_dumps
+from ddpdoctor.hang.recorded_hang import RecordedHang, record_of
 from tests.real.running_jobs import RunningJob, scripted, wait_until
 from tests.real.test_hang_command import looked, slugs
 

@@ -17,7 +17,7 @@ from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.processes import listing, reading_limits
 from ddpdoctor.processes.jobs import jobs_of, setting
-from ddpdoctor.processes.leftover_blind_spots import blind_spots
+from ddpdoctor.processes.leftovers.all_kinds import blind_spots
 from tests.support.command import ddpdoctor
 from tests.support.other_users import User, python_for_all
 

@@ -19,7 +19,7 @@ from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.processes import listing
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of, setting
-from ddpdoctor.processes.leftover_processes import left_by_processes
+from ddpdoctor.processes.leftovers.processes import left_by_processes
 from ddpdoctor.report.reported_leftovers import LeftoverKind
 from tests.real.running_jobs import by_hand, launched, started_by_itself, state, torchrun, wait_until
 from tests.support.command import plain_environ

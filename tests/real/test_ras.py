@@ -14,8 +14,9 @@ import pytest
 
 from ddpdoctor.facts.hang import RasCount
 from ddpdoctor.facts.processes import Process, ProcessRole, RankPlace
-from ddpdoctor.hang import examining, ras, watching
-from ddpdoctor.hang.ras import ask_twice
+from ddpdoctor.hang import examining, watching
+from ddpdoctor.hang.ras import client
+from ddpdoctor.hang.ras.client import ask_twice
 from ddpdoctor.processes.jobs import TrainingJob
 from tests.support import ras_server
 from tests.support.command import plain_environ
@@ -160,7 +161,7 @@ def test_whatever_else_listens_there_is_told_and_no_more(tmp_path: Path, case: s
 
 
 def test_silence_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ras, "GREETING_SECONDS", 0.1)
+    monkeypatch.setattr(client, "GREETING_SECONDS", 0.1)
     with server(tmp_path, "silent") as one:
         counts, told = ask_twice(job(one.pid), 0.0)
     assert counts == ()
@@ -255,8 +256,8 @@ def test_it_is_asked_only_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatc
         asked.append(job)
         return (), "asked"
 
-    monkeypatch.setattr(ras, "ask_twice", ask)
+    monkeypatch.setattr(client, "ask_twice", ask)
     monkeypatch.setattr(watching, "backend_of", lambda _: "nccl")
     told = examining._Ras(job(), 0.0, wanted=wanted).told()
-    assert told == ((), "asked" if wanted else ras.UNWANTED)
+    assert told == ((), "asked" if wanted else client.UNWANTED)
     assert bool(asked) is wanted

@@ -23,8 +23,8 @@ import pytest
 from ddpdoctor.facts.hang import Frame, Hang
 from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity, ProcessRole, RankPlace
 from ddpdoctor.hang import watching
-from ddpdoctor.hang.glances import ProcessGlance
-from ddpdoctor.hang.sampling import ALL_RATE, LEAST_RATE, RATE, Sampled, understood
+from ddpdoctor.hang.stack_sampling import ALL_RATE, LEAST_RATE, RATE, Sampled, understood
+from ddpdoctor.hang.watching import ProcessGlance
 from ddpdoctor.probes.py_spy import Spied
 from ddpdoctor.processes.jobs import TrainingJob
 from tests.support.hangs import (

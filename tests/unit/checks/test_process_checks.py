@@ -16,9 +16,8 @@ from ddpdoctor.engine.registry import Result, SkipReason, diagnose
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole, RankPlace
-from ddpdoctor.processes.gpu_holders import holdings, main_gpu, process_of
+from ddpdoctor.processes.gpu_holders import holdings, main_gpu, process_of, unowned
 from ddpdoctor.processes.job_settings import comparable, differences
-from ddpdoctor.processes.unowned_memory import unowned
 from tests.support.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, lay_over, read_fixture, to_snapshot
 
 OURS = [

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective
-from ddpdoctor.hang import dump_files, flight_recorder
-from ddpdoctor.hang.flight_recorder import Dumps, read_dumps
-from ddpdoctor.hang.plain_pickles import LARGEST, NotPlain
-from ddpdoctor.hang.recorded_entries import KEPT_ENTRIES, understand
+from ddpdoctor.hang.flight_recorder import collect_dumps, dump_files
+from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps, read_dumps
+from ddpdoctor.hang.flight_recorder.dump_format import KEPT_ENTRIES, understand
+from ddpdoctor.hang.flight_recorder.plain_pickles import LARGEST, NotPlain
 from tests.support.command import ROOT
 
 RECORDED = ROOT / "fixtures" / "flight_recorder"
@@ -250,12 +250,12 @@ def test_of_ten_thousand_broken_dumps_some_are_named(tmp_path: Path) -> None:
     for number in range(10_000):
         (tmp_path / f"rank_{number}").touch()
     found = read(tmp_path)
-    assert len(found.refused) == flight_recorder.MOST_REFUSALS
+    assert len(found.refused) == collect_dumps.MOST_REFUSALS
     assert found.refused[-1] == "9951 more files: not read either"
 
 
 def test_reading_ends_when_it_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_recorder, "SECONDS", -1.0)
+    monkeypatch.setattr(collect_dumps, "SECONDS", -1.0)
     found = read(write(tmp_path, "rank_0", dump(entry(1))))
     assert "1 file from here on not read" in found.refused[0]
 

@@ -14,10 +14,10 @@ import pytest
 
 from ddpdoctor.facts.hang import Frame, RankLook, Watched
 from ddpdoctor.facts.processes import Process, ProcessIdentity
-from ddpdoctor.hang import sampling
-from ddpdoctor.hang.glances import glance
+from ddpdoctor.hang import stack_sampling
 from ddpdoctor.hang.permission import Missed, Powers, hidden_stacks, powers
-from ddpdoctor.hang.sampling import Sampled
+from ddpdoctor.hang.stack_sampling import Sampled
+from ddpdoctor.hang.watching import glance
 from ddpdoctor.probes import py_spy as spying
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.py_spy import PySpyTrouble, refused, spy
@@ -154,7 +154,7 @@ ROOT = "<module> (/home/ada/train.py:90);main (/home/ada/train.py:{})"
 def sampled(*stacks: tuple[str, int], thread: str = "thread (7): MainThread") -> Sampled:
     text = "".join(f"{thread};{stack} {count}\n" for stack, count in stacks)
     other = "thread (9): pin;run (/opt/lib/python3.11/threading.py:982) 300\n"
-    return sampling.understood(7, (other + text).encode())
+    return stack_sampling.understood(7, (other + text).encode())
 
 
 def test_one_stack_all_the_while() -> None:
@@ -215,7 +215,7 @@ def test_a_single_sample_of_a_step_shows_that_it_moves(mostly: str, once: str, m
 
 
 def test_samples_from_outside_of_a_container() -> None:
-    assert sampling.understood(7, f"thread (1);{ROOT.format(40)} 30\n".encode()).count == 30
+    assert stack_sampling.understood(7, f"thread (1);{ROOT.format(40)} 30\n".encode()).count == 30
     assert sampled((ROOT.format(40), 30), thread="thread (0x7F12AB): MainThread").count == 30
 
 
@@ -223,7 +223,7 @@ def test_samples_from_outside_of_a_container() -> None:
     "output", [b"", b"garbage\n", b"thread (7): MainThread 5\n", b"thread (7): MainThread;f (f.py:1) x\n"]
 )
 def test_samples_of_nothing(output: bytes) -> None:
-    assert sampling.understood(7, output) == Sampled()
+    assert stack_sampling.understood(7, output) == Sampled()
 
 
 def watched(samples: int, elsewhere: int) -> Watched:
@@ -253,7 +253,7 @@ def test_a_real_loop_that_sleeps_most_of_the_time_moves(tmp_path: Path, asleep: 
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as loop:
         assert loop.stdout
         loop.stdout.readline()
-        found = asyncio.run(sampling.sample([loop.pid, asleep], 1))
+        found = asyncio.run(stack_sampling.sample([loop.pid, asleep], 1))
         loop.kill()
     assert found[loop.pid].elsewhere > 1
     assert found[loop.pid].moved > 1

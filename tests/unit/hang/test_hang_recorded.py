@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.facts.hang import Hang, RasCount, Recorded, RecordedCollective
-from ddpdoctor.hang.recorded import RecordedHang, RecordedSign, counts_move, record_of
+from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign, counts_move, record_of
 from tests.support.hangs import call, dump, hang, own, rank
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from ddpdoctor.facts.processes import Process, RankPlace
 from ddpdoctor.hang.permission import Missed, hidden_stacks, powers
-from ddpdoctor.hang.sampling import sample
+from ddpdoctor.hang.stack_sampling import sample
 from ddpdoctor.probes import py_spy as spying
 from ddpdoctor.probes import run_as
 from ddpdoctor.probes.proc import Proc
@@ -65,7 +65,7 @@ def record(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("py-spy", "real-py-spy"):
         (shared / name).chmod(0o755)
     monkeypatch.setattr(spying, "py_spy", lambda: str(shared / "py-spy"))
-    monkeypatch.setattr("ddpdoctor.hang.sampling.py_spy", lambda: str(shared / "py-spy"))
+    monkeypatch.setattr("ddpdoctor.hang.stack_sampling.py_spy", lambda: str(shared / "py-spy"))
     return shared / "record"
 
 

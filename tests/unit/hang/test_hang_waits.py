@@ -14,10 +14,10 @@ from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.hang import Hang, Recorded, RecordedCollective, RecordedGroup
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.hang.recorded import RecordedHang, RecordedSign, record_of
-from ddpdoctor.hang.recorded_entries import understand
+from ddpdoctor.hang.flight_recorder.dump_format import understand
+from ddpdoctor.hang.flight_recorder.wait_graph import How, waits_of
+from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign, record_of
 from ddpdoctor.hang.verdict import verdict_of
-from ddpdoctor.hang.waits import How, waits_of
 from ddpdoctor.knowledge.hang_causes import HangCause
 from tests.support.group_jobs import Job, some_job
 from tests.support.hangs import call

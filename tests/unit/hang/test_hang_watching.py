@@ -17,7 +17,7 @@ from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole, RankPlace
 from ddpdoctor.hang import watching
 from ddpdoctor.hang.fixes import full_stacks
-from ddpdoctor.hang.sampling import Sampled
+from ddpdoctor.hang.stack_sampling import Sampled
 from ddpdoctor.hang.watching import backend_of, watch
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.processes.jobs import TrainingJob

@@ -19,10 +19,10 @@ from ddpdoctor.base.ownership import who_misleads
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.processes import Process, RankPlace
-from ddpdoctor.hang import flight_recorder
-from ddpdoctor.hang.dump_files import DumpContents, NotRead, contents
-from ddpdoctor.hang.flight_recorder import Dumps, dumps_of
-from ddpdoctor.hang.mapped_nccl import mapped_nccl
+from ddpdoctor.hang.flight_recorder import collect_dumps as flight_recorder
+from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps, dumps_of
+from ddpdoctor.hang.flight_recorder.dump_files import DumpContents, NotRead, contents
+from ddpdoctor.hang.ras.mapped_nccl import mapped_nccl
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 from ddpdoctor.probes import environment

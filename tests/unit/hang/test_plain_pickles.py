@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdoctor.hang.plain_pickles import LARGEST, NotPlain, read
+from ddpdoctor.hang.flight_recorder.plain_pickles import LARGEST, NotPlain, read
 from tests.support.pickles import dumps, random_value
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdoctor.hang.ras_answers import NotUnderstood, understand
-from ddpdoctor.hang.ras_text import understand_text
+from ddpdoctor.hang.ras.json_answer import NotUnderstood, understand
+from ddpdoctor.hang.ras.text_answer import understand_text
 from tests.support.command import ROOT
 
 FOLDER = ROOT / "fixtures" / "ras"

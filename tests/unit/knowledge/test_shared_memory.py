@@ -21,7 +21,7 @@ from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.knowledge.segment_names import MODE, Maker, maker_of, maker_pid, may_be_chosen
 from ddpdoctor.probes import segment_users, shared_memory
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
-from ddpdoctor.processes.leftover_blind_spots import blind_spots
+from ddpdoctor.processes.leftovers.all_kinds import blind_spots
 from tests.support.other_users import User
 from tests.support.segments import make, nccl_name
 

@@ -20,9 +20,9 @@ from ddpdoctor.base.signals import StoppedBySignal
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.fixes.leftovers import targets_of
-from ddpdoctor.processes import ending as module
-from ddpdoctor.processes.ending import Endings, LeftoverEnding, LeftoverLook, end
-from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.processes.leftovers import ending as module
+from ddpdoctor.processes.leftovers.ending import Endings, LeftoverEnding, LeftoverLook, end
+from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Fate
 from tests.real.running_jobs import start_time, state
 from tests.support.process_trees import COLLECTIVES, ELSEWHERE, ME, Host

@@ -16,7 +16,7 @@ import pytest
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.probes import segment_users, shared_memory
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
-from ddpdoctor.processes.leftovers import leftovers_of
+from ddpdoctor.processes.leftovers.all_kinds import leftovers_of
 from tests.support.process_trees import Host
 from tests.support.segments import make, nccl_name
 

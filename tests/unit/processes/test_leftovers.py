@@ -15,8 +15,7 @@ from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
-from ddpdoctor.processes.leftover_blind_spots import blind_spots
-from ddpdoctor.processes.leftovers import leftovers_of
+from ddpdoctor.processes.leftovers.all_kinds import blind_spots, leftovers_of
 from ddpdoctor.processes.zombies_terminal import show_leftovers
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 from ddpdoctor.report.screen import Screen

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.processes.leftover_processes import left_by_processes
+from ddpdoctor.processes.leftovers.leftover import Leftover
+from ddpdoctor.processes.leftovers.processes import left_by_processes
 from tests.support.process_trees import (
     DEAD,
     INNOCENT,

@@ -10,9 +10,9 @@ import pytest
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.processes import Processes, RankPlace
-from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.processes.leftover_processes import left_by_processes
-from ddpdoctor.processes.leftover_stacks import busy_thread, whose_stacks
+from ddpdoctor.processes.leftovers.leftover import Leftover
+from ddpdoctor.processes.leftovers.processes import left_by_processes
+from ddpdoctor.processes.leftovers.rank_stacks import busy_thread, whose_stacks
 from tests.support.process_trees import COLLECTIVES, ELSEWHERE, TORCH, Frame, Host
 
 READS = (Frame("upload", "/home/ann/store.py", 7), Frame("run", "/usr/lib/python3.11/threading.py", 975))

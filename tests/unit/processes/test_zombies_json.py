@@ -13,9 +13,9 @@ from ddpdoctor.checks.catalogue import catalogue, find_check
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.shared_memory import SharedMemory
-from ddpdoctor.processes.ending import Endings
-from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.processes.leftovers import leftovers_of
+from ddpdoctor.processes.leftovers.all_kinds import leftovers_of
+from ddpdoctor.processes.leftovers.ending import Endings
+from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.processes.zombies_json import zombies_report
 from ddpdoctor.report.contract import json_schema, to_json
 from ddpdoctor.report.reported_leftovers import Fate, LeftoverKind

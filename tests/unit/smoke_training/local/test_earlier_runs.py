@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.probes.smoke_notes import NOTES, PREFIX, dead_runs
-from ddpdoctor.processes.leftovers import leftovers_of
+from ddpdoctor.processes.leftovers.all_kinds import leftovers_of
 from ddpdoctor.report.reported_leftovers import Certainty
 from ddpdoctor.smoke_training.local.earlier_runs import clear_up_earlier
 from tests.support.other_users import User

@@ -10,7 +10,7 @@ from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.knowledge.segment_names import Maker, maker_of, may_be_chosen
-from ddpdoctor.processes.leftover import Leftover
+from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
 WHY = "no process has it mapped or open"

@@ -20,9 +20,16 @@ from ddpdoctor.base.text import listed, masked, plural, ranks_named
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.hang import Recorded
 from ddpdoctor.facts.processes import Process
-from ddpdoctor.hang.dump_files import CandidateDump, DumpContents, NotRead, candidates, contents, rank_in
-from ddpdoctor.hang.plain_pickles import NotPlain
-from ddpdoctor.hang.recorded_entries import Dump, understand
+from ddpdoctor.hang.flight_recorder.dump_files import (
+    CandidateDump,
+    DumpContents,
+    NotRead,
+    candidates,
+    contents,
+    rank_in,
+)
+from ddpdoctor.hang.flight_recorder.dump_format import Dump, understand
+from ddpdoctor.hang.flight_recorder.plain_pickles import NotPlain
 from ddpdoctor.probes.proc import MAX_ENVIRON, TICKS, Proc, variables
 from ddpdoctor.probes.run_as import identity_of, sudo
 from ddpdoctor.processes.jobs import TrainingJob

@@ -20,9 +20,9 @@ import psutil
 from ddpdoctor.base.text import dotted, masked
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.hang import RasCount
-from ddpdoctor.hang.mapped_nccl import mapped_nccl
-from ddpdoctor.hang.ras_answers import Counts, NotUnderstood, together, understand
-from ddpdoctor.hang.ras_text import understand_text
+from ddpdoctor.hang.ras.json_answer import Counts, NotUnderstood, together, understand
+from ddpdoctor.hang.ras.mapped_nccl import mapped_nccl
+from ddpdoctor.hang.ras.text_answer import understand_text
 from ddpdoctor.probes.proc import MAX_ENVIRON, Proc, variables
 from ddpdoctor.processes.jobs import TrainingJob
 

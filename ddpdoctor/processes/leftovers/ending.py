@@ -19,8 +19,8 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes, ProcessIdentity, ProcessRole
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.processes.leftovers import leftovers_of
+from ddpdoctor.processes.leftovers.all_kinds import leftovers_of
+from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.processes.signs_of_life import worked_between
 from ddpdoctor.report.reported_leftovers import Fate
 

@@ -1,4 +1,4 @@
-"""Where leftovers may lie that a look could not reach: what was not seen is never called clean. Pure."""
+"""What earlier runs left behind on this host, and how sure that is. In doubt it is named, and left alone. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,39 @@ from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.shared_memory import SharedMemory
-from ddpdoctor.processes.unowned_memory import unowned
+from ddpdoctor.processes.gpu_holders import unowned
+from ddpdoctor.processes.leftovers.gpu_memory import left_memory
+from ddpdoctor.processes.leftovers.leftover import Leftover
+from ddpdoctor.processes.leftovers.processes import left_by_processes
+from ddpdoctor.processes.leftovers.segments import left_segments
+from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
+
+
+def leftovers_of(
+    processes: Maybe[Processes], gpus: Maybe[Gpus], shared_memory: Maybe[SharedMemory]
+) -> tuple[Leftover, ...]:
+    """All that is left over as far as these facts tell, what is proven first. A group that is Unknown tells nothing."""
+    found = tuple(_found(processes, gpus, shared_memory))
+    order = list(Certainty)
+    return tuple(
+        sorted(found, key=lambda one: (order.index(one.certainty), list(LeftoverKind).index(one.kind), one.pid))
+    )
+
+
+def _found(processes: Maybe[Processes], gpus: Maybe[Gpus], shared_memory: Maybe[SharedMemory]) -> Iterator[Leftover]:
+    yield from left_by_processes(processes, gpus)
+    if isinstance(gpus, Gpus):
+        yield from left_memory(gpus, processes)
+    if isinstance(shared_memory, SharedMemory):
+        yield from left_segments(shared_memory, processes)
 
 
 def blind_spots(processes: Maybe[Processes], gpus: Maybe[Gpus], shared_memory: Maybe[SharedMemory]) -> tuple[str, ...]:
     """A sentence each."""
-    return tuple(dict.fromkeys(_found(processes, gpus, shared_memory)))
+    return tuple(dict.fromkeys(_unseen(processes, gpus, shared_memory)))
 
 
-def _found(processes: Maybe[Processes], gpus: Maybe[Gpus], shared_memory: Maybe[SharedMemory]) -> Iterator[str]:
+def _unseen(processes: Maybe[Processes], gpus: Maybe[Gpus], shared_memory: Maybe[SharedMemory]) -> Iterator[str]:
     if isinstance(processes, Unknown):
         yield f"Processes: not seen: {processes.reason}"
     else:

@@ -16,8 +16,8 @@ import msgspec
 
 from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective, RecordedGroup
-from ddpdoctor.hang import plain_pickles
-from ddpdoctor.hang.plain_pickles import NotPlain
+from ddpdoctor.hang.flight_recorder import plain_pickles
+from ddpdoctor.hang.flight_recorder.plain_pickles import NotPlain
 
 KEPT_ENTRIES = 400
 """Of each group, the last ones. Over NCCL a rank calls many before the first is done, but CUDA holds a rank up that has launched 1024

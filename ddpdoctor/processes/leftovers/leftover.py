@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from typing import Final
+
 import msgspec
 
 from ddpdoctor.facts.processes import ProcessIdentity
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
+
+MAX_NAMED: Final = 32
+"""Leftovers that one command names."""
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,3 +65,9 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     def pid(self) -> int:
         """0 where it is no process."""
         return self.identity.pid if self.identity else 0
+
+
+def kill_command(leftovers: Sequence[Leftover]) -> str:
+    """Word `ddpdoctor zombies --kill` with the pids and paths of the first of these."""
+    named = [str(leftover.pid or leftover.path) for leftover in leftovers[:MAX_NAMED]]
+    return shlex.join(["ddpdoctor", "zombies", "--kill", *named])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpdoctor.base.ownership import who_misleads
-from ddpdoctor.hang.plain_pickles import LARGEST
+from ddpdoctor.hang.flight_recorder.plain_pickles import LARGEST
 from ddpdoctor.probes.files import isdir, open_regular
 
 MOST_LISTED = 50_000

@@ -11,8 +11,8 @@ import msgspec
 
 from ddpdoctor.base.text import ranks_named
 from ddpdoctor.facts.hang import Frame, Hang, RasCount, RecordedCollective
-from ddpdoctor.hang.recorded_members import Key, Member, all_ranks, call_name, members_of, where_called
-from ddpdoctor.hang.waits import Even, Lag, waits_of
+from ddpdoctor.hang.flight_recorder.group_members import Key, Member, all_ranks, call_name, members_of, where_called
+from ddpdoctor.hang.flight_recorder.wait_graph import Even, Lag, waits_of
 
 SAME_SHAPES: Final = (
     "all_reduce",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import RasCount
-from ddpdoctor.hang.ras_answers import Counts, NotUnderstood
+from ddpdoctor.hang.ras.json_answer import Counts, NotUnderstood
 
 HEAD = re.compile(r"^Group +Comms +Nodes", re.MULTILINE)
 ROW = re.compile(r"^ *(\d{1,7}) +\d+ +\d+ +[\d-]+ +(\d{1,7}) +\d+ +\S+ +\S+$")

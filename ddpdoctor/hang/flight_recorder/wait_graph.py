@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective
-from ddpdoctor.hang.recorded_members import (
+from ddpdoctor.hang.flight_recorder.group_members import (
     DEFAULT_GROUP,
     Key,
     Made,

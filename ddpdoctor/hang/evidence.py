@@ -10,12 +10,11 @@ from typing import Final
 from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.text import human, listed, plural, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang, Watched
-from ddpdoctor.hang.certainty import is_definite
-from ddpdoctor.hang.movement import movements
+from ddpdoctor.hang.certainty import is_definite, movements
+from ddpdoctor.hang.flight_recorder.wait_graph import How, Lag
 from ddpdoctor.hang.rank_states import RankActivity, RankState, bytes_moved, cores_used, worker_idle
-from ddpdoctor.hang.recorded import RecordedHang
+from ddpdoctor.hang.recorded_hang import RecordedHang
 from ddpdoctor.hang.verdict import ITS_DUMP, HangVerdict
-from ddpdoctor.hang.waits import How, Lag
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.stack_places import PlaceKind, file_line, pythons, torchs, where, worker_place
 

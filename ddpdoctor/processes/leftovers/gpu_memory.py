@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
-from ddpdoctor.processes.gpu_holders import HeldGpu, held_by_nobody
-from ddpdoctor.processes.leftover import Leftover
-from ddpdoctor.processes.unowned_memory import unowned
+from ddpdoctor.processes.gpu_holders import HeldGpu, held_by_nobody, unowned
+from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
 

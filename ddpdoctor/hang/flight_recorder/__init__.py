@@ -1,0 +1,1 @@
+"""Torch's flight recorders: the files they dumped, read as plain data, and who waits for whom by what stands in them."""

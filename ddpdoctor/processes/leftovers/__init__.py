@@ -1,0 +1,1 @@
+"""What runs that are gone left behind: which processes, GPU memory and segments, how sure that is, and how they are ended."""
