@@ -17,9 +17,9 @@ from ddpdoctor.facts.processes import Process, ProcessRole
 from ddpdoctor.probes.proc import MAX_ENVIRON, Proc
 from ddpdoctor.probes.processes import command_lines as commands
 from ddpdoctor.probes.processes.description import Describer
-from ddpdoctor.probes.processes.leftovers.process_tree import Family, SeenProcess, place_by_settings
+from ddpdoctor.probes.processes.process_tree import Family, SeenProcess, place_by_settings
 from ddpdoctor.probes.processes.roles import DATA_WORKER
-from ddpdoctor.processes.leftovers.process_tree import SHELLS
+from ddpdoctor.processes.leftovers.orphans import SHELLS
 
 SETTLED_SECONDS: Final = 2.0
 """Ranks that lose their launcher, or each other, may end by themselves: so long they are waited for, and no longer."""

@@ -10,7 +10,7 @@ from ddpdoctor.facts.hang import Frame, RankLook
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.knowledge.stack_places import PlaceKind, place_of, where
 from ddpdoctor.processes.jobs import jobs_of
-from ddpdoctor.processes.leftovers.process_tree import ProcessTree
+from ddpdoctor.processes.leftovers.orphans import ProcessTree
 from ddpdoctor.processes.signs_of_life import signs_of_life
 
 WAITING: Final = (PlaceKind.COLLECTIVE, PlaceKind.STEP)
