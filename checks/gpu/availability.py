@@ -18,9 +18,9 @@ from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.knowledge.evidence import planned, torch_version
+from ddpdoctor.knowledge.gpu_assignment import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
 from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.knowledge.sharing import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
 from ddpdoctor.processes.gpu_holders import told_by_holder
 
 

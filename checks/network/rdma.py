@@ -8,15 +8,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.nccl import Nccl
-from ddpdoctor.facts.network import Network
-from ddpdoctor.facts.rdma import Gid, Rdma, RdmaPort
-from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.job_intent import several_nodes
-from ddpdoctor.knowledge.network_fixes import setting
-from ddpdoctor.knowledge.rdma_ports import (
+from ddpdoctor.checks.network.rdma_ports import (
     LINK_LOCAL,
     ROCE,
     active,
@@ -30,6 +22,14 @@ from ddpdoctor.knowledge.rdma_ports import (
     serves,
     wanted_by,
 )
+from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.nccl import Nccl
+from ddpdoctor.facts.network import Network
+from ddpdoctor.facts.rdma import Gid, Rdma, RdmaPort
+from ddpdoctor.knowledge.evidence import told
+from ddpdoctor.knowledge.job_intent import several_nodes
+from ddpdoctor.knowledge.network_fixes import setting
 from ddpdoctor.knowledge.wheels import older
 
 NO_DEVICE = "no InfiniBand or RoCE device on this host"

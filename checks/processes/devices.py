@@ -12,9 +12,8 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.cuda_oom import ALIKE
-from ddpdoctor.knowledge.gpu_assignment import own_gpu
+from ddpdoctor.knowledge.gpu_assignment import lacks_nccl, own_gpu
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
-from ddpdoctor.knowledge.sharing import lacks_nccl
 from ddpdoctor.logs.analyze.particulars import memory_of_ranks
 from ddpdoctor.processes.gpu_holders import (
     ENDED,

@@ -12,13 +12,13 @@ import msgspec
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import clip_middle, dotted, listed
 from ddpdoctor.base.unknown import Maybe, known
+from ddpdoctor.checks.settings.debugging_settings import dangerous, dangerous_here
 from ddpdoctor.engine.registry import LogSign, check, requires
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.knowledge.debugging_settings import dangerous, dangerous_here
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.known_settings import (
     KnownSetting,

@@ -8,12 +8,12 @@ import msgspec
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Severity
 from ddpdoctor.base.unknown import Maybe, known
+from ddpdoctor.checks.settings.debugging_settings import LEFTOVERS, counting, on, there
 from ddpdoctor.checks.settings.invalid import evidence_of, quoted, take_away
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.pci import Pci
-from ddpdoctor.knowledge.debugging_settings import LEFTOVERS, counting, on, there
 from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.knowledge.launchers import number
 

@@ -18,7 +18,7 @@ from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.sharing import lacks_nccl
+from ddpdoctor.knowledge.gpu_assignment import lacks_nccl
 from ddpdoctor.smoke_training.analysis.failure_attribution import NO_SMOKE
 
 HIDES = re.compile(r"\b(\w+_VISIBLE_DEVICES) hides")

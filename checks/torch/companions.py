@@ -13,9 +13,9 @@ from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
+from ddpdoctor.knowledge.cuda_stack import requirement_in
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.python_commands import pip_install
-from ddpdoctor.knowledge.requirements import requirement_in
 from ddpdoctor.knowledge.wheels import index_options, numbers, release, tag_cuda
 
 

@@ -1,4 +1,4 @@
-"""What a signal that asks us to end does: one exception, which carries the sentence that is then true."""
+"""Turns a signal that asks us to end into one exception, which carries the sentence that is then true."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StoppedBySignal(BaseException):
-    """A signal asks us to end. No KeyboardInterrupt, since typer would end on that without a word.
+    """Raised by a signal that asks us to end. No KeyboardInterrupt, since typer would end on that without a word.
 
     A command that changes things catches it, sets `text` to what was changed by then, and raises it again.
     """
@@ -18,24 +18,23 @@ class StoppedBySignal(BaseException):
         self.text = "Stopped. Nothing was changed."
 
 
-def heeded() -> list[int]:
-    """Those of them that are not ignored: by nohup, or by a script for what it starts in the background."""
-    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-
-
-def taken_over() -> list[int]:
-    """Those of them that stop this process by an exception. None in a program that calls us: they are its own."""
+def signals_taken_over() -> list[int]:
+    """List those signals that stop this process by an exception. None in a program that calls us: they are its own."""
     return [number for number in SIGNALS if signal.getsignal(number) is _stop]
 
 
 def stop_on_signals() -> None:
-    """From now on a signal raises Stopped in the main thread. One that is ignored stays so."""
-    for number in heeded():
-        signal.signal(number, _stop)
+    """Let a signal raise `StoppedBySignal` in the main thread from now on.
+
+    One that is ignored stays so: by nohup, or by a script for what it starts in the background.
+    """
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
 
 
 def ignore_signals() -> None:
-    """An impatient second Ctrl-C must not break into the clean end."""
+    """Ignore signals from now on: an impatient second Ctrl-C must not break into the clean end."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.base.output_streams import open_stream
 from ddpdoctor.base.ownership import ROOT
 from ddpdoctor.base.text import escaped_json
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.output_streams import open_stream
 from ddpdoctor.engine.sanitize_facts import plausible
 from ddpdoctor.facts.snapshot import SCHEMA, Snapshot
 

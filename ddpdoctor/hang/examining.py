@@ -8,8 +8,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.base.status_line import StatusLine
-from ddpdoctor.base.until_stopped import until_stopped
 from ddpdoctor.probes.session import collect_facts
 
 if TYPE_CHECKING:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,8 +17,10 @@ from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.python_commands import pip_install
-from ddpdoctor.knowledge.requirements import requirement_in
 from ddpdoctor.knowledge.wheels import numbers
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 PACKAGES = {
     "libcublas": "cublas",
@@ -51,6 +55,20 @@ class PinnedRelease(msgspec.Struct, frozen=True):
     def exact(self) -> str:
         """The version that torch pins, "" where it gives a range."""
         return self.wanted[2:] if self.wanted.startswith("==") and "*" not in self.wanted else ""
+
+
+@cache
+def requirement_in(text: str) -> tuple[str, Requirement] | None:
+    """Read a line of Requires-Dist: the other package's name, normalised, and what is required of it; None if it can't be read."""
+    # Here and not above: it takes as long to load as a tenth of a look at a host, and on many there is nothing to read.
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        return None
+    return canonicalize_name(requirement.name), requirement
 
 
 def pins(packages: Packages, target_python: TargetPython) -> tuple[PinnedRelease, ...]:

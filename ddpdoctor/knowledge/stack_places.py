@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.hang import Frame, RankLook
-from ddpdoctor.knowledge.framework_phases import phase_of
+from ddpdoctor.knowledge.frameworks import phase_of
 
 
 class PlaceKind(Enum):

@@ -14,7 +14,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LogLine, ProcessExit
-from ddpdoctor.knowledge.framework_phases import is_of_framework
+from ddpdoctor.knowledge.frameworks import is_of_framework
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import endings
 from ddpdoctor.logs.analyze.exceptions import is_cut, with_slashes

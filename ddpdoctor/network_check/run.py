@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.until_stopped import until_stopped
 from ddpdoctor.engine.examination import Verdict, overall
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.fleet import Fleet

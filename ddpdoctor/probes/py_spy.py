@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.async_work import within
 from ddpdoctor.base.ownership import ROOT
 from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import Frame

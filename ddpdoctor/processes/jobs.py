@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import AskedFor, Process, Processes, ProcessRole
-from ddpdoctor.knowledge.same_facts import remembered
+from ddpdoctor.processes.same_facts import remembered
 
 ELASTIC_RUN = "TORCHELASTIC_RUN_ID"
 MOST_ON_A_HOST = 4096

@@ -14,7 +14,7 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
-from ddpdoctor.knowledge.sharing import lacks_nccl
+from ddpdoctor.knowledge.gpu_assignment import lacks_nccl
 
 GROUPS: Final = ("gpus", "environment")
 """The facts that a plan needs. It is better with torch's, which take an import."""

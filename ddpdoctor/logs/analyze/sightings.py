@@ -13,7 +13,7 @@ from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LoggedStack, LogLine, SignMatch
-from ddpdoctor.knowledge.framework_phases import is_of_framework, phase_of
+from ddpdoctor.knowledge.frameworks import is_of_framework, phase_of
 from ddpdoctor.logs.analyze.exceptions import with_slashes
 from ddpdoctor.logs.analyze.own_code import is_of_library
 

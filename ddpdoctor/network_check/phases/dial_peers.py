@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.async_work import within
 from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.network_check.phases.peer_listeners import ARRIVED, LARGE
 from ddpdoctor.network_check.protocol.bounded_lines import plain

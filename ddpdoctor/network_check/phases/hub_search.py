@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.async_work import within
 from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.network_check.phases import port_identification as identification
 from ddpdoctor.network_check.phases.ip_counters import count

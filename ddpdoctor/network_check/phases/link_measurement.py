@@ -19,7 +19,7 @@ from typing import Final, TypeVar, cast
 
 import msgspec
 
-from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.async_work import within
 from ddpdoctor.facts.fleet import Link
 from ddpdoctor.network_check.protocol.messages import Measure, Measured, Peer, Place
 from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, Visit, VisitError, visit

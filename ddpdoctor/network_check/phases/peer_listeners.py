@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.async_work import within
 from ddpdoctor.network_check.protocol.messages import Opened, Place
 from ddpdoctor.network_check.protocol.order_limits import MEASURING_SECONDS
 from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, REACH, VisitError, receive, resolved

@@ -11,7 +11,7 @@ import secrets
 from contextlib import suppress
 from typing import Final
 
-from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.async_work import within
 from ddpdoctor.network_check.protocol.tcp_connections import Destination, connect
 
 NOBODY: Final = ""

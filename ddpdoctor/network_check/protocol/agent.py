@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.async_work import within
 from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.sanitize_facts import is_version
 from ddpdoctor.network_check.protocol.bounded_lines import LineError, LineReader, plain

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.async_work import within
 from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.sanitize_facts import is_host, is_version
 from ddpdoctor.network_check.analysis.admission_errors import wrong_token

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Literal
 
-from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.async_work import within
 from ddpdoctor.facts.fleet import MissingNode, RejectedNode
 from ddpdoctor.knowledge.node_words import names_by_rank
 from ddpdoctor.network_check.protocol.bounded_lines import LineError

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.async_work import within
 from ddpdoctor.facts.meeting import Attempt, ConnectOutcome
 from ddpdoctor.network_check.protocol.threads import in_thread
 

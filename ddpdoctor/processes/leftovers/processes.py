@@ -11,11 +11,11 @@ from ddpdoctor.base.text import plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole
-from ddpdoctor.knowledge.same_facts import remembered
 from ddpdoctor.processes.jobs import ELASTIC_RUN, TrainingJob, setting
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.processes.leftovers.orphans import ProcessTree
 from ddpdoctor.processes.leftovers.rank_stacks import not_waiting
+from ddpdoctor.processes.same_facts import remembered
 from ddpdoctor.processes.signs_of_life import gpu_at_work, not_known, signs_of_life
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 

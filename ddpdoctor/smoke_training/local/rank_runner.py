@@ -12,7 +12,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, Final
 
-from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.async_work import within
 from ddpdoctor.base.private_folders import Folder, Needs, NoFolderError, private_folder
 from ddpdoctor.facts.smoke import Leftovers, RankRun
 from ddpdoctor.network_check.protocol.messages import ENOUGH

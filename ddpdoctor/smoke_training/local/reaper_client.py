@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.async_work import within
 from ddpdoctor.base.text import signal_name
 from ddpdoctor.probes.run_as import INQUIRY_MARK, environ_for, working_folder_for
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor

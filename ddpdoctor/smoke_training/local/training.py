@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ddpdoctor.base.until_stopped import until_stopped
+from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.facts.smoke import RankEnding, Scaling, Smoke
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor

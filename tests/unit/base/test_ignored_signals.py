@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.base.signals import SIGNALS, StoppedBySignal, stop_on_signals
-from ddpdoctor.base.until_stopped import until_stopped
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ import pytest
 from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import find_check
+from ddpdoctor.checks.network.rdma_ports import common_index, named, wanted_by
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.rdma import Gid, RdmaPort
 from ddpdoctor.knowledge.known_settings import known_settings
-from ddpdoctor.knowledge.rdma_ports import common_index, named, wanted_by
 from ddpdoctor.knowledge.settings_agreement import PROTOCOL, deviations, meaning
 from ddpdoctor.knowledge.version_agreement import (
     stores_meet,

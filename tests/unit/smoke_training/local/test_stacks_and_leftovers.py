@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.base import private_folders
+from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.base.private_folders import NoFolderError, private_folder
 from ddpdoctor.base.signals import SIGNALS, StoppedBySignal, stop_on_signals
-from ddpdoctor.base.until_stopped import until_stopped
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.smoke import Leftovers
 from ddpdoctor.probes.py_spy import PySpyTrouble, Spied

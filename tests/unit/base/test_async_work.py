@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ddpdoctor.base.deadlines import within
+from ddpdoctor.base.async_work import within
 
 
 def test_it_gives_what_comes_and_raises_what_is_raised() -> None:

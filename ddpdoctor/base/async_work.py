@@ -1,0 +1,94 @@
+"""Ends asynchronous work: when its time is up, or when a signal comes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from ddpdoctor.base.signals import StoppedBySignal, ignore_signals, signals_taken_over, stop_on_signals
+
+T = TypeVar("T")
+
+LAUNCHER_SECONDS = 1.0
+"""Between two looks whether the launcher lives."""
+
+
+async def within(seconds: float, what: Awaitable[T]) -> T:
+    """Return or raise what the awaitable does, and cancel it when the time is up.
+
+    Not asyncio.wait_for: before Python 3.12 that loses a cancellation which comes just as `what` ends, and the task that was
+    to end goes on for ever.
+
+    Raises:
+        TimeoutError: it took longer.
+    """
+    task = asyncio.ensure_future(what)
+    try:
+        done, _ = await asyncio.wait((task,), timeout=max(seconds, 0.0))
+        if not done:
+            raise TimeoutError(f"no answer within {seconds:.0f} s")
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+        with suppress(asyncio.CancelledError):
+            # Nobody else may ask for it, and asyncio complains of an exception that nobody saw.
+            task.exception()
+
+
+async def until_stopped(work: Coroutine[Any, Any, T], describe_end: Callable[[], str], launcher: int = 0) -> T:
+    """Return the result of the work, which a signal ends cleanly: an exception out of a signal's handler would hit whatever task runs.
+
+    On a signal the work is cancelled (the message says by whom), and what it then does to end is awaited; an impatient second
+    signal doesn't break into that. In a program that calls us signals are its own.
+
+    Args:
+        work: ends soon after it is cancelled.
+        describe_end: gives the sentence for the user, which is true once the work has ended.
+        launcher: the pid of this process's parent, if its end is to be taken for a SIGTERM: one that is killed may leave its
+            ranks behind.
+
+    Raises:
+        StoppedBySignal: a signal has come before the work was done.
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    received: list[int] = []
+    orphaned = False
+
+    def stop(number: int, by: str = "") -> None:
+        received.append(number)
+        if len(received) == 1:
+            task.cancel(by or ("its user: Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name))
+
+    def watch_launcher() -> None:
+        nonlocal orphaned
+        if os.getppid() == launcher:
+            loop.call_later(LAUNCHER_SECONDS, watch_launcher)
+        elif not received and not task.done():
+            orphaned = True
+            stop(signal.SIGTERM, "the end of its launcher")
+
+    if launcher:
+        watch_launcher()
+    handled = signals_taken_over()
+    for number in handled:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        stopped = StoppedBySignal(128 + received[0])
+        stopped.text = f"The launcher (pid {launcher}) is gone; the ranks were ended." if orphaned else describe_end()
+        raise stopped from None
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+        if handled:
+            (ignore_signals if received else stop_on_signals)()
