@@ -1,10 +1,10 @@
 """Says what fixtures/expected is to hold: a file an illness, with what a user sees of each of its sick cases, so that every change
 of wording is a diff that somebody reads.
 
-fixtures/hosts/SLUG/sick-*.json   what a command prints where it looks for that illness alone: of a job that was looked at, or a smoke
-                                  training, all of the report; of others the finding, which is the same in every command
-fixtures/logs/SLUG/sick-*.log     all that `ddpdoctor diagnose-log` prints
-near-miss-*                       a line on each: that nothing is found, why it could not be tested, what a log is taken for instead
+sick-* in fixtures/hosts/SLUG.json   what a command prints where it looks for that illness alone: of a job that was looked at, or a
+                                     smoke training, all of the report; of others the finding, which is the same in every command
+fixtures/logs/SLUG/sick-*.log        all that `ddpdoctor diagnose-log` prints
+near-miss-*                          a line on each: that nothing is found, why it could not be tested, what a log is taken for instead
 
 Written by python -m tests.regenerate. The same on every machine, for every user, under every supported Python.
 """
@@ -33,7 +33,7 @@ from ddpdoctor.logs.render_words import judged_as
 from ddpdoctor.report.terminal import make_console, show_findings
 from ddpdoctor.smoke_training.render_terminal import show_smoke
 from tests.log_corpus import LOGS, CorpusLog, corpus
-from tests.support.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.support.fixture_hosts import HOSTS, host_cases, slugs_with_hosts
 
 EXPECTED: Final = HOSTS.parent / "expected"
 WIDTH_COLUMNS: Final = 100
@@ -44,7 +44,7 @@ HEALTHY: Final = "healthy"
 
 def all_slugs() -> list[str]:
     """The names of all folders with cases: illnesses, and what logs show besides."""
-    return sorted({path.name for folder in (HOSTS, LOGS) for path in folder.iterdir()} - {HEALTHY})
+    return sorted({*slugs_with_hosts(), *(folder.name for folder in LOGS.iterdir())} - {HEALTHY})
 
 
 def all_expected(slugs: Iterable[str] | None = None) -> dict[Path, str]:
@@ -85,12 +85,10 @@ def _console() -> tuple[Console, io.StringIO]:
 
 def _host_cases(slug: str) -> Iterator[tuple[str, str, bool]]:
     """(name, text, whether it is sick) of each."""
-    for path in sorted((HOSTS / slug).glob("*.json")):
-        fixture = read_fixture(path)
-        examination = examine(fixture_snapshot(fixture), fixture.plan.get("nproc"), [find_check(slug)])
-        is_sick = path.name.startswith("sick-")
-        text = _report_on_host(examination) if is_sick else _line_on_host(examination)
-        yield f"hosts/{slug}/{path.stem}", text, is_sick
+    for case in host_cases(slug):
+        examination = examine(case.snapshot(), case.nproc, [find_check(slug)])
+        text = _report_on_host(examination) if case.is_sick else _line_on_host(examination)
+        yield f"hosts/{case.id}", text, case.is_sick
 
 
 def _report_on_host(examination: Examination) -> str:

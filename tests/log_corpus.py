@@ -4,7 +4,7 @@ fixtures/logs/SLUG/sick-*.log        the top answer is to be SLUG
 fixtures/logs/SLUG/near-miss-*.log   SLUG is not to be named at all
 fixtures/logs/healthy/*.log          nothing is to be found
 
-Beside each stands NAME.json: a `Case`. A log of several files is a folder NAME.log/, a compressed one NAME.log.gz.
+Each has its `LogCase` by name in SLUG/cases.toml. A log of several files is a folder NAME.log/, a compressed one NAME.log.gz.
 user-code-error and stopped-from-outside are no illnesses but outcomes: of their sick logs the outcome is to be that.
 
 python -m tests.log_corpus                        every log: right or wrong, the top answer, and why; then the rates
@@ -33,6 +33,7 @@ from ddpdoctor.logs.match.wanted_signs import vocabulary
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
 HEALTHY = "healthy"
+CASES = "cases.toml"
 WIDTH = 128
 """Columns of the page."""
 
@@ -40,7 +41,7 @@ OUTCOMES = {catalogue().slug_for(topic): outcome for outcome, topic in TOPICS.it
 """Folders that are named after an outcome, and no illness."""
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LogCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a log was made, and what else is known of it. origin: "recorded" (it really happened; about: how, with the command) or
     "hand-made" (written from a library's sources; about: which). rank, host: of the one that failed first, where the log tells;
     left out where it doesn't."""
@@ -56,7 +57,7 @@ class CorpusLog(msgspec.Struct, frozen=True):
 
     slug: str
     path: Path
-    case: Case
+    case: LogCase
 
     @property
     def name(self) -> str:
@@ -121,13 +122,18 @@ class Judged(msgspec.Struct, frozen=True):
 
 def corpus(slug: str = "*") -> list[CorpusLog]:
     """All logs, by folder and name; or those of one folder."""
-    return [_read(path) for path in sorted(LOGS.glob(f"{slug}/*.json"))]
+    return [log for path in sorted(LOGS.glob(f"{slug}/{CASES}")) for log in _logs_of(path)]
 
 
-def _read(sidecar: Path) -> CorpusLog:
-    candidates = [sidecar.with_suffix(end) for end in (".log", ".log.gz")]
-    path = next((one for one in candidates if one.exists()), candidates[0])
-    return CorpusLog(sidecar.parent.name, path, msgspec.json.decode(sidecar.read_bytes(), type=Case))
+def _logs_of(cases: Path) -> list[CorpusLog]:
+    slug = cases.parent.name
+    written = msgspec.toml.decode(cases.read_bytes(), type=dict[str, LogCase])
+    return [CorpusLog(slug, _log_called(name, cases.parent), case) for name, case in sorted(written.items())]
+
+
+def _log_called(name: str, folder: Path) -> Path:
+    compressed = folder / f"{name}.log.gz"
+    return compressed if compressed.exists() else folder / f"{name}.log"
 
 
 def text_of(path: Path) -> str:
@@ -287,7 +293,7 @@ def _chosen(names: Sequence[str]) -> list[CorpusLog]:
         fitting = [one for one in every if name in (one.slug, one.name) or path in (one.path, one.path.parent)]
         if not fitting and not path.exists():
             sys.exit(f"{name}: neither a slug with logs nor a file")
-        found += fitting or [CorpusLog("(no case)", path, Case("", ""))]
+        found += fitting or [CorpusLog("(no case)", path, LogCase("", ""))]
     return found
 
 

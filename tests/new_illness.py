@@ -56,22 +56,20 @@ def {function}(machine: Machine) -> Iterator[Finding]:
         )
 '''
 HOST = {"origin": "hand-made", "about": FILL_IN, "base": "h100x8-bare-metal", "facts": {"machine": {"kernel": FILL_IN}}}
-LOG = {"origin": "hand-made", "about": FILL_IN}
+LOG = f'origin = "hand-made"\nabout = "{FILL_IN}"\n'
 
 
 def files_of(family: str, slug: str) -> dict[Path, str]:
     """Each file to be filled in, by its path."""
     function = slug.replace("-", "_")
-    hosts, logs = ROOT / "fixtures" / "hosts" / slug, ROOT / "fixtures" / "logs" / slug
-    host, log = json.dumps(HOST, indent=1) + "\n", json.dumps(LOG, indent=2) + "\n"
+    logs = ROOT / "fixtures" / "logs" / slug
+    hosts = json.dumps({"sick-first": HOST, "near-miss-first": HOST}, indent=1) + "\n"
     return {
         ROOT / "checks" / family / f"{function}.py": CHECK.format(slug=slug, function=function),
-        hosts / "sick-first.json": host,
-        hosts / "near-miss-first.json": host,
+        ROOT / "fixtures" / "hosts" / f"{slug}.json": hosts,
+        logs / "cases.toml": f"[sick-first]\n{LOG}\n[near-miss-first]\n{LOG}",
         logs / "sick-first.log": f"{FILL_IN}\n",
-        logs / "sick-first.json": log,
         logs / "near-miss-first.log": f"{FILL_IN}\n",
-        logs / "near-miss-first.json": log,
     }
 
 
@@ -82,8 +80,7 @@ def refusal(family: str, slug: str) -> str:
         return f"there is no family {family}: {', '.join(families)}"
     if not re.fullmatch(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)+", slug):
         return f"{slug} is no slug: words in lower case with dashes between them, kernel-too-old"
-    places = {path if path.suffix == ".py" else path.parent for path in files_of(family, slug)}
-    there = sorted(path.relative_to(ROOT).as_posix() for path in places if path.exists())
+    there = sorted(path.relative_to(ROOT).as_posix() for path in files_of(family, slug) if path.exists())
     return f"{there[0]} is there already" if there else ""
 
 

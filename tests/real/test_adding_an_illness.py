@@ -75,7 +75,7 @@ def test_whoever_follows_the_page_ends_with_a_new_illness_and_passing_tests(tree
         ("nix kernel-too-old", "there is no family nix: apex, "),
         ("host Kernel", "Kernel is no slug"),
         ("host ../evil", "../evil is no slug"),
-        ("host shm-too-small", "fixtures/hosts/shm-too-small"),
+        ("host shm-too-small", "fixtures/hosts/shm-too-small.json"),
     ],
 )
 def test_what_can_not_be_begun_leaves_all_as_it_is(arguments: str, why: str) -> None:

@@ -21,10 +21,10 @@ from ddpdoctor.engine.snapshots import encode_snapshot, read_snapshot
 from ddpdoctor.facts.snapshot import GROUPS
 from tests.real.libnccl import beside_torch
 from tests.support.command import ROOT, command, ddpdoctor, plain_environ
-from tests.support.fixture_hosts import HOSTS, JSON_NAMES, fixture_snapshot, healthy_facts, read_fixture, to_snapshot
+from tests.support.fixture_hosts import JSON_NAMES, healthy_facts, host_case, to_snapshot
 
 SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text())
-SICK = HOSTS / "shm-too-small" / "sick-docker-default.json"
+SICK = "shm-too-small/sick-docker-default"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def this_host() -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def sick(tmp_path: Path) -> Path:
     path = tmp_path / "sick.json"
-    path.write_bytes(encode_snapshot(fixture_snapshot(read_fixture(SICK))))
+    path.write_bytes(encode_snapshot(host_case(SICK).snapshot()))
     return path
 
 

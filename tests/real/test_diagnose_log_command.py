@@ -19,7 +19,7 @@ import pytest
 from ddpdoctor.report.contract import json_schema
 from tests.real.test_check_fix import at_a_terminal
 from tests.support.command import command, ddpdoctor, plain_environ
-from tests.support.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.support.fixture_hosts import host_case
 from tests.support.free_ports import free_port
 
 SHM = """\
@@ -119,7 +119,7 @@ def test_the_suspicion_is_held_against_a_snapshot_and_against_this_host(log: Pat
     import msgspec
 
     saved = tmp_path / "host.json"
-    sick = fixture_snapshot(read_fixture(next((HOSTS / "shm-too-small").glob("sick-*.json"))))
+    sick = host_case("shm-too-small/sick-docker-default").snapshot()
     saved.write_bytes(msgspec.json.encode(sick))
     assert told(log, "--snapshot", saved)["log"]["suspects"][0]["held"] == "confirmed"
     here = told(log, "--here")

@@ -14,7 +14,7 @@ import pytest
 
 from ddpdoctor.engine.snapshots import encode_snapshot
 from tests.support.command import command, plain_environ
-from tests.support.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.support.fixture_hosts import host_case
 from tests.support.other_users import User
 from tests.support.sickness import run
 
@@ -109,7 +109,7 @@ def test_nothing_is_kept_of_what_goes_nowhere() -> None:
 
 @pytest.mark.root
 def test_a_snapshot_of_another_user_brings_no_commands(shared: Path, eve: User) -> None:
-    sick = fixture_snapshot(read_fixture(HOSTS / "gpu-heterogeneous" / "sick-two-models.json"))
+    sick = host_case("gpu-heterogeneous/sick-two-models").snapshot()
     facts = encode_snapshot(sick).decode()
     uuid = re.search(r"GPU-[0-9a-f-]{36}", facts)
     assert uuid

@@ -19,7 +19,7 @@ from ddpdoctor.base.text import UNSEEN
 from ddpdoctor.engine.snapshots import decode_snapshot
 from ddpdoctor.facts.environment import Environment, Setting
 from tests.support.command import command, plain_environ
-from tests.support.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.support.fixture_hosts import host_case
 
 HOSTILE = "evil\x1b]0;title\x07\x9b2J\x85\u202e\u2066\u200e\u061c\u2028\u2029\u200b\U000e0041\x7f"
 NAME = "evil\x1b]0;title\x07\x9b2J\x85\u202e\u2028\x7f\n.pt"
@@ -58,7 +58,7 @@ def assert_clean(text: str, *, told: bool = True) -> None:
 
 def hostile_snapshot(path: Path) -> Path:
     """Sick, with hostile text wherever free text may stand."""
-    sick = fixture_snapshot(read_fixture(HOSTS / "setting-misspelt" / "sick-transposed.json"))
+    sick = host_case("setting-misspelt/sick-transposed").snapshot()
     environment = sick.environment
     assert isinstance(environment, Environment)
     changed = tuple(Setting(one.name, f"{one.value}{HOSTILE}", one.origin) for one in environment.settings)

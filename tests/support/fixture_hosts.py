@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from ddpdoctor.engine.registry import Result, diagnose
 from ddpdoctor.facts.snapshot import Snapshot
 
 HOSTS = Path(__file__).parent.parent.parent / "fixtures" / "hosts"
+"""healthy/NAME.json, and SLUG.json with all cases of an illness by name: sick-..., near-miss-..."""
 HEALTHY = HOSTS / "healthy"
 
 
-class Fixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WrittenCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A host by what sets it apart: `facts` is laid over the healthy host `base` (objects merge, an object laid over a
     list names its items by index or "*", anything else replaces). `origin`: "recorded" or "hand-made"."""
 
@@ -26,6 +28,63 @@ class Fixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: str
     facts: dict[str, Any] = {}
     plan: dict[str, Any] = {}
+
+
+class HostCase(WrittenCase, frozen=True, kw_only=True):
+    """A host that has an illness, or nearly has it."""
+
+    slug: str
+    name: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.slug}/{self.name}"
+
+    @property
+    def is_sick(self) -> bool:
+        return self.name.startswith("sick-")
+
+    @property
+    def nproc(self) -> int | None:
+        """Ranks on the host, where the case says how many."""
+        return self.plan.get("nproc")
+
+    def snapshot(self) -> Snapshot:
+        """Its facts."""
+        return to_snapshot(lay_over(healthy_facts(self.base), self.facts))
+
+
+def slugs_with_hosts() -> list[str]:
+    """The illnesses that have cases of hosts."""
+    return sorted(path.stem for path in HOSTS.glob("*.json"))
+
+
+def host_cases(slug: str = "", kind: str = "") -> list[HostCase]:
+    """Cases of one illness or of all, by slug and name.
+
+    Args:
+        kind: how their names begin: "sick-", "near-miss-".
+    """
+    slugs = [slug] if slug else slugs_with_hosts()
+    return [case for one_slug in slugs for case in _cases_of(one_slug) if case.name.startswith(kind)]
+
+
+def host_case(name: str) -> HostCase:
+    """The case of that name: "shm-too-small/sick-missing"."""
+    slug, _, short = name.partition("/")
+    (case,) = (case for case in _cases_of(slug) if case.name == short)
+    return case
+
+
+@cache
+def _cases_of(slug: str) -> tuple[HostCase, ...]:
+    path = HOSTS / f"{slug}.json"
+    if not path.exists():
+        return ()
+    written = msgspec.json.decode(path.read_bytes(), type=dict[str, WrittenCase])
+    return tuple(
+        HostCase(slug=slug, name=name, **msgspec.structs.asdict(case)) for name, case in sorted(written.items())
+    )
 
 
 def healthy_names() -> list[str]:
@@ -63,17 +122,7 @@ def to_snapshot(facts: dict[str, Any]) -> Snapshot:
     return msgspec.convert({JSON_NAMES.get(name, name): group for name, group in facts.items()}, Snapshot)
 
 
-def read_fixture(path: Path) -> Fixture:
-    return msgspec.json.decode(path.read_bytes(), type=Fixture)
-
-
-def fixture_snapshot(fixture: Fixture) -> Snapshot:
-    return to_snapshot(lay_over(healthy_facts(fixture.base), fixture.facts))
-
-
-def judge(path: Path, slug: str) -> Result:
-    """What the check of that slug makes of a fixture."""
-    fixture = read_fixture(path)
-    snapshot = fixture_snapshot(fixture)
-    plan = plan_for(snapshot, fixture.plan.get("nproc"))
-    return diagnose(snapshot, plan, [find_check(slug)])[0]
+def judge(case: HostCase) -> Result:
+    """What the check of its illness makes of it."""
+    snapshot = case.snapshot()
+    return diagnose(snapshot, plan_for(snapshot, case.nproc), [find_check(case.slug)])[0]

@@ -13,7 +13,7 @@ from tests import check_pages
 from tests.expected_output import EXPECTED, WIDTH_COLUMNS, all_slugs
 from tests.log_corpus import LOGS
 from tests.regenerate import differences, generated
-from tests.support.fixture_hosts import HOSTS
+from tests.support.fixture_hosts import host_cases
 from tests.support.other_users import User, python_for_all
 
 ROOT = EXPECTED.parent.parent
@@ -23,9 +23,8 @@ PRINTED = f"from tests.expected_output import expected_of\nfor slug in {SLUGS}: 
 
 
 def sick_cases(slug: str) -> list[str]:
-    logs = [path for path in (LOGS / slug).glob("sick-*") if path.suffix != ".json"]
-    hosts = [f"hosts/{slug}/{path.stem}" for path in (HOSTS / slug).glob("sick-*.json")]
-    return sorted([*hosts, *(f"logs/{slug}/{path.name}" for path in logs)])
+    hosts = [f"hosts/{case.id}" for case in host_cases(slug, "sick-")]
+    return sorted([*hosts, *(f"logs/{slug}/{path.name}" for path in (LOGS / slug).glob("sick-*"))])
 
 
 @pytest.mark.quick

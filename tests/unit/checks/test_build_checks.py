@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Finding, Severity
 from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import diagnose
-from tests.support.fixture_hosts import HOSTS, healthy_facts, judge, lay_over, to_snapshot
+from tests.support.fixture_hosts import healthy_facts, host_case, judge, lay_over, to_snapshot
 
 
 def found(slug: str, **facts: Any) -> tuple[Finding, ...]:
@@ -48,7 +48,7 @@ def test_how_bad_another_nvcc_is_depends_on_who_builds(
 
 
 def test_no_torch_is_offered_that_this_driver_and_these_gpus_cannot_run() -> None:
-    (finding,) = judge(HOSTS / "cuda-toolkit-mismatch" / "sick-old-gpu.json", "cuda-toolkit-mismatch").findings
+    (finding,) = judge(host_case("cuda-toolkit-mismatch/sick-old-gpu")).findings
     assert "whl/" not in commands(finding)
     assert "cuda-12.6" in commands(finding)
 
@@ -68,7 +68,7 @@ def test_a_package_is_built_again_from_pypis_version() -> None:
 
 @pytest.mark.parametrize(("fixture", "severity"), [("sick-display-card-seen", WARN), ("sick-built-on-a100", FAIL)])
 def test_apex_that_runs_on_some_gpus_only_warns(fixture: str, severity: Severity) -> None:
-    (finding,) = judge(HOSTS / "apex-arch-missing" / f"{fixture}.json", "apex-arch-missing").findings
+    (finding,) = judge(host_case(f"apex-arch-missing/{fixture}")).findings
     assert finding.severity is severity
     assert ("export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6" in commands(finding)) is (severity is WARN)
 

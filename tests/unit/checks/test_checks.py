@@ -15,15 +15,7 @@ from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Check, SkipReason, diagnose
 from ddpdoctor.network_check.analysis.node_facts import FAMILIES
 from tests.support.command import ROOT
-from tests.support.fixture_hosts import (
-    HOSTS,
-    fixture_snapshot,
-    healthy_facts,
-    healthy_names,
-    judge,
-    read_fixture,
-    to_snapshot,
-)
+from tests.support.fixture_hosts import HostCase, healthy_facts, healthy_names, host_cases, judge, to_snapshot
 
 CHECKS = ROOT / "checks"
 PACKAGE = CHECKS.parent / "ddpdoctor"
@@ -53,8 +45,7 @@ every_check = pytest.mark.parametrize("one", all_checks(), ids=lambda one: one.s
 # What shows itself in logs alone has its fixtures in fixtures/logs.
 of_hosts = [one for one in all_checks() if one.groups != {"log"}]
 every_check_of_hosts = pytest.mark.parametrize("one", of_hosts, ids=lambda one: one.slug)
-fixture_paths = sorted(path for path in HOSTS.glob("*/*.json") if path.parent.name != "healthy")
-every_fixture = pytest.mark.parametrize("path", fixture_paths, ids=lambda path: f"{path.parent.name}/{path.stem}")
+every_case = pytest.mark.parametrize("case", host_cases(), ids=lambda case: case.id)
 
 
 @pytest.mark.quick
@@ -68,21 +59,20 @@ def test_page_has_its_sections(one: Check) -> None:
 @pytest.mark.quick
 @every_check_of_hosts
 def test_has_sick_and_near_miss_fixtures(one: Check) -> None:
-    names = [path.name for path in (HOSTS / one.slug).glob("*.json")]
-    assert any(name.startswith("sick-") for name in names)
-    assert any(name.startswith("near-miss-") for name in names)
+    assert host_cases(one.slug, "sick-")
+    assert host_cases(one.slug, "near-miss-")
 
 
 @every_check_of_hosts
 def test_a_near_miss_is_tested_and_fine(one: Check) -> None:
     """Silence may also mean that there was nothing to look at: that alone proves nothing."""
-    assert any(judge(path, one.slug).passed for path in (HOSTS / one.slug).glob("near-miss-*.json"))
+    assert any(judge(case).passed for case in host_cases(one.slug, "near-miss-"))
 
 
-@every_fixture
-def test_fixture_is_judged_right(path: Path) -> None:
-    result = judge(path, path.parent.name)
-    if path.name.startswith("sick-"):
+@every_case
+def test_fixture_is_judged_right(case: HostCase) -> None:
+    result = judge(case)
+    if case.is_sick:
         assert result.findings, f"found nothing: {result.not_tested}"
         for finding in result.findings:
             assert finding.evidence
@@ -90,17 +80,16 @@ def test_fixture_is_judged_right(path: Path) -> None:
             assert "\n" not in finding.summary
             assert len(finding.summary) <= 160
     else:
-        assert path.name.startswith("near-miss-")
+        assert case.name.startswith("near-miss-")
         assert not result.findings
     assert result.not_tested is None or result.not_tested.why is not SkipReason.CRASHED, result.not_tested
 
 
-@every_fixture
-def test_fixture_names_only_facts_that_exist(path: Path) -> None:
-    fixture = read_fixture(path)
-    assert fixture.origin in ("recorded", "hand-made")
-    assert fixture.about
-    assert_kept(fixture.facts, json.loads(msgspec.json.encode(fixture_snapshot(fixture))), path.name)
+@every_case
+def test_fixture_names_only_facts_that_exist(case: HostCase) -> None:
+    assert case.origin in ("recorded", "hand-made")
+    assert case.about
+    assert_kept(case.facts, json.loads(msgspec.json.encode(case.snapshot())), case.id)
 
 
 def assert_kept(given: object, decoded: object, where: str) -> None:
@@ -161,11 +150,10 @@ def test_checks_and_what_they_share_never_look_at_the_world(path: Path) -> None:
         )
 
 
-@every_fixture
-def test_fixes_that_install_name_the_patient(path: Path) -> None:
-    fixture = read_fixture(path)
-    target_python = fixture_snapshot(fixture).target_python
-    for finding in judge(path, path.parent.name).findings:
+@every_case
+def test_fixes_that_install_name_the_target_python(case: HostCase) -> None:
+    target_python = case.snapshot().target_python
+    for finding in judge(case).findings:
         for fix, command in ((one, command) for one in finding.fixes for command in one.commands):
             if "pip install" in command or "pip uninstall" in command:
                 # Its own, or an environment that the same fix makes of it.
@@ -174,12 +162,11 @@ def test_fixes_that_install_name_the_patient(path: Path) -> None:
                 assert any(named), f"installs elsewhere: {command}"
 
 
-@every_fixture
-def test_commands_can_be_typed_as_they_stand(path: Path) -> None:
+@every_case
+def test_commands_can_be_typed_as_they_stand(case: HostCase) -> None:
     """Of what netcheck judges: no command has dots in it, or a script that isn't there. (Starting the training anew is told
     with "train.py" by the checks of the launch.)"""
-    check = find_check(path.parent.name)
-    if check.family in FAMILIES:
-        for finding in judge(path, check.slug).findings:
+    if find_check(case.slug).family in FAMILIES:
+        for finding in judge(case).findings:
             for command in (one for fix in finding.fixes for one in fix.commands):
                 assert not re.search(r"\.\.\.|train\.py|<\w+>|\bPEER\b", command), command

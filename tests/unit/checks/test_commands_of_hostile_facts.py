@@ -34,7 +34,7 @@ from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 from tests.log_corpus import LOGS
-from tests.support.fixture_hosts import HOSTS, JSON_NAMES, fixture_snapshot, read_fixture
+from tests.support.fixture_hosts import JSON_NAMES, host_cases
 from tests.support.shell_words import SHELL, carried_out, is_bare
 
 OF_THE_FORMAT: Final = {"type", "ddpdoctor_snapshot"}
@@ -119,14 +119,12 @@ def is_option(command: str) -> bool:
 def sick_hosts() -> tuple[tuple[str, Snapshot, tuple[Check, ...], int | None], ...]:
     """Each sick fixture whose checks have a command for it."""
     found = []
-    for path in sorted(HOSTS.glob("*/sick-*.json")):
-        fixture = read_fixture(path)
-        snapshot = fixture_snapshot(fixture)
-        check = find_check(path.parent.name)
+    for case in host_cases(kind="sick-"):
+        snapshot = case.snapshot()
+        check = find_check(case.slug)
         checks = (check, *(all_prescriptions() if check.family == "apex" else ()))
-        nproc = fixture.plan.get("nproc")
-        if any(commands(snapshot, checks, nproc)):
-            found.append((f"{path.parent.name}/{path.stem}", snapshot, checks, nproc))
+        if any(commands(snapshot, checks, case.nproc)):
+            found.append((case.id, snapshot, checks, case.nproc))
     return tuple(found)
 
 
@@ -202,7 +200,7 @@ def commands_for(log: Log) -> list[str]:
 def quoting_logs() -> Iterator[tuple[str, Log]]:
     """Logs of which a word stands in a command."""
     for folder in sorted(each for each in LOGS.iterdir() if each.is_dir()):
-        for path in sorted(each for each in folder.glob("sick-*") if each.suffix != ".json"):
+        for path in sorted(folder.glob("sick-*")):
             log = read_logs([str(path)], stdin=io.BytesIO(), vocabulary=vocabulary(catalogue()))
             text = "\n".join(commands_for(log))
             words = (word for sighting in log.sightings for word in sighting.words.values())

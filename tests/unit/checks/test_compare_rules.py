@@ -23,7 +23,7 @@ from ddpdoctor.knowledge.version_agreement import (
     versions_compared,
     versions_unknown,
 )
-from tests.support.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.support.fixture_hosts import host_case
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_driver_that_is_nowhere_known_to_be_is_not_missed() -> None:
     ids=["driver", "driver too old", "Python", "Python's patch", "CUDA"],
 )
 def test_what_differs_alone_is_said(change: dict[str, str], severity: Severity | None, words: str) -> None:
-    snapshot = fixture_snapshot(read_fixture(HOSTS / "torch-version-mismatch" / "near-miss-same.json"))
+    snapshot = host_case("torch-version-mismatch/near-miss-same").snapshot()
     assert isinstance(snapshot.fleet, Fleet)
     first, second, third = snapshot.fleet.nodes
     fleet = msgspec.structs.replace(snapshot.fleet, nodes=(first, msgspec.structs.replace(second, **change), third))

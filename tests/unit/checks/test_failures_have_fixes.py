@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,25 +16,23 @@ from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.network_check.analysis.verdicts import with_fleet
 from tests.log_corpus import corpus, log_of
-from tests.support.fixture_hosts import HOSTS, fixture_snapshot, lay_over, read_fixture, to_snapshot
+from tests.support.fixture_hosts import HostCase, host_case, host_cases, lay_over, to_snapshot
 from tests.unit.checks.test_unknown_facts import with_one_unknown
 
-SICK = [path for check in all_checks() for path in sorted((HOSTS / check.slug).glob("sick-*.json"))]
+SICK = host_cases(kind="sick-")
 
 
 def without_a_fix(examination: Examination) -> list[str]:
     return [check.slug for check, severity, found in examination.findings if severity is FAIL and not found.fixes]
 
 
-@pytest.mark.parametrize("path", SICK, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_each_failure_of_a_host_has_a_fix(path: Path) -> None:
-    fixture = read_fixture(path)
-    snapshot = fixture_snapshot(fixture)
-    check = find_check(path.parent.name)
-    nproc = fixture.plan.get("nproc")
-    assert not without_a_fix(examine(snapshot, nproc, all_checks()))
+@pytest.mark.parametrize("case", SICK, ids=lambda case: case.id)
+def test_each_failure_of_a_host_has_a_fix(case: HostCase) -> None:
+    snapshot = case.snapshot()
+    check = find_check(case.slug)
+    assert not without_a_fix(examine(snapshot, case.nproc, all_checks()))
     for name, changed in with_one_unknown(msgspec.to_builtins(snapshot), check.groups & set(GROUPS)):
-        assert not without_a_fix(examine(changed, nproc, [check])), name
+        assert not without_a_fix(examine(changed, case.nproc, [check])), name
 
 
 def test_each_failure_in_a_log_has_a_fix() -> None:
@@ -59,8 +56,8 @@ def fixes_of(snapshot: Snapshot, slug: str) -> tuple[Fix, ...]:
 
 
 def test_on_an_isolated_network_the_peers_tell_the_address() -> None:
-    sick = read_fixture(HOSTS / "hostname-resolves-loopback" / "sick-gloo-over-two-nodes.json")
-    alone = to_snapshot(lay_over(msgspec.to_builtins(fixture_snapshot(sick)), ISOLATED))
+    sick = host_case("hostname-resolves-loopback/sick-gloo-over-two-nodes").snapshot()
+    alone = to_snapshot(lay_over(msgspec.to_builtins(sick), ISOLATED))
     assert isinstance(alone.network, Network)
     interfaces = (
         Interface(name="lo", loopback=True, up=True, running=True, addresses=("127.0.0.1/8",)),
@@ -90,7 +87,7 @@ def test_on_an_isolated_network_the_peers_tell_the_address() -> None:
 
 
 def test_what_no_peer_reached_tells_nothing() -> None:
-    snapshot = fixture_snapshot(read_fixture(HOSTS / "hostname-resolves-loopback" / "sick-gloo-over-two-nodes.json"))
+    snapshot = host_case("hostname-resolves-loopback/sick-gloo-over-two-nodes").snapshot()
     fleet = Fleet(
         nodes=(Node(rank=0, host="a", address="10.77.0.4"), Node(rank=1, host="b", address="10.77.0.5")),
         reach=(Reach(kind="route", addresses=("10.77.0.4", "10.77.0.5"), ports=(4, 4), rows=("-t", "t-")),),
@@ -100,11 +97,9 @@ def test_what_no_peer_reached_tells_nothing() -> None:
     assert network.met_at == ""
 
 
-def apex_fixes(path: Path, torch: dict[str, Any]) -> list[str]:
-    fixture = read_fixture(path)
-    facts = msgspec.to_builtins(fixture_snapshot(fixture))
-    snapshot = to_snapshot(lay_over(facts, {"torch": torch}))
-    found = examine(snapshot, fixture.plan.get("nproc"), [find_check(path.parent.name)]).findings
+def apex_fixes(case: HostCase, torch: dict[str, Any]) -> list[str]:
+    snapshot = to_snapshot(lay_over(msgspec.to_builtins(case.snapshot()), {"torch": torch}))
+    found = examine(snapshot, case.nproc, [find_check(case.slug)]).findings
     return [
         fix.text
         for _, _, finding in found
@@ -115,10 +110,10 @@ def apex_fixes(path: Path, torch: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("slug", ["apex-wrong-package", "apex-build-isolation"])
 def test_no_build_of_apex_is_promised_that_explain_apex_denies(slug: str) -> None:
-    path = next(iter(sorted((HOSTS / slug).glob("sick-*.json"))))
-    without_cuda = apex_fixes(path, {"version": "2.13.0+cpu", "cuda": None, "hip": None})
+    case = host_cases(slug, "sick-")[0]
+    without_cuda = apex_fixes(case, {"version": "2.13.0+cpu", "cuda": None, "hip": None})
     assert without_cuda
     assert all("nothing to offer a torch without CUDA" in one for one in without_cuda)
-    for_rocm = apex_fixes(path, {"version": "2.13.0+rocm7.0", "cuda": None, "hip": "7.0"})
+    for_rocm = apex_fixes(case, {"version": "2.13.0+rocm7.0", "cuda": None, "hip": "7.0"})
     assert for_rocm
     assert all("AMD's fork" in one for one in for_rocm)

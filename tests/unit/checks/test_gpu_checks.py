@@ -25,18 +25,18 @@ from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.kernel_log import lines_that_matter
 from ddpdoctor.probes.pci import probe as look_at_pci
 from tests.support.fixture_hosts import (
-    HOSTS,
     JSON_NAMES,
-    fixture_snapshot,
+    HostCase,
     healthy_facts,
     healthy_names,
-    read_fixture,
+    host_case,
+    host_cases,
     to_snapshot,
 )
 
 FAMILIES = ("driver", "gpu", "container")
 OURS = [one for one in all_checks() if one.family in FAMILIES and one.groups != {"log"}]
-SICK = [path for one in OURS for path in sorted((HOSTS / one.slug).glob("sick-*.json"))]
+SICK = [case for one in OURS for case in host_cases(one.slug, "sick-")]
 TWO_CAUSES = {
     "compute-mode-exclusive/sick-two-ranks-a-gpu": {"nproc-exceeds-gpus"},
     "rtx4000-p2p-unsupported/sick-old-driver": {"p2p-acs-iommu"},
@@ -44,13 +44,12 @@ TWO_CAUSES = {
 """Hosts that rightly have a second finding."""
 
 
-@pytest.mark.parametrize("path", SICK, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_one_cause_gives_one_finding(path: Path) -> None:
-    fixture = read_fixture(path)
-    snapshot = fixture_snapshot(fixture)
-    results = diagnose(snapshot, plan_for(snapshot, fixture.plan.get("nproc")), OURS)
+@pytest.mark.parametrize("case", SICK, ids=lambda case: case.id)
+def test_one_cause_gives_one_finding(case: HostCase) -> None:
+    snapshot = case.snapshot()
+    results = diagnose(snapshot, plan_for(snapshot, case.nproc), OURS)
     found = {one.check.slug for one in results if one.findings}
-    assert found - {path.parent.name} == TWO_CAUSES.get(f"{path.parent.name}/{path.stem}", set())
+    assert found - {case.slug} == TWO_CAUSES.get(case.id, set())
 
 
 @pytest.mark.parametrize("host", healthy_names())
@@ -291,8 +290,7 @@ def test_the_probe_tells_the_iommu_domain(tmp_path: Path, written: str | None, d
 
 
 def test_what_follows_from_a_memory_error_is_not_told_beside_it() -> None:
-    path = HOSTS / "xid-error" / "sick-double-bit.json"
-    findings = judged("xid-error", fixture_snapshot(read_fixture(path))).findings
+    findings = judged("xid-error", host_case("xid-error/sick-double-bit").snapshot()).findings
     assert [one.summary.split(" on ")[0] for one in findings] == ["Xid 48"]
 
 
@@ -307,6 +305,5 @@ def test_what_follows_from_a_memory_error_is_not_told_beside_it() -> None:
     ],
 )
 def test_a_container_is_told_why_it_has_no_gpu(fixture: str, cause: str) -> None:
-    path = HOSTS / "container-no-gpu" / f"{fixture}.json"
-    (finding,) = judged("container-no-gpu", fixture_snapshot(read_fixture(path))).findings
+    (finding,) = judged("container-no-gpu", host_case(f"container-no-gpu/{fixture}").snapshot()).findings
     assert cause in finding.cause

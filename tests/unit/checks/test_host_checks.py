@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Result, SkipReason
-from tests.support.fixture_hosts import HOSTS, healthy_facts, judge, lay_over, to_snapshot
+from tests.support.fixture_hosts import healthy_facts, host_case, judge, lay_over, to_snapshot
 
 SEVERITIES = [
     ("shm-too-small", "docker-default", FAIL),
@@ -52,11 +52,11 @@ SEVERITIES = [
 
 
 def sick(slug: str, name: str) -> Result:
-    return judge(HOSTS / slug / f"sick-{name}.json", slug)
+    return judge(host_case(f"{slug}/sick-{name}"))
 
 
 def near_miss(slug: str, name: str) -> Result:
-    return judge(HOSTS / slug / f"near-miss-{name}.json", slug)
+    return judge(host_case(f"{slug}/near-miss-{name}"))
 
 
 @pytest.mark.parametrize(("slug", "name", "severity"), SEVERITIES)
@@ -213,13 +213,13 @@ def test_fixture_of_a_list_may_become_unknown() -> None:
 
 
 def test_no_chmod_of_what_is_mounted_read_only() -> None:
-    (finding,) = judge(HOSTS / "shm-too-small" / "sick-read-only.json", "shm-too-small").findings
+    (finding,) = judge(host_case("shm-too-small/sick-read-only")).findings
     assert [one.commands for one in finding.fixes] == [("sudo mount -o remount,rw /dev/shm",)]
-    (finding,) = judge(HOSTS / "shm-too-small" / "sick-not-writable.json", "shm-too-small").findings
+    (finding,) = judge(host_case("shm-too-small/sick-not-writable")).findings
     assert [one.commands for one in finding.fixes] == [("sudo chmod 1777 /dev/shm",)]
 
 
 def test_no_folder_is_advised_that_cannot_be_written_to() -> None:
-    result = judge(HOSTS / "folder-not-writable" / "sick-read-only-tmp-and-working-folder.json", "folder-not-writable")
+    result = judge(host_case("folder-not-writable/sick-read-only-tmp-and-working-folder"))
     commands = [command for finding in result.findings for fix in finding.fixes for command in fix.commands]
     assert commands == ["cd /root", "mkdir -p /root/tmp && export TMPDIR=/root/tmp"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole, RankPlace
 from ddpdoctor.processes.gpu_holders import holdings, main_gpu, process_of, unowned
 from ddpdoctor.processes.job_settings import comparable, differences
-from tests.support.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, lay_over, read_fixture, to_snapshot
+from tests.support.fixture_hosts import HostCase, healthy_facts, host_case, host_cases, lay_over, to_snapshot
 
 OURS = [
     one
@@ -27,10 +26,10 @@ OURS = [
     or one.slug in ("gpu0-extra-contexts", "duplicate-gpu", "omp-threads", "port-in-use", "gpu-memory-in-use")
 ]
 OF_RUNNING = [
-    path
+    case
     for one in OURS
-    for path in sorted((HOSTS / one.slug).glob("sick-*.json"))
-    if one.family == "processes" or "running" in path.stem
+    for case in host_cases(one.slug, "sick-")
+    if one.family == "processes" or "running" in case.name
 ]
 UNKNOWN = {"type": "unknown", "reason": "could not be read"}
 GIB = 1 << 30
@@ -42,34 +41,32 @@ TWO_CAUSES = {
 """Hosts that rightly have a second finding: the run that has left something also lacks ranks."""
 
 
-def results_of(path: Path, checks: Any = OURS) -> tuple[Result, ...]:
-    fixture = read_fixture(path)
-    snapshot = fixture_snapshot(fixture)
-    return diagnose(snapshot, plan_for(snapshot, fixture.plan.get("nproc")), checks)
+def results_of(case: HostCase, checks: Any = OURS) -> tuple[Result, ...]:
+    snapshot = case.snapshot()
+    return diagnose(snapshot, plan_for(snapshot, case.nproc), checks)
 
 
 def sick(slug: str, name: str) -> Result:
-    return results_of(HOSTS / slug / f"sick-{name}.json", [find_check(slug)])[0]
+    return results_of(host_case(f"{slug}/sick-{name}"), [find_check(slug)])[0]
 
 
-@pytest.mark.parametrize("path", OF_RUNNING, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_one_cause_gives_one_finding(path: Path) -> None:
+@pytest.mark.parametrize("case", OF_RUNNING, ids=lambda case: case.id)
+def test_one_cause_gives_one_finding(case: HostCase) -> None:
     """But that a new job finds these GPUs taken, which is so whatever else is wrong with the one that has them."""
-    found = {one.check.slug for one in results_of(path) if one.findings} - {"gpu-memory-held-by-others"}
-    assert found - {path.parent.name} == TWO_CAUSES.get(f"{path.parent.name}/{path.stem}", set())
+    found = {one.check.slug for one in results_of(case) if one.findings} - {"gpu-memory-held-by-others"}
+    assert found - {case.slug} == TWO_CAUSES.get(case.id, set())
 
 
-@pytest.mark.parametrize("path", OF_RUNNING, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_what_can_t_be_seen_is_never_called_fine(path: Path) -> None:
-    check = find_check(path.parent.name)
-    fixture = read_fixture(path)
-    facts = msgspec.json.decode(msgspec.json.encode(fixture_snapshot(fixture)))
+@pytest.mark.parametrize("case", OF_RUNNING, ids=lambda case: case.id)
+def test_what_can_t_be_seen_is_never_called_fine(case: HostCase) -> None:
+    check = find_check(case.slug)
+    facts = msgspec.json.decode(msgspec.json.encode(case.snapshot()))
     changes: list[dict[str, Any]] = [{"processes": UNKNOWN}]
     if check.slug not in ("orphaned-rank", "job-settings-differ", "omp-threads", "rank-not-running"):
         changes += [{"gpus": UNKNOWN}, {"gpus": {"devices": {"*": {"holders": UNKNOWN}}}}]
     for change in changes:
         snapshot = to_snapshot(lay_over(facts, change))
-        (result,) = diagnose(snapshot, plan_for(snapshot, fixture.plan.get("nproc")), [check])
+        (result,) = diagnose(snapshot, plan_for(snapshot, case.nproc), [check])
         assert not result.passed, change
         assert result.not_tested is None or result.not_tested.why is not SkipReason.CRASHED, result.not_tested
 
@@ -139,19 +136,19 @@ def test_what_is_proven_to_be_left_over_can_be_ended(slug: str, name: str, comma
 
 
 @pytest.mark.parametrize(
-    "path",
+    "name",
     [
-        HOSTS / "zombie-gpu-process/sick-one-rank.json",
-        HOSTS / "zombie-gpu-process/sick-of-another-user.json",
-        HOSTS / "orphaned-rank/sick-still-works.json",
-        HOSTS / "orphaned-rank/sick-other-hosts.json",
-        HOSTS / "port-in-use/sick-perhaps-a-dead-runs.json",
-        HOSTS / "gpu-memory-held-by-others/sick-another-users-job.json",
+        "zombie-gpu-process/sick-one-rank",
+        "zombie-gpu-process/sick-of-another-user",
+        "orphaned-rank/sick-still-works",
+        "orphaned-rank/sick-other-hosts",
+        "port-in-use/sick-perhaps-a-dead-runs",
+        "gpu-memory-held-by-others/sick-another-users-job",
     ],
-    ids=lambda path: path.stem,
 )
-def test_nothing_that_is_in_doubt_is_ended_by_a_command(path: Path) -> None:
-    (result,) = results_of(path, [find_check(path.parent.name)])
+def test_nothing_that_is_in_doubt_is_ended_by_a_command(name: str) -> None:
+    case = host_case(name)
+    (result,) = results_of(case, [find_check(case.slug)])
     for finding in result.findings:
         for fix in finding.fixes:
             assert not any("kill" in command for command in fix.commands)

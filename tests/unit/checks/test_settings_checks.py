@@ -21,7 +21,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.known_settings import known_settings, one_slip_from, read_by_nothing
 from ddpdoctor.probes import environment
 from ddpdoctor.probes.context import Context
-from tests.support.fixture_hosts import HOSTS, judge
+from tests.support.fixture_hosts import HOSTS, host_case, judge
 from tests.unit.knowledge.test_known_settings import valid_value
 
 FOUR = [Gpu(index=index, uuid=f"GPU-0000000{index}-aaaa") for index in range(4)]
@@ -194,7 +194,7 @@ def test_a_file_of_the_system_is_left_to_root_and_the_environment_goes_before_it
 
 
 def prescribed(slug: str, fixture: str) -> list[str]:
-    found = judge(HOSTS / slug / f"sick-{fixture}.json", slug).findings
+    found = judge(host_case(f"{slug}/sick-{fixture}")).findings
     return [command for one in found for fix in one.fixes for command in fix.commands]
 
 
@@ -205,8 +205,7 @@ def test_settings_by_hand_fit_together() -> None:
 
 @pytest.mark.parametrize(("fixture", "severity"), [("rank-0-elsewhere", FAIL), ("rank-0-behind-a-router", WARN)])
 def test_rank_0_runs_where_master_addr_points(fixture: str, severity: Severity) -> None:
-    path = HOSTS / "launcher-env-inconsistent" / f"sick-{fixture}.json"
-    (finding,) = judge(path, "launcher-env-inconsistent").findings
+    (finding,) = judge(host_case(f"launcher-env-inconsistent/sick-{fixture}")).findings
     assert finding.severity is severity
     assert [fix.commands for fix in finding.fixes] == [("export MASTER_ADDR=10.0.0.11",), ("export RANK=8",)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,19 +19,19 @@ from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.nvidia import is_compat, own_gpus
 from tests.support.fixture_hosts import (
-    HOSTS,
     JSON_NAMES,
-    fixture_snapshot,
+    HostCase,
     healthy_facts,
     healthy_names,
+    host_case,
+    host_cases,
     judge,
     lay_over,
-    read_fixture,
     to_snapshot,
 )
 
 FAMILIES = ("torch", "driver", "gpu", "container", "checkpoint")
-SICK = [path for one in all_checks() if one.family in FAMILIES for path in sorted((HOSTS / one.slug).glob("sick-*"))]
+SICK = [case for one in all_checks() if one.family in FAMILIES for case in host_cases(one.slug, "sick-")]
 UNKNOWN = {"type": "unknown", "reason": "could not be read"}
 
 
@@ -50,12 +49,11 @@ def with_one_unknown(facts: dict[str, Any], groups: set[str]) -> Iterator[tuple[
                 yield name, to_snapshot(lay_over(facts, change))
 
 
-@pytest.mark.parametrize("path", SICK, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_sick_host_with_an_unknown_fact_never_passes(path: Path) -> None:
-    fixture = read_fixture(path)
-    snapshot = fixture_snapshot(fixture)
-    plan = plan_for(snapshot, fixture.plan.get("nproc"))
-    one = find_check(path.parent.name)
+@pytest.mark.parametrize("case", SICK, ids=lambda case: case.id)
+def test_sick_host_with_an_unknown_fact_never_passes(case: HostCase) -> None:
+    snapshot = case.snapshot()
+    plan = plan_for(snapshot, case.nproc)
+    one = find_check(case.slug)
     tried = 0
     for name, changed in with_one_unknown(msgspec.to_builtins(snapshot), one.groups & set(GROUPS)):
         (result,) = diagnose(changed, plan, [one])
@@ -127,15 +125,14 @@ def test_libcuda_for_forward_compatibility(path: str | None, expected: bool) -> 
     ],
 )
 def test_what_decides_and_is_unknown_is_said(name: str) -> None:
-    slug = name.partition("/")[0]
-    result = judge(HOSTS / f"{name}.json", slug)
+    result = judge(host_case(name))
     assert result.not_tested
     assert result.not_tested.why is SkipReason.UNKNOWN
 
 
 BLIND_TORCH = {"cuda_available": False, "device_count": 0, "cuda_error": ""}
 SHOWN_ON_THE_BUS = [name for name in healthy_names() if name.startswith(("h100x8", "rtx4090x2", "a100"))]
-DRIVERS_SICK = [path for path in SICK if find_check(path.parent.name).family in ("driver", "container", "gpu")]
+DRIVERS_SICK = [case for case in SICK if find_check(case.slug).family in ("driver", "container", "gpu")]
 ASKED = (
     "gpus",
     "driver",
@@ -169,9 +166,9 @@ def test_no_host_is_ok_whose_gpus_its_cuda_build_of_torch_cannot_use(name: str) 
     assert tried > 50
 
 
-@pytest.mark.parametrize("path", DRIVERS_SICK, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_nor_is_it_whatever_else_ails_it(path: Path) -> None:
-    snapshot = fixture_snapshot(read_fixture(path))
+@pytest.mark.parametrize("case", DRIVERS_SICK, ids=lambda case: case.id)
+def test_nor_is_it_whatever_else_ails_it(case: HostCase) -> None:
+    snapshot = case.snapshot()
     torch, pci = snapshot.torch, snapshot.pci
     if not isinstance(torch, Torch) or not torch.cuda or not isinstance(pci, Pci) or not own_gpus(pci):
         pytest.skip("no GPU on the bus, or no CUDA build of torch")

@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Result, SkipReason, diagnose
-from tests.support.fixture_hosts import HOSTS, healthy_facts, lay_over, read_fixture, to_snapshot
+from tests.support.fixture_hosts import healthy_facts, healthy_names, host_case, lay_over, to_snapshot
 
 UNKNOWN = {"type": "unknown", "reason": "could not be read"}
 
@@ -67,12 +67,12 @@ DECIDING: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def judged(slug: str, host: str, changes: dict[str, Any]) -> Result:
-    path = HOSTS / slug / f"{host}.json"
     ranks = None
-    facts = healthy_facts(host) if not path.exists() else {}
-    if path.exists():
-        fixture = read_fixture(path)
-        facts, ranks = lay_over(healthy_facts(fixture.base), fixture.facts), fixture.plan.get("nproc")
+    if host in healthy_names():
+        facts = healthy_facts(host)
+    else:
+        case = host_case(f"{slug}/{host}")
+        facts, ranks = lay_over(healthy_facts(case.base), case.facts), case.nproc
     snapshot = to_snapshot(lay_over(facts, changes))
     return diagnose(snapshot, plan_for(snapshot, ranks), [find_check(slug)])[0]
 

@@ -31,7 +31,7 @@ from ddpdoctor.fixes.remedies import AppliableFix, Case, cases, remedy
 from ddpdoctor.fixes.settings_lines import Line, keys_of_line, lines_of
 from ddpdoctor.probes.taken_ports import error_of_bind
 from ddpdoctor.report.reported_fixes import FixState
-from tests.support.fixture_hosts import HOSTS, fixture_snapshot, judge, read_fixture
+from tests.support.fixture_hosts import HostCase, host_case, host_cases, judge
 from tests.support.recorded_launches import SRUN, TORCHRUN_ONE_NODE
 
 DAY = "2026-11-21"
@@ -109,13 +109,10 @@ def test_a_port_on_which_the_store_can_listen() -> None:
         assert error_of_bind(port) != 0
 
 
-sick = sorted(path for path in HOSTS.glob("*/sick-*.json"))
-
-
-@pytest.mark.parametrize("path", sick, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_fix_that_is_called_appliable_can_be_applied(path: Path) -> None:
+@pytest.mark.parametrize("case", host_cases(kind="sick-"), ids=lambda case: case.id)
+def test_every_fix_that_is_called_appliable_can_be_applied(case: HostCase) -> None:
     """And none of them needs root, or has a placeholder."""
-    for finding in judge(path, path.parent.name).findings:
+    for finding in judge(case).findings:
         for fix in finding.fixes:
             if fix.appliable:
                 assert remedy(fix) is not None, fix
@@ -470,8 +467,7 @@ def test_not_confirmed_where_its_check_could_not_be_judged() -> None:
 
 @pytest.mark.parametrize(("nodes", "appliable"), [("1", True), ("2", False)])
 def test_a_port_is_taken_by_the_tool_only_where_no_other_host_has_to_name_it(nodes: str, appliable: bool) -> None:
-    fixture = read_fixture(HOSTS / "port-in-use" / "sick-left-over-run.json")
-    snapshot = fixture_snapshot(fixture)
+    snapshot = host_case("port-in-use/sick-left-over-run").snapshot()
     job = Environment(settings=(Setting("MASTER_PORT", "29500"), Setting("PET_NNODES", nodes)))
     snapshot = msgspec.structs.replace(snapshot, environment=job)
     (found,) = cases(

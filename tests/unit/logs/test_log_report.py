@@ -26,7 +26,7 @@ from ddpdoctor.logs.render_words import clock, headline, how_it_ended, judged_as
 from ddpdoctor.report.contract import json_schema, to_json
 from ddpdoctor.report.terminal import make_console
 from tests.log_corpus import LOGS, log_of
-from tests.support.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.support.fixture_hosts import host_case
 from tests.support.logs_by_hand import log, read, seen
 
 SHM = "RuntimeError: unable to open shared memory object </torch_17> in read-write mode: No space left on device (28)"
@@ -155,7 +155,7 @@ def test_nothing_found_is_not_called_well(tmp_path: Path) -> None:
 
 
 def test_the_suspicion_is_held_against_the_facts(tmp_path: Path) -> None:
-    sick = fixture_snapshot(read_fixture(next((HOSTS / "shm-too-small").glob("sick-*.json"))))
+    sick = host_case("shm-too-small/sick-docker-default").snapshot()
     judgement = judged(tmp_path, sick_run(), sick)
     held = judgement.opinions[0].held
     assert held
@@ -309,7 +309,7 @@ def test_the_first_line_of_a_suspicion_is_no_surer_than_the_headline() -> None:
     assert "FAIL  Perhaps: " in shown(judge_log(log(shm), catalogue()))
     assert "FAIL  Most likely: " in shown(judge_log(log(shm, disk), catalogue()))
     assert "Perhaps" not in shown(judge_log(log(seen("shm-too-small")), catalogue()))
-    sick = fixture_snapshot(read_fixture(next((HOSTS / "shm-too-small").glob("sick-*.json"))))
+    sick = host_case("shm-too-small/sick-docker-default").snapshot()
     confirmed = judge_log(log(seen("shm-too-small", role=SignRole.HINTS)), catalogue(), sick)
     assert "erhaps" not in shown(confirmed)
     assert "the facts of the host do" in outcome(confirmed)

@@ -20,15 +20,7 @@ from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.analysis.node_facts import FAMILIES, node_of
 from ddpdoctor.network_check.analysis.verdicts import judge, with_fleet
-from tests.support.fixture_hosts import (
-    HOSTS,
-    fixture_snapshot,
-    healthy_facts,
-    healthy_names,
-    lay_over,
-    read_fixture,
-    to_snapshot,
-)
+from tests.support.fixture_hosts import healthy_facts, healthy_names, host_cases, lay_over, to_snapshot
 
 HOSTILE = "$(touch x);\n\x1b[2J"
 LEFT = "$(touch x);"
@@ -42,8 +34,7 @@ def fixtures() -> dict[str, Snapshot]:
     from ddpdoctor.checks.catalogue import all_checks
 
     slugs = {one.slug for one in all_checks() if one.family in FAMILIES}
-    found = {f"{path.parent.name}/{path.stem}": path for path in HOSTS.glob("*/*.json") if path.parent.name in slugs}
-    return {name: fixture_snapshot(read_fixture(path)) for name, path in sorted(found.items())}
+    return {case.id: case.snapshot() for case in host_cases() if case.slug in slugs}
 
 
 def poisoned(value: Any, keep: frozenset[str] = frozenset()) -> Any:
@@ -141,11 +132,11 @@ def test_real_facts_are_plausible(name: str) -> None:
 
 
 def test_all_hosts_are_plausible() -> None:
-    paths = [path for path in HOSTS.glob("*/*.json") if path.parent.name != "healthy"]
-    assert len(paths) > 1000
-    for path in paths:
-        snapshot = fixture_snapshot(read_fixture(path))
-        assert plausible(snapshot) == snapshot, path
+    cases = host_cases()
+    assert len(cases) > 1000
+    for case in cases:
+        snapshot = case.snapshot()
+        assert plausible(snapshot) == snapshot, case.id
 
 
 @pytest.mark.parametrize("name", healthy_names())
@@ -214,15 +205,15 @@ SICK = (
 def test_no_single_hostile_word_gets_into_a_command(slug: str) -> None:
     """One word at a time, so that all else still leads to the finding and its commands."""
     tried = 0
-    for path in sorted((HOSTS / slug).glob("sick-*.json")):
-        facts = msgspec.to_builtins(fixture_snapshot(read_fixture(path)))
+    for case in host_cases(slug, "sick-"):
+        facts = msgspec.to_builtins(case.snapshot())
         groups = ("network", "nccl", "firewall", "rdma", "patient", "environment", "meeting")
         for leaf in leaves({name: facts[name] for name in groups if name in facts}):
             tried += 1
             snapshot = to_snapshot(replaced(facts, leaf))
             for found in (plausible(snapshot), snapshot):
                 for command in commands(judge([found], catalogue())):
-                    assert not bare(command), (path.name, leaf, command)
+                    assert not bare(command), (case.name, leaf, command)
     assert tried > 20
 
 

@@ -25,7 +25,7 @@ from ddpdoctor.report.markdown import report_to_markdown, to_markdown
 from ddpdoctor.report.privacy import Anonymiser
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind, ReportedLeftover
 from ddpdoctor.report.terminal import make_console, show
-from tests.support.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, healthy_names, read_fixture, to_snapshot
+from tests.support.fixture_hosts import healthy_facts, healthy_names, host_cases, to_snapshot
 from tests.support.running import processes, rank
 
 SCHEMA_FILE = Path(ddpdoctor.report.__file__).parent / "report.schema.json"
@@ -166,7 +166,7 @@ def test_json_follows_the_published_schema(name: str) -> None:
 
 
 def test_json_of_every_sick_fixture_follows_the_schema() -> None:
-    snapshots = [fixture_snapshot(read_fixture(path)) for path in sorted(HOSTS.glob("*/sick-*.json"))]
+    snapshots = [case.snapshot() for case in host_cases(kind="sick-")]
     examinations = [examine(one, 8, all_checks()) for one in snapshots]
     check_against_schema(build_report("check", examinations, ["node9.json: truncated"]))
     # What differs between them stands in the findings; the rest is long, and the same.

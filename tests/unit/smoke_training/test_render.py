@@ -33,7 +33,7 @@ from ddpdoctor.smoke_training.plan import SmokePlan
 from ddpdoctor.smoke_training.render_marks import Mark, columns, ranks_text
 from ddpdoctor.smoke_training.render_terminal import show_smoke
 from ddpdoctor.smoke_training.render_words import headline
-from tests.support.fixture_hosts import HOSTS, fixture_snapshot, healthy_facts, read_fixture, to_snapshot
+from tests.support.fixture_hosts import healthy_facts, host_case, to_snapshot
 from tests.support.smokes import STAGES, examined_smoke, rank_run, result, smoke_of_ranks
 
 SCHEMA_FILE = Path(ddpdoctor.report.__file__).parent / "report.schema.json"
@@ -261,7 +261,7 @@ def test_what_check_finds_on_the_host_follows_and_mere_information_does_not() ->
 
 
 def test_what_the_ranks_words_are_a_sign_of_comes_first_of_the_host_s_findings() -> None:
-    host = fixture_snapshot(read_fixture(HOSTS / "shm-too-small" / "sick-docker-default.json"))
+    host = host_case("shm-too-small/sick-docker-default").snapshot()
     words = "RuntimeError: unable to open shared memory object </torch_1> in read-write mode"
     facts = smoke_of_ranks(2, {1: rank_run(1, RankEnding.RAISED, "training", words=words)})
     one = add_host_findings(judge_training(Snapshot(host="node07"), facts, catalogue()), host, catalogue())

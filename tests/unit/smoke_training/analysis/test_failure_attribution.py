@@ -28,7 +28,7 @@ from ddpdoctor.smoke_training.analysis.failure_attribution import (
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_outcome import runs
 from ddpdoctor.smoke_training.training_order import TrainingOrder
-from tests.support.fixture_hosts import HOSTS, fixture_snapshot, read_fixture
+from tests.support.fixture_hosts import host_case, host_cases
 
 STAGES = ("import", "device", "rendezvous", "process group", "barrier", "all_reduce", "training", "shutdown")
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2911"
@@ -408,7 +408,7 @@ RECORDED = {
 
 
 def recorded(name: str) -> Smoke:
-    facts = fixture_snapshot(read_fixture(HOSTS / f"{name}.json")).smoke
+    facts = host_case(name).snapshot().smoke
     assert isinstance(facts, Smoke)
     return facts
 
@@ -419,7 +419,7 @@ def test_recorded(name: str) -> None:
 
 
 def test_every_recording_has_its_verdict_here() -> None:
-    there = {f"{path.parent.name}/{path.stem}" for path in HOSTS.glob("*/sick-recorded-*.json")}
+    there = {case.id for case in host_cases(kind="sick-recorded-")}
     ours = {name for name in there if recorded(name).ranks and attribute_failure(recorded(name).ranks)}
     assert {name for name in ours if not name.startswith("smoke-not-started/")} == set(RECORDED)
 
