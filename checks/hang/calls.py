@@ -10,9 +10,9 @@ from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.evidence import (
+    describe_lags,
     evidence_of,
-    lags_alike,
-    lags_named,
+    group_lags,
     named,
     not_known,
     numbers_named,
@@ -29,7 +29,7 @@ from ddpdoctor.hang.fixes import (
     record_next_time,
     test_the_way,
 )
-from ddpdoctor.hang.flight_recorder.wait_graph import How, Lag
+from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause
 from ddpdoctor.hang.rank_states import RankActivity
 from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign
 from ddpdoctor.hang.verdict import HangVerdict, verdict_for
@@ -253,21 +253,21 @@ def _behind(record: RecordedHang, hang: Hang) -> str:
         who, others = numbers_named(record.ranks, hang), ranks_named(record.others)
         wait = "waits" if len(record.others) == 1 else "wait"
         return f"{who} never called {record.call or 'an operation'} of group {record.group}, where {others} {wait}"
-    alike = lags_alike(record)
+    alike = group_lags(record)
     if record.unsure:
         return f"one or more of {numbers_named(record.ranks, hang)} keep the others waiting: they called nothing in which they would wait"
     if len(alike) > 1:
-        by_how = {how: [lag for lag in record.lags if lag.how is how] for how in How}
-        return "; ".join(_in_general(how, lags, hang) for how, lags in by_how.items() if lags)
+        by_cause = {cause: [lag for lag in record.lags if lag.cause is cause] for cause in LagCause}
+        return "; ".join(_in_general(cause, lags, hang) for cause, lags in by_cause.items() if lags)
     last = f"; its last call: {file_line(record.last)}" if record.last and len(record.ranks) == 1 else ""
-    return f"{lags_named(alike[0], hang)}{last}"
+    return f"{describe_lags(alike[0], hang)}{last}"
 
 
-def _in_general(how: How, lags: Sequence[Lag], hang: Hang) -> str:
+def _in_general(cause: LagCause, lags: Sequence[Lag], hang: Hang) -> str:
     who, one = numbers_named((lag.rank for lag in lags), hang), len(lags) == 1
-    if how is How.ABSENT:
+    if cause is LagCause.ABSENT:
         return f"{who} never came to the call{'' if one else 's'} in which the others wait"
-    if how is How.STUCK:
+    if cause is LagCause.STUCK:
         return f"{who} {'has' if one else 'have'} not done what others have finished: {'its GPU' if one else 'their GPUs'} failed, or stands still"
     return f"no dump of {who}, for which others wait"
 
@@ -294,10 +294,10 @@ def _after_the_last_call(found: HangVerdict, hang: Hang) -> tuple[Fix, ...]:
     # On another host the job has another name.
     here = record is not None and all(hang.rank(rank) for rank in record.ranks)
     command = look_again(hang) if here else "ddpdoctor jobs --hang"
-    hows = {lag.how for lag in record.lags} if record else set()
+    causes = {lag.cause for lag in record.lags} if record else set()
     return (
-        *(_look_at_its_gpu() if How.STUCK in hows else ()),
-        *(_gather_its_dump(record, hang) if record and How.SILENT in hows else ()),
+        *(_look_at_its_gpu() if LagCause.STUCK in causes else ()),
+        *(_gather_its_dump(record, hang) if record and LagCause.SILENT in causes else ()),
         *read_the_code(
             frames,
             f"See what comes after its last call at {file_line(record.last) or 'a line that was not recorded'}"
@@ -318,7 +318,7 @@ def _look_at_its_gpu() -> tuple[Fix, ...]:
 
 
 def _gather_its_dump(record: RecordedHang, hang: Hang) -> tuple[Fix, ...]:
-    silent = numbers_named((lag.rank for lag in record.lags if lag.how is How.SILENT), hang)
+    silent = numbers_named((lag.rank for lag in record.lags if lag.cause is LagCause.SILENT), hang)
     return (
         Fix(
             f"Gather the dump of {silent}, from its host. Where it wrote none, it was gone or stopped before: its log says why, or the"
@@ -495,7 +495,7 @@ def collective_stalled(hang: Hang) -> Iterator[Finding]:
     found = verdict_for(hang, HangCause.STALLED)
     if found is None:
         return
-    sure = any(culprit.standing in (RankActivity.WAITS, RankActivity.ELSEWHERE) for culprit in found.culprits)
+    sure = any(culprit.activity in (RankActivity.WAITS, RankActivity.ELSEWHERE) for culprit in found.culprits)
     recorded = found.record is not None
     yield Finding(
         summary=clip(_all_of_them(found, hang)),

@@ -13,7 +13,7 @@ from ddpdoctor.facts.processes import Processes
 from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.evidence import evidence_of, named, not_known, timeout_words, waiting_words
 from ddpdoctor.hang.fixes import full_stacks, lines_of, look_again, look_on_other_hosts, read_the_code
-from ddpdoctor.hang.rank_states import RankActivity, RankState, worker_idle
+from ddpdoctor.hang.rank_states import RankActivity, RankState, is_worker_idle
 from ddpdoctor.hang.verdict import verdict_for
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.stack_places import PlaceKind, file_line, where, worker_place
@@ -52,7 +52,7 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
     if found is None:
         return
     first = found.culprits[0]
-    stuck = [worker for culprit in found.culprits for worker in culprit.rank.workers if not worker_idle(worker)]
+    stuck = [worker for culprit in found.culprits for worker in culprit.rank.workers if not is_worker_idle(worker)]
     # One with workers that are gone is in the DataLoader, too; without workers the data set runs in the rank.
     workers = any(culprit.place.where is PlaceKind.LOADER for culprit in found.culprits)
     frames = [worker_place(one.last).frame for one in stuck] or [culprit.place.frame for culprit in found.culprits]
@@ -315,13 +315,13 @@ def _left_in_the_shell(culprits: Sequence[RankState], processes: Maybe[Processes
 
 def _not_there(late: Sequence[RankState], hang: Hang) -> str:
     is_ = "is" if len(late) == 1 else "are"
-    if late[0].standing is RankActivity.GONE:
+    if late[0].activity is RankActivity.GONE:
         return f"{named(late, hang)} {is_} not there ({late[0].rank.gone}): never started, or ended"
     return f"{named(late, hang)} {is_} not in init_process_group but in {where(late[0].place)}"
 
 
 def _bring_them(late: Sequence[RankState], hang: Hang) -> tuple[Fix, ...]:
-    if late[0].standing is RankActivity.GONE:
+    if late[0].activity is RankActivity.GONE:
         return (
             Fix(f"Start {named(late, hang)}, or read the log for why it ended; WORLD_SIZE must be what is started"),
         )

@@ -16,15 +16,15 @@ from ddpdoctor.hang.rank_states import (
     RankState,
     bytes_moved,
     cores_used,
-    stands_of,
-    worker_idle,
+    is_worker_idle,
+    states_of,
 )
 from ddpdoctor.hang.recorded_hang import record_of
 from ddpdoctor.hang.verdict import HangVerdict, verdict_of
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.stack_places import PlaceKind, worker_place
 
-LONG: Final = 30.0
+STALL_SECONDS: Final = 30.0
 """Seconds. Batches that come over a network, start-ups and evaluations have pauses of several; few have such of half a minute."""
 STILLNESS: Final = frozenset({
     HangCause.KERNEL, HangCause.LOADER, HangCause.LOCK, HangCause.SLOW_0, HangCause.BUSY, HangCause.RENDEZVOUS, HangCause.EXIT, HangCause.STALLED,
@@ -78,11 +78,11 @@ def severity_of(found: HangVerdict, hang: Hang) -> Severity:
     if not rests_on_stillness(found) and (record is not None or (everybody and "nccl" not in hang.backend)):
         # Over NCCL a call may wait for what was called long before.
         return FAIL
-    return FAIL if hang.between >= LONG or (record is not None and record.waited >= LONG) else WARN
+    return FAIL if hang.between >= STALL_SECONDS or (record is not None and record.waited >= STALL_SECONDS) else WARN
 
 
 def _gone(found: HangVerdict) -> bool:
-    return bool(found.culprits) and all(culprit.standing is RankActivity.GONE for culprit in found.culprits)
+    return bool(found.culprits) and all(culprit.activity is RankActivity.GONE for culprit in found.culprits)
 
 
 def longer_may_tell(hang: Hang) -> bool:
@@ -94,20 +94,20 @@ def longer_may_tell(hang: Hang) -> bool:
     return found is None or severity_of(found, hang) is not FAIL
 
 
-def _no_worker_can(stand: RankState) -> bool:
+def _no_worker_can(state: RankState) -> bool:
     """Its DataLoader's workers are stopped, or gone."""
-    busy = [worker for worker in stand.rank.workers if not worker_idle(worker)]
-    if stand.place.where is not PlaceKind.LOADER or (stand.rank.workers and not busy):
+    busy = [worker for worker in state.rank.workers if not is_worker_idle(worker)]
+    if state.place.where is not PlaceKind.LOADER or (state.rank.workers and not busy):
         return False
     return all(watched.last.state in ("T", "t") for watched in busy)
 
 
-def _may_move_unseen(stand: RankState) -> bool:
+def _may_move_unseen(state: RankState) -> bool:
     """What others do for it is in none of the kernel's figures of a process, nor what goes over sockets."""
-    if stand.place.where in OTHERS_WORK:
+    if state.place.where in OTHERS_WORK:
         return True
-    own = () if stand.place.meets or stand.place.where is PlaceKind.LOADER else (stand.rank.watched,)
-    watched = [*own, *(worker for worker in stand.rank.workers if not worker_idle(worker))]
+    own = () if state.place.meets or state.place.where is PlaceKind.LOADER else (state.rank.watched,)
+    watched = [*own, *(worker for worker in state.rank.workers if not is_worker_idle(worker))]
     return any(look.waits_in.startswith(WAITS_FOR_OTHERS) for one in watched if one for look in one.looks)
 
 
@@ -117,39 +117,39 @@ def _may_move_unseen(stand: RankState) -> bool:
 def movements(hang: Hang) -> tuple[str, ...]:
     """ "rank 0: moved 2 KiB, its main thread woke up 3 times" for each rank that moved, or of which that can't be told."""
     return tuple(
-        f"rank {stand.number}: {listed(words)}"
-        for stand in stands_of(hang)
-        if (words := list(_movements_of_rank(stand)))
+        f"rank {state.number}: {listed(words)}"
+        for state in states_of(hang)
+        if (words := list(_movements_of_rank(state)))
     )
 
 
-def _movements_of_rank(stand: RankState) -> Iterator[str]:
-    watched = stand.rank.watched
-    if stand.standing in (RankActivity.GONE, RankActivity.STOPPED):
+def _movements_of_rank(state: RankState) -> Iterator[str]:
+    watched = state.rank.watched
+    if state.activity in (RankActivity.GONE, RankActivity.STOPPED):
         return
     if watched is None or len(watched.looks) < 2:
         yield "whether it moved can't be told"
         return
-    yield from _movements_of_process(watched, stand)
-    if stand.standing is RankActivity.ELSEWHERE and cores_used(watched) > IDLE:
+    yield from _movements_of_process(watched, state)
+    if state.activity is RankActivity.ELSEWHERE and cores_used(watched) > IDLE:
         yield f"used {cores_used(watched):.1f} cores"
-    for worker in stand.rank.workers:
-        if worker.looks and not worker_idle(worker):
+    for worker in state.rank.workers:
+        if worker.looks and not is_worker_idle(worker):
             yield from (f"its worker {worker.pid} {text}" for text in _movements_of_worker(worker))
 
 
-def _movements_of_process(watched: Watched, stand: RankState) -> Iterator[str]:
+def _movements_of_process(watched: Watched, state: RankState) -> Iterator[str]:
     if moved := bytes_moved(watched):
         yield f"moved {human(moved)}"
-    if stand.place.where in POLLING:
-        if stand.progress:
+    if state.place.where in POLLING:
+        if state.progress:
             yield "stood elsewhere in between"
         return
     if watched.last.frames and not watched.still:
         yield "stood elsewhere in between"
     first, last = watched.looks[0], watched.looks[-1]
     yield from _woke("its main thread", first.main_wakes, last.main_wakes)
-    if stand.place.where in OWN_THREADS and last.waits_in.startswith("futex"):
+    if state.place.where in OWN_THREADS and last.waits_in.startswith("futex"):
         yield from _woke("its other threads", first.other_wakes, last.other_wakes)
 
 

@@ -11,8 +11,8 @@ from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.text import human, listed, plural, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.hang.certainty import is_definite, movements
-from ddpdoctor.hang.flight_recorder.wait_graph import How, Lag
-from ddpdoctor.hang.rank_states import RankActivity, RankState, bytes_moved, cores_used, worker_idle
+from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause
+from ddpdoctor.hang.rank_states import RankActivity, RankState, bytes_moved, cores_used, is_worker_idle
 from ddpdoctor.hang.recorded_hang import RecordedHang
 from ddpdoctor.hang.verdict import ITS_DUMP, HangVerdict
 from ddpdoctor.knowledge.evidence import told
@@ -26,7 +26,7 @@ ORDERS: Final = {"nccl": ("NCCL", "10 minutes"), "gloo": ("gloo", "30 minutes")}
 """Timeouts of a process group unless the script says otherwise."""
 
 
-def several_hosts(hang: Hang) -> bool:
+def spans_hosts(hang: Hang) -> bool:
     """Whether the ranks of which anything is known are on several."""
     hosts = {rank.host for rank in hang.ranks} | {recorded.host for recorded in hang.recorded}
     return len(hosts - {""}) > 1
@@ -39,19 +39,19 @@ def numbers_named(ranks: Iterable[int], hang: Hang) -> str:
         rank.rank: rank.host for rank in hang.ranks
     }
     hosts = [host for host in dict.fromkeys(host_of.get(number, "") for number in numbers) if host]
-    return ranks_named(numbers) + (f" ({listed(hosts, most=3)})" if several_hosts(hang) and hosts else "")
+    return ranks_named(numbers) + (f" ({listed(hosts, most=3)})" if spans_hosts(hang) and hosts else "")
 
 
-def named(stands: Iterable[RankState], hang: Hang) -> str:
+def named(states: Iterable[RankState], hang: Hang) -> str:
     """The same of ranks of this host."""
-    return numbers_named((state.number for state in stands), hang)
+    return numbers_named((state.number for state in states), hang)
 
 
-def what_they_do(stands: Sequence[RankState], hang: Hang, *, them: str = "") -> str:
+def what_they_do(states: Sequence[RankState], hang: Hang, *, them: str = "") -> str:
     """ "ranks 0 and 2 wait in all_reduce (train.py:40)", by places, the most first. them: "for it"."""
     groups: dict[tuple[bool, str], list[RankState]] = {}
-    for state in stands:
-        groups.setdefault((state.standing is RankActivity.WAITS, where(state.place)), []).append(state)
+    for state in states:
+        groups.setdefault((state.activity is RankActivity.WAITS, where(state.place)), []).append(state)
     parts = []
     for (waits, place), members in sorted(groups.items(), key=lambda group: -len(group[1])):
         s = "s" if len(members) == 1 else ""
@@ -99,7 +99,7 @@ def evidence_of(found: HangVerdict, hang: Hang) -> tuple[Evidence, ...]:
     in the same place one is shown in full."""
     groups: dict[tuple[object, ...], list[RankState]] = {}
     for culprit in found.culprits:
-        alike = (culprit.standing, where(culprit.place), culprit.rank.gone, bool(culprit.rank.workers))
+        alike = (culprit.activity, where(culprit.place), culprit.rank.gone, bool(culprit.rank.workers))
         groups.setdefault(alike, []).append(culprit)
     shown = list(groups.values())[:MOST_SHOWN]
     seen = [evidence for members in shown for evidence in _of_ranks(members, hang)]
@@ -109,8 +109,8 @@ def evidence_of(found: HangVerdict, hang: Hang) -> tuple[Evidence, ...]:
     if found.waiting:
         seen.append(told(hang, "ranks", what_they_do(found.waiting, hang)))
     if found.record:
-        seen += of_record(found.record, hang)
-    if slow := slowly(found, hang):
+        seen += evidence_of_record(found.record, hang)
+    if slow := describe_movement(found, hang):
         seen.append(told(hang, "ranks", slow))
     unknown = not_known(found, hang)
     if unknown:
@@ -118,7 +118,7 @@ def evidence_of(found: HangVerdict, hang: Hang) -> tuple[Evidence, ...]:
     return tuple(seen)
 
 
-def slowly(found: HangVerdict, hang: Hang) -> str:
+def describe_movement(found: HangVerdict, hang: Hang) -> str:
     """What moved, so that the job may only be slow; "" where nothing did, or it makes no difference."""
     moved = () if is_definite(found, hang) else movements(hang)
     if not moved:
@@ -127,38 +127,38 @@ def slowly(found: HangVerdict, hang: Hang) -> str:
     return f"it goes on, slowly perhaps: within {hang.between:.1f} s {'; '.join(moved[:MOST_SHOWN])}{more}"
 
 
-def _of_ranks(stands: Sequence[RankState], hang: Hang) -> list[Evidence]:
-    first, *others = stands
+def _of_ranks(states: Sequence[RankState], hang: Hang) -> list[Evidence]:
+    first, *others = states
     found = _of_rank(first, hang)
     if others:
-        pids = listed((rank_state.pid for rank_state in others if rank_state.pid), most=8)
+        pids = listed((state.pid for state in others if state.pid), most=8)
         found.append(told(hang, "ranks", f"the same of {named(others, hang)}{f' (pid {pids})' if pids else ''}"))
     return found
 
 
-def _of_rank(stand: RankState, hang: Hang) -> list[Evidence]:
-    details = [f"on {stand.rank.host}" if several_hosts(hang) else "", f"pid {stand.pid}" if stand.pid else ""]
-    who = f"rank {stand.number} ({', '.join(filter(None, details))})".replace(" ()", "")
-    watched = stand.rank.watched
-    if stand.standing is RankActivity.GONE:
-        return [told(hang, "ranks", f"{who} is gone: {stand.rank.gone or 'its process has ended'}")]
+def _of_rank(state: RankState, hang: Hang) -> list[Evidence]:
+    details = [f"on {state.rank.host}" if spans_hosts(hang) else "", f"pid {state.pid}" if state.pid else ""]
+    who = f"rank {state.number} ({', '.join(filter(None, details))})".replace(" ()", "")
+    watched = state.rank.watched
+    if state.activity is RankActivity.GONE:
+        return [told(hang, "ranks", f"{who} is gone: {state.rank.gone or 'its process has ended'}")]
     found = [
         told(
             hang,
             "ranks",
-            f"{who} {stand.standing.value}, in {where(stand.place)}{_doing(watched, meets=stand.place.meets)}",
+            f"{who} {state.activity.value}, in {where(state.place)}{_doing(watched, meets=state.place.meets)}",
         )
     ]
     if watched and watched.last.frames:
-        found.append(Evidence(f"rank {stand.number} is in {_stack(watched.last.frames)}", watched.last.source))
-    if watched and stand.place.where in (PlaceKind.LEAVING, PlaceKind.LOCK):
+        found.append(Evidence(f"rank {state.number} is in {_stack(watched.last.frames)}", watched.last.source))
+    if watched and state.place.where in (PlaceKind.LEAVING, PlaceKind.LOCK):
         found += [
             Evidence(f"its thread {name!r} is in {_stack(frames)}", watched.last.source)
             for name, frames in watched.last.others[:MOST_SHOWN]
         ]
-    if stand.place.where in (PlaceKind.LOADER, PlaceKind.DATA):
+    if state.place.where in (PlaceKind.LOADER, PlaceKind.DATA):
         found += [
-            _of_worker(worker, stand.number) for worker in stand.rank.workers[:MOST_SHOWN] if not worker_idle(worker)
+            _of_worker(worker, state.number) for worker in state.rank.workers[:MOST_SHOWN] if not is_worker_idle(worker)
         ]
     return found
 
@@ -204,7 +204,7 @@ def _path(frame: Frame) -> str:
     return re.sub(r"^.*/lib(?:64)?/python[\d.]+t?/", "", frame.path)
 
 
-def of_record(record: RecordedHang, hang: Hang) -> list[Evidence]:
+def evidence_of_record(record: RecordedHang, hang: Hang) -> list[Evidence]:
     """What flight recorders or RAS tell of the group."""
     group = f"group {record.group}"
     found = []
@@ -219,7 +219,7 @@ def of_record(record: RecordedHang, hang: Hang) -> list[Evidence]:
             for call, members in record.calls[:MOST_SHOWN]
         ]
     elif record.lags:
-        found = [of_lag for lags in lags_alike(record) for of_lag in _of_lags(lags, hang)]
+        found = [of_lag for lags in group_lags(record) for of_lag in _of_lags(lags, hang)]
         others = set(record.waiting) - {rank for lag in record.lags for rank in lag.others}
         if others:
             found.append(
@@ -251,11 +251,11 @@ def of_record(record: RecordedHang, hang: Hang) -> list[Evidence]:
     return found
 
 
-def lags_alike(record: RecordedHang) -> list[tuple[Lag, ...]]:
+def group_lags(record: RecordedHang) -> list[tuple[Lag, ...]]:
     """Those together that keep the same ranks waiting in the same call, at most a few."""
     alike: dict[tuple[object, ...], list[Lag]] = {}
     for lag in record.lags:
-        alike.setdefault((lag.how, lag.group, lag.call, lag.number, lag.others), []).append(lag)
+        alike.setdefault((lag.cause, lag.group, lag.call, lag.number, lag.others), []).append(lag)
     return [tuple(lags) for lags in alike.values()][:MOST_SHOWN]
 
 
@@ -264,10 +264,10 @@ def _of_lags(lags: Sequence[Lag], hang: Hang) -> Iterator[Evidence]:
     call = f"{first.call} number {first.number}{f' at {file_line(first.frame)}' if first.frame else ''}"
     who, others = numbers_named((lag.rank for lag in lags), hang), numbers_named(first.others, hang)
     text = {
-        How.ABSENT: f"{others} called {call}, {who} did not",
-        How.STUCK: f"{others} {'has' if len(first.others) == 1 else 'have'} done {call}, {who} called it and {'has' if len(lags) == 1 else 'have'} not",
-        How.SILENT: f"{others} called {call}; of {who} there is no dump",
-    }[first.how]
+        LagCause.ABSENT: f"{others} called {call}, {who} did not",
+        LagCause.STUCK: f"{others} {'has' if len(first.others) == 1 else 'have'} done {call}, {who} called it and {'has' if len(lags) == 1 else 'have'} not",
+        LagCause.SILENT: f"{others} called {call}; of {who} there is no dump",
+    }[first.cause]
     yield Evidence(f"group {first.group}: {text}", RECORDER)
     if first.last:
         yield Evidence(
@@ -275,7 +275,7 @@ def _of_lags(lags: Sequence[Lag], hang: Hang) -> Iterator[Evidence]:
         )
 
 
-def lags_named(lags: Sequence[Lag], hang: Hang) -> str:
+def describe_lags(lags: Sequence[Lag], hang: Hang) -> str:
     """ "rank 1 never called all_reduce number 7 of group 3:tp (train.py:40), where ranks 0 and 2 wait"."""
     first = lags[0]
     who, others = numbers_named((lag.rank for lag in lags), hang), ranks_named(first.others)
@@ -283,10 +283,10 @@ def lags_named(lags: Sequence[Lag], hang: Hang) -> str:
     call = f"{first.call} number {first.number}{_of_group(first.group)}"
     line = f" ({file_line(first.frame)})" if first.frame else ""
     waits = f"wait{'s' if len(first.others) == 1 else ''}"
-    if first.how is How.STUCK:
+    if first.cause is LagCause.STUCK:
         has, have = ("has" if len(some) == 1 else "have" for some in (lags, first.others))
         return f"{who} {has} not done {call}{line}, which {others} {have}: {'its GPU' if len(lags) == 1 else 'their GPUs'} failed, or stands still"
-    if first.how is How.SILENT:
+    if first.cause is LagCause.SILENT:
         return f"no dump of {who}: {others} {waits} for {'it' if len(lags) == 1 else 'them'} in {call}{line}"
     return f"{who} never called {end}{call}{line}, where {others} {waits}"
 

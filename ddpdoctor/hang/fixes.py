@@ -18,7 +18,7 @@ MOST_LINES: Final = 3
 
 
 def read_the_code(frames: Iterable[Frame | None], why: str) -> tuple[Fix, ...]:
-    """Shows the lines where ranks stand."""
+    """Show the lines where ranks stand."""
     lines = list(
         dict.fromkeys(
             (frame.path, frame.line) for frame in frames if frame and frame.line and frame.path.startswith("/")
@@ -30,9 +30,9 @@ def read_the_code(frames: Iterable[Frame | None], why: str) -> tuple[Fix, ...]:
     return (Fix(why, tuple(commands)),) if commands else (Fix(why),)
 
 
-def full_stacks(hang: Hang, stands: Sequence[RankState], workers: Sequence[int] = ()) -> tuple[Fix, ...]:
+def full_stacks(hang: Hang, states: Sequence[RankState], workers: Sequence[int] = ()) -> tuple[Fix, ...]:
     """The whole stacks, those of C++ too."""
-    pids = [state.pid for state in stands if state.pid][:MOST_LINES] + list(workers)[:MOST_LINES]
+    pids = [state.pid for state in states if state.pid][:MOST_LINES] + list(workers)[:MOST_LINES]
     text = "See the whole stacks, C++ included (this holds the process up for a second)"
     return (Fix(text, tuple(f"{shlex.quote(hang.py_spy)} dump --native --pid {pid}" for pid in pids)),) if pids else ()
 
@@ -100,6 +100,6 @@ def end_the_rest(found: Sequence[RankState], hang: Hang) -> Fix:
     return Fix(text, ("ddpdoctor zombies", "ddpdoctor zombies --kill"))
 
 
-def lines_of(stands: Iterable[RankState], most: int = 3) -> str:
+def lines_of(states: Iterable[RankState], most: int = 3) -> str:
     """ "train.py:40 and eval.py:12"."""
-    return listed(dict.fromkeys(filter(None, (file_line(state.place.frame) for state in stands))), most=most)
+    return listed(dict.fromkeys(filter(None, (file_line(state.place.frame) for state in states))), most=most)

@@ -48,7 +48,7 @@ class RankState(msgspec.Struct, frozen=True):
     """
 
     rank: WatchedRank
-    standing: RankActivity
+    activity: RankActivity
     place: StackPlace
     progress: bool = False
 
@@ -61,14 +61,14 @@ class RankState(msgspec.Struct, frozen=True):
         return self.rank.watched.pid if self.rank.watched else 0
 
 
-def stands_of(hang: Hang) -> tuple[RankState, ...]:
+def states_of(hang: Hang) -> tuple[RankState, ...]:
     """Every rank of this host, in their order."""
     return tuple(_stand(rank, hang) for rank in hang.ranks)
 
 
-def having(stands: Iterable[RankState], *standings: RankActivity) -> tuple[RankState, ...]:
+def with_activity(states: Iterable[RankState], *activities: RankActivity) -> tuple[RankState, ...]:
     """Those of them."""
-    return tuple(state for state in stands if state.standing in standings)
+    return tuple(state for state in states if state.activity in activities)
 
 
 def cores_used(watched: Watched) -> float:
@@ -83,7 +83,7 @@ def bytes_moved(watched: Watched) -> int:
     return max(0, watched.looks[-1].transferred - watched.looks[0].transferred)
 
 
-def worker_moves(worker: Watched) -> bool:
+def is_worker_moving(worker: Watched) -> bool:
     """Whether a DataLoader's worker made progress, or has nothing to do."""
     if not worker.looks:
         return False
@@ -91,7 +91,7 @@ def worker_moves(worker: Watched) -> bool:
     return _changed(first, last) or _wandered(worker) or cores_used(worker) > BUSY or bytes_moved(worker) > DATA_MOVES
 
 
-def worker_idle(worker: Watched) -> bool:
+def is_worker_idle(worker: Watched) -> bool:
     """Whether it waits to be told what to load."""
     place = worker_place(worker.last)
     return place.where is PlaceKind.LOCK and place.what == "an empty queue" and not place.path
@@ -115,12 +115,12 @@ def _stand(rank: WatchedRank, hang: Hang) -> RankState:
     if {look.state for look in watched.looks} == {"D"} and not works and not changed:
         return RankState(rank, RankActivity.HELD, place)
     computes = cores_used(watched) > BUSY
-    standing = _standing(watched, before, place, hang, works=works, computes=computes, changed=changed)
+    activity = _standing(watched, before, place, hang, works=works, computes=computes, changed=changed)
     # One that waits for something in a loop changes its place, too, and does nothing; a checkpoint that goes to a slow disk or
     # over a network needs no processor.
     telling = cores_used(watched) > IDLE or place.where in CHECKPOINTS
     progress = works or computes or _changed(before, place) or (changed and telling)
-    return RankState(rank, standing, _seen_within(place, watched), progress)
+    return RankState(rank, activity, _seen_within(place, watched), progress)
 
 
 def _wandered(watched: Watched) -> bool:

@@ -12,17 +12,17 @@ from ddpdoctor.base.text import listed, one_line, plural, ranks_named
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.facts.processes import Process
-from ddpdoctor.hang.certainty import LONG, longer_may_tell, movements
+from ddpdoctor.hang.certainty import STALL_SECONDS, longer_may_tell, movements
 from ddpdoctor.hang.evidence import named
 from ddpdoctor.hang.judging import hang_of, job_of
 from ddpdoctor.hang.rank_states import (
     RankActivity,
     RankState,
     cores_used,
-    having,
-    stands_of,
-    worker_idle,
-    worker_moves,
+    is_worker_idle,
+    is_worker_moving,
+    states_of,
+    with_activity,
 )
 from ddpdoctor.hang.recorded_hang import not_dumped
 from ddpdoctor.knowledge.stack_places import PlaceKind, StackPlace, file_line, pythons, torchs, where, worker_place
@@ -73,7 +73,7 @@ def headline(examination: Examination) -> str:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         return f"{found[0][2].summary}{more}"
     hang = hang_of(examination)
-    stands = stands_of(hang)
+    stands = states_of(hang)
     if not stands and hang.job:
         return "No rank of this job could be looked at"
     if not stands:
@@ -86,10 +86,12 @@ def headline(examination: Examination) -> str:
 
 def how_many_move(stands: Sequence[RankState], hang: Hang) -> str:
     """ "All 4 ranks move", "2 of 4 ranks move; rank 3 could not be looked into"."""
-    unseen = [state for state in stands if state.standing is RankActivity.UNSEEN]
-    gone = [state for state in stands if state.standing is RankActivity.GONE]
+    unseen = [state for state in stands if state.activity is RankActivity.UNSEEN]
+    gone = [state for state in stands if state.activity is RankActivity.GONE]
     moving = [state for state in stands if state not in unseen and state not in gone and moves(state)]
-    waiting = [rank_state for rank_state in having(stands, RankActivity.WAITS) if moving and not moves(rank_state)]
+    waiting = [
+        rank_state for rank_state in with_activity(stands, RankActivity.WAITS) if moving and not moves(rank_state)
+    ]
     still = [state for state in stands if state not in (*unseen, *gone, *moving, *waiting)]
     if len(moving) == len(stands):
         return f"Rank {stands[0].number} moves" if len(stands) == 1 else f"{_all(len(stands))} ranks move"
@@ -118,15 +120,15 @@ def _all(count: int) -> str:
 
 def moves(stand: RankState) -> bool:
     """Also one that computes in one place."""
-    return stand.standing is RankActivity.MOVES or stand.progress
+    return stand.activity is RankActivity.MOVES or stand.progress
 
 
 def _goes_on(stand: RankState) -> bool:
     """It was in other places meanwhile, and not only in those of a loop that waits."""
     watched = stand.rank.watched
     wandered = watched is not None and watched.samples > 0 and not watched.still
-    return stand.standing is RankActivity.MOVES or (
-        stand.standing is RankActivity.ELSEWHERE and stand.progress and wandered
+    return stand.activity is RankActivity.MOVES or (
+        stand.activity is RankActivity.ELSEWHERE and stand.progress and wandered
     )
 
 
@@ -180,7 +182,7 @@ def groups(examination: Examination) -> list[Group]:
     hang = hang_of(examination)
     blamed = {finding.rank for _, _, finding in examination.findings if finding.rank is not None}
     gathered: list[list[RankState]] = []
-    for state in stands_of(hang):
+    for state in states_of(hang):
         members = next((members for members in gathered if _together(members[0], state)), None)
         if members is None:
             gathered.append([state])
@@ -189,7 +191,7 @@ def groups(examination: Examination) -> list[Group]:
     gathered.sort(
         key=lambda members: (
             blamed.isdisjoint(member.number for member in members),
-            ORDER.index(members[0].standing),
+            ORDER.index(members[0].activity),
             len(members),
             members[0].number,
         )
@@ -200,9 +202,9 @@ def groups(examination: Examination) -> list[Group]:
 def _together(one: RankState, other: RankState) -> bool:
     if _goes_on(one) and _goes_on(other):
         return _place_within(one.rank.watched) == _place_within(other.rank.watched)
-    if one.standing is not other.standing:
+    if one.activity is not other.activity:
         return False
-    if one.standing is RankActivity.GONE:
+    if one.activity is RankActivity.GONE:
         return one.rank.gone == other.rank.gone
     return one.place.same_as(other.place) and one.progress == other.progress
 
@@ -222,19 +224,19 @@ def _words(members: Sequence[RankState]) -> str:
     place = where(first.place)
     if _goes_on(first):
         return f"move{s} on{_place_within(first.rank.watched)}"
-    if first.standing is RankActivity.GONE:
+    if first.activity is RankActivity.GONE:
         return f"{are} gone{f': {_of(members, first.rank.gone)}' if first.rank.gone else ''}"
-    if first.standing is RankActivity.UNSEEN:
+    if first.activity is RankActivity.UNSEEN:
         watched = first.rank.watched
         why = f": {_of(members, watched.last.source)}" if watched and not watched.last.frames else ""
         return f"could not be looked into{why}"
     in_place = "" if first.place.where is PlaceKind.UNSEEN else f" in {place}"
-    if first.standing is RankActivity.STOPPED:
+    if first.activity is RankActivity.STOPPED:
         source = first.rank.watched.last.source if first.rank.watched else ""
         return f"{are} stopped{in_place}" + (f": {source}" if source.startswith("a debugger") else "")
-    if first.standing is RankActivity.HELD:
+    if first.activity is RankActivity.HELD:
         return f"{are} held by the kernel{in_place}"
-    if first.standing in (RankActivity.WAITS, RankActivity.PERHAPS):
+    if first.activity in (RankActivity.WAITS, RankActivity.PERHAPS):
         return f"wait{s} in {place}"
     if first.progress:
         return f"{are} busy in {place}"
@@ -260,7 +262,7 @@ def _own(frame: Frame) -> bool:
 
 def _callers(stand: RankState) -> Iterator[str]:
     """By which way of the user's own code it came there."""
-    if _goes_on(stand) or stand.standing is RankActivity.GONE:
+    if _goes_on(stand) or stand.activity is RankActivity.GONE:
         return
     if called := _called_from(stand.place):
         yield called
@@ -295,10 +297,10 @@ def _state(watched: Watched) -> str:
 def _workers(members: Sequence[RankState]) -> Iterator[str]:
     """Their DataLoader workers: those that are busy by where they are."""
     workers = [(member.number, worker) for member in members for worker in member.rank.workers]
-    busy = [(rank, worker) for rank, worker in workers if not worker_idle(worker)]
+    busy = [(rank, worker) for rank, worker in workers if not is_worker_idle(worker)]
     places: dict[tuple[str, bool], list[tuple[int, Watched]]] = {}
     for rank, worker in busy:
-        key = (_place_of_worker(worker), worker_moves(worker))
+        key = (_place_of_worker(worker), is_worker_moving(worker))
         places.setdefault(key, []).append((rank, worker))
     if _goes_on(members[0]):
         return
@@ -325,18 +327,16 @@ def _place_of_worker(worker: Watched) -> str:
 def advice(examination: Examination) -> str:
     """What to try where not all ranks move, and it is no failure yet; and how scripts learn of it."""
     hang = hang_of(examination)
-    stands = stands_of(hang)
+    stands = states_of(hang)
     if not stands or all(map(moves, stands)) or not longer_may_tell(hang):
         return ""
     if not any(state.rank.watched and state.rank.watched.last.frames for state in stands):
         return ""
-    seconds = min(MOST_SECONDS, max(round(LONG), LONGER * round(hang.between)))
+    seconds = min(MOST_SECONDS, max(round(STALL_SECONDS), LONGER * round(hang.between)))
     command = f"ddpdoctor jobs --hang {hang.job} --seconds {seconds}"
     if examination.verdict is not Verdict.WARN:
         return f"A step may take longer than that; to look longer: {command}"
-    return (
-        f"A slow step looks the same: exit code 0, or 1 with --strict. If still for {LONG:.0f} s, it fails: {command}"
-    )
+    return f"A slow step looks the same: exit code 0, or 1 with --strict. If still for {STALL_SECONDS:.0f} s, it fails: {command}"
 
 
 def outcome(examination: Examination) -> str:
@@ -347,7 +347,7 @@ def outcome(examination: Examination) -> str:
     if not found:
         return "No hang was found"
     hang = hang_of(examination)
-    if any(map(moves, stands_of(hang))):
+    if any(map(moves, states_of(hang))):
         return "Some of its ranks work, others wait or are still"
     if examination.verdict is not Verdict.FAIL and movements(hang):
         return f"This job is slow, as far as {hang.between:.1f} s tell: something of it moved"

@@ -14,15 +14,15 @@ from ddpdoctor.base.text import ranks_named
 from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.engine.registry import JudgedElsewhere, requires
 from ddpdoctor.facts.hang import NOT_FOUND, Hang
-from ddpdoctor.hang.flight_recorder.wait_graph import How
+from ddpdoctor.hang.flight_recorder.wait_graph import LagCause
 from ddpdoctor.hang.rank_states import (
     CHECKPOINTS,
     RankActivity,
     RankState,
-    having,
-    stands_of,
-    worker_idle,
-    worker_moves,
+    is_worker_idle,
+    is_worker_moving,
+    states_of,
+    with_activity,
 )
 from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign, behind, counts_move, not_dumped, record_of
 from ddpdoctor.knowledge.hang_causes import HangCause
@@ -86,26 +86,26 @@ def verdict_of(hang: Hang) -> HangVerdict | None:
     Raises:
         NotKnown: it can't be told.
     """
-    stands = stands_of(hang)
-    here = [state for state in stands if state.standing is not RankActivity.GONE]
+    states = states_of(hang)
+    here = [state for state in states if state.activity is not RankActivity.GONE]
     if not here:
-        return _recorded_only(hang, stands)
-    return _who_can_do_nothing(stands) or _who_waits(stands, hang)
+        return _recorded_only(hang, states)
+    return _who_can_do_nothing(states) or _who_waits(states, hang)
 
 
 # --- dumps alone --------------------------------------------------------------------------------------------------------
 
 
-def _recorded_only(hang: Hang, stands: Sequence[RankState]) -> HangVerdict | None:
+def _recorded_only(hang: Hang, states: Sequence[RankState]) -> HangVerdict | None:
     record = record_of(hang)
     if record is None:
-        if stands:
+        if states:
             raise NotKnown("all ranks of this host are gone, and no flight recorder tells what they did: see the log")
         missing = not_dumped(hang)
         if counts_move(hang) or (_all_done(hang) and not missing):
             return None
         raise NotKnown(f"{missing}: {ITS_DUMP}" if missing else _even_words(hang))
-    culprits = tuple(state for state in stands if state.number in record.ranks)
+    culprits = tuple(state for state in states if state.number in record.ranks)
     kind = KIND_OF[record.sign]
     if record.timed_out and kind is not HangCause.DESYNC:
         kind = HangCause.TIMED_OUT
@@ -127,23 +127,23 @@ def _even_words(hang: Hang) -> str:
 # --- ranks that can do nothing ------------------------------------------------------------------------------------------
 
 
-def _who_can_do_nothing(stands: Sequence[RankState]) -> HangVerdict | None:
+def _who_can_do_nothing(states: Sequence[RankState]) -> HangVerdict | None:
     """Stopped, gone, held by the kernel, in front of a debugger: whatever the others do, they wait for these."""
-    waiting = having(stands, RankActivity.WAITS, RankActivity.PERHAPS)
-    unseen = having(stands, RankActivity.UNSEEN)
-    stopped = having(stands, RankActivity.STOPPED)
-    gone = having(stands, RankActivity.GONE)
-    held = having(stands, RankActivity.HELD)
+    waiting = with_activity(states, RankActivity.WAITS, RankActivity.PERHAPS)
+    unseen = with_activity(states, RankActivity.UNSEEN)
+    stopped = with_activity(states, RankActivity.STOPPED)
+    gone = with_activity(states, RankActivity.GONE)
+    held = with_activity(states, RankActivity.HELD)
     typing = tuple(
-        rank_state for rank_state in having(stands, RankActivity.ELSEWHERE) if rank_state.place.where is PlaceKind.INPUT
+        state for state in with_activity(states, RankActivity.ELSEWHERE) if state.place.where is PlaceKind.INPUT
     )
     if stopped:
         return HangVerdict(kind=HangCause.STOPPED, culprits=stopped, waiting=waiting, unseen=unseen)
-    sure = having(stands, RankActivity.WAITS)
+    sure = with_activity(states, RankActivity.WAITS)
     if gone and sure:
         # One that the others still expect may never have been started, unless it was seen.
-        expected = all(rank_state.place.where is PlaceKind.GROUP for rank_state in sure) and not any(
-            _ended(rank_state) for rank_state in gone
+        expected = all(state.place.where is PlaceKind.GROUP for state in sure) and not any(
+            _ended(state) for state in gone
         )
         kind = HangCause.RENDEZVOUS if expected else HangCause.CRASHED
         return HangVerdict(kind=kind, culprits=gone, waiting=waiting, unseen=unseen)
@@ -151,36 +151,36 @@ def _who_can_do_nothing(stands: Sequence[RankState]) -> HangVerdict | None:
         return HangVerdict(kind=HangCause.KERNEL, culprits=held, waiting=waiting, unseen=unseen)
     if typing:
         return HangVerdict(kind=HangCause.INPUT, culprits=typing, waiting=waiting, unseen=unseen)
-    others = having(stands, RankActivity.ELSEWHERE, RankActivity.PERHAPS)
-    if gone and others and not any(state.progress or state.standing is RankActivity.MOVES for state in stands):
+    others = with_activity(states, RankActivity.ELSEWHERE, RankActivity.PERHAPS)
+    if gone and others and not any(state.progress or state.activity is RankActivity.MOVES for state in states):
         return HangVerdict(kind=HangCause.CRASHED, culprits=gone, unseen=unseen)
     return None
 
 
-def _ended(stand: RankState) -> bool:
-    return stand.rank.gone != NOT_FOUND
+def _ended(state: RankState) -> bool:
+    return state.rank.gone != NOT_FOUND
 
 
 # --- who waits for whom -------------------------------------------------------------------------------------------------
 
 
-def _who_waits(stands: Sequence[RankState], hang: Hang) -> HangVerdict | None:
-    unseen = having(stands, RankActivity.UNSEEN)
-    if len(unseen) == len([state for state in stands if state.standing is not RankActivity.GONE]):
+def _who_waits(states: Sequence[RankState], hang: Hang) -> HangVerdict | None:
+    unseen = with_activity(states, RankActivity.UNSEEN)
+    if len(unseen) == len([state for state in states if state.activity is not RankActivity.GONE]):
         raise NotKnown(hang.hidden[0] if hang.hidden else "no rank could be looked into")
-    if having(stands, RankActivity.MOVES) or counts_move(hang):
+    if with_activity(states, RankActivity.MOVES) or counts_move(hang):
         return None
-    waiting = having(stands, RankActivity.WAITS)
-    perhaps = having(stands, RankActivity.PERHAPS)
-    elsewhere = having(stands, RankActivity.ELSEWHERE)
-    left = having(stands, RankActivity.LEFT)
-    if not waiting and any(worker_moves(worker) for rank_state in perhaps for worker in rank_state.rank.workers):
+    waiting = with_activity(states, RankActivity.WAITS)
+    perhaps = with_activity(states, RankActivity.PERHAPS)
+    elsewhere = with_activity(states, RankActivity.ELSEWHERE)
+    left = with_activity(states, RankActivity.LEFT)
+    if not waiting and any(is_worker_moving(worker) for state in perhaps for worker in state.rank.workers):
         return None
     if elsewhere and waiting:
         return _elsewhere(elsewhere, (*waiting, *perhaps), unseen, hang)
     if elsewhere:
         return _all_elsewhere(elsewhere, perhaps, unseen)
-    return _all_wait(stands, left, unseen, hang)
+    return _all_wait(states, left, unseen, hang)
 
 
 def _elsewhere(
@@ -188,58 +188,50 @@ def _elsewhere(
 ) -> HangVerdict | None:
     """Of those that don't wait for other ranks, first those that can't go on by themselves."""
     for kind, chosen in (
-        (HangCause.LOADER, [rank_state for rank_state in elsewhere if _loader_stuck(rank_state)]),
+        (HangCause.LOADER, [state for state in elsewhere if _loader_stuck(state)]),
         (
             HangCause.LOCK,
-            [
-                rank_state
-                for rank_state in elsewhere
-                if rank_state.place.where is PlaceKind.LOCK and not rank_state.progress
-            ],
+            [state for state in elsewhere if state.place.where is PlaceKind.LOCK and not state.progress],
         ),
     ):
         if chosen:
             return HangVerdict(kind=kind, culprits=tuple(chosen), waiting=tuple(waiting), unseen=unseen)
-    rest = [rank_state for rank_state in elsewhere if rank_state.place.where is not PlaceKind.LOADER]
+    rest = [state for state in elsewhere if state.place.where is not PlaceKind.LOADER]
     if not rest:
         return None  # A DataLoader that is slow, and moves.
-    still = [rank_state for rank_state in rest if not rank_state.progress] or rest
+    still = [state for state in rest if not state.progress] or rest
     record = record_of(hang)
     if still[0].progress and record and record.sign is RecordedSign.BEHIND and 0.0 < record.waited < SOON:
         return None
     kind = HangCause.BUSY
-    if [rank_state.number for rank_state in still] == [0] and (
-        still[0].progress or still[0].place.where in CHECKPOINTS
-    ):
+    if [state.number for state in still] == [0] and (still[0].progress or still[0].place.where in CHECKPOINTS):
         kind = HangCause.SLOW_0
-    elif all(rank_state.place.where is PlaceKind.GROUP for rank_state in waiting):
+    elif all(state.place.where is PlaceKind.GROUP for state in waiting):
         kind = HangCause.RENDEZVOUS
     return HangVerdict(kind=kind, culprits=tuple(still), waiting=tuple(waiting), unseen=unseen)
 
 
-def _loader_stuck(stand: RankState) -> bool:
+def _loader_stuck(state: RankState) -> bool:
     """Its worker stays where it is, or is gone. Without workers, the data set runs in the rank itself."""
-    if stand.place.where is PlaceKind.DATA:
-        return not stand.progress
-    if stand.place.where is not PlaceKind.LOADER or stand.progress:
+    if state.place.where is PlaceKind.DATA:
+        return not state.progress
+    if state.place.where is not PlaceKind.LOADER or state.progress:
         return False
-    busy = [worker for worker in stand.rank.workers if not worker_idle(worker)]
-    return not any(worker_moves(watched) for watched in busy)
+    busy = [worker for worker in state.rank.workers if not is_worker_idle(worker)]
+    return not any(is_worker_moving(watched) for watched in busy)
 
 
 def _all_elsewhere(
     elsewhere: tuple[RankState, ...], perhaps: tuple[RankState, ...], unseen: tuple[RankState, ...]
 ) -> HangVerdict | None:
     """Nobody surely waits for another: all compute, or none can go on."""
-    stuck = tuple(rank_state for rank_state in elsewhere if _loader_stuck(rank_state))
+    stuck = tuple(state for state in elsewhere if _loader_stuck(state))
     if stuck:
         return HangVerdict(kind=HangCause.LOADER, culprits=stuck, waiting=perhaps, unseen=unseen)
-    locked = tuple(
-        rank_state for rank_state in elsewhere if rank_state.place.where is PlaceKind.LOCK and not rank_state.progress
-    )
-    if locked and not any(rank_state.progress for rank_state in elsewhere):
+    locked = tuple(state for state in elsewhere if state.place.where is PlaceKind.LOCK and not state.progress)
+    if locked and not any(state.progress for state in elsewhere):
         return HangVerdict(kind=HangCause.LOCK, culprits=locked, waiting=perhaps, unseen=unseen)
-    if any(rank_state.progress for rank_state in elsewhere):
+    if any(state.progress for state in elsewhere):
         return None
     if perhaps:
         return HangVerdict(kind=HangCause.BUSY, culprits=elsewhere, waiting=perhaps, unseen=unseen)
@@ -249,12 +241,12 @@ def _all_elsewhere(
 
 
 def _all_wait(
-    stands: Sequence[RankState], left: tuple[RankState, ...], unseen: tuple[RankState, ...], hang: Hang
+    states: Sequence[RankState], left: tuple[RankState, ...], unseen: tuple[RankState, ...], hang: Hang
 ) -> HangVerdict | None:
-    waiting = having(stands, RankActivity.WAITS, RankActivity.PERHAPS)
+    waiting = with_activity(states, RankActivity.WAITS, RankActivity.PERHAPS)
     record = _without_those_that_wait(record_of(hang), waiting)
     if not waiting:
-        still = left and not any(rank_state.progress for rank_state in left)
+        still = left and not any(state.progress for state in left)
         return HangVerdict(kind=HangCause.EXIT, culprits=left, unseen=unseen) if still else None
     if left:
         return HangVerdict(kind=HangCause.UNEVEN, culprits=left, waiting=waiting, unseen=unseen)
@@ -262,15 +254,13 @@ def _all_wait(
         return _by_record(record, waiting, unseen)
     places = _places(waiting)
     lines = [
-        rank_state
-        for rank_state in waiting
-        if rank_state.standing is RankActivity.PERHAPS and rank_state.place.where is not PlaceKind.STEP
+        state for state in waiting if state.activity is RankActivity.PERHAPS and state.place.where is not PlaceKind.STEP
     ]
-    if lines or not having(waiting, RankActivity.WAITS):
+    if lines or not with_activity(waiting, RankActivity.WAITS):
         return HangVerdict(kind=HangCause.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
-    if all(rank_state.place.where is PlaceKind.GROUP for rank_state in waiting):
+    if all(state.place.where is PlaceKind.GROUP for state in waiting):
         return HangVerdict(kind=HangCause.RENDEZVOUS, culprits=waiting, places=places, unseen=unseen)
-    if len(places) == 1 or all(rank_state.place.where is PlaceKind.PAIR for rank_state in waiting):
+    if len(places) == 1 or all(state.place.where is PlaceKind.PAIR for state in waiting):
         kind = HangCause.TIMED_OUT if record and record.timed_out else HangCause.STALLED
         return HangVerdict(kind=kind, culprits=waiting, places=places, unseen=unseen, record=record)
     if hang.groups > 1:
@@ -284,13 +274,11 @@ def _without_those_that_wait(record: RecordedHang | None, waiting: tuple[RankSta
     of. gloo doesn't record sends, receives and the making of groups; a rank without a dump may not have come to write it."""
     if record is None or not record.lags:
         return record
-    unrecorded = {
-        rank_state.number for rank_state in waiting if rank_state.place.where in (PlaceKind.PAIR, PlaceKind.GROUP)
-    }
-    here = {rank_state.number for rank_state in waiting}
+    unrecorded = {state.number for state in waiting if state.place.where in (PlaceKind.PAIR, PlaceKind.GROUP)}
+    here = {state.number for state in waiting}
     lags = tuple(
         lag for lag in record.lags
-        if lag.rank not in (here if lag.how is How.SILENT else unrecorded if not lag.nccl else ())
+        if lag.rank not in (here if lag.cause is LagCause.SILENT else unrecorded if not lag.nccl else ())
     )  # fmt: skip
     if len(lags) == len(record.lags):
         return record
@@ -298,8 +286,8 @@ def _without_those_that_wait(record: RecordedHang | None, waiting: tuple[RankSta
 
 
 def _by_record(record: RecordedHang, waiting: tuple[RankState, ...], unseen: tuple[RankState, ...]) -> HangVerdict:
-    culprits = tuple(rank_state for rank_state in waiting if rank_state.number in record.ranks)
-    others = tuple(rank_state for rank_state in waiting if rank_state.number not in record.ranks)
+    culprits = tuple(state for state in waiting if state.number in record.ranks)
+    others = tuple(state for state in waiting if state.number not in record.ranks)
     kind = KIND_OF[record.sign]
     if record.timed_out and kind is not HangCause.DESYNC:
         kind = HangCause.TIMED_OUT
@@ -314,21 +302,19 @@ def _apart(
     unseen: tuple[RankState, ...],
 ) -> HangVerdict:
     """Ranks wait in different calls: some have left the loop in which others are, or they call different things."""
-    beyond = tuple(rank_state for rank_state in waiting if rank_state.place.what in BARRIERS)
-    within = tuple(rank_state for rank_state in waiting if rank_state not in beyond)
+    beyond = tuple(state for state in waiting if state.place.what in BARRIERS)
+    within = tuple(state for state in waiting if state not in beyond)
     # A backward is in a loop. The forward, to validate, or a collective of one's own may also be what one rank alone does: there
     # most ranks decide what the way through the script is.
-    own = any(
-        rank_state.place.where is PlaceKind.COLLECTIVE or rank_state.place.what == FORWARD for rank_state in within
-    )
-    looping = {rank_state.place.where for rank_state in within} in ({PlaceKind.STEP}, {PlaceKind.COLLECTIVE}) and (
+    own = any(state.place.where is PlaceKind.COLLECTIVE or state.place.what == FORWARD for state in within)
+    looping = {state.place.where for state in within} in ({PlaceKind.STEP}, {PlaceKind.COLLECTIVE}) and (
         not own or len(beyond) < len(within)
     )
     if (
         beyond
         and within
         and looping
-        and all(_further(rank_state.place, other.place) for rank_state in beyond for other in within)
+        and all(_further(state.place, other.place) for state in beyond for other in within)
     ):
         return HangVerdict(kind=HangCause.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
     places = _places_by_their_lines(places)
@@ -363,10 +349,10 @@ def _further(one: StackPlace, other: StackPlace) -> bool:
     return False
 
 
-def _places(stands: Iterable[RankState]) -> tuple[tuple[StackPlace, tuple[RankState, ...]], ...]:
+def _places(states: Iterable[RankState]) -> tuple[tuple[StackPlace, tuple[RankState, ...]], ...]:
     """Ranks that stand at the same call, the most first."""
     groups: list[tuple[StackPlace, list[RankState]]] = []
-    for state in stands:
+    for state in states:
         group = next((members for place, members in groups if place.same_as(state.place)), None)
         if group is None:
             groups.append((state.place, [state]))

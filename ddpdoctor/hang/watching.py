@@ -15,7 +15,7 @@ from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.hang import NOT_COUNTED, NOT_FOUND, Frame, Hang, RankLook, Watched, WatchedRank
 from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity
 from ddpdoctor.hang.permission import Missed, hidden_places, hidden_stacks, powers
-from ddpdoctor.hang.rank_states import worker_idle
+from ddpdoctor.hang.rank_states import is_worker_idle
 from ddpdoctor.hang.stack_sampling import Sampled, sample
 from ddpdoctor.knowledge.stack_places import pythons
 from ddpdoctor.probes.proc import Proc
@@ -134,7 +134,7 @@ async def _between(ranks: Sequence[int], first: WatchedMoment, seconds: int) -> 
     wanted = [
         pid
         for pid, frames in seen.items()
-        if pid in ranks or not worker_idle(Watched(pid=pid, looks=(RankLook(frames=frames),)))
+        if pid in ranks or not is_worker_idle(Watched(pid=pid, looks=(RankLook(frames=frames),)))
     ]
     began = time.monotonic()
     sampled = await sample(wanted, seconds) if wanted else {}

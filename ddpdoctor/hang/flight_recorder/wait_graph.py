@@ -41,7 +41,7 @@ PAIR: Final = re.compile(r"\w+:(?P<verb>send|recv) \d+(?:->|<-)(?P<peer>\d{1,9})
 ANSWERS: Final = {"send": "recv", "recv": "send"}
 
 
-class How(Enum):
+class LagCause(Enum):
     """Why a rank keeps others waiting."""
 
     ABSENT = "it has not called what the others have"
@@ -56,7 +56,7 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rank: int
-    how: How
+    cause: LagCause
     group: str
     call: str
     number: int
@@ -256,9 +256,9 @@ class _Graph:
             members = self.groups[own.key]
             pair = PAIR.match(own.made.call.name) if own.made.call.point_to_point else None
             if pair:
-                return self._lag_of(rank, How.STUCK, own, [own.key[1][int(pair["peer"])]])
+                return self._lag_of(rank, LagCause.STUCK, own, [own.key[1][int(pair["peer"])]])
             done = (one for one, member in members.items() if one != rank and member.finished(number))
-            return self._lag_of(rank, How.STUCK, own, done)
+            return self._lag_of(rank, LagCause.STUCK, own, done)
         wanted = [
             call for calls in self.calls.values() for call in calls
             if call.rank not in self.stuck and rank in (*call.lacks, *call.silent, *call.behind)
@@ -271,13 +271,15 @@ class _Graph:
             callers.values(), key=lambda calls: (calls[0].made.call.point_to_point, -len(calls), *_age(calls[0]))
         )
         first = min(same, key=_age)
-        return self._lag_of(rank, How.ABSENT if rank in self.dumped else How.SILENT, first, (one.rank for one in same))
+        return self._lag_of(
+            rank, LagCause.ABSENT if rank in self.dumped else LagCause.SILENT, first, (one.rank for one in same)
+        )
 
-    def _lag_of(self, rank: int, how: How, call: _Call, others: Iterable[int]) -> Lag:
+    def _lag_of(self, rank: int, cause: LagCause, call: _Call, others: Iterable[int]) -> Lag:
         made = call.made.call
         own = self.dumped.get(rank)
         return Lag(
-            rank=rank, how=how, group=call.key[0], call=call_name(made.name), number=made.number,
+            rank=rank, cause=cause, group=call.key[0], call=call_name(made.name), number=made.number,
             others=tuple(sorted(set(others))), frame=where_called(made),
             last=where_called(own.last) if own and own.last else None,
             waited=self._waited(call), nccl=made.name.startswith("nccl:"),

@@ -15,7 +15,7 @@ from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.hang import Hang, Recorded, RecordedCollective, RecordedGroup
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.hang.flight_recorder.dump_format import understand
-from ddpdoctor.hang.flight_recorder.wait_graph import How, waits_of
+from ddpdoctor.hang.flight_recorder.wait_graph import LagCause, waits_of
 from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign, record_of
 from ddpdoctor.hang.verdict import verdict_of
 from ddpdoctor.knowledge.hang_causes import HangCause
@@ -115,13 +115,13 @@ def test_who_waits_in_another_group_is_not_named() -> None:
         ],
         4,
     )
-    assert [(one.rank, one.how) for one in found.lags] == [(0, How.ABSENT)]
+    assert [(one.rank, one.cause) for one in found.lags] == [(0, LagCause.ABSENT)]
     assert found.waiting == (1, 2, 3)
 
 
 def test_a_member_whose_dump_has_nothing_of_the_group_has_not_come_to_it() -> None:
     found = waits_of([dump(0, group("1:tp", (0, 1), waits(1))), dump(1)], 2)
-    assert [(one.rank, one.how, one.call) for one in found.lags] == [(1, How.ABSENT, "all_reduce")]
+    assert [(one.rank, one.cause, one.call) for one in found.lags] == [(1, LagCause.ABSENT, "all_reduce")]
 
 
 def test_torchs_status_tells_who_has_come_where_what_is_done_is_left_out() -> None:
@@ -135,7 +135,7 @@ def test_torchs_status_tells_who_has_come_where_what_is_done_is_left_out() -> No
 
 def test_a_rank_without_a_dump_is_named_where_all_others_have_come() -> None:
     found = waits_of([dump(rank, group("1:tp", (0, 1, 2), waits(9))) for rank in (0, 2)], 3)
-    assert [(one.rank, one.how, one.others) for one in found.lags] == [(1, How.SILENT, (0, 2))]
+    assert [(one.rank, one.cause, one.others) for one in found.lags] == [(1, LagCause.SILENT, (0, 2))]
     late = waits_of([dump(0, group("1:tp", (0, 1, 2), waits(9))), dump(2, group("1:tp", (0, 1, 2), call(8)))], 3)
     assert ([one.rank for one in late.lags], late.silent) == ([2], (1,))
 
@@ -143,7 +143,7 @@ def test_a_rank_without_a_dump_is_named_where_all_others_have_come() -> None:
 def test_what_others_have_done_and_one_has_not_is_its_own_gpus() -> None:
     done = [dump(rank, group("1:tp", (0, 1, 2), call(9), waits(10))) for rank in (0, 2)]
     found = waits_of([*done, dump(1, group("1:tp", (0, 1, 2), waits(9), waits(10)))], 3)
-    assert [(one.rank, one.how, one.number, one.others) for one in found.lags] == [(1, How.STUCK, 9, (0, 2))]
+    assert [(one.rank, one.cause, one.number, one.others) for one in found.lags] == [(1, LagCause.STUCK, 9, (0, 2))]
 
 
 def test_a_root_may_be_done_before_the_others() -> None:

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.hang import WatchedRank
-from ddpdoctor.hang.rank_states import RankActivity, stands_of
+from ddpdoctor.hang.rank_states import RankActivity, states_of
 from tests.support.hangs import backward, collective, destroying, hang, loader, own, rank, saving
 
 
-def standing(one: WatchedRank, backend: str = "gloo") -> RankActivity:
-    return stands_of(hang(one, backend=backend))[0].standing
+def activity(one: WatchedRank, backend: str = "gloo") -> RankActivity:
+    return states_of(hang(one, backend=backend))[0].activity
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def standing(one: WatchedRank, backend: str = "gloo") -> RankActivity:
     ],
 )
 def test_over_gloo(one: WatchedRank, expected: RankActivity) -> None:
-    assert standing(one) is expected
+    assert activity(one) is expected
 
 
 @pytest.mark.parametrize(
@@ -52,23 +52,23 @@ def test_over_gloo(one: WatchedRank, expected: RankActivity) -> None:
     ],
 )
 def test_over_nccl_a_line_that_seems_busy_may_wait(one: WatchedRank, expected: RankActivity) -> None:
-    assert standing(one, "nccl") is expected
+    assert activity(one, "nccl") is expected
 
 
 def test_one_look_tells_nothing() -> None:
     one = rank(0, collective())
     assert one.watched
     once = msgspec.structs.replace(one.watched, looks=one.watched.looks[:1])
-    assert standing(msgspec.structs.replace(one, watched=once)) is RankActivity.UNSEEN
+    assert activity(msgspec.structs.replace(one, watched=once)) is RankActivity.UNSEEN
 
 
 def test_a_stack_that_was_another_one_in_between_moves() -> None:
     one = rank(0, collective())
     assert one.watched
     sampled = msgspec.structs.replace(one.watched, samples=300, elsewhere=40)
-    assert standing(msgspec.structs.replace(one, watched=sampled)) is RankActivity.MOVES
+    assert activity(msgspec.structs.replace(one, watched=sampled)) is RankActivity.MOVES
     still = msgspec.structs.replace(one.watched, samples=300, elsewhere=1)
-    assert standing(msgspec.structs.replace(one, watched=still)) is RankActivity.WAITS
+    assert activity(msgspec.structs.replace(one, watched=still)) is RankActivity.WAITS
 
 
 def test_who_calls_others_is_named_by_what_it_was_in_all_the_while() -> None:
@@ -76,7 +76,7 @@ def test_who_calls_others_is_named_by_what_it_was_in_all_the_while() -> None:
     assert one.watched
     within = own("evaluate", 50)
     sampled = msgspec.structs.replace(one.watched, samples=300, elsewhere=200, within=within)
-    (found,) = stands_of(hang(msgspec.structs.replace(one, watched=sampled)))
+    (found,) = states_of(hang(msgspec.structs.replace(one, watched=sampled)))
     assert found.place.frame == within[0]
     assert found.progress
 
@@ -86,5 +86,5 @@ def test_a_loop_that_only_waits_makes_no_progress() -> None:
     one = rank(0, own("wait_for_file", 30), waits_in="hrtimer_nanosleep", cores=0.01)
     assert one.watched
     sampled = msgspec.structs.replace(one.watched, samples=300, elsewhere=9)
-    (found,) = stands_of(hang(msgspec.structs.replace(one, watched=sampled)))
+    (found,) = states_of(hang(msgspec.structs.replace(one, watched=sampled)))
     assert not found.progress
