@@ -26,7 +26,7 @@ from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.nvidia import NO_GPU, called, compute_capability
 from ddpdoctor.knowledge.nvidia import without as leave_out
-from ddpdoctor.logs.analyze.refuted import INSTALLED, builds_tried_again
+from ddpdoctor.logs.analyze.false_positives import INSTALLED, builds_tried_again
 from ddpdoctor.logs.analyze.sightings import word
 
 USES = {

@@ -9,7 +9,7 @@ from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.text import clip
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check
 from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.analyze.refuted import INSTALLED
+from ddpdoctor.logs.analyze.false_positives import INSTALLED
 from ddpdoctor.logs.analyze.sightings import lines, sightings, where
 
 COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )?error:? (?:#error -- )?(?P<what>\S.*)")

@@ -29,7 +29,7 @@ from ddpdoctor.knowledge.nvidia import (
     said,
 )
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.logs.analyze.refuted import BUILT, IN_USE, NO_MODULE, NVIDIAS
+from ddpdoctor.logs.analyze.false_positives import BUILT, IN_USE, NO_MODULE, NVIDIAS
 
 SECURE_BOOT = re.compile(r"Loading of .*module.* is rejected|Lockdown: .*module")
 

@@ -20,7 +20,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import selector, visible_gpus
 from ddpdoctor.knowledge.evidence import planned
 from ddpdoctor.knowledge.gpu_assignment import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
-from ddpdoctor.logs.analyze.nccl_refusals import names_another_refusal
+from ddpdoctor.logs.analyze.false_positives import names_another_refusal
 from ddpdoctor.logs.analyze.sightings import said
 from ddpdoctor.processes.gpu_holders import HeldGpu, SharedGpu, all_told, holdings, of_process, own_jobs, shared_gpus
 from ddpdoctor.processes.gpu_holders_words import evidence_of

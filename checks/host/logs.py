@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, Finding, Fix
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check
 from ddpdoctor.facts.log import Log
+from ddpdoctor.logs.analyze.false_positives import is_end_told
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
-from ddpdoctor.logs.analyze.workers import is_end_told
 
 HANDING_OVER = (
     "ConnectionResetError: [Errno 104]",

@@ -19,8 +19,8 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.log_topics import LogTopic
+from ddpdoctor.logs.analyze.false_positives import BY_RAY, RAYS_END
 from ddpdoctor.logs.analyze.ray_words import worker_gone
-from ddpdoctor.logs.analyze.refuted import BY_RAY, RAYS_END
 
 MIB = 1024**2
 GIB = 1024**3

@@ -13,16 +13,21 @@ from ddpdoctor.base.text import LONGEST_QUOTE, clip, ranks_named, signal_name
 from ddpdoctor.engine.registry import Catalogue, LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
-from ddpdoctor.logs.analyze.aborts import without_aborts_that_follow
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.exceptions import is_alike, short_name
 from ddpdoctor.logs.analyze.failures import stream
-from ddpdoctor.logs.analyze.missing_modules import missing_module_fixes, module_missing
-from ddpdoctor.logs.analyze.programs import WHY as OF_A_PROGRAM
-from ddpdoctor.logs.analyze.programs import is_of_a_program
+from ddpdoctor.logs.analyze.false_positives import without_aborts_that_follow
 from ddpdoctor.logs.analyze.ray_words import worker_gone
+from ddpdoctor.logs.analyze.script_errors import (
+    PROGRAM_FAILED_CAUSE,
+    SERVER_UNREACHED_CAUSE,
+    SERVER_UNREACHED_FIXES,
+    is_of_a_program,
+    missing_module_fixes,
+    module_missing,
+    server_unreached,
+)
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, own_line, sightings, where
-from ddpdoctor.logs.analyze.unreached_servers import FIXES, WHY, server_unreached
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 
 TABLE: Final = "made to happen with torch 2.13.0: torch/distributed/elastic/multiprocessing/errors"
@@ -262,8 +267,8 @@ def _cause(raised: LoggedException, module: str) -> str:
     if raised.message.startswith(UNGUARDED):
         return STARTS_ITSELF
     if is_of_a_program(raised):
-        return OF_A_PROGRAM
-    return NOT_THERE if module else WHY if server_unreached(raised) else ""
+        return PROGRAM_FAILED_CAUSE
+    return NOT_THERE if module else SERVER_UNREACHED_CAUSE if server_unreached(raised) else ""
 
 
 def _what_to_do(log: Log, raised: LoggedException, module: str) -> tuple[Fix, ...]:
@@ -273,7 +278,7 @@ def _what_to_do(log: Log, raised: LoggedException, module: str) -> tuple[Fix, ..
         own = raised.own
         place = f": of {own.path} all from the imports on, line {own.line} with it" if own else ""
         return (Fix(f"Put what the script does into a function, and call it behind a guard{place}", GUARD),)
-    return (*(FIXES if server_unreached(raised) else ()), _where_to_look(raised.own))
+    return (*(SERVER_UNREACHED_FIXES if server_unreached(raised) else ()), _where_to_look(raised.own))
 
 
 def _where_to_look(own: LogFrame | None) -> Fix:

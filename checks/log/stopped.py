@@ -12,7 +12,7 @@ from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.exceptions import short_name
-from ddpdoctor.logs.analyze.refuted import COMPLETED, TAKEN_BACK
+from ddpdoctor.logs.analyze.false_positives import COMPLETED, TAKEN_BACK
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, own_line, sightings, where, word
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 

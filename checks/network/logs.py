@@ -9,7 +9,7 @@ from ddpdoctor.base.text import clip
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.nccl_connecting import TO_THE_LAST
-from ddpdoctor.logs.analyze.refuted import CLOSED, INVALID_USAGE, USES_IB
+from ddpdoctor.logs.analyze.false_positives import CLOSED, INVALID_USAGE, USES_IB
 from ddpdoctor.logs.analyze.sightings import lines, sightings, word
 
 NCCL = "NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3"

@@ -14,7 +14,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.cuda_oom import ALIKE
 from ddpdoctor.knowledge.gpu_assignment import lacks_nccl, own_gpu
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
-from ddpdoctor.logs.analyze.particulars import memory_of_ranks
+from ddpdoctor.logs.analyze.sightings import memory_of_ranks
 from ddpdoctor.processes.gpu_holders import (
     ENDED,
     HeldGpu,

@@ -22,7 +22,7 @@ from ddpdoctor.facts.processes import Processes
 from ddpdoctor.knowledge.cuda_oom import ALIKE, BY_NOBODY, SURELY_BY_OTHERS
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.privileges import by_root, on_the_host
-from ddpdoctor.logs.analyze.particulars import memory_of_ranks
+from ddpdoctor.logs.analyze.sightings import memory_of_ranks
 from ddpdoctor.processes.gpu_holders import (
     HeldGpu,
     all_told,

@@ -35,7 +35,7 @@ from ddpdoctor.knowledge.evidence import told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.loading_signs import BUILT_ELSEWHERE, RAISED
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
-from ddpdoctor.logs.analyze.refuted import is_of_own_script
+from ddpdoctor.logs.analyze.false_positives import is_of_own_script
 from ddpdoctor.logs.analyze.sightings import word
 
 OFFICIAL = ("torchvision", "torchaudio", "torchcodec")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final
 
@@ -13,21 +14,20 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Severity
 from ddpdoctor.base.text import clip, listed
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict
+from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.engine.registry import Catalogue, Check, Result, diagnose
-from ddpdoctor.facts.log import Log, LoggedStack
+from ddpdoctor.facts.log import Log, LoggedStack, SignMatch
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.attempts import attempts_of
 from ddpdoctor.logs.analyze.deciding_commands import deciding
-from ddpdoctor.logs.analyze.illnesses import by_log_alone
-from ddpdoctor.logs.analyze.objects import other_than_named
-from ddpdoctor.logs.analyze.particulars import particulars
+from ddpdoctor.logs.analyze.illness_traits import by_log_alone
+from ddpdoctor.logs.analyze.kernel_kills import of_this_log
 from ddpdoctor.logs.analyze.settings import as_the_log_names, looked_at
 from ddpdoctor.logs.analyze.sightings import lines, named, own_line, stack_lines
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, Suspect, verdict_of
-from ddpdoctor.logs.parse.kills import of_this_log
 from ddpdoctor.logs.parse.labels import TASK
 
 VERDICTS: Final = {
@@ -314,6 +314,11 @@ def composed(check: Check, suspect: Suspect, snapshot: Snapshot, held: HostCheck
     )
 
 
+def particulars(check: Check, seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """What the log itself tells of an illness beyond its page; empty where it tells no more than that there is this illness."""
+    return check.log.particulars(seen, log) if check.log.particulars and seen else Particulars()
+
+
 def _rank(suspect: Suspect) -> int | None:
     return next((sighting.line.rank for sighting in suspect.sightings if sighting.line.rank is not None), None)
 
@@ -332,3 +337,28 @@ def _severity(number: int, opinion: Diagnosis, beside: Sequence[Diagnosis], verd
         return INFO
     failed = not verdict.ended_well and verdict.outcome is not RunOutcome.EFFECTS_ONLY
     return FAIL if failed and (number == 0 or opinion.suspect.sure) else WARN
+
+
+_NAME_SHAPES: Final = (
+    re.compile(r"(?<![\w:])(?:PCI:)?[0-9a-f]{4,8}:(?P<object>[0-9a-f]{2}:[0-9a-f]{2})(?!\w)", re.IGNORECASE),
+    re.compile(r"(?<!\w)(?:sm|compute)_(?P<object>\d+)"),
+    re.compile(r"(?<!\w)(?P<object>(?:GLIBCXX|CXXABI)_[\d.]*\d)"),
+    re.compile(r"(?<!\w)(?P<object>[a-z][a-z0-9]{0,15}_\d+)(?!\w)"),
+    re.compile(r"(?<!\w)(?P<object>[A-Z][A-Z0-9]*_[A-Z][A-Z0-9_]*)(?!\w)"),
+)
+"""Addresses on the bus, architectures, symbols' versions, InfiniBand's devices, settings: by its looks it is known what a word names."""
+
+
+def other_than_named(finding: Finding, seen: Iterable[SignMatch]) -> str:
+    """What the log names, where the finding speaks of others of that kind and not of it; else ""."""
+    text = "\n".join((finding.summary, *(evidence.text for evidence in finding.evidence)))
+    for word in dict.fromkeys(word.strip() for match in seen for word in match.words.values()):
+        shape = next(
+            (one for one in _NAME_SHAPES if one.fullmatch(word) or one.fullmatch(word.partition(".")[0])), None
+        )
+        named = shape.match(word) if shape else None
+        if shape and named:
+            found = {one["object"].lower() for one in shape.finditer(text)}
+            if found and named["object"].lower() not in found:
+                return word
+    return ""

@@ -11,7 +11,7 @@ from ddpdoctor.base.text import clip, listed, one_line, plural, ranks_named
 from ddpdoctor.engine.registry import Catalogue, Check
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, Noise, SignMatch
 from ddpdoctor.logs.analyze.exceptions import is_cut, is_of_launcher, is_of_peers, short_name
-from ddpdoctor.logs.analyze.refuted import good_news
+from ddpdoctor.logs.analyze.false_positives import good_news
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.render_words import quoted
 

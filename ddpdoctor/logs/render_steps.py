@@ -14,8 +14,8 @@ from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.logs.analyze.deciding_commands import host_named
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.exceptions import is_of_parent
-from ddpdoctor.logs.analyze.further_words import nccl_may_say_more
-from ddpdoctor.logs.analyze.launching import is_of_launching, is_of_ssh
+from ddpdoctor.logs.analyze.launch_failures import is_of_launching, is_of_ssh
+from ddpdoctor.logs.analyze.related_lines import nccl_may_say_more
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import LogJudgement
 from ddpdoctor.logs.render_words import first_words, more

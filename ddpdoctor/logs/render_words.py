@@ -18,11 +18,10 @@ from ddpdoctor.knowledge.frameworks import is_of_framework
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import endings
 from ddpdoctor.logs.analyze.exceptions import is_cut, with_slashes
-from ddpdoctor.logs.analyze.further_words import more_of
-from ddpdoctor.logs.analyze.launching import gives_up
-from ddpdoctor.logs.analyze.missing_modules import module_missing
+from ddpdoctor.logs.analyze.launch_failures import gives_up
+from ddpdoctor.logs.analyze.related_lines import more_of
+from ddpdoctor.logs.analyze.script_errors import module_missing, server_unreached
 from ddpdoctor.logs.analyze.sightings import common_folder, phase_within, stack_lines, where
-from ddpdoctor.logs.analyze.unreached_servers import server_unreached
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
 

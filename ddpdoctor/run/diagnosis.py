@@ -189,7 +189,7 @@ def _read(ended: EndedCommand, keep: str) -> Log:
 
 def _redirected(ended: EndedCommand) -> Iterator[tuple[str, bytes]]:
     """What torchrun has let the ranks write into files alone, during this run."""
-    from ddpdoctor.logs.parse.kills import STAMP_SECONDS
+    from ddpdoctor.logs.analyze.kernel_kills import STAMP_SECONDS
 
     began = ended.began - STAMP_SECONDS
     folder = folder_of_redirects(ended.command, began)
@@ -247,9 +247,9 @@ def killed_so_far() -> int:
 def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
     """This host's facts, as far as the log's suspicions can be held against them. seconds: how long the run took."""
     from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.logs.analyze.kernel_kills import of_this_run
     from ddpdoctor.logs.analyze.settings import settings_of
     from ddpdoctor.logs.diagnosis import groups_that_decide
-    from ddpdoctor.logs.parse.kills import of_this_run
     from ddpdoctor.probes.session import collect_facts, start_probes
 
     groups = groups_that_decide(log, catalogue())

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ddpdoctor.checks.catalogue import all_checks
-from ddpdoctor.logs.analyze.judging_lines import MOST_OF_A_LINE
+from ddpdoctor.logs.match.line_judge import MOST_OF_A_LINE
 from tests.support.command import ROOT
 
 try:

@@ -15,7 +15,7 @@ from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.logs.analyze.failures import BEHIND
-from ddpdoctor.logs.analyze.illnesses import by_log_alone
+from ddpdoctor.logs.analyze.illness_traits import by_log_alone
 from ddpdoctor.logs.analyze.settings import settings_said
 
 _ENDPOINT: Final = re.compile(

@@ -15,7 +15,6 @@ from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.attempts import attempt_of_file
-from ddpdoctor.logs.analyze.early_ends import with_early_end
 from ddpdoctor.logs.analyze.endings import ABORT, TERMINATIONS, endings, same_process, signal_of
 from ddpdoctor.logs.analyze.exceptions import (
     is_cut,
@@ -29,10 +28,15 @@ from ddpdoctor.logs.analyze.exceptions import (
     is_within_launcher,
     says_nothing,
 )
-from ddpdoctor.logs.analyze.rank_files import without_parts_that_all_lack
-from ddpdoctor.logs.analyze.refuted import recovered, with_checks_revisions, without_misread, without_refuted
-from ddpdoctor.logs.analyze.signals import with_signal
-from ddpdoctor.logs.analyze.waiting import without_waits_that_ended
+from ddpdoctor.logs.analyze.exit_hints import with_early_end, with_signal
+from ddpdoctor.logs.analyze.false_positives import (
+    recovered,
+    with_checks_revisions,
+    without_misread,
+    without_parts_that_all_lack,
+    without_refuted,
+    without_waits_that_ended,
+)
 
 SHORTENED: Final = "HYDRA_FULL_ERROR"
 """In hydra's last line, behind whatever exception; where there is none, the configuration could not be put together."""

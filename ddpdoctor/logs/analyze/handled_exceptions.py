@@ -10,8 +10,8 @@ from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogLine
 from ddpdoctor.logs.analyze.exceptions import is_bare
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, stream
-from ddpdoctor.logs.analyze.illnesses import is_grave
-from ddpdoctor.logs.analyze.launching import STARTS_AGAIN, gives_up
+from ddpdoctor.logs.analyze.illness_traits import is_grave
+from ddpdoctor.logs.analyze.launch_failures import STARTS_AGAIN, gives_up
 
 WENT_ON: Final = 3
 """Lines behind such a traceback by which the run shows that it goes on."""

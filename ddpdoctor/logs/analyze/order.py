@@ -11,7 +11,7 @@ from ddpdoctor.facts.log import Log, LogLine
 from ddpdoctor.logs.analyze.exceptions import short_name
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, is_of, stream
 from ddpdoctor.logs.analyze.handled_exceptions import merely_labelled, only_announced
-from ddpdoctor.logs.analyze.illnesses import is_about_others, is_certain, is_grave
+from ddpdoctor.logs.analyze.illness_traits import is_about_others, is_certain, is_grave
 
 SAME_MOMENT: Final = 1.0
 """Seconds within which the order of two ranks' failures says nothing."""

@@ -15,7 +15,7 @@ from ddpdoctor.logs.analyze.endings import CRASHES, KILL, endings, only, signal_
 from ddpdoctor.logs.analyze.exceptions import is_of_launcher, is_within_launcher, short_name
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.handled_exceptions import got_over
-from ddpdoctor.logs.analyze.illnesses import is_grave, names_speaker
+from ddpdoctor.logs.analyze.illness_traits import is_grave, names_speaker
 from ddpdoctor.logs.analyze.order import Timeline, lead_of
 
 _NCCL: Final = re.compile(r"(?:\[[^\]]*\] )?(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ")

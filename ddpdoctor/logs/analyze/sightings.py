@@ -8,14 +8,14 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Final
 
-from ddpdoctor.base.findings import Evidence
-from ddpdoctor.base.text import listed
+from ddpdoctor.base.findings import Evidence, Fix
+from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.log import Log, LogFile, LogFrame, LoggedException, LoggedStack, LogLine, SignMatch
 from ddpdoctor.knowledge.frameworks import is_of_framework, phase_of
-from ddpdoctor.logs.analyze.exceptions import with_slashes
-from ddpdoctor.logs.analyze.own_code import is_of_library
+from ddpdoctor.logs.analyze.exceptions import is_of_library, with_slashes
 
 NO_LOG: Final = "no log was read"
 MOST_VALUES: Final = 4
@@ -25,6 +25,8 @@ LONG: Final = 300
 """Characters of a line, as many as are shown of it."""
 BEGINNING: Final = 80
 BEFORE: Final = 60
+_GPU_HOLDER: Final = re.compile(r"Process (\d+) has \d")
+"""A process that torch lists as a holder of the GPU."""
 _OF_A_TRACEBACK: Final = re.compile(r"\s|File \"|Traceback ")
 
 
@@ -145,3 +147,22 @@ def _common(names: Sequence[str]) -> str:
     folders = zip(*(name.split("/")[:-1] for name in names), strict=False)
     common = [folder[0] for folder in takewhile(lambda each: len(set(each)) == 1, folders)]
     return "/".join([*common, ""]) if any(common) else ""
+
+
+def memory_of_ranks(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """Where the holders that torch lists are ranks of this very run, by their launcher's word."""
+    ranks = {
+        str(process_exit.pid): process_exit.rank
+        for process_exit in log.exited
+        if process_exit.pid and process_exit.rank is not None
+    }
+    found = sorted({pid for match in seen for pid in _GPU_HOLDER.findall(match.line.text) if pid in ranks}, key=int)
+    if not found:
+        return Particulars()
+    own = sorted({rank for pid in found if (rank := ranks[pid]) is not None})
+    verb = "is" if len(found) == 1 else "are"
+    return Particulars(
+        f"{'Process' if len(found) == 1 else 'Processes'} {listed(found, 4)}, which {'holds' if verb == 'is' else 'hold'} that GPU,"
+        f" {verb} {ranks_named(own)} of this very run",
+        (Fix('Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else that touches CUDA'),),
+    )

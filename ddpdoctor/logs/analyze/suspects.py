@@ -13,7 +13,7 @@ from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind
-from ddpdoctor.logs.analyze.illnesses import is_certain, is_grave
+from ddpdoctor.logs.analyze.illness_traits import is_certain, is_grave
 from ddpdoctor.logs.analyze.order import Timeline
 
 MOST: Final = 3

@@ -18,10 +18,10 @@ from ddpdoctor.logs.analyze.endings import TERMINATIONS, signal_of
 from ddpdoctor.logs.analyze.exceptions import is_alike, is_cut, is_of_launcher, kind_of
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, failures_of
 from ddpdoctor.logs.analyze.handled_exceptions import merely_said, survived
-from ddpdoctor.logs.analyze.illnesses import is_grave, is_of_host, is_of_network
+from ddpdoctor.logs.analyze.illness_traits import is_grave, is_of_host, is_of_network
 from ddpdoctor.logs.analyze.order import LEAST, Timeline, lead_of, says_much, weight
-from ddpdoctor.logs.analyze.programs import program_that_failed
 from ddpdoctor.logs.analyze.rank_attribution import ended_well, exit_of, own_exit, silent_ranks, with_rank
+from ddpdoctor.logs.analyze.script_errors import program_that_failed
 from ddpdoctor.logs.analyze.suspects import MOST, EvidencePosition, Ranked, beside, chosen, ranked_suspects
 from ddpdoctor.logs.analyze.suspects import Suspect as Suspect
 from ddpdoctor.logs.analyze.timeouts import hypotheses

@@ -7,13 +7,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ddpdoctor.logs.analyze.judging_lines import MOST_OF_A_LINE, LineJudge, LinePlace, Spot
+from ddpdoctor.logs.match.line_judge import MOST_OF_A_LINE, LineJudge, LinePlace, Spot
 from ddpdoctor.logs.match.vocabulary import Vocabulary
+from ddpdoctor.logs.parse.encodings import colourless
 from ddpdoctor.logs.parse.file_names import uncontradicted
 from ddpdoctor.logs.parse.gathering import GatheredLog
 from ddpdoctor.logs.parse.labels import OF_TORCHRUN, Labelled, StyleFinder
-from ddpdoctor.logs.parse.plain import colourless
-from ddpdoctor.logs.parse.routine import MOST_ENTRIES, Routine, key_of
+from ddpdoctor.logs.parse.repeated_lines import MOST_ENTRIES, Routine, key_of
 from ddpdoctor.logs.parse.streams import LogStream
 
 BLOCK: Final = 1 << 20

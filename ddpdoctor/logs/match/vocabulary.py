@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import ahocorasick_rs
 
 from ddpdoctor.base.log_signs import LogSign
-from ddpdoctor.logs.analyze.noise import HarmlessText
+from ddpdoctor.logs.match.harmless_texts import HarmlessText
 from ddpdoctor.logs.parse.tracebacks import HEADER
 
 

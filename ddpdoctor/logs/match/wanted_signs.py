@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from ddpdoctor.engine.registry import Catalogue
-from ddpdoctor.logs.analyze.noise import HARMLESS
+from ddpdoctor.logs.match.harmless_texts import HARMLESS
 from ddpdoctor.logs.match.vocabulary import Vocabulary, Wanted
 from ddpdoctor.logs.parse import exit_tables, exits, stacks
 from ddpdoctor.logs.parse import stated_facts as facts_said

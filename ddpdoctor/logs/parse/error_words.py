@@ -8,8 +8,8 @@ from functools import cache
 from itertools import islice, product
 from typing import Final
 
-from ddpdoctor.logs.analyze.further_words import LAST_ERROR
-from ddpdoctor.logs.analyze.launching import BESIDE, GIVES_UP, OF_SSH, STARTS_AGAIN
+from ddpdoctor.logs.analyze.launch_failures import BESIDE, GIVES_UP, OF_SSH, STARTS_AGAIN
+from ddpdoctor.logs.analyze.related_lines import LAST_ERROR
 
 _GLOG_WORDS: Final = (*map("".join, product(("[E", "[F"), " 0123456789")), "torch/distributed/")
 """Severity and month, as torch's C++ writes them, and the module, as its Python does: what the rest of such a line is like, `_GLOG` knows."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Final
 
-from ddpdoctor.logs.analyze.judging_lines import LinePlace
+from ddpdoctor.logs.match.line_judge import LinePlace
 
 _TORCHRUN: Final = re.compile(r"(?:^|/)attempt_\d+/(?P<local>\d{1,4})/(?:stderr|stdout|error)\.(?:log|json)(?:\.gz)?$")
 _LOCAL: Final = re.compile(r"(?:^|[_.-])local_?rank[_.=-]?(?P<number>\d{1,6})(?=[_.-]|$)", re.IGNORECASE)

@@ -14,6 +14,7 @@ from ddpdoctor.facts.log import (
     LastWords,
     Log,
     LogFile,
+    LogFrame,
     LoggedException,
     LoggedStack,
     LogLine,
@@ -22,11 +23,12 @@ from ddpdoctor.facts.log import (
     SignMatch,
 )
 from ddpdoctor.logs.analyze.attempts import attempt_of_file, may_start_again
-from ddpdoctor.logs.analyze.launching import STARTS_AGAIN
-from ddpdoctor.logs.analyze.noise import HarmlessText
+from ddpdoctor.logs.analyze.exceptions import is_passed_on
+from ddpdoctor.logs.analyze.failures import stream
+from ddpdoctor.logs.analyze.launch_failures import STARTS_AGAIN
+from ddpdoctor.logs.match.harmless_texts import HarmlessText
 from ddpdoctor.logs.match.vocabulary import VocabularySign
-from ddpdoctor.logs.parse.chained import with_own_lines
-from ddpdoctor.logs.parse.placing import Placing, has_year
+from ddpdoctor.logs.parse.global_ranks import Placing, has_year
 
 MOST_SIGHTINGS = 12_000
 MOST_OF_A_SIGN = 4096
@@ -371,3 +373,26 @@ def _trains(latest: Iterable[LogLine]) -> LogLine | None:
     """Of the steps with their losses, the one behind which there are so many."""
     steps = list({line.text: line for line in latest if _LOSS.match(line.text[:500])}.values())
     return steps[-PROVE] if len(steps) >= PROVE else None
+
+
+# --- exceptions that belong together ------------------------------------------------------------------------------------
+
+
+def with_own_lines(raised: Iterable[LoggedException]) -> tuple[LoggedException, ...]:
+    """In the order in which they were read. Those in whose traceback no line of the script is get that of the exception that they led to, or
+    of the process that passed a worker's on."""
+    streams: dict[tuple[object, ...], list[LoggedException]] = {}
+    found = sorted(raised, key=lambda one: one.line.order)
+    for one in found:
+        streams.setdefault(stream(one.line), []).append(one)
+    own = {id(one): _own_of_chain(one, place, some) for some in streams.values() for place, one in enumerate(some)}
+    return tuple(one if one.own else msgspec.structs.replace(one, own=own[id(one)]) for one in found)
+
+
+def _own_of_chain(one: LoggedException, place: int, some: Sequence[LoggedException]) -> LogFrame | None:
+    if place and is_passed_on(some[place - 1], one):
+        return one.own or some[place - 1].own
+    for raised in some[place:]:
+        if raised.own or not raised.chained:
+            return raised.own
+    return None

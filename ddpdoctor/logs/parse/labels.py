@@ -371,3 +371,43 @@ class StyleFinder:
         often = [name for name, times in names.items() if times >= 4]
         few = len(often) > 1 or any(name in sure for name in often)
         return few and sum(names[name] for name in often) * 10 >= self._lines * 8
+
+
+# --- what a collector that nobody knows has put before every line -------------------------------------------------------
+
+
+_MAX_PREFIX: Final = 80
+"""Characters of a prefix."""
+_FRAME_BEGINS: Final = '  File "'
+_SUMMARY: Final = re.compile(r"(?P<own>\S(?:.*\S)?) {2,}\| *$")
+_GREP_PREFIX: Final = re.compile(r"(?P<name>[\w./+@=-]+\.(?:log|txt|out|err|[oe]\d+))[-:](?:\d+[-:])?$")
+_PREFIX_ENDS: Final = re.compile(r"[\s\])}>:|#]+")
+_NO_PREFIX: Final = re.compile(r"\W*$|E +$|.*\b(?:WARN|WARNING|DEBUG)\b| *\d+\t")
+"""Indentation, quotation and comments; pytest's own; a logger's level that says it was caught; a listing by cat -n."""
+
+
+def prefix_before(header: str, below: str, style: Style, above: str = "") -> re.Pattern[str] | None:
+    """What stands before the first line of a traceback, and in the same way before its first frame, which is the line below: as a
+    pattern, since there may be numbers and clocks in it. None where there is no such thing; nor where a summary shows, behind the prefix
+    that the line above has, too, a part of the traceback of which that line tells."""
+    at = header.find(HEADER)
+    if not 0 < at <= _MAX_PREFIX or unlabelled(below, style).text.lstrip().startswith(_FRAME_BEGINS.strip()):
+        return None  # It has labels, or is indented.
+    ends = [found.end() for found in _PREFIX_ENDS.finditer(header, 0, at)]
+    for end in (*ends, at):
+        prefix = header[:end]
+        if unlabelled(header[end:], style).text.startswith(HEADER) and not _NO_PREFIX.match(prefix):
+            if (sums_up := _SUMMARY.match(prefix)) and above.startswith(sums_up["own"]) and "|" not in above:
+                return None
+            pattern = re.compile(_prefix_pattern(prefix))
+            found = pattern.match(below)
+            is_frame = found and unlabelled(below[found.end() :], style).text.startswith(_FRAME_BEGINS)
+            return pattern if is_frame else None
+    return None
+
+
+def _prefix_pattern(prefix: str) -> str:
+    """What matches it with whatever numbers; grep's before a hit, and before the lines around one."""
+    if found := _GREP_PREFIX.match(prefix):
+        return rf"{re.escape(found['name'])}(?:[-:]\d+[-:]|[-:])"
+    return re.sub(r"\d+", r"\\d+", re.escape(prefix))

@@ -7,21 +7,30 @@ import os
 import select
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO, Final
 
+import msgspec
+
 from ddpdoctor.base.ownership import who_misleads
 from ddpdoctor.facts.log import Log, LogFile
-from ddpdoctor.logs.analyze.judging_lines import LinePlace
+from ddpdoctor.logs.match.line_judge import LinePlace
 from ddpdoctor.logs.match.scanning import BLOCK, FileScan
 from ddpdoctor.logs.match.vocabulary import Vocabulary
-from ddpdoctor.logs.parse import error_files
 from ddpdoctor.logs.parse.compressed import GZIP, DamagedArchive, how_to_unpack, unpacked
-from ddpdoctor.logs.parse.encodings import Unwrapped, decoded, encoding_of, is_objects, with_newlines, without_holes
+from ddpdoctor.logs.parse.encodings import (
+    Unwrapped,
+    decoded,
+    encoding_of,
+    is_objects,
+    is_text,
+    with_newlines,
+    without_holes,
+)
 from ddpdoctor.logs.parse.file_names import place_of, places_of
 from ddpdoctor.logs.parse.folders import contents_of_all
 from ddpdoctor.logs.parse.gathering import GatheredLog
-from ddpdoctor.logs.parse.plain import is_text
 from ddpdoctor.probes.files import NotRegularError, open_regular, read_start
 
 STDIN: Final = "-"
@@ -113,8 +122,8 @@ def _read_file(
                 raise OSError(0, f"not read: it is not for everybody's eyes, and {foothold.words}")
             most = status.st_size if stat.S_ISREG(status.st_mode) and status.st_size else None
             stream: BinaryIO = file
-            if path.name == error_files.NAME and most and most <= error_files.MOST:
-                stream, most = io.BytesIO(error_files.as_log(file.read(most))), None
+            if path.name == ERROR_FILE and most and most <= MAX_ERROR_FILE_BYTES:
+                stream, most = io.BytesIO(_error_file_as_log(file.read(most))), None
             read_stream(stream, str(path), vocabulary, gathered, most, progress, place)
     except (OSError, ValueError) as error:
         gathered.files.append(LogFile(name=str(path), problem=_words(error)))
@@ -199,3 +208,44 @@ def _left_out(name: str, lines: Sequence[int]) -> str:
 
 def _words(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+# --- torchrun's error.json ----------------------------------------------------------------------------------------------
+
+
+ERROR_FILE: Final = "error.json"
+MAX_ERROR_FILE_BYTES: Final = 1 << 22
+"""Bytes of one."""
+
+
+class _Extra(msgspec.Struct):
+    py_callstack: str = ""
+    timestamp: str | int | float = ""
+
+
+class _Message(msgspec.Struct):
+    message: str = ""
+    extraInfo: _Extra = msgspec.field(default_factory=_Extra)
+
+
+class _ErrorFile(msgspec.Struct):
+    message: str | _Message = ""
+
+
+def _error_file_as_log(content: bytes) -> bytes:
+    """The file as the rank would have printed it, with its time; as it is where it isn't torch's."""
+    try:
+        said = msgspec.json.decode(content, type=_ErrorFile).message
+    except msgspec.DecodeError:
+        return content
+    if isinstance(said, str):
+        return said.encode() or content
+    text = said.extraInfo.py_callstack or said.message
+    return (_clock(said.extraInfo.timestamp) + text).encode() if text else content
+
+
+def _clock(timestamp: str | float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(float(timestamp), timezone.utc):%Y-%m-%dT%H:%M:%S.%fZ} "
+    except (ValueError, OverflowError, OSError):
+        return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ddpdoctor.facts.log import LogFrame, LoggedStack, LogLine
-from ddpdoctor.logs.analyze.own_code import own_frame
+from ddpdoctor.logs.analyze.exceptions import own_frame
 
 LITERALS: Final = ("(most recent call first):", '): "MainThread"')
 _HEADER: Final = re.compile(

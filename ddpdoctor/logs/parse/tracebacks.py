@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from ddpdoctor.facts.log import LogFrame, LoggedException, LogLine
-from ddpdoctor.logs.analyze.own_code import is_of_library
+from ddpdoctor.logs.analyze.exceptions import is_of_library
 
 HEADER: Final = "Traceback (most recent call last)"
 FRAME: Final = 'File "'

@@ -12,8 +12,8 @@ import pytest
 
 from ddpdoctor.checks.catalogue import all_checks, catalogue
 from ddpdoctor.facts.log import Log, LogLine
-from ddpdoctor.logs.analyze.judging_lines import MOST_OF_A_LINE, LineJudge
 from ddpdoctor.logs.match import scanning
+from ddpdoctor.logs.match.line_judge import MOST_OF_A_LINE, LineJudge
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 

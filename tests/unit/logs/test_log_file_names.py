@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
-from ddpdoctor.logs.analyze.judging_lines import LinePlace
 from ddpdoctor.logs.analyze.verdict import verdict_of
+from ddpdoctor.logs.match.line_judge import LinePlace
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.file_names import place_of, places_of
 from ddpdoctor.logs.parse.reading import read_logs

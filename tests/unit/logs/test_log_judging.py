@@ -20,10 +20,9 @@ from ddpdoctor.facts.network import Listener, Network, Resolution
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.analyze.deciding_commands import deciding, endpoint
-from ddpdoctor.logs.analyze.objects import other_than_named
+from ddpdoctor.logs.analyze.kernel_kills import of_this_log
 from ddpdoctor.logs.analyze.settings import MEETING, settings_of
-from ddpdoctor.logs.diagnosis import HostVerdict, judge_log
-from ddpdoctor.logs.parse.kills import of_this_log
+from ddpdoctor.logs.diagnosis import HostVerdict, judge_log, other_than_named
 from ddpdoctor.logs.parse.timestamps import NO_YEAR
 from tests.log_corpus import LOGS
 from tests.support.fixture_hosts import healthy_facts, to_snapshot

@@ -8,8 +8,7 @@ from ddpdoctor.base.findings import Finding
 from ddpdoctor.checks.catalogue import catalogue, find_check
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.analyze.particulars import particulars
-from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.diagnosis import judge_log, particulars
 from tests.log_corpus import LOGS, log_of
 
 

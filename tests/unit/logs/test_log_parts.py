@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import LogLine, SignMatch
-from ddpdoctor.logs.analyze.rank_files import without_parts_that_all_lack
+from ddpdoctor.logs.analyze.false_positives import without_parts_that_all_lack
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from tests.support.logs_by_hand import read
 

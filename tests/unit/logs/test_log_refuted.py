@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
-from ddpdoctor.logs.analyze.refuted import good_news
+from ddpdoctor.logs.analyze.false_positives import good_news
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.render_followed import noise
 from tests.support.logs_by_hand import read

@@ -11,7 +11,7 @@ from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.match import scanning
 from ddpdoctor.logs.match.scanning import BLOCK
 from ddpdoctor.logs.match.vocabulary import Vocabulary
-from ddpdoctor.logs.parse import routine
+from ddpdoctor.logs.parse import repeated_lines as routine
 from ddpdoctor.logs.parse.reading import read_logs
 
 SIGNS = [

@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.base.log_signs import LogSign, SignRole
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.logs.analyze.noise import HARMLESS
+from ddpdoctor.logs.match.harmless_texts import HARMLESS
 from ddpdoctor.logs.match.vocabulary import Vocabulary, Wanted
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs

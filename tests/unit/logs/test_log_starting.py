@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
-from ddpdoctor.logs.analyze.further_words import more_of
+from ddpdoctor.logs.analyze.related_lines import more_of
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.render_steps import next_steps

@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
-from ddpdoctor.logs.parse.surroundings import MOST_OF_A_REPORT, is_report
+from ddpdoctor.logs.parse.pasted_text import MOST_OF_A_REPORT, is_report
 from tests.support.logs_by_hand import read
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.20 GiB is free."

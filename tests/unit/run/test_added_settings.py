@@ -15,7 +15,7 @@ from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.known_settings import known_settings
-from ddpdoctor.logs.parse.kills import of_this_run
+from ddpdoctor.logs.analyze.kernel_kills import of_this_run
 from ddpdoctor.run.added_settings import settings_for, torch_release
 from ddpdoctor.run.diagnosis import _read_dumps, folder_of_redirects, log_dir, looks_at_jobs, one_of_many
 from ddpdoctor.run.supervisor import EndedCommand

@@ -1,14 +1,16 @@
-"""A module that a script wants and its Python doesn't have: which package yields it, and for which Python. Pure."""
+"""Errors of a script for which the log shows more than a mistake: a missing module, a failed program, a server out of reach. Pure."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.facts.log import Log, LoggedException
-from ddpdoctor.logs.analyze.exceptions import short_name
+from ddpdoctor.logs.analyze.exceptions import is_of_launcher, short_name
+from ddpdoctor.logs.analyze.failures import Failure
 
 PACKAGES: Final = {
     "Crypto": "pycryptodome", "GPUtil": "GPUtil", "PIL": "pillow", "absl": "absl-py", "accelerate": "accelerate", "albumentations": "albumentations",
@@ -101,3 +103,63 @@ def python_of(log: Log) -> str:
             if found := _SITE.match(frame.path):
                 return f"{found['prefix']}/bin/python"
     return "python"
+
+
+# --- a program that the script starts -----------------------------------------------------------------------------------
+
+
+_STARTS_RANKS: Final = re.compile(
+    r"""Command ['"](?:\[['"])?(?:\S*[/\\])?(?:python[\d.]*|torchrun|accelerate|deepspeed|colossalai|horovodrun|srun|sbatch|mpirun|mpiexec|ssh|pdsh|ray)\b"""
+)
+"""Its own words are elsewhere, and say more."""
+PROGRAM_FAILED_CAUSE: Final = "A program that the script starts and waits for failed; what it wrote itself stands before the traceback, if it wrote anything."
+
+
+def is_of_a_program(raised: LoggedException) -> bool:
+    """Whether a line of the script's own started a program that failed, and that starts no ranks."""
+    named = short_name(raised.exception) == "CalledProcessError" and not _STARTS_RANKS.match(raised.message)
+    # What a launcher has started as a rank may be a wrapper around the rank itself.
+    return named and raised.own is not None and raised.line.rank is None
+
+
+def program_that_failed(failures: Sequence[Failure]) -> Failure | None:
+    """The failure that is such a program's, where all that is told beside it follows from it."""
+    ended = (
+        failure.exited is None or failure.exited.said_by == "subprocess" or failure.exited.told_to
+        for failure in failures
+    )
+    raised = (failure.raised is None or is_of_launcher(failure.raised) for failure in failures)
+    if not (all(ended) and all(raised)) or any(failure.effects for failure in failures):
+        return None
+    return next((failure for failure in failures if failure.raised and is_of_a_program(failure.raised)), None)
+
+
+# --- a server that doesn't answer ---------------------------------------------------------------------------------------
+
+
+_CLIENTS: Final = re.compile(
+    r"(?:^|/)(?:urllib/request\.py|http/client\.py|ftplib\.py|(?:urllib3|requests|httpx|httpcore|aiohttp|huggingface_hub|botocore|gcsfs|s3fs)/.{0,300}\.py)$"
+)
+"""What fetches: not torch's store, nor sockets of the script's own."""
+_UNREACHED: Final = re.compile(
+    r"Connection (?:refused|reset by peer|timed out|aborted)|[Nn]ame or service not known|[Nn]ame resolution|nodename nor servname"
+    r"|No address associated with hostname|Network is unreachable|No route to host|[Tt]imed out|Max retries exceeded|[Cc]an(?:no|')t connect"
+    r"|[Cc]ouldn't connect|Remote end closed connection|CERTIFICATE_VERIFY_FAILED|Tunnel connection failed|All connection attempts failed"
+)
+SERVER_UNREACHED_CAUSE: Final = (
+    "A server that the script asks over the network doesn't answer: its name isn't found, nobody listens there, or a firewall or a "
+    "missing proxy is between. Compute nodes often have no way to the Internet."
+)
+SERVER_UNREACHED_FIXES: Final = (
+    Fix("See from that host whether the server answers, and whether a proxy is set", ("env | grep -i _proxy", "curl -sSI URL")),
+    Fix(
+        "Or fetch it before the job, on a node that has a way out, and let the job read it from disk; for Hugging Face's Hub",
+        ("export HF_HUB_OFFLINE=1",),
+    ),
+)  # fmt: skip
+
+
+def server_unreached(raised: LoggedException) -> bool:
+    """Whether the exception says that a server of the script's can't be reached."""
+    by_client = any(_CLIENTS.search(frame.path.replace("\\", "/")) for frame in raised.frames)
+    return by_client and bool(_UNREACHED.search(f"{raised.exception}: {raised.message}"))

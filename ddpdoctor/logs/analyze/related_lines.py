@@ -8,7 +8,7 @@ from typing import Final
 from ddpdoctor.facts.log import Log, LoggedException, LogLine
 from ddpdoctor.logs.analyze.exceptions import is_cut, is_of_a_tool
 from ddpdoctor.logs.analyze.failures import stream
-from ddpdoctor.logs.analyze.launching import is_of_launching
+from ddpdoctor.logs.analyze.launch_failures import is_of_launching
 
 LAST_ERROR: Final = "Last error:"
 """What torch puts, on a line of its own, before NCCL's own word on an error of its."""

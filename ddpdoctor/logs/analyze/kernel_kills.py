@@ -13,7 +13,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.kernel_log import KernelLine
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.logs.parse.placing import has_year, year_shift
+from ddpdoctor.logs.parse.global_ranks import has_year, year_shift
 
 STAMP_SECONDS: Final = 2.0
 """By which the kernel's time stamps may be off."""

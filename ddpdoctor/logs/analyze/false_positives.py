@@ -1,9 +1,9 @@
-"""Words elsewhere in a log by which a sign turns out to be about something else, or got over. Pure."""
+"""Signs that turn out to be about something else, or got over: what elsewhere in the log speaks against them. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Final
 
@@ -11,7 +11,8 @@ import msgspec
 
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.engine.registry import Catalogue, Check
-from ddpdoctor.facts.log import Log, LoggedException, LogLine, SignMatch
+from ddpdoctor.facts.log import LastWords, Log, LoggedException, LogLine, SignMatch
+from ddpdoctor.logs.analyze.exceptions import with_slashes
 
 CLOSED: Final = "NET/IB : Unable to open device"
 INVALID_USAGE: Final = "ncclInvalidUsage: This usually reflects invalid usage of NCCL library"
@@ -165,3 +166,155 @@ def _is_built_for_it(one: SignMatch, seen: Sequence[SignMatch]) -> bool:
     kernel = one.words.get("kernel", "")
     missed = [match.line for match in seen if match.sign == NO_MODULE and may_be_of_one(match.line, one.line)]
     return one.sign == BUILT and any(line.text.rstrip().endswith(f"/{kernel}") for line in missed)
+
+
+# --- what is said over and over while a rank waits ----------------------------------------------------------------------
+
+
+SHOULD_DUMP: Final = 'Failed to check the "should dump" flag on TCPStore'
+_DONE: Final = re.compile(
+    r"(?i)\b(?:(?:training|run|job|all) (?:is |was )?"
+    r"(?:finished|done|completed?)|final (?:model|weights)|finished training|done training)\b"
+    r"(?!.{0,300}\b(?:epoch|step|iter|iteration|eval\w*|checkpoint)\b)"
+)
+"""The last words of one who came to the end: whoever is a little slower then finds no store any more."""
+STILL_WAITING: Final[dict[str, int]] = {
+    "Waiting in store based barrier to initialize process group for": 1,
+    "has failed to send a keep-alive heartbeat to the rendezvous": 3,
+    SHOULD_DUMP: 4,
+}
+"""Texts of signs, and how often it must have been said to count. A healthy run in which a rank comes late says them, too, and goes on; or
+one whose first node, or rank, is done before the others, once or for each of the others, or each second until they are."""
+
+
+def without_waits_that_ended(seen: Iterable[SignMatch], last: Iterable[LastWords]) -> list[SignMatch]:
+    """The sightings without waits that are not the last words of who waited."""
+    every, words = list(seen), list(last)
+    ends = {word.rank: word.line.text for word in words}
+    if all(match.sign == SHOULD_DUMP for match in every) and any(_DONE.search(word.line.text) for word in words):
+        return []
+    return [
+        match
+        for match in every
+        if match.sign not in STILL_WAITING
+        or (match.sign in ends.get(match.line.rank, "") and match.times >= STILL_WAITING[match.sign])
+    ]
+
+
+# --- files of which each rank has one of its own ------------------------------------------------------------------------
+
+
+PART: Final = "part"
+"""The word of a sign that is the number in a file's name."""
+
+
+def without_parts_that_all_lack(seen: Iterable[SignMatch]) -> list[SignMatch]:
+    """The sightings without files that are numbered otherwise than the rank that lacks them; without any where rank 0 lacks its own:
+    then the folder isn't there, or another one was meant."""
+    every = list(seen)
+    nobody_has = any(_part_number(match) == 0 for match in every)
+    return [match for match in every if PART not in match.words or (not nobody_has and _may_be_own(match))]
+
+
+def _part_number(one: SignMatch) -> int | None:
+    return int(one.words[PART]) if PART in one.words else None
+
+
+def _may_be_own(one: SignMatch) -> bool:
+    return one.line.rank is None or one.line.rank == _part_number(one)
+
+
+# --- NCCL's refusals ----------------------------------------------------------------------------------------------------
+
+
+INVALID_USAGE_BEGINS: Final = "ncclInvalidUsage: "
+"""How the words of torch's begin that two ranks on one GPU may be behind."""
+LAST_ERROR: Final = "Last error:"
+"""What torch puts, on a line of its own, before NCCL's own word on it."""
+DUPLICATE_GPU: Final = "Duplicate GPU"
+LINES_TO_NCCLS_WORD: Final = 2
+"""Lines to NCCL's own word."""
+
+
+def names_another_refusal(refused: SignMatch, log: Log) -> bool:
+    """Whether a sign that guesses at two ranks on one GPU has NCCL's last error right below, and that is something else."""
+    if (
+        not refused.sign.startswith(INVALID_USAGE_BEGINS)
+        or len(refused.after) < LINES_TO_NCCLS_WORD
+        or refused.after[0].text.strip() != LAST_ERROR
+    ):
+        return False
+    told = refused.after[1]
+    # Where lines bear no rank, the next one but one is another's, if NCCL's own word is empty.
+    right_below = refused.line.rank is not None or told.number - refused.line.number == LINES_TO_NCCLS_WORD
+    return right_below and bool(told.text.strip()) and DUPLICATE_GPU not in told.text
+
+
+# --- worker processes whose end their own traceback explains ------------------------------------------------------------
+
+
+MAX_LINES_TO_PARENT: Final = 400
+"""Lines from a worker's traceback to its parent's word on its end; several workers may write theirs between."""
+
+
+def is_end_told(seen: SignMatch, log: Log) -> bool:
+    """Whether it is the end of a worker that no signal ended, and that raised something as it was started."""
+    started = [
+        raised for raised in log.raised if any(_spawns_worker(frame.path, frame.function) for frame in raised.frames)
+    ]
+    return any(_explains_end(raised, seen) for raised in started)
+
+
+def _spawns_worker(path: str, function: str) -> bool:
+    return function == "spawn_main" and with_slashes(path).endswith("multiprocessing/spawn.py")
+
+
+def _explains_end(raised: LoggedException, seen: SignMatch) -> bool:
+    if seen.words.get("signal") or raised.line.file != seen.line.file:
+        return False
+    return 0 < seen.line.number - raised.line.number <= MAX_LINES_TO_PARENT
+
+
+# --- aborts that follow from what was said before -----------------------------------------------------------------------
+
+
+ABORTED: Final = "Aborted"
+SIGABRT: Final = "SIGABRT"
+WATCHDOG: Final = "watchdog thread terminated with exception"
+"""NCCL's watchdog then ends its process by SIGABRT; what the exception is follows on the same line."""
+MAX_LINES_TO_ABORT: Final = 60
+"""Lines behind an exception, its message and other threads' stacks among them, within which an abort is of its process's end."""
+
+
+def without_aborts_that_follow(seen: Sequence[SignMatch], log: Log, slug: str) -> list[SignMatch]:
+    """The sightings without a shell's, Python's or torchrun's word on an abort behind what its process lost, waited for or raised: C++ ends it
+    so, and what a process takes down at its end may. slug: of the check that tells of crashes."""
+    effects = [match.line for match in seen if match.role is SignRole.EFFECT]
+    ends = [raised.line for raised in log.raised]
+    of_watchdogs = [match.line for match in seen if match.slug != slug and WATCHDOG in match.line.text]
+    seen = [
+        match
+        for match in seen
+        if match.slug != slug
+        or SIGABRT not in match.sign
+        or not any(_is_before(line, match.line) for line in of_watchdogs)
+    ]
+    return [
+        match
+        for match in seen
+        if match.slug != slug
+        or ABORTED not in match.line.text
+        or not (
+            any(_is_before(line, match.line) for line in effects)
+            or any(_is_before(line, match.line) and _is_right_before(line, match.line) for line in ends)
+        )
+    ]
+
+
+def _is_before(line: LogLine, abort: LogLine) -> bool:
+    same = line.rank == abort.rank or None in (line.rank, abort.rank)
+    return same and line.order < abort.order
+
+
+def _is_right_before(line: LogLine, abort: LogLine) -> bool:
+    return line.file == abort.file and abort.number - line.number <= MAX_LINES_TO_ABORT

@@ -12,17 +12,33 @@ import msgspec
 from ddpdoctor.base.log_signs import NEAR, SignRole
 from ddpdoctor.facts.log import LoggedException, LogLine
 from ddpdoctor.logs.analyze.exceptions import is_mistake
-from ddpdoctor.logs.analyze.further_words import LAST_ERROR
 from ddpdoctor.logs.analyze.handled_exceptions import announcement
+from ddpdoctor.logs.analyze.related_lines import LAST_ERROR
 from ddpdoctor.logs.match.mentions import mentioned
 from ddpdoctor.logs.match.vocabulary import Vocabulary, VocabularySign, Wanted
 from ddpdoctor.logs.parse import exit_tables
 from ddpdoctor.logs.parse.error_words import announces, is_ignored, is_name_alone, only_informs, speaks_of_error
 from ddpdoctor.logs.parse.exits import exits_said
 from ddpdoctor.logs.parse.gathering import MOST_ERRORS_OF_A_RANK, GatheredLog, SeenSign
-from ddpdoctor.logs.parse.labels import Labelled, Style, process_of, tags_output, unended_before, unlabelled, without
-from ddpdoctor.logs.parse.prefixes import prefix_before
-from ddpdoctor.logs.parse.routine import CountedLines
+from ddpdoctor.logs.parse.labels import (
+    Labelled,
+    Style,
+    prefix_before,
+    process_of,
+    tags_output,
+    unended_before,
+    unlabelled,
+    without,
+)
+from ddpdoctor.logs.parse.pasted_text import (
+    ends_its_process,
+    is_all_of_it,
+    is_of_others,
+    is_only_shown,
+    tells_of,
+    unquoted,
+)
+from ddpdoctor.logs.parse.repeated_lines import CountedLines
 from ddpdoctor.logs.parse.stacks import StackAssembler, begins_stack, reason_in
 from ddpdoctor.logs.parse.stated_facts import learn
 from ddpdoctor.logs.parse.streams import (
@@ -33,14 +49,6 @@ from ddpdoctor.logs.parse.streams import (
     QUOTED_APART,
     AwaitedMatch,
     LogStream,
-)
-from ddpdoctor.logs.parse.surroundings import (
-    ends_its_process,
-    is_all_of_it,
-    is_of_others,
-    is_only_shown,
-    tells_of,
-    unquoted,
 )
 from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER, Assembler, bare, is_frame
 
