@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -28,3 +29,26 @@ def test_the_readme_can_be_read_at_once() -> None:
 
 def test_findings_and_explanations_name_a_page_that_is_there() -> None:
     assert [check.slug for check in all_checks() if not (ROOT / check.docs).is_file()] == []
+
+
+def test_the_page_on_json_names_every_field() -> None:
+    schema = json.loads((ROOT / "ddpdoctor" / "report" / "report.schema.json").read_text(encoding="utf-8"))["$defs"]
+    page = (ROOT / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", page))
+    assert {*schema["Report"]["properties"], *schema["ReportedFinding"]["properties"]} - named == set()
+
+
+def test_each_command_has_its_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = {path.stem for path in (ROOT / "docs" / "commands").glob("*.md")}
+    assert {page for page in pages if f"(docs/commands/{page}.md)" not in readme} == set()
+    assert set(commands()) | {"check-fix"} == pages
+
+
+def commands() -> list[str]:
+    """As `ddpdoctor --help` lists them."""
+    from typer.main import get_command
+
+    from ddpdoctor.cli.app import app
+
+    return list(get_command(app).commands)
