@@ -31,7 +31,6 @@ _COMMANDS = {
 """A command's name to that of its module and of the function in it."""
 
 _SETTINGS: dict[str, Any] = {
-    "add_completion": False,
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
@@ -41,7 +40,7 @@ _SETTINGS: dict[str, Any] = {
 def _load(name: str) -> Any:
     function = _COMMANDS[name]
     module = import_module(f"ddpdoctor.cli.{function}")
-    only = typer.Typer(**_SETTINGS)
+    only = typer.Typer(add_completion=False, **_SETTINGS)
     only.command(name, context_settings=getattr(module, "CONTEXT", None))(getattr(module, function))
     return typer.main.get_command(only)
 

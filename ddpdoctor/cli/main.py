@@ -44,14 +44,20 @@ def _run() -> int:
     try:
         # Here and not above, so that Ctrl-C while it loads, or a broken installation, ends in a sentence, too.
         from ddpdoctor.cli.app import app
+        from ddpdoctor.cli.completion import installs_completion, refuse_foreign_home
 
+        if installs_completion(sys.argv[1:]) and (refusal := refuse_foreign_home()):
+            return _say(refusal, 2)
         # typer hands back the code of `typer.Exit`, and None where a command simply ended.
-        return app(standalone_mode=False) or 0
+        return app(prog_name="ddpdoctor", standalone_mode=False) or 0
     except StoppedBySignal as stopped:
         return _say(stopped.text, stopped.code)
-    except (BrokenPipeError, SystemExit):
-        # Without its standalone mode typer ends the process itself in one case only: the reader of our output has gone.
+    except BrokenPipeError:
         return 141
+    except SystemExit as ended:
+        # Without its standalone mode typer ends the process itself in two cases only: completion is done, or the reader of our
+        # output has gone.
+        return 141 if ended.code else 0
     except OSError as error:
         if error.filename is None and not _can_be_written(sys.stdout):
             _close_for_good(sys.stdout)
