@@ -18,8 +18,6 @@ from ddpdoctor.smoke_training.analysis.failure_attribution import (
     TrainingFailureKind,
     gpu_number,
     is_at_the_end,
-    is_waiting,
-    stage_of,
 )
 from ddpdoctor.smoke_training.analysis.failure_wording import (
     describe_ending,
@@ -29,6 +27,7 @@ from ddpdoctor.smoke_training.analysis.failure_wording import (
     name_ranks,
     words_of,
 )
+from ddpdoctor.smoke_training.analysis.rank_position import is_waiting, stage_of
 
 ONLY_ITS_END = "the training was over: see smoke-shutdown"
 

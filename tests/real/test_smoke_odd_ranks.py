@@ -196,7 +196,7 @@ def test_enough_is_enough_and_what_is_known_is_told(short_path: Path) -> None:
                 waiting.set()
 
         one = order(SLEEPS, nproc=2, seconds=60, stages=STAGES)
-        work = run_ranks(one, python=sys.executable, environ=estate.environ, heard=heard)
+        work = run_ranks(one, python=sys.executable, environ=estate.environ, on_progress=heard)
         return await estate.watched(work, message, waiting)
 
     async def go() -> list[HostRun | BaseException]:

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.smoke import LAST, RankEnding, RankRun, Smoke, StageState
-from ddpdoctor.smoke_training.analysis.rank_position import WAITING_STEP, place_in_stage
+from ddpdoctor.smoke_training.analysis.rank_position import is_waiting, position, stage_of
 
 LOST: Final = re.compile(
     r"(?i)connection (?:was )?closed by (?:remote )?peer|connection reset by peer|broken pipe|recvvalue|sendbytes failed"
@@ -26,15 +26,6 @@ CLOCKS_DIFFER: Final = 2.0
 SIGTERM: Final = -15
 PAIRWISE: Final = {"send", "recv", "isend", "irecv"}
 """What ranks call that differ by right."""
-
-WAITING_PLACES: Final = (
-    "torch/distributed/", "torch/nn/parallel/", "torch/autograd/", "torch/cuda/", "torch/_C/",
-)  # fmt: skip
-"""Where a rank waits for the others, or for a GPU that does: files of the innermost Python call."""
-
-SYNCHRONISING: Final = ("stages/", "ddpdoctor_smoke/rank.py", "torch/_tensor.py", "torch/amp/")
-"""Where a rank that has called one waits for it with NCCL, whose collectives return at once: `.item()`, `.cpu()` and float()
-in the stages' own files, which leave no frame of their own."""
 
 
 class TrainingFailureKind(Enum):
@@ -91,12 +82,6 @@ def ranks_not_started(smoke: Smoke) -> tuple[RankRun, ...]:
 def has_ended_early(smoke: Smoke) -> bool:
     """Whether the ranks ended with what had started them, and none of them by itself."""
     return bool(smoke.problem and smoke.ranks) and not ranks_not_started(smoke) and not _by_themselves(smoke.ranks)
-
-
-def stage_of(run: RankRun) -> str:
-    """The stage that a rank was in; the first, if it never came."""
-    last = run.last
-    return last.name if last else next((stage.name for stage in run.stages), "")
 
 
 def gpu_number(run: RankRun) -> int:
@@ -259,27 +244,6 @@ def _hung(ranks: Sequence[RankRun]) -> TrainingFailure | None:
         # Before there is a group nobody waits for anybody, unless it says so.
         return _blame(TrainingFailureKind.HUNG, ranks, behind)
     return _blame(TrainingFailureKind.TOGETHER, ranks, behind)
-
-
-def position(run: RankRun) -> tuple[int, int, int]:
-    """How far a rank has come: stages that are over, and its place in the present one."""
-    over = sum(stage.state in (StageState.PASSED, StageState.NOT_TESTED) for stage in run.stages)
-    if run.last is None or run.last.state is StageState.PASSED:
-        return over, 0, 0
-    return over, *place_in_stage(run.last.name, run.step, run.steps, run.calls, run.called)
-
-
-def is_waiting(run: RankRun) -> bool:
-    """Whether a rank that hangs waits for others, by its stack; without one by what it said that it would do."""
-    if run.process_state or run.ending is RankEnding.NEVER_CAME:
-        return False
-    says_so = bool(run.calls or WAITING_STEP.search(run.step))
-    if not run.stack:
-        return says_so
-    innermost = run.stack[0]
-    return any(place in innermost for place in WAITING_PLACES) or (
-        says_so and any(place in innermost for place in SYNCHRONISING)
-    )
 
 
 def _last_of(runs: Sequence[RankRun]) -> list[int]:

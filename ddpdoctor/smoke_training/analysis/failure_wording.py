@@ -10,13 +10,8 @@ from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.text import clip, listed, plural, ranks_named, signal_name
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.smoke_training.analysis.failure_attribution import (
-    TrainingFailure,
-    TrainingFailureKind,
-    is_waiting,
-    lost_another,
-    stage_of,
-)
+from ddpdoctor.smoke_training.analysis.failure_attribution import TrainingFailure, TrainingFailureKind, lost_another
+from ddpdoctor.smoke_training.analysis.rank_position import is_waiting, stage_of
 
 AS_LOGGED: Final = {
     -9: "failed (exitcode: -9) Signal 9 (SIGKILL) received by PID",

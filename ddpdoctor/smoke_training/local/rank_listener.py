@@ -1,4 +1,4 @@
-"""The doctor's ears: the engine and each rank have a line for messages and one for all that they print."""
+"""Receives what the processes of a run send: the engine and each rank have a socket for messages, and one for all that they print."""
 
 from __future__ import annotations
 
@@ -15,40 +15,48 @@ from typing import Any, Final
 
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 
-MOST_MESSAGE: Final = 64 * 1024
-MOST_HEAD: Final = 4096
-"""Bytes in which a process says whose output it is."""
+MAX_MESSAGE_BYTES: Final = 64 * 1024
+MAX_HEADER_BYTES: Final = 4096
+"""Of the line in which a process says whose output it is."""
 
-Take = Callable[[socket.socket], Coroutine[Any, Any, None]]
+Handler = Callable[[socket.socket], Coroutine[Any, Any, None]]
 
 
 class RankListener:
-    """Hears what the processes of one run say, and tells the watch. Abstract sockets: no file is needed, and none is left."""
+    """Passes on what the processes of one run send. Abstract sockets: no file is needed, and none is left."""
 
-    def __init__(self, watch: RankMonitor, news: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """news: called whenever the watch has heard something. failed: with what one of us raised, which is a bug."""
+    def __init__(
+        self, monitor: RankMonitor, on_news: Callable[[], None], on_error: Callable[[BaseException], None]
+    ) -> None:
+        """Prepare, without listening yet.
+
+        Args:
+            monitor: is given each message, each piece of output, and the end of each connection.
+            on_news: called whenever the monitor has got something.
+            on_error: called with what a task in here raised, which is a bug.
+        """
         self.channel = f"ddpdoctor-smoke-{secrets.token_hex(16)}"
-        self._watch = watch
-        self._news = news
-        self._failed = failed
+        self._monitor = monitor
+        self._on_news = on_news
+        self._on_error = on_error
         self._tasks: set[asyncio.Task[None]] = set()
-        self._most_lines = 8 * len(watch.ranks) + 32
+        self._max_connections = 8 * len(monitor.ranks) + 32
 
     def open(self) -> None:
-        """From now on they can call."""
+        """Accept connections from now on."""
         listeners = (
             (self.channel, socket.SOCK_SEQPACKET, self._take_messages),
             (f"{self.channel}-output", socket.SOCK_STREAM, self._take_output),
         )
-        for name, kind, take in listeners:
+        for name, kind, handle in listeners:
             listener = socket.socket(socket.AF_UNIX, kind)
             listener.bind("\0" + name)
             listener.listen(1024)
             listener.setblocking(False)
-            self._spawn(self._accept(listener, take))
+            self._spawn(self._accept(listener, handle))
 
     async def close(self) -> None:
-        """Nothing is heard any more."""
+        """End all connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -61,88 +69,88 @@ class RankListener:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error)
+            self._on_error(error)
 
-    async def _accept(self, listener: socket.socket, take: Take) -> None:
+    async def _accept(self, listener: socket.socket, handle: Handler) -> None:
         loop = asyncio.get_running_loop()
         with listener:
             while True:
                 try:
-                    one, _ = await loop.sock_accept(listener)
+                    connection, _ = await loop.sock_accept(listener)
                 except OSError:
                     await asyncio.sleep(0.1)  # As when there are too many open files.
                     continue
-                one.setblocking(False)
-                if _credentials(one)[1] != os.geteuid() or len(self._tasks) > self._most_lines:
-                    one.close()
+                connection.setblocking(False)
+                if _credentials(connection)[1] != os.geteuid() or len(self._tasks) > self._max_connections:
+                    connection.close()
                     continue
-                self._spawn(take(one))
+                self._spawn(handle(connection))
 
-    async def _take_messages(self, one: socket.socket) -> None:
+    async def _take_messages(self, connection: socket.socket) -> None:
         who: object = None
-        pid = _credentials(one)[0]
-        latest = self._watch.began
-        with one:
-            while packet := await _received(one, MOST_MESSAGE):
+        pid = _credentials(connection)[0]
+        latest = self._monitor.began
+        with connection:
+            while packet := await _received(connection, MAX_MESSAGE_BYTES):
                 message = _decoded(packet)
-                latest = self._moment(message, latest)
+                latest = self._moment_of(message, latest)
                 if who is None:
-                    who = self._introduced(message.get("who"), pid)
+                    who = self._identify(message.get("who"), pid)
                 if who == "engine":
                     if "stage" in message:
-                        self._watch.engine_pid = pid
-                    self._watch.hear_engine(message)
+                        self._monitor.engine_pid = pid
+                    self._monitor.take_engine_message(message)
                 elif who == "server":
-                    self._watch.server_pid = pid
-                    self._watch.hear_server(message, latest)
+                    self._monitor.server_pid = pid
+                    self._monitor.take_server_message(message, latest)
                 elif isinstance(who, int):
-                    self._watch.hear(who, message, latest)
-                self._news()
-                await asyncio.sleep(0)  # Whoever says very much must not keep the others from being heard.
+                    self._monitor.take_rank_message(who, message, latest)
+                self._on_news()
+                await asyncio.sleep(0)  # Whoever sends very much must not keep the others waiting.
         if isinstance(who, int):
-            self._watch.gone(who, time.monotonic())
+            self._monitor.note_disconnect(who, time.monotonic())
         elif who == "server":
-            self._watch.server_gone()
-        self._news()
+            self._monitor.note_server_end()
+        self._on_news()
 
-    def _introduced(self, who: object, pid: int) -> object:
-        """Who it is from now on: a rank, "engine", "server", or "" for nobody whom we know."""
+    def _identify(self, who: object, pid: int) -> object:
+        """The sender's role from now on: a rank, "engine", "server", or "" for none of them."""
         if isinstance(who, int) and not isinstance(who, bool):
-            return who if self._watch.introduced(who, pid) else ""
+            return who if self._monitor.introduce(who, pid) else ""
         return who if isinstance(who, str) else ""
 
-    def _moment(self, message: Mapping[str, Any], latest: float) -> float:
-        """When it was said: we may be late to hear it. Told as before what was said before, or in the future, it isn't by our
-        clock (as in another time namespace), and we have nothing but our own ears."""
+    def _moment_of(self, message: Mapping[str, Any], latest: float) -> float:
+        """The moment when a message was sent: this process may be late to read it. Where the sender's moment lies before that of
+        its last message, or in the future, it isn't by our clock (as in another time namespace), and ours counts."""
         now, at = time.monotonic(), message.get("at")
         return at if isinstance(at, float) and latest <= at <= now else now
 
-    async def _take_output(self, one: socket.socket) -> None:
+    async def _take_output(self, connection: socket.socket) -> None:
         head = b""
-        with one:
-            while b"\n" not in head and len(head) < MOST_HEAD:
-                text = await _received(one, MOST_HEAD)
+        with connection:
+            while b"\n" not in head and len(head) < MAX_HEADER_BYTES:
+                text = await _received(connection, MAX_HEADER_BYTES)
                 if not text:
                     return
                 head += text
             line, _, rest = head.partition(b"\n")
             who = _decoded(line).get("who")
             rank = who if isinstance(who, int) else None
-            self._watch.print(rank, rest)
-            while text := await _received(one, 65536):
-                self._watch.print(rank, text)
+            self._monitor.add_output(rank, rest)
+            while text := await _received(connection, 65536):
+                self._monitor.add_output(rank, text)
                 await asyncio.sleep(0)
 
 
-async def _received(one: socket.socket, most: int) -> bytes:
-    """b"" at its end, whatever that is."""
+async def _received(connection: socket.socket, most: int) -> bytes:
+    """What is there, of at most so many bytes; b"" at the end, whatever that is."""
     with suppress(OSError):
-        return await asyncio.get_running_loop().sock_recv(one, most)
+        return await asyncio.get_running_loop().sock_recv(connection, most)
     return b""
 
 
 def _decoded(packet: bytes) -> Mapping[str, Any]:
-    """Empty where it isn't a JSON object."""
+    """The message; empty where it isn't a JSON object."""
     try:
         message = json.loads(packet)
     except (ValueError, RecursionError):
@@ -150,7 +158,7 @@ def _decoded(packet: bytes) -> Mapping[str, Any]:
     return message if isinstance(message, dict) else {}
 
 
-def _credentials(one: socket.socket) -> tuple[int, int]:
+def _credentials(connection: socket.socket) -> tuple[int, int]:
     """The pid and the user of the other side, from the kernel."""
-    pid, uid, _ = struct.unpack("iII", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid

@@ -1,4 +1,4 @@
-"""What is heard of the ranks, and when it is time to give up. Pure: time is told, nothing is done."""
+"""Watches the ranks of this host: collects their messages and ends, and decides when to give up. Pure: it is told the time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ddpdoctor.facts.smoke import RENDEZVOUS, CollectiveCall, Stage, StageState
 from ddpdoctor.smoke_training.local.rank_progress import OutputTail, RankProgress, last_words
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 
-MOST_WORDS: Final = 1000
-MOST_FIGURES: Final = 256
-MOST_ENDS: Final = 4096
-MOST_GPUS: Final = 1024
-MOST_NUMBER: Final = 1 << 62
+MAX_TEXT_LENGTH: Final = 1000
+MAX_FIGURES: Final = 256
+MAX_ENDED_PIDS: Final = 4096
+MAX_GPUS: Final = 1024
+MAX_NUMBER: Final = 1 << 62
 
-MOST_CALLS: Final = 16
+MAX_CALLS: Final = 16
 """Collectives of a rank that are kept, from the last."""
 
 PROCESS_END: Final = "the end of its process"
@@ -25,10 +25,7 @@ PROCESS_END: Final = "the end of its process"
 
 
 class RankMonitor:
-    """All ranks of this host, and the engine that started them.
-
-    torch: its version, once one has said it. engine: what the engine printed. engine_words: why it failed, in its own words.
-    """
+    """All ranks of this host, torch's elastic engine that started them, and the server process that they are forked from."""
 
     def __init__(self, order: TrainingOrder, now: float) -> None:
         self.order = order
@@ -36,152 +33,157 @@ class RankMonitor:
         self.ranks = {rank: RankProgress(rank, local) for local, rank in enumerate(order.ranks)}
         if order.launched is not None:
             self.ranks[order.launched.rank].local_rank = order.launched.local_rank
-        for one in self.ranks.values():
-            one.since = now
+        for progress in self.ranks.values():
+            progress.since = now
         self.torch = ""
+        """Its version, once a rank has said it."""
         self.figures: list[Mapping[str, Any]] = []
         self.engine = OutputTail()
         self.engine_pid = 0
-        """0 until it can be asked where it is."""
+        """0 until the engine can be asked for its stack."""
         self.server_pid = 0
-        """Of the process that the ranks are forked from."""
         self.engine_words = ""
+        """Why the engine failed, by itself."""
         self.engine_missing = ""
         self.blamed: set[int] = set()
         """Ranks of which the engine says that they failed first, whereupon it ended the others."""
-        self.engine_over = False
+        self.is_engine_over = False
         self.killed = ""
         """What ended before its time, so that all ranks ended with it: "torch's engine was ended by SIGKILL"."""
-        self.held = ""
-        """Of what starts the ranks, where the kernel holds it: "torch's engine (process 12) is stopped"."""
+        self.engine_state = ""
+        """The state of what starts the ranks, where the kernel holds it: "torch's engine (process 12) is stopped"."""
         self.ended_at: float | None = None
         """When ddpdoctor began to end all."""
         self.oom_kills = 0
         """Processes that the kernel killed for want of memory meanwhile."""
 
-        self._came: dict[int, float] = {}
-        """When each rank began the rendezvous."""
-        self._ends: dict[int, tuple[object, float]] = {}
-        """By pid: how children of the server ended, and when. It may be heard before they are."""
+        self._rendezvous_began: dict[int, float] = {}
+        """By rank."""
+        self._ended_children: dict[int, tuple[object, float]] = {}
+        """By pid: how children of the server ended, and when. That may be known before their own words."""
 
-    # --- what is heard --------------------------------------------------------------------------------------------------
+    # --- what comes in --------------------------------------------------------------------------------------------------
 
-    def introduced(self, rank: int, pid: int) -> bool:
-        """A process says that it is this rank. Nobody speaks for one that has spoken already."""
-        one = self.ranks.get(rank)
-        if one is None or one.pid:
+    def introduce(self, rank: int, pid: int) -> bool:
+        """Accept a process as this rank, unless there is no such rank or another process is it already."""
+        progress = self.ranks.get(rank)
+        if progress is None or progress.pid:
             return False
-        one.pid = pid
-        self._settle(one)
+        progress.pid = pid
+        self._apply_end(progress)
         return True
 
-    def hear(self, rank: int, message: Mapping[str, Any], now: float) -> None:
-        """One message of a rank. What isn't understood is passed over: a newer or broken target Python may say anything."""
-        one = self.ranks.get(rank)
-        if one is None:
+    def take_rank_message(self, rank: int, message: Mapping[str, Any], now: float) -> None:
+        """Take in a message of a rank. What isn't understood is passed over: a newer or broken target Python may say anything."""
+        progress = self.ranks.get(rank)
+        if progress is None:
             return
         if "stage" in message:
-            self._stage(one, message, now)
+            self._take_stage(progress, message, now)
         if "step" in message:
-            one.step, one.calls = _text(message["step"]), _text(message.get("calls"))
-            one.steps += 1
-            self._call(one)
+            progress.step, progress.calls = _text(message["step"]), _text(message.get("calls"))
+            progress.steps += 1
+            self._count_call(progress)
         if "device" in message:
-            one.device = _text(message["device"])
+            progress.device = _text(message["device"])
         if "torch" in message:
             self.torch = _text(message["torch"])
-        if isinstance(message.get("figures"), Mapping) and len(self.figures) < MOST_FIGURES:
+        if isinstance(message.get("figures"), Mapping) and len(self.figures) < MAX_FIGURES:
             self.figures.append(message["figures"])
         if "contexts" in message:
-            one.contexts = tuple(_ranks(message["contexts"], MOST_GPUS))
+            progress.contexts = tuple(_ranks(message["contexts"], MAX_GPUS))
         if "memory" in message:
-            one.memory = int(_number(message["memory"])) or one.memory
-        if message.get("finished") is True and one.finished_at is None:
-            one.finished_at, one.step, one.calls = now, PROCESS_END, ""
+            progress.memory = int(_number(message["memory"])) or progress.memory
+        if message.get("finished") is True and progress.finished_at is None:
+            progress.finished_at, progress.step, progress.calls = now, PROCESS_END, ""
 
-    def _call(self, one: RankProgress) -> None:
-        if one.calls:
-            before = one.called[-1] if one.called and one.called[-1].stage == one.stage else None
-            one.called = [*one.called, CollectiveCall(one.stage, before.number + 1 if before else 1, one.calls)][
-                -MOST_CALLS:
-            ]
+    def _count_call(self, progress: RankProgress) -> None:
+        if progress.calls:
+            before = progress.called[-1] if progress.called and progress.called[-1].stage == progress.stage else None
+            progress.called = [
+                *progress.called,
+                CollectiveCall(progress.stage, before.number + 1 if before else 1, progress.calls),
+            ][-MAX_CALLS:]
 
-    def _stage(self, one: RankProgress, message: Mapping[str, Any], now: float) -> None:
+    def _take_stage(self, progress: RankProgress, message: Mapping[str, Any], now: float) -> None:
         name, state = _text(message["stage"]), message.get("state")
         if name not in self.order.stages:
             return
         if state == "begun":
             if name == RENDEZVOUS:
-                self._came.setdefault(one.rank, now)
-            one.stage, one.since, one.step, one.steps, one.calls = name, now, "", 0, ""
+                self._rendezvous_began.setdefault(progress.rank, now)
+            progress.stage, progress.since, progress.step, progress.steps, progress.calls = name, now, "", 0, ""
         elif state == "failed":
-            one.words = _text(message.get("error"))
-            one.wrong = message.get("wrong") is True
-            one.culprits = tuple(_ranks(message.get("culprits"), self.order.world_size))
-            one.missing = _text(message.get("missing"))
-            one.stack = tuple(_texts(message.get("stack")))
-            one.stack_source = "its traceback" if one.stack else ""
-            one.failed_at = now
+            progress.words = _text(message.get("error"))
+            progress.wrong = message.get("wrong") is True
+            progress.culprits = tuple(_ranks(message.get("culprits"), self.order.world_size))
+            progress.missing = _text(message.get("missing"))
+            progress.stack = tuple(_texts(message.get("stack")))
+            progress.stack_source = "its traceback" if progress.stack else ""
+            progress.failed_at = now
         elif state in (StageState.PASSED.value, StageState.NOT_TESTED.value):
-            one.done[name] = Stage(
+            progress.done[name] = Stage(
                 name=name,
                 state=StageState(state),
                 seconds=_number(message.get("seconds")),
                 words=_text(message.get("words")),
             )
-            one.since = now
+            progress.since = now
 
-    def hear_engine(self, message: Mapping[str, Any]) -> None:
-        """One message of the engine."""
+    def take_engine_message(self, message: Mapping[str, Any]) -> None:
         failures = message.get("failures")
         if isinstance(failures, Mapping):
             for rank, code in failures.items():
                 if _is_number(rank):
                     self.blamed.add(int(rank))
-                    self._exit_code(self.ranks.get(int(rank)), code)
+                    self._set_exit_code(self.ranks.get(int(rank)), code)
             self.engine_words = _text(message.get("error"))
             self.engine_missing = _text(message.get("missing"))
         if message.get("finished") is True or isinstance(failures, Mapping):
-            self.engine_over = True
+            self.is_engine_over = True
         if message.get("finished") is True and self.ended_at is None:
             self.killed = ""  # The ranks' parent ends with it, and may be heard first.
 
-    def hear_server(self, message: Mapping[str, Any], now: float) -> None:
-        """One message of the process that the ranks are forked from: a child of it has ended."""
+    def take_server_message(self, message: Mapping[str, Any], now: float) -> None:
+        """Take in that a child of the server has ended."""
         pid = message.get("ended")
-        if isinstance(pid, int) and len(self._ends) < MOST_ENDS:
-            self._ends[pid] = message.get("status"), now
+        if isinstance(pid, int) and len(self._ended_children) < MAX_ENDED_PIDS:
+            self._ended_children[pid] = message.get("status"), now
         for rank in self.ranks.values():
-            self._settle(rank)
+            self._apply_end(rank)
 
-    def _settle(self, one: RankProgress) -> None:
-        """What the server has told of its process. Our own moment is when we came to hear of it."""
-        if one.pid in self._ends:
-            code, moment = self._ends.pop(one.pid)
-            self._exit_code(one, code)
-            one.gone_at = min(moment, one.gone_at or moment)
+    def _apply_end(self, progress: RankProgress) -> None:
+        """Enter what the server has said of a rank's end, if it has."""
+        if progress.pid in self._ended_children:
+            code, moment = self._ended_children.pop(progress.pid)
+            self._set_exit_code(progress, code)
+            progress.gone_at = min(moment, progress.gone_at or moment)
 
-    def _exit_code(self, one: RankProgress | None, code: object) -> None:
-        """The first that is told; of an engine that has lost its ranks' parent the codes mean nothing."""
+    def _set_exit_code(self, progress: RankProgress | None, code: object) -> None:
+        """Enter a rank's first exit code. Those of an engine that has lost its ranks' parent mean nothing."""
         known = isinstance(code, int) and not isinstance(code, bool) and -128 < code < 256
-        if one is not None and known and one.exit_code is None and not self.killed:
-            one.exit_code = code  # type: ignore[assignment]
+        if progress is not None and known and progress.exit_code is None and not self.killed:
+            progress.exit_code = code  # type: ignore[assignment]
 
-    def server_gone(self) -> None:
-        """The process that the ranks are forked from has ended."""
-        if not self.engine_over and self.ended_at is None and not self.killed:
+    def note_server_end(self) -> None:
+        if not self.is_engine_over and self.ended_at is None and not self.killed:
             self.killed = "the process that the ranks were forked from has ended"
 
-    def engine_ended(self, status: int, now: float) -> None:
-        """The keeper has seen the end of the engine, or of the one rank that there is without it."""
-        self.engine_over = True
+    def note_engine_end(self, status: int, now: float) -> None:
+        """Take in the end of the engine, or of the one rank that there is without it, as the reaper has seen it.
+
+        Args:
+            status: exit code; negative: the signal's number.
+            now: the moment.
+        """
+        self.is_engine_over = True
         if self.ended_at is not None:
             return
         if self.order.launched is not None:
-            one = self.ranks[self.order.launched.rank]
-            self._exit_code(one if one.pid else None, status)
-            if one.pid:
-                one.gone_at = one.gone_at or now
+            progress = self.ranks[self.order.launched.rank]
+            self._set_exit_code(progress if progress.pid else None, status)
+            if progress.pid:
+                progress.gone_at = progress.gone_at or now
                 return
         if not status or self.engine_words:
             return
@@ -190,56 +192,56 @@ class RankMonitor:
         whose = "torch's engine" if self.engine_pid and status < 0 else "the target Python"
         self.killed = f"{whose} {how}" + (f'; it last said "{said}"' if said else "")
 
-    def keeper_ended(self, words: str) -> None:
-        """The keeper has ended before its time, and all with it."""
-        self.engine_over = True
+    def note_reaper_end(self, words: str) -> None:
+        """Take in that the reaper has ended before its time, and all with it."""
+        self.is_engine_over = True
         if self.ended_at is None:
             self.killed = words
 
-    def print(self, rank: int | None, text: bytes) -> None:
-        """What a rank printed, or (None) the engine."""
+    def add_output(self, rank: int | None, text: bytes) -> None:
+        """Take in what a rank printed, or (None) the engine."""
         if rank is None:
-            self.engine.print(text)
+            self.engine.add_output(text)
         elif rank in self.ranks:
-            self.ranks[rank].print(text)
+            self.ranks[rank].add_output(text)
 
-    def gone(self, rank: int, now: float) -> None:
-        """The rank's connection has ended, and so has the rank."""
+    def note_disconnect(self, rank: int, now: float) -> None:
+        """Take in that a rank's connection has ended, and so has the rank."""
         if rank in self.ranks and self.ranks[rank].gone_at is None:
             self.ranks[rank].gone_at = now
 
     # --- when to give up ------------------------------------------------------------------------------------------------
 
-    def late(self, now: float) -> list[RankProgress]:
-        """Ranks whose stage has taken longer than it may."""
+    def late_ranks(self, now: float) -> list[RankProgress]:
+        """The ranks whose stage has taken longer than it may."""
         return [rank for rank in self.ranks.values() if now >= self.due(rank)]
 
     def next_due(self) -> float:
-        """When the first of them will be late, or the engine, unless more is heard; infinity where all is over."""
-        if self.all_gone and self.all_finished and not self.engine_over:
-            return self._engine_due()
+        """The moment when the first rank, or the engine, will be late unless it gets on; infinity where all is over."""
+        if self.all_gone and self.all_finished and not self.is_engine_over:
+            return self._engine_deadline()
         return min((self.due(rank) for rank in self.ranks.values()), default=float("inf"))
 
-    def due(self, one: RankProgress) -> float:
-        """When that rank will be late, unless more is heard; infinity where nothing more is waited for."""
-        if one.failed_at is not None or one.gone_at is not None:
+    def due(self, progress: RankProgress) -> float:
+        """The moment when that rank will be late unless it gets on; infinity where nothing more is waited for."""
+        if progress.failed_at is not None or progress.gone_at is not None:
             return float("inf")
-        if one.finished_at is not None:
+        if progress.finished_at is not None:
             # The engine lets none go before all are through.
-            last = max((rank.finished_at or float("inf") for rank in self.ranks.values()), default=one.finished_at)
+            last = max((rank.finished_at or float("inf") for rank in self.ranks.values()), default=progress.finished_at)
             return last + self.order.seconds
-        if one.stage and one.stage in one.done:
-            return one.since + self.order.seconds
-        began = self._met_at() if one.stage == RENDEZVOUS else one.since
-        return began + self.order.seconds_for(one.stage or self.order.stages[0])
+        if progress.stage and progress.stage in progress.done:
+            return progress.since + self.order.seconds
+        began = self._met_at() if progress.stage == RENDEZVOUS else progress.since
+        return began + self.order.seconds_for(progress.stage or self.order.stages[0])
 
     def _met_at(self) -> float:
-        """When the last rank of this host comes to the rendezvous: while one is on its way, when that one will be late."""
-        on_the_way = [rank for rank in self.ranks.values() if rank.rank not in self._came and not rank.over]
-        return max([*self._came.values(), *map(self.due, on_the_way)])
+        """The moment when the last rank of this host comes to the rendezvous: while one is on its way, when that one will be late."""
+        on_the_way = [rank for rank in self.ranks.values() if rank.rank not in self._rendezvous_began and not rank.over]
+        return max([*self._rendezvous_began.values(), *map(self.due, on_the_way)])
 
-    def held_up(self, late: Iterable[RankProgress]) -> list[RankProgress]:
-        """The late ones, and those who are about to be: no further than they. Others are ahead, and wait for them."""
+    def stuck_ranks(self, late: Iterable[RankProgress]) -> list[RankProgress]:
+        """The late ranks, and those that are about to be: no further than they. Others are ahead, and wait for them."""
         furthest = max((progress.position for progress in late), default=None)
         return [
             rank
@@ -247,62 +249,64 @@ class RankMonitor:
             if furthest is not None and rank.failed_at is None and rank.gone_at is None and rank.position <= furthest
         ]
 
-    def engine_late(self, now: float) -> bool:
+    def is_engine_late(self, now: float) -> bool:
         """Whether all ranks have ended well, and their engine doesn't end."""
-        if self.engine_over or not self.all_finished or not self.all_gone:
+        if self.is_engine_over or not self.all_finished or not self.all_gone:
             return False
-        late = now >= self._engine_due()
+        late = now >= self._engine_deadline()
         if late and not self.killed:
             self.killed = f"all ranks have ended, but torch's engine hasn't within {self.order.seconds:g} s"
         return late
 
-    def _engine_due(self) -> float:
+    def _engine_deadline(self) -> float:
         return (
             max((rank.gone_at or self.began for rank in self.ranks.values()), default=self.began) + self.order.seconds
         )
 
     @property
-    def failed(self) -> bool:
-        """Whether a rank has failed, or gone without a word, or badly after its last one."""
+    def has_failed(self) -> bool:
+        """Whether a rank has failed, or gone without a word, or badly after its last progress."""
         return any(
-            rank.failed_at is not None or rank.speechless or (rank.gone_at is not None and rank.exit_code)
+            rank.failed_at is not None or rank.has_vanished or (rank.gone_at is not None and rank.exit_code)
             for rank in self.ranks.values()
         )
 
     @property
-    def unexplained(self) -> bool:
+    def is_unexplained(self) -> bool:
         """Whether it isn't known yet how a rank ended that went without a word, or who has sent it SIGTERM; or why the
-        process has ended that the ranks were forked from: the end of the engine, or of the keeper, is heard after it."""
+        server has ended: the end of the engine, or of the reaper, is known after it."""
         if self.killed:
-            return not self.engine_over
-        codes = [rank.exit_code for rank in self.ranks.values() if rank.speechless]
-        return None in codes or (-signal.SIGTERM in codes and not self.engine_over)
+            return not self.is_engine_over
+        codes = [rank.exit_code for rank in self.ranks.values() if rank.has_vanished]
+        return None in codes or (-signal.SIGTERM in codes and not self.is_engine_over)
 
     @property
     def all_over(self) -> bool:
+        """Whether nothing more is waited for on any rank."""
         return all(rank.over for rank in self.ranks.values())
 
     @property
     def all_finished(self) -> bool:
+        """Whether every rank has said that it is through."""
         return all(rank.finished_at is not None for rank in self.ranks.values())
 
     @property
     def all_gone(self) -> bool:
-        """No process of a rank that came is there any more."""
+        """Whether no process of a rank that came is there any more."""
         return all(rank.gone_at is not None or not rank.pid for rank in self.ranks.values())
 
 
 def _text(value: object) -> str:
-    return masked(value[:MOST_WORDS]) if isinstance(value, str) else ""
+    return masked(value[:MAX_TEXT_LENGTH]) if isinstance(value, str) else ""
 
 
 def _texts(value: object) -> Iterable[str]:
-    return [_text(one) for one in value[:12] if isinstance(one, str)] if isinstance(value, list) else []
+    return [_text(text) for text in value[:12] if isinstance(text, str)] if isinstance(value, list) else []
 
 
 def _number(value: object) -> float:
-    """Not negative, finite, and small enough for what it counts; 0 for anything else."""
-    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MOST_NUMBER
+    """The value where it is a number, not negative, and less than MAX_NUMBER; else 0."""
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MAX_NUMBER
     return value if usable else 0.0  # type: ignore[return-value]
 
 
@@ -311,6 +315,8 @@ def _is_number(text: object) -> bool:
 
 
 def _ranks(value: object, below: int) -> Iterable[int]:
-    """Ranks, or GPUs, of which there are so many."""
-    found = value if isinstance(value, list) else []
-    return [one for one in found if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < below][:1024]
+    """The numbers of ranks, or of GPUs, in a list."""
+    numbers = value if isinstance(value, list) else []
+    return [
+        number for number in numbers if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < below
+    ][:1024]

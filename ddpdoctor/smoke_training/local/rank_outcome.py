@@ -1,4 +1,4 @@
-"""What each rank came to, from all that was heard of it. Pure."""
+"""Judges what each rank came to (finished, raised, killed, hung ...), from all that is known of it. Pure."""
 
 from __future__ import annotations
 
@@ -9,142 +9,168 @@ from typing import Final
 
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Stage, StageState
 from ddpdoctor.smoke_training.analysis.failure_attribution import LOST
-from ddpdoctor.smoke_training.local.rank_monitor import MOST_WORDS, RankMonitor
+from ddpdoctor.smoke_training.local.rank_monitor import MAX_TEXT_LENGTH, RankMonitor
 from ddpdoctor.smoke_training.local.rank_progress import RankProgress, last_line, last_words
 
 BY_ITSELF: Final = (RankEnding.RAISED, RankEnding.WRONG, RankEnding.EXITED, RankEnding.KILLED)
-"""How a rank ends that nobody else has ended."""
+"""The endings of ranks that nobody else has ended."""
 
 SERVER_LOST: Final = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError)\b")
-"""What the engine says where the process has ended that the ranks are forked from."""
+"""In the engine's words where the server has ended that the ranks are forked from."""
 
 
-def problem(watch: RankMonitor, late: Iterable[RankProgress] = ()) -> str:
-    """Why it could not be run, or was ended, where no rank tells the reason."""
+def problem_of(monitor: RankMonitor, late: Iterable[RankProgress] = ()) -> str:
+    """Say why the run could not be started, or was ended, where no rank tells the reason; "" else.
+
+    Args:
+        monitor: of a run that is over.
+        late: the ranks that were stuck when all were ended.
+    """
     hung = {progress.rank for progress in late}
-    endings = {_ending(watch, rank, hung) for rank in watch.ranks.values()}
+    endings = {_ending(monitor, progress, hung) for progress in monitor.ranks.values()}
     if endings & {*BY_ITSELF, RankEnding.HUNG}:
         return ""
-    if watch.engine_words and not watch.blamed and not (watch.killed and SERVER_LOST.match(watch.engine_words)):
-        return watch.engine_words  # Its server ends with it, and may be heard first.
-    if watch.killed or watch.engine_words:
-        return watch.killed or watch.engine_words
+    if monitor.engine_words and not monitor.blamed and not (monitor.killed and SERVER_LOST.match(monitor.engine_words)):
+        return monitor.engine_words  # Its server ends with it, and may be heard first.
+    if monitor.killed or monitor.engine_words:
+        return monitor.killed or monitor.engine_words
     if hung and RankEnding.NEVER_CAME in endings:
-        seconds = watch.order.seconds_for(watch.order.stages[0])
-        said = last_words(watch.engine.output)
-        last = f": {watch.held}" if watch.held else f'; the target Python last said "{said}"' if said else ""
+        seconds = monitor.order.seconds_for(monitor.order.stages[0])
+        said = last_words(monitor.engine.output)
+        last = (
+            f": {monitor.engine_state}"
+            if monitor.engine_state
+            else f'; the target Python last said "{said}"'
+            if said
+            else ""
+        )
         return f"no rank had begun after {seconds:g} s{last}"
     return ""
 
 
-def runs(watch: RankMonitor, host: str, late: Iterable[RankProgress] = ()) -> tuple[RankRun, ...]:
-    """What each rank came to. late: those who were held up when all were ended."""
+def rank_runs(monitor: RankMonitor, host: str, late: Iterable[RankProgress] = ()) -> tuple[RankRun, ...]:
+    """Judge each rank, in their order.
+
+    Args:
+        monitor: of a run that is over.
+        host: the name of this host.
+        late: the ranks that were stuck when all were ended.
+    """
     hung = {progress.rank for progress in late}
-    return tuple(_run(watch, one, host, hung) for _, one in sorted(watch.ranks.items()))
+    return tuple(_rank_run(monitor, progress, host, hung) for _, progress in sorted(monitor.ranks.items()))
 
 
-def _run(watch: RankMonitor, one: RankProgress, host: str, hung: set[int]) -> RankRun:
-    ending = _ending(watch, one, hung)
+def _rank_run(monitor: RankMonitor, progress: RankProgress, host: str, hung: set[int]) -> RankRun:
+    ending = _ending(monitor, progress, hung)
     return RankRun(
-        rank=one.rank,
-        local_rank=one.local_rank,
+        rank=progress.rank,
+        local_rank=progress.local_rank,
         host=host,
-        node=watch.order.node_rank,
-        pid=one.pid,
-        device=one.device,
-        stages=tuple(_stages(watch, one, ending)),
+        node=monitor.order.node_rank,
+        pid=progress.pid,
+        device=progress.device,
+        stages=tuple(_stages(monitor, progress, ending)),
         ending=ending,
-        ended_after=round(max(0.0, _over_at(watch, one) - watch.began), 3),
-        exit_code=one.exit_code if ending in BY_ITSELF else None,
-        words=one.words[:MOST_WORDS],
-        culprits=one.culprits,
-        step=one.step if ending is not RankEnding.FINISHED else "",
-        steps=one.steps,
-        calls=one.calls,
-        called=tuple(one.called),
-        last_line=last_line(one.output),
-        stack=one.stack if ending is not RankEnding.FINISHED else (),
-        stack_source=one.stack_source if ending is not RankEnding.FINISHED else "",
-        process_state=one.process_state,
-        out_of_memory=bool(watch.oom_kills) and ending is RankEnding.KILLED and one.exit_code == -SIGKILL,
-        memory=one.memory,
-        contexts=one.contexts,
+        ended_after=round(max(0.0, _over_at(monitor, progress) - monitor.began), 3),
+        exit_code=progress.exit_code if ending in BY_ITSELF else None,
+        words=progress.words[:MAX_TEXT_LENGTH],
+        culprits=progress.culprits,
+        step=progress.step if ending is not RankEnding.FINISHED else "",
+        steps=progress.steps,
+        calls=progress.calls,
+        called=tuple(progress.called),
+        last_line=last_line(progress.output),
+        stack=progress.stack if ending is not RankEnding.FINISHED else (),
+        stack_source=progress.stack_source if ending is not RankEnding.FINISHED else "",
+        process_state=progress.process_state,
+        out_of_memory=bool(monitor.oom_kills) and ending is RankEnding.KILLED and progress.exit_code == -SIGKILL,
+        memory=progress.memory,
+        contexts=progress.contexts,
     )
 
 
-def _over_at(watch: RankMonitor, one: RankProgress) -> float:
-    moments = (one.finished_at, one.failed_at)
-    return next((moment for moment in moments if moment is not None), _stage_over_at(watch, one))
+def _over_at(monitor: RankMonitor, progress: RankProgress) -> float:
+    moments = (progress.finished_at, progress.failed_at)
+    return next((moment for moment in moments if moment is not None), _stage_over_at(monitor, progress))
 
 
-def _ending(watch: RankMonitor, one: RankProgress, hung: set[int]) -> RankEnding:
-    if one.failed_at is not None:
-        return RankEnding.WRONG if one.wrong else RankEnding.RAISED
-    if one.rank in hung:
-        return RankEnding.HUNG if one.pid else RankEnding.NEVER_CAME
-    if one.finished_at is not None:
-        return _how(one) if one.exit_code and not _ended_by_others(watch, one) else RankEnding.FINISHED
-    if one.gone_at is None and (one.pid or one.exit_code is None):
-        return RankEnding.ENDED if one.pid or _a_rank_failed(watch, hung) else RankEnding.NEVER_CAME
-    return RankEnding.ENDED if _ended_by_others(watch, one) else _how(one)
+def _ending(monitor: RankMonitor, progress: RankProgress, hung: set[int]) -> RankEnding:
+    if progress.failed_at is not None:
+        return RankEnding.WRONG if progress.wrong else RankEnding.RAISED
+    if progress.rank in hung:
+        return RankEnding.HUNG if progress.pid else RankEnding.NEVER_CAME
+    if progress.finished_at is not None:
+        return (
+            _ending_by_itself(progress)
+            if progress.exit_code and not _was_ended_by_others(monitor, progress)
+            else RankEnding.FINISHED
+        )
+    if progress.gone_at is None and (progress.pid or progress.exit_code is None):
+        return RankEnding.ENDED if progress.pid or _has_a_rank_failed(monitor, hung) else RankEnding.NEVER_CAME
+    return RankEnding.ENDED if _was_ended_by_others(monitor, progress) else _ending_by_itself(progress)
 
 
-def _a_rank_failed(watch: RankMonitor, hung: set[int]) -> bool:
-    """Whether one of this host has, and not for want of another: the engine then ends also those that are on their way to
-    their first word."""
-    known = (rank for rank in watch.ranks.values() if rank.pid or rank.exit_code is not None)
-    return any(_ending(watch, progress, hung) in BY_ITSELF and not LOST.search(progress.words) for progress in known)
+def _has_a_rank_failed(monitor: RankMonitor, hung: set[int]) -> bool:
+    """Whether a rank of this host has failed, and not for want of another: the engine then ends also those that are on their way
+    to their first word."""
+    known = (progress for progress in monitor.ranks.values() if progress.pid or progress.exit_code is not None)
+    return any(_ending(monitor, progress, hung) in BY_ITSELF and not LOST.search(progress.words) for progress in known)
 
 
-def _how(one: RankProgress) -> RankEnding:
-    return RankEnding.KILLED if (one.exit_code or 0) < 0 else RankEnding.EXITED
+def _ending_by_itself(progress: RankProgress) -> RankEnding:
+    return RankEnding.KILLED if (progress.exit_code or 0) < 0 else RankEnding.EXITED
 
 
-def _ended_by_others(watch: RankMonitor, one: RankProgress) -> bool:
-    """By us, by the end of the engine, or by the engine's SIGTERM after the failure of another."""
-    if one.exit_code is None and watch.killed:
+def _was_ended_by_others(monitor: RankMonitor, progress: RankProgress) -> bool:
+    """Whether this process ended it, the end of the engine, or the engine's SIGTERM after the failure of another."""
+    if progress.exit_code is None and monitor.killed:
         return True
-    gone_at = one.gone_at
-    if watch.ended_at is not None and gone_at is not None and gone_at >= watch.ended_at:
+    gone_at = progress.gone_at
+    if monitor.ended_at is not None and gone_at is not None and gone_at >= monitor.ended_at:
         return True
-    if one.exit_code != -SIGTERM or gone_at is None:
+    if progress.exit_code != -SIGTERM or gone_at is None:
         return False
-    if one.rank in watch.blamed:
+    if progress.rank in monitor.blamed:
         return False
-    if any(not _suffers(watch, watch.ranks.get(rank)) for rank in watch.blamed):
+    if any(not _only_lost_another(monitor, monitor.ranks.get(rank)) for rank in monitor.blamed):
         return True
-    return any(_gone_before(watch, other, gone_at) for other in watch.ranks.values() if other is not one)
+    return any(_ended_before(monitor, other, gone_at) for other in monitor.ranks.values() if other is not progress)
 
 
-def _suffers(watch: RankMonitor, one: RankProgress | None) -> bool:
+def _only_lost_another(monitor: RankMonitor, progress: RankProgress | None) -> bool:
     """Whether it only lost another rank of this host. Where two end at once the engine may blame either."""
-    return one is not None and watch.order.nnodes == 1 and LOST.search(one.words) is not None
+    return progress is not None and monitor.order.nnodes == 1 and LOST.search(progress.words) is not None
 
 
-def _gone_before(watch: RankMonitor, one: RankProgress, moment: float) -> bool:
+def _ended_before(monitor: RankMonitor, progress: RankProgress, moment: float) -> bool:
     """Whether it had ended by itself by then: the engine acts on that, not on what a rank says."""
-    by_itself = one.exit_code not in (None, 0, -SIGTERM)
-    return by_itself and one.gone_at is not None and one.gone_at <= moment and not _suffers(watch, one)
+    by_itself = progress.exit_code not in (None, 0, -SIGTERM)
+    return (
+        by_itself
+        and progress.gone_at is not None
+        and progress.gone_at <= moment
+        and not _only_lost_another(monitor, progress)
+    )
 
 
-def _stages(watch: RankMonitor, one: RankProgress, ending: RankEnding) -> Iterable[Stage]:
+def _stages(monitor: RankMonitor, progress: RankProgress, ending: RankEnding) -> Iterable[Stage]:
     state = StageState.FAILED if ending in BY_ITSELF else StageState.HUNG
-    begun = one.stage or (watch.order.stages[0] if ending in BY_ITSELF else "")
-    for name in watch.order.stages:
-        if name == begun and ending is not RankEnding.FINISHED and _is_open(one, name):
-            seconds = round(max(0.0, _stage_over_at(watch, one) - one.since), 3)
-            yield Stage(name=name, state=state, seconds=seconds, words=one.words[:MOST_WORDS])
-        elif name in one.done:
-            yield one.done[name]
+    begun = progress.stage or (monitor.order.stages[0] if ending in BY_ITSELF else "")
+    for name in monitor.order.stages:
+        if name == begun and ending is not RankEnding.FINISHED and _is_open(progress, name):
+            seconds = round(max(0.0, _stage_over_at(monitor, progress) - progress.since), 3)
+            yield Stage(name=name, state=state, seconds=seconds, words=progress.words[:MAX_TEXT_LENGTH])
+        elif name in progress.done:
+            yield progress.done[name]
         else:
             yield Stage(name=name, state=StageState.NOT_RUN)
 
 
-def _is_open(one: RankProgress, name: str) -> bool:
-    """Not over yet; the last stage isn't before the process has ended well."""
-    return name not in one.done or one.finished_at is not None
+def _is_open(progress: RankProgress, name: str) -> bool:
+    """Whether a stage isn't over yet; the last one isn't before the process has ended well."""
+    return name not in progress.done or progress.finished_at is not None
 
 
-def _stage_over_at(watch: RankMonitor, one: RankProgress) -> float:
-    moments = (one.failed_at, one.gone_at, watch.ended_at)
-    return min((moment for moment in moments if moment is not None), default=one.since)
+def _stage_over_at(monitor: RankMonitor, progress: RankProgress) -> float:
+    moments = (progress.failed_at, progress.gone_at, monitor.ended_at)
+    return min((moment for moment in moments if moment is not None), default=progress.since)

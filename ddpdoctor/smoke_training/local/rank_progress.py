@@ -1,4 +1,4 @@
-"""What is known of one rank, and what a process has printed."""
+"""The state of one rank as far as it is known, and the end of what a process has printed."""
 
 from __future__ import annotations
 
@@ -9,46 +9,50 @@ from ddpdoctor.facts.smoke import CollectiveCall, Stage
 from ddpdoctor.probes.target_python.asking import last_lines
 from ddpdoctor.smoke_training.analysis.rank_position import place_in_stage
 
-MOST_KEPT: Final = 64 * 1024
-"""Bytes of what a process printed, from its end."""
+MAX_OUTPUT_BYTES: Final = 64 * 1024
+"""Of what a process printed, from its end."""
 
-MOST_ANSWERED: Final = 256 * 1024
-"""Bytes of what it printed since it was asked where it is, from their beginning."""
+MAX_ANSWER_BYTES: Final = 256 * 1024
+"""Of what it printed since it was asked for its stack, from their beginning."""
 
 WARNING: Final = re.compile(r"^\S.*: \w*Warning: ")
 """What `warnings` prints; the line of source behind it is indented."""
-TRAILER: Final = re.compile(
+FAULTHANDLER_LINE: Final = re.compile(
     r'Extension modules: |(Current t|T)hread 0x|File ".*", line \d+ in |<no Python frame>|\.\.\.$'
 )
 """Lines of faulthandler, which say where a process was, and not why it ended."""
-OWN_REASON: Final = re.compile(r"what\(\): |terminate called |\b\w*(Error|Exception)\b")
+ERROR_WORDS: Final = re.compile(r"what\(\): |terminate called |\b\w*(Error|Exception)\b")
 
 
 class OutputTail:
-    """All that one process prints. Between `ask` and `answered` it is kept apart: its answer is among it."""
+    """The last output of one process. Between `expect_answer` and `end_answer` new output is kept apart, since the stack is among it."""
 
     def __init__(self) -> None:
         self.output = b""
         self.answer: bytes | None = None
 
-    def print(self, text: bytes) -> None:
+    def add_output(self, text: bytes) -> None:
         if self.answer is None:
-            self.output = (self.output + text)[-MOST_KEPT:]
+            self.output = (self.output + text)[-MAX_OUTPUT_BYTES:]
         else:
-            self.answer = (self.answer + text)[:MOST_ANSWERED]
+            self.answer = (self.answer + text)[:MAX_ANSWER_BYTES]
 
-    def ask(self) -> None:
-        """From now on an answer may come."""
+    def expect_answer(self) -> None:
+        """Keep apart what comes from now on."""
         self.answer = b""
 
-    def answered(self, before: bytes) -> None:
-        """before: what it had printed by itself when it began to answer."""
+    def end_answer(self, before: bytes) -> None:
+        """Take output together again.
+
+        Args:
+            before: what the process had printed by itself when it began to answer.
+        """
         self.answer = None
-        self.print(before)
+        self.add_output(before)
 
 
 class RankProgress(OutputTail):
-    """One rank, as far as it has been heard of. Times are the doctor's own (time.monotonic())."""
+    """One rank, as far as it is known. Moments are by time.monotonic() of this process."""
 
     def __init__(self, rank: int, local_rank: int) -> None:
         super().__init__()
@@ -72,10 +76,10 @@ class RankProgress(OutputTail):
         self.memory = 0
         self.contexts: tuple[int, ...] = ()
         self.finished_at: float | None = None
-        """It has said that it is through. Its process goes on until all of the host's ranks are."""
+        """When it said that it is through. Its process goes on until all of the host's ranks are."""
         self.failed_at: float | None = None
         self.gone_at: float | None = None
-        """Its connection has ended, or its parent has seen its end."""
+        """When its connection ended, or its parent saw its end."""
         self.exit_code: int | None = None
         """Negative: the signal's number."""
         self.stack: tuple[str, ...] = ()
@@ -84,28 +88,24 @@ class RankProgress(OutputTail):
 
     @property
     def over(self) -> bool:
-        """Nothing more is waited for."""
+        """Whether nothing more is waited for."""
         return self.finished_at is not None or self.failed_at is not None or self.gone_at is not None
 
     @property
-    def speechless(self) -> bool:
-        """Gone, and it has said neither that it is through nor why it is not."""
+    def has_vanished(self) -> bool:
+        """Whether it is gone, and has said neither that it is through nor why it is not."""
         return self.gone_at is not None and self.finished_at is None and self.failed_at is None
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """How far it has come: stages that are over, and its place in the present one."""
+        """How far it has come: the number of stages that are over, and its place in the present one."""
         if self.stage in self.done:
             return len(self.done), 0, 0
         return len(self.done), *place_in_stage(self.stage, self.step, self.steps, self.calls, self.called)
 
-    def seconds_in_stage(self, now: float) -> float:
-        """Since it began the stage that it is in, or ended the last one."""
-        return max(0.0, now - self.since)
-
 
 def last_line(output: bytes) -> str:
-    """The last line with something in it."""
+    """The last line that isn't blank, of at most 300 characters."""
     lines = [line.strip() for line in last_lines(output, 40).splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""
 
@@ -117,7 +117,7 @@ def last_words(output: bytes) -> str:
     for line in last_lines(output, 200).splitlines():
         source = warned and line[:1] == " "
         warned = WARNING.search(line) is not None
-        if line.strip() and not source and not warned and not TRAILER.match(line.strip()):
+        if line.strip() and not source and not warned and not FAULTHANDLER_LINE.match(line.strip()):
             lines.append(line.strip())
     last = lines[-1] if lines else ""
-    return next((line for line in reversed(lines[-40:]) if OWN_REASON.search(line)), last)[:300]
+    return next((line for line in reversed(lines[-40:]) if ERROR_WORDS.search(line)), last)[:300]

@@ -1,12 +1,13 @@
-"""Runs one host's ranks: starts them in the target Python, listens, gives up in time, and leaves nothing running."""
+"""Runs the ranks of this host: starts them in the target Python, gives up in time, and leaves nothing running."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
@@ -17,31 +18,29 @@ from ddpdoctor.base.private_folders import Folder, Needs, NoFolderError, private
 from ddpdoctor.facts.smoke import Leftovers, RankRun
 from ddpdoctor.network_check.protocol.messages import ENOUGH
 from ddpdoctor.probes.smoke_notes import PREFIX
-from ddpdoctor.smoke_training.local import rank_outcome as outcome
-from ddpdoctor.smoke_training.local.earlier_runs import clear_up_earlier
-from ddpdoctor.smoke_training.local.leftovers import LeftoverTracker
-from ddpdoctor.smoke_training.local.oom import oom_kills
+from ddpdoctor.smoke_training.local.leftovers import LeftoverTracker, clear_up_earlier_runs
 from ddpdoctor.smoke_training.local.rank_listener import RankListener
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
+from ddpdoctor.smoke_training.local.rank_outcome import problem_of, rank_runs
 from ddpdoctor.smoke_training.local.rank_progress import RankProgress
-from ddpdoctor.smoke_training.local.rank_stacks import RankStack, ask, crash_of
+from ddpdoctor.smoke_training.local.rank_stacks import RankStack, ask_for_stacks, take_crash_stack
 from ddpdoctor.smoke_training.local.reaper_client import ReaperClient
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 
 TRAINER: Final = Path(__file__).parent.parent / "trainer" / "start.py"
 
-SECOND_THOUGHTS: Final = 1.0
-"""Seconds after a rank failed in which the others may say what they think of it."""
-EXPLAINING_SECONDS: Final = 5.0
-"""So long may it take until it is known how a rank ended that went without a word, or what has ended them all."""
-GOING_SECONDS: Final = 1.0
-"""So long may a rank outlive the engine."""
-LISTENING_SECONDS: Final = 0.05
-"""If nothing comes in so long, we have heard all that has been said already: a doctor who was stopped, or had no core, is
-behind."""
+REACTION_SECONDS: Final = 1.0
+"""After a rank failed, for the others to fail because of it and to say so."""
+EXPLANATION_SECONDS: Final = 5.0
+"""At most, until it is known how a rank ended that went without a word, or what has ended them all."""
+OUTLIVING_SECONDS: Final = 1.0
+"""For a rank to end after the engine."""
+QUIET_SECONDS: Final = 0.05
+"""If nothing comes in so long, all messages that were sent have been read: this process is behind if it was stopped, or had no
+core."""
 BACKLOG_SECONDS: Final = 3.0
-"""So long do we hear it at most: somebody may talk for ever."""
-PATIENCE: Final = 3600.0
+"""For reading them at most: a process may send for ever."""
+LONGEST_WAIT_SECONDS: Final = 3600.0
 
 FOLDER: Final = Needs(
     prefix=PREFIX,
@@ -53,21 +52,23 @@ a socket's path has 107 characters at most."""
 
 
 class HostRun:
-    """What one host's run came to. folder: as in `folders.Folder`."""
+    """What one host's run came to."""
 
     def __init__(
         self,
         runs: tuple[RankRun, ...],
-        watch: RankMonitor,
+        monitor: RankMonitor,
         problem: str,
         leftovers: Leftovers = Leftovers(),  # noqa: B008 (frozen)
         folder: Folder | None = None,
     ) -> None:
         self.runs = runs
-        self.torch = watch.torch
-        self.figures = tuple(watch.figures)
+        self.torch = monitor.torch
+        self.figures = tuple(monitor.figures)
         self.problem = problem
-        self.missing = watch.engine_missing or next((rank.missing for rank in watch.ranks.values() if rank.missing), "")
+        self.missing = monitor.engine_missing or next(
+            (rank.missing for rank in monitor.ranks.values() if rank.missing), ""
+        )
         self.leftovers = leftovers
         self.folder = folder
 
@@ -77,49 +78,54 @@ async def run_ranks(
     *,
     python: str,
     environ: Mapping[str, str],
-    heard: Callable[[RankMonitor], None] = lambda watch: None,
+    on_progress: Callable[[RankMonitor], None] = lambda monitor: None,
 ) -> HostRun:
-    """Runs the ranks to their end, or to the moment when one is late or has failed.
+    """Run the ranks to their end, or to the moment when one is late or has failed.
 
-    python: the target Python's interpreter. environ: the settings that training would inherit. heard: called whenever something
-    new is known; what it raises ends the run.
-
-    Cancelled with ENOUGH it ends all, and gives what is known by then; with anything else it ends all before the
+    Cancelled with ENOUGH it ends all, and returns what is known by then; with anything else it ends all before the
     cancellation goes on.
+
+    Args:
+        order: what they are to do.
+        python: the target Python's interpreter.
+        environ: the settings that training would inherit.
+        on_progress: called whenever something new is known; what it raises ends the run.
     """
-    return await _Run(order, python, environ, heard).run()
+    return await RankRunner(order, python, environ, on_progress).run()
 
 
-class _Run:
+class RankRunner:
+    """One run of this host's ranks; `stuck`: those that were late, or about to be, when it gave up."""
+
     def __init__(
-        self, order: TrainingOrder, python: str, environ: Mapping[str, str], heard: Callable[[RankMonitor], None]
+        self, order: TrainingOrder, python: str, environ: Mapping[str, str], on_progress: Callable[[RankMonitor], None]
     ) -> None:
         self._order = order
         self._python = python
         self._environ = environ
-        self._heard = heard
-        self._watch = RankMonitor(order, time.monotonic())
+        self._on_progress = on_progress
+        self.monitor = RankMonitor(order, time.monotonic())
         self._news = asyncio.Event()
-        self._ears = RankListener(self._watch, self._tell, self._fail)
-        self._keeper = ReaperClient(self._watch, self._tell)
-        self._late: list[RankProgress] = []
+        self._listener = RankListener(self.monitor, self.take_news, self._fail)
+        self._reaper = ReaperClient(self.monitor, self.take_news)
+        self.stuck: list[RankProgress] = []
         self._failure: BaseException | None = None
         self._mapped: set[int] = set()
 
     async def run(self) -> HostRun:
-        clear_up_earlier(self._environ)
+        clear_up_earlier_runs(self._environ)
         try:
             folder = private_folder(self._environ, FOLDER)
         except NoFolderError as error:
-            return self._ran(str(error))
-        self._traces = LeftoverTracker(folder.path)
+            return self._result(str(error))
+        self._leftovers = LeftoverTracker(folder.path)
         leftovers = Leftovers()
         problem = ""
         kills = oom_kills()
         try:
-            self._ears.open()
-            await self._keeper.start(self._command(folder.path), folder.path, self._environ)
-            await self._until_over()
+            self._listener.open()
+            await self._reaper.start(self._command(folder.path), folder.path, self._environ)
+            await self.wait_until_over()
         except asyncio.CancelledError as error:
             if error.args != (ENOUGH,):
                 raise
@@ -128,34 +134,35 @@ class _Run:
             problem = f"the ranks could not be started: {error.strerror or error}"
         finally:
             if kills is not None:
-                self._watch.oom_kills = (oom_kills() or kills) - kills
-            leftovers = await _regardless(self._end(folder.path))
+                self.monitor.oom_kills = (oom_kills() or kills) - kills
+            leftovers = await _finish(self._end(folder.path))
         if self._failure is not None:
             raise self._failure
-        return self._ran(problem, leftovers, folder)
+        return self._result(problem, leftovers, folder)
 
-    def _ran(self, problem: str, leftovers: Leftovers = Leftovers(), folder: Folder | None = None) -> HostRun:  # noqa: B008
-        runs = outcome.runs(self._watch, socket.gethostname(), self._late)
-        return HostRun(runs, self._watch, problem or outcome.problem(self._watch, self._late), leftovers, folder)
+    def _result(self, problem: str, leftovers: Leftovers = Leftovers(), folder: Folder | None = None) -> HostRun:  # noqa: B008
+        runs = rank_runs(self.monitor, socket.gethostname(), self.stuck)
+        return HostRun(runs, self.monitor, problem or problem_of(self.monitor, self.stuck), leftovers, folder)
 
     def _command(self, folder: str) -> list[str]:
-        return [self._python, os.fspath(TRAINER), self._order.to_json(self._ears.channel, folder)]
+        return [self._python, os.fspath(TRAINER), self._order.to_json(self._listener.channel, folder)]
 
     async def _end(self, folder: str) -> Leftovers:
-        """All of it."""
-        self._watch.ended_at = time.monotonic()
-        self._traces.note(self._keeper.kept())
-        await self._keeper.end()
-        await self._ears.close()
+        """End all processes, and clear up after them."""
+        self.monitor.ended_at = time.monotonic()
+        self._leftovers.record(self._reaper.pids())
+        await self._reaper.end()
+        await self._listener.close()
         rmtree(folder, ignore_errors=True)
-        for rank in self._watch.ranks.values():
-            crash_of(rank)
-        return self._traces.clear_up()
+        for rank in self.monitor.ranks.values():
+            take_crash_stack(rank)
+        return self._leftovers.clear_up()
 
-    def _tell(self) -> None:
-        self._note_mappings()
+    def take_news(self) -> None:
+        """The monitor knows something new."""
+        self._record_mappings()
         try:
-            self._heard(self._watch)
+            self._on_progress(self.monitor)
         except Exception as error:
             self._fail(error)
         self._news.set()
@@ -164,78 +171,79 @@ class _Run:
         self._failure = self._failure or error
         self._news.set()
 
-    def _note_mappings(self) -> None:
-        """NCCL's shared memory, once each rank has been through its first collective: of a rank that is killed later on
-        nobody could tell what it had."""
+    def _record_mappings(self) -> None:
+        """Record NCCL's shared memory of each rank that has been through its first collective: what a rank had that is killed later
+        on could not be told any more."""
         if self._order.backend != "nccl" or "process group" not in self._order.stages:
             return
         through = self._order.stages.index("process group") + 1
-        for rank in self._watch.ranks.values():
+        for rank in self.monitor.ranks.values():
             if rank.rank not in self._mapped and rank.position[0] > through and rank.gone_at is None:
                 self._mapped.add(rank.rank)
-                self._traces.note([rank.pid])
+                self._leftovers.record([rank.pid])
 
     # --- until it is over -----------------------------------------------------------------------------------------------
 
-    async def _until_over(self) -> None:
-        watch = self._watch
+    async def wait_until_over(self) -> None:
+        """Wait for the end of the ranks, of their engine, or of the time that they have."""
+        monitor = self.monitor
         while True:
-            # Before looking: what comes from here on is news, also what comes while we hear the backlog below.
+            # Before looking: what comes from here on is news, also what comes while the backlog is read below.
             self._news.clear()
-            if watch.engine_over or self._failure is not None:
+            if monitor.is_engine_over or self._failure is not None:
                 break
-            if watch.failed:
-                if await self._hear_the_others():
+            if monitor.has_failed:
+                if await self._wait_for_reactions():
                     return None
-                continue  # A rank's end was heard, from its parent, before its last words were.
-            if watch.late(time.monotonic()):
-                await self._hear_the_backlog()
-                if not watch.failed and (late := watch.late(time.monotonic())):
-                    self._late = watch.held_up(late)
-                    return await self._ask_those_who_run()
-            if watch.engine_late(time.monotonic()):
+                continue  # A rank's end was known, from its parent, before its last words were.
+            if monitor.late_ranks(time.monotonic()):
+                await self._read_backlog()
+                if not monitor.has_failed and (late := monitor.late_ranks(time.monotonic())):
+                    self.stuck = monitor.stuck_ranks(late)
+                    return await self._ask_all()
+            if monitor.is_engine_late(time.monotonic()):
                 return None
             if self._news.is_set():
                 continue
-            await self._hear(min(watch.next_due(), time.monotonic() + PATIENCE))
-        await self._until_known(lambda: watch.all_gone, GOING_SECONDS)
-        if not watch.all_gone:
-            await self._hear_the_backlog()
-        if watch.failed:
-            await self._hear_the_others()
+            await self._wait_for_news(min(monitor.next_due(), time.monotonic() + LONGEST_WAIT_SECONDS))
+        await self._wait_until(lambda: monitor.all_gone, OUTLIVING_SECONDS)
+        if not monitor.all_gone:
+            await self._read_backlog()
+        if monitor.has_failed:
+            await self._wait_for_reactions()
         return None
 
-    async def _hear(self, until: float) -> None:
-        """Until there is news, or it is that late."""
+    async def _wait_for_news(self, until: float) -> None:
+        """Wait until there is news, or until that moment."""
         with suppress(TimeoutError):
             await within(max(0.0, until - time.monotonic()), self._news.wait())
 
-    async def _until_known(self, known: Callable[[], bool], seconds: float) -> None:
+    async def _wait_until(self, is_known: Callable[[], bool], seconds: float) -> None:
         until = time.monotonic() + seconds
-        while not known() and time.monotonic() < until:
+        while not is_known() and time.monotonic() < until:
             await asyncio.sleep(0.01)
 
-    async def _hear_the_others(self) -> bool:
-        """After a failure: where those are that still run, before the engine ends them, and then what they have to say.
-        Whether it was one."""
+    async def _wait_for_reactions(self) -> bool:
+        """After a failure, ask those that still run where they are, before the engine ends them, and wait for how it hits them.
+        Returns whether a rank has failed at all."""
         began = time.monotonic()
         await self._ask(self._running())
-        watch = self._watch
+        monitor = self.monitor
 
-        def known() -> bool:
-            thought = watch.all_over or watch.engine_over or time.monotonic() > began + SECOND_THOUGHTS
-            return not watch.failed or (thought and not watch.unexplained)
+        def is_known() -> bool:
+            reacted = monitor.all_over or monitor.is_engine_over or time.monotonic() > began + REACTION_SECONDS
+            return not monitor.has_failed or (reacted and not monitor.is_unexplained)
 
-        await self._until_known(known, EXPLAINING_SECONDS)
-        await self._hear_the_backlog()
-        return watch.failed
+        await self._wait_until(is_known, EXPLANATION_SECONDS)
+        await self._read_backlog()
+        return monitor.has_failed
 
-    async def _hear_the_backlog(self) -> None:
-        """What has been said already. There is news then for whoever looks next."""
+    async def _read_backlog(self) -> None:
+        """Read all messages that were sent by now. Afterwards there is news for the next look."""
         until = time.monotonic() + BACKLOG_SECONDS
         while time.monotonic() < until:
             self._news.clear()
-            await asyncio.sleep(LISTENING_SECONDS)
+            await asyncio.sleep(QUIET_SECONDS)
             if not self._news.is_set():
                 break
         self._news.set()
@@ -243,48 +251,50 @@ class _Run:
     # --- where they are -------------------------------------------------------------------------------------------------
 
     def _running(self) -> list[RankProgress]:
-        """Ranks that can be asked: a stage has begun, so that they know how to answer."""
+        """The ranks that can be asked: a stage has begun, so that they handle the signal."""
         return [
             rank
-            for rank in self._watch.ranks.values()
+            for rank in self.monitor.ranks.values()
             if rank.stage
             and rank.failed_at is None
             and rank.gone_at is None
-            and (not rank.finished_at or rank in self._late)
+            and (not rank.finished_at or rank in self.stuck)
         ]
 
-    async def _ask_those_who_run(self) -> None:
+    async def _ask_all(self) -> None:
         await self._ask(self._running())
-        if unheard := [progress for progress in self._late if not progress.pid]:
-            await self._ask_the_engine(unheard)
+        if absent := [progress for progress in self.stuck if not progress.pid]:
+            await self._ask_engine(absent)
 
     async def _ask(self, ranks: Sequence[RankProgress]) -> None:
-        found = await ask({rank.pid: rank for rank in ranks})
+        found = await ask_for_stacks({rank.pid: rank for rank in ranks})
         for rank in ranks:
             if rank.failed_at is None and (found[rank.pid].frames or rank.gone_at is None):
-                _settle([rank], found[rank.pid])
+                _set_stack([rank], found[rank.pid])
 
-    async def _ask_the_engine(self, ranks: Sequence[RankProgress]) -> None:
-        """Where that process is which should have started these ranks."""
-        watch = self._watch
-        for pid, whose in ((watch.engine_pid, "torch's engine"), (watch.server_pid, "the ranks' parent")):
+    async def _ask_engine(self, ranks: Sequence[RankProgress]) -> None:
+        """Ask the process that should have started these ranks where it is."""
+        monitor = self.monitor
+        for pid, whose in ((monitor.engine_pid, "torch's engine"), (monitor.server_pid, "the ranks' parent")):
             if not pid:
                 continue
-            found = (await ask({pid: watch.engine}))[pid]
+            found = (await ask_for_stacks({pid: monitor.engine}))[pid]
             if found.state:
-                watch.held = f"{whose} (process {pid}) is {found.state}"
-            _settle(ranks, RankStack(found.frames, f"{found.source} of {whose}" if found.frames else "", found.state))
+                monitor.engine_state = f"{whose} (process {pid}) is {found.state}"
+            _set_stack(
+                ranks, RankStack(found.frames, f"{found.source} of {whose}" if found.frames else "", found.state)
+            )
             if not any("multiprocessing/" in frame for frame in found.frames):
                 return  # Else it waits for the other one.
 
 
-def _settle(ranks: Iterable[RankProgress], found: RankStack) -> None:
+def _set_stack(ranks: Iterable[RankProgress], found: RankStack) -> None:
     for rank in ranks:
         rank.stack, rank.stack_source, rank.process_state = found.frames, found.source, found.state
 
 
-async def _regardless(work: Coroutine[Any, Any, Leftovers]) -> Leftovers:
-    """Its result, also when we are cancelled meanwhile: a clean end is short, and has no second chance."""
+async def _finish(work: Coroutine[Any, Any, Leftovers]) -> Leftovers:
+    """Finish this work before a cancellation goes on: a clean end is short, and has no second chance."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -295,3 +305,31 @@ async def _regardless(work: Coroutine[Any, Any, Leftovers]) -> Leftovers:
     if cancelled is not None:
         raise cancelled
     return task.result()
+
+
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """Count the processes that the kernel has killed for want of memory so far: in this process's cgroup, or where that can't be read on
+    the whole host since it booted. None where nothing tells."""
+    for path in _oom_counters(root):
+        try:
+            found = re.search(r"^oom_kill (\d+)$", path.read_text(errors="replace"), re.MULTILINE)
+        except OSError:
+            continue
+        if found:
+            return int(found[1])
+    return None
+
+
+def _oom_counters(root: Path) -> Iterator[Path]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, group = [*line.split(":", 2), "", ""][:3]
+        if not controllers:
+            yield root / f"sys/fs/cgroup{group}" / "memory.events"
+        elif "memory" in controllers.split(","):
+            yield root / f"sys/fs/cgroup/memory{group}" / "memory.oom_control"
+            yield root / "sys/fs/cgroup/memory/memory.oom_control"
+    yield root / "proc/vmstat"

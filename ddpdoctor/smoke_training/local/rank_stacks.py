@@ -1,4 +1,4 @@
-"""Where a process is: its own answer to a signal, py-spy's where there is one, or what the kernel says of it."""
+"""Asks processes for their stacks: by a signal that faulthandler answers, else by py-spy; and the kernel for their state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUIET_SECONDS: Final = 0.06
 """An answer to which nothing has been added for so long is whole."""
 PY_SPY_SECONDS: Final = 0.8
 
-MOST_FRAMES: Final = 12
+MAX_FRAMES: Final = 12
 
 THREAD: Final = re.compile(
     rb"^(?:Current thread|Thread) 0x[0-9a-f]{1,16}\b.*\(most recent call first\):$", re.MULTILINE
@@ -38,36 +38,43 @@ STATES: Final = {
     "D": "in the kernel",
     "Z": "ended, and not yet taken away",
 }
-SILENT: Final = frozenset("TtDZ")
+UNRESPONSIVE_STATES: Final = frozenset("TtDZ")
 """States in which no process answers."""
 
 
 class RankStack(msgspec.Struct, frozen=True):
-    """frames: innermost first. source: who says so, or why there are none. state: as `process_state`."""
+    """The main thread of a process: frames, the innermost first; who told them, or why there are none; and its `process_state`."""
 
     frames: tuple[str, ...]
     source: str
     state: str
 
 
-async def ask(asked: Mapping[int, OutputTail]) -> dict[int, RankStack]:
-    """Where these processes are (by pid; their voices are listened to meanwhile). Each must have said how it answers
-    SIGUSR1: else it would end it."""
-    letters = {pid: _state(pid) for pid in asked}
-    for pid, voice in asked.items():
-        voice.ask()
+async def ask_for_stacks(outputs: Mapping[int, OutputTail]) -> dict[int, RankStack]:
+    """Ask processes where they are.
+
+    Args:
+        outputs: by pid, where the output of each is collected meanwhile. Each process must have begun to handle SIGUSR1, which
+            would end it else.
+
+    Returns:
+        Each process's stack, by pid.
+    """
+    letters = {pid: _state(pid) for pid in outputs}
+    for pid, output in outputs.items():
+        output.expect_answer()
         with suppress(OSError):
             os.kill(pid, signal.SIGUSR1)
-    silent = [pid for pid in asked if letters[pid] in SILENT]
+    silent = [pid for pid in outputs if letters[pid] in UNRESPONSIVE_STATES]
     spying = asyncio.ensure_future(_spy(silent))
-    await _answered([voice for pid, voice in asked.items() if pid not in silent])
-    frames = {pid: frames_of(voice.answer or b"") for pid, voice in asked.items()}
-    for voice in asked.values():
-        answer = voice.answer or b""
+    await _wait_for_answers([output for pid, output in outputs.items() if pid not in silent])
+    frames = {pid: frames_of(output.answer or b"") for pid, output in outputs.items()}
+    for output in outputs.values():
+        answer = output.answer or b""
         begin = THREAD.search(answer)
-        voice.answered(answer[: begin.start()] if begin else answer)
+        output.end_answer(answer[: begin.start()] if begin else answer)
     spied = await spying | await _spy([pid for pid, found in frames.items() if not found and pid not in silent])
-    return {pid: _stack(pid, frames[pid], spied.get(pid, ()), letters[pid]) for pid in asked}
+    return {pid: _stack(pid, frames[pid], spied.get(pid, ()), letters[pid]) for pid in outputs}
 
 
 def _stack(pid: int, frames: tuple[str, ...], spied: tuple[str, ...], letter: str) -> RankStack:
@@ -77,32 +84,32 @@ def _stack(pid: int, frames: tuple[str, ...], spied: tuple[str, ...], letter: st
         return RankStack(frames, "faulthandler", state)
     if spied:
         return RankStack(spied, "py-spy", state)
-    return RankStack((), f"it is {state}" if letter in SILENT and state else "it didn't answer", state)
+    return RankStack((), f"it is {state}" if letter in UNRESPONSIVE_STATES and state else "it didn't answer", state)
 
 
-async def _answered(voices: Sequence[OutputTail]) -> None:
-    """Until all have answered, or none will any more."""
+async def _wait_for_answers(outputs: Sequence[OutputTail]) -> None:
+    """Wait until all have answered, or none will any more."""
     until = time.monotonic() + ASKING_SECONDS
-    heard, since = -1, time.monotonic()
-    while voices and time.monotonic() < until:
+    length_before, since = -1, time.monotonic()
+    while outputs and time.monotonic() < until:
         await asyncio.sleep(0.01)
-        length = sum(len(voice.answer or b"") for voice in voices)
-        if length != heard:
-            heard, since = length, time.monotonic()
-        elif time.monotonic() - since > QUIET_SECONDS and all(frames_of(voice.answer or b"") for voice in voices):
+        length = sum(len(output.answer or b"") for output in outputs)
+        if length != length_before:
+            length_before, since = length, time.monotonic()
+        elif time.monotonic() - since > QUIET_SECONDS and all(frames_of(output.answer or b"") for output in outputs):
             return
 
 
-def crash_of(one: RankProgress) -> None:
-    """What faulthandler has printed when the rank crashed is its stack, and not its last line."""
-    found = list(FATAL.finditer(one.output))
+def take_crash_stack(progress: RankProgress) -> None:
+    """Move what faulthandler printed when a rank crashed from the rank's output to its stack."""
+    found = list(FATAL.finditer(progress.output))
     if not found:
         return
     fatal = found[-1].start()
-    current = CURRENT.split(one.output[fatal:])
+    current = CURRENT.split(progress.output[fatal:])
     if len(current) > 1:
-        one.stack, one.stack_source = _frames(THREAD.split(current[-1])[0]), "faulthandler"
-    one.output = one.output[:fatal]
+        progress.stack, progress.stack_source = _frames(THREAD.split(current[-1])[0]), "faulthandler"
+    progress.output = progress.output[:fatal]
 
 
 def frames_of(printed: bytes) -> tuple[str, ...]:
@@ -113,11 +120,11 @@ def frames_of(printed: bytes) -> tuple[str, ...]:
 
 def _frames(printed: bytes) -> tuple[str, ...]:
     found = FRAME.findall(printed.decode("utf-8", "replace"))
-    return tuple(masked(f"{name[:200]} ({short(path)}:{line})") for path, line, name in found[:MOST_FRAMES])
+    return tuple(masked(f"{name[:200]} ({short_path(path)}:{line})") for path, line, name in found[:MAX_FRAMES])
 
 
-def short(path: str) -> str:
-    """From its package on: "torch/distributed/distributed_c10d.py"."""
+def short_path(path: str) -> str:
+    """The path from its package on: "torch/distributed/distributed_c10d.py"."""
     for folder in ("site-packages/", "dist-packages/"):
         if folder in path:
             return masked(path.rpartition(folder)[2])
@@ -127,7 +134,7 @@ def short(path: str) -> str:
 
 
 def process_state(pid: int) -> str:
-    """What the kernel says, where it says more than that the process waits or runs."""
+    """The kernel's word for a process that is stopped, blocked or ended; "" where it waits or runs as usual."""
     letter = _state(pid)
     words = STATES.get(letter, "")
     if letter != "D":
@@ -148,15 +155,15 @@ def _state(pid: int) -> str:
 
 # --- py-spy -----------------------------------------------------------------------------------------------------------------
 
-MOST_SPIED: Final = 4
+MAX_SPIED_PROCESSES: Final = 4
 
 
 async def _spy(pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
-    """What py-spy sees of those that don't answer; it also sees the stopped ones."""
-    found = await spy(pids[:MOST_SPIED], seconds=PY_SPY_SECONDS)
-    return {pid: spied_frames(one) for pid, one in found.items()}
+    """The frames that py-spy sees in processes that don't answer, stopped ones among them."""
+    found = await spy(pids[:MAX_SPIED_PROCESSES], seconds=PY_SPY_SECONDS)
+    return {pid: spied_frames(spied) for pid, spied in found.items()}
 
 
 def spied_frames(spied: Spied) -> tuple[str, ...]:
     """The main thread's frames, innermost first."""
-    return tuple(f"{frame.function} ({short(frame.path)}:{frame.line})" for frame in spied.frames[:MOST_FRAMES])
+    return tuple(f"{frame.function} ({short_path(frame.path)}:{frame.line})" for frame in spied.frames[:MAX_FRAMES])

@@ -1,4 +1,4 @@
-"""Stands between ddpdoctor and the job, as a process of its own, so that nothing outlives ddpdoctor, however that ends.
+"""The reaper: a process between ddpdoctor and the job, so that nothing outlives ddpdoctor, however that ends.
 
     python -I -S reaper.py FOLDER COMMAND...
 
@@ -24,15 +24,15 @@ from shutil import rmtree
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 ENDING_SECONDS = 5.0
-"""Until what can't be killed is left alone: a process in the kernel may stay for ever."""
-NOTE_SECONDS = 5.0
+"""After which what can't be killed is left alone: a process in the kernel may stay for ever."""
+MAX_NOTE_SECONDS = 5.0
 """At most between two looks at what the processes have mapped."""
-TRACKING_SECONDS = 1.0
-"""So long has multiprocessing's resource tracker, once it is alone, to remove the semaphores of those that were killed."""
+TRACKER_SECONDS = 1.0
+"""For multiprocessing's resource tracker, once it is alone, to remove the semaphores of those that were killed."""
 
 
 def main() -> None:
-    """See above."""
+    """Run the command of sys.argv and end all that it has started."""
     folder, command = sys.argv[1], sys.argv[2:]
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -42,7 +42,7 @@ def main() -> None:
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    child = start(command, libc)
+    child = start_command(command, libc)
     # Not at the top: the command, which takes seconds to start, needn't wait for it. Without site-packages it isn't found.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__)))))  # noqa: PTH120
     from ddpdoctor.smoke_training.local.shared_memory import SHARED, free, mapped_by, own_files
@@ -51,9 +51,9 @@ def main() -> None:
     poll = select.poll()
     for descriptor in (0, read):
         poll.register(descriptor, select.POLLIN | select.POLLHUP)
-    notes = Notes(folder)
-    while child not in (ended := reaped()):
-        ready = {descriptor for descriptor, _ in poll.poll(notes.due())}
+    notes = MemoryNotes(folder)
+    while child not in (ended := reap()):
+        ready = {descriptor for descriptor, _ in poll.poll(notes.milliseconds_left())}
         if not ready:
             notes.add(
                 {key: own_files(SHARED).get(key, "") for key in mapped_by(descendants(os.getpid()), SHARED) - before}
@@ -71,8 +71,9 @@ def main() -> None:
     rmtree(folder, ignore_errors=True)
 
 
-class Notes:
-    """What the processes had mapped in /dev/shm, for the next run: where we are killed with all of them, nobody clears up."""
+class MemoryNotes:
+    """A file that says what the processes have mapped in /dev/shm, for the next run: where this process is killed with all of them,
+    nobody else clears up."""
 
     def __init__(self, folder: str) -> None:
         self._began = time.monotonic()
@@ -85,28 +86,28 @@ class Notes:
             )
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def due(self) -> float:
-        """Milliseconds until it is to be looked again: most of it is made at the start."""
-        return 1000 * min(NOTE_SECONDS, 0.5 + (time.monotonic() - self._began) / 10)
+    def milliseconds_left(self) -> float:
+        """Milliseconds until the next look: most shared memory is made at the start."""
+        return 1000 * min(MAX_NOTE_SECONDS, 0.5 + (time.monotonic() - self._began) / 10)
 
     def add(self, mapped: dict[tuple[int, int], str]) -> None:
-        """Those that have a name, once each."""
+        """Write down those that have a name, once each."""
         new = {key: name for key, name in mapped.items() if name and key not in self._noted}
         self._noted |= new.keys()
         with suppress(OSError):
             os.write(self._file, b"".join(b"%d %d %s\n" % (*key, os.fsencode(name)) for key, name in new.items()))
 
 
-def start(command: list[str], libc: ctypes.CDLL) -> int:
-    """Its pid. It leads a session of its own, no signal that we ignore is ignored there, and it dies with us."""
-    keeper = os.getpid()
+def start_command(command: list[str], libc: ctypes.CDLL) -> int:
+    """Start the command, which leads a session of its own, ignores no signal, and dies with this process. Returns its pid."""
+    reaper = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
         os.setsid()
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != keeper:
+        if os.getppid() != reaper:
             os._exit(1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
@@ -120,8 +121,8 @@ def start(command: list[str], libc: ctypes.CDLL) -> int:
         os._exit(127)
 
 
-def reaped() -> dict[int, int]:
-    """The children that have ended since, orphans among them, and their status."""
+def reap() -> dict[int, int]:
+    """Collect the children that have ended since, orphans among them: exit code by pid, a signal's number negative."""
     found: dict[int, int] = {}
     while True:
         try:
@@ -134,17 +135,17 @@ def reaped() -> dict[int, int]:
 
 
 def end_all() -> None:
-    """Kills all descendants, again and again: one may have started another meanwhile."""
+    """Kill all descendants, again and again: one may have started another meanwhile."""
     began = time.monotonic()
     alone = 0.0
     while time.monotonic() < began + ENDING_SECONDS:
-        reaped()
+        reap()
         left = descendants(os.getpid())
         if not left:
             return
         others = [pid for pid in left if not is_tracker(pid)]
         alone = 0.0 if others else alone or time.monotonic()
-        late = alone and time.monotonic() > alone + TRACKING_SECONDS
+        late = alone and time.monotonic() > alone + TRACKER_SECONDS
         for pid in left if late else others:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -159,7 +160,7 @@ def is_tracker(pid: int) -> bool:
 
 
 def descendants(root: int) -> list[int]:
-    """All processes below that one that have not ended, by /proc."""
+    """The pids of all processes below that one that have not ended, by /proc."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 (pathlib takes longer to import than all of this)
         if name.isdigit():

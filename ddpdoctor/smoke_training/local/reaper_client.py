@@ -1,4 +1,4 @@
-"""The doctor's side of the keeper: starts it, hears from it who has ended, has it end all."""
+"""ddpdoctor's side of the reaper: starts it, reads from it how the engine has ended, and has it end all."""
 
 from __future__ import annotations
 
@@ -19,30 +19,44 @@ from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_progress import last_words
 from ddpdoctor.smoke_training.local.reaper import descendants
 
-REAPER: Final = Path(__file__).with_name("reaper.py")
+REAPER_PROGRAM: Final = Path(__file__).with_name("reaper.py")
 ENDING_SECONDS: Final = 8.0
-"""Until the keeper has ended everything; it gives up before."""
+"""For the reaper to end everything; it gives up before."""
 KILLED_SECONDS: Final = 2.0
-"""Until it has ended itself once it was killed; in the kernel it may stay for ever."""
+"""For the reaper to end once it was killed; in the kernel it may stay for ever."""
 
 
 class ReaperClient:
-    """Of one run. Nobody else may hold its standard input: it ends all when that is closed."""
+    """The reaper of one run. No other process may hold its standard input: it ends all when that is closed."""
 
-    def __init__(self, watch: RankMonitor, news: Callable[[], None]) -> None:
-        """news: called when something has ended."""
-        self._watch = watch
-        self._news = news
+    def __init__(self, monitor: RankMonitor, on_news: Callable[[], None]) -> None:
+        """Prepare, without starting it.
+
+        Args:
+            monitor: is given what the engine prints before it has a connection, and its end.
+            on_news: called when something has ended.
+        """
+        self._monitor = monitor
+        self._on_news = on_news
         self._process: asyncio.subprocess.Process | None = None
         self._followers: list[asyncio.Future[None]] = []
 
     async def start(self, command: Sequence[str], folder: str, environ: Mapping[str, str]) -> None:
-        """Raises OSError where this user may start no more processes."""
-        self._process = keeper = await asyncio.create_subprocess_exec(
+        """Start the reaper, and the command under it.
+
+        Args:
+            command: what to run.
+            folder: removed in the end, with all that is in it.
+            environ: the command's settings.
+
+        Raises:
+            OSError: this user may start no more processes.
+        """
+        self._process = reaper = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
             "-S",
-            os.fspath(REAPER),
+            os.fspath(REAPER_PROGRAM),
             folder,
             *command,
             stdin=subprocess.PIPE,
@@ -52,51 +66,51 @@ class ReaperClient:
             cwd=working_folder_for(None),
             start_new_session=True,
         )
-        assert keeper.stdout is not None
-        assert keeper.stderr is not None
-        said = asyncio.ensure_future(self._follow_engine(keeper.stderr))
-        self._followers = [said, asyncio.ensure_future(self._follow(keeper, keeper.stdout, said))]
+        assert reaper.stdout is not None
+        assert reaper.stderr is not None
+        output_end = asyncio.ensure_future(self._follow_engine(reaper.stderr))
+        self._followers = [output_end, asyncio.ensure_future(self._follow(reaper, reaper.stdout, output_end))]
 
-    def kept(self) -> list[int]:
-        """The pids of all that run under it."""
+    def pids(self) -> list[int]:
+        """The pids of all that runs under it."""
         return descendants(self._process.pid) if self._process is not None else []
 
     async def end(self) -> None:
-        """Ends all that it keeps, and itself."""
-        keeper = self._process
-        if keeper is None:
+        """End all that runs under it, and the reaper itself."""
+        reaper = self._process
+        if reaper is None:
             return
-        assert keeper.stdin is not None
-        keeper.stdin.close()
+        assert reaper.stdin is not None
+        reaper.stdin.close()
         with suppress(TimeoutError):
-            await within(ENDING_SECONDS, keeper.wait())
-        if keeper.returncode is None:
-            keeper.kill()
+            await within(ENDING_SECONDS, reaper.wait())
+        if reaper.returncode is None:
+            reaper.kill()
             with suppress(TimeoutError):
-                await within(KILLED_SECONDS, keeper.wait())
+                await within(KILLED_SECONDS, reaper.wait())
         for follower in self._followers:
             follower.cancel()
         await asyncio.gather(*self._followers, return_exceptions=True)
 
     async def _follow_engine(self, stderr: asyncio.StreamReader) -> None:
-        """What is said before the engine has its own line to us, as by a Python that doesn't start."""
+        """Pass on what is printed before the engine has its own connection, as by a Python that doesn't start."""
         while text := await stderr.read(65536):
-            self._watch.print(None, text)
+            self._monitor.add_output(None, text)
 
     async def _follow(
-        self, keeper: asyncio.subprocess.Process, stdout: asyncio.StreamReader, said: asyncio.Future[None]
+        self, reaper: asyncio.subprocess.Process, stdout: asyncio.StreamReader, output_end: asyncio.Future[None]
     ) -> None:
-        """It tells how the engine has ended, unless it was itself ended before."""
+        """Pass on how the engine has ended, or that the reaper was itself ended before."""
         line = await stdout.readline()
         status = int(line) if line.endswith(b"\n") else None
         # Its last words may still be on their way.
-        await asyncio.wait({said}, timeout=0.2)
+        await asyncio.wait({output_end}, timeout=0.2)
         if status is not None:
-            self._watch.engine_ended(status, time.monotonic())
+            self._monitor.note_engine_end(status, time.monotonic())
         else:
-            code = await keeper.wait()
-            said_last = last_words(self._watch.engine.output)
+            code = await reaper.wait()
+            last = last_words(self._monitor.engine.output)
             how = f"ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
             words = f"the process of ddpdoctor that keeps the ranks was {how}"
-            self._watch.keeper_ended(f'{words}; it last said "{said_last}"' if said_last else words)
-        self._news()
+            self._monitor.note_reaper_end(f'{words}; it last said "{last}"' if last else words)
+        self._on_news()

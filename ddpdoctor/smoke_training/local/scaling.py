@@ -1,4 +1,4 @@
-"""`ddpdoctor smoke --scaling`: the same training at 1, 2, 4 ... ranks of this host, and with nn.DataParallel."""
+"""Measures for `ddpdoctor smoke --scaling` the same training at 1, 2, 4 ... ranks of this host, and with nn.DataParallel."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import msgspec
 from ddpdoctor.facts.smoke import Bandwidth, Leftovers, RankEnding, RankRun, Scaling, Speed, StageState
 from ddpdoctor.smoke_training.analysis.failure_attribution import attribute_failure
 from ddpdoctor.smoke_training.analysis.failure_wording import describe_ending
+from ddpdoctor.smoke_training.local.leftovers import merge_leftovers
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_runner import HostRun, run_ranks
-from ddpdoctor.smoke_training.local.result import left_by
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 
-BEGINNING: Final = ("import", "device", "rendezvous", "process group")
+FIRST_STAGES: Final = ("import", "device", "rendezvous", "process group")
 SPEED, DATA_PARALLEL, BANDWIDTH, END = "scaling", "data parallel", "bandwidth", "shutdown"
-"""Stages that a run has only here: `smoke_training/trainer/ddpdoctor_smoke/stages/scaling.py`."""
+"""Stages of these runs alone: `smoke_training/trainer/ddpdoctor_smoke/stages/scaling.py`."""
 
-Heard = Callable[[RankMonitor], None]
+OnProgress = Callable[[RankMonitor], None]
 
 
 class MeasuredScaling(NamedTuple):
@@ -31,11 +31,16 @@ class MeasuredScaling(NamedTuple):
 
 
 async def measure_speeds(
-    order: TrainingOrder, *, python: str, environ: Mapping[str, str], heard: Heard
+    order: TrainingOrder, *, python: str, environ: Mapping[str, str], on_progress: OnProgress
 ) -> MeasuredScaling:
-    """order: the one that has passed; its ranks are the most. python, environ, heard: as for `running.run`.
+    """Train with ever more ranks, and measure their speed. After a run that fails there are no larger ones: their figures would say
+    nothing.
 
-    Where a run fails there are no larger ones: their figures would say nothing.
+    Args:
+        order: of the training that has passed; no run has more ranks.
+        python: as for `run_ranks`.
+        environ: as for `run_ranks`.
+        on_progress: as for `run_ranks`.
     """
     if order.nnodes > 1 or order.launched is not None:
         return MeasuredScaling(
@@ -43,8 +48,8 @@ async def measure_speeds(
         )
     all_ran: list[HostRun] = []
 
-    async def ran_by(one: TrainingOrder) -> HostRun:
-        all_ran.append(await run_ranks(one, python=python, environ=environ, heard=heard))
+    async def run_order(order: TrainingOrder) -> HostRun:
+        all_ran.append(await run_ranks(order, python=python, environ=environ, on_progress=on_progress))
         return all_ran[-1]
 
     speeds: list[Speed] = []
@@ -53,43 +58,43 @@ async def measure_speeds(
     batch = 0
     for ranks in numbers_of_ranks(order.nproc):
         last = ranks == order.nproc
-        stages = (*BEGINNING, SPEED, *([BANDWIDTH] if last and ranks > 1 else []), END)
-        ran = await ran_by(_alone(order, ranks, stages))
+        stages = (*FIRST_STAGES, SPEED, *([BANDWIDTH] if last and ranks > 1 else []), END)
+        ran = await run_order(_order_for(order, ranks, stages))
         speed = speed_of(ran, ranks, "DDP")
         speeds.append(speed)
         batch = batch or _batch(ran.figures)
         if speed.problem:
             break
         bandwidths, larger = _bandwidths(ran.figures), _larger(ran.figures)
-    speeds.append(await _data_parallel(order, ran_by))
+    speeds.append(await _data_parallel(order, run_order))
     cores = len(os.sched_getaffinity(0))
     return MeasuredScaling(
         Scaling(speeds=tuple(speeds), bandwidths=bandwidths, larger=larger, batch=batch, cores=cores),
-        left_by(one.leftovers for one in all_ran),
+        merge_leftovers([ran.leftovers for ran in all_ran]),
     )
 
 
-def numbers_of_ranks(most: int) -> list[int]:
-    """1, 2, 4 ... and the most itself."""
-    powers = [1 << power for power in range(most.bit_length()) if 1 << power < most]
-    return [*powers, most]
+def numbers_of_ranks(largest: int) -> list[int]:
+    """1, 2, 4 ... and the largest itself."""
+    powers = [1 << power for power in range(largest.bit_length()) if 1 << power < largest]
+    return [*powers, largest]
 
 
-async def _data_parallel(order: TrainingOrder, ran_by: Callable[[TrainingOrder], Awaitable[HostRun]]) -> Speed:
+async def _data_parallel(order: TrainingOrder, run_order: Callable[[TrainingOrder], Awaitable[HostRun]]) -> Speed:
     if order.backend != "nccl":
         return Speed(ranks=order.nproc, way="DataParallel", problem="nn.DataParallel works on GPUs only")
     if order.nproc < 2:
         return Speed(ranks=order.nproc, way="DataParallel", problem="needs 2 GPUs")
-    alone = _alone(order, 1, (*BEGINNING, DATA_PARALLEL, END), gpus=order.nproc)
-    return speed_of(await ran_by(alone), order.nproc, "DataParallel")
+    alone = _order_for(order, 1, (*FIRST_STAGES, DATA_PARALLEL, END), gpus=order.nproc)
+    return speed_of(await run_order(alone), order.nproc, "DataParallel")
 
 
-def _alone(order: TrainingOrder, ranks: int, stages: tuple[str, ...], gpus: int = 0) -> TrainingOrder:
+def _order_for(order: TrainingOrder, ranks: int, stages: tuple[str, ...], gpus: int = 0) -> TrainingOrder:
     return msgspec.structs.replace(order, nproc=ranks, world_size=ranks, stages=stages, gpus=gpus, fault=None)
 
 
 def speed_of(ran: HostRun, ranks: int, way: str) -> Speed:
-    """Of a run that didn't come to its end no figure counts, even where one came before."""
+    """The speed of a run; of one that didn't come to its end no figure counts, even where one came before."""
     failure = _failure(ran)
     if failure:
         return Speed(ranks=ranks, way=way, problem=failure, failed=True)
@@ -98,7 +103,7 @@ def speed_of(ran: HostRun, ranks: int, way: str) -> Speed:
         if isinstance(samples, (int, float)) and samples > 0:
             held = memory if isinstance(memory, int) else 0
             return Speed(ranks=ranks, way=way, samples_per_second=float(samples), memory=held)
-    untested = [stage.words for one in ran.runs for stage in one.stages if stage.state is StageState.NOT_TESTED]
+    untested = [stage.words for run in ran.runs for stage in run.stages if stage.state is StageState.NOT_TESTED]
     if untested:
         return Speed(ranks=ranks, way=way, problem=untested[0])
     return Speed(ranks=ranks, way=way, problem="the run ended without a figure", failed=True)
@@ -109,7 +114,7 @@ def _failure(ran: HostRun) -> str:
     if ran.problem:
         return ran.problem
     found = attribute_failure(ran.runs)
-    first = found.first if found else next((one for one in ran.runs if one.ending is not RankEnding.FINISHED), None)
+    first = found.first if found else next((run for run in ran.runs if run.ending is not RankEnding.FINISHED), None)
     return _what_became_of(first) if first else ""
 
 

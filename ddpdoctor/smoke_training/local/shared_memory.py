@@ -1,5 +1,5 @@
-"""Files in /dev/shm: whose they are, who has them mapped, and how those go that nobody uses any more. Imports little: the
-keeper uses it, too."""
+"""Files in /dev/shm: the user's own, those that processes have mapped, and the removal of those that nobody uses any more. Imports
+little: the reaper uses it, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Key = tuple[int, int]
 
 
 def own_files(folder: str) -> Mapping[Key, str]:
-    """The names of this user's own files there."""
+    """The names of this user's own files in that folder."""
     found: dict[Key, str] = {}
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -41,7 +41,7 @@ def mapped_memory(pid: int, folder: str) -> Iterator[Key]:
 
 
 def mapped_by(pids: Iterable[int], folder: str) -> set[Key]:
-    """The same of several processes."""
+    """The files in that folder that any of these processes has mapped."""
     return {key for pid in pids for key in mapped_memory(pid, folder)}
 
 
@@ -55,7 +55,7 @@ def unused(folder: str, before: Set[Key]) -> dict[Key, str]:
 
 
 def free(folder: str, before: Set[Key], ours: Set[Key]) -> None:
-    """Removes of those what is ours."""
+    """Remove the files that are in `ours`, weren't there before, and that nobody has mapped."""
     for key, name in unused(folder, before).items():
         if key in ours:
             with suppress(OSError):
@@ -63,5 +63,5 @@ def free(folder: str, before: Set[Key], ours: Set[Key]) -> None:
 
 
 def all_pids() -> list[int]:
-    """Of all processes that we can see."""
+    """The pids of all processes that we can see."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 (pathlib takes longer to import)

@@ -1,4 +1,4 @@
-"""One smoke training as the user wishes it: from the plan to its facts, and to a clean end when a signal comes."""
+"""A smoke training on this host alone: from the options and the plan to its facts, and to a clean end when a signal comes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import msgspec
 
 from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.engine.redaction import redact_facts
-from ddpdoctor.facts.smoke import RankEnding, Scaling, Smoke
+from ddpdoctor.facts.smoke import ELASTIC, RankEnding, Scaling, Smoke
+from ddpdoctor.smoke_training.local.leftovers import merge_leftovers
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.local.rank_runner import run_ranks
-from ddpdoctor.smoke_training.local.result import left_by, smoke_facts
+from ddpdoctor.smoke_training.local.rank_runner import HostRun, run_ranks
 from ddpdoctor.smoke_training.local.scaling import measure_speeds
 from ddpdoctor.smoke_training.plan import SmokePlan
 from ddpdoctor.smoke_training.stages import STAGE_SECONDS, STAGES, import_seconds
@@ -22,7 +22,7 @@ from ddpdoctor.smoke_training.training_order import Fault, TrainingOrder
 
 
 class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for; None where it says nothing. timeout: seconds a stage may take."""
+    """What the user asks for; None where they say nothing. timeout: seconds a stage may take."""
 
     python: str
     nproc: int | None = None
@@ -37,49 +37,89 @@ class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault | None = None
 
 
-def train(wishes: SmokeOptions, plan: SmokePlan, heard: Callable[[RankMonitor], None]) -> Smoke:
-    """Runs the ranks of one host to their end. heard: as for `running.run`.
+def train(options: SmokeOptions, plan: SmokePlan, on_progress: Callable[[RankMonitor], None]) -> Smoke:
+    """Run the ranks of this host to their end.
+
+    Args:
+        options: what the user asks for.
+        plan: how many ranks, over which backend.
+        on_progress: as for `run_ranks`.
 
     Raises:
-        Stopped: by a signal; all ranks have ended by then.
+        StoppedBySignal: a signal came; all ranks have ended by then.
     """
-    order = _order(wishes, plan)
+    order = _order(options, plan)
     began = time.monotonic()
-    ran = asyncio.run(until_stopped(run_ranks(order, python=wishes.python, environ=os.environ, heard=heard), _stopped))
-    facts = smoke_facts(order, plan, ran, python=wishes.python, seconds=time.monotonic() - began)
+    ran = asyncio.run(
+        until_stopped(run_ranks(order, python=options.python, environ=os.environ, on_progress=on_progress), _stopped)
+    )
+    facts = _facts(order, plan, ran, python=options.python, seconds=time.monotonic() - began)
     return redact_facts(facts)
 
 
-def measure_scaling(wishes: SmokeOptions, plan: SmokePlan, facts: Smoke, heard: Callable[[RankMonitor], None]) -> Smoke:
-    """The facts of a training, with how it scales where it has passed.
+def measure_scaling(
+    options: SmokeOptions, plan: SmokePlan, facts: Smoke, on_progress: Callable[[RankMonitor], None]
+) -> Smoke:
+    """Measure how a training scales, where it has passed.
+
+    Args:
+        options: what the user asks for.
+        plan: how many ranks, over which backend.
+        facts: of the training.
+        on_progress: as for `run_ranks`.
+
+    Returns:
+        The facts, with the scaling.
 
     Raises:
-        Stopped: by a signal; all ranks have ended by then.
+        StoppedBySignal: a signal came; all ranks have ended by then.
     """
     if not all(rank.ending is RankEnding.FINISHED for rank in facts.ranks):
         return msgspec.structs.replace(facts, scaling=Scaling(problem="the training itself has not passed"))
-    work = measure_speeds(_order(wishes, plan), python=wishes.python, environ=os.environ, heard=heard)
+    work = measure_speeds(_order(options, plan), python=options.python, environ=os.environ, on_progress=on_progress)
     measured = asyncio.run(until_stopped(work, _stopped))
-    left = left_by([facts.leftovers, measured.leftovers])
+    left = merge_leftovers([facts.leftovers, measured.leftovers])
     return redact_facts(msgspec.structs.replace(facts, scaling=measured.scaling, leftovers=left))
 
 
 def without_scaling(facts: Smoke) -> Smoke:
-    """The facts where we were stopped before it was known how it scales."""
+    """The facts of a training that was stopped before it was measured how it scales."""
     return msgspec.structs.replace(facts, scaling=Scaling(problem="stopped before it was measured"))
 
 
-def _order(wishes: SmokeOptions, plan: SmokePlan) -> TrainingOrder:
+def _order(options: SmokeOptions, plan: SmokePlan) -> TrainingOrder:
     return TrainingOrder(
         nproc=plan.nproc,
         world_size=plan.nproc,
         backend=plan.backend,
-        stages=wishes.stages,
-        seconds=wishes.timeout or STAGE_SECONDS,
-        import_seconds=import_seconds(wishes.timeout),
-        fault=wishes.fault,
+        stages=options.stages,
+        seconds=options.timeout or STAGE_SECONDS,
+        import_seconds=import_seconds(options.timeout),
+        fault=options.fault,
     )
 
 
 def _stopped() -> str:
     return "Stopped. The ranks were ended; nothing is left running."
+
+
+def _facts(order: TrainingOrder, plan: SmokePlan, ran: HostRun, *, python: str, seconds: float) -> Smoke:
+    """The facts of a training on this host alone; seconds: that the whole of it took."""
+    return Smoke(
+        ranks=tuple(sorted(ran.runs, key=lambda run: run.rank)),
+        world_size=order.world_size,
+        nnodes=order.nnodes,
+        backend=order.backend,
+        chosen=plan.chosen,
+        gpus_passed_over=plan.gpus_passed_over,
+        engine=ELASTIC,
+        stages=order.stages,
+        deadline=order.seconds,
+        import_seconds=order.import_seconds,
+        seconds=round(seconds, 3),
+        problem=ran.problem,
+        torch=ran.torch,
+        python=python,
+        folder=ran.folder.told if ran.folder else "",
+        leftovers=ran.leftovers,
+    )

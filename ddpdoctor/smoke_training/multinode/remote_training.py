@@ -49,14 +49,14 @@ class RemoteTraining:
         master: Master,
         python: str,
         environ: Mapping[str, str],
-        heard: Callable[[RankMonitor], None] = lambda watch: None,
+        on_progress: Callable[[RankMonitor], None] = lambda monitor: None,
     ) -> None:
         self._share = share
         self._snapshot = snapshot
         self._master = master
         self._python = python
         self._environ = environ
-        self._heard = heard
+        self._on_progress = on_progress
         self._order: Rehearse | None = None
         self._welcome: Welcome | None = None
         self._refused = ""
@@ -77,7 +77,9 @@ class RemoteTraining:
         order = msgspec.structs.replace(order, master=self._master.host, port=self._master.port)
         self._order = order
         began = time.time()
-        ran = await run_ranks(self._own(order), python=self._python, environ=self._settings(order), heard=self._heard)
+        ran = await run_ranks(
+            self._own(order), python=self._python, environ=self._settings(order), on_progress=self._on_progress
+        )
         answer = Rehearsed(
             runs=tuple(shorten_run(redact_facts(run)) for run in ran.runs),
             began=began,

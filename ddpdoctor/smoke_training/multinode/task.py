@@ -54,12 +54,12 @@ class SmokeTask:
         share: NodeOptions,
         terms: CoordinatorOptions,
         catalogue: Catalogue,
-        heard: Callable[[RankMonitor], None] = lambda watch: None,
+        on_progress: Callable[[RankMonitor], None] = lambda monitor: None,
     ) -> None:
         self.catalogue = catalogue
         self._share = share
         self._terms = terms
-        self._heard = heard
+        self._on_progress = on_progress
         self.seconds = max(LEAST_SECONDS, 2 * (terms.import_seconds + len(terms.stages) * terms.seconds))
 
     def meeting(self, meeting: Meeting) -> Meeting:
@@ -71,7 +71,7 @@ class SmokeTask:
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
     ) -> Worker:
-        return RemoteTraining(self._share, snapshot, master, python, environ, self._heard)
+        return RemoteTraining(self._share, snapshot, master, python, environ, self._on_progress)
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         """Each node's own findings: of a rank on the node that runs it, of the whole on node 0."""

@@ -33,7 +33,7 @@ def begun(size: int, clock: Clock) -> tuple[SmokeProgress, RankMonitor]:
     progress = SmokeProgress(clock)
     watch = RankMonitor(TrainingOrder(nproc=size, world_size=size, stages=STAGES), clock.now)
     for rank in range(size):
-        watch.hear(rank, {"stage": "import", "state": "begun"}, clock.now)
+        watch.take_rank_message(rank, {"stage": "import", "state": "begun"}, clock.now)
     progress.heard(watch)
     return progress, watch
 
@@ -41,9 +41,9 @@ def begun(size: int, clock: Clock) -> tuple[SmokeProgress, RankMonitor]:
 def passes(watch: RankMonitor, rank: int, until: str, now: float) -> None:
     """The rank passes all stages before that one, and begins it."""
     for stage in STAGES[: STAGES.index(until)]:
-        watch.hear(rank, {"stage": stage, "state": "begun"}, now)
-        watch.hear(rank, {"stage": stage, "state": "passed", "seconds": 0.1}, now)
-    watch.hear(rank, {"stage": until, "state": "begun"}, now)
+        watch.take_rank_message(rank, {"stage": stage, "state": "begun"}, now)
+        watch.take_rank_message(rank, {"stage": stage, "state": "passed", "seconds": 0.1}, now)
+    watch.take_rank_message(rank, {"stage": until, "state": "begun"}, now)
 
 
 def drawn(progress: SmokeProgress, width: int = 80, height: int = 24) -> list[str]:
@@ -67,8 +67,8 @@ def test_the_table_shows_who_is_where_and_for_how_long() -> None:
     progress, watch = begun(3, clock)
     for rank, stage in enumerate(("all_reduce", "barrier", "all_reduce")):
         passes(watch, rank, stage, clock.now)
-    watch.hear(0, {"step": "all_reduce of 4 MiB"}, clock.now)
-    watch.hear(2, {"step": "all_reduce of 4 MiB"}, clock.now)
+    watch.take_rank_message(0, {"step": "all_reduce of 4 MiB"}, clock.now)
+    watch.take_rank_message(2, {"step": "all_reduce of 4 MiB"}, clock.now)
     clock.now += 20
     assert [line.rstrip() for line in drawn(progress)] == [
         "smoke  3 ranks over gloo  20 s",
@@ -98,7 +98,7 @@ def test_it_fits_whatever_the_terminal(size: int, width: int, height: int) -> No
 def test_nothing_that_a_rank_says_steers_the_terminal() -> None:
     clock = Clock()
     progress, watch = begun(1, clock)
-    watch.hear(0, {"step": HOSTILE}, clock.now)
+    watch.take_rank_message(0, {"step": HOSTILE}, clock.now)
     assert "\x1b" not in "".join(drawn(progress))
     assert "second line" in drawn(progress)[-1]
 

@@ -26,7 +26,7 @@ from ddpdoctor.smoke_training.analysis.failure_attribution import (
     is_at_the_end,
 )
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.local.rank_outcome import runs
+from ddpdoctor.smoke_training.local.rank_outcome import rank_runs
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.support.fixture_hosts import host_case, host_cases
 
@@ -557,5 +557,5 @@ def test_whatever_the_ranks_say_there_is_one_verdict(runs: list[RankRun]) -> Non
 
 def test_of_the_gpus_that_a_rank_is_on_only_numbers_are_believed() -> None:
     watch = RankMonitor(TrainingOrder(nproc=1, world_size=1), 0.0)
-    watch.hear(0, {"contexts": [0, 3, -1, "1", True, 10**9]}, 1.0)
-    assert runs(watch, "here")[0].contexts == (0, 3)
+    watch.take_rank_message(0, {"contexts": [0, 3, -1, "1", True, 10**9]}, 1.0)
+    assert rank_runs(watch, "here")[0].contexts == (0, 3)

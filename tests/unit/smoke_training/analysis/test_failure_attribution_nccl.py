@@ -11,8 +11,8 @@ import pytest
 
 from ddpdoctor import smoke_training as smoke_package
 from ddpdoctor.facts.smoke import RankEnding, RankRun
-from ddpdoctor.smoke_training.analysis.failure_attribution import TrainingFailureKind, is_waiting
-from ddpdoctor.smoke_training.analysis.rank_position import WAITING_STEP
+from ddpdoctor.smoke_training.analysis.failure_attribution import TrainingFailureKind
+from ddpdoctor.smoke_training.analysis.rank_position import WAITING_STEP, is_waiting
 from tests.unit.smoke_training.analysis.test_failure_attribution import (
     ELSEWHERE,
     finding,

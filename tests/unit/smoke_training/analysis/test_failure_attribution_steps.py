@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.facts.smoke import RankEnding, RankRun
 from ddpdoctor.smoke_training.analysis.failure_attribution import TrainingFailureKind
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.local.rank_outcome import runs
+from ddpdoctor.smoke_training.local.rank_outcome import rank_runs
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.unit.smoke_training.analysis.test_failure_attribution import (
     ELSEWHERE,
@@ -41,7 +41,7 @@ class Job:
     def __init__(self, stage: str, *ranks: Sequence[tuple[str, str]]) -> None:
         self.watch = RankMonitor(TrainingOrder(nproc=len(ranks), world_size=len(ranks), seconds=30, stages=STAGES), 0.0)
         for rank, steps in enumerate(ranks):
-            assert self.watch.introduced(rank, 100 + rank)
+            assert self.watch.introduce(rank, 100 + rank)
             for name in STAGES[: STAGES.index(stage)]:
                 self.says(rank, stage=name, state="begun")
                 self.says(rank, step="a step of before")
@@ -52,14 +52,14 @@ class Job:
 
     def says(self, rank: int, **message: Any) -> None:
         # Rank 0 is a little later, so that the others are the first to be too late.
-        self.watch.hear(rank, message, 1.0 if rank else 1.5)
+        self.watch.take_rank_message(rank, message, 1.0 if rank else 1.5)
 
     def hangs(self, *stacks: tuple[str, ...]) -> tuple[RankRun, ...]:
         """What they came to when the first of them was late."""
-        late = self.watch.held_up(self.watch.late(31.2))
+        late = self.watch.stuck_ranks(self.watch.late_ranks(31.2))
         for one, stack in zip(self.watch.ranks.values(), stacks, strict=True):
             one.stack = stack
-        return runs(self.watch, "node01", late)
+        return rank_runs(self.watch, "node01", late)
 
 
 def copies(count: int) -> list[tuple[str, str]]:

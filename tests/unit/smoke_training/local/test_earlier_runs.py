@@ -15,7 +15,7 @@ from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.probes.smoke_notes import NOTES, PREFIX, dead_runs
 from ddpdoctor.processes.leftovers.all_kinds import leftovers_of
 from ddpdoctor.report.reported_leftovers import Certainty
-from ddpdoctor.smoke_training.local.earlier_runs import clear_up_earlier
+from ddpdoctor.smoke_training.local.leftovers import clear_up_earlier_runs
 from tests.support.other_users import User
 from tests.support.process_trees import ME, Host
 
@@ -43,7 +43,7 @@ class Run:
         self.notes.write_text("".join(lines) + "12 half a li")
 
     def cleared(self) -> list[str]:
-        clear_up_earlier(self.environ, os.fspath(self.shared))
+        clear_up_earlier_runs(self.environ, os.fspath(self.shared))
         return sorted(one.name for one in self.shared.iterdir())
 
 
@@ -105,7 +105,7 @@ def test_root_believes_nobody_elses(eve: User, shared: Path) -> None:
         folder = shared / f"{PREFIX}eve"
         eve.does(f"mkdir -m 700 {folder}; echo '{state.st_dev} {state.st_ino} {victim.name}' > {folder}/{NOTES}")
         assert not list(dead_runs({"TMPDIR": os.fspath(shared)}))
-        clear_up_earlier({"TMPDIR": os.fspath(shared)})
+        clear_up_earlier_runs({"TMPDIR": os.fspath(shared)})
         assert victim.exists()
         assert folder.exists()
     finally:

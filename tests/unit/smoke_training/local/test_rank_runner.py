@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.local.rank_runner import _Run
+from ddpdoctor.smoke_training.local.rank_runner import RankRunner
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 
 STAGES = ("import", "shutdown")
@@ -21,41 +21,41 @@ AGO = 100.0
 def all_end(watch: RankMonitor) -> None:
     now = time.monotonic()
     for rank in watch.ranks:
-        watch.hear(rank, {"stage": "shutdown", "state": "passed"}, now)
-        watch.hear(rank, {"finished": True}, now)
-        watch.gone(rank, now)
-    watch.engine_ended(0, now)
+        watch.take_rank_message(rank, {"stage": "shutdown", "state": "passed"}, now)
+        watch.take_rank_message(rank, {"finished": True}, now)
+        watch.note_disconnect(rank, now)
+    watch.note_engine_end(0, now)
 
 
 def one_fails(watch: RankMonitor) -> None:
-    watch.hear(1, {"stage": "shutdown", "state": "failed", "error": "ValueError: odd"}, time.monotonic())
-    watch.hear(0, {"stage": "shutdown", "state": "begun"}, time.monotonic())
+    watch.take_rank_message(1, {"stage": "shutdown", "state": "failed", "error": "ValueError: odd"}, time.monotonic())
+    watch.take_rank_message(0, {"stage": "shutdown", "state": "begun"}, time.monotonic())
     for rank in watch.ranks:
-        watch.gone(rank, time.monotonic())
+        watch.note_disconnect(rank, time.monotonic())
 
 
 @pytest.mark.parametrize("backlog", [all_end, one_fails])
 def test_what_is_heard_while_the_backlog_is_heard_is_not_missed(backlog: Callable[[RankMonitor], None]) -> None:
     """Of a doctor who was stopped, or had no core, for longer than a stage may take."""
-    run = _Run(
+    run = RankRunner(
         TrainingOrder(nproc=2, world_size=2, stages=STAGES, seconds=1.0, import_seconds=1.0),
         sys.executable,
         {},
         lambda watch: None,
     )
-    watch = run._watch
+    watch = run.monitor
     for rank in watch.ranks:
-        assert watch.introduced(rank, 2**22 + rank)
-        watch.hear(rank, {"stage": "import", "state": "begun"}, time.monotonic() - AGO)
-    assert watch.late(time.monotonic())
+        assert watch.introduce(rank, 2**22 + rank)
+        watch.take_rank_message(rank, {"stage": "import", "state": "begun"}, time.monotonic() - AGO)
+    assert watch.late_ranks(time.monotonic())
 
     def news() -> None:
         backlog(watch)
-        run._tell()
+        run.take_news()
 
     async def go() -> None:
         asyncio.get_running_loop().call_later(0.01, news)
-        await asyncio.wait_for(run._until_over(), 8.0)
+        await asyncio.wait_for(run.wait_until_over(), 8.0)
 
     asyncio.run(go())
-    assert run._late == []
+    assert run.stuck == []

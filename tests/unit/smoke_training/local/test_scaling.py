@@ -226,7 +226,7 @@ def test_larger_messages_that_were_not_measured_are_no_failure(monkeypatch: pyte
 
 # --- runs that fail -----------------------------------------------------------------------------------------------------
 
-STAGES = (*measuring.BEGINNING, measuring.SPEED, measuring.BANDWIDTH, measuring.END)
+STAGES = (*measuring.FIRST_STAGES, measuring.SPEED, measuring.BANDWIDTH, measuring.END)
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, ill: RankRun, at: int, *figures: dict[str, Any]) -> MeasuredScaling:
@@ -243,7 +243,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, ill: RankRun, at: int, *figures: d
 
     monkeypatch.setattr(measuring, "run_ranks", run)
     order = TrainingOrder(nproc=4, world_size=4, backend="gloo", stages=STAGES)
-    return asyncio.run(measuring.measure_speeds(order, python="python", environ={}, heard=lambda watch: None))
+    return asyncio.run(measuring.measure_speeds(order, python="python", environ={}, on_progress=lambda watch: None))
 
 
 KILLED = rank_run(

@@ -27,13 +27,12 @@ from ddpdoctor.probes.py_spy import PySpyTrouble, Spied
 from ddpdoctor.smoke_training.local import rank_runner as running
 from ddpdoctor.smoke_training.local import reaper_client as keeping
 from ddpdoctor.smoke_training.local.leftovers import LeftoverTracker
-from ddpdoctor.smoke_training.local.oom import oom_kills
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_progress import RankProgress
-from ddpdoctor.smoke_training.local.rank_runner import FOLDER
-from ddpdoctor.smoke_training.local.rank_stacks import crash_of, frames_of, process_state, spied_frames
+from ddpdoctor.smoke_training.local.rank_runner import FOLDER, oom_kills
+from ddpdoctor.smoke_training.local.rank_stacks import frames_of, process_state, spied_frames, take_crash_stack
 from ddpdoctor.smoke_training.local.reaper import descendants
-from ddpdoctor.smoke_training.local.reaper_client import REAPER, ReaperClient
+from ddpdoctor.smoke_training.local.reaper_client import REAPER_PROGRAM, ReaperClient
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.real.running_jobs import wait_until
 from tests.support.other_users import User
@@ -78,16 +77,16 @@ def test_the_main_thread_is_the_last_that_faulthandler_prints() -> None:
 
 def test_the_thread_that_crashed_is_the_one_that_counts() -> None:
     one = RankProgress(0, 0)
-    one.print(CRASH)
-    crash_of(one)
+    one.add_output(CRASH)
+    take_crash_stack(one)
     assert one.stack == ("string_at (ctypes/__init__.py:517)", "copy (project/train.py:3)")
     assert (one.stack_source, one.output) == ("faulthandler", b"about to copy\n")
 
 
 def test_who_didn_t_crash_keeps_what_it_printed() -> None:
     one = RankProgress(0, 0)
-    one.print(b"a line\n")
-    crash_of(one)
+    one.add_output(b"a line\n")
+    take_crash_stack(one)
     assert (one.stack, one.output) == ((), b"a line\n")
 
 
@@ -258,7 +257,7 @@ def test_shared_memory_that_is_ours_is_removed_and_what_only_looks_so_is_told(sh
         (short_path / name).write_bytes(bytes(4096))
     with (short_path / "torch_used").open("r+b") as file, mmap.mmap(file.fileno(), 4096):
         with (short_path / "nccl-ours").open("r+b") as file, mmap.mmap(file.fileno(), 4096):
-            traces.note([os.getpid()])
+            traces.record([os.getpid()])
         left = traces.clear_up()
         assert (left.shared_memory, left.unclaimed) == ((), ("nccl-unknown",))
     assert {one.name for one in short_path.iterdir()} == {"nccl-old", "torch_used", "nccl-unknown", "holiday.jpg"}
@@ -268,7 +267,7 @@ def test_a_port_on_which_somebody_still_listens_is_told(short_path: Path) -> Non
     (short_path / "own").mkdir()
     traces = LeftoverTracker(os.fspath(short_path / "own"))
     with socket.create_server(("127.0.0.1", 0)) as server:
-        traces.note([os.getpid()])
+        traces.record([os.getpid()])
         left = traces.clear_up()
         assert server.getsockname()[1] in left.ports
         assert left.files == (os.fspath(short_path / "own"),)
@@ -294,7 +293,7 @@ def test_the_keeper_ends_all_that_was_started_and_gives_the_tracker_time(short_p
     )
     (short_path / "started.py").write_text(code)
     started = [sys.executable, os.fspath(short_path / "started.py")]
-    command = [sys.executable, "-I", "-S", os.fspath(REAPER), os.fspath(short_path / "own"), *started]
+    command = [sys.executable, "-I", "-S", os.fspath(REAPER_PROGRAM), os.fspath(short_path / "own"), *started]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as keeper:
@@ -319,7 +318,7 @@ def test_a_keeper_that_doesn_t_end_is_killed_and_no_zombie_is_left(
         keeper = ReaperClient(RankMonitor(TrainingOrder(nproc=1, world_size=1), 0.0), lambda: None)
         before = descendants(os.getpid())
         await keeper.start(["sleep", "60"], os.fspath(short_path / "own"), os.environ)
-        (process,) = {*descendants(os.getpid())} - {*before, *keeper.kept()}
+        (process,) = {*descendants(os.getpid())} - {*before, *keeper.pids()}
         os.kill(process, signal.SIGSTOP)
         await keeper.end()
         return Path(f"/proc/{process}")
