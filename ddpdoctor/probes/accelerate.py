@@ -18,7 +18,7 @@ from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.environment import FILE_SECONDS, within
 from ddpdoctor.probes.files import open_regular
 from ddpdoctor.probes.network import ask_resolver
-from ddpdoctor.probes.processes.command_lines import programme
+from ddpdoctor.probes.processes.command_lines import program_and_arguments
 from ddpdoctor.probes.taken_ports import error_of_bind
 
 MAX_FILE_BYTES = 64 * 1024
@@ -38,9 +38,10 @@ def probe(context: Context) -> Accelerate:
 
 
 def default_path(environ: Mapping[str, str], home: str = "") -> str:
-    """Where accelerate looks for the file if it is given none; "" where nobody can say.
+    """Tell where accelerate looks for the file if it is given none; "" where nobody can say.
 
     Args:
+        environ: the settings of who starts it.
         home: of a user without HOME.
     """
     home = environ.get("HOME") or home or _home()
@@ -51,14 +52,18 @@ def default_path(environ: Mapping[str, str], home: str = "") -> str:
     return f"{folder}/accelerate/default_config.yaml" if folder.startswith("/") else ""
 
 
-def asked_for(pid: int, uid: int, words: Sequence[str], environ: Mapping[str, str]) -> AskedFor | None:
-    """How many processes a running launch is to start by the file that it was given, or found; None where its command line
-    says so, or the file can't be read or is somebody else's.
+def requested_processes(pid: int, uid: int, words: Sequence[str], environ: Mapping[str, str]) -> AskedFor | None:
+    """Read how many processes a running launch is to start by the file that it was given, or found.
 
     Args:
-        uid: whose word the file may be, beside root's.
+        pid: the launcher's.
+        uid: the user that the file may belong to, beside root.
+        words: its command line.
+        environ: its environment.
+    Returns:
+        None where its command line says so, or the file can't be read or is somebody else's.
     """
-    words = _before_the_script(programme(words)[1])
+    words = _before_the_script(program_and_arguments(words)[1])
     options = [word.partition("=")[0].replace("-", "_") for word in words]
     if "__num_processes" in options:
         return None
@@ -80,7 +85,7 @@ def asked_for(pid: int, uid: int, words: Sequence[str], environ: Mapping[str, st
 
 
 def _before_the_script(arguments: Sequence[str]) -> Sequence[str]:
-    """What is accelerate's own: the script may have a --config_file, too."""
+    """Take accelerate's own arguments: the script may have a --config_file, too."""
     ends = (number for number, word in enumerate(arguments) if word.endswith(".py") or word in ("-m", "--module"))
     return arguments[: next(ends, len(arguments))]
 
@@ -96,7 +101,9 @@ def read_file(place: Path, shown: str, trusted: Collection[int]) -> ConfigFile |
     """Read such a file; None where there is none.
 
     Args:
-        trusted: whose word it may be, beside root's.
+        place: where it lies.
+        shown: the same as it is shown.
+        trusted: the users that it may belong to, beside root.
     """
     try:
         descriptor = open_regular(place)

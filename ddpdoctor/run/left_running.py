@@ -17,7 +17,8 @@ from ddpdoctor.facts.processes import Process, ProcessRole
 from ddpdoctor.probes.proc import MAX_ENVIRON, Proc
 from ddpdoctor.probes.processes import command_lines as commands
 from ddpdoctor.probes.processes.description import Describer
-from ddpdoctor.probes.processes.process_tree import Family, SeenProcess, place_by_settings
+from ddpdoctor.probes.processes.open_files import read_open_files
+from ddpdoctor.probes.processes.process_tree import ObservedProcess, ObservedTree, place_by_settings
 from ddpdoctor.probes.processes.roles import DATA_WORKER
 from ddpdoctor.processes.leftovers.orphans import SHELLS
 
@@ -46,7 +47,7 @@ def name_left_running(left: Left, environ: Mapping[str, str]) -> int:
         family = _family(left)
         training = _training(family, left, environ)
         # A shell may be about to start one, as pyenv's.
-        if not training and not any(seen_process.stat.name in SHELLS for seen_process in family.seen.values()):
+        if not training and not any(seen_process.stat.name in SHELLS for seen_process in family.by_pid.values()):
             return 0
         if time.monotonic() > until:
             break
@@ -56,26 +57,28 @@ def name_left_running(left: Left, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _training(family: Family, left: Left, environ: Mapping[str, str]) -> list[SeenProcess]:
+def _training(family: ObservedTree, left: Left, environ: Mapping[str, str]) -> list[ObservedProcess]:
     """The ranks, launchers and scripts among those that live, a parent before its children. After a command that didn't fail, a Python
     counts only if it trains: it may be a service that was to stay."""
     outside = place_by_settings(environ)
     named: set[int] = set()
-    for seen_process in family.seen.values():
+    for seen_process in family.by_pid.values():
         if not _counts(seen_process, failed=left.failed, inherited=seen_process.place == outside):
             continue
-        above = [up for up in family.ancestors(seen_process) if up.stat.pid in family.seen]
-        if seen_process.stat.name == DATA_WORKER and any(up.python for up in above):
+        above = [up for up in family.ancestors(seen_process) if up.stat.pid in family.by_pid]
+        if seen_process.stat.name == DATA_WORKER and any(up.is_python for up in above):
             continue
         named |= {seen_process.stat.pid, *(up.stat.pid for up in above if _starts_others(up))}
-    return sorted((family.seen[pid] for pid in named), key=lambda one: (len(list(family.ancestors(one))), one.stat.pid))
+    return sorted(
+        (family.by_pid[pid] for pid in named), key=lambda one: (len(list(family.ancestors(one))), one.stat.pid)
+    )
 
 
-def _family(left: Left) -> Family:
+def _family(left: Left) -> ObservedTree:
     """Those that the command has started and that live."""
     proc = Proc()
     stats = {pid: stat for pid in proc.pids() if not isinstance(stat := proc.stat(pid), Unknown)}
-    below = Family({pid: SeenProcess(stat) for pid, stat in stats.items() if pid not in left.besides})
+    below = ObservedTree({pid: ObservedProcess(stat) for pid, stat in stats.items() if pid not in left.besides})
     found = {}
     for descendant in below.descendants(left.supervisor):
         if descendant.stat.ended:
@@ -83,37 +86,39 @@ def _family(left: Left) -> Family:
         pid = descendant.stat.pid
         words, executable = proc.words(pid), proc.link(f"{pid}/exe")
         known_words = () if isinstance(words, Unknown) else words
-        found[pid] = SeenProcess(descendant.stat, known_words, executable, proc.whole(f"{pid}/environ", MAX_ENVIRON))
-    return Family(found)
+        found[pid] = ObservedProcess(
+            descendant.stat, known_words, executable, proc.whole(f"{pid}/environ", MAX_ENVIRON)
+        )
+    return ObservedTree(found)
 
 
-def _counts(one: SeenProcess, *, failed: bool, inherited: bool) -> bool:
+def _counts(one: ObservedProcess, *, failed: bool, inherited: bool) -> bool:
     if one.is_inquiry or commands.is_tool(one.words) or commands.is_helper(one.words):
         return False
-    if one.launcher or (one.place is not None and not inherited):
+    if one.is_launcher or (one.place is not None and not inherited):
         return True
-    return one.python and (failed or _trains(one))
+    return one.is_python and (failed or _trains(one))
 
 
-def _trains(one: SeenProcess) -> bool:
-    opened = Describer(Proc()).files(one.stat.pid, maps=True)
-    return opened.programme == "torch" or bool(isinstance(opened.devices, tuple) and opened.devices)
+def _trains(one: ObservedProcess) -> bool:
+    opened = read_open_files(Proc(), one.stat.pid, maps=True)
+    return opened.runtime == "torch" or bool(isinstance(opened.devices, tuple) and opened.devices)
 
 
-def _starts_others(one: SeenProcess) -> bool:
+def _starts_others(one: ObservedProcess) -> bool:
     """A script that would go on with its next command once the rank is gone."""
-    return one.stat.name in SHELLS or (one.python and not commands.is_tool(one.words))
+    return one.stat.name in SHELLS or (one.is_python and not commands.is_tool(one.words))
 
 
-def _described(seen: list[SeenProcess]) -> list[Process]:
+def _described(seen: list[ObservedProcess]) -> list[Process]:
     proc = Proc()
     describer = Describer(proc)
     return [
-        describer.process(
+        describer.describe(
             seen_process,
             ProcessRole.OTHER,
             seen_process.place,
-            describer.files(seen_process.stat.pid, maps=False),
+            read_open_files(proc, seen_process.stat.pid, maps=False),
             ours=False,
         )
         for seen_process in seen

@@ -333,7 +333,7 @@ time.sleep(1000)
 
 
 def test_ranks_that_ended_under_a_script_that_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "UNCOLLECTED", 0.0)
+    monkeypatch.setattr(listing, "UNCOLLECTED_SECONDS", 0.0)
     command = [sys.executable, "-c", STARTS_AND_FORGETS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=plain_environ()) as script:
         try:

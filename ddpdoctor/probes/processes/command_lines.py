@@ -28,7 +28,7 @@ LAUNCHING_PROGRAMS = (
 _SUBCOMMANDS = {"accelerate": "launch", "accelerate-launch": "", "fabric": "run"}
 """Programs that launch only by this first word."""
 
-_HELPERS = (
+_HELPER_SCRIPTS = (
     "from multiprocessing.resource_tracker import",
     "from multiprocessing.semaphore_tracker import",
     "from multiprocessing.forkserver import",
@@ -38,7 +38,7 @@ _TOOLS = (
     "ddpdoctor", "wandb", "wandb-service", "tensorboard", "mlflow", "pip", "py-spy", "nvitop", "gpustat", "jupyter",
     "jupyter-lab", "jupyter-notebook", "ray", "conda", "mamba", "poetry", "pipenv", "pdm", "hatch",
 )  # fmt: skip
-"""What is run beside a training, or started by it, and has its settings."""
+"""Programs that are run beside a training, or started by it, and have its settings."""
 SPAWNED = "from multiprocessing.spawn import spawn_main"
 FORK_SERVER = "from multiprocessing.forkserver import"
 
@@ -58,9 +58,9 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def programme(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """What an interpreter was told to run, and its arguments: ("-m torch.distributed.run", ...), ("train.py", ...), ("-c ...",
-    ...); of any other program its own name. ("", ()) where there is none, as with an interactive one."""
+def program_and_arguments(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Tell what an interpreter was told to run, and its arguments: ("-m torch.distributed.run", ...), ("train.py", ...),
+    ("-c ...", ...); of any other program its own name. ("", ()) where there is none, as with an interactive one."""
     if not words:
         return "", ()
     if not is_interpreter(words[0]):
@@ -84,42 +84,37 @@ def programme(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 @lru_cache(maxsize=4096)
 def is_launcher(words: tuple[str, ...]) -> bool:
     """Whether that command starts ranks, torch's or MPI's."""
-    what, arguments = programme(words)
+    what, arguments = program_and_arguments(words)
     if what.startswith("-m "):
-        module = what[3:]
-        name = module
-        if module not in LAUNCHING_MODULES:
+        name = what[3:]
+        if name not in LAUNCHING_MODULES:
             return False
     else:
         # slurmstepd calls itself "slurmstepd: [4711.0]", in one word.
         name = _name(what).partition(":")[0]
         if name.endswith(".py"):
-            module = what.removesuffix(".py").replace("/", ".")
-            return any(
-                module.endswith(f".{launching_module}")
-                for launching_module in LAUNCHING_MODULES
-                if "." in launching_module
-            )
-    first = next((argument for argument in arguments if not argument.startswith("-")), "")
+            path = what.removesuffix(".py").replace("/", ".")
+            return any("." in module and path.endswith(f".{module}") for module in LAUNCHING_MODULES)
     if name in _SUBCOMMANDS:
-        return first == _SUBCOMMANDS[name] or not _SUBCOMMANDS[name]
+        first = next((argument for argument in arguments if not argument.startswith("-")), "")
+        return _SUBCOMMANDS[name] in ("", first)
     return what.startswith("-m ") or name in LAUNCHING_PROGRAMS
 
 
 def is_accelerate(words: Sequence[str]) -> bool:
     """Whether that is accelerate's launcher, which starts a single process itself, and gives that no rank."""
-    what = programme(words)[0]
+    what = program_and_arguments(words)[0]
     return what.startswith("-m accelerate") or _name(what) in ("accelerate", "accelerate-launch")
 
 
 def is_helper(words: Sequence[str]) -> bool:
-    """multiprocessing's resource tracker and fork server, torch's compile workers."""
-    return any(word.startswith(_HELPERS) or _COMPILE_WORKER in word for word in words[1:6])
+    """Whether it is multiprocessing's resource tracker or fork server, or a compile worker of torch's."""
+    return any(word.startswith(_HELPER_SCRIPTS) or _COMPILE_WORKER in word for word in words[1:6])
 
 
 def is_tool(words: Sequence[str]) -> bool:
-    """Something that doesn't train, whatever its settings say."""
-    what = programme(words)[0]
+    """Whether it is something that doesn't train, whatever its settings say."""
+    what = program_and_arguments(words)[0]
     name = what[3:].partition(".")[0] if what.startswith("-m ") else _name(what).removesuffix(".py")
     return name in _TOOLS
 
@@ -129,26 +124,26 @@ def is_fork_server(words: Sequence[str]) -> bool:
 
 
 def is_spawned(words: Sequence[str]) -> bool:
-    """Started by multiprocessing's method "spawn"."""
+    """Whether it was started by multiprocessing's method "spawn"."""
     return any(word.startswith(SPAWNED) for word in words[1:6])
 
 
 @lru_cache(maxsize=4096)
 def command(words: tuple[str, ...]) -> str:
-    """As a shell would take it, without its secrets, cut."""
-    length, whole = 0, []
+    """Write a command as a shell would take it, without its secrets, cut."""
+    length, shown = 0, []
     for word in words:
         length += len(word) + 1
         if length > MAX_WORDS_LENGTH:
-            whole.append("...")
+            shown.append("...")
             break
-        whole.append(word)
-    return redact_text(legible(shlex.join(whole)))[:MAX_COMMAND_LENGTH]
+        shown.append(word)
+    return redact_text(legible(shlex.join(shown)))[:MAX_COMMAND_LENGTH]
 
 
 def command_of_others(words: tuple[str, ...]) -> str:
-    """The program and what it runs: the arguments of others, among which there may be secrets of any form, are not shown."""
-    what, arguments = programme(words)
+    """Write the program and what it runs, but no arguments: of other users' there may be secrets of any form among them."""
+    what, arguments = program_and_arguments(words)
     if not words or not what or what == words[0]:
         # A shell, node or java: the script is the first argument.
         shown = words[: 2 if len(words) > 1 and _is_path(words[1]) else 1]

@@ -1,4 +1,4 @@
-"""From what was read of one process to its facts."""
+"""Makes facts out of what was read of one process: its settings, command, container, and what it did while it was watched."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from ddpdoctor.engine.redaction import legible
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.processes import Process, ProcessRole, RankPlace, ThreadActivity
 from ddpdoctor.knowledge.settings_agreement import PROTOCOL, must_agree
-from ddpdoctor.probes.accelerate import asked_for
+from ddpdoctor.probes.accelerate import requested_processes
 from ddpdoctor.probes.environment import NAMES, for_facts, matters
 from ddpdoctor.probes.proc import PAGE, TICKS, Proc, Spent, user_name, variables
 from ddpdoctor.probes.processes.command_lines import command, command_of_others, is_accelerate
-from ddpdoctor.probes.processes.open_files import Files, files
-from ddpdoctor.probes.processes.process_tree import GROUP_MARKS, OTHER_MARKS, SeenProcess
+from ddpdoctor.probes.processes.open_files import OpenFiles
+from ddpdoctor.probes.processes.process_tree import MARKING_THREADS, ObservedProcess
 from ddpdoctor.probes.processes.tcp_sockets import listening_ports
 
 MAX_SETTINGS = 500
 TOO_MANY = Unknown(f"its environment has more than {MAX_SETTINGS} settings of training, as none has")
-OF_THE_JOB = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "MV2_COMM_WORLD_", "SLURM_")
-"""How the names begin of what tells the job and the rank."""
-OF_THE_JOB_TOO = {
+JOB_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "MV2_COMM_WORLD_", "SLURM_")
+"""Beginnings of the names of settings that tell the job and the rank."""
+JOB_NAMES = {
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
 }
-OF_THE_USER = {
+USER_NAMES = {
     "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR", "TRITON_CACHE_DIR",
     "XDG_CACHE_HOME", "CC", "CXX", "INIT_METHOD", "DIST_INIT_METHOD", "DIST_URL",
 }  # fmt: skip
-"""What nobody asks of another user's processes."""
+"""Settings that nobody needs of another user's processes."""
 
 _HEX = r"[0-9a-f]"
 _CONTAINER = re.compile(rf"(?<!{_HEX})({_HEX}{{64}})(?!{_HEX})")
@@ -50,7 +50,7 @@ _UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
 
 
 class Describer:
-    """Makes facts out of what was seen. What several processes share is judged once: settings, tables of sockets."""
+    """Makes facts out of what was seen. What several processes share is read once: settings, tables of sockets."""
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
@@ -58,18 +58,32 @@ class Describer:
         self._settings: dict[tuple[str, str], tuple[Setting, ...]] = {}
         self._ports: dict[str, Mapping[int, int]] = {}
 
-    def process(
-        self, one: SeenProcess, role: ProcessRole, place: RankPlace | None, opened: Files | None, *, ours: bool
+    def describe(
+        self,
+        process: ObservedProcess,
+        role: ProcessRole,
+        place: RankPlace | None,
+        opened: OpenFiles | None,
+        *,
+        ours: bool,
     ) -> Process:
-        """All but what it did between two looks. opened: None where it was not looked into."""
-        opened = opened or Files()
-        proc, stat, pid = self._proc, one.stat, one.stat.pid
+        """Describe a process, but for what it did between two looks.
+
+        Args:
+            process: as it was observed.
+            role: what it is to a job.
+            place: which rank it is.
+            opened: what it has open; None where it was not looked into.
+            ours: ddpdoctor itself, one that it started, or one of its ancestors.
+        """
+        opened = opened or OpenFiles()
+        proc, stat, pid = self._proc, process.stat, process.pid
         status = proc.status(pid)
         uid = _first_number(status.get("Uid", ""))
         own = uid == os.geteuid()
         inside = status.get("NSpid", "").split()
         cgroup = proc.read(f"{pid}/cgroup")
-        container, unit = contained(cgroup) if isinstance(cgroup, bytes) else ("", "")
+        container, unit = container_and_unit(cgroup) if isinstance(cgroup, bytes) else ("", "")
         return Process(
             pid=pid,
             start=stat.start,
@@ -80,8 +94,8 @@ class Describer:
             uid=uid,
             user=user_name(uid),
             name=legible(stat.name),
-            command=command(one.words) if own else command_of_others(one.words),
-            executable=legible(one.executable) if isinstance(one.executable, str) else one.executable,
+            command=command(process.words) if own else command_of_others(process.words),
+            executable=legible(process.executable) if isinstance(process.executable, str) else process.executable,
             state=stat.state,
             age=round(max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start / TICKS), 2),
             cpu_seconds=stat.cpu / TICKS,
@@ -89,20 +103,20 @@ class Describer:
             waits_in=self._waits_in(pid),
             tracer=_first_number(status.get("TracerPid", "")),
             threads=stat.threads,
-            marks=one.marks,
+            marks=process.marks,
             ended_threads=stat.ended and stat.threads > 1,
             role=role,
             place=place,
-            settings=self._known_settings(one.environ, own=own) if isinstance(one.environ, bytes) else one.environ,
-            has_torch=opened.shared_memory
-            if isinstance(opened.shared_memory, Unknown)
-            else opened.programme == "torch",
+            settings=self._known_settings(process.environ, own=own)
+            if isinstance(process.environ, bytes)
+            else process.environ,
+            has_torch=opened.shared_memory if isinstance(opened.shared_memory, Unknown) else opened.runtime == "torch",
             devices=opened.devices,
             listens=self._listens(pid, opened),
             shared_memory=opened.shared_memory,
             writes_to=opened.writes_to,
-            asked_for=asked_for(pid, uid, one.words, one.variables)
-            if role is ProcessRole.LAUNCHER and is_accelerate(one.words)
+            asked_for=requested_processes(pid, uid, process.words, process.variables)
+            if role is ProcessRole.LAUNCHER and is_accelerate(process.words)
             else None,
             pid_inside=int(inside[-1]) if len(inside) > 1 and inside[-1].isdecimal() else 0,
             pid_namespace=self._link(f"{pid}/ns/pid"),
@@ -112,26 +126,23 @@ class Describer:
             ours=ours,
         )
 
-    def files(self, pid: int, *, maps: bool) -> Files:
-        return files(self._proc, pid, maps=maps)
-
     def _known_settings(self, environ: bytes, *, own: bool) -> tuple[Setting, ...] | Unknown:
         """By name. Ranks have most of their settings in common, their workers all, so each is judged once."""
         if (environ, own) not in self._environments:
             wanted = matters if own else tells_of_job
-            chosen = [one for one in variables(environ).items() if wanted(one[0])]
-            self._environments[environ, own] = TOO_MANY if len(chosen) > MAX_SETTINGS else self._judged(chosen)
+            chosen = [variable for variable in variables(environ).items() if wanted(variable[0])]
+            self._environments[environ, own] = TOO_MANY if len(chosen) > MAX_SETTINGS else self._redacted(chosen)
         return self._environments[environ, own]
 
-    def _judged(self, chosen: Iterable[tuple[str, str]]) -> tuple[Setting, ...]:
+    def _redacted(self, chosen: Iterable[tuple[str, str]]) -> tuple[Setting, ...]:
         found: list[Setting] = []
-        for one in chosen:
-            if one not in self._settings:
-                self._settings[one] = tuple(for_facts([Setting(*one)]))
-            found.extend(self._settings[one])
-        return tuple(sorted(found, key=lambda one: one.name))
+        for variable in chosen:
+            if variable not in self._settings:
+                self._settings[variable] = tuple(for_facts([Setting(*variable)]))
+            found.extend(self._settings[variable])
+        return tuple(sorted(found, key=lambda setting: setting.name))
 
-    def _listens(self, pid: int, opened: Files) -> tuple[int, ...] | Unknown:
+    def _listens(self, pid: int, opened: OpenFiles) -> tuple[int, ...] | Unknown:
         if isinstance(opened.sockets, Unknown):
             return opened.sockets
         ports = self.ports_of(pid) if opened.sockets else {}
@@ -154,25 +165,30 @@ class Describer:
         return "" if isinstance(link, Unknown) else link
 
 
-def watched(one: Process, before: Spent | Unknown, after: Spent | Unknown, seconds: float, proc: Proc) -> Process:
-    """The process with what it did in those seconds."""
-    if isinstance(before, Unknown) or isinstance(after, Unknown):
-        why = before if isinstance(before, Unknown) else after
-        assert isinstance(why, Unknown)
-        return msgspec.structs.replace(one, recent_cpu=why, recent_bytes=why, recent_switches=why)
+def with_activity(
+    process: Process, before: Spent | Unknown, after: Spent | Unknown, seconds: float, proc: Proc
+) -> Process:
+    """Add to the process what it did in those seconds."""
+    for spent in (before, after):
+        if isinstance(spent, Unknown):
+            return msgspec.structs.replace(process, recent_cpu=spent, recent_bytes=spent, recent_switches=spent)
+    assert isinstance(before, Spent)
+    assert isinstance(after, Spent)
     moved: int | Unknown
-    if isinstance(before.transferred, Unknown) or isinstance(after.transferred, Unknown):
-        moved = after.transferred if isinstance(after.transferred, Unknown) else before.transferred
+    if isinstance(after.transferred, Unknown):
+        moved = after.transferred
+    elif isinstance(before.transferred, Unknown):
+        moved = before.transferred
     else:
         moved = max(0, after.transferred - before.transferred)
     # Threads that have ended meanwhile take their share with them, but for what the process has used in all.
     cpu = max(after.cpu - before.cpu, after.process_cpu - before.process_cpu, 0.0)
     return msgspec.structs.replace(
-        one,
+        process,
         recent_cpu=round(cpu / seconds, 3),
         recent_bytes=moved,
         recent_switches=max(0, after.switches - before.switches),
-        recent_threads=tuple(_marked_threads(one.pid, before, after, seconds, proc)),
+        recent_threads=tuple(_marked_threads(process.pid, before, after, seconds, proc)),
     )
 
 
@@ -183,7 +199,7 @@ def _marked_threads(pid: int, before: Spent, after: Spent, seconds: float, proc:
         if thread == pid or switches <= switches_before:
             continue
         name = proc.thread_name(pid, thread)
-        if name.startswith(GROUP_MARKS + OTHER_MARKS):
+        if name.startswith(MARKING_THREADS):
             cores = round(max(0.0, cpu - cpu_before) / seconds, 4)
             yield ThreadActivity(name=legible(name), switches=switches - switches_before, cpu=cores)
 
@@ -195,17 +211,15 @@ def _first_number(text: str) -> int:
 
 def tells_of_job(name: str) -> bool:
     """Whether a variable of that name tells which rank of which job another user's process is, or has to be alike on all ranks."""
-    if name in OF_THE_USER:
+    if name in USER_NAMES:
         return False
-    return (
-        name in NAMES or name in OF_THE_JOB_TOO or name.startswith(OF_THE_JOB) or must_agree(name) or name in PROTOCOL
-    )
+    return name in NAMES or name in JOB_NAMES or name.startswith(JOB_PREFIXES) or must_agree(name) or name in PROTOCOL
 
 
-def contained(cgroup: bytes) -> tuple[str, str]:
-    """Container and unit by the content of /proc/PID/cgroup, "" where there is none."""
+def container_and_unit(cgroup: bytes) -> tuple[str, str]:
+    """Find container and unit in the content of /proc/PID/cgroup, "" where there is none."""
     paths = list(_paths(cgroup.decode("utf-8", "replace")))
-    container = next((one for path in paths if (one := _container(path))), "")
+    container = next(filter(None, map(_container, paths)), "")
     job = next((found[1] for path in paths if (found := _SLURM.search(path))), "")
     units = (found for path in paths for found in _UNIT.findall(path) if not _CONTAINER.search(found))
     return container, job or next(iter(units), "")

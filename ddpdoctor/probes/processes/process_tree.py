@@ -1,4 +1,4 @@
-"""Processes as they are seen at first, by their parents."""
+"""Processes as they are observed at first, and who started whom."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ddpdoctor.knowledge.launchers import Launch, launches, number
 from ddpdoctor.probes.proc import Stat, variables
 from ddpdoctor.probes.processes import command_lines as commands
 
-GROUP_MARKS = ("pt_gloo", "gloo_", "pt_nccl", "NCCL", "nccl")
-"""How the names of those threads begin that a process group starts."""
-OTHER_MARKS = ("pt_tcpstore", "cuda")
-STORE_MARKS = {"pt_tcpstore_uv", "pt_tcpstore"}
+GROUP_THREADS = ("pt_gloo", "gloo_", "pt_nccl", "NCCL", "nccl")
+"""Beginnings of the names of those threads that a process group starts."""
+MARKING_THREADS = (*GROUP_THREADS, "pt_tcpstore", "cuda")
+STORE_THREADS = {"pt_tcpstore_uv", "pt_tcpstore"}
 """Threads of one that keeps the store where ranks meet."""
 
 _RANK_SETTINGS = (b"RANK=", b"SLURM_PROCID=")
@@ -29,11 +29,19 @@ _SOURCES = {
 }
 
 
-class SeenProcess:
-    """What is known of one process before anybody says what it is.
+class ObservedProcess:
+    """What was read of one process before anybody tells what it is.
 
-    words: its command line, () where that can't be read. environ: as of its exec. marks: names of threads. computes: Python
-    or torch is in it. in_group: it has a process group of torch's. meets: it has torch and a listening socket that its parent has not: what a rank needs to meet others.
+    Args:
+        stat: /proc/PID/stat.
+        words: its command line, () where that can't be read.
+        executable: where /proc/PID/exe leads.
+        environ: its settings as of its exec.
+    Attributes:
+        marks: names of its threads that tell of a process group, a store or a GPU.
+        computes: Python or torch is in it.
+        awaits_others: it has torch and a listening socket that its parent has not: what a rank needs to meet others.
+        in_group: it has a process group of torch's.
     """
 
     def __init__(
@@ -48,24 +56,32 @@ class SeenProcess:
         self.executable = executable
         self.environ = environ
         self.marks: tuple[str, ...] = ()
-        self.computes = self.python
-        self.meets = False
+        self.computes = self.is_python
+        self.awaits_others = False
         self.in_group = False
 
-    def named(self, threads: Iterable[str]) -> None:
-        """Takes note of the names of its threads, but for the first."""
-        self.marks = tuple(sorted({legible(name) for name in threads if name.startswith(GROUP_MARKS + OTHER_MARKS)}))
-        self.in_group = any(mark.startswith(GROUP_MARKS) for mark in self.marks)
+    @property
+    def pid(self) -> int:
+        return self.stat.pid
+
+    def age_order(self) -> tuple[int, int]:
+        """Sort key that puts the oldest first."""
+        return self.stat.start, self.pid
+
+    def note_threads(self, names: Iterable[str]) -> None:
+        """Take note of the names of its threads, but for the first."""
+        self.marks = tuple(sorted({legible(name) for name in names if name.startswith(MARKING_THREADS)}))
+        self.in_group = any(mark.startswith(GROUP_THREADS) for mark in self.marks)
 
     @cached_property
-    def python(self) -> bool:
-        """By its executable, or where that may not be read by its command."""
+    def is_python(self) -> bool:
+        """Whether it is a Python by its executable, or where that may not be read by its command."""
         if isinstance(self.executable, str) and self.executable:
             return commands.is_interpreter(self.executable)
         return bool(self.words) and commands.is_interpreter(self.words[0])
 
     @cached_property
-    def launcher(self) -> bool:
+    def is_launcher(self) -> bool:
         return commands.is_launcher(self.words)
 
     @cached_property
@@ -85,62 +101,62 @@ class SeenProcess:
 
     @cached_property
     def place(self) -> RankPlace | None:
-        """By its settings, or where it has none and is in a process group by its arguments."""
-        if self.has_rank_settings and (
-            told := place_by_settings(self.variables, alone=bool(STORE_MARKS & {*self.marks}))
-        ):
-            return told
+        """Which rank it is by its settings, or where it has none and is in a process group by its arguments."""
+        if self.has_rank_settings:
+            found = place_by_settings(self.variables, alone=bool(STORE_THREADS & {*self.marks}))
+            if found:
+                return found
         return place_by_arguments(self.words) if self.in_group else None
 
     @cached_property
     def further_node(self) -> int:
         """The node rank of one that Lightning has started on a node behind the first; 0 of all others."""
-        if (
-            not self.has_rank_settings
-            or self.place
-            or not {"LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"} <= self.variables.keys()
-        ):
+        if not self.has_rank_settings or self.place:
             return 0
-        if number(self.variables["LOCAL_RANK"]) is None or number(self.variables["WORLD_SIZE"]) is None:
+        settings = self.variables
+        if not {"LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"} <= settings.keys():
             return 0
-        return number(self.variables.get("NODE_RANK", "")) or 0
+        if number(settings["LOCAL_RANK"]) is None or number(settings["WORLD_SIZE"]) is None:
+            return 0
+        return number(settings.get("NODE_RANK", "")) or 0
 
     @cached_property
     def by_multiprocessing(self) -> bool:
-        """A Python started it without giving it settings of its own."""
+        """Whether a Python started it without giving it settings of its own."""
         return self.stat.forked or commands.is_spawned(self.words)
 
     @property
-    def forked_rank(self) -> bool:
+    def is_forked_rank(self) -> bool:
         return self.in_group and self.by_multiprocessing
 
 
 def place_by_settings(settings: Mapping[str, str], *, alone: bool = False) -> RankPlace | None:
-    """Who the settings say that a process is: torchrun before MPI before RANK, which is what torch reads, before Slurm.
+    """Tell which rank the settings name: torchrun before MPI before RANK, which is what torch reads, before Slurm.
 
     Args:
+        settings: a process's environment.
         alone: it keeps a store for others, so that a LOCAL_RANK without a WORLD_SIZE makes it a rank, too.
     """
-    told = [launch for launch in launches(settings) if launch.rank is not None]
+    found = [launch for launch in launches(settings) if launch.rank is not None]
     order = ("torchrun", "Open MPI", "MVAPICH", "Intel MPI", "PMI", "settings", "Slurm")
-    if told:
-        return _place(min(told, key=lambda one: order.index(one.launcher)))
+    if found:
+        return _place(min(found, key=lambda launch: order.index(launch.launcher)))
     # Lightning sets no RANK. Of further nodes it can't be told: that takes how many ranks each node has.
-    local, node = number(settings.get("LOCAL_RANK", "")), number(settings.get("NODE_RANK", "0"))
-    if local is None or node != 0 or not ("WORLD_SIZE" in settings or alone):
+    local_rank, node = number(settings.get("LOCAL_RANK", "")), number(settings.get("NODE_RANK", "0"))
+    if local_rank is None or node != 0 or not ("WORLD_SIZE" in settings or alone):
         return None
     size = number(settings.get("WORLD_SIZE", ""))
-    return RankPlace(rank=local, world_size=size, local_rank=local, node_rank=0, source="LOCAL_RANK")
+    return RankPlace(rank=local_rank, world_size=size, local_rank=local_rank, node_rank=0, source="LOCAL_RANK")
 
 
 def place_by_arguments(words: Sequence[str]) -> RankPlace | None:
-    """For those who hand the rank to init_process_group themselves: train.py --rank 0 --world-size 2."""
+    """Tell which rank the arguments of a script name that hands them to init_process_group: train.py --rank 0 --world-size 2."""
     found: dict[str, int] = {}
     for word, following in zip(words, (*words[1:], ""), strict=True):
         name, equals, value = word.partition("=")
-        told = number(value if equals else following)
-        if told is not None and name.startswith("--"):
-            found.setdefault(name[2:].replace("-", "_"), told)
+        count = number(value if equals else following)
+        if count is not None and name.startswith("--"):
+            found.setdefault(name[2:].replace("-", "_"), count)
     if "rank" not in found:
         return None
     return RankPlace(
@@ -159,49 +175,50 @@ def _place(launch: Launch) -> RankPlace:
     )
 
 
-class Family:
+class ObservedTree:
     """All processes by their parents."""
 
-    def __init__(self, seen: dict[int, SeenProcess]) -> None:
-        self.seen = seen
-        self._children: dict[int, list[SeenProcess]] = {}
-        for seen_process in seen.values():
-            self._children.setdefault(seen_process.stat.parent, []).append(seen_process)
+    def __init__(self, by_pid: dict[int, ObservedProcess]) -> None:
+        self.by_pid = by_pid
+        self._children: dict[int, list[ObservedProcess]] = {}
+        for process in by_pid.values():
+            self._children.setdefault(process.stat.parent, []).append(process)
 
-    def children(self, pid: int) -> list[SeenProcess]:
+    def children(self, pid: int) -> list[ObservedProcess]:
         """The oldest first."""
-        return sorted(self._children.get(pid, ()), key=lambda one: (one.stat.start, one.stat.pid))
+        return sorted(self._children.get(pid, ()), key=ObservedProcess.age_order)
 
-    def ancestors(self, one: SeenProcess) -> Iterator[SeenProcess]:
+    def ancestors(self, process: ObservedProcess) -> Iterator[ObservedProcess]:
         """The parent first."""
-        met = {one.stat.pid}
-        parent = self.seen.get(one.stat.parent)
-        while parent and parent.stat.pid not in met:
+        met = {process.pid}
+        parent = self.by_pid.get(process.stat.parent)
+        while parent and parent.pid not in met:
             yield parent
-            met.add(parent.stat.pid)
-            parent = self.seen.get(parent.stat.parent)
+            met.add(parent.pid)
+            parent = self.by_pid.get(parent.stat.parent)
+
+    def descendants(self, pid: int) -> Iterator[ObservedProcess]:
+        """Children, their children, and so on."""
+        waiting, met = [pid], {pid}
+        while waiting:
+            for child in self._children.get(waiting.pop(), ()):
+                if child.pid not in met:
+                    met.add(child.pid)
+                    waiting.append(child.pid)
+                    yield child
 
     def relatives(self, pids: Iterable[int]) -> set[int]:
         """The descendants of all these, and the ancestors of those; each is gone through once, however deep they are."""
-        found = {pid for pid in pids if pid in self.seen}
+        found = {pid for pid in pids if pid in self.by_pid}
         waiting = list(found)
         while waiting:
             for child in self._children.get(waiting.pop(), ()):
-                if child.stat.pid not in found:
-                    found.add(child.stat.pid)
-                    waiting.append(child.stat.pid)
+                if child.pid not in found:
+                    found.add(child.pid)
+                    waiting.append(child.pid)
         for pid in list(found):
-            parent = self.seen[pid].stat.parent
-            while parent in self.seen and parent not in found:
+            parent = self.by_pid[pid].stat.parent
+            while parent in self.by_pid and parent not in found:
                 found.add(parent)
-                parent = self.seen[parent].stat.parent
+                parent = self.by_pid[parent].stat.parent
         return found
-
-    def descendants(self, pid: int) -> Iterator[SeenProcess]:
-        left, met = [pid], {pid}
-        while left:
-            for child in self._children.get(left.pop(), ()):
-                if child.stat.pid not in met:
-                    met.add(child.stat.pid)
-                    left.append(child.stat.pid)
-                    yield child

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.accelerate import Accelerate, ConfigFile
 from ddpdoctor.knowledge.accelerate import KEYS, NotUnderstoodError, on_each_machine, read_config
-from ddpdoctor.probes.accelerate import asked_for, default_path, probe, read_file
+from ddpdoctor.probes.accelerate import default_path, probe, read_file, requested_processes
 from ddpdoctor.probes.context import Context
 from tests.support.command import ddpdoctor, plain_environ
 from tests.support.other_users import User
@@ -159,7 +159,7 @@ def test_the_file_that_a_launch_takes(tmp_path: Path, words: str, line: str) -> 
     file = in_home(tmp_path, "distributed_type: NO\nnum_processes: 4\n")
     command = ["/usr/bin/python3", *words.format(file=file).split()]
     command = command[1:] if command[1] == "python" else command
-    found = asked_for(os.getpid(), os.getuid(), command, {"HOME": str(tmp_path)})
+    found = requested_processes(os.getpid(), os.getuid(), command, {"HOME": str(tmp_path)})
     assert (found.source.rpartition("/")[2] if found else "") == line
     assert found is None or found.processes == 4
 

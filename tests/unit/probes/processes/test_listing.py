@@ -15,15 +15,15 @@ from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.processes import listing, reading_limits
 from ddpdoctor.probes.processes.command_lines import command, command_of_others
-from ddpdoctor.probes.processes.description import contained
-from ddpdoctor.probes.processes.reading_limits import of_each
+from ddpdoctor.probes.processes.description import container_and_unit
+from ddpdoctor.probes.processes.reading_limits import read_each
 
 ID = "0123456789ab" + "c" * 52
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "BETWEEN", 0.01)
+    monkeypatch.setattr(listing, "WATCH_SECONDS", 0.01)
 
 
 class Tree:
@@ -311,29 +311,29 @@ def test_dead_main_thread(tree: Tree) -> None:
     ],
 )  # fmt: skip
 def test_containers(cgroup: str, container: str, unit: str) -> None:
-    assert contained(cgroup.encode()) == (container, unit)
+    assert container_and_unit(cgroup.encode()) == (container, unit)
 
 
 def test_one_that_hangs_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is left behind, and all others are answered for."""
-    monkeypatch.setattr(reading_limits, "PATIENCE", 0.05)
+    monkeypatch.setattr(reading_limits, "ANSWER_SECONDS", 0.05)
     never = threading.Event()
-    assert of_each(range(6), lambda pid: never.wait(60) if pid in (2, 5) else pid) == {0: 0, 1: 1, 3: 3, 4: 4}
+    assert read_each(range(6), lambda pid: never.wait(60) if pid in (2, 5) else pid) == {0: 0, 1: 1, 3: 3, 4: 4}
     never.set()
 
 
 def test_a_crash_is_not_swallowed() -> None:
     with pytest.raises(ZeroDivisionError):
-        of_each(range(3), lambda pid: 1 // (pid - 1))
+        read_each(range(3), lambda pid: 1 // (pid - 1))
 
 
 def test_nothing_to_look_at() -> None:
-    assert of_each([], lambda pid: pid) == {}
+    assert read_each([], lambda pid: pid) == {}
 
 
 def test_hanging_rank_is_listed_all_the_same(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither its command nor its settings can be read; that it is there, and whose child, can."""
-    monkeypatch.setattr(reading_limits, "PATIENCE", 0.05)
+    monkeypatch.setattr(reading_limits, "ANSWER_SECONDS", 0.05)
     launched = RANK + b"LOCAL_RANK=1\0LOCAL_WORLD_SIZE=2\0TORCHELASTIC_RUN_ID=x\0"
     tree.add(10, 1, b"python3\0/venv/bin/torchrun\0")
     tree.add(20, 10, state="D")

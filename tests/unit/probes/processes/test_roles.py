@@ -10,8 +10,8 @@ import pytest
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import ProcessRole, RankPlace
 from ddpdoctor.probes.proc import FORKED, Stat
-from ddpdoctor.probes.processes.command_lines import is_launcher, programme
-from ddpdoctor.probes.processes.process_tree import Family, SeenProcess
+from ddpdoctor.probes.processes.command_lines import is_launcher, program_and_arguments
+from ddpdoctor.probes.processes.process_tree import ObservedProcess, ObservedTree
 from ddpdoctor.probes.processes.roles import BY_CHILDREN, BY_ORDER, roles
 
 TRAIN = "python3 train.py --lr 0.1"
@@ -40,22 +40,22 @@ def one(
     hidden: bool = False,
     python: bool = True,
     **settings: Any,
-) -> SeenProcess:
+) -> ObservedProcess:
     """Started in the order of the pids."""
     words = tuple(command.split()) if isinstance(command, str) else command
     environ = b"".join(f"{key}={value}\0".encode() for key, value in {"PATH": "/bin", **settings}.items())
     stat = Stat(pid, name, state, parent, 10, 10, 0, FORKED if forked else 0, 5, 1, pid, 100)
-    made = SeenProcess(stat, words, "/usr/bin/python3.11" if python else "/bin/sh", DENIED if hidden else environ)
-    made.named(marks)
-    made.meets = meets
+    made = ObservedProcess(stat, words, "/usr/bin/python3.11" if python else "/bin/sh", DENIED if hidden else environ)
+    made.note_threads(marks)
+    made.awaits_others = meets
     return made
 
 
-def judged(*some: SeenProcess, asked: int = 0) -> dict[int, tuple[ProcessRole, RankPlace | None]]:
-    return roles(Family({seen.stat.pid: seen for seen in some}), asked)
+def judged(*some: ObservedProcess, asked: int = 0) -> dict[int, tuple[ProcessRole, RankPlace | None]]:
+    return roles(ObservedTree({seen.stat.pid: seen for seen in some}), asked)
 
 
-def ranks(*some: SeenProcess) -> dict[int, int | None]:
+def ranks(*some: ObservedProcess) -> dict[int, int | None]:
     """Pid to rank, of the ranks."""
     return {
         pid: place and place.rank for pid, (role, place) in sorted(judged(*some).items()) if role is ProcessRole.RANK
@@ -118,11 +118,11 @@ def test_no_launchers(command: str) -> None:
     assert not is_launcher(tuple(command.split()))
 
 
-def test_programme() -> None:
-    assert programme(("python", "-W", "ignore", "-OO", "train.py", "-m", "x")) == ("train.py", ("-m", "x"))
-    assert programme(("python", "-mtorch.distributed.run", "a")) == ("-m torch.distributed.run", ("a",))
-    assert programme(("python", "-X")) == ("", ())
-    assert programme(("python", "-m")) == ("-m ", ())
+def test_program_and_arguments() -> None:
+    assert program_and_arguments(("python", "-W", "ignore", "-OO", "train.py", "-m", "x")) == ("train.py", ("-m", "x"))
+    assert program_and_arguments(("python", "-mtorch.distributed.run", "a")) == ("-m torch.distributed.run", ("a",))
+    assert program_and_arguments(("python", "-X")) == ("", ())
+    assert program_and_arguments(("python", "-m")) == ("-m ", ())
 
 
 def test_torchrun_with_workers_and_a_tool() -> None:
@@ -294,7 +294,7 @@ def test_endless_parents() -> None:
 SCRIPT = one(10, command="python3 start_ranks.py")
 
 
-def dead(pid: int, parent: int = 10, name: str = "python3") -> SeenProcess:
+def dead(pid: int, parent: int = 10, name: str = "python3") -> ObservedProcess:
     return one(pid, parent, "", name=name, state="Z", hidden=True, python=False)
 
 
@@ -316,7 +316,7 @@ def test_a_zombie_between_the_ranks_of_a_script_is_the_one_that_is_missing() -> 
         pytest.param((one(11, 10, **place(0, 4)), one(12, 10, **place(0, 4)), dead(13)), id="ranks of two jobs"),
     ],
 )
-def test_a_zombie_that_may_be_anything_is_no_rank(others: tuple[SeenProcess, ...]) -> None:
+def test_a_zombie_that_may_be_anything_is_no_rank(others: tuple[ObservedProcess, ...]) -> None:
     found = judged(one(1, 0, "/sbin/init", python=False), SCRIPT, *others)
     assert all(
         found.get(seen.stat.pid, (ProcessRole.OTHER, None))[0] is ProcessRole.OTHER
