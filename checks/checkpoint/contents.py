@@ -9,7 +9,7 @@ from packaging.version import Version
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import clip, human, listed
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.checkpoints.checkpoint_files import (
+from ddpdoctor.checkpoints.finding_words import (
     NONE_NAMED,
     is_dangerous,
     is_let_pass,
@@ -20,8 +20,7 @@ from ddpdoctor.checkpoints.checkpoint_files import (
     subject,
     verb,
 )
-from ddpdoctor.checkpoints.loading import ALL, DO_NOT_LOAD, preparation
-from ddpdoctor.checkpoints.pickle_globals import NEEDS_IMPORT
+from ddpdoctor.checkpoints.weights_only import ALL, DO_NOT_LOAD, needed_import, preparation
 from ddpdoctor.checks.checkpoint.reading import NOT_TO_BE_LOADED, all_read
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
@@ -295,7 +294,7 @@ def stops(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
             torch_version(torch),
         ),
         fixes=let_pass(files, blockers),
-        severity=INFO if all(name in NEEDS_IMPORT for name in blockers) else WARN,
+        severity=INFO if all(map(needed_import, blockers)) else WARN,
     )
 
 

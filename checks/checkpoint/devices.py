@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import clip, human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.checkpoints.checkpoint_files import (
+from ddpdoctor.checkpoints.finding_words import (
     is_dangerous,
     is_mapped,
     loading,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.unknown import NotKnown
-from ddpdoctor.checkpoints.checkpoint_files import short
+from ddpdoctor.checkpoints.finding_words import short
 from ddpdoctor.facts.checkpoints import Checkpoints
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import listed, plural
-from ddpdoctor.checkpoints.checkpoint_files import RANDOM_NUMBERS, paths, readable, seen, subject
+from ddpdoctor.checkpoints.finding_words import RANDOM_NUMBERS, paths, readable, seen, subject
 from ddpdoctor.checkpoints.model_wrappers import WRITERS, prefix_parts, writers
 from ddpdoctor.checks.checkpoint.reading import all_read
 from ddpdoctor.engine.log_traits import Particulars

@@ -147,7 +147,7 @@ def fix_checkpoint(
         outcomes.append(handle(target, options, watcher, dry_run))
         watcher.end(outcomes[-1])
     if any(target.folder for target in targets):
-        from ddpdoctor.checkpoints.index_copies import copy_indexes
+        from ddpdoctor.checkpoints.shard_index_copies import copy_indexes
 
         for outcome in copy_indexes(tuple(outcomes), options.strip_prefixes):
             outcomes.append(outcome)

@@ -33,7 +33,7 @@ def choose_targets(paths: Sequence[str], output: str | None, wishes: EditOptions
         UsageError: two would become the same new file, one new file is asked for of several, or the keys of shards
             would no longer be those in their index.
     """
-    from ddpdoctor.checkpoints.folders import expand
+    from ddpdoctor.checkpoints.named_paths import expand
 
     if output is None:
         files = expand(map(Path, paths))
@@ -59,7 +59,7 @@ def choose_targets(paths: Sequence[str], output: str | None, wishes: EditOptions
 
 
 def _refuse_shards(paths: Iterable[Path]) -> None:
-    from ddpdoctor.checkpoints.index_copies import index_of
+    from ddpdoctor.checkpoints.shard_index_copies import index_of
 
     for path in paths:
         index = index_of(path)
@@ -119,7 +119,7 @@ def _in_folder(found: Sequence[tuple[Path, Path]], folder: Path, to_safetensors:
 
 def _files(path: Path) -> Iterator[tuple[Path, Path]]:
     """Each file that the path means, and its name within the folder that was named."""
-    from ddpdoctor.checkpoints.folders import expand
+    from ddpdoctor.checkpoints.named_paths import expand
 
     folder = path if path.is_dir() else path.parent
     for one in expand([path]):

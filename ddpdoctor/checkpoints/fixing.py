@@ -11,15 +11,14 @@ import msgspec
 
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale, Untrusted
-from ddpdoctor.checkpoints.formats.changes import Change
-from ddpdoctor.checkpoints.formats.contents import FilePart, open_layout, read_parts
-from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
+from ddpdoctor.checkpoints.formats.layouts import DATA, Change, Layout
+from ddpdoctor.checkpoints.formats.opening import FilePart, open_layout, read_parts
 from ddpdoctor.checkpoints.inspection import describe, inspect, refuse_torn, unread
-from ddpdoctor.checkpoints.kinds.recognised import BUSY
+from ddpdoctor.checkpoints.kinds.file_head import BUSY
+from ddpdoctor.checkpoints.named_paths import recognise
 from ddpdoctor.checkpoints.pickles.editing import Edit, EditOptions, carry_out, propose
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine import scan
-from ddpdoctor.checkpoints.recognising import recognise
 from ddpdoctor.facts.checkpoints import CheckpointFile
 from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome, Moved
 
@@ -68,7 +67,7 @@ def _fix(attempt: _Attempt, patience: Patience) -> CheckpointOutcome | None:
     except Busy as error:
         return None if patience.wait() else attempt.refused(error)
     except CheckpointError as error:
-        from ddpdoctor.checkpoints.writing.undo_words import torn_under_other_name
+        from ddpdoctor.checkpoints.writing.undo_advice import torn_under_other_name
 
         return attempt.refused(torn_under_other_name(path) or error)
     except OSError as error:
@@ -218,7 +217,7 @@ class _Attempt:
         kept: frozenset[str] | None = None
         dropped: tuple[str, ...] = ()
         if self.wishes.cuts:
-            from ddpdoctor.checkpoints.pickles.surgery import cut
+            from ddpdoctor.checkpoints.pickles.cutting import cut
 
             if layout.kind == "torchscript":
                 raise Refused("It is a TorchScript program: nothing can be taken out of it without breaking it")
@@ -297,8 +296,7 @@ class _Attempt:
             return describe(written, recognised, layout, new)
 
     def _to_safetensors(self, layout: Layout, parts: list[FilePart]) -> CheckpointOutcome:
-        from ddpdoctor.checkpoints.writing.safetensors import write_safetensors
-        from ddpdoctor.checkpoints.writing.safetensors_plan import plan_safetensors
+        from ddpdoctor.checkpoints.writing.safetensors import plan_safetensors, write_safetensors
 
         plan = self._plan(layout, parts)
         program = carry_out(plan.edits[0]).program

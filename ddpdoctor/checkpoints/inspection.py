@@ -9,15 +9,15 @@ from pathlib import Path
 
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Torn
-from ddpdoctor.checkpoints.formats.archive import Archive
-from ddpdoctor.checkpoints.formats.contents import FilePart, open_layout, read_parts
 from ddpdoctor.checkpoints.formats.layouts import Layout
-from ddpdoctor.checkpoints.kinds.recognised import Recognised
+from ddpdoctor.checkpoints.formats.opening import FilePart, open_layout, read_parts
+from ddpdoctor.checkpoints.formats.zip_archive import Archive
+from ddpdoctor.checkpoints.kinds.file_head import Recognised
+from ddpdoctor.checkpoints.pickles.device_locations import device_arguments, device_of, pinned
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
-from ddpdoctor.checkpoints.pickles.locations import device_arguments, device_of, pinned
+from ddpdoctor.checkpoints.pickles.key_prefixes import WRAPPERS, has_prefix
 from ddpdoctor.checkpoints.pickles.nodes import Call, Storage, Text
 from ddpdoctor.checkpoints.pickles.plain_tensors import PlainTensor
-from ddpdoctor.checkpoints.pickles.prefixes import WRAPPERS, has_prefix
 from ddpdoctor.checkpoints.pickles.tensors import VIEWS, Found, element_size, is_state_dict, pairs, view, walk
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
 from ddpdoctor.facts.remedies import Remedy, remedy
@@ -32,7 +32,7 @@ _CODE_DEVICE = re.compile(r'"((?:cuda|xpu|npu|hpu|mps|xla)(?::\d+)?)"')
 
 def inspect(path: Path) -> CheckpointFile:
     """The facts of one file or folder. Whatever is wrong with it is a fact, too: nothing is raised."""
-    from ddpdoctor.checkpoints.recognising import recognise
+    from ddpdoctor.checkpoints.named_paths import recognise
 
     recognised = recognise(path)
     if not recognised.rewritable:
@@ -51,7 +51,7 @@ def inspect(path: Path) -> CheckpointFile:
 
 def _torn(path: Path) -> Torn | None:
     """For who can't read a file: perhaps a run was killed while it changed it, and then it was renamed."""
-    from ddpdoctor.checkpoints.writing.undo_words import torn_under_other_name
+    from ddpdoctor.checkpoints.writing.undo_advice import torn_under_other_name
 
     return torn_under_other_name(path)
 
@@ -99,9 +99,9 @@ def _remedies(path: Path, error: CheckpointError) -> tuple[Remedy, ...]:
 
 def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[FilePart]) -> CheckpointFile:
     """The facts of a checkpoint that was read."""
-    from ddpdoctor.checkpoints.loaders import loader_of
-    from ddpdoctor.checkpoints.pickle_globals import weights_only_blockers
+    from ddpdoctor.checkpoints.kinds.framework_folders import loader_of
     from ddpdoctor.checkpoints.rank_files import rank_files
+    from ddpdoctor.checkpoints.weights_only import weights_only_blockers
 
     loader = loader_of(path, _top_keys(parts))
     found = [one for part in parts for one in walk(part.program.root)]
@@ -165,10 +165,10 @@ def _pins(parts: list[FilePart]) -> tuple[Pins, ...]:
 
 
 def _foreign(names: dict[str, None]) -> Iterator[GlobalName]:
-    from ddpdoctor.checkpoints.pickle_globals import OWN, meaning
+    from ddpdoctor.checkpoints.pickle_globals import meaning, own_globals
 
     for name in names:
-        if name not in OWN:
+        if name not in own_globals():
             text, dangerous = meaning(name)
             yield GlobalName(name=name, meaning=text, dangerous=dangerous)
 
@@ -184,7 +184,7 @@ def _prefixes(found: list[Found], loader: str, *, published: bool) -> Iterator[K
 
     published: as models of Hugging Face are, whose own keys may all begin with "model.".
     """
-    from ddpdoctor.checkpoints.loaders import LIGHTNING
+    from ddpdoctor.checkpoints.kinds.framework_folders import LIGHTNING
     from ddpdoctor.checkpoints.model_wrappers import HOLDERS
 
     for one in found:

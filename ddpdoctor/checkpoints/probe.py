@@ -17,9 +17,9 @@ def probe(context: Context) -> Checkpoints:
     if not context.checkpoints:
         return Checkpoints(files=())
     # Here, because most runs name no checkpoint and shall not wait for these modules.
-    from ddpdoctor.checkpoints.folders import expand
     from ddpdoctor.checkpoints.inspection import inspect
     from ddpdoctor.checkpoints.kinds.framework_folders import framework_folders
+    from ddpdoctor.checkpoints.named_paths import expand
 
     paths = tuple(map(Path, context.checkpoints))
     return Checkpoints(files=tuple(map(inspect, expand(paths))), folders=framework_folders(paths))

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpdoctor.checkpoints.kinds.recognised import mode_of
+from ddpdoctor.checkpoints.kinds.file_head import mode_of
 from ddpdoctor.facts.checkpoints import RankFiles
 
 # As text and not compiled: few files are a rank's, and compiling takes as long as looking at a small checkpoint.

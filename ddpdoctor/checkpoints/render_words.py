@@ -232,7 +232,7 @@ def _load(outcome: CheckpointOutcome, facts: CheckpointFile) -> Iterator[Labelle
 
 
 def _do_not_load(path: str, facts: CheckpointFile) -> LabelledPart:
-    from ddpdoctor.checkpoints.loading import DO_NOT_LOAD
+    from ddpdoctor.checkpoints.weights_only import DO_NOT_LOAD
 
     if facts.kind == "torchscript":
         return LabelledPart("load", f"{DO_NOT_LOAD}.")
@@ -243,7 +243,7 @@ def _do_not_load(path: str, facts: CheckpointFile) -> LabelledPart:
 
 def _load_foreign(path: str, facts: CheckpointFile) -> LabelledPart:
     """How to load what weights_only=True stops at: as `check` says it."""
-    from ddpdoctor.checkpoints.loading import ALL, preparation
+    from ddpdoctor.checkpoints.weights_only import ALL, preparation
 
     stops = f"weights_only=True stops at {listed(facts.weights_only_blockers, _MOST)}."
     prepared = preparation(facts.weights_only_blockers)

@@ -24,7 +24,7 @@ def paths_of(command: str) -> tuple[str, ...]:
 
 def files_of(paths: Sequence[str]) -> tuple[Path, ...]:
     """The files that are meant, as `fix-checkpoint` understands folders and indexes of shards."""
-    from ddpdoctor.checkpoints.folders import expand
+    from ddpdoctor.checkpoints.named_paths import expand
 
     return expand(map(Path, paths))
 

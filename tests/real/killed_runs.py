@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddpdoctor.checkpoints.errors import CheckpointError
-from ddpdoctor.checkpoints.formats.changes import Change, Patch
+from ddpdoctor.checkpoints.formats.layouts import Change, Patch
 from ddpdoctor.checkpoints.writing import in_place, journal
 
 BEFORE, AFTER, HALF, FAIL_ONCE, FAIL_FROM_THERE, SHORT = range(1, 7)

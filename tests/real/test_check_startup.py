@@ -19,7 +19,7 @@ HEAVY = (
 )  # fmt: skip
 """Modules, and with them those below, that nothing asks for on an idle host without a GPU."""
 OF_OTHER_COMMANDS = (
-    "checkpoints.fixing", "checkpoints.formats", "checkpoints.kinds", "checkpoints.pickles", "checkpoints.recognising",
+    "checkpoints.fixing", "checkpoints.formats", "checkpoints.kinds", "checkpoints.pickles", "checkpoints.named_paths",
     "checkpoints.writing", "fixes", "hang.examining", "hang.flight_recorder.collect_dumps", "hang.ras", "hang.stack_sampling", "hang.watching",
     "logs.match", "logs.parse", "network_check.phases", "network_check.protocol.agent", "network_check.protocol.hub",
     "network_check.protocol.messages", "network_check.protocol.peer_handshake", "network_check.run",

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.formats.changes import Patch
+from ddpdoctor.checkpoints.formats.layouts import Patch
 from ddpdoctor.checkpoints.writing import exclusive_open as holding
 from ddpdoctor.checkpoints.writing import in_place, journal
 from ddpdoctor.checkpoints.writing.journal import JournalStage, Layer, undo_file

@@ -16,7 +16,7 @@ CALLS = ("pwrite64", "copy_file_range", "ftruncate", "fchmod", "utimensat", "ren
 SCRIPT = textwrap.dedent("""
     import sys
     from pathlib import Path
-    from ddpdoctor.checkpoints.formats.contents import open_layout
+    from ddpdoctor.checkpoints.formats.opening import open_layout
     from ddpdoctor.checkpoints.writing.copying import write_copy
     from ddpdoctor.checkpoints.writing.rebuilding import rebuild
 

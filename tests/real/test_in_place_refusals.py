@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
-from ddpdoctor.checkpoints.formats.changes import Change
+from ddpdoctor.checkpoints.formats.layouts import Change
 from ddpdoctor.checkpoints.writing import exclusive_open as holding
 from ddpdoctor.checkpoints.writing import in_place
 from tests.real.killed_runs import CHANGES, DATE, ORIGINAL, applied

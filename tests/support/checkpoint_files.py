@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddpdoctor.checkpoints.formats.changes import Change
-from ddpdoctor.checkpoints.formats.zip_records import (
+from ddpdoctor.checkpoints.formats.layouts import Change
+from ddpdoctor.checkpoints.formats.zip_directory import (
     DESCRIPTOR_SIGNATURE,
     END,
     END_SIGNATURE,

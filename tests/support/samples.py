@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from ddpdoctor.checkpoints import recognising
-from ddpdoctor.checkpoints.kinds.recognised import Recognised
+from ddpdoctor.checkpoints import named_paths
+from ddpdoctor.checkpoints.kinds.file_head import Recognised
 
 STATE = {"w": torch.arange(1000.0), "b": torch.ones(3)}
 
@@ -48,7 +48,7 @@ def well_worded(found: Recognised) -> None:
 
 def recognise(path: Path) -> Recognised:
     """What we recognise, checked for how it is worded."""
-    found = recognising.recognise(path)
+    found = named_paths.recognise(path)
     well_worded(found)
     return found
 

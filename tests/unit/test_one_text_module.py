@@ -14,7 +14,7 @@ TEXT_MODULE = "ddpdoctor/base/text.py"
 
 CLEANERS = {
     "ddpdoctor/base/shell.py": "asks whether a command can be copied as it is, and writes the rest as a shell's escapes",
-    "ddpdoctor/checkpoints/formats/zip_records.py": "asks whether a record's name is text",
+    "ddpdoctor/checkpoints/formats/zip_directory.py": "asks whether a record's name is text",
     "ddpdoctor/checkpoints/kinds/text_kinds.py": "asks whether a file is text",
     "ddpdoctor/network_check/phases/port_identification.py": "bytes of an unknown server, of which ASCII alone is shown",
     "ddpdoctor/network_check/protocol/bounded_lines.py": "JSON on the wire, where an escape may stand for a control",

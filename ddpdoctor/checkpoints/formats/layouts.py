@@ -1,22 +1,44 @@
-"""What the file formats have in common: pickles by name, and where the bytes of the storages lie that these name."""
+"""What the file formats have in common: pickles by name, where the bytes of the storages lie that these name, and a change to a
+file as data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
-from ddpdoctor.checkpoints.formats.changes import Change
-from ddpdoctor.checkpoints.formats.reading import ByteSource
-from ddpdoctor.checkpoints.pickles.nodes import Storage
-from ddpdoctor.checkpoints.pickles.tensors import element_size as item_size
+import msgspec
 
-__all__ = ["DATA", "LARGEST_PICKLE", "Layout", "StoragePlace", "item_size"]
+from ddpdoctor.checkpoints.formats.byte_source import ByteSource
+from ddpdoctor.checkpoints.pickles.nodes import Storage
 
 DATA = "data.pkl"
 """The pickle of what was saved; so called in the old format, too, where it has no name."""
 
 LARGEST_PICKLE = 1 << 30
 """Bytes. A pickle is read as a whole."""
+
+
+class Patch(msgspec.Struct, frozen=True):
+    """`old` at `offset` becomes `new`, of the same length."""
+
+    offset: int
+    old: bytes
+    new: bytes
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What is to be done to a file of `size` bytes. The patches are sorted, don't overlap and lie within the old size."""
+
+    size: int
+    patches: tuple[Patch, ...] = ()
+    appended: bytes = b""
+
+    def __bool__(self) -> bool:
+        return bool(self.patches or self.appended)
+
+    @property
+    def new_size(self) -> int:
+        return self.size + len(self.appended)
 
 
 class StoragePlace(NamedTuple):

@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 from ddpdoctor.base.text import plural
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, OutOfData, Refused
-from ddpdoctor.checkpoints.formats.archive_changes import differences
-from ddpdoctor.checkpoints.formats.changes import Change
-from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, StoragePlace, item_size
-from ddpdoctor.checkpoints.formats.reading import ByteSource
+from ddpdoctor.checkpoints.formats.byte_source import ByteSource
+from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, Change, StoragePlace
+from ddpdoctor.checkpoints.formats.zip_edits import differences
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
 from ddpdoctor.checkpoints.pickles.nodes import ContainerNode, Storage, Text
-from ddpdoctor.checkpoints.pickles.tensors import ELEMENT_SIZES
+from ddpdoctor.checkpoints.pickles.tensors import ELEMENT_SIZES, element_size
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
@@ -61,7 +60,7 @@ class Legacy:
     def place(self, storage: Storage, pickle: str = DATA) -> StoragePlace:
         """See Layout."""
         place = self.places.get(storage.key)
-        length = storage.count * item_size(storage)
+        length = storage.count * element_size(storage)
         if place is None or place.length < length:
             raise Damaged(f"The data of storage {storage.key!a}, {length:,} bytes, is missing")
         return StoragePlace(place.offset, length)
@@ -145,7 +144,7 @@ def _find_storages(source: ByteSource, program: Program, keys: list[str], start:
         storage = storages[key]
         if storage.kind.removesuffix("Storage") not in ELEMENT_SIZES:
             raise Refused(f"It has a storage of type {storage.kind}, of which this version does not know the size")
-        length = storage.count * item_size(storage)
+        length = storage.count * element_size(storage)
         if at + COUNT_SIZE + length <= source.size:
             count = int.from_bytes(source.read_at(at, COUNT_SIZE), "little", signed=True)
             if count != storage.count:

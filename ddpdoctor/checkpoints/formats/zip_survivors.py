@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from ddpdoctor.base.text import plural
 from ddpdoctor.checkpoints.errors import CheckpointError
-from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, item_size
-from ddpdoctor.checkpoints.formats.reading import ByteSource
-from ddpdoctor.checkpoints.formats.zip_records import (
+from ddpdoctor.checkpoints.formats.byte_source import ByteSource
+from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE
+from ddpdoctor.checkpoints.formats.zip_directory import (
     DESCRIPTOR_SIGNATURE,
     FULL32,
     HAS_DESCRIPTOR,
@@ -19,6 +19,7 @@ from ddpdoctor.checkpoints.formats.zip_records import (
     extra_field,
 )
 from ddpdoctor.checkpoints.pickles.machine import scan
+from ddpdoctor.checkpoints.pickles.tensors import element_size
 
 _LONGEST_SEARCH = 1 << 26
 """Bytes: how far the end of a record is looked for of which nothing says where it is."""
@@ -60,7 +61,7 @@ def survivors(source: ByteSource) -> str:
 def _storages(pickle: bytes) -> dict[str, int]:
     """The lengths in bytes of the records that the pickle's storages are in."""
     try:
-        return {f"data/{storage.key}": storage.count * item_size(storage) for storage in scan(pickle).storages}
+        return {f"data/{storage.key}": storage.count * element_size(storage) for storage in scan(pickle).storages}
     except CheckpointError:
         return {}
 

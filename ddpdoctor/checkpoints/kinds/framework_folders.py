@@ -1,5 +1,5 @@
-"""Which framework's checkpoint a folder is, of which step and how many ranks, and what lies in it: by names, and by the small JSON
-file in which transformers' Trainer keeps its step."""
+"""Which framework's checkpoint a file or folder is, told by names: who loads a file when a training is resumed; of which step
+and how many ranks a folder is, and what lies in it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,43 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.base.regular_files import read_start
-from ddpdoctor.checkpoints.kinds.recognised import mode_of
-from ddpdoctor.checkpoints.loaders import TRAINER, of_names
+from ddpdoctor.checkpoints.kinds.file_head import mode_of
 from ddpdoctor.checkpoints.rank_files import rank_files
 from ddpdoctor.facts.checkpoints import CheckpointFolder
+
+TRAINER = "transformers' Trainer"
+ACCELERATE = "accelerate"
+LIGHTNING = "Lightning"
+NOBODY = "nobody"
+
+# As text and not compiled: compiling takes as long as looking at a small checkpoint.
+_OF_TRAINER = r"(?:optimizer|scheduler|scaler)\.pt\Z|rng_state(?:_\d+)?\.pth\Z|pytorch_model(?:-\d+-of-\d+)?\.bin\Z"
+_OF_ACCELERATE = r"(?:optimizer|scheduler|sampler|pytorch_model)(?:_\d+)?\.bin\Z|scaler\.pt\Z|random_states_\d+\.pkl\Z"
+
+
+def loader_of(path: Path, keys: Collection[str] = ()) -> str:
+    """Name the framework that loads the file at a resume; "nobody" for a file that is only kept, "" where nothing tells.
+
+    Args:
+        path: of the file.
+        keys: those of the dict that the file holds.
+    """
+    if "pytorch-lightning_version" in keys:
+        return LIGHTNING
+    if path.name == "training_args.bin":
+        return NOBODY
+    for framework, own_names in ((TRAINER, _OF_TRAINER), (ACCELERATE, _OF_ACCELERATE)):
+        if re.match(own_names, path.name) and framework_of_names(_names(path.parent)) == framework:
+            return framework
+    return ""
+
+
+def framework_of_names(names: Collection[str]) -> str:
+    """Name the framework whose checkpoint a folder with these names is; "" for another."""
+    if "trainer_state.json" in names:
+        return TRAINER
+    return ACCELERATE if "random_states_0.pkl" in names else ""
+
 
 MAX_STATE_BYTES = 1 << 26
 MAX_CHECKPOINTS = 200
@@ -28,7 +61,7 @@ _PARTS = (
     ("random numbers", r"rng_state(?:_\d+)?\.pth\Z|random_states_\d+\.pkl\Z"),
     ("settings of the training", r"training_args\.bin\Z"),
 )
-"""What these files and folders hold. As text and not compiled, like the names in `loaders`."""
+"""What these files and folders hold. As text and not compiled, like the names above."""
 
 
 class _State(msgspec.Struct):
@@ -40,13 +73,13 @@ def framework_folders(paths: Iterable[Path]) -> tuple[CheckpointFolder, ...]:
     found: list[CheckpointFolder] = []
     for path in paths:
         folders = [path, *sorted(_below(path), key=_step_of_name)]
-        found += [told for folder in folders if (told := _describe(folder, _names(folder)))]
+        found += [described for folder in folders if (described := _describe(folder, _names(folder)))]
     return tuple(found)
 
 
 def _below(path: Path) -> Iterator[Path]:
     names = _names(path)
-    if not of_names(names):
+    if not framework_of_names(names):
         numbered = sorted(name for name in names if re.search(r"checkpoint[-_]\d+\Z", name))
         yield from (path / name for name in numbered[:MAX_CHECKPOINTS])
 
@@ -59,7 +92,7 @@ def _names(folder: Path) -> Collection[str]:
 
 
 def _describe(folder: Path, names: Collection[str]) -> CheckpointFolder | None:
-    framework = of_names(names)
+    framework = framework_of_names(names)
     if not framework:
         return None
     worlds = [
@@ -82,11 +115,11 @@ def _step(folder: Path, names: Collection[str]) -> int | None:
     state = folder / "trainer_state.json"
     if "trainer_state.json" in names and mode_of(state):
         try:
-            told = msgspec.json.decode(read_start(state, MAX_STATE_BYTES), type=_State).global_step
+            step = msgspec.json.decode(read_start(state, MAX_STATE_BYTES), type=_State).global_step
         except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
-            told = None
-        if told is not None:
-            return told
+            step = None
+        if step is not None:
+            return step
     return _step_of_name(folder) if re.search(r"checkpoint-\d+\Z", folder.name) else None
 
 

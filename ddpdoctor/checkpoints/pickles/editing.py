@@ -7,11 +7,11 @@ from typing import NamedTuple
 import msgspec
 
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.formats.contents import FilePart
+from ddpdoctor.checkpoints.formats.opening import FilePart
 from ddpdoctor.checkpoints.pickles.comparison import Expected, same
-from ddpdoctor.checkpoints.pickles.locations import Moves, moves, pinned
+from ddpdoctor.checkpoints.pickles.device_locations import Moves, moves, pinned
+from ddpdoctor.checkpoints.pickles.key_prefixes import Renamings, strip
 from ddpdoctor.checkpoints.pickles.machine import scan
-from ddpdoctor.checkpoints.pickles.prefixes import Renamings, strip
 from ddpdoctor.checkpoints.pickles.splices import apply, fit, reword
 
 

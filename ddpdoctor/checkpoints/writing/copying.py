@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ddpdoctor.checkpoints.formats.changes import Change
-from ddpdoctor.checkpoints.formats.reading import PIECE, ByteSource, changed_meanwhile
+from ddpdoctor.checkpoints.formats.byte_source import PIECE, ByteSource, changed_meanwhile
+from ddpdoctor.checkpoints.formats.layouts import Change
 from ddpdoctor.checkpoints.writing.new_file import new_file
 
 Progress = Callable[[int, int], None]

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 from ddpdoctor.base.ownership import ROOT, footholds_on
@@ -264,3 +265,40 @@ def _ensure_changeable(path: Path, file: int) -> None:
             "The file belongs to another user, so that its date could not be kept",
             f"Ask its owner{_owner(path)}",
         ) from None
+
+
+# All that a terminal, a scheduler or a person sends to end or stop a program, but the two that can't be put off.
+_SIGNALS = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGTSTP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+
+@contextmanager
+def put_off() -> Iterator[list[int]]:
+    """Signals that come meanwhile are listed in what this gives, and delivered at the end, as they would have been."""
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {}
+    try:
+        for number in _SIGNALS:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, note)
+    except ValueError:
+        # Not in the main thread: no handler would run here anyway.
+        before = {}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for arrived in came:
+            signal.raise_signal(arrived)

@@ -17,14 +17,16 @@ from pathlib import Path
 from ddpdoctor.base.regular_files import open_regular
 from ddpdoctor.base.text import plural
 from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale
-from ddpdoctor.checkpoints.formats.changes import Change
+from ddpdoctor.checkpoints.formats.layouts import Change
 from ddpdoctor.checkpoints.writing import journal
-from ddpdoctor.checkpoints.writing.exclusive_open import HeldFile, held, opened_folder, unopened
-from ddpdoctor.checkpoints.writing.interruptions import put_off
+from ddpdoctor.checkpoints.writing.exclusive_open import HeldFile, held, opened_folder, put_off, unopened
 from ddpdoctor.checkpoints.writing.journal import JournalRecord, JournalStage, JournalState, Layer, undo_file
-from ddpdoctor.checkpoints.writing.leftovers import NEVER_BEGUN, FoundLeftover, Recovery, ending_of
-from ddpdoctor.checkpoints.writing.undo_words import (
+from ddpdoctor.checkpoints.writing.undo_advice import (
     A_COPY,
+    NEVER_BEGUN,
+    FoundLeftover,
+    Recovery,
+    ending_of,
     foreign,
     gone,
     half_changed_once,

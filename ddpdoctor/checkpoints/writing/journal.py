@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from ddpdoctor.checkpoints.errors import Refused, Untrusted
-from ddpdoctor.checkpoints.formats.changes import Change, Patch
+from ddpdoctor.checkpoints.formats.layouts import Change, Patch
 from ddpdoctor.checkpoints.writing.exclusive_open import HeldFile
 from ddpdoctor.checkpoints.writing.trust import ensure_owner_trusted, ensure_trusted, free_name
 

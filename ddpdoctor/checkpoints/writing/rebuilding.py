@@ -9,8 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from ddpdoctor.checkpoints.formats.archive import Archive
-from ddpdoctor.checkpoints.formats.archive_changes import (
+from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
+from ddpdoctor.checkpoints.formats.legacy import COUNT_SIZE, Legacy
+from ddpdoctor.checkpoints.formats.zip_archive import Archive
+from ddpdoctor.checkpoints.formats.zip_directory import FULL32, HAS_DESCRIPTOR, LOCAL, ZipRecord, extra_field
+from ddpdoctor.checkpoints.formats.zip_edits import (
     end_records,
     find_descriptor,
     local_header,
@@ -19,9 +22,6 @@ from ddpdoctor.checkpoints.formats.archive_changes import (
     record_name,
     stored_entry,
 )
-from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
-from ddpdoctor.checkpoints.formats.legacy import COUNT_SIZE, Legacy
-from ddpdoctor.checkpoints.formats.zip_records import FULL32, HAS_DESCRIPTOR, LOCAL, ZipRecord, extra_field
 from ddpdoctor.checkpoints.writing.copying import Copier, Progress, write_at
 from ddpdoctor.checkpoints.writing.new_file import new_file
 

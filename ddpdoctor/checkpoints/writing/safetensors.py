@@ -1,22 +1,345 @@
-"""A checkpoint's tensors as a safetensors file, of which no byte is loaded that can be copied."""
+"""A checkpoint's tensors as a safetensors file: what it would hold, and writing it, of which no byte is loaded that can be copied.
+
+The format: 8 bytes with the header's length (little-endian), the header in JSON (by name: dtype, shape, where the bytes
+lie), padded with spaces to a multiple of 8, then the bytes.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import struct
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from math import prod
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from ddpdoctor.checkpoints.errors import Refused
+import msgspec
+
+from ddpdoctor.base.text import human, listed, plural
+from ddpdoctor.checkpoints.errors import Damaged, Refused
+from ddpdoctor.checkpoints.formats.byte_source import ByteSource
 from ddpdoctor.checkpoints.formats.layouts import Layout
-from ddpdoctor.checkpoints.formats.reading import ByteSource
 from ddpdoctor.checkpoints.pickles.machine import Program
-from ddpdoctor.checkpoints.pickles.nodes import Storage
+from ddpdoctor.checkpoints.pickles.nodes import Call, Global, Storage, Text, Tuple
+from ddpdoctor.checkpoints.pickles.tensors import (
+    TensorView,
+    describe,
+    element_size,
+    is_dict,
+    is_tensor,
+    pairs,
+    view,
+)
 from ddpdoctor.checkpoints.writing.copying import Copier, Progress, write_at
-from ddpdoctor.checkpoints.writing.gathering import gather
 from ddpdoctor.checkpoints.writing.new_file import new_file
-from ddpdoctor.checkpoints.writing.safetensors_plan import PlannedTensor, plan_safetensors
+from ddpdoctor.checkpoints.writing.strided_tensors import Dim, gather, merged, span
+
+_LONGEST_HEADER = 100_000_000
+"""Bytes; what the safetensors library reads."""
+
+_TOO_MUCH = 1 << 62
+"""Elements. Torch can't count further than twice as far."""
+
+_MOST_NOTES = 5
+
+
+class _Type(NamedTuple):
+    """name: in safetensors. item: bytes of an element. swap: bytes of what has a byte order: half a complex number."""
+
+    name: str
+    item: int
+    swap: int
+
+
+_TYPES = {
+    "float64": _Type("F64", 8, 8),
+    "float32": _Type("F32", 4, 4),
+    "float16": _Type("F16", 2, 2),
+    "bfloat16": _Type("BF16", 2, 2),
+    "complex64": _Type("C64", 8, 4),
+    "int64": _Type("I64", 8, 8),
+    "int32": _Type("I32", 4, 4),
+    "int16": _Type("I16", 2, 2),
+    "int8": _Type("I8", 1, 1),
+    "uint64": _Type("U64", 8, 8),
+    "uint32": _Type("U32", 4, 4),
+    "uint16": _Type("U16", 2, 2),
+    "uint8": _Type("U8", 1, 1),
+    "bool": _Type("BOOL", 1, 1),
+    "float8_e4m3fn": _Type("F8_E4M3", 1, 1),
+    "float8_e4m3fnuz": _Type("F8_E4M3FNUZ", 1, 1),
+    "float8_e5m2": _Type("F8_E5M2", 1, 1),
+    "float8_e5m2fnuz": _Type("F8_E5M2FNUZ", 1, 1),
+    "float8_e8m0fnu": _Type("F8_E8M0", 1, 1),
+    "float4_e2m1fn_x2": _Type("F4", 1, 1),
+}
+"""By torch's name."""
+
+_STORAGE_TYPES = {
+    "Double": "float64",
+    "Float": "float32",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "ComplexDouble": "complex128",
+    "ComplexFloat": "complex64",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+}
+"""Torch's name for the elements of a storage of this class."""
+
+_KINDS = {
+    "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
+    "torch._utils._rebuild_sparse_csr_tensor": "a sparse tensor",
+    "torch._utils._rebuild_nested_tensor": "a nested tensor",
+    "torch._utils._rebuild_qtensor": "a quantized tensor",
+    "torch._utils._rebuild_meta_tensor_no_storage": "a meta tensor, which has no data",
+    "torch._utils._rebuild_device_tensor_from_numpy": "a tensor kept as a numpy array",
+}
+_SUBCLASSES = {
+    "torch._utils._rebuild_wrapper_subclass": 0,
+    "torch._tensor._rebuild_from_type": 1,
+    "torch._tensor._rebuild_from_type_v2": 1,
+}
+"""Functions that make a tensor of a class, and which argument names it."""
+
+
+class PlannedTensor(NamedTuple):
+    """A tensor that is to be written. start: of its first element in its storage, in bytes; length: when written."""
+
+    name: str
+    type: _Type
+    shape: tuple[int, ...]
+    storage: Storage
+    start: int
+    dims: list[Dim]
+    length: int
+
+    @property
+    def contiguous(self) -> bool:
+        return len(self.dims) == 1 and self.dims[0].stride == 1
+
+    @property
+    def reach(self) -> int:
+        """Bytes of the storage from its first element to its last."""
+        return span(self.dims) * self.type.item
+
+
+class PlannedContents(NamedTuple):
+    """What a safetensors file is to hold: its header, then the entries one behind the other.
+
+    notes: what the user should know of it, in sentences.
+    """
+
+    header: bytes
+    entries: list[PlannedTensor]
+    notes: list[str]
+
+    @property
+    def length(self) -> int:
+        """Bytes of all tensors."""
+        return sum(entry.length for entry in self.entries)
+
+
+def plan_safetensors(layout: Layout, program: Program) -> PlannedContents:
+    """What would be written.
+
+    Raises:
+        Refused: the top level is no dict of tensors that safetensors can hold.
+        Damaged: a tensor lies outside of its storage, or a storage is missing.
+    """
+    entries = _entries(program.root)
+    # Large elements first, so that each tensor begins at a multiple of its elements' size.
+    entries.sort(key=lambda entry: (-entry.type.item, entry.name))
+    for entry in entries:
+        if entry.length:
+            # Compressed ones have no place, but a record, of which as much is asked.
+            with suppress(Refused):
+                layout.place(entry.storage)
+    return PlannedContents(_header(entries), entries, _notes(entries))
+
+
+def _entries(root: Any) -> list[PlannedTensor]:
+    if not is_dict(root):
+        raise Refused(f"Its top level is {describe(root)}, and safetensors holds a dict of tensors only")
+    named = {pair.key.value if isinstance(pair.key, Text) else None: pair for pair in pairs(root)}
+    entries, others = [], []
+    for name, pair in named.items():
+        entry = _entry(name, pair.value) if name is not None else f"the key {describe(pair.key)}"
+        if isinstance(entry, PlannedTensor):
+            entries.append(entry)
+        else:
+            others.append(entry if name is None else f"{name} ({entry})")
+    if others:
+        advice = (
+            ""
+            if all(is_tensor(pair.value) for pair in named.values())
+            else "Try --params-only as well, for the model alone"
+        )
+        raise Refused(
+            f"safetensors can't hold {plural(len(others), 'entry', 'entries')} of it: {listed(others, most=20)}", advice
+        )
+    if not entries:
+        raise Refused("There are no tensors in it")
+    return entries
+
+
+def _entry(name: str, node: Any) -> PlannedTensor | str:
+    """The tensor, or why it can't be written."""
+    if not is_tensor(node):
+        return describe(node)
+    plain = _plain(node)
+    found = view(plain)
+    if found is None:
+        return _KINDS.get(plain.name) or _subclass(plain)
+    if found.storage.location.value == "meta":
+        return _KINDS["torch._utils._rebuild_meta_tensor_no_storage"]
+    if _is_lazy(plain):
+        return "a tensor that is conjugated or negated only when used"
+    dtype = _STORAGE_TYPES.get(found.dtype, found.dtype)
+    kind = _TYPES.get(dtype)
+    if kind is None:
+        return f"of the type {dtype}, which safetensors lacks"
+    if name == "__metadata__" or not _is_unicode(name):
+        return "a name that safetensors doesn't allow"
+    if kind.name == "F4" and not found.size:
+        return "half a pair of 4-bit numbers"
+    return _checked(name, kind, found)
+
+
+def _plain(node: Call) -> Call:
+    """A tensor without what makes it a parameter, and without a plain tensor's attributes."""
+    while isinstance(node.arguments, Tuple):
+        items = node.arguments.items
+        if node.name.startswith("torch._utils._rebuild_parameter") and items and is_tensor(items[0]):
+            node = items[0]
+        elif (
+            node.name == "torch._tensor._rebuild_from_type_v2"
+            and len(items) > 2
+            and isinstance(items[1], Global)
+            and items[1].full_name in ("torch.Tensor", "torch._tensor.Tensor")
+        ):
+            node = Call(items[0], items[2], node.start)
+        else:
+            break
+    return node
+
+
+def _subclass(node: Call) -> str:
+    index = _SUBCLASSES.get(node.name)
+    items = node.arguments.items if isinstance(node.arguments, Tuple) else []
+    if index is not None and len(items) > index and isinstance(items[index], Global):
+        return f"a tensor of the class {items[index].full_name}"
+    return "a tensor of an unusual kind"
+
+
+def _is_lazy(node: Call) -> bool:
+    """Whether what is stored still has to be conjugated or negated: the last argument says so, where it is there."""
+    metadata = node.arguments.items[7 if node.name.endswith("_v3") else 6 :]
+    return any(
+        isinstance(pair.key, Text) and pair.key.value in ("conj", "neg") and pair.value is not False
+        for one in metadata
+        for pair in pairs(one)
+    )
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _checked(name: str, kind: _Type, found: TensorView) -> PlannedTensor:
+    """Raises Damaged if it isn't within its storage."""
+    begin, end = _extent(found.storage)
+    start = begin + found.offset * kind.item
+    shape = found.size if kind.name != "F4" else (*found.size[:-1], found.size[-1] * 2)
+    entry = PlannedTensor(
+        name, kind, shape, found.storage, start, merged(found.size, found.stride), prod(found.size) * kind.item
+    )
+    numbers = (found.offset, *found.size, *found.stride)
+    if (
+        min(numbers) < 0
+        or max(numbers) >= _TOO_MUCH
+        or (entry.length and not begin <= start <= start + entry.reach <= end)
+    ):
+        raise Damaged(f"The tensor {name!a} does not lie within its storage, which has {end - begin:,} bytes")
+    return entry
+
+
+def _extent(storage: Storage) -> tuple[int, int]:
+    """Where the part that a storage stands for begins and ends: all of it, but for views in very old files. Bytes."""
+    item = element_size(storage)
+    if isinstance(storage.view, Tuple):
+        offset, count = storage.view.items[1:3] if len(storage.view.items) == 3 else (None, None)
+        if type(offset) is int and type(count) is int and 0 <= offset <= offset + count <= storage.count:
+            return offset * item, (offset + count) * item
+        raise Damaged(f"The view of storage {storage.key!a} does not lie within it")
+    return 0, storage.count * item
+
+
+def _header(entries: list[PlannedTensor]) -> bytes:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for entry in entries:
+        header[entry.name] = {
+            "dtype": entry.type.name,
+            "shape": entry.shape,
+            "data_offsets": (at, at + entry.length),
+        }
+        at += entry.length
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % 8)
+    if len(text) > _LONGEST_HEADER:
+        raise Refused(
+            f"safetensors can't hold {plural(len(entries), 'tensor')}: its header would have {human(len(text))}"
+        )
+    return struct.pack("<Q", len(text)) + text
+
+
+def _notes(entries: list[PlannedTensor]) -> list[str]:
+    notes = [note for group in _sharing(entries) if (note := _note(group))]
+    if len(notes) > _MOST_NOTES:
+        notes[_MOST_NOTES - 1 :] = [f"And so on, {len(notes) - _MOST_NOTES + 1} times more."]
+    return notes
+
+
+def _sharing(entries: list[PlannedTensor]) -> Iterator[list[PlannedTensor]]:
+    """The tensors in groups that lie over each other in one storage; most are alone."""
+    storages: dict[str, list[PlannedTensor]] = {}
+    for entry in entries:
+        if entry.length:
+            storages.setdefault(entry.storage.key, []).append(entry)
+    for members in storages.values():
+        group: list[PlannedTensor] = []
+        end = 0
+        for entry in sorted(members, key=lambda member: (member.start, member.name)):
+            if group and entry.start >= end:
+                yield group
+                group = []
+            group.append(entry)
+            end = max(end, entry.start + entry.reach)
+        yield group
+
+
+def _note(group: list[PlannedTensor]) -> str:
+    more = sum(entry.length for entry in group) - len(
+        range(group[0].start, max(entry.start + entry.reach for entry in group))
+    )
+    if len(group) > 1:
+        names = listed(sorted(entry.name for entry in group))
+        return f"{names} share their data in the checkpoint, and each has its own now: {human(max(more, 0))} more."
+    if more > 0:
+        return f"{group[0].name} is expanded from fewer elements, and written in full: {human(more)} more."
+    return ""
 
 
 def write_safetensors(layout: Layout, program: Program, out: Path, progress: Progress) -> list[str]:

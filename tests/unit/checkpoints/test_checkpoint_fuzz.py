@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix, undo
-from ddpdoctor.checkpoints.formats import contents
+from ddpdoctor.checkpoints.formats import opening
 from ddpdoctor.checkpoints.inspection import inspect
 from tests.support.checkpoint_files import repacked
 from tests.support.checkpoints import assert_same, by_size, on, pickle_of, save, saved
@@ -340,7 +340,7 @@ def test_what_the_machine_lacks_is_a_fact_too(
     def fails(data: bytes, start: int = 0) -> Any:
         raise error
 
-    monkeypatch.setattr(contents, "scan", fails)
+    monkeypatch.setattr(opening, "scan", fails)
     assert inspect(path).problem
     assert not inspect(path).damaged
     assert fix(path, EditOptions()).action is Action.REFUSED

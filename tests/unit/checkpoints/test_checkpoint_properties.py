@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix, undo
 from ddpdoctor.checkpoints.inspection import inspect
-from ddpdoctor.checkpoints.pickles.locations import pinned
+from ddpdoctor.checkpoints.pickles.device_locations import pinned
 from tests.support.checkpoints import assert_same, pins, save
 
 DEVICES = ("cpu", "cuda:0", "cuda:3", "cuda:11", "cuda", "mps", "xpu:1", "meta")

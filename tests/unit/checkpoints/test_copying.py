@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.formats.changes import Change, Patch
+from ddpdoctor.checkpoints.formats.layouts import Change, Patch
 from ddpdoctor.checkpoints.writing import copying, new_file
 from ddpdoctor.checkpoints.writing.copying import write_copy
 from ddpdoctor.checkpoints.writing.new_file import hidden_name
@@ -222,7 +222,7 @@ class TestKilled:
     SCRIPT = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from ddpdoctor.checkpoints.formats.changes import Change
+        from ddpdoctor.checkpoints.formats.layouts import Change
         from ddpdoctor.checkpoints.writing.copying import write_copy
 
         def wait(done, total):
@@ -331,7 +331,7 @@ class TestMounted:
     SCRIPT = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from ddpdoctor.checkpoints.formats.changes import Change
+        from ddpdoctor.checkpoints.formats.layouts import Change
         from ddpdoctor.checkpoints.writing.copying import write_copy
         from ddpdoctor.checkpoints.errors import CheckpointError
 

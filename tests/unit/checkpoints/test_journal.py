@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ddpdoctor.checkpoints.errors import Damaged, Refused
-from ddpdoctor.checkpoints.formats.changes import Change, Patch
+from ddpdoctor.checkpoints.formats.layouts import Change, Patch
 from ddpdoctor.checkpoints.writing import in_place, journal
 
 ORIGINAL = random.Random(0).randbytes(100_000)

@@ -14,8 +14,8 @@ import torch
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, NotACheckpoint, Refused
 from ddpdoctor.checkpoints.formats import legacy as legacy_layout
+from ddpdoctor.checkpoints.formats.byte_source import ByteSource
 from ddpdoctor.checkpoints.formats.legacy import MAGIC, Legacy, read_legacy
-from ddpdoctor.checkpoints.formats.reading import ByteSource
 from ddpdoctor.checkpoints.pickles.machine import scan
 from tests.support.checkpoint_files import changed
 

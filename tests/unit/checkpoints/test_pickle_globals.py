@@ -23,17 +23,11 @@ import numpy
 import pytest
 import torch
 
-from ddpdoctor.checkpoints import pickle_globals
-from ddpdoctor.checkpoints.global_meanings import MEANINGS
-from ddpdoctor.checkpoints.pickle_globals import (
-    ALLOWED,
-    NEEDS_IMPORT,
-    NEVER_ALLOWED,
-    OWN,
-    meaning,
-    weights_only_blockers,
-)
+from ddpdoctor.checkpoints.pickle_globals import known_globals, meaning, meanings, own_globals
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
+from ddpdoctor.checkpoints.weights_only import NEVER_ALLOWED, weights_only_blockers
+
+NEEDS_IMPORT = known_globals().needs_import
 
 ASK_TORCH = """
 import importlib, io, json, pathlib, pickle, sys, torch
@@ -67,7 +61,7 @@ def torchs_word() -> dict[str, Any]:
 
 
 def test_allowed_is_what_torch_allows(torchs_word: dict[str, Any]) -> None:
-    assert sorted(ALLOWED) == torchs_word["allowed"]
+    assert sorted(known_globals().allowed_by_weights_only) == torchs_word["allowed"]
 
 
 def test_what_needs_an_import_is_allowed_after_it(torchs_word: dict[str, Any]) -> None:
@@ -85,8 +79,8 @@ def test_the_import_named_is_the_one_that_allows_it(module: str) -> None:
 
 def test_the_other_tables_are_torchs(torchs_word: dict[str, Any]) -> None:
     assert set(torchs_word["blocked"]) == NEVER_ALLOWED
-    assert torchs_word["modules"] == pickle_globals._RENAMED_MODULES
-    assert {(a, b): (c, d) for a, b, c, d in torchs_word["names"]} == pickle_globals._RENAMED
+    assert torchs_word["modules"] == known_globals().renamed_modules
+    assert {f"{a}.{b}": f"{c}.{d}" for a, b, c, d in torchs_word["names"]} == known_globals().renamed
 
 
 class Colour(enum.Enum):
@@ -271,9 +265,9 @@ def test_python_2_names_are_translated() -> None:
 
 def test_own_holds_no_danger() -> None:
     """Nothing that we call dangerous is in torch's own list, nor is there anything in it that a program would need to harm."""
-    for name in OWN:
+    for name in own_globals():
         module = name.rpartition(".")[0]
-        assert not MEANINGS.get(name, ("", False))[1]
+        assert not meanings().get(name, ("", False))[1]
         assert module in ("builtins", "__builtin__", "_codecs", "collections") or module.startswith("torch"), name
         assert not any(word in name for word in ("load", "open", "exec", "eval", "import", "hub", "compile")), name
 
@@ -366,7 +360,7 @@ def test_meanings(name: str, word: str) -> None:
 
 
 def test_every_meaning_is_one_line_of_plain_words() -> None:
-    for name, (text, _) in MEANINGS.items():
+    for name, (text, _) in meanings().items():
         assert text, name
         assert "\n" not in text
         assert len(text) <= 120

@@ -15,8 +15,8 @@ import torch
 from torch.utils.serialization import config
 
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.formats.contents import open_layout
-from ddpdoctor.checkpoints.pickles.surgery import cut
+from ddpdoctor.checkpoints.formats.opening import open_layout
+from ddpdoctor.checkpoints.pickles.cutting import cut
 from ddpdoctor.checkpoints.writing.rebuilding import rebuild
 from tests.support.checkpoint_files import changed, repacked, unchecked
 

@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.pickles.comparison import Expected, same
-from ddpdoctor.checkpoints.pickles.locations import Moves, device_of, moves, pinned
+from ddpdoctor.checkpoints.pickles.device_locations import Moves, device_of, moves, pinned
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
 from ddpdoctor.checkpoints.pickles.nodes import Text
 from ddpdoctor.checkpoints.pickles.splices import Splice, Wording, apply, encoded, fit, reword

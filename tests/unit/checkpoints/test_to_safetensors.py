@@ -23,11 +23,11 @@ from safetensors.torch import load_file
 
 from ddpdoctor.checkpoints.errors import Damaged, Refused
 from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix
-from ddpdoctor.checkpoints.formats.contents import open_layout, read_parts
-from ddpdoctor.checkpoints.recognising import recognise
-from ddpdoctor.checkpoints.writing import gathering
-from ddpdoctor.checkpoints.writing.gathering import gather, merged
+from ddpdoctor.checkpoints.formats.opening import open_layout, read_parts
+from ddpdoctor.checkpoints.named_paths import recognise
+from ddpdoctor.checkpoints.writing import strided_tensors
 from ddpdoctor.checkpoints.writing.safetensors import write_safetensors
+from ddpdoctor.checkpoints.writing.strided_tensors import gather, merged
 
 SIMPLE_TYPES = [
     torch.float64,
@@ -176,7 +176,7 @@ def test_expanded(tmp_path: Path) -> None:
 
 def test_larger_than_a_window(tmp_path: Path) -> None:
     side = 1500
-    assert side * side * 4 > 2 * gathering.WINDOW
+    assert side * side * 4 > 2 * strided_tensors.WINDOW
     thing = {
         "t": torch.rand(side, side).t(),
         "columns": torch.rand(2000, 1500)[:, ::700],
@@ -452,7 +452,7 @@ def peak(path: Path, out: Path) -> int:
     """Bytes of memory that converting takes at most."""
     program = (
         "import sys; from pathlib import Path\n"
-        "from ddpdoctor.checkpoints.formats.contents import open_layout, read_parts\n"
+        "from ddpdoctor.checkpoints.formats.opening import open_layout, read_parts\n"
         "from ddpdoctor.checkpoints.writing.safetensors import write_safetensors\n"
         "with open_layout(Path(sys.argv[1]), 'zip') as layout:\n"
         "    write_safetensors(layout, read_parts(layout)[0].program, Path(sys.argv[2]), lambda done, total: None)\n"

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
-from ddpdoctor.checkpoints.checkpoint_files import loading, paths, short
-from ddpdoctor.checkpoints.loading import allowing
+from ddpdoctor.checkpoints.finding_words import loading, paths, short
+from ddpdoctor.checkpoints.weights_only import allowing
 from ddpdoctor.checks.catalogue import all_checks, find_check
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Result, SkipReason, diagnose

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix
 from ddpdoctor.checkpoints.inspection import inspect
-from ddpdoctor.checkpoints.loading import DO_NOT_LOAD
-from ddpdoctor.checkpoints.pickles.names import UNTOLD, named_in
+from ddpdoctor.checkpoints.pickles.named_globals import UNTOLD, named_in
+from ddpdoctor.checkpoints.weights_only import DO_NOT_LOAD
 
 PROTOCOLS = pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 

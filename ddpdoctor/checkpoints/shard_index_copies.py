@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.checkpoints.errors import CheckpointError
-from ddpdoctor.checkpoints.index_files import INDEX_ENDING, shards_of
+from ddpdoctor.checkpoints.shard_index import INDEX_ENDING, shards_of
 from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome
 
 _NAME = "model.safetensors" + INDEX_ENDING
@@ -92,10 +92,10 @@ def _keys(shard: Path) -> frozenset[str]:
         with shard.open("rb") as file:
             header = msgspec.json.decode(file.read(int.from_bytes(file.read(8), "little")))
         return frozenset(header)
-    from ddpdoctor.checkpoints.formats.contents import open_layout, read_parts
+    from ddpdoctor.checkpoints.formats.opening import open_layout, read_parts
+    from ddpdoctor.checkpoints.named_paths import recognise
     from ddpdoctor.checkpoints.pickles.nodes import Text
     from ddpdoctor.checkpoints.pickles.tensors import pairs
-    from ddpdoctor.checkpoints.recognising import recognise
 
     with open_layout(shard, recognise(shard).kind) as layout:
         entries = pairs(read_parts(layout)[0].program.root)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddpdoctor.checkpoints.fixing import EditOptions, fix
-from ddpdoctor.checkpoints.index_copies import copy_indexes, index_of
+from ddpdoctor.checkpoints.shard_index_copies import copy_indexes, index_of
 from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome
 
 NAMES = ("model-1.bin", "deep/model-2.bin")

@@ -12,8 +12,8 @@ import torch
 
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.fixing import EditOptions, fix
+from ddpdoctor.checkpoints.pickles.key_prefixes import Renamings, strip
 from ddpdoctor.checkpoints.pickles.machine import scan
-from ddpdoctor.checkpoints.pickles.prefixes import Renamings, strip
 from ddpdoctor.report.reported_checkpoints import Action
 
 WEIGHT = torch.ones(2)

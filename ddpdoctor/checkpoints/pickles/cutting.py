@@ -14,9 +14,9 @@ from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.pickles.comparison import Expected, same
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
-from ddpdoctor.checkpoints.pickles.models import Model, candidates_named, find_model
+from ddpdoctor.checkpoints.pickles.model_search import Model, candidates_named, find_model
 from ddpdoctor.checkpoints.pickles.nodes import Pair, Storage
-from ddpdoctor.checkpoints.pickles.spans import Spans
+from ddpdoctor.checkpoints.pickles.opcode_spans import Spans
 from ddpdoctor.checkpoints.pickles.tensors import (
     VIEWS,
     describe,

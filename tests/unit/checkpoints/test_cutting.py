@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Refused
+from ddpdoctor.checkpoints.pickles.cutting import CutPickle, Remainder, cut
 from ddpdoctor.checkpoints.pickles.machine import scan
-from ddpdoctor.checkpoints.pickles.models import Unclear
-from ddpdoctor.checkpoints.pickles.surgery import CutPickle, Remainder, cut
+from ddpdoctor.checkpoints.pickles.model_search import Unclear
 
 PROTOCOLS = (2, 3, 4, 5)
 

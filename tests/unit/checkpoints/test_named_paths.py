@@ -17,9 +17,8 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint
 
-from ddpdoctor.checkpoints.folders import expand
+from ddpdoctor.checkpoints.named_paths import expand, recognise
 from ddpdoctor.checkpoints.rank_files import rank_files
-from ddpdoctor.checkpoints.recognising import recognise
 from ddpdoctor.checkpoints.writing.journal import undo_file
 from ddpdoctor.checkpoints.writing.new_file import hidden_name
 from ddpdoctor.facts.checkpoints import RankFiles

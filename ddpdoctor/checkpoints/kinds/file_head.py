@@ -1,8 +1,9 @@
-"""What a path turned out to be, and the first look at a file from which that is decided."""
+"""What a path was recognised as, in the words of kinds.json, and the first look at a file from which that is decided."""
 
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -11,9 +12,8 @@ from ddpdoctor.base.regular_files import open_regular
 from ddpdoctor.base.text import clip, masked
 from ddpdoctor.facts.remedies import Remedy, commands_of
 
-HEAD = 4096
-"""Bytes at the front of a file that are looked at first."""
-
+HEAD_BYTES = 4096
+"""At the front of a file, which are looked at first."""
 
 BUSY = "busy"
 """The kind of a file that somebody is changing at this moment: a little later it has another."""
@@ -43,20 +43,74 @@ class Recognised(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rewritable(self) -> bool:
-        """One of the formats that we rewrite, as far as the first look tells."""
+        """Whether it is one of the formats that we rewrite, as far as the first look tells."""
         return not self.problem and self.kind in ("zip", "legacy", "torchscript")
+
+
+class _Sentences(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What kinds.json says of a kind. problem: None where it is only no checkpoint of torch."""
+
+    called: str
+    problem: str | None = None
+    advice: str = ""
+    damaged: bool = False
+
+
+@cache
+def _sentences() -> dict[str, _Sentences]:
+    return msgspec.json.decode(table(__name__, "kinds.json"), type=dict[str, _Sentences])
+
+
+def table(module: str, name: str) -> bytes:
+    """The content of a JSON file that lies beside a module."""
+    from pkgutil import get_data
+
+    content = get_data(module, name)
+    assert content is not None
+    return content
+
+
+def recognised(key: str, *remedies: Remedy, **words: object) -> Recognised:
+    """Say what a file or folder is.
+
+    Args:
+        key: an entry of kinds.json: the kind, and behind a slash which case of it.
+        remedies: what brings a checkpoint within reach.
+        words: for the braces in the entry's sentences.
+    """
+    sentences = _sentences()[key]
+    called = sentences.called.format(**words)
+    problem = not_torchs(called) if sentences.problem is None else sentences.problem.format(**words)
+    return Recognised(
+        kind=key.partition("/")[0],
+        called=called,
+        problem=problem,
+        damaged=sentences.damaged,
+        advice=sentences.advice.format(**words),
+        remedies=remedies,
+    )
+
+
+def not_torchs(called: str) -> str:
+    """The problem with what is only something else: "An ONNX model, not a checkpoint of torch"."""
+    return f"{called[0].upper()}{called[1:]}, not a checkpoint of torch"
 
 
 class FileHead:
     """A regular file, opened for reading, and its first bytes. Reads by position, and less than asked where it ends."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError; NotRegularError for a pipe or device, also one put in the file's place since it was looked at."""
+        """Open it.
+
+        Raises:
+            OSError: it can't be read; NotRegularError for a pipe or device, also one put in the file's place since it
+                was looked at.
+        """
         self.path = path
         self.fd = open_regular(path)
         try:
             self.size = os.fstat(self.fd).st_size
-            self.head = self.read(0, HEAD)
+            self.head = self.read(0, HEAD_BYTES)
         except OSError:
             os.close(self.fd)
             raise

@@ -18,8 +18,8 @@ import numpy
 import pytest
 import torch
 
-from ddpdoctor.checkpoints.folders import expand
-from ddpdoctor.checkpoints.kinds.recognised import printable
+from ddpdoctor.checkpoints.kinds.file_head import printable
+from ddpdoctor.checkpoints.named_paths import expand
 from tests.support.samples import OTHERS, STATE, onnx, recognise, save, saved_bytes, written
 
 # Archives, compressed and encrypted files

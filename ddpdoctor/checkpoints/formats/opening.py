@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpdoctor.checkpoints.errors import NotACheckpoint, Refused
+from ddpdoctor.checkpoints.formats.byte_source import ByteSource
 from ddpdoctor.checkpoints.formats.layouts import Layout
-from ddpdoctor.checkpoints.formats.reading import ByteSource
-from ddpdoctor.checkpoints.kinds.recognised import printable
+from ddpdoctor.checkpoints.kinds.file_head import printable
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
 from ddpdoctor.checkpoints.pickles.opcodes import OldProtocol
 
@@ -33,7 +33,7 @@ def open_layout(path: Path, kind: str) -> Iterator[Layout]:
 
             yield read_legacy(source)
         elif kind in ("zip", "torchscript"):
-            from ddpdoctor.checkpoints.formats.archive import read_archive
+            from ddpdoctor.checkpoints.formats.zip_archive import read_archive
 
             yield read_archive(source)
         else:
@@ -58,9 +58,9 @@ def read_parts(layout: Layout) -> list[FilePart]:
 
 def _judged(old: OldProtocol, data: bytes) -> Refused:
     """The refusal, with a word on what is dangerous in it."""
-    from ddpdoctor.checkpoints.loading import DO_NOT_LOAD
     from ddpdoctor.checkpoints.pickle_globals import is_dangerous, meaning
-    from ddpdoctor.checkpoints.pickles.names import named_in
+    from ddpdoctor.checkpoints.pickles.named_globals import named_in
+    from ddpdoctor.checkpoints.weights_only import DO_NOT_LOAD
 
     named = named_in(io.BytesIO(data))
     dangerous = [name for name in (*named.sure, *named.perhaps) if is_dangerous(name)]

@@ -1,12 +1,24 @@
-"""How to load a checkpoint that torch.load(weights_only=True) stops at: from the least that is given away to the most. Pure."""
+"""What torch.load(weights_only=True) stops at, and how to load such a checkpoint: from the least that is given away to the most.
+
+Pure.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ddpdoctor.checkpoints.pickle_globals import NEEDS_IMPORT, NEVER_ALLOWED
+from ddpdoctor.checkpoints.pickle_globals import known_globals
+
+if TYPE_CHECKING:
+    from ddpdoctor.checkpoints.pickles.machine import Program
+
+NEVER_ALLOWED = frozenset({"sys", "os", "posix", "nt"})
+"""Modules of which nothing is accepted, not even after add_safe_globals (_blocklisted_modules)."""
+
+_KNOWN_OPCODES = frozenset({"EMPTY_SET", "SHORT_BINSTRING"})
+"""Of the opcodes that plain protocol 2 doesn't have, those that the weights_only unpickler knows nevertheless."""
 
 DO_NOT_LOAD = "Do not load this file, on any machine and with any option"
 """Of a file that names something dangerous; whoever says it gives no command that loads it."""
@@ -14,6 +26,26 @@ DO_NOT_LOAD = "Do not load this file, on any machine and with any option"
 IMPORT = "Import this before torch.load, which then accepts it"
 ALLOW = "If you know these classes and what they do: allow exactly them before torch.load, in Python"
 ALL = "for a file whose origin you trust as you would a program's: load all that is in it"
+
+
+def weights_only_blockers(program: Program) -> tuple[str, ...]:
+    """Where torch.load(weights_only=True) of torch 2.13 would stop: globals by name, then "the opcode MEMOIZE" ..."""
+    names = [translated(global_name.module, global_name.name) for global_name in program.globals.values()]
+    blocking = dict.fromkeys(name for name in names if name not in known_globals().allowed_by_weights_only)
+    opcodes = sorted(program.opcodes - _KNOWN_OPCODES)
+    return (*blocking, *(f"the opcode {name}" for name in opcodes))
+
+
+def translated(module: str, name: str) -> str:
+    """The full name under which torch's unpickler looks a global up."""
+    known = known_globals()
+    full = f"{known.renamed_modules.get(module, module)}.{name}"
+    return known.renamed.get(f"{module}.{name}", full)
+
+
+def needed_import(name: str) -> str:
+    """The module that has to be imported before weights_only=True accepts this global; "" where that doesn't help."""
+    return known_globals().needs_import.get(name, "")
 
 
 class Preparation(NamedTuple):
@@ -34,8 +66,8 @@ _NEVER_FILLED = frozenset({"addict.addict.Dict", "collections.defaultdict", "col
 def preparation(blockers: Sequence[str]) -> Preparation | None:
     """What lets weights_only=True pass these globals; None where nothing does: an opcode that it doesn't know, no proper
     name, a class that it doesn't fill, or a module of which it takes nothing."""
-    imports = tuple(dict.fromkeys(f"import {NEEDS_IMPORT[name]}" for name in blockers if name in NEEDS_IMPORT))
-    others = [name for name in blockers if name not in NEEDS_IMPORT]
+    imports = tuple(dict.fromkeys(f"import {module}" for name in blockers if (module := needed_import(name))))
+    others = [name for name in blockers if not needed_import(name)]
     if not others:
         return Preparation(IMPORT, imports)
     if _NEVER_FILLED.isdisjoint(others) and all(

@@ -6,13 +6,14 @@ The standard library's zipfile reads archives too, but forgives, and hides where
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
 from ddpdoctor.base.text import clip_middle, has_unseen
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
-from ddpdoctor.checkpoints.formats.reading import ByteSource
+from ddpdoctor.checkpoints.formats.byte_source import ByteSource
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 
 END = Struct("<4sHHHHLLH")
@@ -22,6 +23,8 @@ ENTRY = Struct("<4sHHHHHHLLLHHHHHLL")
 LOCAL = Struct("<4sHHHHHLLLHH")
 END_SIGNATURE, LOCATOR_SIGNATURE, END64_SIGNATURE = b"PK\5\6", b"PK\6\7", b"PK\6\6"
 ENTRY_SIGNATURE, LOCAL_SIGNATURE, DESCRIPTOR_SIGNATURE = b"PK\1\2", b"PK\3\4", b"PK\7\x08"
+SPLIT_SIGNATURE = DESCRIPTOR_SIGNATURE
+"""With which the first part of a split archive begins."""
 STORED, DEFLATED = 0, 8
 HAS_DESCRIPTOR = 8
 _ENCRYPTED, _PATCHED = 0x2041, 0x20
@@ -39,6 +42,52 @@ _WINDOW = 1 << 18
 
 _LARGEST_DIRECTORY = 1 << 26
 """Bytes: half a million records. It is read as a whole."""
+
+
+class DirectoryPlace(NamedTuple):
+    """Where a directory is said to be, and where its end record begins."""
+
+    offset: int
+    size: int
+    position: int
+
+
+def find_directory(read: Callable[[int, int], bytes], size: int) -> DirectoryPlace | None:
+    """Where an archive's directory is, as whoever forgives reads its end records; None without an end record.
+
+    Args:
+        read: gives some bytes at some offset of the file, fewer where it ends.
+        size: of the file, in bytes.
+    """
+    start = max(0, size - END.size - FULL16)
+    tail = read(start, END.size + FULL16)
+    at = tail.rfind(END_SIGNATURE, 0, len(tail) - END.size + len(END_SIGNATURE))
+    if at < 0:
+        return None
+    length, offset = END.unpack_from(tail, at)[5:7]
+    position = start + at
+    before = position - END64.size - LOCATOR.size
+    ends64 = read(before, END64.size + LOCATOR.size) if before >= 0 else b""
+    if ends64.startswith(END64_SIGNATURE) and ends64.startswith(LOCATOR_SIGNATURE, END64.size):
+        # torch always writes these, too. Where they stand is looked at, not where they say that they stand: in a file of
+        # several archives that is counted from the last one's beginning.
+        length, offset = END64.unpack_from(ends64)[8:]
+        position = before
+    elif FULL32 in (length, offset):
+        return None
+    return DirectoryPlace(offset, length, position)
+
+
+def names_and_flags(directory: bytes) -> list[tuple[str, int]]:
+    """Each record's, as far as the directory can be read."""
+    found = []
+    at = 0
+    while at + ENTRY.size <= len(directory) and directory.startswith(ENTRY_SIGNATURE, at):
+        _, _, _, flags, *_, name_length, extra_length, comment_length, _, _, _, _ = ENTRY.unpack_from(directory, at)
+        name_at = at + ENTRY.size
+        found.append((directory[name_at : name_at + name_length].decode("utf-8", "replace"), flags))
+        at = name_at + name_length + extra_length + comment_length
+    return found
 
 
 class CutOff(Damaged):

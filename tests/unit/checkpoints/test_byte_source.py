@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
-from ddpdoctor.checkpoints.formats.reading import PIECE, ByteSource
+from ddpdoctor.checkpoints.formats.byte_source import PIECE, ByteSource
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from struct import Struct
 
-from ddpdoctor.checkpoints.formats.changes import Patch
-from ddpdoctor.checkpoints.formats.reading import ByteSource
-from ddpdoctor.checkpoints.formats.zip_records import (
+from ddpdoctor.checkpoints.formats.byte_source import ByteSource
+from ddpdoctor.checkpoints.formats.layouts import Patch
+from ddpdoctor.checkpoints.formats.zip_directory import (
     DESCRIPTOR_SIGNATURE,
     END,
     END64,

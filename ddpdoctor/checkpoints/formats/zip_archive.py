@@ -6,11 +6,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
-from ddpdoctor.checkpoints.formats.archive_changes import append, patch
-from ddpdoctor.checkpoints.formats.changes import Change
-from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, StoragePlace, item_size
-from ddpdoctor.checkpoints.formats.reading import PIECE, ByteSource
-from ddpdoctor.checkpoints.formats.zip_records import (
+from ddpdoctor.checkpoints.formats.byte_source import PIECE, ByteSource
+from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, Change, StoragePlace
+from ddpdoctor.checkpoints.formats.zip_directory import (
     LOCAL_SIGNATURE,
     STORED,
     CutOff,
@@ -18,7 +16,9 @@ from ddpdoctor.checkpoints.formats.zip_records import (
     ZipRecord,
     read_directory,
 )
+from ddpdoctor.checkpoints.formats.zip_edits import append, patch
 from ddpdoctor.checkpoints.pickles.nodes import Storage
+from ddpdoctor.checkpoints.pickles.tensors import element_size
 
 CONSTANTS = "constants.pkl"
 _DEFAULT_ALIGNMENT = 64
@@ -62,7 +62,7 @@ class Archive:
         folder, records = pickle.removesuffix(".pkl"), self.records
         for storage in storages:
             record = records.get(f"{folder}/{storage.key}")
-            if record is None or record.size < storage.count * item_size(storage):
+            if record is None or record.size < storage.count * element_size(storage):
                 self.storage_record(storage, pickle)  # raises, with the reason
 
     def place(self, storage: Storage, pickle: str = DATA) -> StoragePlace:
@@ -70,11 +70,11 @@ class Archive:
         record = self.storage_record(storage, pickle)
         if record.method != STORED:
             raise Refused(f"{record.name} is compressed")
-        return StoragePlace(record.offset, storage.count * item_size(storage))
+        return StoragePlace(record.offset, storage.count * element_size(storage))
 
     def pieces(self, storage: Storage, pickle: str = DATA) -> Iterator[bytes]:
         """See Layout."""
-        left = storage.count * item_size(storage)
+        left = storage.count * element_size(storage)
         for piece in self._contents(self.storage_record(storage, pickle)):
             yield piece[:left]
             left -= len(piece)
@@ -87,7 +87,7 @@ class Archive:
         record = self.records.get(name)
         if record is None:
             raise Damaged(f"{name}, the data of a tensor, is missing")
-        length = storage.count * item_size(storage)
+        length = storage.count * element_size(storage)
         if record.size < length:
             raise Damaged(f"{name} has {record.size:,} bytes, but its tensors need {length:,}")
         return record

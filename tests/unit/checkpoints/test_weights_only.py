@@ -17,10 +17,10 @@ import torch
 
 from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix
 from ddpdoctor.checkpoints.inspection import inspect
-from ddpdoctor.checkpoints.loading import DO_NOT_LOAD, preparation
-from ddpdoctor.checkpoints.pickle_globals import NEEDS_IMPORT
+from ddpdoctor.checkpoints.pickle_globals import known_globals
 from ddpdoctor.checkpoints.render_terminal import show_line, show_one, show_sum
 from ddpdoctor.checkpoints.render_words import loud_parts, paragraphs
+from ddpdoctor.checkpoints.weights_only import DO_NOT_LOAD, preparation
 from ddpdoctor.checks.checkpoint.contents import hostile, let_pass
 from ddpdoctor.facts.checkpoints import CheckpointFile, GlobalName, KeyPrefix, Pins
 from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
@@ -107,7 +107,7 @@ def test_what_weights_only_never_fills_is_loaded_without_it(value: object, tmp_p
 
 
 def test_an_import_is_enough_for_what_torch_allows_after_it() -> None:
-    for name, module in NEEDS_IMPORT.items():
+    for name, module in known_globals().needs_import.items():
         prepared = preparation([name])
         assert prepared is not None
         assert prepared.lines == (f"import {module}",)
@@ -129,7 +129,7 @@ def test_torchscript_names_only_its_own(tmp_path: Path) -> None:
     assert inspect(path).globals == ()
     outcome = fix(path, EditOptions())
     text = told(outcome)
-    assert "weights_only" not in text
+    assert "weights_only=" not in text
     assert "its code still names cuda:0" in text
     assert "torch.jit.load" in text
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, NotACheckpoint, Refused
-from ddpdoctor.checkpoints.formats.archive import Archive, read_archive
+from ddpdoctor.checkpoints.formats.byte_source import ByteSource
 from ddpdoctor.checkpoints.formats.layouts import StoragePlace
-from ddpdoctor.checkpoints.formats.reading import ByteSource
+from ddpdoctor.checkpoints.formats.zip_archive import Archive, read_archive
 from ddpdoctor.checkpoints.pickles.machine import scan
 from tests.support.checkpoint_files import Made, changed, make_zip, repacked, unchecked
 
