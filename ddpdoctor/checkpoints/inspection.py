@@ -15,7 +15,7 @@ from ddpdoctor.checkpoints.formats.zip_archive import Archive
 from ddpdoctor.checkpoints.kinds.file_head import Recognised
 from ddpdoctor.checkpoints.pickles.device_locations import device_arguments, device_of, pinned
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
-from ddpdoctor.checkpoints.pickles.key_prefixes import WRAPPERS, has_prefix
+from ddpdoctor.checkpoints.pickles.key_prefixes import has_prefix
 from ddpdoctor.checkpoints.pickles.nodes import Call, Storage, Text
 from ddpdoctor.checkpoints.pickles.plain_tensors import PlainTensor
 from ddpdoctor.checkpoints.pickles.tensors import VIEWS, Found, element_size, is_state_dict, pairs, view, walk
@@ -185,13 +185,13 @@ def _prefixes(found: list[Found], loader: str, *, published: bool) -> Iterator[K
     published: as models of Hugging Face are, whose own keys may all begin with "model.".
     """
     from ddpdoctor.checkpoints.kinds.framework_folders import LIGHTNING
-    from ddpdoctor.checkpoints.model_wrappers import HOLDERS
+    from ddpdoctor.checkpoints.model_wrappers import HOLDERS, WRITERS
 
     for one in found:
         if not is_state_dict(one.node):
             continue
         prefix = ""
-        while longer := [prefix + wrapper for wrapper in WRAPPERS if has_prefix(one.node, prefix + wrapper)]:
+        while longer := [prefix + wrapper for wrapper in WRITERS if has_prefix(one.node, prefix + wrapper)]:
             prefix = longer[0]
         may_be_models = False
         name = pairs(one.node)[0].key.value[len(prefix) :].partition(".")[0]

@@ -9,31 +9,53 @@ from pathlib import Path
 from types import TracebackType
 
 from ddpdoctor.base.regular_files import NotRegularError, open_regular
-from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Damaged, NotACheckpoint, Refused
+from ddpdoctor.checkpoints.errors import Busy, Damaged, NotACheckpoint, Refused
 
-PIECE = 1 << 20
-"""Bytes read at a time where much is read."""
+PIECE_BYTES = 1 << 20
+"""Read at a time where much is read."""
+
+
+class ChangedMeanwhile(Refused):
+    """What was read isn't there any more."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The file was changed while it was being read", "Run the command again when its writer is done"
+        )
 
 
 class ByteSource:
     """A regular file, open for reading. status, size: as it was when it was opened; size in bytes."""
 
     def __init__(self, path: Path) -> None:
-        """Raises Refused if it can't be opened, NotACheckpoint if it is a folder, a pipe or a device."""
+        """Open the file.
+
+        Raises:
+            Busy: another run is changing it.
+            NotACheckpoint: it is a folder, a pipe or a device.
+            Refused: it can't be opened.
+        """
         self.path = path
         try:
             self.fd = open_regular(path)
         except NotRegularError:
             raise NotACheckpoint(f"{path} is not a regular file") from None
+        except FileNotFoundError:
+            raise Refused(f"{path} does not exist") from None
+        except PermissionError:
+            raise Refused(f"{path} may not be read by this user") from None
+        except BlockingIOError:
+            raise Busy(f"{path} is being changed just now", "Run the command again when that is done") from None
         except OSError as error:
-            raise unopened(path, error) from None
+            raise Refused(f"{path} could not be opened: {error.strerror}") from None
         self.status = os.fstat(self.fd)
         self.size = self.status.st_size
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`.
+        """Exactly `length` bytes from `offset`; Refused if the file system has lost them.
 
-        Raises Damaged if the file ends before, or the disk can't read them; Refused if the file system has lost them.
+        Raises:
+            Damaged: the file ends before, or the disk can't read them.
         """
         data = self._read(offset, length)
         if len(data) == length:
@@ -51,21 +73,25 @@ class ByteSource:
         return b"".join(pieces)
 
     def pieces(self, offset: int, length: int) -> Iterator[bytes]:
-        """The same, some at a time."""
+        """The same bytes, some at a time."""
         end = offset + length
         while offset < end:
-            data = self.read_at(offset, min(PIECE, end - offset))
+            data = self.read_at(offset, min(PIECE_BYTES, end - offset))
             yield data
             offset += len(data)
 
     def refuse_if_changed(self) -> None:
-        """Raises Refused if somebody has written to the file since it was opened."""
+        """Refuse to go on with a file that was changed.
+
+        Raises:
+            ChangedMeanwhile: somebody has written to it since it was opened.
+        """
         now = os.fstat(self.fd)
         if (now.st_size, now.st_mtime_ns) != (self.status.st_size, self.status.st_mtime_ns):
-            raise changed_meanwhile()
+            raise ChangedMeanwhile
 
     def close(self) -> None:
-        """Any number of times."""
+        """Close it, if it is open."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -84,19 +110,3 @@ class ByteSource:
         except OSError as error:
             kind = Damaged if error.errno == errno.EIO else Refused
             raise kind(f"Reading {length:,} bytes at {offset:,} failed: {error.strerror}") from None
-
-
-def changed_meanwhile() -> Refused:
-    """For who finds that what was read isn't there any more."""
-    return Refused("The file was changed while it was being read", "Run the command again when its writer is done")
-
-
-def unopened(path: Path, error: OSError) -> CheckpointError:
-    """Why a file could not be opened, in plain words."""
-    if isinstance(error, FileNotFoundError):
-        return Refused(f"{path} does not exist")
-    if isinstance(error, PermissionError):
-        return Refused(f"{path} may not be read by this user")
-    if isinstance(error, BlockingIOError):
-        return Busy(f"{path} is being changed just now", "Run the command again when that is done")
-    return Refused(f"{path} could not be opened: {error.strerror}")

@@ -14,8 +14,8 @@ from ddpdoctor.checkpoints.pickles.nodes import Storage
 DATA = "data.pkl"
 """The pickle of what was saved; so called in the old format, too, where it has no name."""
 
-LARGEST_PICKLE = 1 << 30
-"""Bytes. A pickle is read as a whole."""
+MAX_PICKLE_BYTES = 1 << 30
+"""A pickle is read as a whole."""
 
 
 class Patch(msgspec.Struct, frozen=True):
@@ -62,13 +62,13 @@ class Layout(Protocol):
         """The pickles by name: data.pkl, and constants.pkl in TorchScript."""
 
     def check(self, storages: Iterable[Storage], pickle: str = DATA) -> None:
-        """Raises Damaged unless the bytes of all storages of that pickle are there."""
+        """Make sure that the bytes of all storages of that pickle are there; else Damaged is raised."""
 
     def place(self, storage: Storage, pickle: str = DATA) -> StoragePlace:
-        """Where the storage's bytes lie. Raises Refused if they are compressed, Damaged if they are missing."""
+        """Where the storage's bytes lie. Refused is raised if they are compressed, Damaged if they are missing."""
 
     def pieces(self, storage: Storage, pickle: str = DATA) -> Iterator[bytes]:
         """The storage's bytes, some at a time, compressed or not."""
 
     def change(self, pickles: Mapping[str, bytes]) -> Change:
-        """What gives these pickles a new content. Raises Refused where the format can't take it."""
+        """The change that gives these pickles a new content. Refused is raised where the format can't take it."""

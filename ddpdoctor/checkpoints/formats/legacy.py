@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ddpdoctor.base.text import plural
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, OutOfData, Refused
 from ddpdoctor.checkpoints.formats.byte_source import ByteSource
-from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, Change, StoragePlace
+from ddpdoctor.checkpoints.formats.layouts import DATA, MAX_PICKLE_BYTES, Change, StoragePlace
 from ddpdoctor.checkpoints.formats.zip_edits import differences
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
@@ -22,8 +22,8 @@ PROTOCOL_VERSION = 1001
 COUNT_SIZE = 8
 """Bytes of the number before each storage's elements."""
 
-_FIRST_WINDOW = 1 << 16
-"""Bytes in which a pickle's end is looked for at first: nothing says how long it is."""
+_FIRST_WINDOW_BYTES = 1 << 16
+"""In which a pickle's end is looked for at first: nothing says how long it is."""
 
 
 class Span(NamedTuple):
@@ -58,7 +58,11 @@ class Legacy:
             self.place(storage)
 
     def place(self, storage: Storage, pickle: str = DATA) -> StoragePlace:
-        """See Layout."""
+        """See Layout.
+
+        Raises:
+            Damaged: they are missing.
+        """
         place = self.places.get(storage.key)
         length = storage.count * element_size(storage)
         if place is None or place.length < length:
@@ -70,7 +74,11 @@ class Legacy:
         return self.source.pieces(*self.place(storage, pickle))
 
     def change(self, pickles: Mapping[str, bytes]) -> Change:
-        """See Layout: only to a pickle of the same length, since everything else stands behind it."""
+        """See Layout.
+
+        Raises:
+            Refused: the pickle has another length, and everything else stands behind it.
+        """
         old, new = self.pickles()[DATA], pickles[DATA]
         if len(old) != len(new):
             raise Refused(
@@ -82,7 +90,7 @@ class Legacy:
 
 
 def read_legacy(source: ByteSource) -> Legacy:
-    """Raises Damaged, Refused, or NotACheckpoint if it doesn't begin as such a file does."""
+    """Find the pickles and the storages. Damaged, Refused, or NotACheckpoint is raised if it doesn't begin as such a file does."""
     with without_collection():
         return _read(source)
 
@@ -103,10 +111,15 @@ def _read(source: ByteSource) -> Legacy:
 
 
 def read_pickle(source: ByteSource, start: int) -> tuple[Span, Program]:
-    """The pickle that begins at `start`. Raises as `scan` does, and Damaged if the file ends before it does."""
-    window = _FIRST_WINDOW
+    """Read the pickle that begins at `start`; raises what `scan` does, too.
+
+    Raises:
+        Damaged: the file ends before it does.
+        Refused: it has no end.
+    """
+    window = _FIRST_WINDOW_BYTES
     while True:
-        length = min(window, LARGEST_PICKLE, source.size - start)
+        length = min(window, MAX_PICKLE_BYTES, source.size - start)
         try:
             program = scan(source.read_at(start, length))
         except OutOfData:
@@ -114,7 +127,7 @@ def read_pickle(source: ByteSource, start: int) -> tuple[Span, Program]:
                 raise Damaged(
                     f"Truncated: the file ends at byte {source.size:,}, within the pickle that begins at {start:,}"
                 ) from None
-            if length >= LARGEST_PICKLE:
+            if length >= MAX_PICKLE_BYTES:
                 raise Refused(f"The pickle at byte {start:,} has no end within {length:,} bytes") from None
             window *= 16
         else:
@@ -131,7 +144,12 @@ def _names(listing: Program) -> list[str]:
 
 
 def _find_storages(source: ByteSource, program: Program, keys: list[str], start: int) -> dict[str, StoragePlace]:
-    """Where each storage's elements lie. Raises Damaged unless the last one's end is the file's."""
+    """Where each storage's elements lie.
+
+    Raises:
+        Damaged: they are not all there, or others are.
+        Refused: one is of an unknown type, or something follows the last one.
+    """
     storages: dict[str, Storage] = {}
     for storage in program.storages:
         # torch, too, goes by the type at the first occurrence.

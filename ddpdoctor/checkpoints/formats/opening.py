@@ -26,7 +26,11 @@ class FilePart(NamedTuple):
 
 @contextmanager
 def open_layout(path: Path, kind: str) -> Iterator[Layout]:
-    """The file in the format that it was recognised as. Raises CheckpointError where it isn't, or is damaged."""
+    """Open a file in the format that it was recognised as. CheckpointError is raised where it isn't, or is damaged.
+
+    Raises:
+        NotACheckpoint: that format isn't one that we rewrite.
+    """
     with ByteSource(path) as source:
         if kind == "legacy":
             from ddpdoctor.checkpoints.formats.legacy import read_legacy
@@ -41,13 +45,17 @@ def open_layout(path: Path, kind: str) -> Iterator[Layout]:
 
 
 def read_parts(layout: Layout) -> list[FilePart]:
-    """The pickles, read to the ground. Raises CheckpointError."""
+    """Read the pickles to the ground. CheckpointError is raised where that can't be.
+
+    Raises:
+        Refused: one is of an old protocol, or something follows it.
+    """
     parts = []
     for name, data in layout.pickles().items():
         try:
             program = scan(data)
         except OldProtocol as old:
-            raise _judged(old, data) from old
+            raise Refused(*_judged(old, data)) from old
         if program.end != len(data):
             # Whatever stands there, torch doesn't read it and we can't judge it.
             raise Refused(f"{name} goes on for {len(data) - program.end:,} bytes after the end of its pickle")
@@ -56,8 +64,8 @@ def read_parts(layout: Layout) -> list[FilePart]:
     return parts
 
 
-def _judged(old: OldProtocol, data: bytes) -> Refused:
-    """The refusal, with a word on what is dangerous in it."""
+def _judged(old: OldProtocol, data: bytes) -> tuple[str, str]:
+    """The refusal's text and advice, with a word on what is dangerous in it."""
     from ddpdoctor.checkpoints.pickle_globals import is_dangerous, meaning
     from ddpdoctor.checkpoints.pickles.named_globals import named_in
     from ddpdoctor.checkpoints.weights_only import DO_NOT_LOAD
@@ -65,6 +73,5 @@ def _judged(old: OldProtocol, data: bytes) -> Refused:
     named = named_in(io.BytesIO(data))
     dangerous = [name for name in (*named.sure, *named.perhaps) if is_dangerous(name)]
     if dangerous:
-        text = f"{old.text}; it names {printable(dangerous[0])}, which {meaning(dangerous[0])[0]}"
-        return Refused(text, DO_NOT_LOAD)
-    return old
+        return f"{old.text}; it names {printable(dangerous[0])}, which {meaning(dangerous[0])[0]}", DO_NOT_LOAD
+    return old.text, old.advice

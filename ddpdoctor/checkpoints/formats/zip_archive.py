@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
-from ddpdoctor.checkpoints.formats.byte_source import PIECE, ByteSource
-from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE, Change, StoragePlace
+from ddpdoctor.checkpoints.formats.byte_source import PIECE_BYTES, ByteSource
+from ddpdoctor.checkpoints.formats.layouts import DATA, MAX_PICKLE_BYTES, Change, StoragePlace
 from ddpdoctor.checkpoints.formats.zip_directory import (
     LOCAL_SIGNATURE,
     STORED,
@@ -22,11 +22,11 @@ from ddpdoctor.checkpoints.pickles.tensors import element_size
 
 CONSTANTS = "constants.pkl"
 _DEFAULT_ALIGNMENT = 64
-_UNSUSPICIOUS = 16 << 20
-_MOST_INFLATION = 100
-"""Bytes, and times the compressed size: the pickles of real checkpoints shrink to a tenth or so."""
-_SMALL = 64
-"""Bytes: more than any of the one-word records has."""
+_UNSUSPICIOUS_BYTES = 16 << 20
+_MAX_INFLATION = 100
+"""Times the compressed size: the pickles of real checkpoints shrink to a tenth or so."""
+_MAX_WORD_BYTES = 64
+"""More than any of the one-word records has."""
 
 
 class Archive:
@@ -40,10 +40,15 @@ class Archive:
         self.kind = "torchscript" if CONSTANTS in self.records else "zip"
 
     def read(self, record: ZipRecord) -> bytes:
-        """A record's contents, inflated. Raises Damaged if they don't match their checksum, Refused if over 1 GiB."""
-        if record.size > LARGEST_PICKLE:
+        """A record's contents, inflated.
+
+        Raises:
+            Damaged: they don't match their checksum.
+            Refused: they have over 1 GiB, or are far larger than what they are made from.
+        """
+        if record.size > MAX_PICKLE_BYTES:
             raise Refused(f"{record.name} has {record.size:,} bytes: no checkpoint needs that")
-        if record.size > max(_UNSUSPICIOUS, _MOST_INFLATION * record.stored):
+        if record.size > max(_UNSUSPICIOUS_BYTES, _MAX_INFLATION * record.stored):
             # What a pickle makes in memory is many times its size: a bomb of some megabytes would fill it.
             raise Refused(
                 f"{record.name} inflates from {record.stored:,} to {record.size:,} bytes, as only a bomb does"
@@ -66,7 +71,11 @@ class Archive:
                 self.storage_record(storage, pickle)  # raises, with the reason
 
     def place(self, storage: Storage, pickle: str = DATA) -> StoragePlace:
-        """See Layout."""
+        """See Layout.
+
+        Raises:
+            Refused: they are compressed.
+        """
         record = self.storage_record(storage, pickle)
         if record.method != STORED:
             raise Refused(f"{record.name} is compressed")
@@ -82,7 +91,11 @@ class Archive:
                 return
 
     def storage_record(self, storage: Storage, pickle: str = DATA) -> ZipRecord:
-        """Raises Damaged if there is none, or one with fewer bytes than the pickle says."""
+        """The record that holds a storage's bytes.
+
+        Raises:
+            Damaged: there is none, or one with fewer bytes than the pickle says.
+        """
         name = f"{pickle.removesuffix('.pkl')}/{storage.key}"
         record = self.records.get(name)
         if record is None:
@@ -101,15 +114,19 @@ class Archive:
                 new[record] = data
         patches = []
         for record, data in new.items():
-            some = patch(self.source, self.directory, record, data)
-            if some is None:
+            in_record = patch(self.source, self.directory, record, data)
+            if in_record is None:
                 return Change(self.source.size, appended=append(self.source, self.directory, new, self.alignment))
-            patches += some
-        return Change(self.source.size, tuple(sorted(patches, key=lambda one: one.offset)))
+            patches += in_record
+        return Change(self.source.size, tuple(sorted(patches, key=lambda patch: patch.offset)))
 
     @property
     def alignment(self) -> int:
-        """Each storage begins at a multiple of this. Bytes."""
+        """Each storage begins at a multiple of so many bytes.
+
+        Raises:
+            Refused: what the file says of it can't be.
+        """
         word = self._word(".storage_alignment", str(_DEFAULT_ALIGNMENT))
         alignment = int(word) if word.isdecimal() and len(word) < 6 else 0
         if not 1 <= alignment <= 1 << 15:
@@ -118,7 +135,11 @@ class Archive:
 
     @property
     def byteorder(self) -> str:
-        """little or big. Files from before there was a choice don't say, and are little."""
+        """little or big. Files from before there was a choice don't say, and are little.
+
+        Raises:
+            Damaged: it is said to be something else.
+        """
         word = self._word("byteorder", "little")
         if word not in ("little", "big"):
             raise Damaged(f"The byte order is given as {word!a}, not as little or big")
@@ -128,12 +149,17 @@ class Archive:
         record = self.records.get(name)
         if record is None:
             return default
-        if record.size > _SMALL:
+        if record.size > _MAX_WORD_BYTES:
             raise Refused(f"{name} has {record.size:,} bytes instead of one word")
         return self.read(record).decode("ascii", "replace").strip()
 
     def _contents(self, record: ZipRecord) -> Iterator[bytes]:
-        """The record's bytes, inflated, some at a time and never more than it is said to have."""
+        """The record's bytes, inflated, some at a time and never more than it is said to have.
+
+        Raises:
+            Damaged: they are no deflated bytes, or too few.
+            Refused: they are more.
+        """
         if record.method == STORED:
             yield from self.source.pieces(record.offset, record.stored)
             return
@@ -143,7 +169,7 @@ class Archive:
             for piece in self.source.pieces(record.offset, record.stored):
                 rest = piece
                 while rest and not inflater.eof:
-                    inflated = inflater.decompress(rest, PIECE)
+                    inflated = inflater.decompress(rest, PIECE_BYTES)
                     rest = inflater.unconsumed_tail
                     left -= len(inflated)
                     if left < 0:
@@ -158,7 +184,12 @@ class Archive:
 
 
 def read_archive(source: ByteSource) -> Archive:
-    """Raises Damaged, Refused, or NotACheckpoint if it is a zip archive of something else."""
+    """Read a zip archive's directory. Refused is raised where readers could understand it differently.
+
+    Raises:
+        Damaged: the directory is missing or makes no sense.
+        NotACheckpoint: it isn't one of torch.save's.
+    """
     if source.read_at(0, min(4, source.size)) != LOCAL_SIGNATURE:
         raise NotACheckpoint("It does not begin as a zip archive of torch.save does")
     try:

@@ -37,11 +37,11 @@ FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF
 
 _SHORT_ENTRY = Struct("<4s4xHH4xLLLHHHH2xLL")
 _SHORT_LOCAL = Struct("<4s2xHH4x12xHH")
-_WINDOW = 1 << 18
-"""Bytes: local headers nearer together than a fraction of this are read many at a time."""
+_WINDOW_BYTES = 1 << 18
+"""Local headers nearer together than a fraction of this are read many at a time."""
 
-_LARGEST_DIRECTORY = 1 << 26
-"""Bytes: half a million records. It is read as a whole."""
+_MAX_DIRECTORY_BYTES = 1 << 26
+"""Half a million records. It is read as a whole."""
 
 
 class DirectoryPlace(NamedTuple):
@@ -124,9 +124,13 @@ class Directory(NamedTuple):
 
 
 def read_directory(source: ByteSource) -> Directory:
-    """Everything that is said of the records, checked. Raises Damaged or Refused."""
+    """Read everything that is said of the records, and check it; Damaged is raised where it makes no sense.
+
+    Raises:
+        Refused: no checkpoint has so large a directory, or readers could understand it differently.
+    """
     offset, size, count, zip64, comment = _read_end(source)
-    if size > _LARGEST_DIRECTORY:
+    if size > _MAX_DIRECTORY_BYTES:
         raise Refused(
             f"The zip archive's directory has {size:,} bytes, for {count:,} records: no checkpoint needs that"
         )
@@ -140,7 +144,13 @@ def read_directory(source: ByteSource) -> Directory:
 
 
 def _read_end(source: ByteSource) -> tuple[int, int, int, bool, bytes]:
-    """The directory's offset, size and number of entries, whether a zip64 record says so, and the archive's comment."""
+    """The directory's offset, size and number of entries, whether a zip64 record says so, and the archive's comment.
+
+    Raises:
+        CutOff: there is no end record.
+        Damaged: it makes no sense.
+        Refused: the archive has several parts.
+    """
     tail_length = min(source.size, END.size + FULL16)
     tail = source.read_at(source.size - min(END.size, tail_length), min(END.size, tail_length))
     if not (tail.startswith(END_SIGNATURE) and tail.endswith(b"\0\0")):
@@ -160,9 +170,9 @@ def _read_end(source: ByteSource) -> tuple[int, int, int, bool, bytes]:
         locator = source.read_at(position - LOCATOR.size, LOCATOR.size)
         if locator.startswith(LOCATOR_SIGNATURE):
             zip64 = True
-            said = (disk, first_disk, here, count, size, offset)
+            numbers = (disk, first_disk, here, count, size, offset)
             position = LOCATOR.unpack(locator)[2]
-            disk, first_disk, here, count, size, offset = _read_end64(source, position, said)
+            disk, first_disk, here, count, size, offset = _read_end64(source, position, numbers)
     if not zip64 and FULL32 in (size, offset):
         raise Damaged("The zip archive's directory lies beyond 4 GiB, and the zip64 record that says where is missing")
     if disk or first_disk or here != count:
@@ -179,9 +189,19 @@ def _read_end(source: ByteSource) -> tuple[int, int, int, bool, bytes]:
 
 
 def _read_end64(
-    source: ByteSource, position: int, said: tuple[int, int, int, int, int, int]
+    source: ByteSource, position: int, short_numbers: tuple[int, int, int, int, int, int]
 ) -> tuple[int, int, int, int, int, int]:
-    """disk, disk of the directory, records on it, records, directory's size and offset. `said`: the old end record's."""
+    """disk, disk of the directory, records on it, records, directory's size and offset.
+
+    Args:
+        source: of the archive.
+        position: of the zip64 end record.
+        short_numbers: the same in the other end record.
+
+    Raises:
+        Damaged: it isn't there.
+        Refused: the two end records disagree.
+    """
     if position + END64.size > source.size:
         raise Damaged(f"The zip64 end record should be at byte {position:,}, the file ends at {source.size:,}")
     record = source.read_at(position, END64.size)
@@ -190,7 +210,7 @@ def _read_end64(
         raise Damaged(f"The zip64 end record should be at byte {position:,}, but something else is there")
     if length != END64.size - 12:
         raise Refused(f"The zip64 end record is {length + 12} bytes long instead of {END64.size}")
-    for short, full, limit in zip(said, numbers, (FULL16,) * 4 + (FULL32,) * 2, strict=True):
+    for short, full, limit in zip(short_numbers, numbers, (FULL16,) * 4 + (FULL32,) * 2, strict=True):
         if short not in (full, limit):
             raise Refused(f"The zip archive's two end records disagree: {short:,} and {full:,}")
     disk, first_disk, here, count, size, offset = numbers
@@ -208,7 +228,12 @@ _Entry = tuple[int, bytes, int, int, int, int, int, int]
 
 
 def _read_entries(data: bytes, count: int) -> list[_Entry]:
-    """The entries, in order. The loops here and in _locate_data take most of the time that a big checkpoint takes."""
+    """The entries, in order. The loops here and in _locate_data take most of the time that a big checkpoint takes.
+
+    Raises:
+        Damaged: an entry makes no sense.
+        Refused: a record is one that torch can't read.
+    """
     unpack = _SHORT_ENTRY.unpack_from
     entries: list[_Entry] = []
     append = entries.append
@@ -253,7 +278,11 @@ def _read_entries(data: bytes, count: int) -> list[_Entry]:
 
 
 def _large_numbers(extra: bytes, name: bytes, size: int, stored: int, header: int) -> tuple[int, int, int]:
-    """The numbers that didn't fit their fields, from the zip64 extra field, where they stand in this order."""
+    """The numbers that didn't fit their fields, from the zip64 extra field, where they stand in this order.
+
+    Raises:
+        Damaged: one isn't there.
+    """
     field = extra_field(extra, 1)
     numbers = [size, stored, header]
     at = 0
@@ -295,9 +324,12 @@ def _first_folder(name: bytes) -> bytes:
 
 
 def _check_names(names: list[bytes], prefix: bytes) -> list[str]:
-    """The names without the first folder. Raises Refused where readers could take one record for another.
+    """The names without the first folder.
 
     torch looks names up without regard to case, so that names which differ in nothing else are the same to it.
+
+    Raises:
+        Refused: readers could take one record for another.
     """
     joined = b"\n" + b"\n".join(names)
     if joined.count(b"\n") != len(names) or b"\0" in joined:
@@ -314,20 +346,27 @@ def _check_names(names: list[bytes], prefix: bytes) -> list[str]:
 
 
 def _refuse_twins(names: list[bytes]) -> None:
-    seen: set[bytes] = set()
+    known: set[bytes] = set()
     for name in names:
         # In TorchScript's code, classes whose names differ in case alone are nothing unusual.
         key = name if b"/code/" in name else name.lower()
-        if key in seen:
+        if key in known:
             raise Refused(f"Two records are named {_printable(name)}: which is loaded depends on the reader")
-        seen.add(key)
+        known.add(key)
 
 
 def _locate_data(source: ByteSource, entries: list[_Entry], names: list[str], limit: int) -> tuple[ZipRecord, ...]:
     """The records, in the directory's order, with their data's offset, which only the local headers know.
 
-    limit: where the directory begins, and all records must have ended. Raises Refused where a local header contradicts
-    the directory or records overlap, Damaged where one is missing or beyond the limit.
+    Args:
+        source: of the archive.
+        entries: of the directory.
+        names: of the records, without the first folder.
+        limit: where the directory begins, and all records must have ended.
+
+    Raises:
+        Damaged: a record is missing or beyond the limit.
+        Refused: a local header contradicts the directory, or records overlap.
     """
     unpack = _SHORT_LOCAL.unpack_from
     read = source.read_at
@@ -345,8 +384,8 @@ def _locate_data(source: ByteSource, entries: list[_Entry], names: list[str], li
             break
         if header + fixed_size + length > end:
             start = header
-            if entries[order[place + 8 if place + 8 < last else last]][0] - start < _WINDOW:
-                window = read(start, max(0, min(_WINDOW, limit - start)))
+            if entries[order[place + 8 if place + 8 < last else last]][0] - start < _WINDOW_BYTES:
+                window = read(start, max(0, min(_WINDOW_BYTES, limit - start)))
             else:
                 window = read(start, fixed_size + length)
             end = start + len(window)
@@ -384,6 +423,6 @@ def _locate_data(source: ByteSource, entries: list[_Entry], names: list[str], li
 
 
 def _printable(name: bytes) -> str:
-    """As it may be shown: a name can hold anything, and be 65,535 bytes long."""
+    """A record's name as it may be shown: it can hold anything, and be 65,535 bytes long."""
     text = name.decode("utf-8", "replace")
     return clip_middle(text if text.isprintable() and not has_unseen(text) else ascii(text), 80)

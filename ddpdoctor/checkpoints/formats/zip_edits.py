@@ -31,12 +31,12 @@ _UTF8 = 0x800
 _DESCRIPTOR, _DESCRIPTOR64 = Struct("<LLL"), Struct("<LQQ")
 _CRC_IN_LOCAL, _CRC_IN_ENTRY = 14, 16
 _ZIP64_VERSION = 45
-_BLOCK = 256
-"""Bytes that are compared at once: what differs less far apart becomes one patch."""
+_BLOCK_BYTES = 256
+"""Compared at once: what differs less far apart becomes one patch."""
 
 
 def patch(source: ByteSource, directory: Directory, record: ZipRecord, new: bytes) -> list[Patch] | None:
-    """What makes `new` the record's contents, checksums included; None if it doesn't fit exactly where the old ones are.
+    """The patches that make `new` the record's contents, checksums included; None if it doesn't fit exactly where these are.
 
     A checksum of 0 stays 0: whoever wrote the file left them all out, and torch never looks.
     """
@@ -63,8 +63,8 @@ def patch(source: ByteSource, directory: Directory, record: ZipRecord, new: byte
 def differences(old: bytes, new: bytes, offset: int) -> Iterator[Patch]:
     """Patches that turn `old`, which stands at `offset`, into `new`, of the same length."""
     first = -1
-    for at in range(0, len(old) + _BLOCK, _BLOCK):
-        if at < len(old) and old[at : at + _BLOCK] != new[at : at + _BLOCK]:
+    for at in range(0, len(old) + _BLOCK_BYTES, _BLOCK_BYTES):
+        if at < len(old) and old[at : at + _BLOCK_BYTES] != new[at : at + _BLOCK_BYTES]:
             first = at if first < 0 else first
         elif first >= 0:
             start, end = first, min(at, len(old))
@@ -77,7 +77,7 @@ def differences(old: bytes, new: bytes, offset: int) -> Iterator[Patch]:
 
 
 def append(source: ByteSource, directory: Directory, new: Mapping[ZipRecord, bytes], alignment: int) -> bytes:
-    """What stands behind the old end afterwards: the new records, a directory of all records, and its end records.
+    """The bytes behind the old end: the new records, a directory of all records, and its end records.
 
     The entries of the others are the same bytes as before, and all keep their order: torch takes the first one's folder
     for everybody's. Cutting the file back to its old length brings the old directory back.
@@ -86,7 +86,7 @@ def append(source: ByteSource, directory: Directory, new: Mapping[ZipRecord, byt
     out = bytearray()
     pieces = []
     kept = 0
-    for record in sorted(new, key=lambda one: one.entry):
+    for record in sorted(new, key=lambda record: record.entry):
         header = source.size + len(out)
         crc = zlib.crc32(new[record]) if record.crc else 0
         out += local_header(record_name(entries, record), record, header, len(new[record]), crc, alignment)
@@ -144,13 +144,13 @@ def moved_entry(entries: bytes, record: ZipRecord, header: int) -> bytes:
 
 
 def stored_entry(entries: bytes, record: ZipRecord, header: int, size: int, crc: int) -> bytes:
-    """The same for a record with new contents, written as local_header() says."""
+    """The directory's entry of a record with new contents, written as local_header() says."""
     new = record._replace(header=header, stored=size, size=size, crc=crc, method=STORED, flags=record.flags & _UTF8)
     return _entry(entries, record, new)
 
 
 def record_name(entries: bytes, record: ZipRecord) -> bytes:
-    """With the first folder, as the file spells it."""
+    """The record's name with the first folder, as the file spells it."""
     start = record.entry + ENTRY.size
     return entries[start : start + ENTRY.unpack_from(entries, record.entry)[10]]
 

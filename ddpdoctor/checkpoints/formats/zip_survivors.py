@@ -1,4 +1,4 @@
-"""What is still whole in a zip archive that was cut off: its directory, at the end, is gone, but each record has a header."""
+"""The records that are still whole in a zip archive that was cut off: its directory is gone, but each record has a header."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ddpdoctor.base.text import plural
 from ddpdoctor.checkpoints.errors import CheckpointError
 from ddpdoctor.checkpoints.formats.byte_source import ByteSource
-from ddpdoctor.checkpoints.formats.layouts import DATA, LARGEST_PICKLE
+from ddpdoctor.checkpoints.formats.layouts import DATA, MAX_PICKLE_BYTES
 from ddpdoctor.checkpoints.formats.zip_directory import (
     DESCRIPTOR_SIGNATURE,
     FULL32,
@@ -21,16 +21,15 @@ from ddpdoctor.checkpoints.formats.zip_directory import (
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.checkpoints.pickles.tensors import element_size
 
-_LONGEST_SEARCH = 1 << 26
-"""Bytes: how far the end of a record is looked for of which nothing says where it is."""
+_MAX_SEARCHED_BYTES = 1 << 26
+"""How far the end of a record is looked for of which nothing says where it is."""
 
-
-_MOST_RECORDS = 200_000
+_MAX_RECORDS = 200_000
 """So many are looked at: enough for any model, and seconds where a file was made to keep us busy."""
 
 
 class _Record(NamedTuple):
-    """In the file: where its data begins, and how long it should be, None where that isn't known."""
+    """Where in the file its data begins, and how long it should be, None where that isn't known."""
 
     name: str
     offset: int
@@ -39,14 +38,14 @@ class _Record(NamedTuple):
 
 
 def survivors(source: ByteSource) -> str:
-    """What is left, in half a sentence: "of its 390 storages, the first 12 are whole"."""
+    """Say in half a sentence what is left: "of its 390 storages, 12 are whole"."""
     needed: dict[str, int] = {}
     whole: set[str] = set()
     for record in _walk(source, needed):
         if record.length is None or record.offset + record.length > source.size:
             break
         whole.add(record.name)
-        if record.name == DATA and record.method == STORED and record.length <= LARGEST_PICKLE:
+        if record.name == DATA and record.method == STORED and record.length <= MAX_PICKLE_BYTES:
             needed.update(_storages(source.read_at(record.offset, record.length)))
     if not needed:
         return "nothing of its tensors can be made out in what is left"
@@ -67,9 +66,14 @@ def _storages(pickle: bytes) -> dict[str, int]:
 
 
 def _walk(source: ByteSource, needed: dict[str, int]) -> Iterator[_Record]:
-    """From header to header. needed: lengths of records, as far as the pickle told them by now."""
+    """Go from header to header.
+
+    Args:
+        source: of the archive.
+        needed: lengths of records, as far as the pickle told them by now.
+    """
     at = 0
-    for _ in range(_MOST_RECORDS):
+    for _ in range(_MAX_RECORDS):
         if at + LOCAL.size > source.size:
             return
         fixed = source.read_at(at, LOCAL.size)
@@ -111,7 +115,7 @@ def _search_end(source: ByteSource, offset: int) -> int | None:
     """The length of a record, from a descriptor behind it that repeats the length; None if there is none near."""
     before = b""
     at = offset
-    for piece in source.pieces(offset, min(_LONGEST_SEARCH, source.size - offset)):
+    for piece in source.pieces(offset, min(_MAX_SEARCHED_BYTES, source.size - offset)):
         data = before + piece
         start = at - len(before)
         found = data.find(DESCRIPTOR_SIGNATURE)

@@ -22,14 +22,17 @@ from ddpdoctor.checkpoints.pickles.plain_tensors import PlainTensor
 
 
 class Expected(NamedTuple):
-    """texts: by the position of an occurrence in the original, what it reads now. devices: by the id of the tuple that
-    torch.device is called with, the device it names now."""
+    """The edits that were made.
+
+    texts: by the position of an occurrence in the original, what it reads now. devices: by the id of the tuple that
+    torch.device is called with, the device it names now.
+    """
 
     texts: Mapping[int, str]
     devices: Mapping[int, str]
 
 
-def same(old: Program, old_data: bytes, new: Program, new_data: bytes, expected: Expected) -> bool:
+def are_alike(old: Program, old_data: bytes, new: Program, new_data: bytes, expected: Expected) -> bool:
     """Whether both trees are alike but for what is expected."""
     return _Comparison(old_data, new_data, expected).alike(old.root, new.root)
 
@@ -129,5 +132,5 @@ class _Comparison:
 
 
 def _interchangeable(node: Any) -> bool:
-    """What carries no identity that anybody could notice."""
+    """Whether it carries no identity that anybody could notice."""
     return isinstance(node, (Tuple, Storage))

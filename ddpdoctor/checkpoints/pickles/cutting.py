@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ddpdoctor.base.text import human, listed
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.pickles.comparison import Expected, same
+from ddpdoctor.checkpoints.pickles.comparison import Expected, are_alike
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
 from ddpdoctor.checkpoints.pickles.model_search import Model, candidates_named, find_model
@@ -29,8 +29,8 @@ from ddpdoctor.checkpoints.pickles.tensors import (
     view,
 )
 
-_WORTH_A_NOTE = 1 << 14
-"""Bytes that nobody would mind below this."""
+_NOTED_BYTES = 1 << 14
+"""That nobody would mind below this."""
 
 
 class Remainder(NamedTuple):
@@ -67,17 +67,15 @@ class CutPickle(NamedTuple):
         """What the user should know of it, in sentences."""
         notes = [f"The model's parameters are what was under {'.'.join(self.chosen)}."] if self.chosen else []
         if self.left_out:
-            notes.append(
-                f"Left out, since {'it is' if len(self.left_out) == 1 else 'they are'} no "
-                f"{'tensor' if len(self.left_out) == 1 else 'tensors'}: {listed(self.left_out, most=8)}."
-            )
-        if any(is_extra_state_name(one.partition(" (")[0]) for one in self.left_out):
+            what = "it is no tensor" if len(self.left_out) == 1 else "they are no tensors"
+            notes.append(f"Left out, since {what}: {listed(self.left_out, most=8)}.")
+        if any(is_extra_state_name(entry.partition(" (")[0]) for entry in self.left_out):
             notes.append("Without its extra state the model loads only with load_state_dict(..., strict=False).")
         notes += (
             f"{human(remainder.bytes)} of what was under {remainder.name} stay: they belong to {listed(remainder.keys)}, too."
             for remainder in self.remainders
         )
-        if self.unused >= _WORTH_A_NOTE:
+        if self.unused >= _NOTED_BYTES:
             notes.append(
                 f"{human(self.unused)} in it are part of no tensor: a tensor that is a piece of a larger one keeps all of that. "
                 "A safetensors file leaves them out: --params-only --to-safetensors."
@@ -93,16 +91,19 @@ def cut(
     params_only: bool = False,
     tensors_only: bool = False,
 ) -> CutPickle:
-    """The pickle in `data` with, of the dict at its top, only the keys in `keep` (if any are given) and none in `drop`. Several may be named in one, with commas.
+    """Cut a pickle down to some keys of the dict at its top.
 
-    With `params_only`, of what is left so, the model's state dict alone, with its modules' extra state unless
-    `tensors_only`; `keep` may then name one that stands further down: model.ema.
+    Refused is raised where the top isn't a dict, has no such key, nothing would be left, there is no state dict, or the result
+    would not say the same as the original; Unclear if several state dicts are left, or one that may be something else;
+    Damaged if the pickle makes no sense.
 
-    Raises:
-        Refused: the top isn't a dict, has no such key, nothing would be left, there is no state dict, or the result would
-            not say the same as the original.
-        Unclear: several state dicts are left, or one that may be something else.
-        Damaged: the pickle makes no sense.
+    Args:
+        data: the pickle.
+        keep: the keys that stay, all if none are given; several may be named in one, with commas. With `params_only` also a
+            state dict that stands further down: model.ema.
+        drop: the keys that go, likewise.
+        params_only: of what is left so, the model's state dict alone.
+        tensors_only: without its modules' extra state, too.
     """
     with without_collection():
         return _cut(data, keep, drop, params_only, tensors_only)
@@ -144,7 +145,7 @@ def _cut(data: bytes, keep: Collection[str], drop: Collection[str], params_only:
         result = spans.emit(spans.at(entry.value_start), spans.at(entry.end), dropped)
         kept.pairs = [pair for pair in inner if id(pair) not in out]
     left = scan(result)
-    if not same(program._replace(root=kept), data, left, result, Expected({}, {})):
+    if not are_alike(program._replace(root=kept), data, left, result, Expected({}, {})):
         raise Refused("What is to be kept could not be cut out without a change, so nothing was written")
     done = _summary(result, left, entries, leaving, path, model.left_out)
     return done._replace(unused=0) if tensors_only else done
@@ -169,7 +170,7 @@ def _check_names(wanted: Collection[str], names: list[str]) -> None:
 
 
 def _dropped(spans: Spans, entries: Sequence[Pair], leaving: list[bool]) -> dict[int, int]:
-    """Where the opcodes of the entries that leave begin, and where the pickle goes on behind them, by number.
+    """The numbers of the opcodes with which entries that leave begin, and with which the pickle goes on behind them.
 
     Entries are set one at a time (key, value, SETITEM) or many (MARK, keys and values, SETITEMS); by Python 2 they are
     appended to a list, likewise.
@@ -182,7 +183,7 @@ def _dropped(spans: Spans, entries: Sequence[Pair], leaving: list[bool]) -> dict
         code = spans.code(end)
         if code not in b"suae":
             continue
-        if all(one[2] for one in batch):
+        if all(leaves for _, _, leaves in batch):
             dropped[begin if code in b"sa" else spans.mark_before(batch[0][0])] = end + 1
         else:
             dropped.update({begin: end for begin, end, leaves in batch if leaves})
@@ -191,7 +192,7 @@ def _dropped(spans: Spans, entries: Sequence[Pair], leaving: list[bool]) -> dict
 
 
 def _entry(spans: Spans, pair: Pair) -> tuple[int, int]:
-    """Where an entry's opcodes begin and end. One that Python 2 wrote is a list of two, within its brackets."""
+    """The opcodes with which an entry begins and ends. One that Python 2 wrote is a list of two, within its brackets."""
     begin, end = spans.at(pair.key_start), spans.at(pair.end)
     if spans.code(end) == ord("e"):
         return spans.list_before(spans.mark_before(begin)), end + 1
@@ -215,7 +216,7 @@ def _summary(
         elif path:
             inner, value = _beside(pair.value, path)
             gone += inner
-            gone += ((".".join((*path, name_of(one.key))), one.value) for one in left_out)
+            gone += ((".".join((*path, name_of(pair.key))), pair.value) for pair in left_out)
             kept.append((".".join(path), value))
         else:
             kept.append((name, pair.value))
@@ -226,7 +227,7 @@ def _summary(
         dropped=tuple(name for name, _ in gone),
         chosen=path,
         remainders=tuple(_remainders(gone, kept, storages)),
-        left_out=tuple(f"{'.'.join((*path, name_of(one.key)))} ({describe(one.value)})" for one in left_out),
+        left_out=tuple(f"{'.'.join((*path, name_of(pair.key)))} ({describe(pair.value)})" for pair in left_out),
         unused=_unused(left),
     )
 
@@ -247,7 +248,7 @@ def _unused(program: Program) -> int:
 
 
 def _beside(node: Any, path: tuple[str, ...]) -> tuple[list[tuple[str, Any]], Any]:
-    """What stands beside the path from path[0] to its end, by dotted name, and what stands at its end."""
+    """The nodes beside the path from path[0] to its end, by dotted name, and the one at its end."""
     beside = []
     for depth, step in enumerate(path[1:], 1):
         following = node
@@ -267,6 +268,6 @@ def _remainders(
     for name, node in gone:
         stay = {key: size for key, size in storages_of(node).items() if key in storages}
         if stay:
-            reached = reached or [(one, storages_of(value)) for one, value in kept]
-            keys = tuple(one for one, held in reached if not held.keys().isdisjoint(stay))
+            reached = reached or [(key, storages_of(value)) for key, value in kept]
+            keys = tuple(key for key, storages_there in reached if not storages_there.keys().isdisjoint(stay))
             yield Remainder(name, len(stay), sum(stay.values()), keys)

@@ -1,4 +1,4 @@
-"""Moving a checkpoint's pins: what torch.load would restore on one device is to be restored on another."""
+"""The devices to which a checkpoint is pinned, and moving its pins: what torch.load would restore on one is to be restored on another."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _INTEGERS = {ord("K"): 2, ord("M"): 3, ord("J"): 5}
 
 
 class Moves(NamedTuple):
-    """What moving the pins takes.
+    """The edits that move the pins.
 
     wordings, splices: the edits. devices: by the id of the tuple that a torch.device is called with, the device it
     is to name.
@@ -122,8 +122,12 @@ def moves(data: bytes, program: Program, to: str, wanted: Callable[[str], bool])
 
 
 def _redirect(data: bytes, arguments: Tuple, to: str, found: Moves) -> None:
-    """torch.device("cuda", 3) becomes torch.device("cpu"). Whatever else stands among the opcodes, a frame or a place in
-    the memo, stays."""
+    """Make torch.device("cuda", 3) torch.device("cpu"). Whatever else stands among the opcodes, a frame or a place in the
+    memo, stays.
+
+    Raises:
+        Refused: the device's number is written in a way that no pickler writes.
+    """
     kind, _, index = to.partition(":")
     text, *rest = arguments.items
     if text.value != kind:

@@ -1,4 +1,4 @@
-"""From what is wished to new pickles, each proven to say what the old one said but for what was wished."""
+"""From options to new pickles, each proven to say what the old one said but for what was asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.formats.opening import FilePart
-from ddpdoctor.checkpoints.pickles.comparison import Expected, same
+from ddpdoctor.checkpoints.pickles.comparison import Expected, are_alike
 from ddpdoctor.checkpoints.pickles.device_locations import Moves, moves, pinned
 from ddpdoctor.checkpoints.pickles.key_prefixes import Renamings, strip
 from ddpdoctor.checkpoints.pickles.machine import scan
@@ -41,7 +41,7 @@ class EditOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Edit(NamedTuple):
-    """What granting the wishes takes in one part; nothing of it has been done yet."""
+    """The edits of one part; nothing of it has been done yet."""
 
     part: FilePart
     moves: Moves
@@ -51,16 +51,17 @@ class Edit(NamedTuple):
         return bool(self.moves or self.renamings)
 
 
-def propose(part: FilePart, wishes: EditOptions) -> Edit:
-    """Raises Refused if a prefix can't be stripped."""
-    found = moves(part.data, part.program, wishes.to, wishes.moves)
-    return Edit(part, found, strip(part.program, wishes.strip_prefixes))
+def propose(part: FilePart, options: EditOptions) -> Edit:
+    """The edits that the options take. Refused is raised if a prefix can't be stripped."""
+    found = moves(part.data, part.program, options.to, options.moves)
+    return Edit(part, found, strip(part.program, options.strip_prefixes))
 
 
 def carry_out(edit: Edit) -> FilePart:
     """The part as it is to be, as long as the original wherever that can be.
 
-    Raises Refused if the result doesn't say what it should.
+    Raises:
+        Refused: the result doesn't say what it should.
     """
     if not edit:
         return edit.part
@@ -71,6 +72,6 @@ def carry_out(edit: Edit) -> FilePart:
     fitted = fit(edited, len(data), frames) or edited
     expected = Expected({wording.position: wording.new for wording in wordings}, edit.moves.devices)
     result = scan(fitted)
-    if result.end != len(fitted) or not same(program, data, result, fitted, expected):
+    if result.end != len(fitted) or not are_alike(program, data, result, fitted, expected):
         raise Refused("Editing its pickle did not come out right, which is a bug in ddpdoctor. Nothing was changed")
     return FilePart(name, fitted, result)

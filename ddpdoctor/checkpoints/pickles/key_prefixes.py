@@ -12,12 +12,9 @@ from ddpdoctor.checkpoints.pickles.nodes import Call, Pair, Text
 from ddpdoctor.checkpoints.pickles.splices import Wording
 from ddpdoctor.checkpoints.pickles.tensors import Found, is_extra_state_name, is_state_dict, pairs, walk
 
-WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.")
-"""What DistributedDataParallel and DataParallel, torch.compile, Lightning's Fabric and FSDP put before every key."""
-
 
 def state_dicts(program: Program) -> list[Found]:
-    """All of them, but for what looks like one within a module's extra state."""
+    """All state dicts, but for what looks like one within a module's extra state."""
     return [
         found
         for found in walk(program.root)
@@ -48,8 +45,7 @@ def strip(program: Program, prefixes: tuple[str, ...]) -> Renamings:
     """The edits that take the prefixes, one after the other, from every state dict where each key has them; none where
     no key has any.
 
-    Raises:
-        Refused: some keys of a state dict have the prefix and others don't, or two keys would become one.
+    Refused is raised where some keys of a state dict have the prefix and others don't, or two keys would become one.
     """
     dicts = state_dicts(program) if prefixes else []
     stripped = {id(found.node): "" for found in dicts}
@@ -92,8 +88,11 @@ def _metadata(state_dict: Any) -> Sequence[Pair]:
 
 
 def _partly(dicts: list[Found], stripped: dict[int, str], prefix: str) -> Iterator[tuple[str, int, int]]:
-    """Where a state dict stands of whose keys some begin with the prefix, but not all with more behind it; how many do, and
-    how many keys there are."""
+    """State dicts of whose keys some begin with the prefix, but not all with more behind it.
+
+    Yields:
+        Where it stands, how many keys begin so, and how many there are.
+    """
     for found in dicts:
         whole = stripped[id(found.node)] + prefix
         having = sum(pair.key.value.startswith(whole) for pair in pairs(found.node))

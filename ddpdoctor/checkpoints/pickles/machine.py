@@ -18,8 +18,8 @@ from ddpdoctor.checkpoints.pickles.plain_tensors import UNREAD, Unforeseen, fetc
 
 _UINT32 = Struct("<I").unpack_from
 
-_LONGEST_FIXED = 9
-"""Bytes of the longest opcode without data of its own length."""
+_LONGEST_FIXED_BYTES = 9
+"""Of the longest opcode without data of its own length."""
 
 
 class Program(NamedTuple):
@@ -43,12 +43,10 @@ class Program(NamedTuple):
 
 
 def scan(data: bytes, start: int = 0) -> Program:
-    """Reads one pickle.
+    """Read one pickle.
 
-    Raises:
-        OutOfData: it goes on behind the end of `data`.
-        Damaged: it isn't a valid pickle.
-        Refused: it holds opcodes that no pickler of a checkpoint writes.
+    OutOfData is raised if it goes on behind the end of `data`, Damaged if it isn't a valid pickle, Refused if it holds opcodes
+    that no pickler of a checkpoint writes.
     """
     with without_collection():
         try:
@@ -65,7 +63,7 @@ class PickleMachine(MachineState):
         try:
             self._loop()
         except (IndexError, KeyError, _error, UnicodeDecodeError, ValueError) as error:
-            if self.pos + _LONGEST_FIXED > len(self.data):
+            if self.pos + _LONGEST_FIXED_BYTES > len(self.data):
                 raise OutOfData from error
             raise Damaged(f"The pickle makes no sense at byte {self.pos}") from error
         if len(self.stack) != 1 or self.marks:
@@ -84,8 +82,8 @@ class PickleMachine(MachineState):
         )
 
     def _loop(self) -> None:
-        """Runs to the STOP. The opcodes of which a state dict mostly consists stand here, for speed: a model has a
-        million of them. The others have a function each."""
+        # The opcodes of which a state dict mostly consists stand here, for speed: a model has a million of them. The others
+        # have a function each.
         data, stack, starts, marks, memo = self.data, self.stack, self.starts, self.marks, self.memo
         push, push_start = stack.append, starts.append
         others, hasty = OTHERS, self.hasty
@@ -172,7 +170,7 @@ class PickleMachine(MachineState):
             self.pos = pos
 
     def _adopt_couples(self) -> None:
-        """Python 2 wrote OrderedDict([[key, value], ...]): its entries are a dict's like any other."""
+        """Make the entries of OrderedDict([[key, value], ...]), as Python 2 wrote it, a dict's like any other."""
         for call in self.calls:
             if call.name != "collections.OrderedDict" or call.pairs or not isinstance(call.arguments, Tuple):
                 continue

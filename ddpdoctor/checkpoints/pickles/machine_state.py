@@ -1,4 +1,4 @@
-"""What a symbolic pickle machine has at a moment: its stack, marks and memo, and what it met so far."""
+"""The state of a symbolic pickle machine: its stack, marks and memo, and what it met so far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddpdoctor.checkpoints.pickles.nodes import Call, Global, HolderNode, Pair, 
 
 
 class MachineState:
-    """Of one run over one pickle. hasty: plain tensors are read at one go."""
+    """The state of one run over one pickle. hasty: plain tensors are read at one go."""
 
     def __init__(self, data: bytes, *, hasty: bool = True) -> None:
         self.data = data
@@ -36,12 +36,24 @@ class MachineState:
     def take(self, length: int, header: int) -> bytes:
         """The data that follows an opcode's header."""
         begin = self.pos + header
-        if begin + length > len(self.data):
-            raise OutOfData
+        self.ensure(begin + length)
         return self.data[begin : begin + length]
 
+    def ensure(self, end: int) -> None:
+        """Make sure that the data reaches so far.
+
+        Raises:
+            OutOfData: it doesn't.
+        """
+        if end > len(self.data):
+            raise OutOfData
+
     def line(self, begin: int) -> tuple[str, int]:
-        """Text up to the next newline, and where it goes on."""
+        """Text up to the next newline, and where it goes on.
+
+        Raises:
+            OutOfData: there is none.
+        """
         end = self.data.find(b"\n", begin)
         if end < 0:
             raise OutOfData

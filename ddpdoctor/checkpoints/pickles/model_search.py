@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.checkpoints.errors import Refused
@@ -66,14 +66,12 @@ class Unclear(Refused):
         names = listed(
             (f"{candidate.name} ({plural(candidate.tensors, 'tensor')})" for candidate in candidates), most=8
         )
-        super().__init__(
-            f"It isn't clear which of these is the model: {names}"
-            if len(candidates) > 1
-            else f"It isn't clear whether {names} is the model: {why}",
-            f"Name it, for instance --params-only --keep {candidates[0].name}"
-            if len(candidates) > 1
-            else f"If it is, name it: --params-only --keep {candidates[0].name}",
-        )
+        options = f"--params-only --keep {candidates[0].name}"
+        if len(candidates) > 1:
+            text, advice = f"which of these is the model: {names}", f"Name it, for instance {options}"
+        else:
+            text, advice = f"whether {names} is the model: {why}", f"If it is, name it: {options}"
+        super().__init__(f"It isn't clear {text}", advice)
         self.choices = tuple(candidate.name for candidate in candidates)
 
 
@@ -85,8 +83,11 @@ class Model(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """pure: dicts of nothing but tensors. mixed: state dicts that hold other things, too, and not only bytes. others: what has a well-known
-    name, and tensors somewhere in it, and is neither a dict of tensors nor holds one that was found."""
+    """The dicts that were found.
+
+    pure: of nothing but tensors. mixed: state dicts that hold other things, too, and not only bytes. others: what has a
+    well-known name, and tensors somewhere in it, and is neither a dict of tensors nor holds one that was found.
+    """
 
     pure: list[CandidateModel]
     mixed: list[CandidateModel]
@@ -94,9 +95,9 @@ class _Search(NamedTuple):
 
 
 def candidates_named(entries: Sequence[Pair], names: Collection[str]) -> list[CandidateModel]:
-    """Those that stand somewhere below these entries under one of these dotted names."""
+    """The candidates that stand somewhere below these entries under one of these dotted names."""
     found = _search(entries)
-    return [candidate_model for candidate_model in (*found.pure, *found.mixed) if candidate_model.name in names]
+    return [candidate for candidate in (*found.pure, *found.mixed) if candidate.name in names]
 
 
 def find_model(
@@ -104,18 +105,23 @@ def find_model(
 ) -> Model:
     """The model's state dict: among those that were named, if some were, else among these entries of the top level.
 
-    chosen: the user said which entries these are to be. tensors_only: a module's extra state is left out, too, unless it is
-    a tensor. What is left out besides holds no tensors, unless the user chose the dict.
+    What is left out of it holds no tensors, unless the user chose the dict. Refused is raised if there is none.
+
+    Args:
+        root: of the tree.
+        entries: of the top level.
+        named: candidates that the user named.
+        chosen: the user said which entries these are to be.
+        tensors_only: a module's extra state is left out, too, unless it is a tensor.
 
     Raises:
         Unclear: there are several, or a single one that may well be something else.
-        Refused: there is none.
     """
     if not named and is_dict(root) and _only_tensors(entries):
         return Model(None, _no_tensors(entries, tensors_only))
     found = _search(entries)
     # What a random number generator remembers are bytes.
-    models = [candidate_model for candidate_model in found.pure if not _is_bytes(candidate_model.entry.value)]
+    models = [candidate for candidate in found.pure if not _is_bytes(candidate.entry.value)]
     if chosen:
         models = named or models + found.mixed or found.pure
     elif len(models) == 1:
@@ -126,45 +132,45 @@ def find_model(
         return Model(models[0], _no_tensors(pairs(models[0].entry.value), tensors_only))
     if is_dict(root) and _is_flat(entries):
         return Model(None, _no_tensors(entries, tensors_only))
-    raise _no_model(entries, found)
+    return _refuse_without_model(entries, found)
 
 
 def _search(entries: Sequence[Pair]) -> _Search:
-    """Among these entries, or under a well-known name further down; each once."""
+    """Look among these entries, and under well-known names further down; each node once."""
     found = _Search([], [], [])
     others: list[CandidateModel] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting = [CandidateModel((name_of(pair.key),), pair) for pair in reversed(entries)]
     while waiting:
-        path, entry = one = waiting.pop()
-        if id(entry.value) in seen:
+        path, entry = candidate = waiting.pop()
+        if id(entry.value) in visited:
             continue
-        seen.add(id(entry.value))
+        visited.add(id(entry.value))
         if is_dict(entry.value):
             inner = pairs(entry.value)
             if _only_tensors(inner):
-                found.pure.append(one)
+                found.pure.append(candidate)
                 continue
             if is_state_dict(entry.value) and not _is_bytes(entry.value):
-                found.mixed.append(one)
+                found.mixed.append(candidate)
             deeper = [(name_of(pair.key), pair) for pair in reversed(inner)]
             waiting += [CandidateModel((*path, name), pair) for name, pair in deeper if name in WELL_KNOWN]
         if path[-1] in WELL_KNOWN:
-            others.append(one)
-    for one in others:
-        within = any(pure.path[: len(one.path)] == one.path for pure in found.pure)
-        if not within and not is_tensor(one.entry.value) and storages_of(one.entry.value):
-            found.others.append(one)
+            others.append(candidate)
+    for other in others:
+        within = any(pure.path[: len(other.path)] == other.path for pure in found.pure)
+        if not within and not is_tensor(other.entry.value) and storages_of(other.entry.value):
+            found.others.append(other)
     return found
 
 
-def _refuse_doubtful(one: CandidateModel, found: _Search) -> None:
-    """The only dict of tensors needn't be the model: its name has to say so, and no better name stand beside it."""
-    better = [candidate_model for candidate_model in found.others if candidate_model.rank < one.rank]
+def _refuse_doubtful(only: CandidateModel, found: _Search) -> None:
+    # The only dict of tensors needn't be the model: its name has to say so, and no better name stand beside it.
+    better = [candidate for candidate in found.others if candidate.rank < only.rank]
     if better:
-        raise Unclear([one], f"{better[0].name} is {_shortcoming(better[0].entry.value)}")
-    if one.path[-1] not in WELL_KNOWN:
-        raise Unclear([one], "its name doesn't say so")
+        raise Unclear([only], f"{better[0].name} is {_shortcoming(better[0].entry.value)}")
+    if only.path[-1] not in WELL_KNOWN:
+        raise Unclear([only], "its name doesn't say so")
 
 
 def _shortcoming(node: Any) -> str:
@@ -194,7 +200,7 @@ def _is_flat(entries: Sequence[Pair]) -> bool:
 
 
 def _holders(entries: Sequence[Pair]) -> Iterator[Pair]:
-    """What is no tensor and holds some."""
+    """The entries that are no tensors and hold some."""
     for pair in entries:
         if not is_tensor(pair.value) and not is_extra_state(pair) and storages_of(pair.value):
             yield pair
@@ -207,26 +213,26 @@ def _no_tensors(entries: Sequence[Pair], tensors_only: bool) -> Sequence[Pair]:
 def _is_bytes(node: Any) -> bool:
     """Whether a dict's tensors are all of bytes."""
     views = [view(pair.value) for pair in pairs(node) if is_tensor(pair.value)]
-    return all(one is not None and one.dtype in ("Byte", "uint8") for one in views)
+    return all(tensor is not None and tensor.dtype in ("Byte", "uint8") for tensor in views)
 
 
-def _no_model(entries: Sequence[Pair], found: _Search) -> Refused:
+def _refuse_without_model(entries: Sequence[Pair], found: _Search) -> NoReturn:
     if found.mixed:
         name = found.mixed[0].name
         others = [name_of(pair.key) for pair in pairs(found.mixed[0].entry.value) if not is_tensor(pair.value)]
-        return Refused(
+        raise Refused(
             f"{name} holds tensors, but also what is none: {listed(others, most=8)}",
             f"If it is the model, name it, and these are left out: --params-only --keep {name}",
         )
     holders = [name_of(pair.key) for pair in _holders(entries)]
     tensors = [name_of(pair.key) for pair in entries if is_tensor(pair.value)]
     if holders and tensors:
-        return Refused(
+        raise Refused(
             f"The top level holds tensors ({listed(tensors, most=4)}), but also what holds others: {listed(holders, most=8)}",
             f"If these tensors are the model, leave the others out: --params-only --drop {','.join(holders)}",
         )
     there = listed((f"{name_of(entry.key)} ({_described(entry.value)})" for entry in entries), most=8)
-    return Refused(f"There is no dict of tensors that could be a model's at the top level, only {there}")
+    raise Refused(f"There is no dict of tensors that could be a model's at the top level, only {there}")
 
 
 def _described(node: Any) -> str:

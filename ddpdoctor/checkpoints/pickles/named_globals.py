@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-_MOST_STEPS = 1_000_000
-"""Opcodes that are followed, a second's work. Behind them, names are only looked for."""
-_MOST_SEARCHED = 1 << 28
-_CHUNK = 1 << 24
-_OVERLAP = 1 << 10
+_MAX_OPCODES = 1_000_000
+"""A second's work. Behind them, names are only looked for."""
+_MAX_SEARCHED_BYTES = 1 << 28
+_CHUNK_BYTES = 1 << 24
+_OVERLAP_BYTES = 1 << 10
 _NAME = rb"[A-Za-z_][\w.]{0,120}"
 _SPELLED = re.compile(
     rb"[ci](" + _NAME + rb")\n(" + _NAME + rb")\n"
@@ -27,13 +27,16 @@ _SPELLED = re.compile(
 _NESTED = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 """torch's magic number: bytes that are a torch.save of before 1.6, as pickle.dump has of each storage."""
 _LOADER = "torch.storage._load_from_bytes"
-UNTOLD = "(computed)"
+COMPUTED = "(computed)"
 """In place of a name that the pickle puts together as it runs."""
 
 
-class Named(NamedTuple):
-    """sure: full names that it uses for certain, by first appearance. followed: to the end. If not, perhaps: what else looks
-    like a name, as the data of an array may by chance."""
+class NamedGlobals(NamedTuple):
+    """The globals of a pickle.
+
+    sure: full names that it uses for certain, by first appearance. followed: to the end. If not, perhaps: what else looks
+    like a name, as the data of an array may by chance.
+    """
 
     sure: tuple[str, ...]
     followed: bool = True
@@ -49,16 +52,16 @@ class _Global(str):
 _MARK = object()
 
 
-def named_in(file: BinaryIO, pickles: int = 1) -> Named:
-    """What the so many pickles name that follow each other from the file's position."""
+def named_in(file: BinaryIO, pickles: int = 1) -> NamedGlobals:
+    """The globals of so many pickles that follow each other from the file's position."""
     found: dict[str, None] = {}
     try:
         for _ in range(pickles):
             _follow(file, found)
     except (ValueError, IndexError, MemoryError, OverflowError, TypeError, _TooLong):
         # joblib puts arrays between a pickle's opcodes, and a hostile file what it likes.
-        return Named(tuple(found), False, tuple(dict.fromkeys(_searched(file))))
-    return Named(tuple(found))
+        return NamedGlobals(tuple(found), False, tuple(dict.fromkeys(_searched(file))))
+    return NamedGlobals(tuple(found))
 
 
 class _TooLong(Exception):
@@ -66,14 +69,14 @@ class _TooLong(Exception):
 
 
 def _follow(file: BinaryIO, found: dict[str, None]) -> None:
-    """One pickle, from its opcodes' effects on the stack as pickletools has them."""
+    # By its opcodes' effects on the stack, as pickletools has them.
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     opaque = False
     loads = False
     argument: Any
     for step, (opcode, argument, _) in enumerate(pickletools.genops(file)):
-        if step > _MOST_STEPS:
+        if step > _MAX_OPCODES:
             raise _TooLong
         name = opcode.name
         if name == "MARK":
@@ -95,8 +98,8 @@ def _follow(file: BinaryIO, found: dict[str, None]) -> None:
             result = _Global(argument.replace(" ", "."))
             opaque |= name == "INST" and result == _LOADER
         elif name == "STACK_GLOBAL":
-            told = len(taken) == 2 and all(isinstance(one, str) for one in taken)
-            result = _Global(".".join(taken) if told else UNTOLD)
+            is_named = len(taken) == 2 and all(isinstance(part, str) for part in taken)
+            result = _Global(".".join(taken) if is_named else COMPUTED)
         elif name in ("TUPLE", "TUPLE1", "TUPLE2"):
             result = tuple(taken)
         elif name == "REDUCE" and taken[0] == _LOADER:
@@ -116,12 +119,12 @@ def _follow(file: BinaryIO, found: dict[str, None]) -> None:
 
 
 def _taken(opcode: pickletools.OpcodeInfo, stack: list[Any]) -> list[Any]:
-    """Pops what an opcode takes."""
+    """Pop what an opcode takes."""
     wanted = opcode.stack_before
     if pickletools.markobject in wanted:
         taken = []
-        while stack and (one := stack.pop()) is not _MARK:
-            taken.append(one)
+        while stack and (item := stack.pop()) is not _MARK:
+            taken.append(item)
         taken.reverse()
         below = wanted.index(pickletools.markobject)
     else:
@@ -134,7 +137,7 @@ def _taken(opcode: pickletools.OpcodeInfo, stack: list[Any]) -> list[Any]:
 
 
 def _encoded(arguments: Any) -> bytes | None:
-    """Bytes, as the protocols before 3 have them."""
+    """The bytes that codecs.encode makes, as the protocols before 3 write bytes."""
     if isinstance(arguments, tuple) and arguments[1:] == ("latin1",) and isinstance(arguments[0], str):
         return arguments[0].encode("latin1")
     return None
@@ -151,14 +154,14 @@ def _nested(arguments: Any, found: dict[str, None]) -> bool:
 
 
 def _searched(file: BinaryIO) -> Iterator[str]:
-    """Whatever is spelled like a global, from the file's beginning."""
+    """The names of whatever is spelled like a global, from the file's beginning."""
     file.seek(0)
     before = b""
-    for _ in range(0, _MOST_SEARCHED, _CHUNK):
-        chunk = file.read(_CHUNK)
+    for _ in range(0, _MAX_SEARCHED_BYTES, _CHUNK_BYTES):
+        chunk = file.read(_CHUNK_BYTES)
         if not chunk:
             return
         for match in _SPELLED.finditer(before + chunk):
             module, name = (part.decode() for part in match.groups() if part)
             yield f"{module}.{name}"
-        before = chunk[-_OVERLAP:]
+        before = chunk[-_OVERLAP_BYTES:]

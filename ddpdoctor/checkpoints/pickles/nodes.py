@@ -1,4 +1,4 @@
-"""What the symbolic machine builds instead of objects: a tree that remembers where in the pickle each thing stands.
+"""The nodes that the symbolic machine builds instead of objects: a tree that remembers where in the pickle each thing stands.
 
 Positions are byte offsets into the pickle. A thing's `start` is where its first opcode begins; the opcodes that put it
 into the memo follow it and belong to it. Integers, floats, booleans and None stand for themselves.
@@ -77,8 +77,10 @@ class Pair(NamedTuple):
 
 
 class HolderNode:
-    """What items and entries are put into. Most hold none, and there may be a hundred thousand: an empty list each would
-    cost more than all the rest."""
+    """A node that items and entries are put into.
+
+    Most hold none, and there may be a hundred thousand: an empty list each would cost more than all the rest.
+    """
 
     __slots__ = ("items", "pairs")
 
@@ -110,7 +112,7 @@ class ContainerNode(HolderNode):
 
 
 class Call(HolderNode):
-    """What calling `function` with `arguments` would give, with what was set, added or stored in it afterwards."""
+    """The result that calling `function` with `arguments` would have, with what was set, added or stored in it afterwards."""
 
     __slots__ = ("_arguments", "function", "start", "state")
 
@@ -135,7 +137,7 @@ class Call(HolderNode):
 
     @property
     def first_argument(self) -> Any:
-        """None where there is none."""
+        """The first of the arguments; None where there is none."""
         return self.arguments.items[0] if isinstance(self.arguments, Tuple) and self.arguments.items else None
 
     @property

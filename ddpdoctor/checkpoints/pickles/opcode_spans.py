@@ -1,4 +1,4 @@
-"""Which opcodes of a pickle made what, so that a part can be cut out of it and the rest still makes sense.
+"""The opcodes that made each part of a pickle, so that a part can be cut out of it and the rest still makes sense.
 
 Slower than the machine, and only ever used on a pickle that the machine has read: it takes the opcodes for valid. What
 they do to the stack comes from Python's own table, in pickletools.
@@ -23,7 +23,7 @@ _TO_MARK = -1
 
 
 class Item:
-    """What opcodes `start` up to `end` (not included) made. `puts`: under which numbers it went into the memo, and where."""
+    """A thing that opcodes `start` up to `end` (not included) made. puts: what put it into the memo."""
 
     __slots__ = ("end", "puts", "start")
 
@@ -41,8 +41,9 @@ class Put(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """length: of the opcode in bytes, or below 0, as pickletools says how to find it. pops: how many, or to the mark.
+    """An opcode's effect.
 
+    length: of the opcode in bytes, or below 0, as pickletools says how to find it. pops: how many, or to the mark.
     pushes: whether it makes something new of them.
     """
 
@@ -141,6 +142,9 @@ class Spans:
         What is fetched from the memo, and was put there by opcodes that are gone, is made where it is first fetched.
         Numbers in the memo stay as they were. Of protocol 4, MEMOIZE, which counts by itself, becomes BINPUT, and the
         frames go: no reader needs them.
+
+        Raises:
+            Refused: it refers back and forth in a way that no pickler writes.
         """
         data, positions = self.data, self.positions
         memo: dict[int, Item] = {}
@@ -182,7 +186,7 @@ class Spans:
         return b"".join([*pieces, b"."])
 
     def _known(self, number: int, end: int, memo: Mapping[int, Item]) -> Put | None:
-        """Something that begins here and is in the memo already: it was fetched before its turn came."""
+        """Put of something that begins here and is in the memo already: it was fetched before its turn came."""
         for item in reversed(self.starts.get(number, ())):
             if item.end <= end:
                 put = _in_memo(item, memo)
@@ -196,7 +200,7 @@ def _in_memo(item: Item, memo: Mapping[int, Item]) -> Put | None:
 
 
 def _number(data: bytes, position: int) -> int:
-    """The number in the memo that BINPUT, BINGET (a byte) or LONG_BINPUT, LONG_BINGET (four) names."""
+    """The memo's number that BINPUT, BINGET (a byte) or LONG_BINPUT, LONG_BINGET (four) names."""
     if data[position] in b"qh":
         return data[position + 1]
     return int.from_bytes(data[position + 1 : position + 5], "little")
@@ -215,7 +219,7 @@ _COUNTED = {-2: 1, -3: 4, -4: 4, -5: 8}
 
 
 def _length(data: bytes, position: int, length: int) -> int:
-    """Bytes of the opcode here, of which there are more or fewer."""
+    """The length in bytes of the opcode here, which holds more or less data."""
     if length in _COUNTED:
         begin = position + 1 + _COUNTED[length]
         return begin - position + int.from_bytes(data[position + 1 : begin], "little")
@@ -227,7 +231,7 @@ def _length(data: bytes, position: int, length: int) -> int:
 
 
 def _rules() -> list[_Rule]:
-    """By the opcode's byte. Those without a rule are none, and the machine lets none through."""
+    """The rules by the opcode's byte. Bytes without a rule are no opcodes, and the machine lets none through."""
     # Takes milliseconds to load, and is needed for cutting only.
     import pickletools
 

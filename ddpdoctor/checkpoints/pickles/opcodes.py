@@ -9,15 +9,9 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any
 
-from ddpdoctor.checkpoints.errors import OutOfData, Refused
+from ddpdoctor.checkpoints.errors import Refused
 from ddpdoctor.checkpoints.pickles.machine_state import MachineState
 from ddpdoctor.checkpoints.pickles.nodes import Bytes, Call, ContainerNode, HolderNode, Pair, Text, Tuple
-
-_UINT16 = Struct("<H").unpack_from
-_INT32 = Struct("<i").unpack_from
-_UINT32 = Struct("<I").unpack_from
-_UINT64 = Struct("<Q").unpack_from
-_DOUBLE = Struct(">d").unpack_from
 
 _Opcode = Callable[["MachineState"], None]
 OTHERS: dict[int, _Opcode] = {}
@@ -41,18 +35,76 @@ _constant(b"\x88", True)
 _constant(b"\x89", False)
 
 
+def _number(code: bytes, form: str) -> None:
+    """An opcode that holds a number of a fixed size."""
+    unpack, size = Struct(form).unpack_from, 1 + Struct(form).size
+    OTHERS[code[0]] = lambda machine: machine.push(unpack(machine.data, machine.pos + 1)[0], size)
+
+
+_number(b"J", "<i")
+_number(b"M", "<H")
+_number(b"G", ">d")
+
+_Reader = Callable[["MachineState", int, int], Any]
+"""Given how many bytes an opcode holds, and how many stand before them."""
+
+
+def _counted(code: bytes, form: str, read: _Reader, name: str = "") -> None:
+    """An opcode that holds bytes, and before them their number. name: of one that plain protocol 2 doesn't have."""
+    unpack, header = Struct(form).unpack_from, 1 + Struct(form).size
+
+    def run(machine: MachineState) -> None:
+        if name:
+            machine.opcodes.add(name)
+        length = unpack(machine.data, machine.pos + 1)[0]
+        machine.push(read(machine, length, header), header + length)
+
+    OTHERS[code[0]] = run
+
+
+def _long(machine: MachineState, length: int, header: int) -> int:
+    return int.from_bytes(machine.take(length, header), "little", signed=True)
+
+
+def _text(encoding: str) -> _Reader:
+    def read(machine: MachineState, length: int, header: int) -> Text:
+        value = str(machine.take(length, header), encoding, "surrogatepass")
+        return Text(value, machine.pos, machine.pos + header + length)
+
+    return read
+
+
+def _bytes(machine: MachineState, length: int, header: int) -> Bytes:
+    machine.ensure(machine.pos + header + length)
+    return Bytes(machine.pos + header, length)
+
+
+_counted(b"\x8a", "<B", _long)
+_counted(b"\x8b", "<I", _long, "LONG4")
+_counted(b"\x8c", "<B", _text("utf-8"), "SHORT_BINUNICODE")
+_counted(b"\x8d", "<Q", _text("utf-8"), "BINUNICODE8")
+_counted(b"U", "<B", _text("latin-1"), "SHORT_BINSTRING")
+_counted(b"T", "<I", _text("latin-1"), "BINSTRING")
+_counted(b"C", "<B", _bytes, "SHORT_BINBYTES")
+_counted(b"B", "<I", _bytes, "BINBYTES")
+_counted(b"\x8e", "<Q", _bytes, "BINBYTES8")
+_counted(b"\x96", "<Q", _bytes, "BYTEARRAY8")
+
+
 @_opcode(b"\x80")
 def _proto(machine: MachineState) -> None:
     machine.protocol = machine.data[machine.pos + 1]
     machine.pos += 2
 
 
+_UINT64 = Struct("<Q").unpack_from
+
+
 @_opcode(b"\x95")
 def _frame(machine: MachineState) -> None:
     length = _UINT64(machine.data, machine.pos + 1)[0]
     machine.pos += 9
-    if machine.pos + length > len(machine.data):
-        raise OutOfData
+    machine.ensure(machine.pos + length)
     machine.frames.append((machine.pos, length))
     machine.opcodes.add("FRAME")
 
@@ -64,101 +116,23 @@ def _memoize(machine: MachineState) -> None:
     machine.pos += 1
 
 
-@_opcode(b"J")
-def _binint(machine: MachineState) -> None:
-    machine.push(_INT32(machine.data, machine.pos + 1)[0], 5)
-
-
-@_opcode(b"M")
-def _binint2(machine: MachineState) -> None:
-    machine.push(_UINT16(machine.data, machine.pos + 1)[0], 3)
-
-
-@_opcode(b"\x8a")
-def _long1(machine: MachineState) -> None:
-    length = machine.data[machine.pos + 1]
-    machine.push(int.from_bytes(machine.take(length, 2), "little", signed=True), 2 + length)
-
-
-@_opcode(b"\x8b")
-def _long4(machine: MachineState) -> None:
-    length = _UINT32(machine.data, machine.pos + 1)[0]
-    machine.opcodes.add("LONG4")
-    machine.push(int.from_bytes(machine.take(length, 5), "little", signed=True), 5 + length)
-
-
-@_opcode(b"G")
-def _binfloat(machine: MachineState) -> None:
-    machine.push(_DOUBLE(machine.data, machine.pos + 1)[0], 9)
+_MAX_DIGITS = 400
 
 
 @_opcode(b"I", b"L", b"F")
 def _number_as_text(machine: MachineState) -> None:
-    """Python 2 wrote integers of more than 32 bits so, whatever the protocol."""
+    """A number in digits. Python 2 wrote integers of more than 32 bits so, whatever the protocol.
+
+    Raises:
+        Refused: it has very many digits.
+    """
     text, end = machine.line(machine.pos + 1)
     is_float = machine.data[machine.pos] == ord("F")
     machine.opcodes.add({"I": "INT", "L": "LONG", "F": "FLOAT"}[chr(machine.data[machine.pos])])
-    if len(text) > 400:
-        raise Refused("The pickle holds a number of more than 400 digits")
+    if len(text) > _MAX_DIGITS:
+        raise Refused(f"The pickle holds a number of more than {_MAX_DIGITS} digits")
     value: float = float(text) if is_float else int(text.rstrip("L"))
     machine.push(value, end - machine.pos)
-
-
-def _text(machine: MachineState, length: int, header: int, encoding: str) -> None:
-    end = machine.pos + header + length
-    value = str(machine.take(length, header), encoding, "surrogatepass")
-    machine.push(Text(value, machine.pos, end), end - machine.pos)
-
-
-@_opcode(b"\x8c")
-def _short_binunicode(machine: MachineState) -> None:
-    machine.opcodes.add("SHORT_BINUNICODE")
-    _text(machine, machine.data[machine.pos + 1], 2, "utf-8")
-
-
-@_opcode(b"\x8d")
-def _binunicode8(machine: MachineState) -> None:
-    machine.opcodes.add("BINUNICODE8")
-    _text(machine, _UINT64(machine.data, machine.pos + 1)[0], 9, "utf-8")
-
-
-@_opcode(b"U")
-def _short_binstring(machine: MachineState) -> None:
-    machine.opcodes.add("SHORT_BINSTRING")
-    _text(machine, machine.data[machine.pos + 1], 2, "latin-1")
-
-
-@_opcode(b"T")
-def _binstring(machine: MachineState) -> None:
-    machine.opcodes.add("BINSTRING")
-    _text(machine, _UINT32(machine.data, machine.pos + 1)[0], 5, "latin-1")
-
-
-def _bytes(machine: MachineState, length: int, header: int, name: str) -> None:
-    if machine.pos + header + length > len(machine.data):
-        raise OutOfData
-    machine.opcodes.add(name)
-    machine.push(Bytes(machine.pos + header, length), header + length)
-
-
-@_opcode(b"C")
-def _short_binbytes(machine: MachineState) -> None:
-    _bytes(machine, machine.data[machine.pos + 1], 2, "SHORT_BINBYTES")
-
-
-@_opcode(b"B")
-def _binbytes(machine: MachineState) -> None:
-    _bytes(machine, _UINT32(machine.data, machine.pos + 1)[0], 5, "BINBYTES")
-
-
-@_opcode(b"\x8e")
-def _binbytes8(machine: MachineState) -> None:
-    _bytes(machine, _UINT64(machine.data, machine.pos + 1)[0], 9, "BINBYTES8")
-
-
-@_opcode(b"\x96")
-def _bytearray8(machine: MachineState) -> None:
-    _bytes(machine, _UINT64(machine.data, machine.pos + 1)[0], 9, "BYTEARRAY8")
 
 
 @_opcode(b")")
@@ -194,7 +168,11 @@ def _frozenset(machine: MachineState) -> None:
 
 
 def _holder(machine: MachineState) -> HolderNode:
-    """What items are added to. A storage or a tuple takes none."""
+    """The node that items are added to.
+
+    Raises:
+        ValueError: it is a storage or a tuple, which take none.
+    """
     holder = machine.stack[-1]
     if not isinstance(holder, HolderNode):
         raise ValueError
@@ -273,13 +251,16 @@ def _stack_global(machine: MachineState) -> None:
     machine.pos += 1
 
 
-@_opcode(b"\x81")
-def _newobj(machine: MachineState) -> None:
-    arguments = machine.stack.pop()
-    machine.starts.pop()
+def _call(machine: MachineState, arguments: Any) -> None:
     call = machine.stack[-1] = Call(machine.stack[-1], arguments, machine.starts[-1])
     machine.calls.append(call)
     machine.pos += 1
+
+
+@_opcode(b"\x81")
+def _newobj(machine: MachineState) -> None:
+    machine.starts.pop()
+    _call(machine, machine.stack.pop())
 
 
 @_opcode(b"\x92")
@@ -287,10 +268,7 @@ def _newobj_ex(machine: MachineState) -> None:
     keywords, arguments = machine.stack.pop(), machine.stack.pop()
     del machine.starts[-2:]
     machine.opcodes.add("NEWOBJ_EX")
-    both = Tuple([arguments, keywords], [], machine.pos)
-    call = machine.stack[-1] = Call(machine.stack[-1], both, machine.starts[-1])
-    machine.calls.append(call)
-    machine.pos += 1
+    _call(machine, Tuple([arguments, keywords], [], machine.pos))
 
 
 @_opcode(b"b")
@@ -313,7 +291,7 @@ _OLD = b"dgilopPSV"
 
 
 def unknown_opcode(code: int) -> Refused:
-    """What is said of an opcode that has no function here."""
+    """The refusal of an opcode that has no function here."""
     if code in _OLD:
         return OldProtocol(
             f"Its pickle is of protocol 0 or 1 ({_opcode_name(code)}), which torch.save writes only where it is told to",

@@ -32,6 +32,9 @@ class Wording(NamedTuple):
 def apply(data: bytes, splices: Iterable[Splice], frames: Sequence[tuple[int, int]] = ()) -> bytes:
     """The pickle with these splices, which must not overlap. `frames` (of the machine's Program) are kept true.
 
+    Raises:
+        AssertionError: they overlap.
+
     >>> apply(b"abc", [Splice(1, 2, b"--")])
     b'a--c'
     """
@@ -47,7 +50,8 @@ def apply(data: bytes, splices: Iterable[Splice], frames: Sequence[tuple[int, in
 
 
 def _frame_lengths(frames: Sequence[tuple[int, int]], splices: Sequence[Splice]) -> list[Splice]:
-    """What keeps the frames' lengths true. A frame may be a lie, and there may be millions, so nothing is searched twice."""
+    """The splices that keep the frames' lengths true. A frame may be a lie, and there may be millions, so nothing is searched
+    twice."""
     starts = [splice.start for splice in splices]
     growths = [0, *accumulate(len(splice.new) - (splice.end - splice.start) for splice in splices)]
     lengths = []

@@ -1,4 +1,4 @@
-"""Finding one's way in the tree: which nodes are tensors, where they stand, what they are made of."""
+"""The tensors in the tree of nodes: which nodes are tensors, where they stand, what they are made of."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def is_dict(node: Any) -> bool:
 
 
 def describe(node: Any) -> str:
-    """What a node is, in plain words: "a list of 3 items", "an object of the class net.Net"."""
+    """Say in plain words what a node is: "a list of 3 items", "an object of the class net.Net"."""
     if is_tensor(node):
         return "a tensor"
     if is_dict(node):
@@ -190,7 +190,7 @@ def _names_tensors(node: Any) -> bool:
 def storages_of(node: Any) -> dict[str, int]:
     """The bytes of every storage that something is made of, by key."""
     found = {}
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting = [node]
     while waiting:
         node = waiting.pop()
@@ -198,15 +198,15 @@ def storages_of(node: Any) -> dict[str, int]:
             found[node.key] = node.count * element_size(node)
         elif isinstance(node, Reference):
             waiting.append(node.identity)
-        elif isinstance(node, (ContainerNode, Call, Tuple)) and id(node) not in seen:
-            seen.add(id(node))
+        elif isinstance(node, (ContainerNode, Call, Tuple)) and id(node) not in visited:
+            visited.add(id(node))
             waiting += node.items if not isinstance(node, Call) else [*node.items, node.arguments, node.state]
             for pair in pairs(node):
                 waiting += (pair.key, pair.value)
     return found
 
 
-_DEEPEST = 100
+_MAX_DEPTH = 100
 """Steps in the path to a node; what lies deeper is said to lie there."""
 
 
@@ -223,15 +223,15 @@ class Found(NamedTuple):
 
 def walk(root: Any) -> Iterator[Found]:
     """Every node that a user would reach from the loaded object, each once, without what tensors are made of."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting = [Found((), root)]
     while waiting:
         found = waiting.pop()
         node = found.node
         if isinstance(node, (HolderNode, Tuple)):
-            if id(node) in seen:
+            if id(node) in visited:
                 continue
-            seen.add(id(node))
+            visited.add(id(node))
         yield found
         if not is_tensor(node) and not (node.__class__ is Call and node.name == "torch.device"):
             waiting.extend(reversed(list(_children(found))))
@@ -252,8 +252,8 @@ def _children(found: Found) -> Iterator[Found]:
 
 
 def _longer(path: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """Deeper down than anyone looks, paths stop growing: nesting costs a pickle a byte a level."""
-    return (*path, name) if len(path) < _DEEPEST else path
+    """Add a step to a path, unless it is deeper down than anyone looks: nesting costs a pickle a byte a level."""
+    return (*path, name) if len(path) < _MAX_DEPTH else path
 
 
 def _name(key: Any) -> str:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ddpdoctor.checkpoints.formats.byte_source import PIECE, ByteSource, changed_meanwhile
+from ddpdoctor.checkpoints.formats.byte_source import PIECE_BYTES, ByteSource, ChangedMeanwhile
 from ddpdoctor.checkpoints.formats.layouts import Change
 from ddpdoctor.checkpoints.writing.new_file import new_file
 
@@ -32,14 +32,14 @@ def write_copy(path: Path, change: Change, out: Path, progress: Progress) -> Non
     """
     with ByteSource(path) as source, new_file(out, source.status) as fd:
         if source.size != change.size:
-            raise changed_meanwhile()
+            raise ChangedMeanwhile
         copier = Copier(source, fd, source.size, progress)
         if not copier.clone():
             copier.copy(0, source.size, 0)
             copier.finish(source.size)
         for patch in change.patches:
             if os.pread(fd, len(patch.old), patch.offset) != patch.old:
-                raise changed_meanwhile()
+                raise ChangedMeanwhile
             write_at(fd, patch.new, patch.offset)
         write_at(fd, change.appended, change.size)
         source.refuse_if_changed()
@@ -110,7 +110,7 @@ class Copier:
             if count:
                 return count
             self._kernel_copies = False
-        data = self._source.read_at(offset, min(PIECE, length))
+        data = self._source.read_at(offset, min(PIECE_BYTES, length))
         write_at(self._fd, data, to)
         return len(data)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
-from ddpdoctor.checkpoints.formats.byte_source import PIECE, ByteSource
+from ddpdoctor.checkpoints.formats.byte_source import PIECE_BYTES, ByteSource
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def test_exactly_what_is_asked_for(file: Path) -> None:
         assert source.size == 256 * 9000
         assert source.read_at(250, 10) == bytes([250, 251, 252, 253, 254, 255, 0, 1, 2, 3])
         assert source.read_at(source.size, 0) == b""
-        pieces = list(source.pieces(3, 2 * PIECE + 5))
-        assert b"".join(pieces) == file.read_bytes()[3 : 3 + 2 * PIECE + 5]
-        assert max(map(len, pieces)) <= PIECE
+        pieces = list(source.pieces(3, 2 * PIECE_BYTES + 5))
+        assert b"".join(pieces) == file.read_bytes()[3 : 3 + 2 * PIECE_BYTES + 5]
+        assert max(map(len, pieces)) <= PIECE_BYTES
     source.close()
     assert source.fd == -1
 

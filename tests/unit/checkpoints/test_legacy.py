@@ -217,7 +217,7 @@ def test_a_type_of_storage_that_nobody_knows(file: Path) -> None:
 
 
 def test_a_pickle_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(legacy_layout, "LARGEST_PICKLE", 1 << 20)
+    monkeypatch.setattr(legacy_layout, "MAX_PICKLE_BYTES", 1 << 20)
     path = tmp_path / "made.pt"
     path.write_bytes(MAGIC_PICKLE + VERSION + MACHINE + b"\x80\2" + b"N0" * (1 << 20))
     with ByteSource(path) as source, pytest.raises(Refused, match="has no end within 1,048,576 bytes"):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix
 from ddpdoctor.checkpoints.inspection import inspect
-from ddpdoctor.checkpoints.pickles.named_globals import UNTOLD, named_in
+from ddpdoctor.checkpoints.pickles.named_globals import COMPUTED, named_in
 from ddpdoctor.checkpoints.weights_only import DO_NOT_LOAD
 
 PROTOCOLS = pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -108,7 +108,7 @@ def test_a_computed_name_is_dangerous(tmp_path: Path) -> None:
     path = tmp_path / "evil.pkl"
     path.write_bytes(b"\x80\x04\x8c\x05posix" + name + b"\x93\x8c\x02id\x85R.")
     facts = inspect(path)
-    assert [one.name for one in facts.globals if one.dangerous] == [UNTOLD]
+    assert [one.name for one in facts.globals if one.dangerous] == [COMPUTED]
 
 
 def test_behind_the_arrays_of_joblib_names_are_looked_for(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ddpdoctor.checkpoints.pickles.comparison import Expected, same
+from ddpdoctor.checkpoints.pickles.comparison import Expected, are_alike
 from ddpdoctor.checkpoints.pickles.machine import PickleMachine, Program, scan
 from ddpdoctor.checkpoints.pickles.nodes import Text, Tuple
 from ddpdoctor.checkpoints.pickles.plain_tensors import PlainTensor, Unforeseen
@@ -65,7 +65,7 @@ def every_text(program: Program) -> list[tuple[str, int, int, tuple[int, ...]]]:
 def test_both_ways_come_to_the_same(name: str) -> None:
     data = saved(THINGS[name])
     hasty, slow = PickleMachine(data).run(0), PickleMachine(data, hasty=False).run(0)
-    assert same(hasty, data, slow, data, Expected({}, {}))
+    assert are_alike(hasty, data, slow, data, Expected({}, {}))
     assert every_text(hasty) == every_text(slow)
     assert [(one.kind, one.key, one.location.value, one.location_start, one.count) for one in hasty.storages] == [
         (one.kind, one.key, one.location.value, one.location_start, one.count) for one in slow.storages

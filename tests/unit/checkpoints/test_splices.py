@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.pickles.comparison import Expected, same
+from ddpdoctor.checkpoints.pickles.comparison import Expected, are_alike
 from ddpdoctor.checkpoints.pickles.device_locations import Moves, device_of, moves, pinned
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
 from ddpdoctor.checkpoints.pickles.nodes import Text
@@ -87,7 +87,7 @@ def test_a_pickle_grows_by_any_number_of_bytes_and_says_the_same(protocol: int) 
             assert len(longer) == len(data) + growth
             result = scan(longer)
             assert result.end == len(longer)
-            assert same(program, data, result, longer, NOTHING)
+            assert are_alike(program, data, result, longer, NOTHING)
             assert all(begin + length <= len(longer) for begin, length in result.frames)
 
 
@@ -183,7 +183,7 @@ def test_a_device_argument_is_moved_and_all_else_stays(device: bytes, to: str) -
     edited, result = applied(data, program, found)
     now = result.root.items[0].arguments.items[6]
     assert device_of(now) == to
-    assert same(
+    assert are_alike(
         program, data, result, edited, Expected({one.position: one.new for one in found.wordings}, found.devices)
     )
     assert not moves(edited, result, to, lambda one: pinned(one) and one != to)
@@ -220,7 +220,7 @@ def test_a_number_from_the_memo_is_refused() -> None:
 
 def alike(old: Any, new: Any, protocol: int = 2) -> bool:
     before, after = pickle.dumps(old, protocol), pickle.dumps(new, protocol)
-    return same(scan(before), before, scan(after), after, NOTHING)
+    return are_alike(scan(before), before, scan(after), after, NOTHING)
 
 
 def test_the_proof_notices_whatever_differs() -> None:
