@@ -18,11 +18,11 @@ from ddpdoctor.network_check.analysis.link_quality import (
     Pair,
     Straggler,
     data_interface,
+    find_common_nodes,
     limiter,
+    link_troubles,
     rate_of,
-    shared,
     stragglers,
-    troubles,
     where_several_meet,
 )
 
@@ -52,8 +52,8 @@ def slow_link(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     """
     requires(fleet.nodes, "only netcheck looks at other nodes")
     requires(fleet.links, _why_none(fleet))
-    found = {trouble.pair: trouble for trouble in troubles(fleet)}
-    at_fault = shared(found, [(link.a, link.b) for link in fleet.links])
+    found = {trouble.pair: trouble for trouble in link_troubles(fleet)}
+    at_fault = find_common_nodes(found, [(link.a, link.b) for link in fleet.links])
     desk = _Desk(fleet)
     for rank, pairs in at_fault.nodes.items():
         if rank == meeting.node_rank:

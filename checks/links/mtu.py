@@ -15,7 +15,7 @@ from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.network_fixes import PING_COMES_IN
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.network_check.analysis.link_quality import Pair, shared
+from ddpdoctor.network_check.analysis.link_quality import Pair, find_common_nodes
 
 SOURCE = "TCP connections between all nodes"
 USUAL_MTUS = (1500, 1400, 1280)
@@ -92,7 +92,7 @@ def _stall(fleet: Fleet, kind: str) -> Stall:
 
 
 def _black_holes(stall: Stall, fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
-    at_fault = shared(stall.pairs, stall.tried)
+    at_fault = find_common_nodes(stall.pairs, stall.tried)
     nodes = {node.rank: node for node in fleet.nodes}
     for rank, pairs in at_fault.nodes.items():
         if rank == meeting.node_rank:

@@ -17,7 +17,7 @@ from ddpdoctor.facts.network import Network
 from ddpdoctor.knowledge.firewall_fixes import of_family, opening, subnets_of, whom
 from ddpdoctor.knowledge.nccl_connecting import FAILED
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.network_check.analysis.reachability import Block, LostPackets, NetworkCut, Way, blame
+from ddpdoctor.network_check.analysis.reachability import Block, LostPackets, NetworkCut, Way, locate_faults
 
 ONE_HOST = "only netcheck looks at other nodes"
 NOT_DIALLED = "the nodes didn't dial each other"
@@ -168,7 +168,7 @@ class _View:
         self.reaches: list[Reach] = [one for one in fleet.reach if one.kind == "route"]
         requires(self.reaches, NOT_DIALLED)
         self.nodes = fleet.nodes
-        self.blame = blame(fleet)
+        self.locate_faults = locate_faults(fleet)
         self.me = next((at for at, one in enumerate(fleet.nodes) if one.rank == meeting.node_rank), -1)
         self.network = network
         self.firewall = firewall
@@ -182,11 +182,11 @@ class _View:
         return listed(self.name(at) for at in places)
 
     def blocks(self, way: Way) -> list[Block]:
-        return [block for block in self.blame.blocks if block.node == self.me and block.way is way]
+        return [block for block in self.locate_faults.blocks if block.node == self.me and block.way is way]
 
     def cuts(self, *, both: bool) -> Iterator[tuple[NetworkCut, ...]]:
         """This node's, those together that begin at the same node."""
-        mine = [cut for cut in self.blame.cuts if cut.both is both and self._speaker(cut) == self.me]
+        mine = [cut for cut in self.locate_faults.cuts if cut.both is both and self._speaker(cut) == self.me]
         for _, together in groupby(mine, key=_begins):
             yield tuple(together)
 

@@ -11,7 +11,7 @@ from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.network_check.analysis.reachability import blame
+from ddpdoctor.network_check.analysis.reachability import locate_faults
 
 
 @check("node-behind-nat", severity=FAIL)
@@ -35,7 +35,7 @@ def node_behind_nat(fleet: Fleet, meeting: Meeting, container: Maybe[Container])
     routes = [one for one in fleet.reach if one.kind == "route"]
     requires(routes, "the nodes didn't dial each other")
     me = next((at for at, one in enumerate(fleet.nodes) if one.rank == meeting.node_rank), -1)
-    peers = next((one.peers for one in blame(fleet).behind_nat if one.node == me), ())
+    peers = next((one.peers for one in locate_faults(fleet).behind_nat if one.node == me), ())
     if not peers:
         return
     node, inside = fleet.nodes[me], routes[0].addresses[me]

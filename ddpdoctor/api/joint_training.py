@@ -69,7 +69,7 @@ def train_with_others(
         end = run(
             NetcheckOptions(
                 job=job,
-                purpose=SmokeTask(share, terms, catalogue(), audience.heard),
+                task=SmokeTask(share, terms, catalogue(), audience.heard),
                 options=options_for_others,
                 token=token,
                 wait=wait,

@@ -206,7 +206,7 @@ def netcheck(
                     options=options,
                     token=token,
                     wait=wait,
-                    purpose=Netcheck(catalogue(), quick=quick),
+                    task=Netcheck(catalogue(), quick=quick),
                     strict=strict,
                     python=path,
                     chosen_by=chosen_by,

@@ -120,10 +120,10 @@ def smoke(
     refuse_empty(master_addr=master_addr, python=python)
     chosen = _stages(stages)
     if nproc is not None:
-        from ddpdoctor.network_check.protocol.messages import MOST_RANKS_HERE
+        from ddpdoctor.network_check.protocol.messages import MAX_RANKS_PER_HOST
 
-        if nproc > MOST_RANKS_HERE:
-            raise UsageError(f"--nproc {nproc}: smoke runs {MOST_RANKS_HERE} ranks on a host at most")
+        if nproc > MAX_RANKS_PER_HOST:
+            raise UsageError(f"--nproc {nproc}: smoke runs {MAX_RANKS_PER_HOST} ranks on a host at most")
     from ddpdoctor.api.target_python import refuse_others_python, refuse_what_is_no_python
     from ddpdoctor.probes.context import Context
     from ddpdoctor.probes.session import collect_facts

@@ -10,8 +10,8 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.fleet import Fleet, Passed
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.version_agreement import versions_unknown
-from ddpdoctor.network_check.analysis.node_facts import GROUPS
-from ddpdoctor.network_check.node_session import ALONE, FleetFacts, NodeSession, Programme
+from ddpdoctor.network_check.analysis.node_facts import FACT_GROUPS
+from ddpdoctor.network_check.node_session import ONLY_ONE_NODE, FleetFacts, NodeSession, PhaseCoordinator
 from ddpdoctor.network_check.protocol.peer_connection import PeerConnection
 
 
@@ -22,9 +22,9 @@ class Conductor:
     programme: what the company does when it has met.
     """
 
-    def __init__(self, company: NodeSession, *, wait: float, programme: Programme) -> None:
-        self._company = company
-        self._hub = company.hub
+    def __init__(self, session: NodeSession, *, wait: float, programme: PhaseCoordinator) -> None:
+        self._company = session
+        self._hub = session.hub
         self._wait = wait
         self._programme = programme
 
@@ -32,42 +32,42 @@ class Conductor:
         """Goes through all phases. Nodes that are lost on the way stay lost; the others go on."""
         await self._join()
         joined_at = time.monotonic()
-        company = self._company
+        session = self._company
         await self._programme.go()
         fleet = Fleet(
-            nodes=tuple(map(company.node, company.members)),
+            nodes=tuple(map(session.node, session.members)),
             seat=self._hub.seat,
             expected=self._hub.nnodes,
             absent=tuple(self._hub.absent()),
             doubles=tuple(self._hub.doubles),
             strangers=tuple(self._hub.strangers),
-            phases=tuple(company.phases),
+            phases=tuple(session.phases),
         )
-        return self._programme.told(FleetFacts(fleet, company.snapshots, joined_at))
+        return self._programme.told(FleetFacts(fleet, session.snapshots, joined_at))
 
     async def _join(self) -> None:
         began = time.monotonic()
-        company = self._company
+        session = self._company
         self._hub.announce("join")
         await self._hub.gather(self._wait)
         for rank, name in self._hub.names.items():
-            guest = self._hub.guests[rank]
-            guest.host = name
-            company.snapshots[rank] = msgspec.structs.replace(guest.facts or _without_facts(guest), host=name)
-        company.members = sorted(company.snapshots)
-        there = len(company.there)
+            peer = self._hub.peers[rank]
+            peer.host = name
+            session.snapshots[rank] = msgspec.structs.replace(peer.facts or _without_facts(peer), host=name)
+        session.members = sorted(session.snapshots)
+        there = len(session.there)
         whole = there == self._hub.nnodes
         reason = "" if whole else f"{there} of {self._hub.nnodes} came"
-        company.ended("join", Passed.PASS if whole else Passed.FAIL, began, reason)
+        session.ended("join", Passed.PASS if whole else Passed.FAIL, began, reason)
         if there < 2:
-            company.not_tested("compare", ALONE)
-        elif unknown := versions_unknown([company.node(rank) for rank in company.there]):
-            company.not_tested("compare", f"{unknown}; settings and clocks were compared")
+            session.not_tested("compare", ONLY_ONE_NODE)
+        elif unknown := versions_unknown([session.node(rank) for rank in session.there]):
+            session.not_tested("compare", f"{unknown}; settings and clocks were compared")
         else:
-            company.ended("compare", Passed.PASS, time.monotonic())
+            session.ended("compare", Passed.PASS, time.monotonic())
 
 
-def _without_facts(guest: PeerConnection) -> Snapshot:
+def _without_facts(peer: PeerConnection) -> Snapshot:
     """Of a node that came, and was lost before it had said anything of its host."""
-    why = Unknown(f"{guest.host} was {guest.lost}")
-    return msgspec.structs.replace(Snapshot(host=guest.host), **dict.fromkeys(GROUPS, why))
+    why = Unknown(f"{peer.host} was {peer.lost}")
+    return msgspec.structs.replace(Snapshot(host=peer.host), **dict.fromkeys(FACT_GROUPS, why))

@@ -42,7 +42,7 @@ def hub_addresses(master: str, addresses: Sequence[str], network: Network) -> tu
     return (outer,) if outer else own
 
 
-def warning(job: NetcheckJob, network: Network, command: str = "netcheck") -> str:
+def master_warning(job: NetcheckJob, network: Network, command: str = "netcheck") -> str:
     """What is wrong with the master's name on each node, told before anybody waits: it means that node itself, or this
     is node 0 and it means another host. "" where nothing is, or it isn't known. command: as in `Meeting.command`."""
     master = network.master
@@ -61,9 +61,9 @@ def warning(job: NetcheckJob, network: Network, command: str = "netcheck") -> st
     return ""
 
 
-def met_at(hub: Hub, otherwise: str) -> str:
+def node_0_address(hub: Hub, otherwise: str) -> str:
     """The address of node 0 at which most of the others came; `otherwise` where nobody has."""
-    came = Counter(guest.came_to for rank, guest in hub.guests.items() if rank and not guest.lost)
+    came = Counter(peer.came_to for rank, peer in hub.peers.items() if rank and not peer.lost)
     return came.most_common(1)[0][0] if came else otherwise
 
 

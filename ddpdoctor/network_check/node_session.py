@@ -11,13 +11,13 @@ import msgspec
 from ddpdoctor.facts.fleet import Fleet, Node, Passed, Phase
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.analysis.node_facts import node_of
-from ddpdoctor.network_check.listen_address import met_at
+from ddpdoctor.network_check.listen_address import node_0_address
 from ddpdoctor.network_check.protocol.hub import Hub
 from ddpdoctor.network_check.protocol.messages import Answer
 
 A = TypeVar("A", bound=Answer)
 
-ALONE = "only one node is there"
+ONLY_ONE_NODE = "only one node is there"
 
 
 class ImpossibleError(Exception):
@@ -44,18 +44,18 @@ class NodeSession:
     @property
     def there(self) -> list[int]:
         """Ranks of the nodes that came and aren't lost."""
-        return [rank for rank in self.members if not self.hub.guests[rank].lost]
+        return [rank for rank in self.members if not self.hub.peers[rank].lost]
 
     def node(self, rank: int) -> Node:
-        guest = self.hub.guests[rank]
+        peer = self.hub.peers[rank]
         return node_of(
             self.snapshots[rank],
             rank=rank,
-            host=guest.host,
-            address=guest.address if rank else met_at(self.hub, guest.address),
-            offset=guest.offset,
-            error=guest.error,
-            lost=guest.lost,
+            host=peer.host,
+            address=peer.address if rank else node_0_address(self.hub, peer.address),
+            offset=peer.offset,
+            error=peer.error,
+            lost=peer.lost,
         )
 
     def ended(self, name: str, passed: Passed, began: float, reason: str = "") -> None:
@@ -71,7 +71,7 @@ class NodeSession:
         return {rank: answer for rank, answer in answers.items() if isinstance(answer, kind)}
 
 
-class Programme(Protocol):
+class PhaseCoordinator(Protocol):
     """What the nodes do once they have met and have been compared."""
 
     async def go(self) -> None:

@@ -100,7 +100,7 @@ class NetcheckProgress:
         self.nnodes = hub.nnodes
         names = hub.names
         self.seats = tuple(
-            Seat(rank, names[rank], guest.facts is not None, guest.lost) for rank, guest in sorted(hub.guests.items())
+            Seat(rank, names[rank], peer.facts is not None, peer.lost) for rank, peer in sorted(hub.peers.items())
         )
         # Node 0 is where we are.
         here = {0} | {seat.rank for seat in self.seats}

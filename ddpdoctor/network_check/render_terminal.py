@@ -13,7 +13,7 @@ from ddpdoctor.base.text import clip, listed, one_line, visible
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.network_check.protocol.messages import Part
+from ddpdoctor.network_check.protocol.messages import NodeVerdict
 from ddpdoctor.network_check.render_matrix import show_matrix
 from ddpdoctor.network_check.render_words import (
     COLUMNS,
@@ -93,7 +93,7 @@ def show_verdict(
 
 def show_part(
     console: Console,
-    part: Part,
+    part: NodeVerdict,
     *,
     examination: Examination,
     training: Section | None = None,
@@ -145,7 +145,7 @@ def _nothing_here(verdict: Verdict, host: str) -> str:
     return f"{where}; n{own} itself"
 
 
-def _show_whole(console: Console, part: Part, *, told: Collection[str]) -> None:
+def _show_whole(console: Console, part: NodeVerdict, *, told: Collection[str]) -> None:
     """The lines of all nodes, but those that this node has just told with all that belongs to them."""
     lines = [line for line in part.lines if line not in told]
     if not lines:
@@ -159,7 +159,7 @@ def _show_whole(console: Console, part: Part, *, told: Collection[str]) -> None:
     console.print()
 
 
-def _show_found_elsewhere(console: Console, part: Part, *, told: Collection[str]) -> None:
+def _show_found_elsewhere(console: Console, part: NodeVerdict, *, told: Collection[str]) -> None:
     """A line for each finding of the other nodes, and for what else is said of the whole; the phases are left out."""
     for line in (one_line_kept(one) for one in part.lines if one not in told):
         word = _WORD.match(line)

@@ -13,7 +13,7 @@ from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.knowledge.node_words import bare_host
 from ddpdoctor.knowledge.version_agreement import versions_compared
-from ddpdoctor.network_check.analysis.verdicts import whole
+from ddpdoctor.network_check.analysis.verdicts import overall_verdict
 from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywhere, reasons
 
 _MOST_ROWS = 16
@@ -41,7 +41,7 @@ def headline(fleet: Fleet, examinations: Sequence[Examination], done: str = "") 
 
     done: what was fine, where it isn't just that the nodes met.
     """
-    verdict, problems = whole(fleet, examinations)
+    verdict, problems = overall_verdict(fleet, examinations)
     found = folded(examinations, names_of(fleet, examinations))
     if verdict in (Verdict.FAIL, Verdict.WARN):
         more = sum(severity is not Severity.INFO for _, severity, _ in found) - 1
@@ -74,7 +74,7 @@ def outcome(fleet: Fleet, examinations: Sequence[Examination]) -> str:
         parts.append(f"{plural(fails, 'problem')} that will stop or spoil training")
     if warns := severities.count(Severity.WARN):
         parts.append(plural(warns, "warning"))
-    verdict, problems = whole(fleet, examinations)
+    verdict, problems = overall_verdict(fleet, examinations)
     if verdict is Verdict.UNKNOWN:
         parts += problems or [_NOT_JUDGED]
     text = " and ".join(parts) or "nothing wrong was found"

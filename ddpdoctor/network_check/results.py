@@ -12,7 +12,7 @@ from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.network_check.job import NetcheckJob
 from ddpdoctor.network_check.protocol.hub import Hub
-from ddpdoctor.network_check.protocol.messages import Part, Waiting
+from ddpdoctor.network_check.protocol.messages import NodeVerdict, Waiting
 from ddpdoctor.network_check.task import Task
 
 
@@ -21,7 +21,7 @@ class NetcheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     options: those of them that a command for another node takes over, "--wait 300"."""
 
     job: NetcheckJob
-    purpose: Task
+    task: Task
     options: tuple[str, ...]
     token: str | None
     wait: float
@@ -38,7 +38,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     meeting: Meeting
     examinations: tuple[Examination, ...] = ()
     fleet: Fleet | None = None
-    part: Part | None = None
+    part: NodeVerdict | None = None
     seconds: float | None = None
     """From the last join to the verdict."""
     problems: tuple[str, ...] = ()

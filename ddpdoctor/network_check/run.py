@@ -31,21 +31,21 @@ from ddpdoctor.network_check.analysis.verdicts import (
     examination_of,
     judged_phases,
     not_met,
-    of_one_side,
-    parts,
-    whole,
+    one_sided,
+    overall_verdict,
+    verdicts_by_rank,
     with_fleet,
 )
 from ddpdoctor.network_check.coordinator import Conductor
 from ddpdoctor.network_check.job import RANK_FLAG, allocated_nodes
-from ddpdoctor.network_check.listen_address import hub_addresses, met_at, warning
+from ddpdoctor.network_check.listen_address import hub_addresses, master_warning, node_0_address
 from ddpdoctor.network_check.node_session import ImpossibleError, NodeSession
-from ddpdoctor.network_check.phases.hub_search import Connection, arrive, look_at_master
+from ddpdoctor.network_check.phases.hub_search import Connection, find_hub, look_at_master
 from ddpdoctor.network_check.protocol import tokens
-from ddpdoctor.network_check.protocol.agent import AgentError, LeftBehindError, TurnedAwayError, attend
+from ddpdoctor.network_check.protocol.agent import AgentError, LeftBehindError, RejectedError, take_part
 from ddpdoctor.network_check.protocol.handshake_server import ConnectionLimits
 from ddpdoctor.network_check.protocol.hub import Hub
-from ddpdoctor.network_check.protocol.messages import Answer, Order, Part, Welcome
+from ddpdoctor.network_check.protocol.messages import Answer, NodeVerdict, Order, Welcome
 from ddpdoctor.network_check.protocol.order_limits import Master
 from ddpdoctor.network_check.protocol.tcp_connections import UnknownNameError, destinations
 from ddpdoctor.network_check.protocol.threads import in_thread
@@ -62,15 +62,15 @@ STRAYED_SECONDS = 5.0
 """So long does a node 0 whose own the master's address isn't look for another one there."""
 
 
-def run(wishes: NetcheckOptions, audience: ProgressListener) -> RunResult:
+def run(options: NetcheckOptions, audience: ProgressListener) -> RunResult:
     """Takes part until there is a verdict, or it is clear that there will be none.
 
     Raises:
         Stopped: by a signal, or the end of the launcher that started this rank; the others have been told, if there still
             was something to tell.
     """
-    launcher = os.getppid() if wishes.job.launched else 0
-    node = _Node(wishes, audience)
+    launcher = os.getppid() if options.job.launched else 0
+    node = _Node(options, audience)
     return asyncio.run(_until_stopped(node.go(), lambda: node.in_touch(), launcher))
 
 
@@ -88,13 +88,13 @@ async def _until_stopped(
 class _Node:
     """This node, through one run."""
 
-    def __init__(self, wishes: NetcheckOptions, audience: ProgressListener) -> None:
-        self._wishes = wishes
-        self._job = wishes.job
-        self._purpose = wishes.purpose
+    def __init__(self, options: NetcheckOptions, audience: ProgressListener) -> None:
+        self._wishes = options
+        self._job = options.job
+        self._purpose = options.task
         self._audience = audience
         self._began = time.monotonic()
-        self._token = tokens.token_of(wishes.job, wishes.token)
+        self._token = tokens.token_of(options.job, options.token)
         self._workers: list[Worker] = []
         self._misled = False
         """The master's name can't lead all nodes to node 0."""
@@ -111,7 +111,7 @@ class _Node:
                 conflicts=self._job.conflicts,
                 command=self._purpose.command,
                 launched=self._job.launched,
-                options=wishes.options,
+                options=options.options,
                 token=bool(self._token),
             )
         )
@@ -134,7 +134,7 @@ class _Node:
 
     def _warn(self, network: asyncio.Future[Network | Unknown]) -> None:
         known = None if network.cancelled() else network.result()
-        if isinstance(known, Network) and (text := warning(self._job, known, self._meeting.command)):
+        if isinstance(known, Network) and (text := master_warning(self._job, known, self._meeting.command)):
             self._misled = True
             self._audience.say(text)
 
@@ -162,8 +162,8 @@ class _Node:
         return tuple(one for one in range(port + 1, port + 1 + PORTS_BESIDE_A_STORE) if one < 65536)
 
     def _look(self) -> Snapshot:
-        wishes = self._wishes
-        context = Context(wishes.python, wishes.chosen_by, quick=True, environ=self._environ)
+        options = self._wishes
+        context = Context(options.python, options.chosen_by, quick=True, environ=self._environ)
 
         def done(group: str) -> None:
             if group == "network":
@@ -229,7 +229,7 @@ class _Node:
         if verdict is not Verdict.FAIL and not problems:
             problems = not_met(self._meeting)
         if self._job.nnodes is None:
-            examinations = [of_one_side(examination) for examination in examinations]
+            examinations = [one_sided(examination) for examination in examinations]
         return RunResult(
             exit_code=2 if problems and verdict is not Verdict.FAIL else verdict.exit_code(strict=self._wishes.strict),
             meeting=self._meeting,
@@ -242,7 +242,7 @@ class _Node:
     async def _as_guest(self, looking: asyncio.Future[Snapshot], master: str, ports: Sequence[int]) -> RunResult:
         # Node 0 elsewhere than at its own address only looks whether another one says that it is node 0, too.
         left = min(self._left(), STRAYED_SECONDS) if self._job.node_rank == 0 else self._left()
-        found, connection = await arrive(master, ports, left, self._met)
+        found, connection = await find_hub(master, ports, left, self._met)
         self._met(found)
         if connection is None:
             if self._job.node_rank == 0 and found.attempts:
@@ -253,7 +253,7 @@ class _Node:
         self.in_touch = lambda: True
         try:
             part, snapshot = await self._attend(connection, looking)
-        except TurnedAwayError as error:
+        except RejectedError as error:
             self._meeting = msgspec.structs.replace(
                 self._meeting, turned_away=str(error), refusal=error.code, own_python=sys.executable
             )
@@ -273,7 +273,7 @@ class _Node:
             notes=tuple(self._in_vain(part)),
         )
 
-    def _in_vain(self, part: Part) -> Iterator[str]:
+    def _in_vain(self, part: NodeVerdict) -> Iterator[str]:
         """What was asked for here, and node 0 decided otherwise."""
         if self._wishes.strict and part.exit_code == 0 and Verdict(part.verdict) is Verdict.WARN:
             yield "--strict has no effect here: node 0 runs without it, and the exit code is the same on all nodes"
@@ -286,7 +286,7 @@ class _Node:
         looking: asyncio.Future[Snapshot],
         own: str = "",
         address: Callable[[], str] | None = None,
-    ) -> tuple[Part, Snapshot]:
+    ) -> tuple[NodeVerdict, Snapshot]:
         """own, address: of node 0, which alone knows them from its hub."""
         workers = self._workers
 
@@ -304,7 +304,7 @@ class _Node:
             return await workers[0].carry_out(order)
 
         try:
-            part = await attend(
+            part = await take_part(
                 connection,
                 job=self._job,
                 token=self._token,
@@ -337,16 +337,16 @@ class _Node:
         )
 
     async def _as_node_0(self, looking: asyncio.Future[Snapshot], standing: Sequence[str]) -> RunResult:
-        made_up = not self._token and not all(tokens.trusted(one) for one in standing)
+        made_up = not self._token and not all(tokens.is_private_address(one) for one in standing)
         if made_up:
-            self._token = tokens.fresh()
+            self._token = tokens.make_token()
         hub, error = await self._opened(standing)
         self._meeting = msgspec.structs.replace(
             self._meeting, hosts_the_store=True, listen_error=error, token=bool(self._token)
         )
         if hub is None:
             return self._alone(await looking)
-        self.in_touch = lambda: any(rank and not guest.lost for rank, guest in hub.guests.items())
+        self.in_touch = lambda: any(rank and not peer.lost for rank, peer in hub.peers.items())
         self._meeting = msgspec.structs.replace(self._meeting, port=hub.port)
         hub.changed = partial(self._audience.hub, hub, self._useful_command)
         hub.changed()
@@ -355,11 +355,11 @@ class _Node:
                 f"{standing[0]} is no private address, so only nodes that know the token {self._token} are let in. The same "
                 f"token goes on every node, on this one too when it runs again: {self._shown_command(0)}"
             )
-        company = NodeSession(hub)
+        session = NodeSession(hub)
         conductor = Conductor(
-            company,
+            session,
             wait=self._wishes.wait,
-            programme=self._purpose.programme(company, self._job.master, self._store_port(hub)),
+            programme=self._purpose.programme(session, self._job.master, self._store_port(hub)),
         )
         way: list[Meeting] = []
         own = asyncio.ensure_future(self._own_part(hub, standing[0], looking, way))
@@ -420,17 +420,17 @@ class _Node:
 
     async def _own_part(self, hub: Hub, address: str, looking: asyncio.Future[Snapshot], way: list[Meeting]) -> None:
         """Node 0's own agent goes through the door like everybody else's. way: takes up what that came to so far."""
-        _, connection = await arrive(address, (hub.port,), self._wishes.wait, way.append)
+        _, connection = await find_hub(address, (hub.port,), self._wishes.wait, way.append)
         if connection is not None:
             with suppress(AgentError):
-                await self._attend(connection, looking, hub.own, lambda: met_at(hub, address))
+                await self._attend(connection, looking, hub.own, lambda: node_0_address(hub, address))
 
     async def _verdict(self, hub: Hub, fleet: Fleet, snapshots: dict[int, Snapshot], joined_at: float) -> RunResult:
         ranks = [node.rank for node in fleet.nodes]
         shown = [with_fleet(snapshots[rank], fleet, rank) for rank in ranks]
         examinations = await in_thread(lambda: self._purpose.judge(shown))
         final = msgspec.structs.replace(fleet, phases=judged_phases(fleet, examinations))
-        verdict, problems = whole(final, examinations)
+        verdict, problems = overall_verdict(final, examinations)
         code = verdict.exit_code(strict=self._wishes.strict)
         seconds = time.monotonic() - joined_at
         lines = (*part_lines(final, examinations), *problems)
@@ -444,5 +444,5 @@ class _Node:
             token=self._token,
         )
         self._audience.verdict(end)
-        await hub.dismiss(parts(dict(zip(ranks, examinations, strict=True)), lines, verdict, code))
+        await hub.dismiss(verdicts_by_rank(dict(zip(ranks, examinations, strict=True)), lines, verdict, code))
         return end

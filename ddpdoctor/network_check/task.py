@@ -9,10 +9,10 @@ from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.analysis.node_facts import GROUPS
+from ddpdoctor.network_check.analysis.node_facts import FACT_GROUPS
 from ddpdoctor.network_check.analysis.verdicts import judge
-from ddpdoctor.network_check.node_session import NodeSession, Programme
-from ddpdoctor.network_check.phases.network_phases import NetworkProgramme
+from ddpdoctor.network_check.node_session import NodeSession, PhaseCoordinator
+from ddpdoctor.network_check.phases.network_phases import NetworkCoordinator
 from ddpdoctor.network_check.protocol.messages import Answer, Order, Welcome
 from ddpdoctor.network_check.protocol.order_limits import Master
 from ddpdoctor.network_check.worker import NetcheckWorker
@@ -49,7 +49,7 @@ class Task(Protocol):
     def meeting(self, meeting: Meeting) -> Meeting:
         """With what the others are to know of this node's wishes."""
 
-    def programme(self, company: NodeSession, master: str, store_port: int) -> Programme:
+    def programme(self, session: NodeSession, master: str, store_port: int) -> PhaseCoordinator:
         """On node 0. master, store_port: where torch's own store shall listen."""
 
     def worker(
@@ -69,7 +69,7 @@ class Netcheck:
     """quick: without torch."""
 
     command: str = "netcheck"
-    groups: Sequence[str] = GROUPS
+    groups: Sequence[str] = FACT_GROUPS
     seconds = 1800.0
     """Thousands of nodes take some minutes."""
 
@@ -80,8 +80,8 @@ class Netcheck:
     def meeting(self, meeting: Meeting) -> Meeting:
         return meeting
 
-    def programme(self, company: NodeSession, master: str, store_port: int) -> Programme:
-        return NetworkProgramme(company, quick=self._quick, master=master, store_port=store_port)
+    def programme(self, session: NodeSession, master: str, store_port: int) -> PhaseCoordinator:
+        return NetworkCoordinator(session, quick=self._quick, master=master, store_port=store_port)
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]

@@ -19,7 +19,6 @@ from ddpdoctor.network_check.phases.dial_peers import dial
 from ddpdoctor.network_check.phases.peer_listeners import Listeners
 from ddpdoctor.network_check.protocol.messages import (
     Answer,
-    Cannot,
     Collect,
     Count,
     Dial,
@@ -27,6 +26,7 @@ from ddpdoctor.network_check.protocol.messages import (
     Measured,
     Open,
     Order,
+    OrderFailed,
     Welcome,
 )
 from ddpdoctor.network_check.protocol.order_limits import Master, OrderLimits, RefusedOrderError
@@ -78,7 +78,7 @@ class NetcheckWorker:
             self._limits.check(order)
         except RefusedOrderError as error:
             self._refused = str(error)
-            return Cannot(why=f"it was ordered what no node 0 of ours orders: {error}")
+            return OrderFailed(why=f"it was ordered what no node 0 of ours orders: {error}")
         return await self._carry_out(order)
 
     async def _carry_out(self, order: Order) -> Answer:
@@ -104,7 +104,7 @@ class NetcheckWorker:
             # Whatever is ordered, torch goes to the master that was named here.
             order = msgspec.structs.replace(order, master=self._master.host, port=self._master.port)
             return await collectives.collect(order, python=self._python, environ=self._environ)
-        return Cannot(why="this node was started for netcheck")
+        return OrderFailed(why="this node was started for netcheck")
 
     async def _measure(self, order: Measure) -> Measured:
         peer = self._limits.dialled(order.peer) if order.peer else None

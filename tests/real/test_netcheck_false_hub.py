@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.network_check.protocol.messages import Collect, Dial, Measure, Message, Open, Peer, Place, Rehearse
+from ddpdoctor.network_check.protocol.messages import Collect, Dial, ListenAddress, Measure, Message, Open, Peer, Train
 from tests.real.namespaces import Host, network
 from tests.real.netcheck_hosts import MASTER, Ran, Running
 from tests.support.command import ROOT
@@ -100,7 +100,7 @@ def commanded(
 
 
 def dial(address: str, *ports: int, kind: str = "route") -> Dial:
-    return Dial(peers=(Peer(0, "n1", (Place(kind, address, ports),)),), seconds=1.0, again=False)
+    return Dial(peers=(Peer(0, "n1", (ListenAddress(kind, address, ports),)),), seconds=1.0, again=False)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_it_scans_no_ports_and_floods_nobody(hosts: list[Host], eve: User) -> No
     orders = [
         dial(NEIGHBOUR, PORT),
         dial(NEIGHBOUR, PORT + 1),
-        Dial(peers=(Peer(0, "n1", (Place("nccl", NEIGHBOUR, (PORT + 2,)),)),), seconds=1.0),
+        Dial(peers=(Peer(0, "n1", (ListenAddress("nccl", NEIGHBOUR, (PORT + 2,)),)),), seconds=1.0),
         Dial(peers=dial(NEIGHBOUR, PORT).peers * 1000, seconds=1.0),
-        Measure(peer=Peer(0, "n1", (Place("route", NEIGHBOUR, (PORT + 3,)),)), seconds=1.0),
+        Measure(peer=Peer(0, "n1", (ListenAddress("route", NEIGHBOUR, (PORT + 3,)),)), seconds=1.0),
         *[dial(NEIGHBOUR, PORT)] * 20,
         *[Open(ports=10)] * 3,
     ]
@@ -164,13 +164,13 @@ def test_its_collectives_go_to_the_master_that_it_was_given(hosts: list[Host], e
     finally:
         dialled = services.end()
     assert dialled == []
-    host, guest = answers
+    host, peer = answers
     # Rank 0 would listen for others.
     assert host["type"] == "cannot"
-    assert (guest["type"], guest["ok"]) == ("collected", False)
+    assert (peer["type"], peer["ok"]) == ("collected", False)
 
 
-SMOKE = Rehearse(
+SMOKE = Train(
     backend="gloo",
     first_rank=1,
     nproc=1,

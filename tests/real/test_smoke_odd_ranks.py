@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.facts.smoke import RankEnding, StageState
-from ddpdoctor.network_check.protocol.messages import ENOUGH
+from ddpdoctor.network_check.protocol.messages import ABORTED
 from ddpdoctor.smoke_training.local.rank_monitor import PROCESS_END, RankMonitor
 from ddpdoctor.smoke_training.local.rank_runner import HostRun, run_ranks
 from ddpdoctor.smoke_training.training_order import Fault
@@ -200,7 +200,7 @@ def test_enough_is_enough_and_what_is_known_is_told(short_path: Path) -> None:
         return await estate.watched(work, message, waiting)
 
     async def go() -> list[HostRun | BaseException]:
-        both = cancelled(answered, ENOUGH), cancelled(stopped, "its user: Ctrl-C")
+        both = cancelled(answered, ABORTED), cancelled(stopped, "its user: Ctrl-C")
         return await asyncio.gather(*both, return_exceptions=True)
 
     ran, end = asyncio.run(go())

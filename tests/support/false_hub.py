@@ -13,7 +13,7 @@ import msgspec
 
 from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.network_check.protocol.messages import PROTOCOL, Greeting, Hello, Part, Ping, Welcome, encode
+from ddpdoctor.network_check.protocol.messages import PROTOCOL, Greeting, Hello, NodeVerdict, Ping, Welcome, encode
 from ddpdoctor.network_check.protocol.tokens import proof
 
 RUN = "00" * 16
@@ -34,7 +34,7 @@ async def command(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, or
         while (answer := await reader.readline()) and msgspec.json.decode(answer)["type"] in UNASKED:
             pass
         print(answer.decode().strip(), flush=True)
-    writer.write(encode(Part(results=(), verdict=Verdict.OK, exit_code=0, lines=())))
+    writer.write(encode(NodeVerdict(results=(), verdict=Verdict.OK, exit_code=0, lines=())))
     pinging.cancel()
     writer.write_eof()
 

@@ -23,28 +23,28 @@ from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.protocol.messages import (
     PROTOCOL,
+    CheckVerdict,
     Count,
     Counted,
     Dial,
     Dialled,
+    DialOutcome,
     Greeting,
     Hello,
-    Judged,
-    Manifest,
+    HostFacts,
+    ListenAddress,
     Measure,
     Measured,
-    Met,
+    NodeVerdict,
+    NoVerdict,
     Open,
     Opened,
-    Part,
     Peer,
     Ping,
-    Place,
-    Stopped,
     Welcome,
     encode,
 )
-from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, VisitError, visit
+from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, PeerHandshakeError, dial_peer
 from ddpdoctor.network_check.protocol.tokens import proof
 from tests.support.hub_company import Client
 
@@ -86,7 +86,7 @@ class Guest:
         while True:
             message = await self.client.hear()
             self.client.answer_ping(message)
-            if isinstance(message, (Part, Stopped)):
+            if isinstance(message, (NodeVerdict, NoVerdict)):
                 return
             if isinstance(message, Open):
                 self.open()
@@ -106,17 +106,17 @@ class Guest:
             "nonsense": zlib.compress(b'{"ddpdoctor_snapshot": 1, "network": {"type": "network", "interfaces": 7}}'),
         }.get(self.case) or facts(self.own)
         if self.case == "huge":
-            self.client.writer.write(b'{"type":"manifest","snapshot":"' + b"A" * (8 << 20))
+            self.client.writer.write(b'{"type":"hostfacts","snapshot":"' + b"A" * (8 << 20))
         else:
-            self.client.say(Manifest(snapshot=packed))
+            self.client.say(HostFacts(snapshot=packed))
 
     def open(self) -> None:
-        own = Place("route", self.own, (40001,))
+        own = ListenAddress("route", self.own, (40001,))
         places = {
             "many": (own,) * 3000,
-            "foreign": (Place("route", "10.77.0.12", (40022,)),),
-            "victim": (own, Place("nccl", VICTIM, (40080,))),
-            "loopback": (Place("route", "127.0.0.1", (40022,)),),
+            "foreign": (ListenAddress("route", "10.77.0.12", (40022,)),),
+            "victim": (own, ListenAddress("nccl", VICTIM, (40080,))),
+            "loopback": (ListenAddress("route", "127.0.0.1", (40022,)),),
         }
         self.client.say(Opened(places=places.get(self.case, (own,))))
 
@@ -128,7 +128,7 @@ class Guest:
         self.client.say(
             Dialled(
                 met=tuple(
-                    Met(node=peer.node, kind=place.kind, cells="." * len(place.ports))
+                    DialOutcome(node=peer.node, kind=place.kind, cells="." * len(place.ports))
                     for peer in order.peers
                     for place in peer.places
                 )
@@ -152,9 +152,9 @@ class Guest:
                     held += [await _say(place.address, port, b"{") for _ in range(20)]
                     try:
                         # It belongs to the run, and comes before its time.
-                        found = await visit(place.address, port, self.run, self.rank, MEASURE, 1.0)
+                        found = await dial_peer(place.address, port, self.run, self.rank, MEASURE, 1.0)
                         found.writer.write(b"g" + struct.pack("!Q", 1 << 60))
-                    except (OSError, VisitError):
+                    except (OSError, PeerHandshakeError):
                         pass
         self.held = held
 
@@ -183,7 +183,7 @@ async def _say(address: str, port: int, what: bytes) -> socket.socket:
     return own
 
 
-async def guest(case: str, host: str, port: int, rank: int) -> None:
+async def peer(case: str, host: str, port: int, rank: int) -> None:
     while True:
         try:
             reader, writer = await asyncio.open_connection(host, port, limit=8 << 20)
@@ -199,7 +199,7 @@ async def guest(case: str, host: str, port: int, rank: int) -> None:
 
 # --- the hub ----------------------------------------------------------------------------------------------------------
 
-NOWHERE = Peer(0, "n1", (Place("route", "10.77.0.99", (40009,)),))
+NOWHERE = Peer(0, "n1", (ListenAddress("route", "10.77.0.99", (40009,)),))
 """It takes a while to find that out."""
 FIX = Fix("Run this", ("sudo touch /tmp/pwned",), appliable=True)
 ENDS: dict[str, tuple[bytes, ...]] = {
@@ -209,12 +209,14 @@ ENDS: dict[str, tuple[bytes, ...]] = {
     "huge": (b'{"type":"waiting","phase":"' + b"x" * (8 << 20),),
     "nested": (b'{"type":"waiting","phase":' + b"[" * 1_000_000 + b"\n",),
     "orders": (encode(Dial(peers=(NOWHERE,), seconds=5.0)) * 100,),
-    "nasty": (encode(Stopped(why=NASTY * 100)),),
-    "code": (b'{"type":"part","results":[],"verdict":"ok","exit_code":99,"lines":[]}\n',),
+    "nasty": (encode(NoVerdict(why=NASTY * 100)),),
+    "code": (b'{"type":"nodeverdict","results":[],"verdict":"ok","exit_code":99,"lines":[]}\n',),
     "part": (
         encode(
-            Part(
-                results=(Judged("flux-capacitor", (Finding(summary="Empty\n", severity=FAIL, fixes=(FIX,)),), None),),
+            NodeVerdict(
+                results=(
+                    CheckVerdict("flux-capacitor", (Finding(summary="Empty\n", severity=FAIL, fixes=(FIX,)),), None),
+                ),
                 verdict=Verdict.FAIL,
                 exit_code=1,
                 lines=(f"n9 {NASTY}",),
@@ -249,6 +251,6 @@ async def hub(case: str, host: str, port: int) -> None:
 if __name__ == "__main__":
     who: Callable[..., Awaitable[None]]
     if sys.argv[1] == "guest":
-        asyncio.run(guest(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])))
+        asyncio.run(peer(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])))
     else:
         asyncio.run(hub(sys.argv[2], sys.argv[3], int(sys.argv[4])))

@@ -14,7 +14,7 @@ from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.job import NetcheckJob
-from ddpdoctor.network_check.protocol.agent import attend
+from ddpdoctor.network_check.protocol.agent import take_part
 from ddpdoctor.network_check.protocol.handshake_server import ConnectionLimits
 from ddpdoctor.network_check.protocol.hub import Hub
 from ddpdoctor.network_check.protocol.messages import (
@@ -25,10 +25,10 @@ from ddpdoctor.network_check.protocol.messages import (
     FromHub,
     Greeting,
     Hello,
-    Manifest,
+    HostFacts,
     Message,
+    NodeVerdict,
     Order,
-    Part,
     Ping,
     Pong,
     Waiting,
@@ -39,7 +39,7 @@ from ddpdoctor.network_check.protocol.tokens import proof
 
 HERE = "127.0.0.1"
 TOKEN = "abcd-efgh-ijkl"
-PART = Part(results=(), verdict=Verdict.OK, exit_code=0, lines=("all is well",))
+PART = NodeVerdict(results=(), verdict=Verdict.OK, exit_code=0, lines=("all is well",))
 SEVEN = Counted(undelivered=7, untransmitted=None)
 QUICK = ConnectionLimits(hello=0.4, grace=0.1, second_thoughts=0.3, ping=0.1, quiet=0.8, line=3.0)
 
@@ -96,7 +96,7 @@ async def agent(
     heard: Callable[[Waiting], None] = lambda waiting: None,
     address: str = HERE,
     limits: ConnectionLimits = QUICK,
-) -> Part:
+) -> NodeVerdict:
     """A real agent, from its dialling to its part of the verdict."""
     reader, writer = await asyncio.open_connection(HERE, port, local_addr=(address, 0))
     greeting = msgspec.json.decode(await reader.readline(), type=Greeting)
@@ -105,13 +105,13 @@ async def agent(
         return manifest()
 
     job = NetcheckJob(master=HERE, port=port, nnodes=nnodes, node_rank=rank)
-    return await attend(Greeted(reader, writer, greeting), job, token, facts, carry_out, heard, own, limits)
+    return await take_part(Greeted(reader, writer, greeting), job, token, facts, carry_out, heard, own, limits)
 
 
 @asynccontextmanager
 async def agents(
     one: Hub, *ranks: int | None, carry_out: Callable[[Order], Awaitable[Answer]] = counts
-) -> AsyncIterator[list[asyncio.Task[Part]]]:
+) -> AsyncIterator[list[asyncio.Task[NodeVerdict]]]:
     """Node 0's own agent and one for each of the ranks. They are cancelled at the end, if they still run."""
     tasks = [asyncio.ensure_future(agent(one.port, own=one.own, carry_out=carry_out))]
     tasks += [asyncio.ensure_future(agent(one.port, rank, carry_out=carry_out)) for rank in ranks]
@@ -182,7 +182,7 @@ class Client:
         """Goes in like any node, facts and all."""
         self.hello(**changes)
         welcome = await self.until(Welcome)
-        self.say(Manifest(snapshot=manifest()))
+        self.say(HostFacts(snapshot=manifest()))
         return welcome
 
     async def answer_pings(self) -> None:
@@ -207,9 +207,9 @@ async def client(port: int, address: str = HERE, *, greeted: bool = True) -> Asy
         writer.transport.abort()
 
 
-async def finish(one: Hub, *tasks: asyncio.Task[Part]) -> None:
+async def finish(one: Hub, *tasks: asyncio.Task[NodeVerdict]) -> None:
     """The nodes of these tasks carry out an order and get their part, whatever happened to the others."""
-    ranks = [rank for rank, guest in one.guests.items() if not guest.lost]
+    ranks = [rank for rank, peer in one.peers.items() if not peer.lost]
     assert await one.ask(dict.fromkeys(ranks, Count()), 5) == dict.fromkeys(ranks, SEVEN)
     await one.dismiss(dict.fromkeys(ranks, PART))
     assert await asyncio.gather(*tasks) == [PART] * len(tasks)
@@ -217,7 +217,7 @@ async def finish(one: Hub, *tasks: asyncio.Task[Part]) -> None:
 
 async def answer_joined(one: Hub, odd: Client, rank: int) -> None:
     """`odd` answers pings until the hub has the facts of the node of that rank."""
-    while not (rank in one.guests and one.guests[rank].joined):
+    while not (rank in one.peers and one.peers[rank].joined):
         odd.answer_ping(await odd.hear())
 
 

@@ -25,7 +25,7 @@ class Nodes:
 
     def __init__(self, count: int) -> None:
         guest = type("Guest", (), {"lost": "", "host": "n", "came_to": "10.0.0.1"})
-        self.guests = {rank: guest() for rank in range(count)}
+        self.peers = {rank: guest() for rank in range(count)}
         self.nnodes = count
 
 

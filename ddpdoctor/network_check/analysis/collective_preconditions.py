@@ -12,7 +12,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.node_words import called, names
 from ddpdoctor.knowledge.settings_agreement import deviations, pattern_of
 from ddpdoctor.knowledge.version_agreement import stores_meet
-from ddpdoctor.network_check.phases.reach_phase import bad
+from ddpdoctor.network_check.phases.reach_phase import count_failures
 
 SLOWEST = 20.0
 """Mbit/s over which an all_reduce of 4 MiB takes some seconds; over less it isn't tried."""
@@ -90,7 +90,7 @@ def _too_slow(links: Sequence[Link]) -> str:
 
 
 def _unreached(reach: Sequence[Reach], kind: str) -> str:
-    failing = bad([one for one in reach if one.kind == kind])
+    failing = count_failures([one for one in reach if one.kind == kind])
     whose = "NCCL's" if kind == "nccl" else f"{kind}'s"
     return f"{whose} addresses don't reach each other ({failing} connections fail)" if failing else ""
 

@@ -95,7 +95,7 @@ class LinkTrouble(msgspec.Struct, frozen=True):
         return self.fails, bool(self.link.error), -(rate_of(self.link) or 0.0)
 
 
-class SharedTrouble(msgspec.Struct, frozen=True):
+class CommonNodes(msgspec.Struct, frozen=True):
     """Pairs in trouble, by whom they have in common: nodes with the pairs that each explains, and the pairs left over.
 
     everywhere: so many nodes would be to blame that none is.
@@ -151,7 +151,7 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
 
 
 @cache
-def troubles(fleet: Fleet) -> tuple[LinkTrouble, ...]:
+def link_troubles(fleet: Fleet) -> tuple[LinkTrouble, ...]:
     """The links that are out of the ordinary, those of stragglers apart. That a lost node could not be measured is no fault
     of the link."""
     lost = {node.rank for node in fleet.nodes if node.lost}
@@ -177,14 +177,14 @@ def troubles(fleet: Fleet) -> tuple[LinkTrouble, ...]:
     return tuple(found)
 
 
-def doubtful(fleet: Fleet) -> tuple[Link, ...]:
+def doubtful_links(fleet: Fleet) -> tuple[Link, ...]:
     """The links that stand out and should be measured once more before anybody is told, the slowest first; those of nodes
     to which several point come last, since there each measurement may take seconds. What loses many packets needs no second
     look."""
     slow = {(link.a, link.b) for node in stragglers(fleet) for link in node.links}
-    bad = {trouble.pair for trouble in troubles(fleet)}
+    bad = {trouble.pair for trouble in link_troubles(fleet)}
     blamed = {straggler.rank for straggler in stragglers(fleet)} | set(
-        shared(bad, [(link.a, link.b) for link in fleet.links]).nodes
+        find_common_nodes(bad, [(link.a, link.b) for link in fleet.links]).nodes
     )
     again = [
         link for link in fleet.links if (link.a, link.b) in slow | bad and not link.error and link.resent < HEAVY_LOSS
@@ -192,7 +192,7 @@ def doubtful(fleet: Fleet) -> tuple[Link, ...]:
     return tuple(sorted(again, key=lambda one: (bool({one.a, one.b} & blamed), rate_of(one) or 0.0))[:MOST_DOUBTFUL])
 
 
-def condemned(links: Iterable[Link]) -> frozenset[int]:
+def hopeless_nodes(links: Iterable[Link]) -> frozenset[int]:
     """The nodes of which enough is known while the links are still being measured, which takes seconds where packets are
     lost: all of their links are bad so far, and two of the peers do well with somebody else."""
     own = _by_node(links)
@@ -209,7 +209,7 @@ def _is_bad(link: Link) -> bool:
     return bool(link.error) or link.resent >= HEAVY_LOSS or (rate is not None and rate < USELESS)
 
 
-def alike(one: Link, other: Link) -> bool:
+def is_like(one: Link, other: Link) -> bool:
     """Whether two measurements of a link say about the same."""
     if one.error or other.error:
         return False
@@ -218,7 +218,7 @@ def alike(one: Link, other: Link) -> bool:
     return all(max(pair) <= ALIKE * min(pair) for pair in (*rates, trips) if min(pair) > 0)
 
 
-def better(one: Link, other: Link) -> Link:
+def best_of(one: Link, other: Link) -> Link:
     """What the same link has shown to be able to do in either of two measurements."""
     if one.error or other.error:
         return other if one.error else one
@@ -260,7 +260,7 @@ def _claimed(node: Node) -> float:
     return -1.0 if node.virtual and node.speed == NOMINAL_OF_VIRTUAL else float(node.speed)
 
 
-def shared(bad: Collection[Pair], tried: Collection[Pair]) -> SharedTrouble:
+def find_common_nodes(bad: Collection[Pair], tried: Collection[Pair]) -> CommonNodes:
     """Whom the bad pairs have in common: a node most of whose pairs are bad, on the word of at least two peers."""
     nodes = {rank for pair in bad for rank in pair}
     own = {rank: [pair for pair in tried if rank in pair] for rank in nodes}
@@ -269,9 +269,9 @@ def shared(bad: Collection[Pair], tried: Collection[Pair]) -> SharedTrouble:
         rank for rank in sorted(nodes) if len(failed[rank]) > 1 and _share(failed[rank], own[rank]) >= ALL_OF_THEM
     ]
     if 2 * len(blamed) > len({rank for pair in tried for rank in pair}):
-        return SharedTrouble({}, tuple(sorted(bad)), everywhere=True)
+        return CommonNodes({}, tuple(sorted(bad)), everywhere=True)
     explained = {pair for rank in blamed for pair in failed[rank]}
-    return SharedTrouble({rank: tuple(failed[rank]) for rank in blamed}, tuple(sorted(set(bad) - explained)))
+    return CommonNodes({rank: tuple(failed[rank]) for rank in blamed}, tuple(sorted(set(bad) - explained)))
 
 
 def where_several_meet(pairs: Collection[Pair]) -> tuple[dict[int, tuple[Pair, ...]], tuple[Pair, ...]]:

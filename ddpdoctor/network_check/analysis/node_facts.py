@@ -20,10 +20,10 @@ from ddpdoctor.knowledge.interface_choice import as_address, interface_with
 from ddpdoctor.knowledge.settings_agreement import concerns_other_nodes
 from ddpdoctor.knowledge.wheels import tag_cuda
 
-FAMILIES: Final = ("network", "join", "compare", "reach", "links", "collective")
+CHECK_FAMILIES: Final = ("network", "join", "compare", "reach", "links", "collective")
 """The families of checks that `netcheck` judges by."""
 
-GROUPS: Final = (
+FACT_GROUPS: Final = (
     "target_python",
     "torch",
     "packages",
@@ -38,7 +38,7 @@ GROUPS: Final = (
 )
 """The groups of facts that a node sends. Its context is a quick one, so that torch is read from its files alone."""
 
-SETTINGS_MOST: Final = 200
+MAX_SETTINGS: Final = 200
 """So many settings of one node are looked at: nobody sets more of those that concern other nodes."""
 
 NCCL_PACKAGES: Final = re.compile(r"nvidia-nccl-cu\d+")
@@ -160,4 +160,4 @@ def _settings(environment: Maybe[Environment]) -> tuple[Setting, ...]:
     if isinstance(environment, Unknown):
         return ()
     found = [setting for setting in environment.effective if concerns_other_nodes(setting.name)]
-    return tuple(sorted(found, key=lambda one: one.name)[:SETTINGS_MOST])
+    return tuple(sorted(found, key=lambda one: one.name)[:MAX_SETTINGS])

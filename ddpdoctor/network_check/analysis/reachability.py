@@ -22,11 +22,11 @@ from ddpdoctor.facts.fleet import Cell, Fleet, Node, Reach
 from ddpdoctor.knowledge.interface_choice import as_address
 
 MOST_OF_THEM: Final = 0.8
-FEWEST: Final = 2
+MIN_PEERS: Final = 2
 """Peers on whose word a node is blamed, unless its own kernel says so as well."""
 
 BLOCKED: Final = "".join(one.value for one in (Cell.SILENT, Cell.REFUSED, Cell.PROHIBITED, Cell.RESET, Cell.OTHER))
-COUNTED: Final = 3
+COUNTED_DIALS: Final = 3
 """Times that a port which failed is dialled while it is counted. Each loses one packet (SYN)."""
 
 NOISE: Final = 0.25
@@ -111,7 +111,7 @@ class BehindNat(msgspec.Struct, frozen=True):
     peers: tuple[int, ...]
 
 
-class MasterBlame(msgspec.Struct, frozen=True):
+class ReachFaults(msgspec.Struct, frozen=True):
     """All that fails on the way by which the nodes meet the master."""
 
     blocks: tuple[Block, ...] = ()
@@ -120,10 +120,10 @@ class MasterBlame(msgspec.Struct, frozen=True):
 
 
 @cache
-def blame(fleet: Fleet) -> MasterBlame:
+def locate_faults(fleet: Fleet) -> ReachFaults:
     """Who is to blame for the "route" matrices of a fleet. Worked out once for each fleet."""
     reaches = [reach for reach in fleet.reach if reach.kind == "route"]
-    return _Matrix(fleet.nodes, reaches).blame() if reaches else MasterBlame()
+    return _Matrix(fleet.nodes, reaches).locate_faults() if reaches else ReachFaults()
 
 
 class _Matrix:
@@ -146,14 +146,14 @@ class _Matrix:
         self.tried: dict[Way, dict[int, list[int]]] = {}
         self.failed: dict[Way, dict[int, list[int]]] = {}
 
-    def blame(self) -> MasterBlame:
+    def locate_faults(self) -> ReachFaults:
         behind_nat = tuple(self._behind_nat())
         # Whoever dials an address that only its owner knows says nothing of filters.
         excused = {(peer, one.node) for one in behind_nat for peer in one.peers}
         self.bad -= excused
         self.cells = {pair: cells for pair, cells in self.cells.items() if pair not in excused}
         if not self.bad:
-            return MasterBlame(behind_nat=behind_nat)
+            return ReachFaults(behind_nat=behind_nat)
         groups = list(self._cut_off_subnets())
         self.bad -= {(i, j) for here, there in groups for i in here for j in there}
         self.tried = {way: _by_node(self.cells, way) for way in Way}
@@ -164,7 +164,7 @@ class _Matrix:
         left = self._left(culprits)
         blocks = tuple(self._block(node, way, culprits, left) for node, way in sorted(culprits))
         cuts = (*self._group_cuts(groups), *self._link_cuts(left))
-        return MasterBlame(blocks, cuts, behind_nat)
+        return ReachFaults(blocks, cuts, behind_nat)
 
     def _behind_nat(self) -> Iterator[BehindNat]:
         for at in sorted({pair[1] for pair in self.bad}):
@@ -198,7 +198,7 @@ class _Matrix:
         ]
         explained = len(failed) - len(unexplained)
         share = len(unexplained) / max(len(tried) - explained, 1)
-        return share >= MOST_OF_THEM and bool(unexplained) and (len(failed) >= FEWEST or heard)
+        return share >= MOST_OF_THEM and bool(unexplained) and (len(failed) >= MIN_PEERS or heard)
 
     def _explained(self, culprit: tuple[int, Way]) -> list[Pair]:
         own = self._failures(*culprit)
@@ -299,7 +299,7 @@ class _Matrix:
         grown = there.undelivered if inbound else there.untransmitted
         idle = there.idle_undelivered if inbound else there.idle_untransmitted
         answers = list(answers)
-        lost = COUNTED * sum(cell in BLOCKED for pair in (*pairs, *answers) for cell in self.cells[pair])
+        lost = COUNTED_DIALS * sum(cell in BLOCKED for pair in (*pairs, *answers) for cell in self.cells[pair])
         if grown is None or not lost or abs(idle) > (NOISE_OF_ANSWERS if answers else NOISE) * lost:
             return LostPackets.UNTOLD
         if MOST_OF_THEM * lost <= grown - (0 if answers else idle) and grown <= AT_MOST * lost + idle:

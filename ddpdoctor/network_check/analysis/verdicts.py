@@ -17,16 +17,16 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.interface_choice import as_address, interface_with
 from ddpdoctor.knowledge.node_words import HUB_CONNECTION, NO_FLEET, ONE_SIDE, lost_phase, names
-from ddpdoctor.network_check.analysis.node_facts import FAMILIES
+from ddpdoctor.network_check.analysis.node_facts import CHECK_FAMILIES
 from ddpdoctor.network_check.protocol.bounded_lines import plain
-from ddpdoctor.network_check.protocol.messages import Judged, Part
+from ddpdoctor.network_check.protocol.messages import CheckVerdict, NodeVerdict
 
 UNPROVED: Final = "From node 0, without a token"
 """Before a fix that came over the network and that anybody there may have written."""
 
 
 def judge(
-    snapshots: Sequence[Snapshot], catalogue: Catalogue, families: Collection[str] = FAMILIES
+    snapshots: Sequence[Snapshot], catalogue: Catalogue, families: Collection[str] = CHECK_FAMILIES
 ) -> list[Examination]:
     """Judges each node's facts by themselves; those of the fleet lie in every node's."""
     checks = tuple(check for check in catalogue.checks if check.family in families)
@@ -40,7 +40,7 @@ def not_met(meeting: Meeting) -> tuple[str, ...]:
     return () if meeting.answered_by else (f"Nobody answered at {meeting.master} port {meeting.port}",)
 
 
-def of_one_side(one: Examination) -> Examination:
+def one_sided(one: Examination) -> Examination:
     """It with the reason why nothing of other nodes is judged: this is netcheck, and it looked at this side only."""
     results = (
         msgspec.structs.replace(result, not_tested=msgspec.structs.replace(result.not_tested, reason=ONE_SIDE))
@@ -96,7 +96,7 @@ def judged_phases(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Ph
     return tuple(map(judged, fleet.phases))
 
 
-def whole(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Verdict, tuple[str, ...]]:
+def overall_verdict(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict on all nodes, and what keeps it from being a better one: a phase that failed is never passed over, even
     where no check says why."""
     verdict = overall(examinations)
@@ -106,12 +106,12 @@ def whole(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[Verdict, t
     return Verdict.UNKNOWN, tuple(f"The phase {name!r} failed, and no check knows why" for name in failed)
 
 
-def parts(
+def verdicts_by_rank(
     examinations: Mapping[int, Examination], lines: Sequence[str], verdict: Verdict, exit_code: int
-) -> dict[int, Part]:
+) -> dict[int, NodeVerdict]:
     """Each node's part, by its rank; the lines, the verdict and the exit code are those of all."""
     return {
-        rank: Part(
+        rank: NodeVerdict(
             results=tuple(map(_judged, examination.results)),
             verdict=verdict,
             exit_code=exit_code,
@@ -121,7 +121,7 @@ def parts(
     }
 
 
-def _check(judged: Judged, catalogue: Catalogue) -> Check:
+def _check(judged: CheckVerdict, catalogue: Catalogue) -> Check:
     return catalogue.get(judged.slug) or Check(plain(judged.slug, 40), Severity.WARN, (), _of_another_version)
 
 
@@ -136,14 +136,14 @@ def _of_another_version() -> Iterator[Finding]:
     yield from ()
 
 
-def _judged(result: Result) -> Judged:
+def _judged(result: Result) -> CheckVerdict:
     """With each finding's severity: the other side may not know the check."""
     own = result.check.severity
     findings = (msgspec.structs.replace(finding, severity=finding.severity or own) for finding in result.findings)
-    return Judged(result.check.slug, tuple(findings), result.not_tested)
+    return CheckVerdict(result.check.slug, tuple(findings), result.not_tested)
 
 
-def examination_of(part: Part, snapshot: Snapshot, catalogue: Catalogue, *, proved: bool) -> Examination:
+def examination_of(part: NodeVerdict, snapshot: Snapshot, catalogue: Catalogue, *, proved: bool) -> Examination:
     """What node 0 made of this node, as if it had been judged here. A check that only node 0's ddpdoctor has says what it
     found there, and has no page here.
 

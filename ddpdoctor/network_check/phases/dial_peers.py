@@ -14,11 +14,19 @@ import msgspec
 
 from ddpdoctor.base.async_work import within
 from ddpdoctor.facts.fleet import Cell
-from ddpdoctor.network_check.phases.peer_listeners import ARRIVED, LARGE
+from ddpdoctor.network_check.phases.peer_listeners import ARRIVED, LARGE_MESSAGE_BYTES
 from ddpdoctor.network_check.protocol.bounded_lines import plain
-from ddpdoctor.network_check.protocol.messages import MOST_PORTS, WORDS, Dial, Dialled, Met, Peer, Place
-from ddpdoctor.network_check.protocol.order_limits import OrderRefused
-from ddpdoctor.network_check.protocol.peer_handshake import REACH, CutOffError, StrangerError, Visit, visit
+from ddpdoctor.network_check.protocol.messages import (
+    MAX_PORTS,
+    MAX_WORDS_LENGTH,
+    Dial,
+    Dialled,
+    DialOutcome,
+    ListenAddress,
+    Peer,
+)
+from ddpdoctor.network_check.protocol.order_limits import RefusedAddress
+from ddpdoctor.network_check.protocol.peer_handshake import REACH, CutOffError, NotAPeerError, PeerStream, dial_peer
 from ddpdoctor.network_check.protocol.tcp_connections import system_words
 
 NEXT_TO_NOTHING: Final = 2048
@@ -40,7 +48,7 @@ NO_WAY = (
 """What the system says where there is no route, an ICMP message forbade it, or it hasn't got such addresses at all."""
 
 
-class JoinOutcome(msgspec.Struct, frozen=True):
+class PortOutcome(msgspec.Struct, frozen=True):
     """What one port came to, and the system's words where it failed."""
 
     cell: Cell
@@ -51,7 +59,7 @@ async def dial(
     order: Dial,
     run: str,
     node: int,
-    refused: Mapping[tuple[int, str], OrderRefused] = {},
+    refused: Mapping[tuple[int, str], RefusedAddress] = {},
 ) -> Dialled:
     """Dials every place of all peers but ourselves, those apart that are refused (by node and kind). `order.at_once` places at a time, each on all its ports, the first one
     with a large message.
@@ -65,9 +73,9 @@ async def dial(
     attempt = _try_twice if order.again else _try
     own: dict[str, None] = {}
 
-    async def one_place(peer: Peer, place: Place) -> Met:
+    async def one_place(peer: Peer, place: ListenAddress) -> DialOutcome:
         if not_dialled := refused.get((peer.node, place.kind)):
-            outcomes = [JoinOutcome(not_dialled.cell, not_dialled.why)] * len(place.ports)
+            outcomes = [PortOutcome(not_dialled.cell, not_dialled.why)] * len(place.ports)
         else:
             async with room:
                 outcomes = await asyncio.gather(
@@ -79,17 +87,19 @@ async def dial(
         if (
             place.kind == "route"
         ):  # Of an address that NCCL or gloo would take, it says nothing of the way to the others.
-            own.update((plain(outcome.words, WORDS), None) for outcome in outcomes if outcome.cell is Cell.NOT_TRIED)
-        words = plain(next((outcome.words for outcome in outcomes if outcome.words), ""), WORDS)
-        return Met(peer.node, place.kind, "".join(outcome.cell.value for outcome in outcomes), words)
+            own.update(
+                (plain(outcome.words, MAX_WORDS_LENGTH), None) for outcome in outcomes if outcome.cell is Cell.NOT_TRIED
+            )
+        words = plain(next((outcome.words for outcome in outcomes if outcome.words), ""), MAX_WORDS_LENGTH)
+        return DialOutcome(peer.node, place.kind, "".join(outcome.cell.value for outcome in outcomes), words)
 
     met = await asyncio.gather(*(one_place(peer, place) for peer in others for place in peer.places))
-    return Dialled(met=tuple(met), errors=tuple(own)[:MOST_PORTS])
+    return Dialled(met=tuple(met), errors=tuple(own)[:MAX_PORTS])
 
 
 async def _try_twice(
     address: str, port: int, wanted: int, run: str, node: int, seconds: float, *, large: bool
-) -> JoinOutcome:
+) -> PortOutcome:
     first = await _try(address, port, wanted, run, node, seconds, large=large)
     if first.cell not in (Cell.SILENT, Cell.STALLED):
         return first
@@ -110,26 +120,26 @@ async def _try_twice(
 
 async def _try(
     address: str, port: int, wanted: int, run: str, node: int, seconds: float, *, large: bool
-) -> JoinOutcome:
+) -> PortOutcome:
     try:
-        found = await visit(address, port, run, node, REACH, seconds)
-    except StrangerError as error:
-        return JoinOutcome(Cell.OTHER, str(error))
+        found = await dial_peer(address, port, run, node, REACH, seconds)
+    except NotAPeerError as error:
+        return PortOutcome(Cell.OTHER, str(error))
     except CutOffError as error:
-        return JoinOutcome(Cell.RESET, str(error))
+        return PortOutcome(Cell.RESET, str(error))
     except TimeoutError as error:
-        return JoinOutcome(Cell.SILENT, str(error))
+        return PortOutcome(Cell.SILENT, str(error))
     except OSError as error:
-        return JoinOutcome(_cell_of(error), system_words(error))
+        return PortOutcome(_cell_of(error), system_words(error))
     except ValueError:
         # Of an address that is none; the peer that offers it mustn't keep this node from the others.
-        return JoinOutcome(Cell.NOT_TRIED, "no address")
+        return PortOutcome(Cell.NOT_TRIED, "no address")
     try:
         if found.node != wanted:
-            return JoinOutcome(
+            return PortOutcome(
                 Cell.OTHER, f"node {found.node} answered" if found.node != node else "it is this node itself"
             )
-        return await _send_large(found, seconds) if large else JoinOutcome(Cell.OK)
+        return await _send_large(found, seconds) if large else PortOutcome(Cell.OK)
     finally:
         found.writer.transport.abort()
 
@@ -143,24 +153,27 @@ def _cell_of(error: OSError) -> Cell:
     return Cell.PROHIBITED if error.errno in NO_WAY else Cell.NOT_TRIED
 
 
-async def _send_large(found: Visit, seconds: float) -> JoinOutcome:
+async def _send_large(found: PeerStream, seconds: float) -> PortOutcome:
     """Sends the large message. A slow link isn't stalled: as long as it takes bytes, it has a second period."""
-    found.writer.write(bytes(LARGE))
-    left = LARGE
+    found.writer.write(bytes(LARGE_MESSAGE_BYTES))
+    left = LARGE_MESSAGE_BYTES
     for _ in range(2):
         try:
             answer = await within(seconds, found.reader.readexactly(len(ARRIVED)))
         except TimeoutError:
             before, left = left, _unacknowledged(found.writer)
             if before - left <= NEXT_TO_NOTHING:
-                return JoinOutcome(Cell.STALLED, f"{LARGE - left} of {LARGE} bytes acknowledged in {seconds:.0f} s")
+                return PortOutcome(
+                    Cell.STALLED,
+                    f"{LARGE_MESSAGE_BYTES - left} of {LARGE_MESSAGE_BYTES} bytes acknowledged in {seconds:.0f} s",
+                )
         except (EOFError, OSError) as error:
-            return JoinOutcome(
+            return PortOutcome(
                 Cell.RESET, "cut off while it was sending" if isinstance(error, EOFError) else str(error)
             )
         else:
-            return JoinOutcome(Cell.OK) if answer == ARRIVED else JoinOutcome(Cell.OTHER, "it answered something else")
-    return JoinOutcome(Cell.OK)  # So slow that it still goes on; how slow the link is is measured later.
+            return PortOutcome(Cell.OK) if answer == ARRIVED else PortOutcome(Cell.OTHER, "it answered something else")
+    return PortOutcome(Cell.OK)  # So slow that it still goes on; how slow the link is is measured later.
 
 
 def _unacknowledged(writer: asyncio.StreamWriter) -> int:

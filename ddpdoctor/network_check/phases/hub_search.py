@@ -16,7 +16,7 @@ from ddpdoctor.base.async_work import within
 from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.network_check.phases import port_identification as identification
 from ddpdoctor.network_check.phases.ip_counters import count
-from ddpdoctor.network_check.protocol.messages import MOST, MOST_BEFORE_WELCOME, Greeting
+from ddpdoctor.network_check.protocol.messages import MAX_BYTES_BEFORE_WELCOME, MAX_LINE_BYTES, Greeting
 from ddpdoctor.network_check.protocol.tcp_connections import Destination, UnknownNameError, connect, destinations
 
 DDPDOCTOR: Final = "ddpdoctor"
@@ -57,7 +57,7 @@ class Connection:
     port: int
 
 
-async def arrive(
+async def find_hub(
     master: str, ports: Sequence[int], seconds: float, heard: Callable[[Meeting], None]
 ) -> tuple[Meeting, Connection | None]:
     """Goes to the master until its hub greets; None where it didn't within `seconds`, or where something holds the port
@@ -323,7 +323,7 @@ class _Way:
             self._search.note(self._there, attempt, self._stranger)
             return None
         self._held_since = self._held_since or time.monotonic()
-        reader, writer = await asyncio.open_connection(sock=one, limit=MOST)
+        reader, writer = await asyncio.open_connection(sock=one, limit=MAX_LINE_BYTES)
         kept = False
         try:
             own = str(writer.get_extra_info("sockname")[0])
@@ -355,7 +355,7 @@ async def _first_line(reader: asyncio.StreamReader) -> tuple[bytes, str]:
     said = bytearray()
 
     async def read() -> str:
-        while len(said) < MOST_BEFORE_WELCOME and not said.endswith(b"\n"):
+        while len(said) < MAX_BYTES_BEFORE_WELCOME and not said.endswith(b"\n"):
             piece = await reader.read(1)
             if not piece:
                 return GONE

@@ -21,8 +21,8 @@ import msgspec
 
 from ddpdoctor.base.async_work import within
 from ddpdoctor.facts.fleet import Link
-from ddpdoctor.network_check.protocol.messages import Measure, Measured, Peer, Place
-from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, Visit, VisitError, visit
+from ddpdoctor.network_check.protocol.messages import ListenAddress, Measure, Measured, Peer
+from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, PeerHandshakeError, PeerStream, dial_peer
 from ddpdoctor.network_check.protocol.tcp_connections import system_words
 
 T = TypeVar("T")
@@ -160,33 +160,33 @@ async def measure(order: Measure, run: str, node: int) -> Measured:
         return Measured(link=None)
     deadline = time.monotonic() + longest(order.seconds)
     try:
-        guest = await _go(order.peer, run, node, deadline)
-    except (OSError, VisitError, asyncio.IncompleteReadError) as error:
+        stream = await _go(order.peer, run, node, deadline)
+    except (OSError, PeerHandshakeError, asyncio.IncompleteReadError) as error:
         return Measured(link=_link(node, order.peer.node, Figures(error=_words(error))))
     try:
         seconds = order.seconds
-        figures = await _in_thread(guest.writer, deadline, lambda wire: _lead(wire, seconds))
+        figures = await _in_thread(stream.writer, deadline, lambda wire: _lead(wire, seconds))
     finally:
-        guest.writer.transport.abort()
+        stream.writer.transport.abort()
     return Measured(link=_link(node, order.peer.node, figures))
 
 
-async def _go(peer: Peer, run: str, node: int, deadline: float) -> Visit:
+async def _go(peer: Peer, run: str, node: int, deadline: float) -> PeerStream:
     """Dials the peer where the job's data will go: at NCCL's address, else by the route."""
     place = _data_place(peer)
     if place is None:
-        raise VisitError("it listens nowhere that all others reach")
-    guest = await visit(place.address, place.ports[0], run, node, MEASURE, deadline - time.monotonic())
+        raise PeerHandshakeError("it listens nowhere that all others reach")
+    stream = await dial_peer(place.address, place.ports[0], run, node, MEASURE, deadline - time.monotonic())
     try:
         # Until it says so, the other side would take our first frame for a line of the visit.
-        await within(deadline - time.monotonic(), guest.reader.readexactly(len(READY)))
+        await within(deadline - time.monotonic(), stream.reader.readexactly(len(READY)))
     except BaseException:
-        guest.writer.transport.abort()
+        stream.writer.transport.abort()
         raise
-    return guest
+    return stream
 
 
-def _data_place(peer: Peer) -> Place | None:
+def _data_place(peer: Peer) -> ListenAddress | None:
     places = [place for place in peer.places if place.ports and place.kind in ("nccl", "route")]
     return min(places, key=lambda place: place.kind, default=None)
 

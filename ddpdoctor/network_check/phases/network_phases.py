@@ -9,22 +9,22 @@ import msgspec
 
 from ddpdoctor.facts.fleet import Cell, Fleet, Link, Node, Passed, Reach, TriedCollective
 from ddpdoctor.network_check.analysis.collective_preconditions import why_no_gloo, why_no_nccl
-from ddpdoctor.network_check.analysis.link_quality import alike, better, condemned, doubtful
-from ddpdoctor.network_check.listen_address import met_at
-from ddpdoctor.network_check.node_session import ALONE, FleetFacts, NodeSession
-from ddpdoctor.network_check.phases.reach_phase import FoundOut, bad, who_reaches_whom
+from ddpdoctor.network_check.analysis.link_quality import best_of, doubtful_links, hopeless_nodes, is_like
+from ddpdoctor.network_check.listen_address import node_0_address
+from ddpdoctor.network_check.node_session import ONLY_ONE_NODE, FleetFacts, NodeSession
+from ddpdoctor.network_check.phases.reach_phase import ReachResult, count_failures, who_reaches_whom
 from ddpdoctor.network_check.phases.schedule import rounds
 from ddpdoctor.network_check.protocol.bounded_lines import plain
 from ddpdoctor.network_check.protocol.messages import (
-    WORDS,
+    MAX_WORDS_LENGTH,
     Answer,
-    Cannot,
     Collect,
     Collected,
+    ListenAddress,
     Measure,
     Measured,
+    OrderFailed,
     Peer,
-    Place,
 )
 
 MOST_ROUNDS = 16
@@ -46,15 +46,15 @@ hardware gives up after 30 s (NCCL_IB_TIMEOUT=20, seven times)."""
 NOT_REACHED = "the nodes don't reach each other"
 
 
-class NetworkProgramme:
+class NetworkCoordinator:
     """quick: no collectives. master, store_port: where the real store shall listen."""
 
-    def __init__(self, company: NodeSession, *, quick: bool, master: str, store_port: int) -> None:
-        self._company = company
+    def __init__(self, session: NodeSession, *, quick: bool, master: str, store_port: int) -> None:
+        self._company = session
         self._quick = quick
         self._master = master
         self._store_port = store_port
-        self._found = FoundOut()
+        self._found = ReachResult()
         self._measured_links: tuple[Link, ...] = ()
         self._ran: tuple[TriedCollective, ...] = ()
 
@@ -93,10 +93,10 @@ class NetworkProgramme:
             idle_untransmitted=packets.idle.untransmitted or 0,
         )
 
-    async def _reach(self) -> FoundOut:
+    async def _reach(self) -> ReachResult:
         if len(self._company.there) < 2:
-            self._company.not_tested("reach", ALONE)
-            return FoundOut()
+            self._company.not_tested("reach", ONLY_ONE_NODE)
+            return ReachResult()
         began = time.monotonic()
         self._company.hub.announce("reach")
         found = await who_reaches_whom(self._company.hub, self._company.members)
@@ -117,7 +117,7 @@ class NetworkProgramme:
         for pairs in planned:
             if played >= FEWEST_ROUNDS and time.monotonic() > began + ROUNDS_SECONDS:
                 break
-            done = condemned(found)
+            done = hopeless_nodes(found)
             found += await self._measured([pair for pair in pairs if done.isdisjoint(pair)], peers)
             played += 1
         nodes = tuple(self._node(rank) for rank in self._company.members)
@@ -133,13 +133,13 @@ class NetworkProgramme:
         that was busy for a moment is no slow link. until: no look begins later (time.monotonic())."""
         settled: set[tuple[int, int]] = set()
         for _ in range(MOST_LOOKS):
-            for link in doubtful(msgspec.structs.replace(fleet, links=tuple(found))):
+            for link in doubtful_links(msgspec.structs.replace(fleet, links=tuple(found))):
                 pair = (link.a, link.b)
                 if time.monotonic() >= until:
                     return
                 for again in () if pair in settled else await self._measured([pair], peers):
-                    found[found.index(link)] = better(link, again)
-                    if alike(link, again):
+                    found[found.index(link)] = best_of(link, again)
+                    if is_like(link, again):
                         settled.add(pair)
 
     async def _measured(self, pairs: Sequence[tuple[int, int]], peers: Mapping[int, Peer]) -> list[Link]:
@@ -147,12 +147,12 @@ class NetworkProgramme:
         orders = {
             low: Measure(peer=peers[high], seconds=PAIR_SECONDS)
             for low, high in (sorted(pair) for pair in pairs)
-            if not self._company.hub.guests[low].lost and not self._company.hub.guests[high].lost
+            if not self._company.hub.peers[low].lost and not self._company.hub.peers[high].lost
         }
         answers = await self._company.ask(orders, Measured, 30.0)
         # A node speaks of the link that it was told to measure, and of no other nodes'.
         return [
-            msgspec.structs.replace(link, error=plain(link.error, WORDS))
+            msgspec.structs.replace(link, error=plain(link.error, MAX_WORDS_LENGTH))
             for low, one in answers.items()
             if (link := one.link) is not None and (link.a, link.b) == (low, _peer_of(orders[low]))
         ]
@@ -163,9 +163,9 @@ class NetworkProgramme:
         return [
             Peer(
                 node=rank,
-                host=self._company.hub.guests[rank].host,
+                host=self._company.hub.peers[rank].host,
                 places=tuple(
-                    Place(one.kind, one.addresses[column], (one.ports[column],))
+                    ListenAddress(one.kind, one.addresses[column], (one.ports[column],))
                     for one in reach
                     if one.ports[column] and all(row[column] in good for row in one.rows)
                 ),
@@ -176,10 +176,10 @@ class NetworkProgramme:
     def _no_sense(self, reach: Sequence[Reach]) -> str:
         """Why there is no sense in going on to transfers and collectives; "" where there is."""
         if len(self._company.there) < 2:
-            return ALONE
+            return ONLY_ONE_NODE
         if self._found.untested:
             return self._found.untested
-        return NOT_REACHED if bad([one for one in reach if one.kind == "route"]) else ""
+        return NOT_REACHED if count_failures([one for one in reach if one.kind == "route"]) else ""
 
     async def _collectives(self, reach: Sequence[Reach], links: Sequence[Link]) -> tuple[TriedCollective, ...]:
         snapshots = self._company.snapshots
@@ -204,7 +204,7 @@ class NetworkProgramme:
         orders = {
             rank: Collect(
                 backend=backend,
-                master=met_at(self._company.hub, self._master),
+                master=node_0_address(self._company.hub, self._master),
                 port=self._store_port,
                 rank=number,
                 world_size=len(there),
@@ -214,15 +214,13 @@ class NetworkProgramme:
         }
         answers = await self._company.hub.ask(orders, seconds + 10, _failed)
         # Where one node can't even try, the others have waited for it; where none can, nothing was tested.
-        if there and all(isinstance(answers.get(rank), Cannot) for rank in there):
+        if there and all(isinstance(answers.get(rank), OrderFailed) for rank in there):
             self._company.not_tested(
                 backend,
-                "; ".join(dict.fromkeys(answer.why for answer in answers.values() if isinstance(answer, Cannot))),
+                "; ".join(dict.fromkeys(answer.why for answer in answers.values() if isinstance(answer, OrderFailed))),
             )
             return ()
-        ran = tuple(
-            _collective(rank, backend, answers.get(rank), self._company.hub.guests[rank].lost) for rank in there
-        )
+        ran = tuple(_collective(rank, backend, answers.get(rank), self._company.hub.peers[rank].lost) for rank in there)
         self._company.ended(
             backend, Passed.PASS if all(tried_collective.ok for tried_collective in ran) else Passed.FAIL, began
         )
@@ -250,5 +248,5 @@ def _collective(rank: int, backend: str, answer: Answer | None, lost: str) -> Tr
             seconds=answer.seconds,
             hung=answer.hung,
         )
-    words = answer.why if isinstance(answer, Cannot) else lost or "no answer"
+    words = answer.why if isinstance(answer, OrderFailed) else lost or "no answer"
     return TriedCollective(node=rank, backend=backend, stage="start", ok=False, words=words)

@@ -13,40 +13,40 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ddpdoctor.base.async_work import within
-from ddpdoctor.network_check.protocol.messages import Opened, Place
+from ddpdoctor.network_check.protocol.messages import ListenAddress, Opened
 from ddpdoctor.network_check.protocol.order_limits import MEASURING_SECONDS
-from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, REACH, VisitError, receive, resolved
+from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, REACH, PeerHandshakeError, accept_peer, socket_name
 
-LARGE: Final = 64 * 1024
+LARGE_MESSAGE_BYTES: Final = 64 * 1024
 """Bytes of the large message: more than one packet of any MTU."""
 
 ARRIVED: Final = b"arrived\n"
 """What the listener answers to a large message that it has whole."""
 
-AT_ONCE: Final = 256
+MAX_PENDING: Final = 256
 """Visitors who have yet to show that they are of this run; the others wait in the kernel's queue."""
 
-OF_ONE: Final = 64
+MAX_PENDING_PER_ADDRESS: Final = 64
 """Of these, from one address, more than any node sends at a time. The rest are turned away, so that nobody fills the room."""
 
-STRANGERS: Final = 512
+MAX_STRANGERS_PER_ADDRESS: Final = 512
 """From one address, who showed nothing, in all: several times what a node may dial in vain. After those nobody from there is
 listened to."""
 
-ADDRESSES: Final = 1024
+MAX_STRANGER_ADDRESSES: Final = 1024
 """Of strangers, that are remembered."""
 
-PATIENCE: Final = 1.0
+EVICTION_SECONDS: Final = 1.0
 """Seconds after which the one who has been silent for longest has to go, where there is no room for others."""
 
-MOST_VISITS: Final = 4
+MAX_MEASUREMENTS: Final = 4
 """Of those who measure a link, at a time: no two nodes are to, but one whom we don't hear of any more may still be here."""
 
-QUEUE: Final = 1024
-SECONDS: Final = 30.0
+BACKLOG: Final = 1024
+LARGE_MESSAGE_SECONDS: Final = 30.0
 """How long a visitor may take over the large message: longer than any dialler waits."""
 
-TRIES: Final = 50
+MAX_PORT_TRIES: Final = 50
 RESERVED = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -96,7 +96,7 @@ class Listeners:
         a filter which blocks a part of it shows; else on one that the kernel chooses, as NCCL and gloo do.
         """
         self._run, self._node = run, node
-        opened: list[Place] = []
+        opened: list[ListenAddress] = []
         errors: list[str] = []
         for kind, address in places.items():
             ports = []
@@ -108,7 +108,7 @@ class Listeners:
                     if kind == "route":
                         errors.append(f"{address}: {error.strerror or error}")
             if ports:
-                opened.append(Place(kind, address, tuple(ports)))
+                opened.append(ListenAddress(kind, address, tuple(ports)))
         return Opened(places=tuple(opened), errors=tuple(dict.fromkeys(errors)))
 
     async def close(self) -> None:
@@ -126,11 +126,11 @@ class Listeners:
         Raises:
             OSError: it can't.
         """
-        family, _ = resolved(address, 0)
+        family, _ = socket_name(address, 0)
         own = socket.socket(family, socket.SOCK_STREAM)
         try:
             _bind(own, address, wanted)
-            own.listen(QUEUE)
+            own.listen(BACKLOG)
             own.setblocking(False)
         except BaseException:
             own.close()
@@ -168,7 +168,7 @@ class Listeners:
     def _tires(self, source: str) -> bool:
         """Whether so many from there have shown nothing, or have yet to, that one more isn't listened to."""
         waiting = sum(one.source == source for one in self._unknown.values())
-        return waiting >= OF_ONE or self._strangers.get(source, 0) >= STRANGERS
+        return waiting >= MAX_PENDING_PER_ADDRESS or self._strangers.get(source, 0) >= MAX_STRANGERS_PER_ADDRESS
 
     def _gone(self, task: asyncio.Task[None]) -> None:
         """A visitor went who never showed that it is of this run, or one who did."""
@@ -177,14 +177,14 @@ class Listeners:
 
     def _note(self, source: str) -> None:
         self._strangers[source] = self._strangers.pop(source, 0) + 1
-        if len(self._strangers) > ADDRESSES:
+        if len(self._strangers) > MAX_STRANGER_ADDRESSES:
             del self._strangers[next(iter(self._strangers))]
 
     async def _room(self) -> None:
         """Waits until there is room for one more whom we don't know."""
-        while len(self._unknown) >= AT_ONCE:
+        while len(self._unknown) >= MAX_PENDING:
             task, oldest = next(iter(self._unknown.items()))
-            if asyncio.get_running_loop().time() - oldest.since >= PATIENCE:
+            if asyncio.get_running_loop().time() - oldest.since >= EVICTION_SECONDS:
                 self._gone(task)
                 task.cancel()
             else:
@@ -197,26 +197,26 @@ class Listeners:
                 await self._serve(reader, writer)
             finally:
                 writer.transport.abort()
-        except (OSError, EOFError, VisitError):
+        except (OSError, EOFError, PeerHandshakeError):
             pass  # Whoever it was, it is gone, or has no business here.
         finally:
             connection.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        _, purpose = await receive(reader, writer, self._run, self._node)
+        _, purpose = await accept_peer(reader, writer, self._run, self._node)
         if task := asyncio.current_task():
             self._unknown.pop(task, None)
         if purpose == MEASURE and self.measuring and self._measured < MEASURING_SECONDS:
             await self._serve_measured(reader, writer)
         elif purpose == REACH:
-            await within(SECONDS, reader.readexactly(LARGE))
+            await within(LARGE_MESSAGE_SECONDS, reader.readexactly(LARGE_MESSAGE_BYTES))
             writer.write(ARRIVED)
             await writer.drain()
             # It hangs up; what it says instead is kept nowhere.
-            await within(SECONDS, reader.read(1))
+            await within(LARGE_MESSAGE_SECONDS, reader.read(1))
 
     async def _serve_measured(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._visits >= MOST_VISITS:
+        if self._visits >= MAX_MEASUREMENTS:
             return
         self._visits += 1
         began = time.monotonic()
@@ -236,18 +236,18 @@ def _parts(port_range: tuple[int, int], number: int) -> Iterator[tuple[int, int]
 
 def _bind(own: socket.socket, address: str, wanted: tuple[int, int] | None) -> None:
     if wanted is None:
-        own.bind(resolved(address, 0)[1])
+        own.bind(socket_name(address, 0)[1])
         return
     reserved = _reserved_ports()
     free = [port for port in range(wanted[0], wanted[1] + 1) if not any(a <= port <= b for a, b in reserved)]
-    candidates = random.sample(free, min(TRIES, len(free)))
+    candidates = random.sample(free, min(MAX_PORT_TRIES, len(free)))
     for port in candidates[:-1]:
         try:
-            own.bind(resolved(address, port)[1])
+            own.bind(socket_name(address, port)[1])
         except OSError:
             continue
         return
-    own.bind(resolved(address, candidates[-1] if candidates else wanted[0])[1])
+    own.bind(socket_name(address, candidates[-1] if candidates else wanted[0])[1])
 
 
 def _reserved_ports() -> list[tuple[int, int]]:

@@ -10,24 +10,24 @@ import msgspec
 
 from ddpdoctor.base.text import listed
 from ddpdoctor.facts.fleet import Cell, Reach
-from ddpdoctor.network_check.analysis.reachability import BLOCKED, COUNTED
+from ddpdoctor.network_check.analysis.reachability import BLOCKED, COUNTED_DIALS
 from ddpdoctor.network_check.protocol.hub import Hub
 from ddpdoctor.network_check.protocol.messages import (
-    MOST_PORTS,
+    MAX_PORTS,
     Answer,
-    Cannot,
     Count,
     Counted,
     Dial,
     Dialled,
-    Met,
+    DialOutcome,
+    ListenAddress,
     Open,
     Opened,
     Order,
+    OrderFailed,
     Peer,
-    Place,
 )
-from ddpdoctor.network_check.protocol.order_limits import FEWEST_PORTS, ROW
+from ddpdoctor.network_check.protocol.order_limits import MAX_DIALLED_PORTS, MIN_PORTS_PER_PEER
 
 TRY_SECONDS = 2.5
 """For one try to connect: the kernel sends its first packet again after one second."""
@@ -38,10 +38,10 @@ SETTLING_SECONDS = 1.2
 begins where there is a pause."""
 DIAL_SECONDS = 20.0
 """For all dialling of one node where few places are silent: two tries, and the large messages."""
-AT_ONCE = 64
+MAX_PARALLEL_DIALS = 64
 """Places that one node dials at a time."""
 
-Places = Mapping[int, Sequence[Place]]
+Places = Mapping[int, Sequence[ListenAddress]]
 """Where nodes listen, by rank."""
 
 Dialling = tuple[int, int, int]
@@ -57,7 +57,7 @@ class Packets(msgspec.Struct, frozen=True):
     idle: Counted
 
 
-class FoundOut(msgspec.Struct, frozen=True):
+class ReachResult(msgspec.Struct, frozen=True):
     """What the phase came to. By rank: `packets`, where something had failed, and `troubles`, a node's own. `untested`: who
     could not be tested and why, in words. `whole`: each node reaches each other one."""
 
@@ -68,7 +68,7 @@ class FoundOut(msgspec.Struct, frozen=True):
     whole: bool = False
 
 
-async def who_reaches_whom(hub: Hub, members: Sequence[int]) -> FoundOut:
+async def who_reaches_whom(hub: Hub, members: Sequence[int]) -> ReachResult:
     """Asks all nodes that are there. members: the ranks of those that joined, in the order of the matrices."""
     return await _Phase(hub, members).run()
 
@@ -83,10 +83,10 @@ class _Phase:
 
     @property
     def _there(self) -> list[int]:
-        return [rank for rank in self._members if not self._hub.guests[rank].lost]
+        return [rank for rank in self._members if not self._hub.peers[rank].lost]
 
-    async def run(self) -> FoundOut:
-        ports = max(FEWEST_PORTS, min(MOST_PORTS, ROW // len(self._there)))
+    async def run(self) -> ReachResult:
+        ports = max(MIN_PORTS_PER_PEER, min(MAX_PORTS, MAX_DIALLED_PORTS // len(self._there)))
         opened = await self._ask(dict.fromkeys(self._there, Open(ports=ports)), DIAL_SECONDS)
         places = {rank: one.places for rank, one in opened.items() if isinstance(one, Opened)}
         met = await self._dial(dict.fromkeys(self._there, places), TRY_SECONDS)
@@ -97,19 +97,19 @@ class _Phase:
         # Whether NCCL and gloo would take other addresses in vain is for the checks to say: there may be no NCCL.
         routes = [one for one in reach if one.kind == "route"]
         untested = self._untested(routes)
-        return FoundOut(
+        return ReachResult(
             reach=reach,
             packets=packets,
             troubles={rank: tuple(found) for rank, found in self._troubles.items()},
             untested=untested,
-            whole=not untested and len(self._there) == len(self._members) and not bad(routes),
+            whole=not untested and len(self._there) == len(self._members) and not count_failures(routes),
         )
 
     async def _ask(self, orders: Mapping[int, Order], seconds: float) -> dict[int, Answer]:
         """The answers; what the nodes had trouble with is noted."""
         answers = await self._hub.ask(orders, seconds)
         for rank, one in answers.items():
-            if isinstance(one, Cannot):
+            if isinstance(one, OrderFailed):
                 self._note(rank, (one.why,))
             elif isinstance(one, (Opened, Dialled, Counted)):
                 self._note(rank, one.errors)
@@ -121,10 +121,10 @@ class _Phase:
 
     async def _dial(
         self, whom: Mapping[int, Places], seconds: float, *, again: bool = True
-    ) -> dict[int, tuple[Met, ...]]:
+    ) -> dict[int, tuple[DialOutcome, ...]]:
         """What each node met at the places of those whom it was to dial."""
         orders = {
-            rank: Dial(peers=self._peers(rank, places), seconds=seconds, at_once=AT_ONCE, again=again)
+            rank: Dial(peers=self._peers(rank, places), seconds=seconds, at_once=MAX_PARALLEL_DIALS, again=again)
             for rank, places in whom.items()
         }
         # Where nobody answers, each place takes two tries, and so many of them are dialled at a time.
@@ -133,7 +133,7 @@ class _Phase:
 
     def _peers(self, rank: int, places: Places) -> tuple[Peer, ...]:
         return tuple(
-            Peer(node=other, host=self._hub.guests[other].host, places=tuple(there))
+            Peer(node=other, host=self._hub.peers[other].host, places=tuple(there))
             for other, there in places.items()
             if other != rank
         )
@@ -145,10 +145,10 @@ class _Phase:
         what answered then."""
         await asyncio.sleep(SETTLING_SECONDS)
         before = await self._count()
-        await asyncio.sleep(COUNTED * COUNTED_TRY_SECONDS * math.ceil(_rounds(failed)))
+        await asyncio.sleep(COUNTED_DIALS * COUNTED_TRY_SECONDS * math.ceil(_rounds(failed)))
         between = await self._count()
         answered: set[Dialling] = set()
-        for _ in range(COUNTED):
+        for _ in range(COUNTED_DIALS):
             answered |= _answered(await self._dial(failed, COUNTED_TRY_SECONDS, again=False), failed)
         after = await self._count()
         packets = {
@@ -164,7 +164,7 @@ class _Phase:
         self._full.update(rank for rank, one in found.items() if one.errors)
         return found
 
-    def _excused(self, row: Sequence[Met]) -> tuple[Met, ...]:
+    def _excused(self, row: Sequence[DialOutcome]) -> tuple[DialOutcome, ...]:
         """Without the silence of nodes that could not let their visitors in: no filter is to blame for it."""
         excuse = str.maketrans(dict.fromkeys((Cell.SILENT.value, Cell.RESET.value), Cell.NOT_TRIED.value))
         return tuple(
@@ -174,7 +174,7 @@ class _Phase:
 
     def _untested(self, routes: Sequence[Reach]) -> str:
         troubled = [
-            f"{self._hub.guests[rank].host} could not be tested: {next(iter(found))}"
+            f"{self._hub.peers[rank].host} could not be tested: {next(iter(found))}"
             for rank, found in self._troubles.items()
             if rank in self._there
         ]
@@ -187,14 +187,14 @@ class _Phase:
         return "not every node dialled every other one" if missing or not routes else ""
 
 
-def bad(reach: Iterable[Reach]) -> int:
+def count_failures(reach: Iterable[Reach]) -> int:
     """How many connections failed."""
     return sum(cell not in GOOD for one in reach for row in one.rows for cell in row)
 
 
-def _failed(met: Mapping[int, Sequence[Met]], places: Places) -> Mapping[int, Places]:
+def _failed(met: Mapping[int, Sequence[DialOutcome]], places: Places) -> Mapping[int, Places]:
     """Each node to the ports on the way to the master that it dialled in vain."""
-    found: dict[int, dict[int, Sequence[Place]]] = {}
+    found: dict[int, dict[int, Sequence[ListenAddress]]] = {}
     for rank, row in met.items():
         for one in row:
             place = next((place for place in places.get(one.node, ()) if place.kind == one.kind == "route"), None)
@@ -206,7 +206,7 @@ def _failed(met: Mapping[int, Sequence[Met]], places: Places) -> Mapping[int, Pl
     return found
 
 
-def _answered(met: Mapping[int, Sequence[Met]], places: Mapping[int, Places]) -> set[Dialling]:
+def _answered(met: Mapping[int, Sequence[DialOutcome]], places: Mapping[int, Places]) -> set[Dialling]:
     """The ports that were reached."""
     return {
         (rank, one.node, port)
@@ -218,7 +218,7 @@ def _answered(met: Mapping[int, Sequence[Met]], places: Mapping[int, Places]) ->
     }
 
 
-def _mended(rank: int, one: Met, places: Places, answered: Container[Dialling]) -> Met:
+def _mended(rank: int, one: DialOutcome, places: Places, answered: Container[Dialling]) -> DialOutcome:
     """With the silence of ports that answered later taken back: packets get lost on the way there, which the transfers
     will show, and a filter would have taken the later ones as well."""
     place = next((place for place in places.get(one.node, ()) if place.kind == one.kind == "route"), None)
@@ -233,7 +233,7 @@ def _mended(rank: int, one: Met, places: Places, answered: Container[Dialling]) 
 
 def _rounds(whom: Mapping[int, Places]) -> float:
     """Of dialling, where that many places are dialled at a time."""
-    return max((sum(map(len, places.values())) for places in whom.values()), default=0) / AT_ONCE
+    return max((sum(map(len, places.values())) for places in whom.values()), default=0) / MAX_PARALLEL_DIALS
 
 
 def _grown(before: Counted, after: Counted) -> Counted:
@@ -250,7 +250,7 @@ KINDS = ("route", "nccl", "gloo")
 
 
 def matrices(
-    ranks: Sequence[int], places: Mapping[int, Sequence[Place]], met: Mapping[int, Sequence[Met]]
+    ranks: Sequence[int], places: Mapping[int, Sequence[ListenAddress]], met: Mapping[int, Sequence[DialOutcome]]
 ) -> tuple[Reach, ...]:
     """One `Reach` for each kind and each of its ports, rows and columns in the order of `ranks`.
 
@@ -264,7 +264,7 @@ def matrices(
 
 
 def _of_kind(
-    kind: str, places: Sequence[Place | None], ranks: Sequence[int], met: Mapping[int, Sequence[Met]]
+    kind: str, places: Sequence[ListenAddress | None], ranks: Sequence[int], met: Mapping[int, Sequence[DialOutcome]]
 ) -> Iterator[Reach]:
     cells = {(rank, one.node): one.cells for rank, row in met.items() for one in row if one.kind == kind}
     for nth in range(max((len(place.ports) for place in places if place), default=0)):

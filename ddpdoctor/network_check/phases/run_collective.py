@@ -17,7 +17,7 @@ import msgspec
 
 from ddpdoctor.base.private_folders import Needs, NoFolderError, private_folder
 from ddpdoctor.base.text import masked
-from ddpdoctor.network_check.protocol.messages import ENOUGH, Cannot, Collect, Collected
+from ddpdoctor.network_check.protocol.messages import ABORTED, Collect, Collected, OrderFailed
 from ddpdoctor.probes.subprocesses import EndedProgram, start
 from ddpdoctor.probes.target_python.asking import last_lines
 
@@ -41,7 +41,7 @@ SOURCE_FOLDER = re.compile(r"(?<![^\s\]:])([^\s\]:/]*)/[^\s\]:]*/(?=\w+\.(?:cc|c
 """ "/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/" before "pair.cc:152"."""
 
 
-async def collect(order: Collect, *, python: str, environ: Mapping[str, str]) -> Collected | Cannot:
+async def collect(order: Collect, *, python: str, environ: Mapping[str, str]) -> Collected | OrderFailed:
     """Runs this node's rank to its end, or kills it and all that it started after `order.seconds`, or when it is cancelled
     with ENOUGH.
 
@@ -68,7 +68,7 @@ async def collect(order: Collect, *, python: str, environ: Mapping[str, str]) ->
             ended = await asyncio.to_thread(started.wait, order.seconds)
         except asyncio.CancelledError as error:
             started.kill()
-            if error.args != (ENOUGH,):
+            if error.args != (ABORTED,):
                 raise
             ended = await asyncio.to_thread(started.wait, 1.0)
             ended = msgspec.structs.replace(ended, returncode=None, timed_out=True)
@@ -105,12 +105,12 @@ def _settings(backend: str, log: Path | None) -> dict[str, str]:
     return settings
 
 
-def _understood(ended: EndedProgram, word: str, seconds: float, warnings: str) -> Collected | Cannot:
+def _understood(ended: EndedProgram, word: str, seconds: float, warnings: str) -> Collected | OrderFailed:
     told = _told(ended.stdout, word)
     if not told:
-        return Cannot(why=f"the target Python can't be asked: {_silence(ended, seconds)}")
+        return OrderFailed(why=f"the target Python can't be asked: {_silence(ended, seconds)}")
     if "absent" in told:
-        return Cannot(why=str(told["absent"])[:MOST_WORDS])
+        return OrderFailed(why=str(told["absent"])[:MOST_WORDS])
     ok = told.get("ok") is True
     stage = str(told.get("stage", "import"))[:MOST_WORDS]
     hung = ended.timed_out and not ok and "error" not in told

@@ -19,29 +19,29 @@ from ddpdoctor.engine.sanitize_facts import is_version
 from ddpdoctor.network_check.protocol.bounded_lines import LineError, LineReader, plain
 from ddpdoctor.network_check.protocol.handshake_server import ConnectionLimits
 from ddpdoctor.network_check.protocol.messages import (
-    ENOUGH,
-    MOST,
+    ABORTED,
+    MAX_LINE_BYTES,
     PROTOCOL,
+    Abort,
     Answer,
-    Cannot,
-    Enough,
+    Goodbye,
     Greeting,
     Hello,
-    Leaving,
-    Manifest,
+    HostFacts,
     Message,
+    NodeVerdict,
+    NoVerdict,
     Order,
-    Part,
+    OrderFailed,
     Ping,
     Pong,
-    Stopped,
-    TurnedAway,
+    Rejected,
     Waiting,
     Welcome,
     encode,
 )
 from ddpdoctor.network_check.protocol.peer_connection import UNDECODABLE
-from ddpdoctor.network_check.protocol.rejected_connections import likeness
+from ddpdoctor.network_check.protocol.rejected_connections import describe_first_bytes
 from ddpdoctor.network_check.protocol.tokens import matches, proof
 
 if TYPE_CHECKING:
@@ -53,17 +53,17 @@ T = TypeVar("T")
 MOST_SHOWN: Final = 300
 """Characters of what node 0 says."""
 
-MOST_UNREAD: Final = 2 * MOST
+MOST_UNREAD: Final = 2 * MAX_LINE_BYTES
 """Bytes that wait until node 0 reads them: an answer and some signs of life."""
 
 MOST_ORDERS: Final = 8
 """That wait while one is carried out."""
 
-_AT_THE_DOOR: Final[msgspec.json.Decoder[Welcome | TurnedAway | Stopped]] = msgspec.json.Decoder(
-    Welcome | TurnedAway | Stopped
+_AT_THE_DOOR: Final[msgspec.json.Decoder[Welcome | Rejected | NoVerdict]] = msgspec.json.Decoder(
+    Welcome | Rejected | NoVerdict
 )
-_INSIDE: Final[msgspec.json.Decoder[Ping | Waiting | Stopped | Part | Order | Enough]] = msgspec.json.Decoder(
-    Ping | Waiting | Stopped | Part | Order | Enough
+_INSIDE: Final[msgspec.json.Decoder[Ping | Waiting | NoVerdict | NodeVerdict | Order | Abort]] = msgspec.json.Decoder(
+    Ping | Waiting | NoVerdict | NodeVerdict | Order | Abort
 )
 
 
@@ -71,8 +71,8 @@ class AgentError(Exception):
     """There will be no verdict from node 0; the text says why."""
 
 
-class TurnedAwayError(AgentError):
-    """The hub doesn't let this node in. `code` as in `TurnedAway`; the text says why and what to do, and `shown` the same and
+class RejectedError(AgentError):
+    """The hub doesn't let this node in. `code` as in `Rejected`; the text says why and what to do, and `shown` the same and
     whose words they are."""
 
     def __init__(self, code: str, text: str, *, by_node_0: bool = False) -> None:
@@ -81,11 +81,11 @@ class TurnedAwayError(AgentError):
         self.shown = _of_node_0(text) if by_node_0 else text
 
 
-class HubGone(AgentError):
+class HubGoneError(AgentError):
     """The hub went away without a word, or talks nonsense; the text says how."""
 
 
-class HubStopped(AgentError):
+class HubStoppedError(AgentError):
     """The hub says that there will be no verdict, and why."""
 
 
@@ -93,7 +93,7 @@ class LeftBehindError(AgentError):
     """There is a verdict, or a finding in its place, but none on this node; the text says why."""
 
 
-async def attend(
+async def take_part(
     connection: Connection,
     job: NetcheckJob,
     token: str,
@@ -103,7 +103,7 @@ async def attend(
     own: str = "",
     limits: ConnectionLimits | None = None,
     command: str = "netcheck",
-) -> Part:
+) -> NodeVerdict:
     """Goes through the whole test on a connection that the hub has greeted us on; closes it in the end.
 
     manifest, told as which node we were let in, gives this host's Snapshot as JSON, deflated by zlib; it may take its
@@ -120,12 +120,12 @@ async def attend(
     agent = _Agent(connection, token, carry_out, heard, limits or ConnectionLimits(), command)
     try:
         welcome = await agent.enter(job, own or secrets.token_hex(16))
-        check_seat(welcome, job, own_hub=bool(own))
+        check_assigned_rank(welcome, job, own_hub=bool(own))
         return await agent.serve(manifest(welcome), welcome.wait)
     except asyncio.CancelledError as error:
         await agent.farewell(f"stopped by {error.args[0] if error.args else 'its user: Ctrl-C'}")
         raise
-    except (HubGone, LeftBehindError) as error:
+    except (HubGoneError, LeftBehindError) as error:
         # Perhaps it only sleeps.
         await agent.farewell(str(error))
         raise
@@ -173,22 +173,22 @@ class _Agent:
         )
         self._say(hello)
         if not is_version(greeting.ddpdoctor):
-            raise HubGone(f"what listens on the master's port calls itself ddpdoctor {greeting.ddpdoctor[:20]!a}")
+            raise HubGoneError(f"what listens on the master's port calls itself ddpdoctor {greeting.ddpdoctor[:20]!a}")
         if greeting.protocol != PROTOCOL:
             # The hub has our Hello, and can tell its user, too.
-            raise TurnedAwayError("version", _other_protocol(greeting))
+            raise RejectedError("version", _other_protocol(greeting))
         answer = _decoded(_AT_THE_DOOR, await self._line())
-        if isinstance(answer, TurnedAway):
-            raise TurnedAwayError(plain(answer.code, 20), plain(answer.text, MOST_SHOWN), by_node_0=True)
-        if isinstance(answer, Stopped):
+        if isinstance(answer, Rejected):
+            raise RejectedError(plain(answer.code, 20), plain(answer.text, MOST_SHOWN), by_node_0=True)
+        if isinstance(answer, NoVerdict):
             raise _stopped(answer)
         if not matches(answer.proof, proof(self._token, "hub", greeting.nonce, nonce)):
-            raise TurnedAwayError(
+            raise RejectedError(
                 "token", "what listens on the master's port doesn't know this job's token: it is not ours"
             )
         return answer
 
-    async def serve(self, manifest: Awaitable[bytes], wait: float) -> Part:
+    async def serve(self, manifest: Awaitable[bytes], wait: float) -> NodeVerdict:
         """wait: seconds for which node 0 waits for the others at most."""
         longest = min(wait, self._limits.wait) + self._limits.test
         reading = asyncio.ensure_future(self._read())
@@ -196,7 +196,9 @@ class _Agent:
         try:
             await asyncio.wait({reading, working}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done() and not working.done():
-                raise HubGone(f"node 0 still lives, and has come to no verdict within {longest:.0f} s: stop it there")
+                raise HubGoneError(
+                    f"node 0 still lives, and has come to no verdict within {longest:.0f} s: stop it there"
+                )
             if not reading.done() and isinstance(working.exception(), OSError):
                 # The connection broke while we wrote; what was read last may say why.
                 await asyncio.wait({reading}, timeout=1.0)
@@ -205,7 +207,7 @@ class _Agent:
             working.result()
             raise AssertionError("it works until it is cancelled")
         except OSError as error:
-            raise HubGone(f"the connection to node 0 broke: {error.strerror or error}") from error
+            raise HubGoneError(f"the connection to node 0 broke: {error.strerror or error}") from error
         finally:
             for task in (reading, working):
                 task.cancel()
@@ -213,7 +215,7 @@ class _Agent:
 
     async def farewell(self, why: str) -> None:
         with contextlib.suppress(OSError):
-            self._say(Leaving(why=why))
+            self._say(Goodbye(why=why))
             await within(1.0, self._writer.drain())
 
     def _say(self, message: Message) -> None:
@@ -221,13 +223,13 @@ class _Agent:
             self._writer.write(encode(message))
 
     async def _work(self, manifest: Awaitable[bytes]) -> None:
-        self._say(Manifest(snapshot=await manifest))
+        self._say(HostFacts(snapshot=await manifest))
         await self._writer.drain()
         while True:
             self._carrying = asyncio.create_task(self._answer(await self._orders.get()))
             line = encode(await self._carrying)
-            if len(line) > MOST:
-                line = encode(Cannot(why=f"the answer has {len(line)} bytes, and {MOST} are allowed"))
+            if len(line) > MAX_LINE_BYTES:
+                line = encode(OrderFailed(why=f"the answer has {len(line)} bytes, and {MAX_LINE_BYTES} are allowed"))
             self._writer.write(line)
             await self._writer.drain()
 
@@ -235,13 +237,13 @@ class _Agent:
         try:
             return await self._carry_out(order)
         except asyncio.CancelledError as error:
-            if error.args != (ENOUGH,):
+            if error.args != (ABORTED,):
                 raise
-            return Cannot(why="it was ended, since it had failed on another node")
+            return OrderFailed(why="it was ended, since it had failed on another node")
         except Exception as error:
-            return Cannot(why=plain(f"{type(error).__name__}: {error}", 400))
+            return OrderFailed(why=plain(f"{type(error).__name__}: {error}", 400))
 
-    async def _read(self) -> Part:
+    async def _read(self) -> NodeVerdict:
         while True:
             line = await self._line()
             came = time.time()
@@ -249,18 +251,18 @@ class _Agent:
             if isinstance(message, Ping):
                 self._say(Pong(number=message.number, came=came, went=time.time()))
                 if self._writer.transport.get_write_buffer_size() > MOST_UNREAD:
-                    raise HubGone("node 0 asks and doesn't read the answers")
+                    raise HubGoneError("node 0 asks and doesn't read the answers")
             elif isinstance(message, Waiting):
                 self._heard(message)
-            elif isinstance(message, Stopped):
+            elif isinstance(message, NoVerdict):
                 raise _stopped(message)
-            elif isinstance(message, Part):
+            elif isinstance(message, NodeVerdict):
                 return message
-            elif isinstance(message, Enough):
+            elif isinstance(message, Abort):
                 if self._carrying is not None:
-                    self._carrying.cancel(ENOUGH)
+                    self._carrying.cancel(ABORTED)
             elif self._orders.full():
-                raise HubGone("node 0 sent order after order without waiting for the answers")
+                raise HubGoneError("node 0 sent order after order without waiting for the answers")
             else:
                 self._orders.put_nowait(message)
 
@@ -268,7 +270,7 @@ class _Agent:
         """The next line of the hub, which sends one every few seconds as long as it lives."""
         loop = asyncio.get_running_loop()
         limits, lines = self._limits, self._lines
-        reading = asyncio.ensure_future(lines.next(MOST))
+        reading = asyncio.ensure_future(lines.next(MAX_LINE_BYTES))
         try:
             while True:
                 began = loop.time()
@@ -285,17 +287,17 @@ class _Agent:
                         f"nothing was heard of node 0 for {limits.quiet:g} s: is it still running there?"
                     )
         except LineError as error:
-            raise HubGone(f"{error} by node 0: {self._command} was stopped or killed there") from error
+            raise HubGoneError(f"{error} by node 0: {self._command} was stopped or killed there") from error
         finally:
             reading.cancel()
 
 
-def check_seat(welcome: Welcome, job: NetcheckJob, *, own_hub: bool) -> None:
+def check_assigned_rank(welcome: Welcome, job: NetcheckJob, *, own_hub: bool) -> None:
     """Raises HubGone where no hub of this job would give that rank to this node. own_hub: this is node 0."""
     nnodes, rank = job.nnodes or welcome.nnodes, welcome.node_rank
     wanted = 0 if own_hub else job.node_rank if job.node_rank is not None else rank
     if welcome.nnodes != nnodes or rank != wanted or rank >= nnodes or (rank == 0) != own_hub:
-        raise HubGone(
+        raise HubGoneError(
             f"what listens on the master's port takes this for node {rank} of {welcome.nnodes}: it is not ours"
         )
 
@@ -304,11 +306,11 @@ def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
     try:
         return decoder.decode(line)
     except UNDECODABLE as error:
-        raise HubGone(f"what listens on the master's port sent {likeness(line)}") from error
+        raise HubGoneError(f"what listens on the master's port sent {describe_first_bytes(line)}") from error
 
 
-def _stopped(message: Stopped) -> AgentError:
-    return (LeftBehindError if message.exit_code == 1 else HubStopped)(_of_node_0(message.why))
+def _stopped(message: NoVerdict) -> AgentError:
+    return (LeftBehindError if message.exit_code == 1 else HubStoppedError)(_of_node_0(message.why))
 
 
 def _of_node_0(text: str) -> str:

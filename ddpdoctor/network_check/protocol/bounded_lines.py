@@ -10,10 +10,10 @@ from typing import Final
 
 from ddpdoctor.base.text import UNSEEN, clip, masked
 
-CHUNK: Final = 64 * 1024
+READ_BYTES: Final = 64 * 1024
 """Bytes of one read, and what may wait unread in a connection's own buffer."""
 
-MOST_UNPACKED: Final = 1024 * 1024
+MAX_UNPACKED_BYTES: Final = 1024 * 1024
 """Bytes of a node's facts as JSON. Real ones have some tens of kilobytes, with a thousand packages a few hundred."""
 
 _RAW = re.compile(rf"(?![\x00-\x1f])[{UNSEEN}]")
@@ -36,7 +36,7 @@ class TooLongError(LineError):
     """It goes on past the limit."""
 
 
-class EndedError(LineError):
+class ConnectionEndedError(LineError):
     """The connection was closed before the line's end."""
 
 
@@ -78,21 +78,21 @@ class LineReader:
                 self.whole = self._loop.time()
                 line = bytes(self._held[:end])
                 del self._held[: end + 1]
-                return harmless(line)
+                return mask_controls(line)
             if len(self._held) > most:
                 raise TooLongError(f"a line of more than {most} bytes", self.held)
             searched = len(self._held)
             try:
-                chunk = await self._reader.read(min(CHUNK, most + 1 - searched))
+                chunk = await self._reader.read(min(READ_BYTES, most + 1 - searched))
             except OSError as error:
-                raise EndedError("the connection was reset", self.held) from error
+                raise ConnectionEndedError("the connection was reset", self.held) from error
             if not chunk:
-                raise EndedError("the connection was closed", self.held)
+                raise ConnectionEndedError("the connection was closed", self.held)
             self.heard = self._loop.time()
             self._held += chunk
 
 
-def harmless(line: bytes) -> bytes:
+def mask_controls(line: bytes) -> bytes:
     """JSON in which everything unseen, escaped or raw, is a question mark. What can't be JSON stays as it is."""
     try:
         text = line.decode()
@@ -127,11 +127,11 @@ def unpack(packed: bytes) -> bytes:
     """
     inflater = zlib.decompressobj()
     try:
-        content = inflater.decompress(packed, MOST_UNPACKED + 1)
+        content = inflater.decompress(packed, MAX_UNPACKED_BYTES + 1)
     except zlib.error as error:
         raise ValueError("its facts can't be unpacked") from error
-    if len(content) > MOST_UNPACKED:
-        raise ValueError(f"its facts unpack to more than {MOST_UNPACKED >> 20} MiB")
+    if len(content) > MAX_UNPACKED_BYTES:
+        raise ValueError(f"its facts unpack to more than {MAX_UNPACKED_BYTES >> 20} MiB")
     if not inflater.eof:
         raise ValueError("its facts are cut off")
-    return harmless(content)
+    return mask_controls(content)

@@ -15,15 +15,15 @@ from ddpdoctor.engine.sanitize_facts import is_address
 from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.interface_choice import as_address
-from ddpdoctor.network_check.protocol.messages import Place
-from ddpdoctor.network_check.protocol.tokens import trusted
+from ddpdoctor.network_check.protocol.messages import ListenAddress
+from ddpdoctor.network_check.protocol.tokens import is_private_address
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-NEAR: Final = {4: 24, 6: 64}
+NEAR_PREFIX_LENGTHS: Final = {4: 24, 6: 64}
 """Bits of a public address that one of the same subnet shares at the least."""
 
-LEAST_PORT: Final = 1024
+LOWEST_PORT: Final = 1024
 """The kernel gives none below to whoever doesn't ask for it."""
 
 CLOUD_SERVICES: Final = frozenset(
@@ -73,10 +73,10 @@ def _written(snapshot: Snapshot | None) -> Iterator[str]:
 def near_network(address: str) -> IpNetwork:
     """The addresses around it."""
     plain = plain_address(address)
-    return ipaddress.ip_network(f"{plain}/{NEAR[as_address(plain).version]}", strict=False)
+    return ipaddress.ip_network(f"{plain}/{NEAR_PREFIX_LENGTHS[as_address(plain).version]}", strict=False)
 
 
-def why_no_place(one: Place) -> str:
+def why_no_listen_address(one: ListenAddress) -> str:
     """Why no node listens there, whichever it is; "" where one may."""
     if not is_address(one.address) or "/" in one.address:
         return f"it listens at {one.address[:40]!a}, which is no address"
@@ -85,20 +85,20 @@ def why_no_place(one: Place) -> str:
     odd = number.is_multicast or number.is_unspecified or address in CLOUD_SERVICES
     if odd or (number.version == 4 and number.is_reserved) or address.startswith("0."):
         return f"it says that it listens at {one.address}, which is no host's address"
-    if low := [port for port in one.ports if port < LEAST_PORT]:
+    if low := [port for port in one.ports if port < LOWEST_PORT]:
         return f"it says that it listens at {one.address} on port {low[0]}, which is no port for that"
     return ""
 
 
-def why_not_there(
-    one: Place, seen: str, claimed: Collection[str], others: Collection[str], networks: Iterable[IpNetwork]
+def why_not_its_address(
+    one: ListenAddress, seen: str, claimed: Collection[str], others: Collection[str], networks: Iterable[IpNetwork]
 ) -> str:
     """Why a node may not listen there; "" where it may.
 
     seen: its end of the connection to the hub. claimed: the addresses that it says it has. others: the ends of the other
     nodes' connections. networks: those that node 0 itself is in.
     """
-    if why := why_no_place(one):
+    if why := why_no_listen_address(one):
         return why
     address = plain_address(one.address)
     if address == seen:
@@ -114,6 +114,6 @@ def why_not_there(
         return f"{where}, which is another node's address"
     number = ipaddress.ip_address(address)
     near = near_network(seen)
-    if trusted(address) or any(number.version == net.version and number in net for net in (near, *networks)):
+    if is_private_address(address) or any(number.version == net.version and number in net for net in (near, *networks)):
         return ""
     return f"{where}, which is a public address outside of the job's networks"

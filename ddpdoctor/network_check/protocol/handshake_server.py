@@ -19,10 +19,17 @@ from ddpdoctor.base.async_work import within
 from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.sanitize_facts import is_host, is_version
 from ddpdoctor.network_check.analysis.admission_errors import wrong_token
-from ddpdoctor.network_check.protocol.bounded_lines import CHUNK, LineError, LineReader, plain
-from ddpdoctor.network_check.protocol.messages import MOST_BEFORE_WELCOME, PROTOCOL, Greeting, Hello, TurnedAway, encode
+from ddpdoctor.network_check.protocol.bounded_lines import READ_BYTES, LineError, LineReader, plain
+from ddpdoctor.network_check.protocol.messages import (
+    MAX_BYTES_BEFORE_WELCOME,
+    PROTOCOL,
+    Greeting,
+    Hello,
+    Rejected,
+    encode,
+)
 from ddpdoctor.network_check.protocol.peer_connection import UNDECODABLE
-from ddpdoctor.network_check.protocol.rejected_connections import Strangers, likeness
+from ddpdoctor.network_check.protocol.rejected_connections import RejectedConnections, describe_first_bytes
 from ddpdoctor.network_check.protocol.tcp_connections import send_again_soon
 from ddpdoctor.network_check.protocol.tokens import matches, proof
 
@@ -56,7 +63,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Without a whole line, however many bytes come."""
 
 
-class Newcomer(msgspec.Struct, frozen=True):
+class AuthenticatedPeer(msgspec.Struct, frozen=True):
     """Somebody who speaks our protocol and knows the token."""
 
     hello: Hello
@@ -74,7 +81,7 @@ class _StrangerError(Exception):
 class _TurnedAwayError(Exception):
     """Somebody who speaks as one of ours and can't come in. proved: it knows the token."""
 
-    def __init__(self, host: str, away: TurnedAway, *, proved: bool) -> None:
+    def __init__(self, host: str, away: Rejected, *, proved: bool) -> None:
         super().__init__(away.text)
         self.host = host
         self.away = away
@@ -115,13 +122,13 @@ class HandshakeServer:
         port: int,
         token: str,
         limits: ConnectionLimits,
-        enter: Callable[[Newcomer], Awaitable[None]],
-        refused: Callable[[str, str, TurnedAway, bool], None],
+        enter: Callable[[AuthenticatedPeer], Awaitable[None]],
+        refused: Callable[[str, str, Rejected, bool], None],
         changed: Callable[[], None],
     ) -> None:
         self.addresses = addresses
         self.port = port
-        self.strangers = Strangers()
+        self.strangers = RejectedConnections()
         self._token = token
         self._limits = limits
         self._enter = enter
@@ -210,7 +217,7 @@ class HandshakeServer:
                 # Without this, a flood would keep the loop here.
                 await asyncio.sleep(0)
                 continue
-            reader, writer = await asyncio.open_connection(sock=connection, limit=CHUNK)
+            reader, writer = await asyncio.open_connection(sock=connection, limit=READ_BYTES)
             visitor = _Visitor(name[0], writer, loop.time())
             task = asyncio.create_task(self._receive(visitor, reader))
             self._visitors[task] = visitor
@@ -258,7 +265,7 @@ class HandshakeServer:
         finally:
             visitor.writer.close()
 
-    async def _ask_who(self, visitor: _Visitor, lines: LineReader) -> Newcomer:
+    async def _ask_who(self, visitor: _Visitor, lines: LineReader) -> AuthenticatedPeer:
         nonce = secrets.token_hex(16)
         visitor.writer.write(encode(Greeting(ddpdoctor=__version__, protocol=PROTOCOL, nonce=nonce)))
         hello = self._hello(await self._first_line(visitor, lines), visitor.address, nonce)
@@ -266,20 +273,20 @@ class HandshakeServer:
             without = matches(hello.proof, proof("", "agent", hello.nonce, nonce))
             self.strangers.note(visitor.address, f"{hello.host}, which doesn't know the token")
             text = wrong_token(wanted=bool(self._token), given=not without)
-            raise _TurnedAwayError(hello.host, TurnedAway(code="token", text=text), proved=False)
+            raise _TurnedAwayError(hello.host, Rejected(code="token", text=text), proved=False)
         own_proof = proof(self._token, "hub", nonce, hello.nonce)
-        return Newcomer(hello, visitor.address, lines, visitor.writer, own_proof)
+        return AuthenticatedPeer(hello, visitor.address, lines, visitor.writer, own_proof)
 
     async def _first_line(self, visitor: _Visitor, lines: LineReader) -> bytes:
         try:
-            return await within(self._limits.hello, lines.next(MOST_BEFORE_WELCOME))
+            return await within(self._limits.hello, lines.next(MAX_BYTES_BEFORE_WELCOME))
         except TimeoutError as error:
-            said = likeness(lines.held) if lines.held else "said nothing"
+            said = describe_first_bytes(lines.held) if lines.held else "said nothing"
             raise _StrangerError(f"{said}, and no end of it within {self._limits.hello:g} s") from error
         except LineError as error:
             if visitor.pushed_out:
                 raise _StrangerError("took a place and didn't say who it is") from error
-            raise _StrangerError(likeness(error.partial)) from error
+            raise _StrangerError(describe_first_bytes(error.partial)) from error
 
     def _hello(self, line: bytes, address: str, nonce: str) -> Hello:
         """The Hello of one of ours, with a host's name that is fit for a report. nonce: what it was greeted with."""
@@ -288,16 +295,16 @@ class HandshakeServer:
             host = spoken.host if is_host(spoken.host) and len(spoken.host) <= 64 else address
             if not is_version(spoken.ddpdoctor):
                 # It would stand in a command.
-                raise _StrangerError(likeness(line))
+                raise _StrangerError(describe_first_bytes(line))
             if spoken.type == "hello" and spoken.protocol != PROTOCOL:
                 # Whoever proves that he knows the token as we do is one of ours, whatever else his protocol has.
                 proved = matches(spoken.proof, proof(self._token, "agent", spoken.nonce, nonce))
                 if not proved:
                     self.strangers.note(address, f"{host}, which speaks protocol {spoken.protocol} and showed no proof")
-                raise _TurnedAwayError(host, TurnedAway(code="version", text=_other(spoken)), proved=proved)
+                raise _TurnedAwayError(host, Rejected(code="version", text=_other(spoken)), proved=proved)
             return msgspec.structs.replace(msgspec.json.decode(line, type=Hello), host=host)
         except UNDECODABLE as error:
-            raise _StrangerError(likeness(line)) from error
+            raise _StrangerError(describe_first_bytes(line)) from error
 
 
 def _unsent(writer: asyncio.StreamWriter) -> int:

@@ -16,31 +16,31 @@ from ddpdoctor.base.async_work import within
 from ddpdoctor.facts.fleet import MissingNode, RejectedNode
 from ddpdoctor.knowledge.node_words import names_by_rank
 from ddpdoctor.network_check.protocol.bounded_lines import LineError
-from ddpdoctor.network_check.protocol.handshake_server import ConnectionLimits, HandshakeServer, Newcomer
+from ddpdoctor.network_check.protocol.handshake_server import AuthenticatedPeer, ConnectionLimits, HandshakeServer
 from ddpdoctor.network_check.protocol.messages import (
+    Abort,
     Answer,
-    Enough,
+    NodeVerdict,
+    NoVerdict,
     Order,
-    Part,
-    Stopped,
-    TurnedAway,
+    Rejected,
     Waiting,
     Welcome,
     encode,
 )
-from ddpdoctor.network_check.protocol.peer_connection import GuestError, PeerConnection, SnapshotBudget
+from ddpdoctor.network_check.protocol.peer_connection import PeerConnection, PeerError, SnapshotBudget
 from ddpdoctor.network_check.protocol.tcp_connections import allow_files
 
 FAREWELL_SECONDS: Final = 5.0
 """How long a guest may take to fetch its part of the verdict, or the next piece of it."""
-LONGEST_FAREWELL: Final = 60.0
+MAX_FAREWELL_SECONDS: Final = 60.0
 """The whole part, over a slow link: in an agent's own patience for a line."""
 MISSING_SECONDS: Final = 1.0
 """At least so long apart the others are told who is waited for; many who come at once are no news each."""
-MOST_MISSING: Final = 4
+MAX_MISSING_NAMED: Final = 4
 """Of them by name."""
-MOST_REFUSED: Final = 64
-MOST_UNPROVED: Final = 8
+MAX_REJECTED: Final = 64
+MAX_UNPROVED_REJECTED: Final = 8
 """Of those, who did not show that they know the token, and may be anybody."""
 OTHER_FILES: Final = 256
 """Descriptors that this process may need besides one for each node."""
@@ -66,7 +66,7 @@ class Hub:
         seat: str = "node",
     ) -> None:
         self.nnodes = nnodes
-        self.guests: dict[int, PeerConnection] = {}
+        self.peers: dict[int, PeerConnection] = {}
         self.doubles: list[RejectedNode] = []
         """Nodes of the job that came and weren't let in, with why, at most MOST_REFUSED."""
         self.own = secrets.token_hex(16)
@@ -108,17 +108,17 @@ class Hub:
     @property
     def names(self) -> dict[int, str]:
         """What to call each guest."""
-        return names_by_rank({rank: guest.host for rank, guest in self.guests.items()}, self.seat)
+        return names_by_rank({rank: peer.host for rank, peer in self.peers.items()}, self.seat)
 
     @property
     def strangers(self) -> tuple[str, ...]:
         """Who was refused, a sentence each."""
         refused = {double.address for double in self.doubles if double.proved}
-        return self._door.strangers.listed(refused | {guest.address for guest in self.guests.values()})
+        return self._door.strangers.listed(refused | {peer.address for peer in self.peers.values()})
 
     def absent(self) -> tuple[MissingNode, ...]:
         """Who didn't come."""
-        gone = [rank for rank in range(self.nnodes) if rank not in self.guests]
+        gone = [rank for rank in range(self.nnodes) if rank not in self.peers]
         return tuple(MissingNode(rank=rank, host=self._hosts[rank] if rank < len(self._hosts) else "") for rank in gone)
 
     async def gather(self, seconds: float) -> None:
@@ -133,7 +133,7 @@ class Hub:
         while not self._whole():
             if self._all_came():
                 deadline = min(deadline, loop.time() + self._limits.second_thoughts)
-            left = max([deadline, *(guest.came + self._limits.facts for guest in self._late())]) - loop.time()
+            left = max([deadline, *(peer.came + self._limits.facts for peer in self._late())]) - loop.time()
             if left <= 0:
                 break
             self._news.clear()
@@ -143,31 +143,31 @@ class Hub:
                 told = loop.time()
                 self.announce(self._phase, self._missing())
         self._gathering = False
-        for guest in self._late():
-            self._lose(guest, f"its facts had not come after {self._limits.facts:g} s")
+        for peer in self._late():
+            self._lose(peer, f"its facts had not come after {self._limits.facts:g} s")
 
     def _late(self) -> list[PeerConnection]:
         """Who is there and has said nothing of its host yet."""
-        return [guest for guest in self._there() if guest.facts is None]
+        return [peer for peer in self._there() if peer.facts is None]
 
     def _missing(self) -> tuple[str, ...]:
         """Who is waited for, as the others are told: the first few."""
         hosts = self.names
-        late = tuple(f"the facts of {hosts[guest.rank]}" for guest in self._late()[:MOST_MISSING])
+        late = tuple(f"the facts of {hosts[peer.rank]}" for peer in self._late()[:MAX_MISSING_NAMED])
         return (*self._absent(), *late)
 
     def _absent(self) -> tuple[str, ...]:
         absent = self.absent()
-        seats = [f"{self.seat} {missing_node.rank}" for missing_node in absent[:MOST_MISSING]]
+        seats = [f"{self.seat} {missing_node.rank}" for missing_node in absent[:MAX_MISSING_NAMED]]
         names = [f"{seat} ({one.host})" if one.host else seat for seat, one in zip(seats, absent, strict=False)]
-        more = (f"{len(absent) - MOST_MISSING} more",) if len(absent) > MOST_MISSING else ()
+        more = (f"{len(absent) - MAX_MISSING_NAMED} more",) if len(absent) > MAX_MISSING_NAMED else ()
         return (*names, *more)
 
     def _whole(self) -> bool:
-        return len(self.guests) == self.nnodes and all(guest.joined for guest in self.guests.values())
+        return len(self.peers) == self.nnodes and all(peer.joined for peer in self.peers.values())
 
     def _all_came(self) -> bool:
-        there = {(guest.host, guest.address) for guest in self.guests.values() if guest.joined}
+        there = {(peer.host, peer.address) for peer in self.peers.values() if peer.joined}
         # Anybody may say that he is a node; whoever hasn't proved it ends nobody's waiting.
         refused = {(double.host, double.address) for double in self.doubles if double.proved} - there
         return bool(refused) and len(there) + len(refused) >= self.nnodes
@@ -180,8 +180,8 @@ class Hub:
         """Tells all nodes where the test is. The phase's name is part of the words about a node that is lost in it."""
         self._phase, self._waited_for = phase, waited_for
         line = encode(self._waiting(waited_for))
-        for guest in self._there():
-            guest.send(line)
+        for peer in self._there():
+            peer.send(line)
 
     def _waiting(self, waited_for: tuple[str, ...]) -> Waiting:
         absent = self.absent() if waited_for else ()
@@ -199,17 +199,17 @@ class Hub:
         waiting: dict[int, asyncio.Future[Answer | None]] = {}
         lines: dict[int, bytes] = {}
         for rank, order in orders.items():
-            guest = self.guests.get(rank)
-            if guest is not None and not guest.lost:
+            peer = self.peers.get(rank)
+            if peer is not None and not peer.lost:
                 # Many get the same order; it is written out once.
                 line = lines.get(id(order)) or lines.setdefault(id(order), encode(order))
-                waiting[rank] = guest.order(order, line)
+                waiting[rank] = peer.order(order, line)
         if waiting:
             await self._answers(waiting, seconds, failed)
         answers = {}
         for rank, future in waiting.items():
             if not future.done():
-                self._lose(self.guests[rank], f"no answer within {seconds:g} s")
+                self._lose(self.peers[rank], f"no answer within {seconds:g} s")
             elif (answer := future.result()) is not None:
                 answers[rank] = answer
         return answers
@@ -238,20 +238,20 @@ class Hub:
         await asyncio.wait({everything}, timeout=self._limits.second_thoughts)
         for rank, future in waiting.items():
             if not future.done():
-                self.guests[rank].send(encode(Enough()))
+                self.peers[rank].send(encode(Abort()))
         await asyncio.wait({everything}, timeout=self._limits.hello)
 
-    async def dismiss(self, parts: Mapping[int, Part]) -> None:
+    async def dismiss(self, parts: Mapping[int, NodeVerdict]) -> None:
         """Hands each node its part of the verdict and ends. A node without a part didn't send its facts in time."""
-        late = Stopped(why="node 0 went on without this node: its facts didn't come in time", exit_code=1)
-        for guest in self._there():
-            guest.last_words(parts.get(guest.rank) or late)
-        await self._end(FAREWELL_SECONDS, LONGEST_FAREWELL)
+        late = NoVerdict(why="node 0 went on without this node: its facts didn't come in time", exit_code=1)
+        for peer in self._there():
+            peer.last_words(parts.get(peer.rank) or late)
+        await self._end(FAREWELL_SECONDS, MAX_FAREWELL_SECONDS)
 
     async def stop(self, why: str, exit_code: Literal[1, 2] = 2) -> None:
-        """Tells all nodes that there will be no verdict, and why, and ends. exit_code: as in `Stopped`."""
-        for guest in self._there():
-            guest.last_words(Stopped(why=why, exit_code=exit_code))
+        """Tells all nodes that there will be no verdict, and why, and ends. exit_code: as in `NoVerdict`."""
+        for peer in self._there():
+            peer.last_words(NoVerdict(why=why, exit_code=exit_code))
         await self._end(1.0, FAREWELL_SECONDS)
 
     async def _end(self, seconds: float, longest: float) -> None:
@@ -264,15 +264,15 @@ class Hub:
         await self._door.empty(seconds, longest)
 
     def _there(self) -> list[PeerConnection]:
-        return [guest for guest in self.guests.values() if not guest.lost]
+        return [peer for peer in self.peers.values() if not peer.lost]
 
     def _stir(self) -> None:
         self._news.set()
         self.changed()
 
-    def _lose(self, guest: PeerConnection, why: str) -> None:
-        if not guest.lost and not self._over:
-            guest.lose(f"lost during {self._phase}: {why}")
+    def _lose(self, peer: PeerConnection, why: str) -> None:
+        if not peer.lost and not self._over:
+            peer.lose(f"lost during {self._phase}: {why}")
             self._stir()
 
     async def _keep_alive(self) -> None:
@@ -282,54 +282,54 @@ class Hub:
             began = loop.time()
             await asyncio.sleep(limits.ping)
             halted = loop.time() - began > limits.ping + limits.quiet / 3
-            for guest in self._there():
-                if halted or guest.decoding:
-                    guest.lines.excuse()
-                if loop.time() - guest.lines.heard > limits.quiet:
-                    self._lose(guest, f"nothing was heard of it for {limits.quiet:g} s")
-                elif loop.time() - guest.lines.whole > limits.line:
-                    self._lose(guest, f"it sent no whole line for {limits.line:g} s")
+            for peer in self._there():
+                if halted or peer.decoding:
+                    peer.lines.excuse()
+                if loop.time() - peer.lines.heard > limits.quiet:
+                    self._lose(peer, f"nothing was heard of it for {limits.quiet:g} s")
+                elif loop.time() - peer.lines.whole > limits.line:
+                    self._lose(peer, f"it sent no whole line for {limits.line:g} s")
                 else:
-                    guest.ping()
+                    peer.ping()
 
-    async def _enter(self, newcomer: Newcomer) -> None:
+    async def _enter(self, newcomer: AuthenticatedPeer) -> None:
         """Gives whoever knows the token its place, and listens to it until it goes; or says why not."""
         rank = self._place(newcomer)
         if isinstance(rank, RejectedNode):
-            newcomer.writer.write(encode(TurnedAway(code=rank.code, text=rank.text)))
+            newcomer.writer.write(encode(Rejected(code=rank.code, text=rank.text)))
             self._keep_refused(rank)
             self._stir()
             return
         host, address = newcomer.hello.host, newcomer.address
-        guest = PeerConnection(
-            rank, host, address, newcomer.lines, newcomer.writer, self.nnodes, self._larder, self.guests
+        peer = PeerConnection(
+            rank, host, address, newcomer.lines, newcomer.writer, self.nnodes, self._larder, self.peers
         )
-        self.guests[rank] = guest
+        self.peers[rank] = peer
         wait = max(0.0, self._waits_until - asyncio.get_running_loop().time())
-        guest.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=newcomer.proof, wait=wait)))
+        peer.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=newcomer.proof, wait=wait)))
         # What the others were told last may name this very node.
-        guest.send(encode(self._waiting(self._absent() if self._gathering else self._waited_for)))
-        guest.ping()
+        peer.send(encode(self._waiting(self._absent() if self._gathering else self._waited_for)))
+        peer.ping()
         self._stir()
-        await self._listen_to(guest)
+        await self._listen_to(peer)
 
-    async def _listen_to(self, guest: PeerConnection) -> None:
+    async def _listen_to(self, peer: PeerConnection) -> None:
         try:
-            while not guest.lost:
-                joined = guest.joined
-                line = await guest.lines.next(guest.most)
-                if not guest.lost:
-                    await guest.receive(line)
-                if guest.joined and not joined:
+            while not peer.lost:
+                joined = peer.joined
+                line = await peer.lines.next(peer.most)
+                if not peer.lost:
+                    await peer.receive(line)
+                if peer.joined and not joined:
                     self._stir()
-        except (GuestError, LineError) as error:
-            self._lose(guest, str(error))
-        await guest.end_of_it()
+        except (PeerError, LineError) as error:
+            self._lose(peer, str(error))
+        await peer.end_of_it()
 
-    def _place(self, newcomer: Newcomer) -> int | RejectedNode:
+    def _place(self, newcomer: AuthenticatedPeer) -> int | RejectedNode:
         """The rank that this node gets, or why it gets none."""
         hello = newcomer.hello
-        taken = {rank: guest for rank, guest in self.guests.items() if not guest.lost}
+        taken = {rank: peer for rank, peer in self.peers.items() if not peer.lost}
 
         def refuse(code: str, text: str, holder: str = "") -> RejectedNode:
             rank = -1 if hello.node_rank is None else hello.node_rank
@@ -369,7 +369,7 @@ class Hub:
             return refuse("rank-taken", text, holder.host)
         return hello.node_rank
 
-    def _note_refused(self, host: str, address: str, away: TurnedAway, proved: bool) -> None:
+    def _note_refused(self, host: str, address: str, away: Rejected, proved: bool) -> None:
         self._keep_refused(
             RejectedNode(rank=-1, host=host, address=address, code=away.code, text=away.text, proved=proved)
         )
@@ -377,7 +377,7 @@ class Hub:
     def _keep_refused(self, one: RejectedNode) -> None:
         """Keeps it once, however often it comes."""
         alike = sum(double.proved == one.proved for double in self.doubles)
-        if one not in self.doubles and alike < (MOST_REFUSED if one.proved else MOST_UNPROVED):
+        if one not in self.doubles and alike < (MAX_REJECTED if one.proved else MAX_UNPROVED_REJECTED):
             self.doubles.append(one)
 
 

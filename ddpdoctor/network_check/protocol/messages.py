@@ -16,59 +16,59 @@ from ddpdoctor.engine.registry import Skipped
 from ddpdoctor.facts.fleet import Link
 from ddpdoctor.facts.smoke import Leftovers, RankRun
 
-PROTOCOL: Final = 1
-"""Raised when a message changes its meaning. Nodes with another one are turned away with a sentence."""
+PROTOCOL: Final = 2
+"""Raised when a message changes its form or meaning. Nodes with another one are turned away with a sentence."""
 
-MOST_BEFORE_WELCOME: Final = 2048
+MAX_BYTES_BEFORE_WELCOME: Final = 2048
 """Bytes of a line from somebody who hasn't shown yet that he belongs here."""
 
-MOST: Final = 4 * 1024 * 1024
+MAX_LINE_BYTES: Final = 4 * 1024 * 1024
 """Bytes of any line: the verdict for one node."""
 
-MOST_FACTS: Final = 256 * 1024
+MAX_FACTS_BYTES: Final = 256 * 1024
 """Bytes of a line with the facts of one node, deflated: real ones have some ten kilobytes."""
 
-MOST_ANSWER: Final = 64 * 1024
+MAX_ANSWER_BYTES: Final = 64 * 1024
 """Bytes of any other line from an agent, but for what it met and what its ranks came to: these grow with their number."""
 
-MOST_MET: Final = 768
+MAX_OUTCOME_BYTES: Final = 768
 """Bytes of what was met at one node."""
 
-MOST_RUN: Final = 8 * 1024
+MAX_RANK_RUN_BYTES: Final = 8 * 1024
 """Bytes of what one rank of a smoke training came to."""
 
-MOST_NODES: Final = 4096
-MOST_RANKS: Final = 65536
-MOST_RANKS_HERE: Final = 120
+MAX_NODES: Final = 4096
+MAX_RANKS: Final = 65536
+MAX_RANKS_PER_HOST: Final = 120
 """On one host. torch gives each rank two descriptors of every rank of its host, and the kernel passes 253 at once."""
-MOST_STAGES: Final = 64
-MOST_LEFT: Final = 16
-MOST_PORTS: Final = 10
+MAX_STAGES: Final = 64
+MAX_LEFTOVERS: Final = 16
+MAX_PORTS: Final = 10
 """On which a node listens at one address."""
-KINDS: Final = 3
-WORDS: Final = 160
+MAX_KINDS: Final = 3
+MAX_WORDS_LENGTH: Final = 160
 """Characters of the words of one failure."""
 
-MOST_WHY: Final = 1000
+MAX_REASON_LENGTH: Final = 1000
 """Characters of why an order failed."""
 
-Troubles = Annotated[tuple[Annotated[str, Meta(max_length=WORDS)], ...], Meta(max_length=MOST_PORTS)]
+ErrorWords = Annotated[tuple[Annotated[str, Meta(max_length=MAX_WORDS_LENGTH)], ...], Meta(max_length=MAX_PORTS)]
 """What a node could not do, in the system's words."""
 
 PortNumber = Annotated[int, Meta(ge=1, le=65535)]
 Kind = Annotated[str, Meta(pattern="^(route|nccl|gloo)$")]
 Number = Annotated[int, Meta(gt=-(2**62), lt=2**62)]
 """What a node may say of ranks, nodes and packets, right or wrong: differences of counters may be less than nothing."""
-Rank = Annotated[int, Meta(ge=0, lt=MOST_NODES)]
+Rank = Annotated[int, Meta(ge=0, lt=MAX_NODES)]
 Seconds = Annotated[float, Meta(gt=0, le=600)]
 """More than any phase takes."""
-Patience = Annotated[float, Meta(gt=0, le=86400)]
+StageSeconds = Annotated[float, Meta(gt=0, le=86400)]
 """What a stage of a training may take, by the user's own word."""
-JobRank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
+JobRank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 
 
-ENOUGH: Final = "node 0 has had enough"
-"""The message of the cancellation of an order that is to end at once and may still be answered; see `Enough`."""
+ABORTED: Final = "node 0 has had enough"
+"""The message of the cancellation of an order that is to end at once and may still be answered; see `Abort`."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
@@ -106,7 +106,7 @@ class Welcome(Message, frozen=True):
     """Hub: the agent is in. `run` (32 hex digits) is what nodes of this run show each other when they dial."""
 
     node_rank: Rank
-    nnodes: Annotated[int, Meta(ge=1, le=MOST_NODES)]
+    nnodes: Annotated[int, Meta(ge=1, le=MAX_NODES)]
     run: str
     proof: str
     """The hub knows the token, too."""
@@ -114,7 +114,7 @@ class Welcome(Message, frozen=True):
     """Seconds for which it waits for the others from now on."""
 
 
-class TurnedAway(Message, frozen=True):
+class Rejected(Message, frozen=True):
     """Hub: the agent isn't let in. `code`: "version", "token", "rank-taken", "rank-out-of-range", "full", "nnodes",
     "closed", "command"."""
 
@@ -140,13 +140,13 @@ class Pong(Message, frozen=True):
     went: float
 
 
-class Leaving(Message, frozen=True):
+class Goodbye(Message, frozen=True):
     """Agent: it goes away on purpose, as after Ctrl-C."""
 
     why: str
 
 
-class Stopped(Message, frozen=True):
+class NoVerdict(Message, frozen=True):
     """Hub: there will be no verdict on this node. `exit_code` is 1 where node 0 has found why and ends so itself, 2 where
     there is no verdict at all."""
 
@@ -163,7 +163,7 @@ class Waiting(Message, frozen=True):
     """Of the nodes that haven't come, the lowest rank."""
 
 
-class Manifest(Message, frozen=True):
+class HostFacts(Message, frozen=True):
     """Agent, after the Welcome: the Snapshot of its host, as JSON, deflated (zlib) and in base64."""
 
     snapshot: bytes
@@ -172,25 +172,25 @@ class Manifest(Message, frozen=True):
 # --- the phases: an order from the hub, an answer from the agent ---------------------------------------------------------
 
 
-class Place(msgspec.Struct, frozen=True):
+class ListenAddress(msgspec.Struct, frozen=True):
     """Where one node listens for its peers: an address of kind "route", "nccl" or "gloo", and its ports."""
 
     kind: Kind
     address: Annotated[str, Meta(max_length=64)]
-    ports: Annotated[tuple[PortNumber, ...], Meta(max_length=MOST_PORTS)]
+    ports: Annotated[tuple[PortNumber, ...], Meta(max_length=MAX_PORTS)]
 
 
 class Open(Message, frozen=True):
     """Hub: listen for your peers. `ports`: on how many at the address of kind "route"."""
 
-    ports: Annotated[int, Meta(ge=1, le=MOST_PORTS)]
+    ports: Annotated[int, Meta(ge=1, le=MAX_PORTS)]
 
 
 class Opened(Message, frozen=True):
     """Agent: where it listens. `errors`: what it could not listen on and why."""
 
-    places: Annotated[tuple[Place, ...], Meta(max_length=KINDS)]
-    errors: Troubles = ()
+    places: Annotated[tuple[ListenAddress, ...], Meta(max_length=MAX_KINDS)]
+    errors: ErrorWords = ()
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -198,33 +198,33 @@ class Peer(msgspec.Struct, frozen=True):
 
     node: Rank
     host: str
-    places: Annotated[tuple[Place, ...], Meta(max_length=KINDS * MOST_PORTS)]
+    places: Annotated[tuple[ListenAddress, ...], Meta(max_length=MAX_KINDS * MAX_PORTS)]
 
 
 class Dial(Message, frozen=True):
     """Hub: dial all of these at every place. `seconds` a try; `again`: one more try after silence."""
 
-    peers: Annotated[tuple[Peer, ...], Meta(max_length=MOST_NODES)]
+    peers: Annotated[tuple[Peer, ...], Meta(max_length=MAX_NODES)]
     seconds: Annotated[float, Meta(gt=0, le=5)]
     at_once: Annotated[int, Meta(ge=1, le=64)] = 64
     again: bool = True
 
 
-class Met(msgspec.Struct, frozen=True):
+class DialOutcome(msgspec.Struct, frozen=True):
     """What one place of one peer came to: a `facts.fleet.Cell` value for each of its ports, in their order."""
 
     node: Rank
     kind: Kind
-    cells: Annotated[str, Meta(max_length=MOST_PORTS)]
-    words: Annotated[str, Meta(max_length=WORDS)] = ""
+    cells: Annotated[str, Meta(max_length=MAX_PORTS)]
+    words: Annotated[str, Meta(max_length=MAX_WORDS_LENGTH)] = ""
     """The system's own words for the first failure."""
 
 
 class Dialled(Message, frozen=True):
     """Agent: what it met. `errors`: why it could not even dial, in the system's words."""
 
-    met: Annotated[tuple[Met, ...], Meta(max_length=KINDS * MOST_NODES)]
-    errors: Troubles = ()
+    met: Annotated[tuple[DialOutcome, ...], Meta(max_length=MAX_KINDS * MAX_NODES)]
+    errors: ErrorWords = ()
 
 
 class Count(Message, frozen=True):
@@ -237,7 +237,7 @@ class Counted(Message, frozen=True):
 
     undelivered: Number | None
     untransmitted: Number | None
-    errors: Troubles = ()
+    errors: ErrorWords = ()
 
 
 class Measure(Message, frozen=True):
@@ -261,43 +261,43 @@ class Collect(Message, frozen=True):
     master: Annotated[str, Meta(max_length=255)]
     port: PortNumber
     rank: Rank
-    world_size: Annotated[int, Meta(ge=1, le=MOST_NODES)]
+    world_size: Annotated[int, Meta(ge=1, le=MAX_NODES)]
     seconds: Seconds
 
 
 class Collected(Message, frozen=True):
     """Agent: what it came to; see `facts.fleet.Collective`."""
 
-    stage: Annotated[str, Meta(max_length=MOST_WHY)]
+    stage: Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
     ok: bool
-    words: Annotated[str, Meta(max_length=MOST_WHY)]
+    words: Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
     seconds: float
     hung: bool = False
 
 
-class Rehearse(Message, frozen=True):
+class Train(Message, frozen=True):
     """Hub: run your ranks of the smoke training, `first_rank` and the `nproc` - 1 behind it, and watch them. Their store is
     at master and port. seconds: what a stage may take, import_seconds: what the first one may. node_rank, nnodes: of those
     that take part."""
 
     backend: Annotated[str, Meta(pattern="^(gloo|nccl)$")]
     first_rank: JobRank
-    nproc: Annotated[int, Meta(ge=1, le=MOST_RANKS_HERE)]
-    world_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    nproc: Annotated[int, Meta(ge=1, le=MAX_RANKS_PER_HOST)]
+    world_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
     node_rank: Rank
-    nnodes: Annotated[int, Meta(ge=1, le=MOST_NODES)]
+    nnodes: Annotated[int, Meta(ge=1, le=MAX_NODES)]
     master: Annotated[str, Meta(max_length=255)]
     port: PortNumber
-    stages: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MOST_STAGES)]
-    seconds: Patience
-    import_seconds: Patience
+    stages: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MAX_STAGES)]
+    seconds: StageSeconds
+    import_seconds: StageSeconds
 
 
-class Rehearsed(Message, frozen=True):
+class TrainingDone(Message, frozen=True):
     """Agent: what its ranks came to, each in at most MOST_RUN bytes. began: its own time.time(). problem: why they could not
     even be started. folder: where their files were, as in `facts.smoke.Smoke`."""
 
-    runs: Annotated[tuple[RankRun, ...], Meta(max_length=MOST_RANKS_HERE)]
+    runs: Annotated[tuple[RankRun, ...], Meta(max_length=MAX_RANKS_PER_HOST)]
     began: float
     torch: Annotated[str, Meta(max_length=64)] = ""
     problem: Annotated[str, Meta(max_length=1000)] = ""
@@ -306,20 +306,20 @@ class Rehearsed(Message, frozen=True):
     """At most MOST_LEFT of a kind."""
 
 
-class Enough(Message, frozen=True):
+class Abort(Message, frozen=True):
     """Hub: end the order that you are carrying out, and answer. It has failed elsewhere, and would wait in vain."""
 
 
-class Cannot(Message, frozen=True):
+class OrderFailed(Message, frozen=True):
     """Agent: it could not carry out the order at all, and why; a crash of one phase is that phase's result."""
 
-    why: Annotated[str, Meta(max_length=MOST_WHY)]
+    why: Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-class Judged(msgspec.Struct, frozen=True):
+class CheckVerdict(msgspec.Struct, frozen=True):
     """One check's result, as `registry.Result` without the code."""
 
     slug: str
@@ -327,10 +327,10 @@ class Judged(msgspec.Struct, frozen=True):
     not_tested: Skipped | None
 
 
-class Part(Message, frozen=True):
+class NodeVerdict(Message, frozen=True):
     """Hub: this node's part of the verdict, and the exit code of all."""
 
-    results: tuple[Judged, ...]
+    results: tuple[CheckVerdict, ...]
     verdict: Verdict
     """Of the whole fleet."""
     exit_code: Annotated[int, Meta(ge=0, le=2)]
@@ -338,10 +338,10 @@ class Part(Message, frozen=True):
     """The phases and the outcome of the others, as sentences."""
 
 
-Order = Open | Dial | Count | Measure | Collect | Rehearse
-Answer = Opened | Dialled | Counted | Measured | Collected | Rehearsed | Cannot
-FromHub = Greeting | Welcome | TurnedAway | Ping | Stopped | Waiting | Order | Enough | Part
-FromAgent = Hello | Pong | Leaving | Manifest | Answer
+Order = Open | Dial | Count | Measure | Collect | Train
+Answer = Opened | Dialled | Counted | Measured | Collected | TrainingDone | OrderFailed
+FromHub = Greeting | Welcome | Rejected | Ping | NoVerdict | Waiting | Order | Abort | NodeVerdict
+FromAgent = Hello | Pong | Goodbye | HostFacts | Answer
 
 
 def encode(message: Message) -> bytes:

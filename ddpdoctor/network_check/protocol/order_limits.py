@@ -15,38 +15,38 @@ import msgspec
 from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.interface_choice import as_address
-from ddpdoctor.network_check.analysis.reachability import COUNTED
+from ddpdoctor.network_check.analysis.reachability import COUNTED_DIALS
 from ddpdoctor.network_check.protocol.claimed_addresses import (
     addresses_of,
     near_network,
     networks_of,
     plain_address,
-    why_no_place,
+    why_no_listen_address,
 )
 from ddpdoctor.network_check.protocol.messages import (
     Collect,
     Count,
     Dial,
+    ListenAddress,
     Measure,
     Open,
     Order,
     Peer,
-    Place,
-    Rehearse,
+    Train,
     Welcome,
 )
-from ddpdoctor.network_check.protocol.tokens import trusted
+from ddpdoctor.network_check.protocol.tokens import is_private_address
 
-FEWEST_PORTS, ROW = 3, 320
+MIN_PORTS_PER_PEER, MAX_DIALLED_PORTS = 3, 320
 """A node of a large fleet dials about ROW ports in all, but FEWEST_PORTS of each peer."""
 
-MOST_TIMES: Final[Mapping[type[Order], int]] = {
+MAX_ORDERS: Final[Mapping[type[Order], int]] = {
     Open: 1,
-    Dial: 2 * (1 + COUNTED),
-    Count: 2 * COUNTED,
+    Dial: 2 * (1 + COUNTED_DIALS),
+    Count: 2 * COUNTED_DIALS,
     Measure: 256,
     Collect: 2,
-    Rehearse: 1,
+    Train: 1,
 }
 """Orders of each kind in one run: what a test takes, and some more where a repetition does no harm."""
 
@@ -72,7 +72,7 @@ class Master(msgspec.Struct, frozen=True, kw_only=True):
     proved: bool = False
 
 
-class OrderRefused(msgspec.Struct, frozen=True):
+class RefusedAddress(msgspec.Struct, frozen=True):
     """A place that isn't dialled: what it counts as, and why."""
 
     cell: Cell
@@ -90,9 +90,9 @@ class OrderLimits:
         self._master = master
         self._times: Counter[type[Order]] = Counter()
         self._backends: set[str] = set()
-        self._places: dict[tuple[int, str], Place] | None = None
+        self._places: dict[tuple[int, str], ListenAddress] | None = None
         """By node and kind, as the first order to dial had them."""
-        self.refused: dict[tuple[int, str], OrderRefused] = {}
+        self.refused: dict[tuple[int, str], RefusedAddress] = {}
         """Of these, those that are not dialled."""
         self.measured_seconds = 0.0
 
@@ -104,8 +104,8 @@ class OrderLimits:
         """
         kind = type(order)
         self._times[kind] += 1
-        if self._times[kind] > MOST_TIMES[kind]:
-            raise RefusedOrderError(f"{kind.__name__.lower()} was ordered more than {MOST_TIMES[kind]} times")
+        if self._times[kind] > MAX_ORDERS[kind]:
+            raise RefusedOrderError(f"{kind.__name__.lower()} was ordered more than {MAX_ORDERS[kind]} times")
         if isinstance(order, Dial):
             self._check_peers(order.peers)
         elif isinstance(order, Measure) and order.peer is not None:
@@ -124,7 +124,7 @@ class OrderLimits:
 
     def _check_peers(self, peers: Sequence[Peer]) -> None:
         """The first order names all places of all peers, and the later ones no others."""
-        found: dict[tuple[int, str], Place] = {}
+        found: dict[tuple[int, str], ListenAddress] = {}
         for peer in peers:
             if peer.node >= self._nnodes or peer.node == self._node:
                 raise RefusedOrderError(f"node {peer.node} is no peer of node {self._node} of {self._nnodes}")
@@ -142,9 +142,9 @@ class OrderLimits:
         if not all(_is_part(place, told.get((peer.node, place.kind))) for place in peer.places):
             raise RefusedOrderError(f"node {peer.node} is said to listen elsewhere than before")
 
-    def _take(self, places: Mapping[tuple[int, str], Place]) -> None:
+    def _take(self, places: Mapping[tuple[int, str], ListenAddress]) -> None:
         ports = sum(len(place.ports) for (_, kind), place in places.items() if kind == "route")
-        most = max(ROW, FEWEST_PORTS * self._nnodes)
+        most = max(MAX_DIALLED_PORTS, MIN_PORTS_PER_PEER * self._nnodes)
         if ports > most or any(len(place.ports) > 1 for (_, kind), place in places.items() if kind != "route"):
             raise RefusedOrderError(f"more ports of the peers were to be dialled than {most}")
         self._places = dict(places)
@@ -152,10 +152,10 @@ class OrderLimits:
             if refused := self._refused(place, here=self._is_here(places.get((node, "route")))):
                 self.refused[node, kind] = refused
 
-    def _is_here(self, route: Place | None) -> bool:
+    def _is_here(self, route: ListenAddress | None) -> bool:
         """Whether that peer is said to be on this host; it can be where node 0 is here as well."""
         far, near = plain_address(self._master.address), plain_address(self._master.own_address)
-        if route is None or not self._is_own(far) or why_no_place(route):
+        if route is None or not self._is_own(far) or why_no_listen_address(route):
             return False
         address = plain_address(route.address)
         return address in (far, near) or (as_address(address).is_loopback and as_address(far).is_loopback)
@@ -163,24 +163,24 @@ class OrderLimits:
     def _is_own(self, address: str) -> bool:
         return address in self._own or as_address(address).is_loopback
 
-    def _refused(self, place: Place, *, here: bool) -> OrderRefused | None:
-        if why := why_no_place(place):
-            return OrderRefused(Cell.NOT_TRIED, why)
+    def _refused(self, place: ListenAddress, *, here: bool) -> RefusedAddress | None:
+        if why := why_no_listen_address(place):
+            return RefusedAddress(Cell.NOT_TRIED, why)
         address = plain_address(place.address)
         if self._is_own(address):
             # An address of a host's own, as docker0's, leads nowhere else from here.
-            return None if here else OrderRefused(Cell.OTHER, "it is this node itself")
+            return None if here else RefusedAddress(Cell.OTHER, "it is this node itself")
         number = as_address(address)
         if number.version == 6 and number.is_link_local:
             met = as_address(self._master.address).is_link_local
-            return None if met else OrderRefused(Cell.NOT_TRIED, f"{place.address} is a link-local address")
+            return None if met else RefusedAddress(Cell.NOT_TRIED, f"{place.address} is a link-local address")
         ends = (self._master.address, self._master.own_address)
         networks = self._networks if number.is_link_local else (*self._networks, *map(near_network, ends))
         if any(number.version == net.version and number in net for net in networks):
             return None
-        if not number.is_link_local and (self._master.proved or trusted(address)):
+        if not number.is_link_local and (self._master.proved or is_private_address(address)):
             return None
-        return OrderRefused(Cell.NOT_TRIED, f"{place.address} is in none of the job's networks")
+        return RefusedAddress(Cell.NOT_TRIED, f"{place.address} is in none of the job's networks")
 
     # --- collectives ------------------------------------------------------------------------------------------------------
 
@@ -196,5 +196,5 @@ class OrderLimits:
         self._backends.add(order.backend)
 
 
-def _is_part(place: Place, of: Place | None) -> bool:
+def _is_part(place: ListenAddress, of: ListenAddress | None) -> bool:
     return of is not None and place.address == of.address and set(place.ports) <= set(of.ports)

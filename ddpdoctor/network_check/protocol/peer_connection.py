@@ -14,40 +14,45 @@ import msgspec
 from ddpdoctor.engine.snapshots import SnapshotError, decode_snapshot, encode_snapshot
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.protocol.bounded_lines import LineError, LineReader, plain, unpack
-from ddpdoctor.network_check.protocol.claimed_addresses import addresses_of, networks_of, plain_address, why_not_there
+from ddpdoctor.network_check.protocol.claimed_addresses import (
+    addresses_of,
+    networks_of,
+    plain_address,
+    why_not_its_address,
+)
 from ddpdoctor.network_check.protocol.messages import (
-    MOST_ANSWER,
-    MOST_FACTS,
-    MOST_MET,
-    MOST_RUN,
+    MAX_ANSWER_BYTES,
+    MAX_FACTS_BYTES,
+    MAX_OUTCOME_BYTES,
+    MAX_RANK_RUN_BYTES,
     Answer,
-    Cannot,
     Collect,
     Collected,
     Count,
     Counted,
     Dial,
     Dialled,
-    Leaving,
-    Manifest,
+    Goodbye,
+    HostFacts,
+    ListenAddress,
     Measure,
     Measured,
     Message,
+    NoVerdict,
     Open,
     Opened,
     Order,
+    OrderFailed,
     Ping,
-    Place,
     Pong,
-    Rehearse,
-    Rehearsed,
-    Stopped,
+    Train,
+    TrainingDone,
     encode,
 )
-from ddpdoctor.network_check.protocol.rejected_connections import likeness
+from ddpdoctor.network_check.protocol.rejected_connections import describe_first_bytes
 from ddpdoctor.network_check.protocol.threads import in_thread
 
-EXCHANGES: Final = 8
+CLOCK_EXCHANGES: Final = 8
 """Comparisons of clocks at the beginning, one after the other."""
 
 LINGER_SECONDS: Final = 1.0
@@ -61,20 +66,20 @@ _ANSWERS: Final[dict[type[Order], type[Answer]]] = {
     Count: Counted,
     Measure: Measured,
     Collect: Collected,
-    Rehearse: Rehearsed,
+    Train: TrainingDone,
 }
-_DECODER = msgspec.json.Decoder(Pong | Leaving | Manifest | Answer)
+_DECODER = msgspec.json.Decoder(Pong | Goodbye | HostFacts | Answer)
 _MOST_UNANSWERED: Final = 64
 """Pings that are remembered. A guest that leaves so many unanswered has been lost long before."""
 
 
-OWN_FACTS: Final = 128 * 1024
+OWN_FACTS_BYTES: Final = 128 * 1024
 """Bytes of its facts as JSON that every guest may have, whatever the others send: 512 of them come to 64 MiB."""
-SHARED_FACTS: Final = 64 * 1024 * 1024
+SHARED_FACTS_BYTES: Final = 64 * 1024 * 1024
 """Bytes of facts that all guests together may have beyond these."""
 
 
-class GuestError(Exception):
+class PeerError(Exception):
     """The guest goes, or has to go; the text says why."""
 
 
@@ -82,7 +87,7 @@ class SnapshotBudget:
     """Room for the facts of all guests of a hub."""
 
     def __init__(self) -> None:
-        self._left = SHARED_FACTS
+        self._left = SHARED_FACTS_BYTES
         self._turn = asyncio.Lock()
         # msgspec learns a type when it first meets it, and dies where two threads do that at once.
         decode_snapshot(encode_snapshot(Snapshot()), "nothing")
@@ -97,13 +102,13 @@ class SnapshotBudget:
             try:
                 return await in_thread(lambda: self._decoded(packed))
             except (ValueError, SnapshotError) as error:
-                raise GuestError(plain(str(error), 200)) from error
+                raise PeerError(plain(str(error), 200)) from error
 
     def _decoded(self, packed: bytes) -> Snapshot:
         content = unpack(packed)
-        beyond = max(0, len(content) - OWN_FACTS)
+        beyond = max(0, len(content) - OWN_FACTS_BYTES)
         if beyond > self._left:
-            raise GuestError(f"its facts have {len(content) >> 10} KiB, and those of the others leave no room for that")
+            raise PeerError(f"its facts have {len(content) >> 10} KiB, and those of the others leave no room for that")
         self._left -= beyond
         return decode_snapshot(content, "its facts")
 
@@ -124,8 +129,8 @@ class PeerConnection:
         lines: LineReader,
         writer: asyncio.StreamWriter,
         nnodes: int,
-        larder: SnapshotBudget,
-        company: Mapping[int, PeerConnection],
+        budget: SnapshotBudget,
+        session: Mapping[int, PeerConnection],
     ) -> None:
         self.rank = rank
         self.host = host
@@ -139,8 +144,8 @@ class PeerConnection:
         self.decoding = False
         """We are at its facts, and don't read what it says meanwhile."""
         self._nnodes = nnodes
-        self._larder = larder
-        self._company = company
+        self._larder = budget
+        self._company = session
         self._writer = writer
         self._round_trip = math.inf
         self._pings = 0
@@ -152,7 +157,7 @@ class PeerConnection:
     @property
     def joined(self) -> bool:
         """Whether it is there, with its facts and its clock."""
-        return self.facts is not None and not self.lost and self._compared >= EXCHANGES
+        return self.facts is not None and not self.lost and self._compared >= CLOCK_EXCHANGES
 
     @property
     def came_to(self) -> str:
@@ -181,13 +186,13 @@ class PeerConnection:
     def most(self) -> int:
         """Bytes that its next line may have: no more than what it is to say takes."""
         if self.facts is None:
-            return MOST_FACTS
+            return MAX_FACTS_BYTES
         if self._expected is None or self._expected[1].done():
-            return MOST_ANSWER
+            return MAX_ANSWER_BYTES
         order = self._expected[0]
-        if isinstance(order, Rehearse):
-            return MOST_ANSWER + MOST_RUN * order.nproc
-        return MOST_ANSWER + (MOST_MET * self._nnodes if isinstance(order, Dial) else 0)
+        if isinstance(order, Train):
+            return MAX_ANSWER_BYTES + MAX_RANK_RUN_BYTES * order.nproc
+        return MAX_ANSWER_BYTES + (MAX_OUTCOME_BYTES * self._nnodes if isinstance(order, Dial) else 0)
 
     async def receive(self, line: bytes) -> None:
         """Takes one line of the guest.
@@ -199,13 +204,13 @@ class PeerConnection:
         try:
             message = _DECODER.decode(line)
         except UNDECODABLE as error:
-            raise GuestError(f"it sent {likeness(line)}") from error
+            raise PeerError(f"it sent {describe_first_bytes(line)}") from error
         if isinstance(message, Pong):
             self._compare(message, came)
-        elif isinstance(message, Manifest):
+        elif isinstance(message, HostFacts):
             await self._keep(message)
-        elif isinstance(message, Leaving):
-            raise GuestError(plain(message.why) or "it left")
+        elif isinstance(message, Goodbye):
+            raise PeerError(plain(message.why) or "it left")
         else:
             self._answered(message)
 
@@ -214,7 +219,7 @@ class PeerConnection:
         self.lost = why
         if self._expected is not None and not self._expected[1].done():
             self._expected[1].set_result(None)
-        self.last_words(Stopped(why=f"node 0 went on without this node: {why}", exit_code=1))
+        self.last_words(NoVerdict(why=f"node 0 went on without this node: {why}", exit_code=1))
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self._writer.transport.abort)
 
     def last_words(self, message: Message) -> None:
@@ -229,24 +234,24 @@ class PeerConnection:
         """Comes when the guest, too, has nothing more to say. Nothing of it is kept."""
         with contextlib.suppress(LineError):
             while True:
-                await self.lines.next(MOST_ANSWER)
+                await self.lines.next(MAX_ANSWER_BYTES)
 
     def _compare(self, pong: Pong, came: float) -> None:
         sent = self._unanswered.pop(pong.number, None)
         if sent is None:
-            raise GuestError("it answered a ping that was never sent")
+            raise PeerError("it answered a ping that was never sent")
         self._compared += 1
         round_trip = (came - sent) - (pong.went - pong.came)
         offset = ((pong.came - sent) + (pong.went - came)) / 2
         # Less than nothing, or more than it took by our clock: one of the clocks was set meanwhile.
         if 0 <= round_trip <= came - sent and round_trip < self._round_trip and math.isfinite(offset):
             self._round_trip, self.offset, self.error = round_trip, offset, round_trip / 2
-        if self._compared < EXCHANGES:
+        if self._compared < CLOCK_EXCHANGES:
             self.ping()
 
-    async def _keep(self, manifest: Manifest) -> None:
+    async def _keep(self, manifest: HostFacts) -> None:
         if self.facts is not None:
-            raise GuestError("it sent its facts twice")
+            raise PeerError("it sent its facts twice")
         self.decoding = True
         try:
             self.facts = await self._larder.facts(manifest.snapshot)
@@ -256,26 +261,26 @@ class PeerConnection:
 
     def _answered(self, answer: Answer) -> None:
         if self._expected is None or self._expected[1].done():
-            raise GuestError(f"it answered {type(answer).__name__} where nothing was asked")
+            raise PeerError(f"it answered {type(answer).__name__} where nothing was asked")
         order, future = self._expected
         kind = _ANSWERS[type(order)]
-        if not isinstance(answer, (kind, Cannot)):
-            raise GuestError(f"it answered {type(answer).__name__} where {kind.__name__} was expected")
+        if not isinstance(answer, (kind, OrderFailed)):
+            raise PeerError(f"it answered {type(answer).__name__} where {kind.__name__} was expected")
         if isinstance(answer, Opened) and isinstance(order, Open):
             self._check_places(answer.places, order.ports)
         future.set_result(answer)
 
-    def _check_places(self, places: Sequence[Place], ports: int) -> None:
+    def _check_places(self, places: Sequence[ListenAddress], ports: int) -> None:
         """ports: on how many it was to listen at the address of kind "route"; at the others on one each. The others are to dial there, so these must be its own. Node 0 knows its own ones."""
         seen, claimed = plain_address(self.address), addresses_of(self.facts)
         zero = self._company.get(0)
         others = {peer_connection.address for peer_connection in self._company.values()} - {self.address}
         networks = networks_of(zero.facts if zero else None)
         for place in places:
-            why = why_not_there(place, seen, claimed, others, networks)
+            why = why_not_its_address(place, seen, claimed, others, networks)
             if why and not (self.rank == 0 and plain_address(place.address) in claimed):
-                raise GuestError(why)
+                raise PeerError(why)
             if len(place.ports) > (ports if place.kind == "route" else 1):
-                raise GuestError(f"it listens on {len(place.ports)} ports, more than it was to")
+                raise PeerError(f"it listens on {len(place.ports)} ports, more than it was to")
         if len({place.kind for place in places}) < len(places):
-            raise GuestError("it says twice where it listens")
+            raise PeerError("it says twice where it listens")

@@ -26,7 +26,7 @@ SECONDS: Final = 5.0
 REACH, MEASURE = "reach", "measure"
 
 
-class Knock(msgspec.Struct, frozen=True):
+class DialHello(msgspec.Struct, frozen=True):
     """Whoever dials: its node, and what it comes for. `nonce` is fresh for every visit."""
 
     node: int
@@ -34,7 +34,7 @@ class Knock(msgspec.Struct, frozen=True):
     nonce: str
 
 
-class Reply(msgspec.Struct, frozen=True):
+class ListenerReply(msgspec.Struct, frozen=True):
     """Whoever listens: its node, a fresh nonce of its own, and the proof over both that it is of this run."""
 
     node: int
@@ -42,25 +42,25 @@ class Reply(msgspec.Struct, frozen=True):
     proof: str
 
 
-class ShownConnection(msgspec.Struct, frozen=True):
+class DialProof(msgspec.Struct, frozen=True):
     """Whoever dials: the proof over both nonces, so that what was overheard opens no second visit."""
 
     proof: str
 
 
-class VisitError(Exception):
+class PeerHandshakeError(Exception):
     """It was connected, and then no visit came of it."""
 
 
-class CutOffError(VisitError):
+class CutOffError(PeerHandshakeError):
     """The connection was closed or reset before an answer came."""
 
 
-class StrangerError(VisitError):
+class NotAPeerError(PeerHandshakeError):
     """Something answered, and it is no node of this run."""
 
 
-class Visit(msgspec.Struct, frozen=True):
+class PeerStream(msgspec.Struct, frozen=True):
     """An open conversation. `node`: the other side's."""
 
     reader: asyncio.StreamReader
@@ -68,7 +68,7 @@ class Visit(msgspec.Struct, frozen=True):
     node: int
 
 
-def resolved(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
+def socket_name(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
     """The family and the socket's name of a numeric address ("10.0.0.1", "fe80::1%eth0").
 
     Raises:
@@ -79,7 +79,7 @@ def resolved(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
     return family, name
 
 
-async def visit(address: str, port: int, run: str, node: int, purpose: str, seconds: float) -> Visit:
+async def dial_peer(address: str, port: int, run: str, node: int, purpose: str, seconds: float) -> PeerStream:
     """Dials, and shows who we are: node `node` of the run with that key. The caller closes the writer.
 
     Raises:
@@ -89,7 +89,7 @@ async def visit(address: str, port: int, run: str, node: int, purpose: str, seco
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
-    family, name = resolved(address, port)
+    family, name = socket_name(address, port)
     own = socket.socket(family, socket.SOCK_STREAM)
     try:
         own.setblocking(False)
@@ -103,37 +103,39 @@ async def visit(address: str, port: int, run: str, node: int, purpose: str, seco
     except BaseException:
         writer.transport.abort()
         raise
-    return Visit(reader, writer, theirs)
+    return PeerStream(reader, writer, theirs)
 
 
 async def _knock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run: str, node: int, purpose: str) -> int:
     """Says who we are; the node that answered."""
     nonce = secrets.token_hex(16)
-    await _say(writer, Knock(node, purpose, nonce))
-    reply = await _hear(reader, Reply)
+    await _say(writer, DialHello(node, purpose, nonce))
+    reply = await _hear(reader, ListenerReply)
     if not matches(reply.proof, proof(run, "host", nonce, reply.nonce, reply.node)):
-        raise StrangerError("what answered is of another run")
-    await _say(writer, ShownConnection(proof(run, "visitor", nonce, reply.nonce, node, purpose, reply.node)))
+        raise NotAPeerError("what answered is of another run")
+    await _say(writer, DialProof(proof(run, "visitor", nonce, reply.nonce, node, purpose, reply.node)))
     return reply.node
 
 
-async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run: str, node: int) -> tuple[int, str]:
+async def accept_peer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run: str, node: int
+) -> tuple[int, str]:
     """The listener's side: the visitor's node, and what it comes for.
 
     Raises:
         TimeoutError: it said nothing for too long.
         VisitError: it isn't of this run, or gone.
     """
-    knock = await within(SECONDS, _hear(reader, Knock))
+    knock = await within(SECONDS, _hear(reader, DialHello))
     nonce = secrets.token_hex(16)
-    await _say(writer, Reply(node, nonce, proof(run, "host", knock.nonce, nonce, node)))
-    shown = await within(SECONDS, _hear(reader, ShownConnection))
+    await _say(writer, ListenerReply(node, nonce, proof(run, "host", knock.nonce, nonce, node)))
+    shown = await within(SECONDS, _hear(reader, DialProof))
     if not matches(shown.proof, proof(run, "visitor", knock.nonce, nonce, knock.node, knock.purpose, node)):
-        raise StrangerError("a visitor of another run")
+        raise NotAPeerError("a visitor of another run")
     return knock.node, knock.purpose
 
 
-async def _say(writer: asyncio.StreamWriter, what: Knock | Reply | ShownConnection) -> None:
+async def _say(writer: asyncio.StreamWriter, what: DialHello | ListenerReply | DialProof) -> None:
     writer.write(msgspec.json.encode(what) + b"\n")
     try:
         await writer.drain()
@@ -145,14 +147,14 @@ async def _hear(reader: asyncio.StreamReader, kind: type[T]) -> T:
     try:
         line = await reader.readuntil(b"\n")
         if len(line) > MOST:
-            raise StrangerError("it answered with a line that is too long")
+            raise NotAPeerError("it answered with a line that is too long")
         return msgspec.json.decode(line, type=kind)
     except (asyncio.IncompleteReadError, OSError) as error:
         # Node 0 is told of it, and without a token anybody may be node 0: a stranger's words are quoted to nobody.
         if isinstance(error, asyncio.IncompleteReadError) and error.partial:
-            raise StrangerError("something else answered") from error
+            raise NotAPeerError("something else answered") from error
         raise CutOffError("closed without an answer" if isinstance(error, EOFError) else str(error)) from error
     except asyncio.LimitOverrunError as error:
-        raise StrangerError("it answered with a line that is too long") from error
+        raise NotAPeerError("it answered with a line that is too long") from error
     except msgspec.DecodeError as error:
-        raise StrangerError("something else answered") from error
+        raise NotAPeerError("something else answered") from error

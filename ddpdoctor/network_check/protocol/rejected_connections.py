@@ -9,10 +9,10 @@ from typing import Final
 
 from ddpdoctor.network_check.protocol.bounded_lines import plain
 
-MOST_KEPT: Final = 20
+MAX_KINDS_LISTED: Final = 20
 BURST: Final = 20
 """Strangers from one address before it has to wait."""
-A_SECOND: Final = 5.0
+REFILL_PER_SECOND: Final = 5.0
 """Strangers from one address in a second, after those."""
 _MOST_ADDRESSES: Final = 1024
 
@@ -23,7 +23,7 @@ _STORE_CLIENT = b"\x00\xce\xf7\x85\x3c"
 """What a client of torch's TCPStore says first (since 2.1): a query of type 0 with the magic number 0x3C85F7CE."""
 
 
-def likeness(said: bytes) -> str:
+def describe_first_bytes(said: bytes) -> str:
     """What the first bytes of somebody look like."""
     if not said:
         return SILENT
@@ -44,7 +44,7 @@ def likeness(said: bytes) -> str:
     return f"bytes that aren't ours: {said[:16].hex(' ')}"
 
 
-class Strangers:
+class RejectedConnections:
     """Those who were refused, at most MOST_KEPT different ones, and who has come too often of late."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +58,7 @@ class Strangers:
         """One was refused. Those from one address that look alike are kept as one."""
         self._spend(address)
         key = (address, what.split(":", 1)[0])
-        if key in self._seen or len(self._seen) < MOST_KEPT:
+        if key in self._seen or len(self._seen) < MAX_KINDS_LISTED:
             first, times = self._seen.get(key, (what, 0))
             self._seen[key] = (first, times + 1)
         else:
@@ -79,7 +79,7 @@ class Strangers:
 
     def _left(self, address: str) -> float:
         left, when = self._allowance.get(address, (float(BURST), self._clock()))
-        return min(float(BURST), left + (self._clock() - when) * A_SECOND)
+        return min(float(BURST), left + (self._clock() - when) * REFILL_PER_SECOND)
 
     def _spend(self, address: str) -> None:
         left = self._left(address)

@@ -5,7 +5,7 @@ overheard is of no use another time, and neither side can send the other's proof
 
 What that is worth depends on the secret:
 
-- One that node 0 made (`fresh`, 59 bits at random) or a person chose well keeps out everybody who doesn't know it.
+- One that node 0 made (`make_token`, 59 bits at random) or a person chose well keeps out everybody who doesn't know it.
   Whoever records a handshake can try words against it at home; 59 bits outlast a test of a minute, a pet's name doesn't.
 - One derived from a launcher's job id keeps out the nodes of another job with the same address, port scanners and
   passers-by. Open MPI's is random. Slurm's job ids count upwards and anybody on the cluster can list them: its token
@@ -29,7 +29,7 @@ from ddpdoctor.network_check.job import NetcheckJob
 Role = Literal["hub", "agent", "host", "visitor"]
 """Of who meets at the hub's door, and of who visits another node."""
 
-DERIVED = 20
+DERIVED_TOKEN_LENGTH = 20
 """Hex digits of a derived token, 80 bits: node 0 prints it in the command for a node that is missing."""
 
 _ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
@@ -48,10 +48,10 @@ def token_of(job: NetcheckJob, given: str | None) -> str:
         return given.strip()
     if not job.job_id:
         return ""
-    return _mac(job.job_id, "ddpdoctor netcheck", job.master, str(job.port))[:DERIVED]
+    return _mac(job.job_id, "ddpdoctor netcheck", job.master, str(job.port))[:DERIVED_TOKEN_LENGTH]
 
 
-def trusted(address: str) -> bool:
+def is_private_address(address: str) -> bool:
     """Whether only this machine, its neighbours or a private network reach it: loopback, link-local, RFC 1918, unique
     local, or a carrier's shared 100.64.0.0/10. False for what is no address."""
     try:
@@ -63,7 +63,7 @@ def trusted(address: str) -> bool:
     return any(one in network for network in _PRIVATE)
 
 
-def fresh() -> str:
+def make_token() -> str:
     """A new token, easy to read out and to type: "k7wq-m3xt-9fhr"."""
     return "-".join("".join(secrets.choice(_ALPHABET) for _ in range(4)) for _ in range(3))
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from ddpdoctor.base.async_work import within
 from ddpdoctor.base.private_folders import Folder, Needs, NoFolderError, private_folder
 from ddpdoctor.facts.smoke import Leftovers, RankRun
-from ddpdoctor.network_check.protocol.messages import ENOUGH
+from ddpdoctor.network_check.protocol.messages import ABORTED
 from ddpdoctor.probes.smoke_notes import PREFIX
 from ddpdoctor.smoke_training.local.leftovers import LeftoverTracker, clear_up_earlier_runs
 from ddpdoctor.smoke_training.local.rank_listener import RankListener
@@ -127,7 +127,7 @@ class RankRunner:
             await self._reaper.start(self._command(folder.path), folder.path, self._environ)
             await self.wait_until_over()
         except asyncio.CancelledError as error:
-            if error.args != (ENOUGH,):
+            if error.args != (ABORTED,):
                 raise
             await self._ask(self._running())
         except OSError as error:

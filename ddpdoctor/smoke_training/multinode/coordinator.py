@@ -20,17 +20,17 @@ from ddpdoctor.facts.smoke import Leftovers, RankEnding, RankRun, Smoke, Stage, 
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.launchers import current_launch
-from ddpdoctor.network_check.listen_address import met_at
-from ddpdoctor.network_check.node_session import ALONE, FleetFacts, ImpossibleError, NodeSession
+from ddpdoctor.network_check.listen_address import node_0_address
+from ddpdoctor.network_check.node_session import ONLY_ONE_NODE, FleetFacts, ImpossibleError, NodeSession
 from ddpdoctor.network_check.protocol.messages import (
-    MOST_LEFT,
-    MOST_RANKS,
-    MOST_RANKS_HERE,
+    MAX_LEFTOVERS,
+    MAX_RANKS,
+    MAX_RANKS_PER_HOST,
     Answer,
-    Cannot,
     Order,
-    Rehearse,
-    Rehearsed,
+    OrderFailed,
+    Train,
+    TrainingDone,
 )
 from ddpdoctor.smoke_training.analysis.verdict import facts_of_plan, judge_plan
 from ddpdoctor.smoke_training.plan import SmokePlan, plan_training
@@ -77,7 +77,7 @@ class TrainingCoordinator:
     async def go(self) -> None:
         company, hub = self._company, self._company.hub
         if len(company.there) < 2:
-            company.not_tested("smoke", ALONE)
+            company.not_tested("smoke", ONLY_ONE_NODE)
             return
         if len(company.there) < hub.nnodes:
             company.not_tested("smoke", f"it needs all {hub.nnodes} {'ranks' if self._terms.launcher else 'nodes'}")
@@ -139,7 +139,7 @@ class TrainingCoordinator:
         return clip("; ".join(said), 600)
 
     def _host_of(self, rank: int) -> str:
-        return _host(self._company.snapshots[rank], self._company.hub.guests[rank].host)
+        return _host(self._company.snapshots[rank], self._company.hub.peers[rank].host)
 
     def _foreseen(self, plans: Mapping[int, SmokePlan]) -> str:
         """The hosts whose plan is known to fail before anything is started; "" where there is none."""
@@ -147,7 +147,7 @@ class TrainingCoordinator:
         for rank, plan in (*plans.items(), *self._crowded(plans)):
             if judge_plan(company.snapshots[rank], plan, self._catalogue) is not None:
                 self._hindered[rank] = facts_of_plan(plan)
-        names = (company.hub.guests[rank].host for rank in self._hindered)
+        names = (company.hub.peers[rank].host for rank in self._hindered)
         # One that a launcher started is hindered by others on its host.
         return listed((name.partition(" (")[0] if self._terms.launcher else name for name in names), most=4)
 
@@ -169,13 +169,15 @@ class TrainingCoordinator:
 
     def _too_many(self, plans: Mapping[int, SmokePlan]) -> str:
         """Why so many ranks can't be ordered; "" where they can."""
-        guests = self._company.hub.guests
+        guests = self._company.hub.peers
         for rank, plan in plans.items():
-            if plan.nproc > MOST_RANKS_HERE:
-                return f"{plan.nproc} ranks are planned on {guests[rank].host}; a host runs {MOST_RANKS_HERE} at most"
+            if plan.nproc > MAX_RANKS_PER_HOST:
+                return (
+                    f"{plan.nproc} ranks are planned on {guests[rank].host}; a host runs {MAX_RANKS_PER_HOST} at most"
+                )
         count = sum(plan.nproc for plan in plans.values())
-        if count > MOST_RANKS:
-            return f"{count} ranks are planned on {len(plans)} hosts; {MOST_RANKS} at most can be run"
+        if count > MAX_RANKS:
+            return f"{count} ranks are planned on {len(plans)} hosts; {MAX_RANKS} at most can be run"
         return ""
 
     def _orders(self, plans: Mapping[int, SmokePlan], backend: str) -> dict[int, Order]:
@@ -183,14 +185,14 @@ class TrainingCoordinator:
         orders: dict[int, Order] = {}
         first = 0
         for place, rank in enumerate(sorted(plans)):
-            orders[rank] = Rehearse(
+            orders[rank] = Train(
                 backend=backend,
                 first_rank=first,
                 nproc=plans[rank].nproc,
                 world_size=world_size,
                 node_rank=place,
                 nnodes=len(plans),
-                master=self._master if self._terms.launcher else met_at(self._company.hub, self._master),
+                master=self._master if self._terms.launcher else node_0_address(self._company.hub, self._master),
                 port=self._store_port,
                 stages=self._terms.stages,
                 seconds=self._terms.seconds,
@@ -210,17 +212,17 @@ class TrainingCoordinator:
         runs: list[RankRun] = []
         problems: dict[int, str] = {}
         began = {
-            rank: answer.began - self._company.hub.guests[rank].offset
+            rank: answer.began - self._company.hub.peers[rank].offset
             for rank, answer in answers.items()
-            if isinstance(answer, Rehearsed)
+            if isinstance(answer, TrainingDone)
         }
         for rank, order in orders.items():
-            assert isinstance(order, Rehearse)
-            guest, answer = self._company.hub.guests[rank], answers.get(rank)
+            assert isinstance(order, Train)
+            guest, answer = self._company.hub.peers[rank], answers.get(rank)
             # Times count from the first node's start, by node 0's clock.
             later = began.get(rank, 0.0) - min(began.values(), default=0.0)
             runs += runs_of(order, answer, rank, self._host_of(rank), guest.lost, later)
-            if isinstance(answer, Rehearsed):
+            if isinstance(answer, TrainingDone):
                 self._left[rank] = believable(answer.leftovers)
             if problem := _problem(answer):
                 problems[rank] = f"{guest.host}: {problem}"
@@ -245,7 +247,7 @@ class TrainingCoordinator:
             seconds=round(seconds, 3),
             problem="; ".join(problems.values())[:1000],
             torch=next(
-                (one.torch for one in answers.values() if isinstance(one, Rehearsed) and is_version(one.torch)), ""
+                (one.torch for one in answers.values() if isinstance(one, TrainingDone) and is_version(one.torch)), ""
             ),
             python=self._terms.python,
             folder=self._folders(answers),
@@ -256,7 +258,7 @@ class TrainingCoordinator:
         told = {
             f"{self._host_of(rank)}: {answer.folder}": None
             for rank, answer in answers.items()
-            if isinstance(answer, Rehearsed) and answer.folder
+            if isinstance(answer, TrainingDone) and answer.folder
         }
         return clip(listed(told, most=4), 600)
 
@@ -281,7 +283,7 @@ class TrainingCoordinator:
             return (
                 f"{plural(count, 'rank')} {where}, {plural(next(iter(numbers)), 'rank')} on each of {len(plans)} hosts"
             )
-        names = self._company.hub.guests
+        names = self._company.hub.peers
         each = listed((f"{plan.nproc} on {names[rank].host}" for rank, plan in plans.items()), most=8)
         return f"{plural(count, 'rank')} {where}: {each}"
 
@@ -318,25 +320,25 @@ def gpus_seen(snapshots: Sequence[Snapshot]) -> int | None:
 
 def _problem(answer: Answer | None) -> str:
     """Why a node could not even start its ranks."""
-    if isinstance(answer, Rehearsed):
+    if isinstance(answer, TrainingDone):
         return answer.problem
-    return answer.why if isinstance(answer, Cannot) else ""
+    return answer.why if isinstance(answer, OrderFailed) else ""
 
 
 def believable(left: Leftovers) -> Leftovers:
     """Without files that no training leaves: somebody is told to remove what is named here."""
     return Leftovers(
-        processes=left.processes[:MOST_LEFT],
-        ports=tuple(port for port in left.ports if 0 < port < 65536)[:MOST_LEFT],
-        shared_memory=tuple(one for one in left.shared_memory if _IN_SHARED_MEMORY.fullmatch(one))[:MOST_LEFT],
-        unclaimed=tuple(one for one in left.unclaimed if _IN_SHARED_MEMORY.fullmatch(one))[:MOST_LEFT],
-        files=tuple(file for file in left.files if _TEMPORARY.fullmatch(file))[:MOST_LEFT],
+        processes=left.processes[:MAX_LEFTOVERS],
+        ports=tuple(port for port in left.ports if 0 < port < 65536)[:MAX_LEFTOVERS],
+        shared_memory=tuple(one for one in left.shared_memory if _IN_SHARED_MEMORY.fullmatch(one))[:MAX_LEFTOVERS],
+        unclaimed=tuple(one for one in left.unclaimed if _IN_SHARED_MEMORY.fullmatch(one))[:MAX_LEFTOVERS],
+        files=tuple(file for file in left.files if _TEMPORARY.fullmatch(file))[:MAX_LEFTOVERS],
     )
 
 
 def _failed(answer: Answer) -> bool:
     """Whether the others' ranks would wait in vain after this."""
-    return not isinstance(answer, Rehearsed) or any(run.ending is not RankEnding.FINISHED for run in answer.runs)
+    return not isinstance(answer, TrainingDone) or any(run.ending is not RankEnding.FINISHED for run in answer.runs)
 
 
 def _how_far(smoke: Smoke) -> str:
@@ -350,18 +352,18 @@ def _how_far(smoke: Smoke) -> str:
 
 
 def runs_of(
-    order: Rehearse, answer: Answer | None, node: int, host: str, lost: str = "", later: float = 0.0
+    order: Train, answer: Answer | None, node: int, host: str, lost: str = "", later: float = 0.0
 ) -> Sequence[RankRun]:
     """What the ranks of one node came to: those that it was told to run, and no others, whatever it says.
 
     node: its rank in the meeting. lost: how it went away. later: seconds between the run's beginning and its own.
     """
-    told = {run.rank: run for run in answer.runs} if isinstance(answer, Rehearsed) else {}
+    told = {run.rank: run for run in answer.runs} if isinstance(answer, TrainingDone) else {}
     runs = []
     for local, rank in enumerate(range(order.first_rank, order.first_rank + order.nproc)):
         one = told.get(rank)
         if one is None:
-            words = answer.why if isinstance(answer, Cannot) else f"{host} was {lost}" if lost else ""
+            words = answer.why if isinstance(answer, OrderFailed) else f"{host} was {lost}" if lost else ""
             not_run = tuple(Stage(name=name, state=StageState.NOT_RUN) for name in order.stages)
             one = RankRun(
                 rank=rank, local_rank=local, host=host, ending=RankEnding.NEVER_CAME, stages=not_run, words=words[:600]

@@ -11,7 +11,15 @@ from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.facts.smoke import Leftovers, RankRun, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.protocol.bounded_lines import plain
-from ddpdoctor.network_check.protocol.messages import MOST_LEFT, MOST_RUN, Answer, Cannot, Rehearse, Rehearsed, Welcome
+from ddpdoctor.network_check.protocol.messages import (
+    MAX_LEFTOVERS,
+    MAX_RANK_RUN_BYTES,
+    Answer,
+    OrderFailed,
+    Train,
+    TrainingDone,
+    Welcome,
+)
 from ddpdoctor.network_check.protocol.messages import Order as AnyOrder
 from ddpdoctor.network_check.protocol.order_limits import Master
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
@@ -57,7 +65,7 @@ class RemoteTraining:
         self._python = python
         self._environ = environ
         self._on_progress = on_progress
-        self._order: Rehearse | None = None
+        self._order: Train | None = None
         self._welcome: Welcome | None = None
         self._refused = ""
         self._own_part = Smoke()
@@ -68,11 +76,11 @@ class RemoteTraining:
 
     async def carry_out(self, order: AnyOrder) -> Answer:
         """Runs the ranks to their end; cancelled with ENOUGH, to the answer where they were."""
-        if not isinstance(order, Rehearse):
-            return Cannot(why="this node was started for smoke")
+        if not isinstance(order, Train):
+            return OrderFailed(why="this node was started for smoke")
         if why := self._why_not(order):
             self._refused = why
-            return Cannot(why=f"it was ordered what no node 0 of ours orders: {why}")
+            return OrderFailed(why=f"it was ordered what no node 0 of ours orders: {why}")
         # Whatever is ordered, the ranks go to the master that was named here.
         order = msgspec.structs.replace(order, master=self._master.host, port=self._master.port)
         self._order = order
@@ -80,7 +88,7 @@ class RemoteTraining:
         ran = await run_ranks(
             self._own(order), python=self._python, environ=self._settings(order), on_progress=self._on_progress
         )
-        answer = Rehearsed(
+        answer = TrainingDone(
             runs=tuple(shorten_run(redact_facts(run)) for run in ran.runs),
             began=began,
             torch=ran.torch[:64],
@@ -105,7 +113,7 @@ class RemoteTraining:
         )
         return answer
 
-    def _why_not(self, order: Rehearse) -> str:
+    def _why_not(self, order: Train) -> str:
         """Why the order isn't carried out, for somebody else may speak as node 0; "" where it is."""
         assert self._welcome is not None, "nobody orders before"
         node, nnodes = self._welcome.node_rank, self._welcome.nnodes
@@ -145,7 +153,7 @@ class RemoteTraining:
         if share.stages is not None and share.stages != order.stages:
             yield "--stages has no effect here: node 0 says which are run"
 
-    def _own(self, order: Rehearse) -> TrainingOrder:
+    def _own(self, order: Train) -> TrainingOrder:
         return TrainingOrder(
             nproc=order.nproc,
             first_rank=order.first_rank,
@@ -162,7 +170,7 @@ class RemoteTraining:
             fault=self._share.fault,
         )
 
-    def _settings(self, order: Rehearse) -> dict[str, str]:
+    def _settings(self, order: Train) -> dict[str, str]:
         """What a rank would inherit. One that a launcher started reads there where its store is: torchrun has said so, and
         for the others it is what their training script would be told."""
         launched = self._share.launched
@@ -182,11 +190,11 @@ class RemoteTraining:
 
 def _few(left: Leftovers) -> Leftovers:
     return Leftovers(
-        processes=tuple(process[: 2 * SHORT] for process in left.processes[:MOST_LEFT]),
-        ports=left.ports[:MOST_LEFT],
-        shared_memory=tuple(one for one in left.shared_memory if len(one) < LONGEST_PATH)[:MOST_LEFT],
-        unclaimed=tuple(one for one in left.unclaimed if len(one) < LONGEST_PATH)[:MOST_LEFT],
-        files=tuple(file for file in left.files if len(file) < LONGEST_PATH)[:MOST_LEFT],
+        processes=tuple(process[: 2 * SHORT] for process in left.processes[:MAX_LEFTOVERS]),
+        ports=left.ports[:MAX_LEFTOVERS],
+        shared_memory=tuple(one for one in left.shared_memory if len(one) < LONGEST_PATH)[:MAX_LEFTOVERS],
+        unclaimed=tuple(one for one in left.unclaimed if len(one) < LONGEST_PATH)[:MAX_LEFTOVERS],
+        files=tuple(file for file in left.files if len(file) < LONGEST_PATH)[:MAX_LEFTOVERS],
     )
 
 
@@ -202,8 +210,10 @@ def _cut_frames(run: RankRun) -> RankRun:
 def _cut_texts(run: RankRun) -> RankRun:
     names = ("words", "last_line", "calls", "step", "device", "process_state", "stack_source")
     short: dict[str, object] = {name: getattr(run, name)[: 2 * SHORT] for name in names}
-    short["called"] = tuple(msgspec.structs.replace(call, call=call.call[:SHORT]) for call in run.called[-MOST_LEFT:])
-    return msgspec.structs.replace(run, culprits=run.culprits[:SHORT], contexts=run.contexts[:MOST_LEFT], **short)
+    short["called"] = tuple(
+        msgspec.structs.replace(call, call=call.call[:SHORT]) for call in run.called[-MAX_LEFTOVERS:]
+    )
+    return msgspec.structs.replace(run, culprits=run.culprits[:SHORT], contexts=run.contexts[:MAX_LEFTOVERS], **short)
 
 
 def _drop_stage_words(run: RankRun) -> RankRun:
@@ -218,9 +228,9 @@ def _drop_nearly_all(run: RankRun) -> RankRun:
 
 
 def shorten_run(run: RankRun) -> RankRun:
-    """Cut what a rank came to until it takes less than MOST_RUN bytes of JSON, the least important first."""
+    """Cut what a rank came to until it takes less than MAX_RANK_RUN_BYTES bytes of JSON, the least important first."""
     for shorten in (_cut_stage_words, _cut_frames, _cut_texts, _drop_stage_words, _drop_nearly_all):
-        if len(msgspec.json.encode(run)) < MOST_RUN:
+        if len(msgspec.json.encode(run)) < MAX_RANK_RUN_BYTES:
             break
         run = shorten(run)
     return run

@@ -13,8 +13,8 @@ from ddpdoctor.engine.registry import Catalogue, Result, Subject
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.analysis.node_facts import GROUPS
-from ddpdoctor.network_check.node_session import NodeSession, Programme
+from ddpdoctor.network_check.analysis.node_facts import FACT_GROUPS
+from ddpdoctor.network_check.node_session import NodeSession, PhaseCoordinator
 from ddpdoctor.network_check.protocol.order_limits import Master
 from ddpdoctor.network_check.results import ProgressListener
 from ddpdoctor.network_check.task import Worker
@@ -47,7 +47,7 @@ class SmokeTask:
     """share: of this node; terms: of node 0, which count for all. heard: as for `running.run`."""
 
     command: str = "smoke"
-    groups: Sequence[str] = GROUPS
+    groups: Sequence[str] = FACT_GROUPS
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SmokeTask:
     def meeting(self, meeting: Meeting) -> Meeting:
         return msgspec.structs.replace(meeting, nproc=self._share.nproc)
 
-    def programme(self, company: NodeSession, master: str, store_port: int) -> Programme:
+    def programme(self, company: NodeSession, master: str, store_port: int) -> PhaseCoordinator:
         return TrainingCoordinator(company, self._terms, self.catalogue, master=master, store_port=store_port)
 
     def worker(

@@ -13,7 +13,7 @@ import pytest
 from ddpdoctor.checks.catalogue import all_checks, find_check
 from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import Check, SkipReason, diagnose
-from ddpdoctor.network_check.analysis.node_facts import FAMILIES
+from ddpdoctor.network_check.analysis.node_facts import CHECK_FAMILIES
 from tests.support.command import ROOT
 from tests.support.fixture_hosts import HostCase, healthy_facts, healthy_names, host_cases, judge, to_snapshot
 
@@ -166,7 +166,7 @@ def test_fixes_that_install_name_the_target_python(case: HostCase) -> None:
 def test_commands_can_be_typed_as_they_stand(case: HostCase) -> None:
     """Of what netcheck judges: no command has dots in it, or a script that isn't there. (Starting the training anew is told
     with "train.py" by the checks of the launch.)"""
-    if find_check(case.slug).family in FAMILIES:
+    if find_check(case.slug).family in CHECK_FAMILIES:
         for finding in judge(case).findings:
             for command in (one for fix in finding.fixes for one in fix.commands):
                 assert not re.search(r"\.\.\.|train\.py|<\w+>|\bPEER\b", command), command

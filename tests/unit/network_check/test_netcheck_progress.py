@@ -42,7 +42,7 @@ def hub(
 ) -> Hub:
     """A hub in which the first so many have joined, and of these the first `ready` have told their facts."""
     lost = lost or {}
-    guests = {
+    peers = {
         rank: SimpleNamespace(
             rank=rank,
             host=f"{host}{rank}",
@@ -52,8 +52,8 @@ def hub(
         for rank in range(came)
     }
     absent = tuple(MissingNode(rank=rank) for rank in range(came, nnodes))
-    names = {rank: guest.host for rank, guest in guests.items()}
-    return cast(Hub, SimpleNamespace(nnodes=nnodes, guests=guests, names=names, absent=lambda: absent))
+    names = {rank: peer.host for rank, peer in peers.items()}
+    return cast(Hub, SimpleNamespace(nnodes=nnodes, peers=peers, names=names, absent=lambda: absent))
 
 
 def command(rank: int) -> str:

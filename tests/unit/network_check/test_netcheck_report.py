@@ -20,7 +20,7 @@ from ddpdoctor.facts.fleet import Cell, Fleet, Link, MissingNode, Passed, Phase
 from ddpdoctor.facts.meeting import Attempt, Conflict, ConnectOutcome, Meeting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.analysis.verdicts import judge
-from ddpdoctor.network_check.protocol.messages import Part
+from ddpdoctor.network_check.protocol.messages import NodeVerdict
 from ddpdoctor.network_check.render_terminal import show_alone, show_part, show_verdict
 from ddpdoctor.network_check.render_words import node_rows, part_lines, phase_text
 from ddpdoctor.report.contract import Report, build_report, to_json
@@ -47,7 +47,7 @@ def verdict(fleet: Fleet, examinations: list[Examination], width: int = 80, **op
 
 def part(lines: tuple[str, ...], examination: Examination, width: int = 80, **options: bool) -> str:
     file = io.StringIO()
-    given = Part(results=(), verdict="fail", exit_code=1, lines=lines)
+    given = NodeVerdict(results=(), verdict="fail", exit_code=1, lines=lines)
     show_part(make_console(file, width), given, examination=examination, **options)
     return file.getvalue()
 

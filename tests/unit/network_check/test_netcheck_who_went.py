@@ -20,9 +20,9 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.analysis.admission_errors import ENDED_BY_FAULT
-from ddpdoctor.network_check.analysis.link_quality import troubles
+from ddpdoctor.network_check.analysis.link_quality import link_troubles
 from ddpdoctor.network_check.analysis.verdicts import judged_phases
-from ddpdoctor.network_check.protocol.messages import Part
+from ddpdoctor.network_check.protocol.messages import NodeVerdict
 from ddpdoctor.network_check.render_terminal import show_alone, show_part
 from ddpdoctor.network_check.render_words import part_lines
 from ddpdoctor.network_check.run import _until_stopped
@@ -81,7 +81,7 @@ def test_a_node_that_never_came_still_fails_the_meeting() -> None:
 @pytest.mark.parametrize(("fleet", "count"), [(lost(CTRL_C), 0), (make_fleet(2), 1)])
 def test_that_a_lost_node_could_not_be_measured_is_no_link_s_fault(fleet: Fleet, count: int) -> None:
     links = (Link(a=0, b=1, round_trip=0.0, error="Connection refused"),)
-    assert len(troubles(msgspec.structs.replace(fleet, links=links))) == count
+    assert len(link_troubles(msgspec.structs.replace(fleet, links=links))) == count
 
 
 def test_where_node_0_ends_with_a_reason_the_others_say_it() -> None:
@@ -109,7 +109,7 @@ def test_whoever_asked_node_0_did_not_look_at_one_side_only() -> None:
 
 def in_few_words(lines: tuple[str, ...], examination: Examination) -> list[str]:
     file = io.StringIO()
-    given = Part(results=(), verdict=Verdict.FAIL, exit_code=1, lines=lines)
+    given = NodeVerdict(results=(), verdict=Verdict.FAIL, exit_code=1, lines=lines)
     show_part(make_console(file, 80), given, examination=examination, quiet=True)
     return file.getvalue().splitlines()
 

@@ -18,7 +18,7 @@ from ddpdoctor.engine.snapshots import decode_snapshot, encode_snapshot
 from ddpdoctor.facts.fleet import Cell, Fleet, Link, Reach, TriedCollective
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.analysis.node_facts import FAMILIES, node_of
+from ddpdoctor.network_check.analysis.node_facts import CHECK_FAMILIES, node_of
 from ddpdoctor.network_check.analysis.verdicts import judge, with_fleet
 from tests.support.fixture_hosts import healthy_facts, healthy_names, host_cases, lay_over, to_snapshot
 
@@ -33,7 +33,7 @@ def fixtures() -> dict[str, Snapshot]:
     """Every sick host and near miss of the checks that netcheck judges by."""
     from ddpdoctor.checks.catalogue import all_checks
 
-    slugs = {one.slug for one in all_checks() if one.family in FAMILIES}
+    slugs = {one.slug for one in all_checks() if one.family in CHECK_FAMILIES}
     return {case.id: case.snapshot() for case in host_cases() if case.slug in slugs}
 
 

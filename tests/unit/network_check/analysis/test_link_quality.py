@@ -9,14 +9,14 @@ import pytest
 
 from ddpdoctor.facts.fleet import Fleet, Link, Node
 from ddpdoctor.network_check.analysis.link_quality import (
-    alike,
-    better,
-    condemned,
-    doubtful,
+    best_of,
+    doubtful_links,
+    find_common_nodes,
+    hopeless_nodes,
+    is_like,
+    link_troubles,
     rate_of,
-    shared,
     stragglers,
-    troubles,
     where_several_meet,
 )
 
@@ -35,8 +35,8 @@ def test_links_of_one_kind_never_stand_out(count: int, seed: int) -> None:
         links = tuple(link(a, b, dice.uniform(low, high), trip=dice.uniform(5e-5, 3e-4)) for a, b in pairs)
         fleet = Fleet(links=links)
         assert not stragglers(fleet)
-        assert not troubles(fleet)
-        assert not doubtful(fleet)
+        assert not link_troubles(fleet)
+        assert not doubtful_links(fleet)
 
 
 def test_the_slower_direction_is_the_rate() -> None:
@@ -47,10 +47,10 @@ def test_the_slower_direction_is_the_rate() -> None:
 
 def test_of_two_measurements_the_better_counts() -> None:
     one, other = link(0, 1, 20.0, trip=0.01), Link(a=0, b=1, round_trip=0.001, forth=900.0, back=10.0)
-    found = better(one, other)
+    found = best_of(one, other)
     assert (found.forth, found.back, found.round_trip) == (900.0, 20.0, 0.001)
-    assert better(link(0, 1, -1, error="no answer"), one) == one
-    assert better(one, link(0, 1, -1, error="no answer")) == one
+    assert best_of(link(0, 1, -1, error="no answer"), one) == one
+    assert best_of(one, link(0, 1, -1, error="no answer")) == one
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_of_two_measurements_the_better_counts() -> None:
     ],
 )
 def test_measurements_that_say_the_same(other: Link, expected: bool) -> None:
-    assert alike(link(0, 1, 2.0), other) is expected
+    assert is_like(link(0, 1, 2.0), other) is expected
 
 
 def test_only_what_stands_out_is_measured_again() -> None:
@@ -71,7 +71,7 @@ def test_only_what_stands_out_is_measured_again() -> None:
     links[2] = link(0, 3, 40.0)
     links[4] = link(1, 3, 40.0, resent=0.4)
     links[5] = link(2, 3, -1.0, error="no answer")
-    assert doubtful(Fleet(links=tuple(links))) == (links[2],)
+    assert doubtful_links(Fleet(links=tuple(links))) == (links[2],)
 
 
 def test_what_may_have_been_a_busy_cpu_is_looked_at_before_a_bad_node() -> None:
@@ -79,7 +79,7 @@ def test_what_may_have_been_a_busy_cpu_is_looked_at_before_a_bad_node() -> None:
     links = {pair: link(*pair) for pair in combinations(range(6), 2)}
     links |= {(0, 1): link(0, 1, 90.0), (2, 5): link(2, 5, 0.4), (3, 5): link(3, 5, 2.0), (4, 5): link(4, 5, 9.0)}
     links |= {(0, 5): link(0, 5, 4.0), (1, 5): link(1, 5, 5000.0)}
-    assert [(one.a, one.b) for one in doubtful(Fleet(links=tuple(links.values())))][:2] == [(0, 1), (2, 5)]
+    assert [(one.a, one.b) for one in doubtful_links(Fleet(links=tuple(links.values())))][:2] == [(0, 1), (2, 5)]
 
 
 def test_who_needs_no_more_rounds() -> None:
@@ -87,13 +87,13 @@ def test_who_needs_no_more_rounds() -> None:
     lossy, dead, useless = {"resent": 0.3}, {"error": "no answer in time"}, {"rate": 3.0}
     for bad in (lossy, dead, useless):
         first = [link(0, 3, **bad), link(1, 2)]  # type: ignore[arg-type]
-        assert condemned(first) == set()
+        assert hopeless_nodes(first) == set()
         second = [*first, link(1, 3, **bad), link(0, 2)]  # type: ignore[arg-type]
-        assert condemned(second) == {3}
-        assert condemned([*second, link(2, 3)]) == set()
+        assert hopeless_nodes(second) == {3}
+        assert hopeless_nodes([*second, link(2, 3)]) == set()
     # 0 has met two that are bad, and nobody else.
-    assert condemned([link(0, 6, **lossy), link(0, 7, **lossy), link(1, 6, **lossy), link(1, 2)]) == set()  # type: ignore[arg-type]
-    assert condemned([link(a, b, **useless) for a, b in combinations(range(5), 2)]) == set()  # type: ignore[arg-type]
+    assert hopeless_nodes([link(0, 6, **lossy), link(0, 7, **lossy), link(1, 6, **lossy), link(1, 2)]) == set()  # type: ignore[arg-type]
+    assert hopeless_nodes([link(a, b, **useless) for a, b in combinations(range(5), 2)]) == set()  # type: ignore[arg-type]
 
 
 def test_a_straggler_explains_its_link_that_could_not_be_measured() -> None:
@@ -103,7 +103,7 @@ def test_a_straggler_explains_its_link_that_could_not_be_measured() -> None:
     links[5] = link(2, 3, -1.0, error="no answer in time")
     fleet = Fleet(links=tuple(links))
     assert [(one.rank, len(one.links), one.fails) for one in stragglers(fleet)] == [(2, 3, True)]
-    assert not troubles(fleet)
+    assert not link_troubles(fleet)
 
 
 @pytest.mark.parametrize(("virtual", "qdisc", "found"), [(True, "noqueue", []), (False, "mq", [2]), (True, "tbf", [2])])
@@ -126,7 +126,7 @@ def test_of_three_the_slowest_is_held_against_the_link_of_the_others(slower: flo
 
 def test_the_many_links_of_a_slow_network_are_not_all_measured_again() -> None:
     links = tuple(link(a, b, 40.0) for a, b in combinations(range(32), 2))
-    assert len(doubtful(Fleet(links=links))) == 16
+    assert len(doubtful_links(Fleet(links=links))) == 16
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_many_links_of_a_slow_network_are_not_all_measured_again() -> None:
 def test_whom_bad_pairs_have_in_common(
     bad: list[tuple[int, int]], count: int, nodes: list[int], left: list[tuple[int, int]], everywhere: bool
 ) -> None:
-    found = shared(bad, list(combinations(range(count), 2)))
+    found = find_common_nodes(bad, list(combinations(range(count), 2)))
     assert (list(found.nodes), list(found.pairs), found.everywhere) == (nodes, left, everywhere)
 
 

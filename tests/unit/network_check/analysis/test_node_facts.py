@@ -14,7 +14,7 @@ from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.network_check.analysis.node_facts import FAMILIES, GROUPS, node_of
+from ddpdoctor.network_check.analysis.node_facts import CHECK_FAMILIES, FACT_GROUPS, node_of
 from tests.support.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 
 
@@ -96,9 +96,9 @@ def test_only_settings_that_concern_other_nodes_travel_and_the_winner_counts() -
 
 
 def test_the_groups_cover_what_the_checks_of_netcheck_need() -> None:
-    needed = {group for one in all_checks() if one.family in FAMILIES for group in one.groups}
+    needed = {group for one in all_checks() if one.family in CHECK_FAMILIES for group in one.groups}
     # Who holds a port is told of the own host alone: no list of processes is sent to others. No node reads a log.
-    assert needed - {"fleet", "meeting", "processes", "log"} <= set(GROUPS)
+    assert needed - {"fleet", "meeting", "processes", "log"} <= set(FACT_GROUPS)
 
 
 def test_a_node_survives_the_wire() -> None:

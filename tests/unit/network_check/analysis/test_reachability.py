@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.facts.fleet import Fleet, Node, Reach
-from ddpdoctor.network_check.analysis.reachability import LostPackets, MasterBlame, Way, blame, subnet_of
+from ddpdoctor.network_check.analysis.reachability import LostPackets, ReachFaults, Way, locate_faults, subnet_of
 
 PORTS = 3
 SYN = 3
@@ -71,24 +71,24 @@ def row(node: int, size: int) -> set[tuple[int, int]]:
     return {(node, peer) for peer in range(size) if peer != node}
 
 
-def blocked(found: MasterBlame) -> list[tuple[int, Way]]:
+def blocked(found: ReachFaults) -> list[tuple[int, Way]]:
     return [(one.node, one.way) for one in found.blocks]
 
 
-def links(found: MasterBlame) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
+def links(found: ReachFaults) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
     return [(one.here, one.there, one.both) for one in found.cuts]
 
 
 def test_all_is_well() -> None:
-    assert blame(fleet(3, ())) == MasterBlame()
-    assert blame(Fleet()) == MasterBlame()
+    assert locate_faults(fleet(3, ())) == ReachFaults()
+    assert locate_faults(Fleet()) == ReachFaults()
 
 
 @pytest.mark.parametrize("size", [3, 8, 512])
 @pytest.mark.parametrize("way", [IN, OUT])
 def test_one_node(size: int, way: Way) -> None:
     bad = column(2, size) if way is IN else row(2, size)
-    found = blame(fleet(size, bad))
+    found = locate_faults(fleet(size, bad))
     assert blocked(found) == [(2, way)]
     assert not found.cuts
     (one,) = found.blocks
@@ -101,12 +101,12 @@ def test_one_node(size: int, way: Way) -> None:
 def test_two_nodes_of_one_kind(size: int, way: Way) -> None:
     """With three nodes the third one's whole row (or column) is bad, too."""
     of = column if way is IN else row
-    assert blocked(blame(fleet(size, of(0, size) | of(2, size)))) == [(0, way), (2, way)]
+    assert blocked(locate_faults(fleet(size, of(0, size) | of(2, size)))) == [(0, way), (2, way)]
 
 
 @pytest.mark.parametrize("size", [4, 8, 64])
 def test_one_node_each_way(size: int) -> None:
-    found = blame(fleet(size, column(0, size) | row(3, size)))
+    found = locate_faults(fleet(size, column(0, size) | row(3, size)))
     assert blocked(found) == [(0, IN), (3, OUT)]
     assert [one.other_way for one in found.blocks] == [True, True]
 
@@ -114,11 +114,11 @@ def test_one_node_each_way(size: int) -> None:
 @pytest.mark.parametrize("size", [3, 8, 128])
 def test_all_nodes(size: int) -> None:
     every = [pair for node in range(size) for pair in column(node, size)]
-    found = blame(fleet(size, every))
+    found = locate_faults(fleet(size, every))
     assert blocked(found) == [(node, IN) for node in range(size)]
     assert {one.other_way for one in found.blocks} == {None}
     lost = PORTS * SYN * (size - 1)
-    told = blame(fleet(size, every, counted=True, untransmitted=dict.fromkeys(range(size), lost)))
+    told = locate_faults(fleet(size, every, counted=True, untransmitted=dict.fromkeys(range(size), lost)))
     assert blocked(told) == [(node, OUT) for node in range(size)]
     assert {one.where for one in told.blocks} == {HERE}
 
@@ -127,10 +127,10 @@ def test_all_nodes(size: int) -> None:
 
 
 def test_on_one_peers_word_alone_nobody_is_blamed() -> None:
-    assert blame(fleet(2, [(0, 1)])).blocks == ()
-    assert links(blame(fleet(2, [(0, 1)]))) == [((0,), (1,), False)]
-    assert links(blame(fleet(2, [(1, 0)]))) == [((1,), (0,), False)]
-    assert links(blame(fleet(2, [(0, 1), (1, 0)]))) == [((0,), (1,), True)]
+    assert locate_faults(fleet(2, [(0, 1)])).blocks == ()
+    assert links(locate_faults(fleet(2, [(0, 1)]))) == [((0,), (1,), False)]
+    assert links(locate_faults(fleet(2, [(1, 0)]))) == [((1,), (0,), False)]
+    assert links(locate_faults(fleet(2, [(0, 1), (1, 0)]))) == [((0,), (1,), True)]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_two_nodes_by_the_counters(
     untransmitted: dict[int, int],
     expected: list[tuple[int, Way]],
 ) -> None:
-    found = blame(fleet(2, bad, counted=True, undelivered=undelivered, untransmitted=untransmitted))
+    found = locate_faults(fleet(2, bad, counted=True, undelivered=undelivered, untransmitted=untransmitted))
     assert blocked(found) == expected
     assert bool(found.cuts) is not bool(expected)
 
@@ -182,7 +182,9 @@ def test_noise_blames_nobody(
     expected: list[tuple[int, Way]],
 ) -> None:
     """Two nodes, the first of which doesn't reach the second."""
-    found = blame(fleet(2, [(0, 1)], counted=True, undelivered=undelivered, untransmitted=untransmitted, idle=idle))
+    found = locate_faults(
+        fleet(2, [(0, 1)], counted=True, undelivered=undelivered, untransmitted=untransmitted, idle=idle)
+    )
     assert blocked(found) == expected
     for cut in found.cuts:
         assert cut.here == (0,)
@@ -191,14 +193,14 @@ def test_noise_blames_nobody(
 
 
 def test_where_noise_hides_it_a_node_is_not_acquitted_either() -> None:
-    (cut,) = blame(fleet(2, [(0, 1)], counted=True, undelivered={1: 0}, idle={1: (-9, 0)})).cuts
+    (cut,) = locate_faults(fleet(2, [(0, 1)], counted=True, undelivered={1: 0}, idle={1: (-9, 0)})).cuts
     assert (cut.where_here, cut.where_there) == (ELSEWHERE, UNTOLD)
 
 
 @pytest.mark.parametrize(("taken", "where"), [(18, HERE), (9, UNTOLD), (0, ELSEWHERE)])
 def test_of_two_links_that_fail_at_one_node(taken: int, where: LostPackets) -> None:
     """Its kernel took the packets of both, of one of them, or of none."""
-    cuts = blame(fleet(8, [(1, 4), (2, 4)], counted=True, undelivered={4: taken})).cuts
+    cuts = locate_faults(fleet(8, [(1, 4), (2, 4)], counted=True, undelivered={4: taken})).cuts
     assert [one.there for one in cuts] == [(4,), (4,)]
     assert {one.where_there for one in cuts} == {where}
 
@@ -210,7 +212,7 @@ def test_a_filter_that_takes_replies_as_well_is_one(size: int, idle: int) -> Non
     lost = 2 * PORTS * SYN * (size - 1)
     pairs = column(0, size) | row(0, size)
     # Answers to earlier tries are sent again meanwhile.
-    found = blame(fleet(size, pairs, counted=True, undelivered={0: lost}, idle={0: (idle * (size - 1), 0)}))
+    found = locate_faults(fleet(size, pairs, counted=True, undelivered={0: lost}, idle={0: (idle * (size - 1), 0)}))
     assert blocked(found) == [(0, IN)]
     assert not found.cuts
     assert (found.blocks[0].where, found.blocks[0].other_way) == (HERE, False)
@@ -220,7 +222,7 @@ def test_a_filter_that_takes_replies_as_well_is_one(size: int, idle: int) -> Non
 def test_a_filter_on_output_that_takes_answers_as_well_is_one(size: int) -> None:
     """It knows no connections: node 1 answers those who dial it from a high port, to a high port."""
     lost = 2 * PORTS * SYN * (size - 1)
-    found = blame(fleet(size, column(1, size) | row(1, size), counted=True, untransmitted={1: lost}))
+    found = locate_faults(fleet(size, column(1, size) | row(1, size), counted=True, untransmitted={1: lost}))
     assert blocked(found) == [(1, OUT)]
     assert not found.cuts
     assert (found.blocks[0].where, found.blocks[0].other_way) == (HERE, False)
@@ -238,7 +240,7 @@ def test_a_filter_for_one_peer_that_takes_answers_as_well_is_named(size: int, wa
         if way is IN
         else fleet(size, bad, counted=True, untransmitted=lost)
     )
-    found = blame(counted)
+    found = locate_faults(counted)
     if size == 2:
         assert blocked(found) == [(node, way)]
         return
@@ -258,9 +260,9 @@ def test_a_filter_that_takes_answers_alone(way: Way) -> None:
         if way is IN
         else fleet(4, pairs, counted=True, untransmitted=lost)
     )
-    (one,) = blame(counted).blocks
+    (one,) = locate_faults(counted).blocks
     assert (one.node, one.way, one.where) == (1, way.other, LostPackets.ANSWERS)
-    (cut,) = blame(
+    (cut,) = locate_faults(
         fleet(2, [(0, 1)], counted=True, **{"undelivered" if way is IN else "untransmitted": {1 - (way is IN): 9}})
     ).cuts
     told = (cut.where_here, cut.way_here) if way is IN else (cut.where_there, cut.way_there)
@@ -271,28 +273,28 @@ def test_where_output_isnt_counted_who_took_the_answers_stays_open() -> None:
     """Before Linux 6.8; node 1 fails both ways, and let in all that came."""
     made = fleet(4, column(1, 4) | row(1, 4), counted=True)
     nodes = tuple(msgspec.structs.replace(one, untransmitted=None) for one in made.nodes)
-    found = blame(msgspec.structs.replace(made, nodes=nodes))
+    found = locate_faults(msgspec.structs.replace(made, nodes=nodes))
     assert {(one.node, one.way): one.where for one in found.blocks}[1, IN] is LostPackets.DOUBTFUL
     # Where what it sends passes, its answers do.
     made = fleet(4, column(1, 4), counted=True)
     nodes = tuple(msgspec.structs.replace(one, untransmitted=None) for one in made.nodes)
-    (one,) = blame(msgspec.structs.replace(made, nodes=nodes)).blocks
+    (one,) = locate_faults(msgspec.structs.replace(made, nodes=nodes)).blocks
     assert one.where is ELSEWHERE
 
 
 def test_whose_peers_took_the_packets_themselves_is_not_named() -> None:
-    found = blame(fleet(3, [(0, 1), (2, 1)], counted=True, untransmitted={0: 9, 2: 9}))
+    found = locate_faults(fleet(3, [(0, 1), (2, 1)], counted=True, untransmitted={0: 9, 2: 9}))
     assert not found.blocks
     assert [(one.here, one.where_here, one.way_here) for one in found.cuts] == [((0,), HERE, OUT), ((2,), HERE, OUT)]
 
 
 def test_neither_kernel_took_the_packets() -> None:
-    (cut,) = blame(fleet(2, [(0, 1)], counted=True)).cuts
+    (cut,) = locate_faults(fleet(2, [(0, 1)], counted=True)).cuts
     assert (cut.where_here, cut.where_there) == (ELSEWHERE, ELSEWHERE)
 
 
 def test_a_reset_loses_as_many_packets_as_silence() -> None:
-    found = blame(fleet(2, {(0, 1): "rrr"}, counted=True, undelivered={1: 9}))
+    found = locate_faults(fleet(2, {(0, 1): "rrr"}, counted=True, undelivered={1: 9}))
     assert blocked(found) == [(1, IN)]
     assert found.blocks[0].cells == "r"
 
@@ -301,7 +303,7 @@ def test_a_reset_loses_as_many_packets_as_silence() -> None:
 
 
 def test_a_part_of_the_ports() -> None:
-    found = blame(fleet(4, dict.fromkeys(column(1, 4), "..t")))
+    found = locate_faults(fleet(4, dict.fromkeys(column(1, 4), "..t")))
     assert blocked(found) == [(1, IN)]
     assert found.blocks[0].ports == (False, False, True)
 
@@ -309,7 +311,7 @@ def test_a_part_of_the_ports() -> None:
 @pytest.mark.parametrize(("failed", "is_blamed"), [(8, True), (7, False)])
 def test_eighty_percent(failed: int, is_blamed: bool) -> None:
     """Of ten peers."""
-    found = blame(fleet(11, sorted(column(0, 11))[:failed]))
+    found = locate_faults(fleet(11, sorted(column(0, 11))[:failed]))
     assert (blocked(found) == [(0, IN)]) is is_blamed
     assert len(found.cuts) == (0 if is_blamed else failed)
 
@@ -320,14 +322,14 @@ def test_a_subnet_cut_off() -> None:
     back = {(j, i) for i, j in forth}
     first, second = (0, 1, 2), tuple(range(3, 12))
     # 9 of 11 peers are more than 80 %, and yet it isn't each of the three by itself.
-    assert blame(fleet(12, forth | back, addresses=addresses)).blocks == ()
-    assert links(blame(fleet(12, forth | back, addresses=addresses))) == [(first, second, True)]
-    assert links(blame(fleet(12, forth, addresses=addresses))) == [(first, second, False)]
-    assert links(blame(fleet(12, back, addresses=addresses))) == [(second, first, False)]
+    assert locate_faults(fleet(12, forth | back, addresses=addresses)).blocks == ()
+    assert links(locate_faults(fleet(12, forth | back, addresses=addresses))) == [(first, second, True)]
+    assert links(locate_faults(fleet(12, forth, addresses=addresses))) == [(first, second, False)]
+    assert links(locate_faults(fleet(12, back, addresses=addresses))) == [(second, first, False)]
 
 
 def test_a_rule_for_one_peer_is_found_by_the_counters() -> None:
-    found = blame(fleet(6, [(1, 4)], counted=True, undelivered={4: 9}))
+    found = locate_faults(fleet(6, [(1, 4)], counted=True, undelivered={4: 9}))
     assert not found.blocks
     (cut,) = found.cuts
     assert (cut.here, cut.there, cut.where_there) == ((1,), (4,), HERE)
@@ -343,39 +345,39 @@ def test_behind_nat_nobody_filters(size: int) -> None:
         )
         for one in made.reach
     ]
-    found = blame(msgspec.structs.replace(made, reach=tuple(inside)))
+    found = locate_faults(msgspec.structs.replace(made, reach=tuple(inside)))
     assert [(one.node, len(one.peers)) for one in found.behind_nat] == [(1, size - 1)]
     assert not found.blocks
     assert not found.cuts
     # Whoever is met there all the same has nothing to mend.
     met = [msgspec.structs.replace(one, rows=fleet(size, ()).reach[0].rows) for one in inside]
-    assert blame(msgspec.structs.replace(made, reach=tuple(met))) == MasterBlame()
+    assert locate_faults(msgspec.structs.replace(made, reach=tuple(met))) == ReachFaults()
 
 
 def test_sparse_links_blame_no_node() -> None:
     chance = random.Random(5)
     pairs = [(i, j) for i in range(64) for j in range(64) if i != j]
     bad = set(chance.sample(pairs, 60))
-    found = blame(fleet(64, bad))
+    found = locate_faults(fleet(64, bad))
     assert not found.blocks
     assert {(i, j) for one in found.cuts for i in one.here for j in one.there} <= bad | {(j, i) for i, j in bad}
 
 
 def test_large_messages_that_stall_are_no_filter() -> None:
-    assert blame(fleet(3, {(0, 1): "sss", (1, 0): "sss"})) == MasterBlame()
+    assert locate_faults(fleet(3, {(0, 1): "sss", (1, 0): "sss"})) == ReachFaults()
 
 
 def test_a_lost_node_is_not_blamed() -> None:
     unseen = dict.fromkeys([*column(2, 4), *row(2, 4)], "---")
-    assert blame(fleet(4, unseen)) == MasterBlame()
-    assert blocked(blame(fleet(4, unseen | dict.fromkeys([(0, 1), (3, 1)], "ttt")))) == [(1, IN)]
+    assert locate_faults(fleet(4, unseen)) == ReachFaults()
+    assert blocked(locate_faults(fleet(4, unseen | dict.fromkeys([(0, 1), (3, 1)], "ttt")))) == [(1, IN)]
 
 
 @given(st.integers(2, 7).flatmap(lambda size: st.tuples(st.just(size), st.sets(pairs_of(size)), st.booleans())))
 def test_every_failure_is_told_and_no_more(made: tuple[int, set[tuple[int, int]], bool]) -> None:
     """Blocks and cuts together name each bad pair, and no pair that isn't bad; no node is blamed for less than 80 %."""
     size, bad, counted = made
-    found = blame(fleet(size, bad, counted=counted))
+    found = locate_faults(fleet(size, bad, counted=counted))
     told = {(peer, one.node) if one.way is IN else (one.node, peer) for one in found.blocks for peer in one.peers}
     for cut in found.cuts:
         forth = {(i, j) for i in cut.here for j in cut.there}

@@ -12,7 +12,7 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.analysis.admission_errors import turned_away
 from ddpdoctor.network_check.analysis.verdicts import examination_of
-from ddpdoctor.network_check.protocol.messages import Judged, Part, encode
+from ddpdoctor.network_check.protocol.messages import CheckVerdict, NodeVerdict, encode
 
 OWN = "'/my env/python'"
 """As a shell reads it: where this ddpdoctor is."""
@@ -41,10 +41,13 @@ def test_no_command_of_node_0s_is_handed_on(text: str, command: str) -> None:
 
 def test_a_check_that_only_node_0_knows_says_what_it_found() -> None:
     told = Finding(summary="The flux capacitor is empty", severity=WARN)
-    part = Part(
-        results=(Judged("flux-capacitor-empty\n\x1b", (told,), None),), verdict=Verdict.WARN, exit_code=0, lines=()
+    part = NodeVerdict(
+        results=(CheckVerdict("flux-capacitor-empty\n\x1b", (told,), None),),
+        verdict=Verdict.WARN,
+        exit_code=0,
+        lines=(),
     )
-    sent = msgspec.json.decode(encode(part), type=Part)
+    sent = msgspec.json.decode(encode(part), type=NodeVerdict)
     found = examination_of(sent, Snapshot(host="n"), catalogue(), proved=True)
     assert [(check.slug, severity, finding.summary) for check, severity, finding in found.findings] == [
         ("flux-capacitor-empty ?", WARN, "The flux capacitor is empty")
@@ -55,7 +58,7 @@ def test_a_check_that_only_node_0_knows_says_what_it_found() -> None:
 def test_commands_that_no_token_proves_are_told_as_node_0s(proved: bool) -> None:
     fixes = (Fix("Run this", ("sudo rm x",), appliable=True), Fix("Look at it"))
     told = Finding(summary="Odd", severity=WARN, fixes=fixes)
-    part = Part(results=(Judged("slow-link", (told,), None),), verdict=Verdict.WARN, exit_code=0, lines=())
+    part = NodeVerdict(results=(CheckVerdict("slow-link", (told,), None),), verdict=Verdict.WARN, exit_code=0, lines=())
     ((_, _, finding),) = examination_of(part, Snapshot(host="n"), catalogue(), proved=proved).findings
     if proved:
         assert finding == told

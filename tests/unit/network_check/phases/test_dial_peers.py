@@ -17,9 +17,16 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.phases import peer_listeners as reaching
 from ddpdoctor.network_check.phases.dial_peers import dial
 from ddpdoctor.network_check.phases.ip_counters import count
-from ddpdoctor.network_check.phases.peer_listeners import LARGE, Listeners
-from ddpdoctor.network_check.protocol.messages import Counted, Dial, Dialled, Met, Opened, Peer, Place
-from ddpdoctor.network_check.protocol.peer_handshake import MEASURE, REACH, StrangerError, Visit, receive, visit
+from ddpdoctor.network_check.phases.peer_listeners import LARGE_MESSAGE_BYTES, Listeners
+from ddpdoctor.network_check.protocol.messages import Counted, Dial, Dialled, DialOutcome, ListenAddress, Opened, Peer
+from ddpdoctor.network_check.protocol.peer_handshake import (
+    MEASURE,
+    REACH,
+    NotAPeerError,
+    PeerStream,
+    accept_peer,
+    dial_peer,
+)
 from ddpdoctor.network_check.worker import listening_places
 
 RUN, OTHER_RUN = "0123456789abcdef" * 2, "f" * 32
@@ -47,21 +54,21 @@ async def listening(
 
 
 @asynccontextmanager
-async def server(serve: Server) -> AsyncIterator[Place]:
+async def server(serve: Server) -> AsyncIterator[ListenAddress]:
     """Somebody else on a port."""
     made = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with made:
-        yield Place("route", "127.0.0.1", (made.sockets[0].getsockname()[1],))
+        yield ListenAddress("route", "127.0.0.1", (made.sockets[0].getsockname()[1],))
 
 
-async def met(place: Place, node: int = 1, run: str = RUN, seconds: float = 0.3) -> Met:
+async def met(place: ListenAddress, node: int = 1, run: str = RUN, seconds: float = 0.3) -> DialOutcome:
     """What node 0 meets where node `node` is said to listen."""
     answer = await dial(Dial(peers=(Peer(node, "n", (place,)),), seconds=seconds), run, 0)
     return answer.met[0]
 
 
 def test_a_peer_is_reached_on_ports_spread_over_the_range() -> None:
-    async def go() -> tuple[Opened, Met]:
+    async def go() -> tuple[Opened, DialOutcome]:
         async with listening(1, "127.0.0.2", nccl="127.0.0.3") as opened:
             return opened, await met(opened.places[0])
 
@@ -118,7 +125,7 @@ def test_reserved_ports_are_left_to_their_servers(tmp_path: Path, monkeypatch: p
 
 
 def test_nobody_listens_any_more() -> None:
-    async def go() -> Met:
+    async def go() -> DialOutcome:
         async with listening(1) as opened:
             pass
         return await met(opened.places[0])
@@ -129,7 +136,7 @@ def test_nobody_listens_any_more() -> None:
 def test_a_node_that_is_another_one() -> None:
     """As 172.17.0.1 is another host everywhere, or oneself."""
 
-    async def go() -> list[Met]:
+    async def go() -> list[DialOutcome]:
         async with listening(2) as second, listening(0) as own:
             return [await met(second.places[0]), await met(own.places[0])]
 
@@ -139,10 +146,10 @@ def test_a_node_that_is_another_one() -> None:
 
 
 def test_nobody_is_let_in_without_the_runs_key() -> None:
-    async def go() -> tuple[Met, Visit]:
+    async def go() -> tuple[DialOutcome, PeerStream]:
         async with listening(1) as opened:
             stranger = await met(opened.places[0], run=OTHER_RUN)
-            found = await visit("127.0.0.1", opened.places[0].ports[0], RUN, 0, MEASURE, 1)
+            found = await dial_peer("127.0.0.1", opened.places[0].ports[0], RUN, 0, MEASURE, 1)
             assert await found.reader.readline() == b"measured\n"
             found.writer.close()
             return stranger, found
@@ -171,7 +178,7 @@ def test_a_visit_that_was_overheard_opens_no_second_one() -> None:
         nonlocal port
         async with listening(1) as opened, server(listen_in) as wire:
             port = opened.places[0].ports[0]
-            found = await visit("127.0.0.1", wire.ports[0], RUN, 0, MEASURE, 1)
+            found = await dial_peer("127.0.0.1", wire.ports[0], RUN, 0, MEASURE, 1)
             assert await found.reader.readline() == b"measured\n"
             found.writer.close()
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -188,7 +195,7 @@ def test_a_visit_that_was_overheard_opens_no_second_one() -> None:
 def test_nobody_measures_before_it_is_time() -> None:
     async def go() -> bytes:
         async with listening(1, measuring=False) as opened:
-            found = await visit("127.0.0.1", opened.places[0].ports[0], RUN, 0, MEASURE, 1)
+            found = await dial_peer("127.0.0.1", opened.places[0].ports[0], RUN, 0, MEASURE, 1)
             answer = await found.reader.read()
             found.writer.close()
             return answer
@@ -200,7 +207,7 @@ def test_nobody_measures_before_it_is_time() -> None:
 def test_an_address_that_is_none_keeps_nobody_from_the_others(address: str) -> None:
     async def go() -> Dialled:
         async with listening(1) as opened:
-            peers = (Peer(2, "n2", (Place("route", address, (9,)),)), Peer(1, "n1", opened.places))
+            peers = (Peer(2, "n2", (ListenAddress("route", address, (9,)),)), Peer(1, "n1", opened.places))
             return await dial(Dial(peers=peers, seconds=1.0), RUN, 0)
 
     bad, good = sorted(asyncio.run(go()).met, key=lambda one: -one.node)
@@ -233,7 +240,7 @@ async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     ("serve", "cell"), [(says_http, "w"), (says_too_much, "w"), (says_nothing, "t"), (hangs_up, "x")]
 )
 def test_somebody_else_has_the_port(serve: Server, cell: str) -> None:
-    async def go() -> Met:
+    async def go() -> DialOutcome:
         async with server(serve) as place:
             return await met(place)
 
@@ -254,11 +261,11 @@ def test_a_visitor_who_goes_on_talking_is_not_listened_to(
 
     async def go() -> bool:
         async with listening(1) as opened:
-            found = await visit("127.0.0.1", opened.places[0].ports[0], RUN, 0, purpose, 1)
-            found.writer.write(bytes(LARGE))
+            found = await dial_peer("127.0.0.1", opened.places[0].ports[0], RUN, 0, purpose, 1)
+            found.writer.write(bytes(LARGE_MESSAGE_BYTES))
             try:
                 for _ in range(200):
-                    found.writer.write(bytes(LARGE))
+                    found.writer.write(bytes(LARGE_MESSAGE_BYTES))
                     await found.writer.drain()
             except OSError:
                 return True
@@ -280,7 +287,7 @@ def test_many_who_measure_at_a_time_are_no_peers() -> None:
         try:
             opened = await listeners.open({"route": "127.0.0.1"}, RUN, 1, RANGE, PORTS)
             port = opened.places[0].ports[0]
-            found = [await visit("127.0.0.1", port, RUN, 0, MEASURE, 1) for _ in range(6)]
+            found = [await dial_peer("127.0.0.1", port, RUN, 0, MEASURE, 1) for _ in range(6)]
             said = [await one.reader.readline() for one in found[:4]] + [await one.reader.read() for one in found[4:]]
             for one in found:
                 one.writer.transport.abort()
@@ -310,9 +317,9 @@ def test_the_runs_key_is_never_shown() -> None:
 def test_a_large_message_that_stalls() -> None:
     """The listener greets and then reads nothing: its small buffer takes a part, and then no more."""
 
-    async def go() -> list[Met]:
+    async def go() -> list[DialOutcome]:
         found = []
-        for taken in (0, LARGE // 2):
+        for taken in (0, LARGE_MESSAGE_BYTES // 2):
             async with stalling(taken) as place:
                 found.append(await met(place, seconds=0.5))
         return found
@@ -324,14 +331,14 @@ def test_a_large_message_that_stalls() -> None:
 
 
 @asynccontextmanager
-async def stalling(taken: int) -> AsyncIterator[Place]:
+async def stalling(taken: int) -> AsyncIterator[ListenAddress]:
     """A node that reads so much of the large message, and no more, behind a receive buffer of some KiB."""
     own = socket.socket()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     own.bind(("127.0.0.1", 0))
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await receive(reader, writer, RUN, 1)
+        await accept_peer(reader, writer, RUN, 1)
         if taken:
             await reader.readexactly(taken)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -339,7 +346,7 @@ async def stalling(taken: int) -> AsyncIterator[Place]:
 
     made = await asyncio.start_server(serve, sock=own, limit=2048)
     try:
-        yield Place("route", "127.0.0.1", (own.getsockname()[1],))
+        yield ListenAddress("route", "127.0.0.1", (own.getsockname()[1],))
     finally:
         made.close()
 
@@ -354,16 +361,16 @@ def test_a_visit_is_a_strangers_where_the_answer_isnt_proved() -> None:
 
     async def go() -> None:
         async with server(lies) as place:
-            with pytest.raises(StrangerError, match="another run"):
-                await visit("127.0.0.1", place.ports[0], RUN, 0, REACH, 1)
+            with pytest.raises(NotAPeerError, match="another run"):
+                await dial_peer("127.0.0.1", place.ports[0], RUN, 0, REACH, 1)
 
     asyncio.run(go())
 
 
 def test_more_visitors_than_are_let_in_at_a_time_wait_and_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaching, "AT_ONCE", 4)
+    monkeypatch.setattr(reaching, "MAX_PENDING", 4)
 
-    async def go() -> list[Met]:
+    async def go() -> list[DialOutcome]:
         async with listening(1) as opened:
             return await asyncio.gather(*(met(opened.places[0], seconds=3) for _ in range(20)))
 
@@ -401,9 +408,9 @@ def test_a_flood_leaves_the_others_their_turn(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_strangers_from_one_address_are_not_heard_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaching, "STRANGERS", 10)
+    monkeypatch.setattr(reaching, "MAX_STRANGERS_PER_ADDRESS", 10)
 
-    async def go() -> tuple[bytes, Met]:
+    async def go() -> tuple[bytes, DialOutcome]:
         async with listening(1) as opened:
             port = opened.places[0].ports[0]
             for _ in range(11):
@@ -430,7 +437,7 @@ def test_strangers_from_one_address_are_not_heard_for_ever(monkeypatch: pytest.M
 def test_silent_connections_keep_no_peer_out(sources: list[str]) -> None:
     """Many times as many as there is room for, from one address or from several."""
 
-    async def go() -> Met:
+    async def go() -> DialOutcome:
         async with listening(1) as opened:
             place = opened.places[0]
             made = [one for source in sources for one in await silent_ones(place.ports[0], 400 // len(sources), source)]

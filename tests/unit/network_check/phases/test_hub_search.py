@@ -19,9 +19,9 @@ import pytest
 from ddpdoctor.facts.meeting import ConnectOutcome, Meeting
 from ddpdoctor.network_check.phases import hub_search as arriving
 from ddpdoctor.network_check.phases import port_identification as identification
-from ddpdoctor.network_check.phases.hub_search import arrive, look_at_master
+from ddpdoctor.network_check.phases.hub_search import find_hub, look_at_master
 from ddpdoctor.network_check.phases.port_identification import HTTP, SILENT, SSH, TLS
-from ddpdoctor.network_check.protocol.messages import MOST_BEFORE_WELCOME, PROTOCOL, Counted, Greeting, encode
+from ddpdoctor.network_check.protocol.messages import MAX_BYTES_BEFORE_WELCOME, PROTOCOL, Counted, Greeting, encode
 from ddpdoctor.network_check.protocol.tcp_connections import Destination, system_words
 from tests.support.free_ports import free_ports
 
@@ -76,7 +76,7 @@ async def cut_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def met(port: int, seconds: float = 0.8) -> Meeting:
-    found, connection = await arrive(HERE, (port,), seconds, lambda _: None)
+    found, connection = await find_hub(HERE, (port,), seconds, lambda _: None)
     assert connection is None
     return found
 
@@ -87,7 +87,7 @@ def test_the_hub_is_met_at_once_and_the_connection_can_be_used() -> None:
 
     async def go() -> None:
         async with listening(port, greet):
-            found, connection = await arrive(HERE, (port,), 5.0, heard.append)
+            found, connection = await find_hub(HERE, (port,), 5.0, heard.append)
         assert connection
         assert (connection.greeting.nonce, connection.own_address, connection.port) == ("5f", HERE, port)
         assert found.answered_by == "ddpdoctor"
@@ -103,7 +103,7 @@ def test_a_hub_that_comes_later_is_met_soon() -> None:
     heard: list[Meeting] = []
 
     async def go() -> float:
-        coming = asyncio.ensure_future(arrive(HERE, (port,), 10.0, heard.append))
+        coming = asyncio.ensure_future(find_hub(HERE, (port,), 10.0, heard.append))
         await asyncio.sleep(0.7)
         began = time.monotonic()
         async with listening(port, greet):
@@ -148,7 +148,7 @@ def test_cut_off_before_a_word() -> None:
         (b"HTTP/1.1 408 Request Timeout\r\n\r\n", HTTP, "HTTP/1.1 408 Request Timeout"),
         (b'{"type": "welcome"}\n', "something else", '{"type": "welcome"}'),
         (b"\x00\xff\x1b[31m\n", "something else", "...[31m"),
-        (b"x" * 3 * MOST_BEFORE_WELCOME, "something else", "x" * 80),
+        (b"x" * 3 * MAX_BYTES_BEFORE_WELCOME, "something else", "x" * 80),
     ],
 )
 def test_who_speaks_first_is_known_by_it(said: bytes, who: str, banner: str) -> None:
@@ -175,7 +175,7 @@ def test_a_greeting_in_pieces_is_one() -> None:
 
     async def go() -> None:
         async with listening(port, serve):
-            _, connection = await arrive(HERE, (port,), 5.0, lambda _: None)
+            _, connection = await find_hub(HERE, (port,), 5.0, lambda _: None)
             assert connection
             connection.writer.close()
 
@@ -189,7 +189,7 @@ def test_who_says_nothing_is_waited_for_until_the_time_is_up() -> None:
 
     async def go() -> Meeting:
         async with listening(port, say_nothing):
-            found, connection = await arrive(HERE, (port,), 4.0, heard.append)
+            found, connection = await find_hub(HERE, (port,), 4.0, heard.append)
             assert connection is None
             return found
 
@@ -209,7 +209,7 @@ def test_a_web_server_is_known_and_not_waited_for() -> None:
     )
     try:
         found, connection = asyncio.run(
-            arrive(HERE, (port,), 60.0, lambda one: heard.append((one.answered_by, one.waited)))
+            find_hub(HERE, (port,), 60.0, lambda one: heard.append((one.answered_by, one.waited)))
         )
     finally:
         server.kill()
@@ -245,7 +245,7 @@ def test_once_the_squatter_goes_the_hub_is_met() -> None:
     heard: list[Meeting] = []
 
     async def go() -> None:
-        coming = asyncio.ensure_future(arrive(HERE, (port,), 20.0, heard.append))
+        coming = asyncio.ensure_future(find_hub(HERE, (port,), 20.0, heard.append))
         async with listening(port, saying(b"SSH-2.0-x\r\n")):
             await asyncio.sleep(1.0)
         async with listening(port, greet):
@@ -262,7 +262,7 @@ def test_the_hub_is_found_at_any_of_its_ports_and_a_squatter_beside_it_is_nobody
 
     async def go() -> None:
         async with listening(ports[0], saying(b"SSH-2.0-x\r\n")), listening(ports[1], greet):
-            found, connection = await arrive(HERE, ports, 5.0, lambda _: None)
+            found, connection = await find_hub(HERE, ports, 5.0, lambda _: None)
         assert connection
         assert connection.port == found.port == ports[1]
         assert found.answered_by == "ddpdoctor"
@@ -283,7 +283,7 @@ def test_a_silent_address_of_the_name_doesnt_hold_up_the_other(monkeypatch: pyte
             full.listen(0)
             first.connect(("127.0.0.9", port))
             async with listening(port, greet):
-                found, connection = await arrive("n1", (port,), 5.0, lambda _: None)
+                found, connection = await find_hub("n1", (port,), 5.0, lambda _: None)
                 assert connection
                 assert connection.own_address == HERE
                 connection.writer.close()
@@ -294,7 +294,7 @@ def test_a_silent_address_of_the_name_doesnt_hold_up_the_other(monkeypatch: pyte
 
 def test_an_unknown_name() -> None:
     heard: list[Meeting] = []
-    found, connection = asyncio.run(arrive("no-such-host.invalid", (29500,), 1.5, heard.append))
+    found, connection = asyncio.run(find_hub("no-such-host.invalid", (29500,), 1.5, heard.append))
     assert connection is None
     assert found.unresolved
     assert found.attempts == ()
@@ -304,7 +304,7 @@ def test_an_unknown_name() -> None:
 def test_a_resolver_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(30))
     began = time.monotonic()
-    found, connection = asyncio.run(arrive("n1", (29500,), 2.0, lambda _: None))
+    found, connection = asyncio.run(find_hub("n1", (29500,), 2.0, lambda _: None))
     assert connection is None
     assert "no answer" in found.unresolved
     assert time.monotonic() - began < 6

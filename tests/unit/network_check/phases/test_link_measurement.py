@@ -16,7 +16,7 @@ from ddpdoctor.facts.fleet import Link
 from ddpdoctor.network_check.phases import link_measurement as measuring
 from ddpdoctor.network_check.phases.link_measurement import FRAME, GIVE, PING, READY, TAKE, Counts, Wire
 from ddpdoctor.network_check.phases.peer_listeners import Listeners
-from ddpdoctor.network_check.protocol.messages import Measure, Peer, Place
+from ddpdoctor.network_check.protocol.messages import ListenAddress, Measure, Peer
 
 RUN = "00ff" * 8
 SECONDS = 0.25
@@ -136,22 +136,24 @@ def test_transfers_that_stall_leave_the_round_trip_and_what_arrived() -> None:
 def test_a_refused_connection() -> None:
     with closing(socket.socket()) as nobody:
         nobody.bind(("127.0.0.1", 0))
-        place = Place("route", "127.0.0.1", (nobody.getsockname()[1],))
+        place = ListenAddress("route", "127.0.0.1", (nobody.getsockname()[1],))
         order = Measure(peer=Peer(1, "there", (place,)), seconds=SECONDS)
         link = asyncio.run(measuring.measure(order, RUN, 0)).link
     assert link is not None
     assert link.error == "Connection refused"
 
 
-@pytest.mark.parametrize("places", [(), (Place("gloo", "127.0.0.1", (9,)),), (Place("nccl", "127.0.0.1", ()),)])
-def test_a_peer_without_a_place_for_data(places: tuple[Place, ...]) -> None:
+@pytest.mark.parametrize(
+    "places", [(), (ListenAddress("gloo", "127.0.0.1", (9,)),), (ListenAddress("nccl", "127.0.0.1", ()),)]
+)
+def test_a_peer_without_a_place_for_data(places: tuple[ListenAddress, ...]) -> None:
     link = asyncio.run(measuring.measure(Measure(peer=Peer(1, "there", places), seconds=SECONDS), RUN, 0)).link
     assert link is not None
     assert "listens nowhere" in link.error
 
 
 def test_the_data_goes_to_the_address_of_nccl() -> None:
-    route, nccl, gloo = (Place(kind, "10.0.0.1", (1,)) for kind in ("route", "nccl", "gloo"))
+    route, nccl, gloo = (ListenAddress(kind, "10.0.0.1", (1,)) for kind in ("route", "nccl", "gloo"))
     assert measuring._data_place(Peer(1, "there", (gloo, route, nccl))) == nccl
     assert measuring._data_place(Peer(1, "there", (gloo, route))) == route
 

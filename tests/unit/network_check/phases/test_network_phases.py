@@ -11,13 +11,13 @@ import pytest
 
 from ddpdoctor.facts.fleet import Fleet, Link, Node, Reach, TriedCollective
 from ddpdoctor.network_check.node_session import NodeSession
-from ddpdoctor.network_check.phases.network_phases import NetworkProgramme
+from ddpdoctor.network_check.phases.network_phases import NetworkCoordinator
 from ddpdoctor.network_check.protocol.hub import Hub
 from ddpdoctor.network_check.protocol.messages import Peer
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
 
 
-class Sluggish(NetworkProgramme):
+class Sluggish(NetworkCoordinator):
     """Whose every measurement takes its time and says something else than the one before."""
 
     looks = 0
@@ -36,7 +36,7 @@ def test_second_looks_end_however_many_links_stand_out() -> None:
     assert 1 <= led.looks <= 3
 
 
-class OnGpus(NetworkProgramme):
+class OnGpus(NetworkCoordinator):
     """Of two GPU nodes, whose collectives always pass."""
 
     ran: tuple[str, ...] = ()
@@ -70,12 +70,12 @@ UNREACHED = Reach(kind="nccl", addresses=("172.17.0.1", "172.17.0.1"), ports=(1,
 def test_nccl_is_not_waited_for_where_it_is_known_to_fail(
     nccls: tuple[str, str], reach: tuple[Reach, ...], reason: str
 ) -> None:
-    company = NodeSession(Hub(["127.0.0.1"], 0, 2, ""))
-    led = OnGpus(company, quick=False, master="n0", store_port=1)
+    session = NodeSession(Hub(["127.0.0.1"], 0, 2, ""))
+    led = OnGpus(session, quick=False, master="n0", store_port=1)
     led.nccls = nccls
     gpus = to_snapshot(healthy_facts("h100x8-bare-metal"))
     good = [Link(a=0, b=1, round_trip=0.0001, forth=9000.0, back=9000.0)]
-    company.snapshots = {0: gpus, 1: gpus}
+    session.snapshots = {0: gpus, 1: gpus}
     asyncio.run(led._collectives(reach, good))
     assert led.ran == (("gloo",) if reason else ("gloo", "nccl"))
-    assert [one.reason for one in company.phases] == ([reason] if reason else [])
+    assert [one.reason for one in session.phases] == ([reason] if reason else [])

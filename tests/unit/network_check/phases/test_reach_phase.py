@@ -6,38 +6,38 @@ from collections.abc import Mapping
 
 import pytest
 
-from ddpdoctor.network_check.phases.reach_phase import FoundOut, who_reaches_whom
+from ddpdoctor.network_check.phases.reach_phase import ReachResult, who_reaches_whom
 from ddpdoctor.network_check.protocol.messages import (
     Answer,
     Count,
     Counted,
     Dial,
     Dialled,
-    Met,
+    DialOutcome,
+    ListenAddress,
     Open,
     Opened,
     Order,
-    Place,
 )
 from tests.support.hub_company import HERE, agents, hub, run
 
 PORTS = (40000, 50000, 60000)
 
 
-def found_out(met: Mapping[bool, str]) -> FoundOut:
+def found_out(met: Mapping[bool, str]) -> ReachResult:
     """With two nodes, of which node 0 meets these cells in its first dials (True) and while it is counted (False)."""
 
     async def carry_out(order: Order) -> Answer:
         if isinstance(order, Open):
-            return Opened(places=(Place("route", HERE, PORTS),))
+            return Opened(places=(ListenAddress("route", HERE, PORTS),))
         if isinstance(order, Count):
             return Counted(undelivered=0, untransmitted=0)
         assert isinstance(order, Dial)
         (peer,) = order.peers
         cells = met[order.again] if peer.node == 1 else "..."
-        return Dialled(met=(Met(node=peer.node, kind="route", cells=cells),))
+        return Dialled(met=(DialOutcome(node=peer.node, kind="route", cells=cells),))
 
-    async def go() -> FoundOut:
+    async def go() -> ReachResult:
         async with hub() as one, agents(one, 1, carry_out=carry_out):
             await one.gather(5)
             return await who_reaches_whom(one, [0, 1])

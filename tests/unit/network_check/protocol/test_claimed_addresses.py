@@ -6,8 +6,8 @@ import ipaddress
 
 import pytest
 
-from ddpdoctor.network_check.protocol.claimed_addresses import plain_address, why_not_there
-from ddpdoctor.network_check.protocol.messages import Place
+from ddpdoctor.network_check.protocol.claimed_addresses import plain_address, why_not_its_address
+from ddpdoctor.network_check.protocol.messages import ListenAddress
 
 JOB = (ipaddress.ip_network("198.51.100.0/25"),)
 
@@ -15,7 +15,9 @@ JOB = (ipaddress.ip_network("198.51.100.0/25"),)
 def why(kind: str, address: str, seen: str) -> str:
     """It claims to have every address that is named."""
     claimed = {plain_address(address)}
-    return why_not_there(Place(kind, address, (40000,)), seen, claimed, {"10.0.0.12", "203.0.113.12"}, JOB)
+    return why_not_its_address(
+        ListenAddress(kind, address, (40000,)), seen, claimed, {"10.0.0.12", "203.0.113.12"}, JOB
+    )
 
 
 @pytest.mark.parametrize(

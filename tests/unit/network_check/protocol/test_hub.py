@@ -7,14 +7,15 @@ import msgspec
 import pytest
 
 from ddpdoctor.facts.fleet import MissingNode, RejectedNode
-from ddpdoctor.network_check.protocol.agent import TurnedAwayError
-from ddpdoctor.network_check.protocol.hub import MOST_UNPROVED
+from ddpdoctor.network_check.protocol.agent import RejectedError
+from ddpdoctor.network_check.protocol.hub import MAX_UNPROVED_REJECTED
 from ddpdoctor.network_check.protocol.messages import (
+    PROTOCOL,
     Greeting,
-    Manifest,
+    HostFacts,
     Ping,
     Pong,
-    TurnedAway,
+    Rejected,
     Welcome,
     encode,
 )
@@ -39,9 +40,9 @@ def test_nodes_without_a_rank_get_the_free_ones_and_rank_0_is_node_0_s_own():
             tasks = []
             for expected, rank in ((2, 2), (1, None), (3, None)):
                 tasks.append(asyncio.ensure_future(agent(one.port, rank)))
-                while expected not in one.guests:
+                while expected not in one.peers:
                     await asyncio.sleep(0.01)
-            assert sorted(one.guests) == [1, 2, 3]
+            assert sorted(one.peers) == [1, 2, 3]
             tasks.append(asyncio.ensure_future(agent(one.port, own=one.own)))
             await one.gather(5)
             await finish(one, *tasks)
@@ -78,9 +79,9 @@ def test_whoever_still_looks_at_its_host_has_come_and_is_waited_for():
             await asyncio.wait([gathering], timeout=0.3)
             assert not gathering.done()
             assert one.absent() == ()
-            odd.say(Manifest(snapshot=manifest()))
+            odd.say(HostFacts(snapshot=manifest()))
             await asyncio.gather(gathering, answer_joined(one, odd, 1))
-            assert not one.guests[1].lost
+            assert not one.peers[1].lost
 
     run(go(), 5)
 
@@ -93,7 +94,7 @@ def test_facts_that_never_come_are_not_waited_for_for_ever():
             await odd.until(Welcome)
             answering = asyncio.ensure_future(odd.answer_pings())
             await one.gather(0.1)
-            assert one.guests[1].lost == "lost during join: its facts had not come after 0.5 s"
+            assert one.peers[1].lost == "lost during join: its facts had not come after 0.5 s"
             assert one.absent() == ()
             await answering
 
@@ -129,12 +130,12 @@ def turned_away(nnodes=2, gather=False, **hello):
 
     async def go():
         async with hub(nnodes) as one, agents(one, 1) as tasks, client(one.port, "127.0.0.3") as odd:
-            while not all(rank in one.guests and one.guests[rank].joined for rank in (0, 1)):
+            while not all(rank in one.peers and one.peers[rank].joined for rank in (0, 1)):
                 await asyncio.sleep(0.01)
             if gather:
                 await one.gather(0.05)
             odd.hello(**hello)
-            away = await odd.until(TurnedAway)
+            away = await odd.until(Rejected)
             assert await odd.ended() == b""
             await finish(one, *tasks)
             return away, one
@@ -145,7 +146,7 @@ def turned_away(nnodes=2, gather=False, **hello):
 def test_the_second_with_a_rank_is_turned_away_and_told_who_has_it():
     away, one = turned_away(node_rank=1)
     assert away.code == "rank-taken"
-    holder = one.guests[1].host
+    holder = one.peers[1].host
     assert (
         f"node rank 1 is taken by {holder} (127.0.0.1): give every node a --node-rank of its own, 0 to 1" in away.text
     )
@@ -156,7 +157,7 @@ def test_rank_0_is_taken_before_node_0_s_own_agent_has_come():
     async def go():
         async with hub(2) as one, client(one.port) as odd:
             odd.hello(node_rank=0)
-            away = await odd.until(TurnedAway)
+            away = await odd.until(Rejected)
             assert away.code == "rank-taken"
             assert one.doubles[0].rank == 0
             assert one.doubles[0].holder
@@ -186,7 +187,7 @@ def turned_away_nnodes():
     async def go():
         async with hub(3) as one, client(one.port) as odd:
             odd.hello(nnodes=4)
-            return await odd.until(TurnedAway), one
+            return await odd.until(Rejected), one
 
     return run(go())
 
@@ -212,11 +213,11 @@ def test_who_comes_after_the_test_began_is_told_so():
 def test_without_the_token_nobody_comes_in(ours, theirs, words):
     async def go():
         async with hub(2, ours) as one:
-            with pytest.raises(TurnedAwayError, match=words) as raised:
+            with pytest.raises(RejectedError, match=words) as raised:
                 await agent(one.port, 1, token=theirs)
             assert raised.value.code == "token"
             assert one.strangers[0].endswith("which doesn't know the token")
-            assert one.guests == {}
+            assert one.peers == {}
             late = [asyncio.ensure_future(agent(one.port, token=ours, own=own)) for own in (one.own, "")]
             await one.gather(5)
             await finish(one, *late)
@@ -233,18 +234,18 @@ def test_a_stranger_who_says_that_he_is_a_node_ends_nobody_s_waiting(said, token
         async with hub(2, token) as one, client(one.port, "127.0.0.9") as odd:
             zero = asyncio.ensure_future(agent(one.port, token=token, own=one.own))
             odd.hello(**said)
-            await odd.until(TurnedAway)
+            await odd.until(Rejected)
             waits = asyncio.ensure_future(one.gather(10))
             await asyncio.sleep(3 * QUICK.second_thoughts)
             assert not waits.done()
-            for number in range(2 * MOST_UNPROVED):
+            for number in range(2 * MAX_UNPROVED_REJECTED):
                 async with client(one.port, "127.0.0.9") as more:
                     more.hello(**said, host=f"n{number}")
-                    await more.until(TurnedAway)
-            assert len(one.doubles) == MOST_UNPROVED, "there is room for real ones"
+                    await more.until(Rejected)
+            assert len(one.doubles) == MAX_UNPROVED_REJECTED, "there is room for real ones"
             late = asyncio.ensure_future(agent(one.port, 1, token=token))
             await waits
-            assert sorted(one.guests) == [0, 1]
+            assert sorted(one.peers) == [0, 1]
             await finish(one, zero, late)
 
     run(go())
@@ -255,7 +256,7 @@ def test_a_proof_that_was_overheard_is_of_no_use():
         async with hub(2) as one, client(one.port) as good, client(one.port) as thief:
             thief.greeting = good.greeting
             thief.hello()
-            assert (await thief.until(TurnedAway)).code == "token"
+            assert (await thief.until(Rejected)).code == "token"
 
     run(go())
 
@@ -264,7 +265,7 @@ def test_a_hub_that_doesn_t_know_the_token_is_not_trusted():
     """It lets everybody in, and can't show that it knows what they know."""
 
     async def false_hub(reader, writer):
-        writer.write(encode(Greeting(ddpdoctor="0.1.0", protocol=1, nonce="00")))
+        writer.write(encode(Greeting(ddpdoctor="0.1.0", protocol=PROTOCOL, nonce="00")))
         await reader.readline()
         writer.write(encode(Welcome(node_rank=1, nnodes=2, run="00", proof="00" * 32, wait=1.0)))
         assert await reader.read() == b"", "it got nothing of this host"
@@ -272,16 +273,17 @@ def test_a_hub_that_doesn_t_know_the_token_is_not_trusted():
 
     async def go():
         async with serving(false_hub) as port:
-            with pytest.raises(TurnedAwayError, match="doesn't know this job's token"):
+            with pytest.raises(RejectedError, match="doesn't know this job's token"):
                 await agent(port, 1)
 
     run(go())
 
 
 def test_another_protocol_is_turned_away_with_the_command():
-    away, one = turned_away(protocol=2, ddpdoctor="0.9.1")
+    away, one = turned_away(protocol=PROTOCOL + 1, ddpdoctor="0.9.1")
     assert away.code == "version"
-    assert "ddpdoctor 0.9.1 here speaks protocol 2, ddpdoctor 0.1.0 on node 0 speaks 1" in away.text
+    words = f"ddpdoctor 0.9.1 here speaks protocol {PROTOCOL + 1}, ddpdoctor 0.1.0 on node 0 speaks {PROTOCOL}"
+    assert words in away.text
     assert "pip install 'ddpdoctor==0.9.1'" in away.text
     away, one = turned_away(protocol=0, ddpdoctor="0.0.9")
     assert "pip install 'ddpdoctor==0.1.0'" in away.text
@@ -292,7 +294,7 @@ def test_a_hello_of_a_protocol_to_come_is_told_apart_from_a_stranger():
     async def go():
         async with hub() as one, client(one.port) as odd:
             odd.writer.write(b'{"type":"hello","protocol":7,"ddpdoctor":"3.0","host":"n9","identity":{"key":[1,2]}}\n')
-            assert (await odd.until(TurnedAway)).code == "version"
+            assert (await odd.until(Rejected)).code == "version"
             assert one.strangers[0].endswith("n9, which speaks protocol 7 and showed no proof")
             assert [(two.host, two.proved) for two in one.doubles] == [("n9", False)]
 
@@ -300,7 +302,7 @@ def test_a_hello_of_a_protocol_to_come_is_told_apart_from_a_stranger():
 
 
 @pytest.mark.parametrize(
-    ("protocol", "version", "words"), [(0, "0.0.9", "on node 0, pip"), (2, "0.9", "-m pip install")]
+    ("protocol", "version", "words"), [(0, "0.0.9", "on node 0, pip"), (PROTOCOL + 1, "0.9", "-m pip install")]
 )
 def test_an_agent_knows_a_hub_of_another_protocol_by_itself(protocol, version, words):
     heard = []
@@ -312,7 +314,7 @@ def test_an_agent_knows_a_hub_of_another_protocol_by_itself(protocol, version, w
 
     async def go():
         async with serving(other_hub) as port:
-            with pytest.raises(TurnedAwayError, match=words) as raised:
+            with pytest.raises(RejectedError, match=words) as raised:
                 await agent(port, 1)
             assert raised.value.code == "version"
             assert f"ddpdoctor {version} on node 0 speaks {protocol}" in str(raised.value)
@@ -337,11 +339,11 @@ def test_the_offset_is_that_of_the_shortest_round_trip():
                     ahead.say(Pong(number=ping.number, came=came, went=came))
                 else:
                     ahead.say(Pong(number=ping.number, came=came, went=time.time() + 5.0))
-            while not one.guests[1].joined:
+            while not one.peers[1].joined:
                 await asyncio.sleep(0.01)
-            guest = one.guests[1]
-            assert abs(guest.offset - 5.0) < guest.error + 1e-4
-            assert 0 < guest.error < 0.01
+            peer = one.peers[1]
+            assert abs(peer.offset - 5.0) < peer.error + 1e-4
+            assert 0 < peer.error < 0.01
 
     run(go())
 
@@ -355,9 +357,9 @@ def test_absurd_stamps_do_no_harm(stamp):
                 ping = await next_ping(liar)
                 liar.say(Pong(number=ping.number, came=stamp, went=-stamp))
             await asyncio.sleep(0.1)
-            guest = one.guests[1]
-            assert abs(guest.offset) < float("inf")
-            msgspec.json.encode(guest.offset)
+            peer = one.peers[1]
+            assert abs(peer.offset) < float("inf")
+            msgspec.json.encode(peer.offset)
 
     run(go())
 

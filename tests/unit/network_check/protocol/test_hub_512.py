@@ -11,16 +11,16 @@ from ddpdoctor.network_check.protocol.messages import (
     Counted,
     Dial,
     Dialled,
-    Met,
-    Part,
+    DialOutcome,
+    ListenAddress,
+    NodeVerdict,
+    NoVerdict,
     Peer,
     Ping,
-    Place,
-    Stopped,
     Waiting,
     encode,
 )
-from ddpdoctor.network_check.protocol.peer_connection import EXCHANGES
+from ddpdoctor.network_check.protocol.peer_connection import CLOCK_EXCHANGES
 from tests.support.hub_company import client, hub, run
 from tests.support.own_memory import peak, start_over
 
@@ -28,15 +28,15 @@ NODES = 512
 MOST_MEMORY = 160 << 20
 """Bytes; of both sides together, since the clients live in this process, too."""
 
-FROM_HUB = msgspec.json.Decoder(Ping | Waiting | Stopped | Count | Part)
-PLACE = Place("route", "10.0.0.1", (40000, 50000, 60000))
+FROM_HUB = msgspec.json.Decoder(Ping | Waiting | NoVerdict | Count | NodeVerdict)
+PLACE = ListenAddress("route", "10.0.0.1", (40000, 50000, 60000))
 ORDER = Dial(peers=tuple(Peer(node=node, host=f"n{node}", places=(PLACE,)) for node in range(NODES)), seconds=3)
 DIAL = encode(ORDER)
-PART = Part(results=(), verdict=Verdict.OK, exit_code=0, lines=("all is well",))
-ROWS = Dialled(met=tuple(Met(node=node, kind="route", cells="...") for node in range(NODES)))
+PART = NodeVerdict(results=(), verdict=Verdict.OK, exit_code=0, lines=("all is well",))
+ROWS = Dialled(met=tuple(DialOutcome(node=node, kind="route", cells="...") for node in range(NODES)))
 
 
-async def simulated(port: int, own: str, rank: int) -> Part:
+async def simulated(port: int, own: str, rank: int) -> NodeVerdict:
     """A node that joins, carries out its orders and takes its part. Each has an address of its own, as nodes have."""
     async with client(port, f"127.1.{rank // 250}.{1 + rank % 250}") as one:
         await one.join(node_rank=rank, **({"nonce": own} if rank == 0 else {}))
@@ -47,7 +47,7 @@ async def simulated(port: int, own: str, rank: int) -> Part:
                 one.say(ROWS)
                 continue
             message = FROM_HUB.decode(line)
-            if isinstance(message, Part):
+            if isinstance(message, NodeVerdict):
                 return message
             one.answer_ping(message)
             if isinstance(message, Count):
@@ -68,8 +68,8 @@ def test_512_nodes_join_carry_out_orders_and_get_their_parts():
             knocking = [asyncio.ensure_future(stranger(one.port, number)) for number in range(150)]
             nodes = [asyncio.ensure_future(simulated(one.port, one.own, rank)) for rank in range(NODES)]
             await one.gather(30)
-            assert len(one.guests) == NODES
-            assert all(guest.joined and guest._compared >= EXCHANGES for guest in one.guests.values())
+            assert len(one.peers) == NODES
+            assert all(peer.joined and peer._compared >= CLOCK_EXCHANGES for peer in one.peers.values())
             for order, answer in (
                 (Count(), Counted(undelivered=1, untransmitted=None)),
                 (ORDER, ROWS),

@@ -10,18 +10,18 @@ import msgspec
 import pytest
 
 from ddpdoctor.network_check.protocol import hub as hub_module
-from ddpdoctor.network_check.protocol.bounded_lines import MOST_UNPACKED
+from ddpdoctor.network_check.protocol.bounded_lines import MAX_UNPACKED_BYTES
 from ddpdoctor.network_check.protocol.messages import (
-    MOST,
-    MOST_ANSWER,
-    MOST_FACTS,
+    MAX_ANSWER_BYTES,
+    MAX_FACTS_BYTES,
+    MAX_LINE_BYTES,
     Count,
-    Leaving,
-    Manifest,
+    Goodbye,
+    HostFacts,
+    NoVerdict,
     Opened,
     Ping,
     Pong,
-    Stopped,
     Waiting,
     Welcome,
     encode,
@@ -55,10 +55,10 @@ def lost(misdeed, words, *, phase="reach", told=True):
             await odd.until(Count)
             await misdeed(one, odd)
             assert await asking == {0: SEVEN, 1: SEVEN}
-            assert one.guests[2].lost.startswith(f"lost during {phase}: {words}"), one.guests[2].lost
-            assert one.guests[2].lost.isprintable()
+            assert one.peers[2].lost.startswith(f"lost during {phase}: {words}"), one.peers[2].lost
+            assert one.peers[2].lost.isprintable()
             if told:
-                assert words in (await odd.until(Stopped)).why
+                assert words in (await odd.until(NoVerdict)).why
                 odd.writer.close()
             await finish(one, *tasks)
 
@@ -66,7 +66,7 @@ def lost(misdeed, words, *, phase="reach", told=True):
 
 
 async def _answer_until(one, odd):
-    while not (2 in one.guests and one.guests[2].joined):
+    while not (2 in one.peers and one.peers[2].joined):
         odd.answer_ping(await odd.hear())
     return True
 
@@ -96,9 +96,9 @@ def test_a_node_that_answers_pings_and_nothing_else_is_lost_when_the_time_is_up(
 async def _answer_for(odd, seconds):
     """Answers pings until it is told that it is lost."""
     line = b""
-    while b'"stopped"' not in line:
+    while b'"noverdict"' not in line:
         line = await odd.reader.readuntil(b"\n")
-        odd.answer_ping(msgspec.json.decode(line, type=Ping | Stopped | Waiting))
+        odd.answer_ping(msgspec.json.decode(line, type=Ping | NoVerdict | Waiting))
     odd.reader.feed_data(line)
 
 
@@ -113,7 +113,7 @@ def test_a_node_that_says_nothing_more_is_lost_before_that():
 
 def test_a_node_stopped_by_its_user_is_lost_at_once():
     async def leave(one, odd):
-        odd.say(Leaving(why="stopped by its user: Ctrl-C"))
+        odd.say(Goodbye(why="stopped by its user: Ctrl-C"))
 
     lost(leave, "stopped by its user: Ctrl-C")
 
@@ -126,12 +126,12 @@ NONSENSE = {
     "a wrong type": (b'{"type":"counted","undelivered":"many","untransmitted":null}\n', "it sent JSON that isn't ours"),
     "another answer": (encode(Opened(places=())), "it answered Opened where Counted was expected"),
     "a pong for nothing": (encode(Pong(number=10**6, came=0, went=0)), "it answered a ping that was never sent"),
-    "its facts again": (encode(Manifest(snapshot=manifest())), "it sent its facts twice"),
-    "deep nesting": (b'{"type":"cannot","why":' + b"[" * 60_000 + b"\n", "it sent JSON that isn't ours"),
-    "invalid UTF-8": (b'{"type":"cannot","why":"\xff\xfe"}\n', "it sent JSON that isn't ours"),
-    "an endless line": (b"x" * (MOST + 2), f"a line of more than {MOST_ANSWER} bytes"),
+    "its facts again": (encode(HostFacts(snapshot=manifest())), "it sent its facts twice"),
+    "deep nesting": (b'{"type":"orderfailed","why":' + b"[" * 60_000 + b"\n", "it sent JSON that isn't ours"),
+    "invalid UTF-8": (b'{"type":"orderfailed","why":"\xff\xfe"}\n', "it sent JSON that isn't ours"),
+    "an endless line": (b"x" * (MAX_LINE_BYTES + 2), f"a line of more than {MAX_ANSWER_BYTES} bytes"),
     "a farewell for the terminal": (
-        b'{"type":"leaving","why":"\\u001b[2J\\u001b]0;x\\u0007 gone"}\n',
+        b'{"type":"goodbye","why":"\\u001b[2J\\u001b]0;x\\u0007 gone"}\n',
         "?[2J?]0;x? gone",
     ),
 }
@@ -155,8 +155,8 @@ def test_two_answers_to_one_order_are_one_too_many():
             await odd.until(Count)
             odd.writer.write(encode(SEVEN) * 2)
             assert await asking == {1: SEVEN}
-            await odd.until(Stopped)
-            assert "it answered Counted where nothing was asked" in one.guests[1].lost
+            await odd.until(NoVerdict)
+            assert "it answered Counted where nothing was asked" in one.peers[1].lost
             await finish(one, *tasks)
 
     run(go())
@@ -167,11 +167,11 @@ def bad_facts(content):
         async with hub(2) as one, client(one.port) as odd:
             odd.hello()
             await odd.until(Welcome)
-            odd.writer.write(encode(Manifest(snapshot=content)))
-            await odd.until(Stopped)
-            assert one.guests[1].facts is None
+            odd.writer.write(encode(HostFacts(snapshot=content)))
+            await odd.until(NoVerdict)
+            assert one.peers[1].facts is None
             assert [absent.rank for absent in one.absent()] == [0]
-            return one.guests[1].lost
+            return one.peers[1].lost
 
     return run(go())
 
@@ -181,8 +181,8 @@ def test_facts_that_unpack_to_a_thousand_times_their_size_are_not_unpacked():
     first, second = (zeros.compress(bytes(1 << 20)) + zeros.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
     bomb = first + 127 * second
     assert len(zlib.decompressobj().decompress(bomb, 1 << 25)) == 1 << 25
-    assert len(bomb) < MOST_FACTS * 3 // 4
-    assert bad_facts(bomb) == f"lost during join: its facts unpack to more than {MOST_UNPACKED >> 20} MiB"
+    assert len(bomb) < MAX_FACTS_BYTES * 3 // 4
+    assert bad_facts(bomb) == f"lost during join: its facts unpack to more than {MAX_UNPACKED_BYTES >> 20} MiB"
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,9 @@ def test_base64_that_is_none_loses_its_node():
         async with hub(2) as one, client(one.port) as odd:
             odd.hello()
             await odd.until(Welcome)
-            odd.writer.write(b'{"type":"manifest","snapshot":"' + base64.b64encode(b"x" * 9)[:-1] + b'!"}\n')
-            await odd.until(Stopped)
-            assert "it sent JSON that isn't ours" in one.guests[1].lost
+            odd.writer.write(b'{"type":"hostfacts","snapshot":"' + base64.b64encode(b"x" * 9)[:-1] + b'!"}\n')
+            await odd.until(NoVerdict)
+            assert "it sent JSON that isn't ours" in one.peers[1].lost
 
     run(go())
 
@@ -217,14 +217,14 @@ def test_a_node_may_come_again_after_its_first_try_died():
         async with hub(2) as one, agents(one) as tasks:
             async with client(one.port) as first:
                 await first.join(node_rank=1)
-                while 1 not in one.guests:
+                while 1 not in one.peers:
                     await asyncio.sleep(0.01)
-            while not one.guests[1].lost:
+            while not one.peers[1].lost:
                 await asyncio.sleep(0.01)
-            assert one.guests[1].lost.startswith("lost during join: the connection was")
+            assert one.peers[1].lost.startswith("lost during join: the connection was")
             tasks.append(asyncio.ensure_future(agent(one.port, 1)))
             await one.gather(5)
-            assert one.guests[1].lost == ""
+            assert one.peers[1].lost == ""
             await finish(one, *tasks)
 
     run(go())
@@ -237,9 +237,9 @@ def test_a_node_whose_facts_take_long_is_kept_as_long_as_it_lives():
             await slow.until(Welcome)
             answering = asyncio.ensure_future(slow.answer_pings())
             await asyncio.sleep(QUICK.quiet + 0.4)
-            assert not one.guests[1].lost
-            assert not one.guests[1].joined
-            slow.say(Manifest(snapshot=manifest()))
+            assert not one.peers[1].lost
+            assert not one.peers[1].joined
+            slow.say(HostFacts(snapshot=manifest()))
             await one.gather(5)
             await one.dismiss({0: PART})
             assert await tasks[0] == PART
@@ -255,11 +255,11 @@ def test_a_node_that_sends_bytes_and_never_a_line_is_lost():
             slow.hello()
             await slow.until(Welcome)
             dripping = asyncio.ensure_future(_drip(slow))
-            while not isinstance(await slow.hear(), Stopped):
+            while not isinstance(await slow.hear(), NoVerdict):
                 pass
             dripping.cancel()
             await asyncio.gather(dripping, return_exceptions=True)
-            assert one.guests[1].lost == "lost during join: it sent no whole line for 0.5 s"
+            assert one.peers[1].lost == "lost during join: it sent no whole line for 0.5 s"
 
     run(go())
 
@@ -297,7 +297,7 @@ def test_a_part_of_the_verdict_has_the_time_that_a_slow_link_takes(reads, monkey
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
             # The kernel would take it all at once.
-            one.guests[1]._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
+            one.peers[1]._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
             ending = asyncio.ensure_future(one.dismiss({0: PART, 1: large}))
             said = b""
             while reads and encode(large) not in said and not slow.reader.at_eof():

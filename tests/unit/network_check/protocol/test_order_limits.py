@@ -9,11 +9,21 @@ import pytest
 from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.analysis.reachability import COUNTED
+from ddpdoctor.network_check.analysis.reachability import COUNTED_DIALS
 from ddpdoctor.network_check.job import NetcheckJob
-from ddpdoctor.network_check.protocol.agent import HubGone, check_seat
-from ddpdoctor.network_check.protocol.messages import Collect, Count, Dial, Measure, Open, Order, Peer, Place, Welcome
-from ddpdoctor.network_check.protocol.order_limits import MOST_TIMES, Master, OrderLimits, RefusedOrderError
+from ddpdoctor.network_check.protocol.agent import HubGoneError, check_assigned_rank
+from ddpdoctor.network_check.protocol.messages import (
+    Collect,
+    Count,
+    Dial,
+    ListenAddress,
+    Measure,
+    Open,
+    Order,
+    Peer,
+    Welcome,
+)
+from ddpdoctor.network_check.protocol.order_limits import MAX_ORDERS, Master, OrderLimits, RefusedOrderError
 
 NEAR, FAR = "10.0.0.12", "10.0.0.11"
 
@@ -40,7 +50,7 @@ def limits(
 
 
 def peer(address: str, ports: Sequence[int] = (40000,), node: int = 2, kind: str = "route") -> Peer:
-    return Peer(node, "n", (Place(kind, address, tuple(ports)),))
+    return Peer(node, "n", (ListenAddress(kind, address, tuple(ports)),))
 
 
 def dial(*peers: Peer) -> Dial:
@@ -148,9 +158,9 @@ def test_peers_are_dialled_wherever_they_are(address: str, own: OrderLimits) -> 
 def test_on_one_host_also_where_nccl_and_gloo_would_go() -> None:
     own = limits("127.0.0.1", "127.0.0.1", more=(f"{NEAR}/24",))
     places = (
-        Place("route", "127.0.0.1", (40000,)),
-        Place("nccl", NEAR, (40001,)),
-        Place("gloo", "127.0.1.1", (40002,)),
+        ListenAddress("route", "127.0.0.1", (40000,)),
+        ListenAddress("nccl", NEAR, (40001,)),
+        ListenAddress("gloo", "127.0.1.1", (40002,)),
     )
     own.check(dial(Peer(2, "n", places)))
     assert own.refused == {}
@@ -160,9 +170,9 @@ def test_a_peer_elsewhere_is_not_at_the_addresses_of_node_0() -> None:
     """Node 0 itself, where a node of the job says that NCCL would take an address which node 0 has, too."""
     own = limits(FAR, FAR, node=0, more=("172.17.0.1/16",))
     places = (
-        Place("route", NEAR, (40000,)),
-        Place("nccl", "172.17.0.1", (40001,)),
-        Place("gloo", "127.0.0.1", (40002,)),
+        ListenAddress("route", NEAR, (40000,)),
+        ListenAddress("nccl", "172.17.0.1", (40001,)),
+        ListenAddress("gloo", "127.0.0.1", (40002,)),
     )
     own.check(dial(Peer(2, "n", places)))
     assert {kind: one.cell for (_, kind), one in own.refused.items()} == {"nccl": Cell.OTHER, "gloo": Cell.OTHER}
@@ -206,9 +216,11 @@ def test_what_a_hub_orders_is_carried_out(nnodes: int) -> None:
     """As `reach_phase` and `network_programme` give the orders, whatever the number of nodes."""
     count = max(3, min(10, 320 // nnodes))
 
-    def places(node: int) -> tuple[Place, ...]:
+    def places(node: int) -> tuple[ListenAddress, ...]:
         address = f"10.1.{node // 250}.{1 + node % 250}"
-        return Place("route", address, tuple(range(40000, 40000 + count))), Place("nccl", "192.168.0.9", (50000,))
+        return ListenAddress("route", address, tuple(range(40000, 40000 + count))), ListenAddress(
+            "nccl", "192.168.0.9", (50000,)
+        )
 
     peers = [Peer(node, f"n{node}", places(node)) for node in range(nnodes) if node != 1]
     own = limits(nnodes=nnodes)
@@ -216,13 +228,15 @@ def test_what_a_hub_orders_is_carried_out(nnodes: int) -> None:
     own.check(dial(*peers))
     for _ in range(3):
         own.check(Count())
-    for _ in range(COUNTED):
+    for _ in range(COUNTED_DIALS):
         own.check(
-            dial(*(Peer(one.node, one.host, (Place("route", one.places[0].address, (40001,)),)) for one in peers))
+            dial(
+                *(Peer(one.node, one.host, (ListenAddress("route", one.places[0].address, (40001,)),)) for one in peers)
+            )
         )
     for _ in range(16 + 64):
         there = peers[-1].places[0]
-        each = tuple(Place("route", there.address, (port,)) for port in there.ports)
+        each = tuple(ListenAddress("route", there.address, (port,)) for port in there.ports)
         own.check(Measure(peer=Peer(peers[-1].node, "n", each), seconds=0.25))
     for backend in ("gloo", "nccl"):
         own.check(Collect(backend=backend, master=FAR, port=1, rank=1, world_size=nnodes, seconds=60))
@@ -234,7 +248,7 @@ def test_what_a_hub_orders_is_carried_out(nnodes: int) -> None:
 @pytest.mark.parametrize("order", [Open(ports=3), dial(), Count(), Measure(peer=None, seconds=0.25)], ids=str)
 def test_orders_without_an_end_are_refused(order: Order) -> None:
     own = limits()
-    for _ in range(MOST_TIMES[type(order)]):
+    for _ in range(MAX_ORDERS[type(order)]):
         own.check(order)
     with pytest.raises(RefusedOrderError, match="was ordered more than"):
         own.check(order)
@@ -285,7 +299,7 @@ def seat(rank: int, nnodes: int = 3) -> Welcome:
     [(seat(1), job(1), False), (seat(2), job(None), False), (seat(0), job(0), True), (seat(0), job(None), True)],
 )
 def test_a_rank_that_this_node_may_have(welcome: Welcome, given: NetcheckJob, own_hub: bool) -> None:
-    check_seat(welcome, given, own_hub=own_hub)
+    check_assigned_rank(welcome, given, own_hub=own_hub)
 
 
 @pytest.mark.parametrize(
@@ -300,5 +314,5 @@ def test_a_rank_that_this_node_may_have(welcome: Welcome, given: NetcheckJob, ow
     ],
 )
 def test_a_rank_that_no_hub_of_this_job_gives(welcome: Welcome, given: NetcheckJob, own_hub: bool) -> None:
-    with pytest.raises(HubGone, match="it is not ours"):
-        check_seat(welcome, given, own_hub=own_hub)
+    with pytest.raises(HubGoneError, match="it is not ours"):
+        check_assigned_rank(welcome, given, own_hub=own_hub)

@@ -10,11 +10,17 @@ import pytest
 
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.network_check.protocol.hub import Hub
-from ddpdoctor.network_check.protocol.messages import Count, Counted, Part, Waiting, encode
-from ddpdoctor.network_check.protocol.rejected_connections import A_SECOND, BURST, MOST_KEPT, Strangers, likeness
+from ddpdoctor.network_check.protocol.messages import PROTOCOL, Count, Counted, NodeVerdict, Waiting, encode
+from ddpdoctor.network_check.protocol.rejected_connections import (
+    BURST,
+    MAX_KINDS_LISTED,
+    REFILL_PER_SECOND,
+    RejectedConnections,
+    describe_first_bytes,
+)
 from tests.support.hub_company import HERE, QUICK, TOKEN, agents, client, hub, run
 
-PART = Part(results=(), verdict=Verdict.OK, exit_code=0, lines=())
+PART = NodeVerdict(results=(), verdict=Verdict.OK, exit_code=0, lines=())
 CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(120))
 STORE_CLIENT = b"\x00" + struct.pack("<I", 0x3C85F7CE)
 
@@ -30,7 +36,7 @@ STRANGERS = {
     "other JSON": (b'{"type": "join", "rank": 1}\n', "JSON that isn't ours"),
     "no object": (b"[1, 2]\n", "JSON that isn't ours: [1, 2]"),
     "wrong types": (b'{"type": "hello", "protocol": "one", "ddpdoctor": 1}\n', "JSON that isn't ours"),
-    "half a Hello": (b'{"type": "hello", "protocol": 1, "ddpdoctor": "0.1.0"}\n', "JSON that isn't ours"),
+    "half a Hello": (b'{"type": "hello", "protocol": %d, "ddpdoctor": "0.1.0"}\n' % PROTOCOL, "JSON that isn't ours"),
     "the hub's own part": (encode(Waiting(phase="join")), "JSON that isn't ours"),
     "deep nesting": (b'{"a":' + b"[" * 2000 + b"\n", "JSON that isn't ours"),
     "escapes for a terminal": (
@@ -40,10 +46,10 @@ STRANGERS = {
 }
 
 
-async def verdict_for_two(one: Hub, tasks: list[asyncio.Task[Part]]) -> None:
+async def verdict_for_two(one: Hub, tasks: list[asyncio.Task[NodeVerdict]]) -> None:
     """The nodes go through a whole test, as if nobody else were there."""
     await one.gather(5)
-    assert [guest.joined for guest in one.guests.values()] == [True, True]
+    assert [peer.joined for peer in one.peers.values()] == [True, True]
     answers = await one.ask(dict.fromkeys(range(2), Count()), 5)
     assert list(answers.values()) == [Counted(undelivered=7, untransmitted=None)] * 2
     await one.dismiss(dict.fromkeys(range(2), PART))
@@ -81,8 +87,8 @@ def test_a_port_scanner_is_recorded_once_with_its_count():
 
 
 def test_a_node_that_looked_in_and_went_away_is_no_stranger():
-    strangers = Strangers()
-    strangers.note("10.0.0.2", likeness(b""))
+    strangers = RejectedConnections()
+    strangers.note("10.0.0.2", describe_first_bytes(b""))
     assert strangers.listed({"10.0.0.2"}) == ()
     assert len(strangers.listed(set())) == 1
 
@@ -127,13 +133,13 @@ def test_those_who_keep_their_places_make_room_and_the_nodes_come_in():
 
 def test_who_comes_too_often_isn_t_even_listened_to():
     now = [0.0]
-    strangers = Strangers(lambda: now[0])
+    strangers = RejectedConnections(lambda: now[0])
     for _ in range(BURST):
         assert not strangers.tires("10.0.0.9")
         strangers.note("10.0.0.9", "a TLS handshake")
     assert strangers.tires("10.0.0.9")
     assert not strangers.tires("10.0.0.8")
-    now[0] += 1 / A_SECOND + 0.001
+    now[0] += 1 / REFILL_PER_SECOND + 0.001
     assert not strangers.tires("10.0.0.9")
     strangers.note("10.0.0.9", "a TLS handshake")
     assert strangers.tires("10.0.0.9")
@@ -160,11 +166,11 @@ async def _noise(port):
 
 
 def test_at_most_twenty_strangers_are_kept():
-    strangers = Strangers()
+    strangers = RejectedConnections()
     for number in range(5000):
         strangers.note(f"10.0.{number // 256}.{number % 256}", "a TLS handshake")
-    assert len(strangers.listed(())) == MOST_KEPT + 1
-    assert strangers.listed(())[-1] == f"and {5000 - MOST_KEPT} more"
+    assert len(strangers.listed(())) == MAX_KINDS_LISTED + 1
+    assert strangers.listed(())[-1] == f"and {5000 - MAX_KINDS_LISTED} more"
     assert len(strangers._allowance) <= 1024
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.network_check.job import Flags, NetcheckJob, job_of
-from ddpdoctor.network_check.protocol.tokens import fresh, matches, proof, token_of, trusted
+from ddpdoctor.network_check.protocol.tokens import is_private_address, make_token, matches, proof, token_of
 from tests.support.recorded_launches import SRUN, TORCHRUN_STATIC
 
 JOB = NetcheckJob(master="n1", port=29500, job_id="Slurm 1.0")
@@ -39,7 +39,7 @@ def test_a_derived_token_doesnt_show_the_job_id() -> None:
 
 
 def test_fresh_ones_differ_and_can_be_read_out() -> None:
-    many = {fresh() for _ in range(200)}
+    many = {make_token() for _ in range(200)}
     assert len(many) == 200
     assert all(re.fullmatch("[a-hjkmnp-z2-9]{4}(-[a-hjkmnp-z2-9]{4}){2}", one) for one in many)
 
@@ -67,7 +67,7 @@ def test_a_proof_fits_one_side_and_one_pair_of_nonces() -> None:
      "::1", "fe80::1%eth0", "fd00::1", "fc00::1", "::ffff:10.0.0.1"],
 )  # fmt: skip
 def test_private_addresses(address: str) -> None:
-    assert trusted(address)
+    assert is_private_address(address)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_private_addresses(address: str) -> None:
      "::ffff:8.8.8.8", "::", "0.0.0.0", "n1", ""],
 )  # fmt: skip
 def test_public_addresses_and_what_is_none(address: str) -> None:
-    assert not trusted(address)
+    assert not is_private_address(address)

@@ -17,14 +17,14 @@ from ddpdoctor.facts.smoke import Leftovers, RankEnding, RankRun, Smoke, Stage, 
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.node_session import NodeSession
 from ddpdoctor.network_check.protocol.messages import (
-    MOST_ANSWER,
-    MOST_RUN,
+    MAX_ANSWER_BYTES,
+    MAX_RANK_RUN_BYTES,
     Answer,
-    Cannot,
     FromHub,
     Order,
-    Rehearse,
-    Rehearsed,
+    OrderFailed,
+    Train,
+    TrainingDone,
     encode,
 )
 from ddpdoctor.smoke_training.multinode.coordinator import TrainingCoordinator, believable, runs_of
@@ -36,8 +36,8 @@ from tests.support.smoke_companies import TERMS, Nodes, cpu
 from tests.support.smokes import rank_run
 
 
-def order(first: int = 0, nproc: int = 2, world_size: int = 4, stages: Sequence[str] = STAGES) -> Rehearse:
-    return Rehearse(
+def order(first: int = 0, nproc: int = 2, world_size: int = 4, stages: Sequence[str] = STAGES) -> Train:
+    return Train(
         backend="gloo",
         first_rank=first,
         nproc=nproc,
@@ -79,8 +79,8 @@ def test_whatever_its_ranks_say_a_nodes_answer_fits(ranks: int) -> None:
         )
         for one in wordy
     ]
-    answer = Rehearsed(runs=tuple(map(shorten_run, wordy)), began=0.0, problem="\U0001f525" * 1000)
-    assert len(encode(answer)) <= MOST_ANSWER + MOST_RUN * ranks
+    answer = TrainingDone(runs=tuple(map(shorten_run, wordy)), began=0.0, problem="\U0001f525" * 1000)
+    assert len(encode(answer)) <= MAX_ANSWER_BYTES + MAX_RANK_RUN_BYTES * ranks
     # What tells who failed where is left.
     assert all(one.ending is RankEnding.RAISED and one.words for one in answer.runs)
     assert [stage.state for stage in answer.runs[0].stages] == [stage.state for stage in wordy[0].stages]
@@ -95,16 +95,16 @@ def test_the_hub_takes_as_much_as_the_ranks_of_a_node_may_say() -> None:
     """64 ranks on each of two hosts, all with everything to say."""
 
     async def answered(given: Order) -> Answer:
-        assert isinstance(given, Rehearse)
+        assert isinstance(given, Train)
         ranks = range(given.first_rank, given.first_rank + given.nproc)
-        return Rehearsed(runs=tuple(shorten_run(talkative(rank)) for rank in ranks), began=1.0)
+        return TrainingDone(runs=tuple(shorten_run(talkative(rank)) for rank in ranks), began=1.0)
 
     async def test() -> None:
         async with hub() as one, agents(one, 1, carry_out=answered) as nodes:
             await one.gather(5)
             answers = await one.ask({rank: order(64 * rank, 64, 128) for rank in (0, 1)}, 10)
             assert [len(answers[rank].runs) for rank in (0, 1)] == [64, 64]  # type: ignore[union-attr]
-            assert not any(guest.lost for guest in one.guests.values())
+            assert not any(guest.lost for guest in one.peers.values())
             await one.dismiss(dict.fromkeys((0, 1), PART))
             await asyncio.gather(*nodes)
 
@@ -118,7 +118,7 @@ def test_a_node_speaks_of_its_own_ranks_alone() -> None:
         rank_run(2**40, names=STAGES),
         rank_run(2, RankEnding.KILLED, "barrier", names=STAGES, culprits=(1, 99, -1)),
     )
-    runs = runs_of(order(2), Rehearsed(runs=told, began=0.0), node=1, host="n2", later=2.5)
+    runs = runs_of(order(2), TrainingDone(runs=told, began=0.0), node=1, host="n2", later=2.5)
     assert [(one.rank, one.host, one.node, one.ending) for one in runs] == [
         (2, "n2", 1, RankEnding.KILLED),
         (3, "n2", 1, RankEnding.NEVER_CAME),
@@ -132,7 +132,7 @@ def test_stages_that_nobody_planned_are_passed_over() -> None:
         Stage(name="x" * 1000, state=StageState.FAILED),
         Stage(name="barrier", state=StageState.PASSED, seconds=1.0),
     ) * 50
-    answer = Rehearsed(runs=(msgspec.structs.replace(rank_run(0), stages=odd),), began=0.0)
+    answer = TrainingDone(runs=(msgspec.structs.replace(rank_run(0), stages=odd),), began=0.0)
     (one,) = runs_of(order(0, 1, stages=("import", "barrier")), answer, node=0, host="n1")
     assert [(stage.name, stage.state) for stage in one.stages] == [
         ("import", StageState.NOT_RUN),
@@ -143,7 +143,7 @@ def test_stages_that_nobody_planned_are_passed_over() -> None:
 @pytest.mark.parametrize(
     ("answer", "lost", "words"),
     [
-        (Cannot(why="there is no memory"), "", "there is no memory"),
+        (OrderFailed(why="there is no memory"), "", "there is no memory"),
         (None, "lost during smoke: the connection was closed", "n2 was lost during smoke: the connection was closed"),
     ],
 )
@@ -235,7 +235,7 @@ def account(answers: dict[int, Answer]) -> TrainingCoordinator:
     company = NodeSession(Nodes(2))  # type: ignore[arg-type]
     company.snapshots = {0: cpu(0, 1), 1: cpu(1, 1)}
     company.members = [0, 1]
-    for rank, guest in company.hub.guests.items():
+    for rank, guest in company.hub.peers.items():
         guest.host, guest.offset = f"n{rank}", 100.0 * rank
     one = TrainingCoordinator(company, TERMS, catalogue(), master="n1", store_port=29500)
     plans, backend = one._plans()
@@ -247,8 +247,8 @@ def test_who_was_ended_for_anothers_sake_is_not_the_one_that_could_not_start() -
     never = rank_run(0, RankEnding.NEVER_CAME, names=STAGES)
     one = account(
         {
-            0: Rehearsed(runs=(never,), began=10.0),
-            1: Rehearsed(runs=(), began=110.0, problem="No module named 'torch'"),
+            0: TrainingDone(runs=(never,), began=10.0),
+            1: TrainingDone(runs=(), began=110.0, problem="No module named 'torch'"),
         }
     )
     assert one._smoke.problem == "n1: No module named 'torch'"
@@ -263,8 +263,8 @@ def test_times_of_all_hosts_are_by_one_clock() -> None:
     """Node 1's clock is 100 s ahead, and it began 2 s later."""
     one = account(
         {
-            0: Rehearsed(runs=(rank_run(0, names=STAGES),), began=10.0),
-            1: Rehearsed(runs=(rank_run(1, names=STAGES),), began=112.0),
+            0: TrainingDone(runs=(rank_run(0, names=STAGES),), began=10.0),
+            1: TrainingDone(runs=(rank_run(1, names=STAGES),), began=112.0),
         }
     )
     assert [run.ended_after for run in one._smoke.ranks] == [4.2, 6.2]

@@ -20,10 +20,10 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.network_check.node_session import ImpossibleError, NodeSession
 from ddpdoctor.network_check.protocol.messages import (
-    MOST_RANKS_HERE,
+    MAX_RANKS_PER_HOST,
     Answer,
-    Rehearse,
-    Rehearsed,
+    Train,
+    TrainingDone,
 )
 from ddpdoctor.smoke_training.analysis.verdict import Found, own_findings
 from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions, TrainingCoordinator
@@ -42,7 +42,7 @@ class Trained(TrainingCoordinator):
         """Node to its first rank, its number of ranks, and the backend."""
         orders = self._orders(*self._plans())
         return {
-            rank: (one.first_rank, one.nproc, one.backend) for rank, one in orders.items() if isinstance(one, Rehearse)
+            rank: (one.first_rank, one.nproc, one.backend) for rank, one in orders.items() if isinstance(one, Train)
         }
 
 
@@ -75,7 +75,7 @@ def test_more_ranks_than_gpus_on_one_host_are_explained_before_the_start() -> No
     company = NodeSession(Nodes(2))  # type: ignore[arg-type]
     company.snapshots = {0: gpus(0, 2), 1: gpus(1, 16)}
     company.members = [0, 1]
-    company.hub.guests[1].host = "n1"
+    company.hub.peers[1].host = "n1"
     one = Trained(company, TERMS, catalogue(), master="n1", store_port=29500)
     asyncio.run(one.go())
     (phase,) = company.phases
@@ -126,7 +126,7 @@ def foreseen(launcher: str, snapshots: Sequence[Snapshot], backend: str = "auto"
     company.snapshots = dict(enumerate(snapshots))
     company.members = list(company.snapshots)
     for rank, one in company.snapshots.items():
-        company.hub.guests[rank].host = one.host
+        company.hub.peers[rank].host = one.host
     terms = msgspec.structs.replace(TERMS, launcher=launcher, backend=backend)
     programme = TrainingCoordinator(company, terms, catalogue(), master="n1", store_port=29500)
     plans, _ = programme._plans()
@@ -222,7 +222,7 @@ def told(*snapshots: Snapshot, backend: str = "auto") -> Smoke:
     company = NodeSession(Nodes(len(snapshots)))  # type: ignore[arg-type]
     company.snapshots = dict(enumerate(snapshots))
     company.members = list(company.snapshots)
-    for rank, guest in company.hub.guests.items():
+    for rank, guest in company.hub.peers.items():
         guest.host, guest.offset = f"n{rank}", 0.0
     terms = msgspec.structs.replace(TERMS, backend=backend)
     one = TrainingCoordinator(company, terms, catalogue(), master="n1", store_port=29500)
@@ -230,11 +230,11 @@ def told(*snapshots: Snapshot, backend: str = "auto") -> Smoke:
     orders = one._orders(plans, backend)
     answers: dict[int, Answer] = {}
     for node, given in orders.items():
-        assert isinstance(given, Rehearse)
+        assert isinstance(given, Train)
         ranks = range(given.first_rank, given.first_rank + given.nproc)
         folder = "in /dev/shm, since others can't be used (/tmp: No space left on device)" if node else ""
         runs = tuple(rank_run(rank, names=STAGES, node=node) for rank in ranks)
-        answers[node] = Rehearsed(runs=runs, began=0.0, folder=folder)
+        answers[node] = TrainingDone(runs=runs, began=0.0, folder=folder)
     return one._account(orders, answers, plans, backend, 5.0)
 
 
@@ -320,4 +320,4 @@ def test_as_many_ranks_as_a_host_runs_can_be_started() -> None:
     """torch's elastic engine gives each of them a queue of every one, and four descriptors more are handed over."""
     ours, theirs = socket.socketpair()
     with ours, theirs, tempfile.TemporaryFile() as one:
-        socket.send_fds(ours, [b"x"], [one.fileno()] * (2 * MOST_RANKS_HERE + 4))
+        socket.send_fds(ours, [b"x"], [one.fileno()] * (2 * MAX_RANKS_PER_HOST + 4))
