@@ -24,8 +24,7 @@ from ddpdoctor.knowledge.building import build_commands, gcc_limit, home_of, mat
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
-from ddpdoctor.knowledge.nvidia import NO_GPU, called, compute_capability
-from ddpdoctor.knowledge.nvidia import without as leave_out
+from ddpdoctor.knowledge.nvidia import NO_GPU, called, compute_capability, without
 from ddpdoctor.logs.analyze.false_positives import INSTALLED, builds_tried_again
 from ddpdoctor.logs.analyze.sightings import word
 
@@ -72,21 +71,15 @@ def prescription_for(target_python: TargetPython, torch: Maybe[Torch], nvcc: May
         nvcc: that of torch's CUDA version, where it was looked for.
     """
     named = ["--python", target_python.python] if target_python.chosen_by == "--python" else []
-    command = (shlex.join(["ddpdoctor", "explain", "apex", *named]),)
     if isinstance(torch, Torch) and torch.installed and torch.hip is not None:
-        return Fix("Build AMD's fork of Apex, which goes with this torch for ROCm: this prints the commands", command)
-    if isinstance(torch, Torch) and torch.cpu_only:
-        return Fix(
-            "See what torch itself has in place of Apex, which has nothing to offer a torch without CUDA", command
-        )
-    if nvcc is None:
-        return Fix(
-            "See what is to be done before NVIDIA's Apex can be built here, and what torch has in its place", command
-        )
-    return Fix(
-        "Build NVIDIA's Apex, where this host has what that takes: this prints the commands, or what is lacking",
-        command,
-    )
+        text = "Build AMD's fork of Apex, which goes with this torch for ROCm: this prints the commands"
+    elif isinstance(torch, Torch) and torch.cpu_only:
+        text = "See what torch itself has in place of Apex, which has nothing to offer a torch without CUDA"
+    elif nvcc is None:
+        text = "See what is to be done before NVIDIA's Apex can be built here, and what torch has in its place"
+    else:
+        text = "Build NVIDIA's Apex, where this host has what that takes: this prints the commands, or what is lacking"
+    return Fix(text, (shlex.join(["ddpdoctor", "explain", "apex", *named]),))
 
 
 def removal(target_python: TargetPython) -> Fix:
@@ -145,14 +138,9 @@ def apex_wrong_package(extensions: Extensions, target_python: TargetPython, torc
     requires(found, "Apex is not installed")
     if found[0].kind != "nvidia":
         yield Finding(
-            summary=f"The apex {found[0].version} that is installed is PyPI's web toolkit, not NVIDIA's Apex".replace(
-                "  ", " "
-            ),
+            summary=f"The apex {found[0].version} that is installed is PyPI's web toolkit, not NVIDIA's Apex",
             evidence=(where(found[0]),),
-            fixes=(
-                removal(target_python),
-                prescription_for(target_python, torch),
-            ),
+            fixes=(removal(target_python), prescription_for(target_python, torch)),
         )
 
 
@@ -268,6 +256,7 @@ def apex_cuda_mismatch(extensions: Extensions, torch: Torch, target_python: Targ
     for one in loadable:
         major = cudart_major(one)
         name = one.path.rpartition("/")[2]
+        needs = [*one.missing, *(library for library in one.needed if library.startswith("libcudart"))]
         if not torch.cuda and one.missing:
             summary = f"Apex's {one.module} needs {listed(one.missing, 2)}; torch {torch.version} is built without CUDA"
         elif major and torch.cuda and major != version.partition(".")[0]:
@@ -276,20 +265,10 @@ def apex_cuda_mismatch(extensions: Extensions, torch: Torch, target_python: Targ
             continue
         yield Finding(
             summary=summary,
-            evidence=(
-                Evidence(f"{name} needs {listed([*one.missing, *_runtime(one)])}", one.path),
-                torch_version(torch),
-            ),
-            fixes=(
-                removal(target_python),
-                prescription_for(target_python, torch),
-            ),
+            evidence=(Evidence(f"{name} needs {listed(needs)}", one.path), torch_version(torch)),
+            fixes=(removal(target_python), prescription_for(target_python, torch)),
         )
         return
-
-
-def _runtime(one: SharedObject) -> list[str]:
-    return [name for name in one.needed if name.startswith("libcudart")]
 
 
 @check(
@@ -328,12 +307,9 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, target_python: T
             continue
         summary, evidence = found
         yield Finding(
-            summary=f"Apex's {one.module} {summary}"[:160],
+            summary=f"Apex's {one.module} {summary}",
             evidence=(Evidence(evidence, one.path), torch_version(torch)),
-            fixes=(
-                removal(target_python),
-                prescription_for(target_python, torch),
-            ),
+            fixes=(removal(target_python), prescription_for(target_python, torch)),
         )
         return
 
@@ -371,23 +347,23 @@ def apex_arch_missing(
     requires(gpus.vendor != "amd" and gpus.answering, NO_GPU)
     usable = [visible_gpu.gpu for visible_gpu in visible_gpus(gpus, environment)]
     requires(usable, "no GPU is visible to torch")
-    without = [
+    lacking = [
         (gpu, one, gpu.compute_capability)
         for gpu in usable
         for one in loadable
         if isinstance(gpu.compute_capability, tuple)
         and not any(serves(architecture, gpu.compute_capability) for architecture in one.architectures)
     ]
-    if without:
-        bad = [gpu for gpu in usable if any(gpu is other for other, _, _ in without)]
+    if lacking:
+        bad = [gpu for gpu in usable if any(gpu is other for other, _, _ in lacking)]
         fixes = [prescription_for(target_python, torch)]
         if len(bad) < len(usable):
             needs_certain_order(gpus, environment)
             # Each once, though a GPU may stand there for several slices.
             shown = {each.index: each for each in usable}.values()
-            others = ("export CUDA_DEVICE_ORDER=PCI_BUS_ID", leave_out(shown, bad))
+            others = ("export CUDA_DEVICE_ORDER=PCI_BUS_ID", without(shown, bad))
             fixes.append(Fix(f"Or leave {called(bad)} out", others))
-        gpu, one, capability = without[0]
+        gpu, one, capability = lacking[0]
         yield Finding(
             summary=f"Apex's {one.module} is built for {listed(one.architectures)}, not for GPU {gpu.index}, "
             f"{gpu.name} (sm_{capability[0]}{capability[1]})",
@@ -502,9 +478,7 @@ def apex_build_isolation(
     compilers = (toolchain.compiler, toolchain.nvcc_compiler)
     refused = limit is not None and any(too_new(compiler, limit) for compiler in compilers)
     yield Finding(
-        summary=f"A plain `pip install` of the Apex source in {toolchain.apex_source} fails, or builds no extensions"[
-            :160
-        ],
+        summary=f"A plain `pip install` of the Apex source in {toolchain.apex_source} fails, or builds no extensions",
         cause=f"pip {pip} builds in an environment without torch, and leaves the extensions out, unless told otherwise.",
         evidence=(
             told(toolchain, "apex_source", f"an Apex source tree lies in {toolchain.apex_source}"),

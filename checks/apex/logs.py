@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
-from ddpdoctor.base.text import clip
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.false_positives import INSTALLED
@@ -81,10 +80,8 @@ def apex_build_failed(log: Log) -> Iterator[Finding]:
     of_compiler = ((line, COMPILER.search(line.text)) for line in said if line.order < seen[-1].line.order)
     line, found = next(((line, found) for line, found in of_compiler if found), (None, None))
     yield Finding(
-        summary=clip(
-            "Apex could not be built: the first line with error: above says why"
-            + (f", {' '.join(found['what'].split())}" if found else "")
-        ),
+        summary=("Apex could not be built: the first line with error: above says why"
+            + (f", {' '.join(found['what'].split())}" if found else "")),
         evidence=(*((Evidence(line.text.strip(), where(log, line)),) if line else ()), *lines(log, seen)),
         fixes=(
             Fix("See whether toolkit, compiler and torch fit, and which commands build it here", ("ddpdoctor explain apex",)),

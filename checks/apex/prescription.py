@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.base.findings import Evidence, Finding, Fix
+from ddpdoctor.base.findings import Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import prescription, requires
@@ -30,7 +30,7 @@ from ddpdoctor.knowledge.building import (
     toolkit_fixes,
     wheel_fix,
 )
-from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
+from ddpdoctor.knowledge.evidence import nvcc_version, told, torch_cuda, torch_version
 from ddpdoctor.knowledge.python_commands import pip_install
 
 REPLACEMENTS = (
@@ -100,7 +100,7 @@ def apex(
         return
     elif isinstance(toolchain, Unknown):
         yield Finding(
-            summary=f"Whether Apex can be built here isn't known: {toolchain.reason}"[:160],
+            summary=f"Whether Apex can be built here isn't known: {toolchain.reason}",
             evidence=(torch_version(torch), torch_cuda(torch)),
             fixes=(Fix(f"It takes an nvcc of exactly CUDA {minor_only(torch.cuda)}", ("nvcc --version",)),),
         )
@@ -120,20 +120,15 @@ def apex(
 
 
 def _rocm(target_python: TargetPython, torch: Torch) -> Finding:
+    build = (
+        pip_install(target_python, "-v", "--no-build-isolation", "--no-cache-dir", "--config-settings")
+        + ' "--build-option=--cpp_ext" --config-settings "--build-option=--cuda_ext" .'
+    )
     return Finding(
         summary=f"torch {torch.version} is built for ROCm: AMD's fork of Apex is the one to build",
         cause="Its branches follow torch's releases; take the one that its README names for this torch.",
         evidence=(told(torch, "hip", f"torch is built for ROCm (HIP {torch.hip})"),),
-        fixes=(
-            Fix(
-                "Build AMD's Apex",
-                (
-                    "git clone https://github.com/ROCm/apex && cd apex",
-                    pip_install(target_python, "-v", "--no-build-isolation", "--no-cache-dir", "--config-settings")
-                    + ' "--build-option=--cpp_ext" --config-settings "--build-option=--cuda_ext" .',
-                ),
-            ),
-        ),
+        fixes=(Fix("Build AMD's Apex", ("git clone https://github.com/ROCm/apex && cd apex", build)),),
     )
 
 
@@ -151,10 +146,9 @@ def _without_cuda(torch: Torch, gpus: Maybe[Gpus]) -> Finding:
 def _compiler_first(toolchain: Toolchain, nvcc: Nvcc, machine: Maybe[Machine]) -> tuple[Fix, ...]:
     """What to do about a compiler that this nvcc won't take."""
     limit = gcc_limit(nvcc)
-    found = limit is not None and any(
-        too_new(compiler, limit) for compiler in (toolchain.compiler, toolchain.nvcc_compiler)
-    )
-    return gcc_fixes(limit, machine) if found and limit is not None else ()
+    if limit is None or not any(too_new(compiler, limit) for compiler in (toolchain.compiler, toolchain.nvcc_compiler)):
+        return ()
+    return gcc_fixes(limit, machine)
 
 
 def _toolkit_first(target_python: TargetPython, torch: Torch, cuda: str, toolchain: Toolchain) -> Finding:
@@ -164,7 +158,7 @@ def _toolkit_first(target_python: TargetPython, torch: Torch, cuda: str, toolcha
     if nvcc:
         found = f"{toolchain.cuda_home} lacks {nvcc.lacks}" if nvcc.version else f"{nvcc.path} fails: {nvcc.error}"
     return Finding(
-        summary=f"Apex needs an nvcc of CUDA {minor_only(cuda)}, and {found}"[:160],
+        summary=f"Apex needs an nvcc of CUDA {minor_only(cuda)}, and {found}",
         evidence=(
             torch_cuda(torch),
             told(toolchain, "cuda_home", f"folder in which torch looks for nvcc: {toolchain.cuda_home or 'none'}"),
@@ -181,10 +175,7 @@ def _two_ways(
     return Finding(
         summary=f"Apex can't be built yet: nvcc is of CUDA {nvcc.version}, torch of CUDA {cuda}",
         cause=f"Apex's setup.py stops at any difference. {ways} ask again for the build command.",
-        evidence=(
-            torch_cuda(torch),
-            Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
-        ),
+        evidence=(torch_cuda(torch), nvcc_version(nvcc)),
         fixes=(*toolkit_fixes(toolchain, target_python, cuda), *((wheel,) if wheel else ())),
     )
 
@@ -207,10 +198,7 @@ def _build(
     return Finding(
         summary=f"Apex can be built here: nvcc {nvcc.version} is of torch's CUDA version",
         cause=" ".join(notes),
-        evidence=(
-            torch_cuda(torch),
-            Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
-        ),
+        evidence=(torch_cuda(torch), nvcc_version(nvcc)),
         fixes=(
             *_compiler_first(toolchain, nvcc, machine),
             Fix(

@@ -21,7 +21,6 @@ from ddpdoctor.checkpoints.finding_words import (
     verb,
 )
 from ddpdoctor.checkpoints.weights_only import ALL, DO_NOT_LOAD, needed_import, preparation
-from ddpdoctor.checks.checkpoint.reading import NOT_TO_BE_LOADED, all_read
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.target_python import TargetPython
@@ -35,6 +34,24 @@ WEIGHTS_ONLY_BY_DEFAULT = Version("2.6")
 
 PICKLES = ("zip", "legacy")
 """Kinds that torch.load unpickles; TorchScript goes to torch.jit.load, which imports nothing."""
+
+
+NOT_TO_BE_LOADED = Fix("Do not load it at all, on any machine and with any option: see ckpt-weights-only")
+
+
+def all_read(checkpoints: Checkpoints) -> None:
+    """End a check whose verdict holds for a part of the files only.
+
+    Raises:
+        NotKnown: some of the named files could not be read, so that nobody can call them fine.
+    """
+    unread = [file for file in checkpoints.files if file.problem]
+    if len(unread) == 1:
+        raise NotKnown(f"{short(unread[0].path)} could not be read (see ckpt-truncated)")
+    if unread:
+        raise NotKnown(
+            f"{len(unread)} of the {len(checkpoints.files)} checkpoints could not be read: see ckpt-truncated"
+        )
 
 
 @check(
@@ -245,15 +262,19 @@ def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator
     all_read(checkpoints)
 
 
+ASK_THE_AUTHOR = (
+    "Ask the author for the weights as safetensors; if that is you, save model.state_dict() and nothing else"
+)
+LOADED_ALREADY = "If a stranger's file of this kind was loaded already: change the keys and passwords that you can read"
+
+
 def hostile(files: Sequence[CheckpointFile]) -> Finding:
     names = {name.name: name for file in files for name in file.globals if name.dangerous}
     first = next(iter(names.values()))
     means = f" ({first.meaning})" if first.meaning else ""
     lines = [listed((name.name for name in file.globals if name.dangerous), 6) for file in files]
     return Finding(
-        summary=f"DANGER: whoever loads {subject(files)} may run what its author wants: it names {first.name[:50]}{means}"[
-            :160
-        ],
+        summary=f"DANGER: whoever loads {subject(files)} may run what its author wants: it names {first.name[:50]}{means}",
         cause="Few honest checkpoints hold that, and nothing in the file tells them from the others. torch.load with "
         "weights_only=False, pickle.load and joblib.load do what it says as you, with your files, keys and network.",
         evidence=(
@@ -262,12 +283,8 @@ def hostile(files: Sequence[CheckpointFile]) -> Finding:
         ),
         fixes=(
             Fix(DO_NOT_LOAD if len(files) == 1 else DO_NOT_LOAD.replace("this file", "these files")),
-            Fix(
-                "Ask the author for the weights as safetensors; if that is you, save model.state_dict() and nothing else"
-            ),
-            Fix(
-                "If a stranger's file of this kind was loaded already: change the keys and passwords that you can read"
-            ),
+            Fix(ASK_THE_AUTHOR),
+            Fix(LOADED_ALREADY),
         ),
         severity=FAIL,
     )
@@ -284,9 +301,7 @@ def by_blockers(files: Sequence[CheckpointFile]) -> list[list[CheckpointFile]]:
 def stops(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
     blockers = files[0].weights_only_blockers
     return Finding(
-        summary=f"{subject(files)}: torch.load of torch {torch.version} stops at {listed((name[:40] for name in blockers), 3)}"[
-            :160
-        ],
+        summary=f"{subject(files)}: torch.load of torch {torch.version} stops at {listed((name[:40] for name in blockers), 3)}",
         cause="Since torch 2.6 torch.load calls nothing but a short list of torch's own functions unless it is told otherwise."
         + (f" {files[0].loader}, which loads it at a resume, stops there, too." if files[0].loader else ""),
         evidence=(
@@ -379,11 +394,9 @@ WRAPPERS = {
 def pickled_module(files: Sequence[CheckpointFile], target_python: Maybe[TargetPython]) -> Finding:
     """Of files with the same class."""
     name = files[0].whole_module
-    others = [
-        [global_.name for global_ in file.globals if global_.name != name and not _of_torch(global_.name)]
-        for file in files
-    ]
-    if _of_torch(name) and name not in WRAPPERS and not any(others):
+    named = [[global_.name for global_ in file.globals if global_.name != name] for file in files]
+    others = [[other for other in names if not other.startswith("torch.")] for names in named]
+    if name.startswith("torch.") and name not in WRAPPERS and not any(others):
         severity: Severity = INFO
         wants = "loads only with a torch like the one that saved it"
         cause = f"Its layers are torch's own, so that every torch has their source; but {name} may have gained attributes since."
@@ -392,9 +405,7 @@ def pickled_module(files: Sequence[CheckpointFile], target_python: Maybe[TargetP
         wants = "loads only where its classes can be imported"
         cause = f"torch.load imports {name} and every class below it by name. {WRAPPERS.get(name, '')}".strip()
     return Finding(
-        summary=f"{subject(files)} {verb(files, 'holds', 'hold')} a pickled module, {name.rpartition('.')[2][:40]}: {wants}"[
-            :160
-        ],
+        summary=f"{subject(files)} {verb(files, 'holds', 'hold')} a pickled module, {name.rpartition('.')[2][:40]}: {wants}",
         cause=cause,
         evidence=seen(
             files, (f"an object of {name}{f'; also named: {listed(more, 6)}' if more else ''}" for more in others)
@@ -402,10 +413,6 @@ def pickled_module(files: Sequence[CheckpointFile], target_python: Maybe[TargetP
         fixes=(as_state_dict(files[0], target_python),),
         severity=severity,
     )
-
-
-def _of_torch(name: str) -> bool:
-    return name.startswith("torch.")
 
 
 AS_STATE_DICT = (

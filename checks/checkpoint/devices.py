@@ -21,7 +21,7 @@ from ddpdoctor.checkpoints.finding_words import (
     subject,
     verb,
 )
-from ddpdoctor.checks.checkpoint.reading import NOT_TO_BE_LOADED, all_read
+from ddpdoctor.checks.checkpoint.contents import NOT_TO_BE_LOADED, all_read
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.environment import Environment
@@ -243,14 +243,9 @@ def crowded(
     load = largest * ranks + extra * CONTEXT
     memory = largest_memory(gpus, environment)
     where = devices[0] if len(devices) == 1 else f"each of {named(devices)}"
-    too_much = memory is not None and load > memory
-    if too_much:
-        assert memory is not None
-        outcome = f"{ranks} ranks put {human(load)} on {where}, which has {human(memory)}"
-    else:
-        outcome = (
-            f"{ranks} ranks load it onto {where}: {plural(extra, 'extra context')}, about {human(extra * CONTEXT)}"
-        )
+    outcome = f"{ranks} ranks load it onto {where}: {plural(extra, 'extra context')}, about {human(extra * CONTEXT)}"
+    if too_much := memory is not None and load > memory:
+        outcome = f"{ranks} ranks put {human(load)} on {where}, which has {human(memory or 0)}"
     return Finding(
         summary=f"{subject(files)} {verb(files, 'is', 'are')} pinned to {named(devices)}: {outcome}",
         cause=f"Without map_location each of the {ranks} ranks restores the tensors to the device in the file and not to its "
@@ -391,15 +386,12 @@ def in_config(in_code: bool, gone: Sequence[Told], torch: Torch, count: int) -> 
         f"{noun} {clip(first, 50)} names" if len(gone) == 1 else f"{len(gone)} {nouns} ({clip(first, 40)}, ...) name"
     )
     lines = [listed((f"{where} is {device}" for one, where, device in gone if one == file), 6) for file in files]
+    where = listed(dict.fromkeys(where for _, where, _ in gone), 3)
+    fix = f"After loading, and before your code reads it, set {where} to a device of this host"
     if in_code:
-        fix = Fix(
-            "Trace or script the model anew on the CPU, and move it to a device after loading: `model.to(device)`"
-        )
-    else:
-        where = listed(dict.fromkeys(where for _, where, _ in gone), 3)
-        fix = Fix(f"After loading, and before your code reads it, set {where} to a device of this host")
+        fix = "Trace or script the model anew on the CPU, and move it to a device after loading: `model.to(device)`"
     return Finding(
-        summary=f"{subject(files)}: {place} {devices}, and {here(torch, count)}"[:160],
+        summary=f"{subject(files)}: {place} {devices}, and {here(torch, count)}",
         evidence=(*seen(files, lines), *usable(torch, count)),
-        fixes=(fix,),
+        fixes=(Fix(fix),),
     )

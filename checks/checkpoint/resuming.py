@@ -13,7 +13,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Se
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.checkpoints.finding_words import RANDOM_NUMBERS, paths, readable, seen, subject
 from ddpdoctor.checkpoints.model_wrappers import WRITERS, prefix_parts, writers
-from ddpdoctor.checks.checkpoint.reading import all_read
+from ddpdoctor.checks.checkpoint.contents import all_read
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check
 from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints, KeyPrefix, RankFiles
@@ -161,19 +161,14 @@ def prefixed(prefix: str, found: Sequence[tuple[CheckpointFile, KeyPrefix]]) -> 
     wrapper = writers(prefix)
     lines = [
         listed(
-            (
-                f"all {plural(where.keys, 'key')} of {where.where or 'the top level'}"
-                for one, where in found
-                if one == file
-            ),
-            6,
+            (f"all {plural(at.keys, 'key')} of {at.where or 'the top level'}" for one, at in found if one == file), 6
         )
         for file in files
     ]
     options = " ".join(f"--strip-prefix {shlex.quote(part)}" for part in prefix_parts(prefix))
     return Finding(
         summary=f"{subject(files)}: all {sum(where.keys for _, where in found)} keys begin with {prefix}; "
-        f"fits only a model wrapped by {wrapper} when loaded"[:160],
+        f"fits only a model wrapped by {wrapper} when loaded",
         cause=f"It was saved from a model wrapped by {wrapper}. That is right where the model is wrapped before load_state_dict.",
         evidence=seen(files, (f"{line} begin with {prefix}" for line in lines)),
         fixes=(
@@ -294,7 +289,7 @@ def incomplete(ranks: RankFiles, one: CheckpointFile) -> Finding:
         names = f"{ranks.pattern} of {plural(len(ranks.missing), 'rank')}"
     return Finding(
         summary=f"{ranks.pattern} is of {ranks.world_size} ranks, and {plural(len(ranks.missing), 'is missing', 'are missing')}: "
-        f"{listed(ranks.missing, 6)}"[:160],
+        f"{listed(ranks.missing, 6)}",
         evidence=(Evidence(f"beside or in {one.path}: no {names}", "the folder"),),
         fixes=(
             Fix("Copy them from the other nodes' disks, if each node wrote to its own"),
@@ -311,16 +306,12 @@ def of_other_ranks(ranks: RankFiles, one: CheckpointFile, world: World, plan: Pl
     may_fit = not world.certain and nodes > 1 and rest == 0
     random = ranks.pattern.startswith(RANDOM_NUMBERS)
     severity: Severity = INFO if may_fit or random else FAIL if is_optimizer_state(ranks) else WARN
-    if may_fit:
-        fixes = [Fix(f"Resume it on {nodes} nodes with {plural(plan.nproc, 'rank')} each")]
-    else:
-        fixes = [Fix(f"Resume it with {wrote} ranks in all")]
+    on_nodes = f"Resume it on {nodes} nodes with {plural(plan.nproc, 'rank')} each"
+    fixes = [Fix(on_nodes if may_fit else f"Resume it with {wrote} ranks in all")]
     if is_optimizer_state(ranks):
         fixes.append(Fix("Or convert it for any number of ranks first; DeepSpeed calls that a universal checkpoint"))
     return Finding(
-        summary=f"{ranks.pattern} is of {plural(wrote, 'rank')}, and {world.size} {'is' if world.size == 1 else 'are'} planned"[
-            :160
-        ],
+        summary=f"{ranks.pattern} is of {plural(wrote, 'rank')}, and {world.size} {'is' if world.size == 1 else 'are'} planned",
         cause="These are the ranks' random numbers: the model and its optimizer are whole. A rank without such a file goes on with "
         "other random numbers."
         if random

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, Finding, Fix
-from ddpdoctor.base.text import clip
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.frameworks import FIND_UNUSED, LIGHTNING, framework_of
@@ -88,7 +87,7 @@ def unused_parameters(log: Log) -> Iterator[Finding]:
     which = f": {names}" if names else f": numbers {indices} of model.parameters()" if indices else ""
     naming = Fix("See their names in the next run", ("export TORCH_DISTRIBUTED_DEBUG=INFO",))
     yield Finding(
-        summary=clip(f"Parameters got no gradient, which DDP does not allow{which}"),
+        summary=f"Parameters got no gradient, which DDP does not allow{which}",
         evidence=lines(log, seen),
         fixes=(
             Fix("Remove or freeze layers that are never used, and take all outputs of forward() into the loss"),
@@ -154,7 +153,7 @@ def ddp_reentrant_checkpoint(log: Log) -> Iterator[Finding]:
     name = word(seen, "name") or (f"number {word(seen, 'index')}" if word(seen, "index") else "")
     which = f"parameter {name}" if name else "a parameter"
     yield Finding(
-        summary=clip(f"The gradient of {which} came twice in one step"),
+        summary=f"The gradient of {which} came twice in one step",
         evidence=lines(log, seen),
         fixes=(
             Fix("Checkpoint without reentrance: torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"),

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.base.text import clip
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
@@ -106,7 +105,7 @@ def model_not_on_device(log: Log) -> Iterator[Finding]:
     on = "the CPU" if where in ("cpu", "CUDA") else where
     if word(seen, "wrapper"):
         yield Finding(
-            summary=clip(f"The model was not on the GPU on which FSDP is to train it: its parameters are on {on}"),
+            summary=f"The model was not on the GPU on which FSDP is to train it: its parameters are on {on}",
             evidence=lines(log, seen),
             fixes=(
                 Fix("Let FSDP move it: FSDP(model, device_id=torch.cuda.current_device()), behind torch.cuda.set_device(local_rank)"),
@@ -116,7 +115,7 @@ def model_not_on_device(log: Log) -> Iterator[Finding]:
         )  # fmt: skip
         return
     yield Finding(
-        summary=clip(f"The model was not on the GPU that DDP was given{f': its parameters are on {on}' if on else ''}"),
+        summary=f"The model was not on the GPU that DDP was given{f': its parameters are on {on}' if on else ''}",
         evidence=lines(log, seen),
         fixes=(
             Fix("Move the whole model before it is wrapped: DDP(model.to(local_rank), device_ids=[local_rank])"),

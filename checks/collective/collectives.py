@@ -12,6 +12,7 @@ from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Fleet, TriedCollective
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.target_python import TargetPython
+from ddpdoctor.knowledge.node_words import NO_FLEET, why_not_run
 from ddpdoctor.knowledge.python_commands import in_target_python
 from ddpdoctor.network_check.analysis.collective_failures import (
     BEFORE_THE_STORE,
@@ -45,8 +46,8 @@ def collective_failed(fleet: Fleet, meeting: Meeting, target_python: TargetPytho
     ## Fix
     By stage: see the words of torch in the finding, then run the same by hand with `TORCH_CPP_LOG_LEVEL=INFO` on all nodes.
     """
-    requires(fleet.nodes, "only netcheck looks at other nodes")
-    requires(fleet.collectives, _why_none(fleet))
+    requires(fleet.nodes, NO_FLEET)
+    requires(fleet.collectives, why_not_run(fleet, ("gloo", "nccl"), "no collective was run"))
     nodes = {node.rank: node for node in fleet.nodes}
     for backend in dict.fromkeys(collective.backend for collective in fleet.collectives):
         ran = [collective for collective in fleet.collectives if collective.backend == backend]
@@ -58,11 +59,6 @@ def collective_failed(fleet: Fleet, meeting: Meeting, target_python: TargetPytho
             yield _failed(here, run)
         elif not blame and any(not one.ok for one in ran) and meeting.node_rank == ran[0].node:
             yield _all_waited(run)
-
-
-def _why_none(fleet: Fleet) -> str:
-    reasons = [phase.reason for phase in fleet.phases if phase.name in ("gloo", "nccl") and phase.reason]
-    return next(iter(reasons), "no collective was run")
 
 
 def _failed(here: TriedCollective, run: Run) -> Finding:

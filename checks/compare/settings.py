@@ -89,12 +89,12 @@ def _others(own: Node, nodes: Sequence[Node]) -> str:
 def _summary(own: Node, differing: list[Deviation], others: str) -> str:
     if len(differing) > 1:
         which = listed((one.name for one in differing), most=4)
-        return f"{called(own)} differs from {others} in {plural(len(differing), 'setting')}: {which}"[:160]
+        return f"{called(own)} differs from {others} in {plural(len(differing), 'setting')}: {which}"
     one = differing[0]
     if one.own is None:
-        return f"{called(own)} lacks {one.name}={_shown(one.wanted)}, as it is on {others}"[:160]
+        return f"{called(own)} lacks {one.name}={_shown(one.wanted)}, as it is on {others}"
     theirs = "not set" if one.wanted is None else _shown(one.wanted)
-    return f"{called(own)} has {one.name}={_shown(one.own.value)}; on {others} it is {theirs}"[:160]
+    return f"{called(own)} has {one.name}={_shown(one.own.value)}; on {others} it is {theirs}"
 
 
 def _cause(fatal: list[Deviation], differing: list[Deviation]) -> str:

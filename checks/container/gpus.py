@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.checks.shared_fixes import install_package
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
@@ -51,12 +52,6 @@ def _numbered(driver: Driver) -> tuple[str, ...]:
 
 def _setting(name: str, value: str | None) -> str:
     return f"{name} is not set" if value is None else f"{name}={value}"
-
-
-def _with_gpus(container: Container) -> Fix:
-    return WITH_GPUS.get(
-        container.runtime or "", Fix("Start the container with the GPUs (Docker: `--gpus all`, Apptainer: `--nv`)")
-    )
 
 
 @check(
@@ -123,34 +118,24 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
         return
     if not isinstance(container.docker_runtimes, Unknown) and "nvidia" in container.docker_runtimes:
         return
-    debian = not isinstance(machine.os_id, Unknown) and machine.os_id in ("ubuntu", "debian")
-    install = ("apt-get" if debian else "dnf") + " install nvidia-container-toolkit"
-    yield Finding(
-        summary="Docker is installed as a snap here, and a snap can't use the system's NVIDIA container toolkit"
-        if container.docker_is_snap
-        else "Docker is installed, but NVIDIA's container toolkit is not: containers can't get the GPUs",
-        evidence=(
-            container.seen("docker"),
-            told(container, "toolkit", f"NVIDIA's container toolkit: {toolkit or 'not found'}"),
-        ),
-        fixes=(
-            by_root(
-                "Install Docker from its own packages (https://docs.docker.com/engine/install) in place of the snap; removing "
-                "the snap removes its images and containers, too",
-                ("sudo snap remove docker",),
-            )
-            if container.docker_is_snap
-            else by_root(
-                "If you train in containers: add NVIDIA's package source "
-                "(https://docs.nvidia.com/datacenter/cloud-native/container-toolkit), then install the toolkit",
-                (
-                    f"sudo {install}",
-                    "sudo nvidia-ctk runtime configure --runtime=docker",
-                    "sudo systemctl restart docker",
-                ),
-            ),
-        ),
-    )
+    if container.docker_is_snap:
+        summary = "Docker is installed as a snap here, and a snap can't use the system's NVIDIA container toolkit"
+        fix = by_root(
+            "Install Docker from its own packages (https://docs.docker.com/engine/install) in place of the snap; removing "
+            "the snap removes its images and containers, too",
+            ("sudo snap remove docker",),
+        )
+    else:
+        summary = "Docker is installed, but NVIDIA's container toolkit is not: containers can't get the GPUs"
+        install = install_package(machine, "nvidia-container-toolkit", "nvidia-container-toolkit")
+        configure = "sudo nvidia-ctk runtime configure --runtime=docker"
+        fix = by_root(
+            "If you train in containers: add NVIDIA's package source "
+            "(https://docs.nvidia.com/datacenter/cloud-native/container-toolkit), then install the toolkit",
+            (install, configure, "sudo systemctl restart docker"),
+        )
+    found = told(container, "toolkit", f"NVIDIA's container toolkit: {toolkit or 'not found'}")
+    yield Finding(summary, evidence=(container.seen("docker"), found), fixes=(fix,))
 
 
 @check(
@@ -215,7 +200,8 @@ def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Mayb
         told(container, "nvidia_visible_devices", _setting("NVIDIA_VISIBLE_DEVICES", visible)),
         told(container, "nvidia_driver_capabilities", _setting("NVIDIA_DRIVER_CAPABILITIES", capabilities)),
     )
-    fix = _with_gpus(container)
+    any_runtime = Fix("Start the container with the GPUs (Docker: `--gpus all`, Apptainer: `--nv`)")
+    fix = WITH_GPUS.get(container.runtime or "", any_runtime)
     if not nodes and not driver_loaded(driver):
         cause = "The host's own NVIDIA driver isn't loaded, so no container can get it."
         fix = Fix("Find out on the host why its driver isn't loaded; run there", ("ddpdoctor check --select driver",))
@@ -237,10 +223,6 @@ def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Mayb
         evidence=evidence,
         fixes=(fix,),
     )
-
-
-def _shut_nodes(driver: Driver) -> Evidence:
-    return told(driver, "unreadable_nodes", f"may not be opened: {listed(driver.unreadable_nodes)}")
 
 
 @check(
@@ -294,6 +276,7 @@ def container_lost_gpu(container: Container, driver: Driver) -> Iterator[Finding
     requires(nodes, NO_NODES)
     if known(driver.nvml_status) != 999:
         return
+    shut = driver.unreadable_nodes
     devices = " ".join(f"--device={node}" for node in (*nodes, "/dev/nvidiactl", "/dev/nvidia-uvm"))
     yield Finding(
         summary=f"This container lost its GPUs: {plural(len(nodes), 'device node')} {'is' if len(nodes) == 1 else 'are'} here, but "
@@ -301,7 +284,7 @@ def container_lost_gpu(container: Container, driver: Driver) -> Iterator[Finding
         evidence=(
             nvml_start(driver),
             driver.seen("device_nodes", listed(nodes, most=8)),
-            *([_shut_nodes(driver)] if driver.unreadable_nodes else []),
+            *((told(driver, "unreadable_nodes", f"may not be opened: {listed(shut)}"),) if shut else ()),
             kernel_module(driver),
         ),
         fixes=(

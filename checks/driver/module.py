@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.checks.shared_fixes import distribution_of, install_package, is_debian
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
@@ -45,10 +46,6 @@ def _user_space(driver: Driver) -> bool:
     """Whether the driver's libraries are installed: forward-compatibility packages and stubs are no driver."""
     path = known(driver.libcuda_path)
     return path is not None and not is_compat(path) and "/stubs/" not in path
-
-
-def _distribution(machine: Machine) -> str:
-    return "" if isinstance(machine.os_id, Unknown) else machine.os_id
 
 
 def _no_module(driver: Driver, machine: Machine) -> Evidence:
@@ -140,15 +137,10 @@ def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Cont
     loaded = driver_loaded(driver)
     # Where /lib/modules can't be seen (a small virtual machine), the missing libraries alone say it.
     if not loaded and not isinstance(driver.module_on_disk, str) and not _user_space(driver):
-        name = _distribution(machine)
+        name = distribution_of(machine)
         yield Finding(
             summary=f"{plural(len(gpus), 'NVIDIA GPU')} on the PCI bus, but no NVIDIA driver is installed",
-            evidence=(
-                _addresses(gpus),
-                kernel_module(driver),
-                _no_module(driver, machine),
-                libcuda(driver),
-            ),
+            evidence=(_addresses(gpus), kernel_module(driver), _no_module(driver, machine), libcuda(driver)),
             fixes=(
                 by_root("Install the driver and reboot", INSTALL[name])
                 if name in INSTALL
@@ -231,28 +223,17 @@ def nvidia_module_not_loaded(
     requires(on_disk is not None or _user_space(driver), NO_DRIVER)
     evidence = [_addresses(gpus), kernel_module(driver)]
     if on_disk is None:
-        debian = _distribution(machine) in ("ubuntu", "debian")
-        package = (
-            f"apt-get install linux-headers-{shlex.quote(machine.kernel)}"
-            if debian
-            else f"dnf install kernel-devel-{shlex.quote(machine.kernel)}"
-        )
+        kernel = shlex.quote(machine.kernel)
+        headers = install_package(machine, f"linux-headers-{kernel}", f"kernel-devel-{kernel}")
+        build = f"sudo dkms autoinstall -k {kernel}"
         yield Finding(
             summary=f"The NVIDIA driver is installed, but has no kernel module for the running kernel {machine.kernel}",
             cause="The kernel was probably updated, and the module was not built for the new one.",
-            evidence=(
-                *evidence,
-                _no_module(driver, machine),
-                libcuda(driver),
-            ),
+            evidence=(*evidence, _no_module(driver, machine), libcuda(driver)),
             fixes=(
                 by_root(
                     "Build the module for this kernel and load it",
-                    (
-                        f"sudo {package}",
-                        f"sudo dkms autoinstall -k {shlex.quote(machine.kernel)}",
-                        "sudo modprobe -a nvidia nvidia_uvm",
-                    ),
+                    (headers, build, "sudo modprobe -a nvidia nvidia_uvm"),
                 ),
                 Fix("Or reboot, and choose the previous kernel in the boot menu"),
             ),
@@ -281,9 +262,8 @@ def _secure_boot(kernel_log: Maybe[KernelLog]) -> tuple[Evidence, ...]:
     """The kernel's words where it turned the module down."""
     if isinstance(kernel_log, Unknown):
         return ()
-    return tuple(Evidence(line.text, kernel_log.source) for line in kernel_log.lines if SECURE_BOOT.search(line.text))[
-        :2
-    ]
+    refusals = [line.text for line in kernel_log.lines if SECURE_BOOT.search(line.text)]
+    return tuple(Evidence(text, kernel_log.source) for text in refusals[:2])
 
 
 @check(
@@ -370,7 +350,7 @@ def nouveau_conflict(
         )
         return
     requires(driver_loaded(driver) or known(driver.module_on_disk) is not None or _user_space(driver), NO_DRIVER)
-    debian = _distribution(machine) in ("ubuntu", "debian")
+    again = "sudo update-initramfs -u" if is_debian(machine) else "sudo dracut --force"
     yield Finding(
         summary=f"The display driver nouveau holds {plural(len(held), 'NVIDIA GPU')}, so NVIDIA's driver gets "
         f"{'none' if len(held) == len(pci.nvidia_gpus) else 'only the rest'}",
@@ -381,7 +361,7 @@ def nouveau_conflict(
                 (
                     r"printf 'blacklist nouveau\noptions nouveau modeset=0\n' "
                     "| sudo tee /etc/modprobe.d/blacklist-nouveau.conf",
-                    "sudo update-initramfs -u" if debian else "sudo dracut --force",
+                    again,
                     "sudo reboot",
                 ),
             ),

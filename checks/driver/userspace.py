@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.checks.driver.shut_nodes import SHUT
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
@@ -30,6 +29,9 @@ from ddpdoctor.knowledge.nvidia import (
 )
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.stuck_driver import cuda_cut_short, nvml_cut_short
+
+SHUT = "this user may not open the GPUs' device nodes: see gpu-device-permission"
+"""Why a check has no answer where that is so."""
 
 
 @check(
@@ -93,42 +95,28 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
     differs = loaded is not None and library is not None and loaded != library and not is_compat(path)
     if status != 18 and not (differs and initialised != 0) and not (initialised == 803 and not is_compat(path)):
         return
+    if container.runtime:
+        cause = "The host's driver was changed under this container, or the image brings driver libraries of its own."
+        fixes = (
+            Fix("Start the container anew, so that it gets the libraries that the host has now"),
+            Fix(
+                "If that doesn't help: remove the driver's packages from the image (as root, in its Dockerfile)",
+                ("apt-get purge -y 'libnvidia-*' 'nvidia-*'",),
+            ),
+        )
+    else:
+        cause = ""
+        unload = "sudo rmmod nvidia_peermem nvidia_drm nvidia_modeset nvidia_uvm nvidia"
+        text = "Or, while no process uses the GPUs, reload the modules (needs root)"
+        fixes = (by_root("Reboot", ("sudo reboot",)), Fix(text, (unload, "sudo modprobe nvidia_uvm")))
+    versions = f"driver's libraries: version {library or 'unknown'}, {path or 'no libcuda.so.1'}"
     yield Finding(
         summary=f"The loaded kernel module is {loaded}, the driver's libraries are {library}"
         if loaded and library and loaded != library
         else "NVML says that the driver's libraries and its loaded kernel module are of different versions",
-        cause="The host's driver was changed under this container, or the image brings driver libraries of its own."
-        if container.runtime
-        else "",
-        evidence=(
-            kernel_module(driver),
-            told(
-                driver,
-                "libcuda_path",
-                f"driver's libraries: version {library or 'unknown'}, {path or 'no libcuda.so.1'}",
-            ),
-            nvml_start(driver),
-        ),
-        fixes=(
-            (
-                Fix("Start the container anew, so that it gets the libraries that the host has now"),
-                Fix(
-                    "If that doesn't help: remove the driver's packages from the image (as root, in its Dockerfile)",
-                    ("apt-get purge -y 'libnvidia-*' 'nvidia-*'",),
-                ),
-            )
-            if container.runtime
-            else (
-                by_root("Reboot", ("sudo reboot",)),
-                Fix(
-                    "Or, while no process uses the GPUs, reload the modules (needs root)",
-                    (
-                        "sudo rmmod nvidia_peermem nvidia_drm nvidia_modeset nvidia_uvm nvidia",
-                        "sudo modprobe nvidia_uvm",
-                    ),
-                ),
-            )
-        ),
+        cause=cause,
+        evidence=(kernel_module(driver), told(driver, "libcuda_path", versions), nvml_start(driver)),
+        fixes=fixes,
     )
 
 
@@ -195,32 +183,25 @@ def nvml_unavailable(
     requires(status != 4 or not shut_nodes(driver), SHUT)
     if status == 0:
         return
-    several = (
-        plan.nproc > 1
-        or sum(bool(re.fullmatch(r"/dev/nvidia\d+", device_node)) for device_node in driver.device_nodes) > 1
-    )
+    numbered = [node for node in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", node)]
+    several = plan.nproc > 1 or len(numbered) > 1
     missing = status in (None, 12)
     words = "there is no libnvidia-ml.so.1" if status is None else NVML_CODES.get(status, driver.nvml_message)
-    fixes = [
-        Fix(
-            "See what nvidia-smi and the kernel log say, and send it to the administrator",
-            ("nvidia-smi", "sudo dmesg | grep NVRM | tail -n 20"),
-        )
-    ]
+    look = Fix(
+        "See what nvidia-smi and the kernel log say, and send it to the administrator",
+        ("nvidia-smi", "sudo dmesg | grep NVRM | tail -n 20"),
+    )
+    fixes: tuple[Fix, ...] = (look,)
     if missing and container.runtime:
-        fixes = [
-            Fix(
-                "Start the container with `-e NVIDIA_DRIVER_CAPABILITIES=compute,utility`; `utility` is what brings NVML"
-            )
-        ]
+        capabilities = "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        fixes = (Fix(f"Start the container with `{capabilities}`; `utility` is what brings NVML"),)
     elif missing:
-        fixes = [by_root("Install the driver's libraries, in the version of the kernel module")]
+        fixes = (by_root("Install the driver's libraries, in the version of the kernel module"),)
     elif status == 18:
-        fixes = [Fix("Restart WSL, from Windows: its driver was changed meanwhile", ("wsl.exe --shutdown",))]
+        fixes = (Fix("Restart WSL, from Windows: its driver was changed meanwhile", ("wsl.exe --shutdown",)),)
     elif status == 4:
-        fixes.insert(
-            0, Fix("See who may open the device nodes, and which groups you are in", ("ls -l /dev/nvidia*", "id"))
-        )
+        who = "See who may open the device nodes, and which groups you are in"
+        fixes = (Fix(who, ("ls -l /dev/nvidia*", "id")), look)
     yield Finding(
         summary=f"NVML can't be used: {words or 'it fails'}" + ("" if status is None else f" (code {status})"),
         evidence=(
@@ -228,7 +209,7 @@ def nvml_unavailable(
             *([told(driver, "nvml_path", f"NVML's library: {driver.nvml_path}")] if driver.nvml_path else []),
             *([kernel_module(driver)] if driver.kernel_version else []),
         ),
-        fixes=tuple(fixes),
+        fixes=fixes,
         severity=None if several else WARN,
     )
 

@@ -107,32 +107,25 @@ def nproc_exceeds_gpus(
         return
     shown = "" if isinstance(environment, Unknown) or name is None else f" ({name}={environment.get(name)})"
     source = "torch.cuda.device_count()" if counted else "NVML and the environment"
+    fewer = Fix(f"Start only as many ranks as there are GPUs: `torchrun --nproc-per-node={visible}`")
+    widen = Fix(f"Or show the program all GPUs, if {name} hides them by mistake", (f"unset {name}",))
     yield Finding(
-        summary=f"{plan.nproc} ranks are planned, but only {plural(visible, 'GPU')} can be seen{shown}"[:160],
+        summary=f"{plan.nproc} ranks are planned, but only {plural(visible, 'GPU')} can be seen{shown}",
         evidence=(
             planned(plan),
             Evidence(f"visible GPUs: {visible} of {len(gpus.devices)}{shown}", source),
         ),
-        fixes=(
-            Fix(f"Start only as many ranks as there are GPUs: `torchrun --nproc-per-node={visible}`"),
-            *(
-                (Fix(f"Or show the program all GPUs, if {name} hides them by mistake", (f"unset {name}",)),)
-                if shown
-                else ()
-            ),
-        ),
+        fixes=(fewer, widen) if shown else (fewer,),
     )
 
 
 def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch) -> Iterator[Finding]:
     """Ranks that were asked for on a host without any GPU, by a torch that was installed for GPUs."""
-    if not (torch.cuda or torch.hip):
-        return
     hidden = not isinstance(environment, Unknown) and any(
         name in environment and environment.get(name) in ("", "-1")
         for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     )
-    if hidden:
+    if hidden or not (torch.cuda or torch.hip):
         return
     built_for = "CUDA" if torch.cuda else "ROCm"
     yield Finding(
@@ -215,17 +208,12 @@ def mig_multi_instance(
     allowed = not isinstance(environment, Unknown) and environment.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     sliced = sorted({one.gpu.index for one in slices})
     first = slices[0].slice
+    named = listed((f"{one.slice.uuid} on GPU {one.gpu.index}" for one in slices if one.slice), 3)
     yield Finding(
         summary=f"{plan.nproc} ranks on MIG slices (GPU {listed(sliced)}): a process sees one slice, and NCCL can't connect them"
         if not guessed
         else f"{plural(len(slices), 'MIG slice')} here: each is good for a job of one rank, but no job can span them",
-        evidence=(
-            planned(plan),
-            Evidence(
-                f"MIG slices: {listed((f'{one.slice.uuid} on GPU {one.gpu.index}' for one in slices if one.slice), 3)}",
-                "NVML",
-            ),
-        ),
+        evidence=(planned(plan), Evidence(f"MIG slices: {named}", "NVML")),
         fixes=(
             Fix(
                 "Run one rank on one slice: `torchrun --nproc-per-node=1` after",
@@ -282,22 +270,14 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
     taken = tuple(one for one in exclusive if not isinstance(one.processes, Unknown) and one.processes > 0)
     free = len(whole) - len(prohibited) - len(taken)
     if prohibited:
-        yield _closed(
-            prohibited, devices, f"{called(prohibited)} can't be used: compute mode PROHIBITED lets no process in"
-        )
+        why = f"{called(prohibited)} can't be used: compute mode PROHIBITED lets no process in"
+        yield _closed(prohibited, devices, why)
     if taken and plan.nproc > free:
-        yield _closed(
-            taken,
-            devices,
-            f"{called(taken)} can't be used: compute mode EXCLUSIVE_PROCESS, and another process is in",
-            True,
-        )
+        why = f"{called(taken)} can't be used: compute mode EXCLUSIVE_PROCESS, and another process is in"
+        yield _closed(taken, devices, why, taken=True)
     elif exclusive and plan.nproc > len(whole):
-        yield _closed(
-            exclusive,
-            devices,
-            f"{plan.nproc} ranks on {plural(len(whole), 'GPU')} in compute mode EXCLUSIVE_PROCESS, which lets one process in",
-        )
+        where = f"{plural(len(whole), 'GPU')} in compute mode EXCLUSIVE_PROCESS"
+        yield _closed(exclusive, devices, f"{plan.nproc} ranks on {where}, which lets one process in")
     if len(asked) < len(whole):
         raise NotKnown("the compute mode of some visible GPUs is not reported")
     untold = [one.processes for one in exclusive if isinstance(one.processes, Unknown)]
@@ -305,36 +285,26 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
         known(untold[0])
 
 
-def _closed(bad: tuple[Gpu, ...], devices: tuple[Gpu, ...], summary: str, taken: bool = False) -> Finding:
-    chosen = ",".join(str(one.index) for one in bad)
-    left = [str(device.index) for device in devices if device not in bad]
+def _closed(bad: tuple[Gpu, ...], devices: tuple[Gpu, ...], summary: str, *, taken: bool = False) -> Finding:
+    look = Fix("See which process has it", ("nvidia-smi --query-compute-apps=gpu_uuid,pid,name --format=csv",))
+    chosen = ",".join(str(gpu.index) for gpu in bad)
+    reset = by_root("Set the compute mode back", (f"sudo nvidia-smi -i {chosen} -c DEFAULT",))
+    left = [gpu for gpu in devices if gpu not in bad]
     return Finding(
         summary=summary,
         evidence=tuple(
-            Evidence(
-                f"GPU {one.index}: compute mode {one.compute_mode}"
-                + ("" if isinstance(one.processes, Unknown) else f", {plural(one.processes, 'process', 'processes')}"),
-                "NVML",
-            )
-            for one in bad
+            Evidence(f"GPU {gpu.index}: compute mode {gpu.compute_mode}{_processes(gpu)}", "NVML") for gpu in bad
         ),
         fixes=(
-            *(
-                (Fix("See which process has it", ("nvidia-smi --query-compute-apps=gpu_uuid,pid,name --format=csv",)),)
-                if taken
-                else ()
-            ),
-            by_root(
-                "Set the compute mode back",
-                (f"sudo nvidia-smi -i {chosen} -c DEFAULT",),
-            ),
-            *(
-                (Fix("Or use only the other GPUs", (f"export CUDA_VISIBLE_DEVICES={shlex.quote(','.join(left))}",)),)
-                if left
-                else ()
-            ),
+            *((look,) if taken else ()),
+            reset,
+            *((Fix("Or use only the other GPUs", (_choose(left),)),) if left else ()),
         ),
     )
+
+
+def _processes(gpu: Gpu) -> str:
+    return "" if isinstance(gpu.processes, Unknown) else f", {plural(gpu.processes, 'process', 'processes')}"
 
 
 @check("gpu-heterogeneous", severity=WARN)
@@ -380,9 +350,8 @@ def gpu_heterogeneous(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -
 
 def _strength(gpu: Gpu) -> tuple[int, tuple[int, ...]]:
     """Which GPU one would rather train on: memory first (in steps of 4 GiB), then generation."""
-    return round(_memory(gpu) / 4 / 1024**3), () if isinstance(
-        gpu.compute_capability, Unknown
-    ) else gpu.compute_capability
+    generation = () if isinstance(gpu.compute_capability, Unknown) else gpu.compute_capability
+    return round(_memory(gpu) / 4 / 1024**3), generation
 
 
 def _memory(gpu: Gpu) -> int:
@@ -440,13 +409,11 @@ def gpu_memory_in_use(
     worst = max(full, key=lambda one: _share(one) or 0.0)
     free = [one for one in asked if one not in full]
     unseen = all(one.processes == 0 for one in full)
+    share = _share(worst) or 0.0
+    much = f"up to {share:.0%} (GPU {worst.index})" if len(full) > 1 else f"{share:.0%} of it"
+    others = Fix("Or use only the free GPUs", (_choose(free),))
     yield Finding(
-        summary=f"Memory is already in use on {called(full)}: "
-        + (
-            f"up to {_share(worst) or 0:.0%} (GPU {worst.index})"
-            if len(full) > 1
-            else f"{_share(worst) or 0:.0%} of it"
-        ),
+        summary=f"Memory is already in use on {called(full)}: {much}",
         cause="NVML lists no process there: it runs in another container, or a killed one hasn't quite ended."
         if unseen
         else "",
@@ -456,13 +423,9 @@ def gpu_memory_in_use(
                 "See which process holds it, and end it if it is yours",
                 ("nvidia-smi", "fuser -v /dev/nvidia*" if unseen else "ps -fu $USER"),
             ),
-            *(
-                (Fix("Or use only the free GPUs", (_choose(free),)),)
-                if len(free) >= plan.nproc or (free and len(devices) > 1)
-                else ()
-            ),
+            *((others,) if len(free) >= plan.nproc or (free and len(devices) > 1) else ()),
         ),
-        severity=None if (_share(worst) or 0.0) >= 0.5 else INFO,
+        severity=None if share >= 0.5 else INFO,
     )
 
 
@@ -479,5 +442,4 @@ def _share(gpu: Gpu) -> float | None:
 def _held(gpu: Gpu) -> str:
     used = "unknown" if isinstance(gpu.memory_used, Unknown) else human(gpu.memory_used)
     total = "unknown" if isinstance(gpu.memory_total, Unknown) else human(gpu.memory_total)
-    who = "" if isinstance(gpu.processes, Unknown) else f", {plural(gpu.processes, 'process', 'processes')}"
-    return f"{used} of {total} in use{who}"
+    return f"{used} of {total} in use{_processes(gpu)}"

@@ -49,15 +49,9 @@ def _reset(gpus: tuple[Gpu, ...], container: Maybe[Container]) -> Fix:
 
 
 def _leave_out(all_of: tuple[Gpu, ...], bad: tuple[Gpu, ...]) -> tuple[Fix, ...]:
-    left = len(all_of) - len(bad)
-    if not left:
-        return ()
-    return (
-        Fix(
-            f"Until then train without {'it' if len(bad) == 1 else 'them'}, with {plural(left, 'rank')} on this host",
-            (without(all_of, bad),),
-        ),
-    )
+    left = plural(len(all_of) - len(bad), "rank")
+    text = f"Until then train without {'it' if len(bad) == 1 else 'them'}, with {left} on this host"
+    return (Fix(text, (without(all_of, bad),)),) if len(bad) < len(all_of) else ()
 
 
 @check(
@@ -133,9 +127,9 @@ def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
             summary=f"{called(old)} had uncorrectable memory errors in the past, none since the driver was loaded",
             evidence=tuple(
                 Evidence(
-                    f"GPU {one.index}: uncorrected errors in its lifetime: {one.ecc_uncorrected_aggregate}", "NVML"
+                    f"GPU {gpu.index}: uncorrected errors in its lifetime: {gpu.ecc_uncorrected_aggregate}", "NVML"
                 )
-                for one in old
+                for gpu in old
             ),
             fixes=(
                 Fix(
@@ -232,28 +226,18 @@ def gpu_fell_off_bus(
     status = None if isinstance(driver, Unknown) else driver.nvml_status
     if gone or status == 15:
         names = f"{'GPUs' if len(gone) > 1 else 'GPU'} {listed(sorted(gone), most=4)}" if gone else "A GPU"
+        reboot = by_root("Reboot, and if that doesn't bring it back, switch the power off and on", ("sudo reboot",))
+        look = by_root(
+            "If it happens again, see the kernel log, have cables, riser and slot looked at, or lower the power limit",
+            ("sudo dmesg | grep -iE 'xid|aer|pcieport'",),
+        )
         yield Finding(
             summary=f"{names} no longer {'answer' if len(gone) > 1 else 'answers'} (fell off the bus)",
             evidence=(
                 *(Evidence(f"GPU {where}: {how}", "sysfs, NVML, kernel log") for where, how in sorted(gone.items())),
                 *((Evidence("NVML can't start: a GPU is lost (15)", "nvmlInit"),) if status == 15 else ()),
             ),
-            fixes=(
-                on_the_host(
-                    by_root(
-                        "Reboot, and if that doesn't bring it back, switch the power off and on",
-                        ("sudo reboot",),
-                    ),
-                    container,
-                ),
-                on_the_host(
-                    by_root(
-                        "If it happens again, see the kernel log, have cables, riser and slot looked at, or lower the power limit",
-                        ("sudo dmesg | grep -iE 'xid|aer|pcieport'",),
-                    ),
-                    container,
-                ),
-            ),
+            fixes=(on_the_host(reboot, container), on_the_host(look, container)),
         )
     requires(gone or pci.nvidia_gpus or listed_gpus, NO_GPU)
     if not gone and status != 15:
@@ -408,6 +392,30 @@ def _xid_commands(action: str, where: list[str]) -> tuple[str, ...]:
     return ()
 
 
+HEAT, BRAKE = frozenset({"hw-thermal", "sw-thermal"}), frozenset({"hw-power-brake"})
+THROTTLES = (
+    (
+        HEAT,
+        frozenset[str](),
+        "too hot",
+        "Have the cooling looked at (fans, filters, neighbouring cards); this shows temperatures and reasons",
+    ),
+    (
+        BRAKE,
+        frozenset[str](),
+        "braked by the power supply",
+        "Have the power supply and its cables looked at; this shows the reasons",
+    ),
+    (
+        frozenset({"hw-slowdown"}),
+        HEAT | BRAKE,
+        "slowed by its own protection",
+        "Have cooling and power looked at; this shows the reasons",
+    ),
+)
+"""Reasons of NVML, others beside which they say nothing more, what they mean, and what to do."""
+
+
 @check("gpu-throttled", severity=WARN)
 def gpu_throttled(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
     """A GPU is slowed down by heat or power.
@@ -427,29 +435,14 @@ def gpu_throttled(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
     known_reasons = [
         (device, device.throttle_reasons) for device in devices if not isinstance(device.throttle_reasons, Unknown)
     ]
-    for reasons, why, look in (
-        (
-            {"hw-thermal", "sw-thermal"},
-            "too hot",
-            "Have the cooling looked at (fans, filters, neighbouring cards); this shows temperatures and reasons",
-        ),
-        (
-            {"hw-power-brake"},
-            "braked by the power supply",
-            "Have the power supply and its cables looked at; this shows the reasons",
-        ),
-        ({"hw-slowdown"}, "slowed by its own protection", "Have cooling and power looked at; this shows the reasons"),
-    ):
-        hit = tuple(one for one, active in known_reasons if reasons & set(active))
-        if reasons == {"hw-slowdown"}:  # it comes with the other two, which say why
-            hit = tuple(
-                one
-                for one, active in known_reasons
-                if reasons & set(active) and not {"hw-thermal", "sw-thermal", "hw-power-brake"} & set(active)
-            )
+    for reasons, unless, why, look in THROTTLES:
+        hit = tuple(
+            gpu for gpu, active in known_reasons if reasons.intersection(active) and not unless.intersection(active)
+        )
         if hit:
+            which = "" if len(hit) == 1 else f"GPU {hit[0].index}: "
             yield Finding(
-                summary=f"{called(hit)} {'runs' if len(hit) == 1 else 'run'} slowed down: {why} ({'' if len(hit) == 1 else f'GPU {hit[0].index}: '}{_state(hit[0])})",
+                summary=f"{called(hit)} {'runs' if len(hit) == 1 else 'run'} slowed down: {why} ({which}{_state(hit[0])})",
                 evidence=tuple(
                     Evidence(f"GPU {one.index}: {listed(active)}; {_state(one)}", "NVML")
                     for one, active in known_reasons
@@ -464,23 +457,16 @@ def gpu_throttled(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
         if not isinstance(limit, Unknown) and not isinstance(usual, Unknown) and 0 < limit < 0.95 * usual
     ]
     if lowered:
+        raised = tuple(f"sudo nvidia-smi -i {gpu.index} -pl {usual:.0f}" for gpu, _, usual in lowered)
         yield Finding(
-            summary=f"The power limit of {called([one for one, _, _ in lowered])} was lowered to {lowered[0][1]:.0f} W, from "
+            summary=f"The power limit of {called([gpu for gpu, _, _ in lowered])} was lowered to {lowered[0][1]:.0f} W, from "
             f"{lowered[0][2]:.0f} W",
             cause="Somebody set it by hand. A step of DDP takes as long as the slowest GPU.",
             evidence=tuple(
-                Evidence(f"GPU {one.index}: {limit:.0f} W, by default {usual:.0f} W", "NVML")
-                for one, limit, usual in lowered
+                Evidence(f"GPU {gpu.index}: {limit:.0f} W, by default {usual:.0f} W", "NVML")
+                for gpu, limit, usual in lowered
             ),
-            fixes=(
-                on_the_host(
-                    by_root(
-                        "Raise it again, unless power supply or cooling need it",
-                        tuple(f"sudo nvidia-smi -i {one.index} -pl {usual:.0f}" for one, _, usual in lowered),
-                    ),
-                    container,
-                ),
-            ),
+            fixes=(on_the_host(by_root("Raise it again, unless power supply or cooling need it", raised), container),),
             severity=INFO,
         )
     if len(known_reasons) < len(devices):

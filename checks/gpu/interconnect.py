@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.checks.shared_fixes import install_package, is_debian
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
@@ -28,8 +29,8 @@ WITHOUT_P2P = Fix(
 )
 
 
+REBOOT = "Reboot, and if it comes back, have the board examined"
 DAY = 86400.0
-DEBIAN = ("ubuntu", "debian")
 
 
 def _off(environment: Maybe[Environment], name: str) -> bool:
@@ -151,39 +152,18 @@ def _fabric(gpu: Gpu) -> str:
 
 def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool, differs: bool) -> tuple[Fix, ...]:
     if not here:
-        return (
-            Fix(
-                "Ask the administrator to start nvidia-fabricmanager on the host, which a container can't do; there, this shows "
-                "its state",
-                ("systemctl status nvidia-fabricmanager",),
-            ),
-        )
-    version = driver.version or ""
-    start = "sudo systemctl restart nvidia-fabricmanager"
-    look = Fix(
-        "If it doesn't start, see why", ("systemctl status nvidia-fabricmanager", "tail /var/log/fabricmanager.log")
-    )
+        text = "Ask the administrator to start nvidia-fabricmanager on the host, which a container can't do; there, this shows its state"
+        return (Fix(text, ("systemctl status nvidia-fabricmanager",)),)
+    start = ("sudo systemctl enable nvidia-fabricmanager", "sudo systemctl restart nvidia-fabricmanager")
+    status = ("systemctl status nvidia-fabricmanager", "tail /var/log/fabricmanager.log")
+    look = Fix("If it doesn't start, see why", status)
     if installed and not differs:
         again = "Restart" if driver.fabric_manager == "active" else "Start"
-        return (
-            by_root(
-                f"{again} the fabric manager",
-                ("sudo systemctl enable nvidia-fabricmanager", start),
-            ),
-            look,
-        )
-    install = f"dnf install nvidia-fabric-manager-{shlex.quote(version)}"
-    if machine.os_id in DEBIAN:
-        install = (
-            f"apt-get install nvidia-fabricmanager-{shlex.quote(version.split('.')[0])}={shlex.quote(f'{version}-*')}"
-        )
-    return (
-        by_root(
-            "Install it in the driver's version, and start it",
-            (f"sudo {install}", "sudo systemctl enable nvidia-fabricmanager", start),
-        ),
-        look,
-    )
+        return by_root(f"{again} the fabric manager", start), look
+    version = driver.version or ""
+    debian = f"nvidia-fabricmanager-{shlex.quote(version.split('.')[0])}={shlex.quote(f'{version}-*')}"
+    install = install_package(machine, debian, f"nvidia-fabric-manager-{shlex.quote(version)}")
+    return by_root("Install it in the driver's version, and start it", (install, *start)), look
 
 
 @check(
@@ -219,11 +199,8 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
     devices = nvidia_gpus(gpus)
     counts = [(device, device.nvlinks_active) for device in devices if not isinstance(device.nvlinks_active, Unknown)]
     switched = bool(pci.nvswitches) or any(device.fabric_state == "completed" for device in devices)
-    fatal = (
-        ()
-        if isinstance(kernel_log, Unknown)
-        else tuple(one for one in reported(kernel_log, SXID_LINE) if one.age <= DAY)
-    )
+    logged = () if isinstance(kernel_log, Unknown) else reported(kernel_log, SXID_LINE)
+    fatal = tuple(one for one in logged if one.age <= DAY)
     fewer = []
     for one, active in counts:
         most = max(count for other, count in counts if other.name == one.name)
@@ -242,9 +219,7 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
                     "See which links are down, and send it to the administrator",
                     ("nvidia-smi nvlink -s", "nvidia-smi nvlink -e"),
                 ),
-                on_the_host(
-                    by_root("Reboot, and if it comes back, have the board examined", ("sudo reboot",)), container
-                ),
+                on_the_host(by_root(REBOOT, ("sudo reboot",)), container),
             ),
             severity=FAIL if switched and any(not active for _, active, _ in fewer) else None,
         )
@@ -253,15 +228,7 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
         yield Finding(
             summary=f"An NVSwitch reported fatal errors (SXid {listed(numbers)})",
             evidence=tuple(Evidence(one.text, "kernel log") for one in fatal[-3:]),
-            fixes=(
-                on_the_host(
-                    by_root(
-                        "Reboot, and if it comes back, have the board examined",
-                        ("sudo dmesg -T | grep SXid", "sudo reboot"),
-                    ),
-                    container,
-                ),
-            ),
+            fixes=(on_the_host(by_root(REBOOT, ("sudo dmesg -T | grep SXid", "sudo reboot")), container),),
         )
     if not fatal and not fewer:
         for one in devices:
@@ -353,26 +320,21 @@ def p2p_acs_iommu(
     command_line = machine.kernel_command_line
     translating = _translating(pci, command_line)
     if bridges:
+        off = tuple(f"sudo setpci -s {shlex.quote(bridge.address)} ECAP_ACS+6.w=0000" for bridge in bridges[:8])
+        acs_off = by_root("Turn ACS off in the firmware, or with this until the next boot", off)
         yield Finding(
             summary=f"ACS redirects GPU-to-GPU traffic at {plural(len(bridges), 'PCIe bridge')}: NCCL may hang or be slow",
             evidence=tuple(
                 Evidence(f"PCIe bridge {bridge.address}: ACS redirect is on", "its configuration space")
                 for bridge in bridges[:8]
             ),
-            fixes=(
-                WITHOUT_P2P,
-                on_the_host(
-                    by_root(
-                        "Turn ACS off in the firmware, or with this until the next boot",
-                        tuple(
-                            f"sudo setpci -s {shlex.quote(bridge.address)} ECAP_ACS+6.w=0000" for bridge in bridges[:8]
-                        ),
-                    ),
-                    container,
-                ),
-            ),
+            fixes=(WITHOUT_P2P, on_the_host(acs_off, container)),
         )
     if translating is True:
+        passing = ("sudo grubby --update-kernel=ALL --args=iommu=pt", "sudo reboot")
+        if is_debian(machine):
+            edit = r"""sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&iommu=pt /' /etc/default/grub"""
+            passing = (edit, "sudo update-grub && sudo reboot")
         yield Finding(
             summary="The IOMMU translates GPU-to-GPU traffic (no iommu=pt): NCCL's peer-to-peer copies may hang",
             evidence=(
@@ -382,18 +344,7 @@ def p2p_acs_iommu(
             ),
             fixes=(
                 WITHOUT_P2P,
-                on_the_host(
-                    by_root(
-                        "Let the IOMMU pass traffic through, and reboot",
-                        (
-                            r"""sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&iommu=pt /' /etc/default/grub""",
-                            "sudo update-grub && sudo reboot",
-                        )
-                        if machine.os_id in DEBIAN
-                        else ("sudo grubby --update-kernel=ALL --args=iommu=pt", "sudo reboot"),
-                    ),
-                    container,
-                ),
+                on_the_host(by_root("Let the IOMMU pass traffic through, and reboot", passing), container),
             ),
         )
     if not bridges and translating is not True:

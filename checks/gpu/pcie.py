@@ -13,7 +13,9 @@ from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.pci import Pci, PciDevice
-from ddpdoctor.knowledge.privileges import NEEDS_ROOT
+from ddpdoctor.knowledge.privileges import by_root
+
+RESEAT = "Ask the administrator to reseat the card or to give it a slot with all lanes; this shows its link (LnkSta)"
 
 
 @check("pcie-link-degraded", severity=WARN)
@@ -43,46 +45,30 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     if not known_links:
         raise NotKnown("sysfs doesn't say how the cards and their slots are linked")
     busy = {} if isinstance(gpus, Unknown) else {one.bus_id: one for one in gpus.answering if _busy(one)}
-    narrow = tuple(
-        known_link
-        for known_link in known_links
-        if known_link.link_width < _best(known_link.link_width_max, known_link.parent_link_width_max)
-    )
+    narrow = tuple(card for card in known_links if card.link_width < _best_width(card))
     slow = tuple(
-        known_link
-        for known_link in known_links
-        if known_link not in narrow
-        and (known_link.address in busy or not (known_link.is_nvidia_gpu or known_link.is_amd_gpu))
-        and known_link.link_speed < _best(known_link.link_speed_max, known_link.parent_link_speed_max)
+        card
+        for card in known_links
+        if card not in narrow and (card.address in busy or not _is_gpu(card)) and card.link_speed < _best_speed(card)
     )
     for one in (*narrow, *slow):
-        width = _best(one.link_width_max, one.parent_link_width_max)
-        speed = _best(one.link_speed_max, one.parent_link_speed_max)
+        width, speed = _best_width(one), _best_speed(one)
         has = (
             f"{one.link_width} of {width} PCIe lanes"
             if one in narrow
             else f"a PCIe link of {one.link_speed:g} of {speed:g} GT/s, though it is in use"
         )
         yield Finding(
-            summary=f"{_kind(one)} {one.address} runs with {has}",
+            summary=f"{'GPU' if _is_gpu(one) else 'Network card'} {one.address} runs with {has}",
             evidence=(
                 Evidence(
                     f"{one.address}: x{one.link_width}, {one.link_speed:g} GT/s; card and slot can do x{width}, "
                     f"{speed:g} GT/s",
                     "/sys/bus/pci/devices",
                 ),
-                *(
-                    (Evidence(f"the GPU is {busy[one.address].utilisation} % busy", "NVML"),)
-                    if one.address in busy
-                    else ()
-                ),
+                *(Evidence(f"the GPU is {gpu.utilisation} % busy", "NVML") for gpu in (busy.get(one.address),) if gpu),
             ),
-            fixes=(
-                Fix(
-                    "Ask the administrator to reseat the card or to give it a slot with all lanes; this shows its link (LnkSta)",
-                    (f"sudo lspci -vvs {shlex.quote(one.address)}",),
-                ),
-            ),
+            fixes=(Fix(RESEAT, (f"sudo lspci -vvs {shlex.quote(one.address)}",)),),
         )
     if not narrow and not slow:
         if unread := [card.address for card in cards if card not in known_links and card.address not in apart]:
@@ -96,9 +82,7 @@ def _assert_idle(links: tuple[PciDevice, ...], gpus: Maybe[Gpus]) -> None:
     Raises:
         NotKnown: nobody said whether it does.
     """
-    lowered = {
-        link.address for link in links if link.link_speed < _best(link.link_speed_max, link.parent_link_speed_max)
-    }
+    lowered = {link.address for link in links if link.link_speed < _best_speed(link)}
     if lowered:
         for gpu in known(gpus).answering:
             if gpu.bus_id in lowered:
@@ -107,11 +91,11 @@ def _assert_idle(links: tuple[PciDevice, ...], gpus: Maybe[Gpus]) -> None:
 
 def _matters(one: PciDevice) -> bool:
     """GPUs and Mellanox cards."""
-    return one.is_nvidia_gpu or one.is_amd_gpu or (one.vendor == 0x15B3 and one.class_code >> 16 == 0x02)
+    return _is_gpu(one) or (one.vendor == 0x15B3 and one.class_code >> 16 == 0x02)
 
 
-def _kind(one: PciDevice) -> str:
-    return "GPU" if one.is_nvidia_gpu or one.is_amd_gpu else "Network card"
+def _is_gpu(one: PciDevice) -> bool:
+    return one.is_nvidia_gpu or one.is_amd_gpu
 
 
 def _off_slot(gpu: Gpu) -> bool:
@@ -125,9 +109,14 @@ def _busy(gpu: Gpu) -> bool:
     return not isinstance(gpu.utilisation, Unknown) and gpu.utilisation >= 50
 
 
-def _best(card: float, slot: float) -> float:
-    """What both can do; a bridge that says nothing limits nothing."""
-    return min(card, slot) if card and slot else card
+def _best_width(card: PciDevice) -> int:
+    """Lanes that both card and slot have; a bridge that says nothing limits nothing."""
+    return min(card.link_width_max, card.parent_link_width_max or card.link_width_max)
+
+
+def _best_speed(card: PciDevice) -> float:
+    """GT/s that both card and slot can do."""
+    return min(card.link_speed_max, card.parent_link_speed_max or card.link_speed_max)
 
 
 AT_BOOT = "one or a few that are not fatal, while the host starts, are normal"
@@ -205,6 +194,7 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
     counted = tuple((one, one.aer_fatal or 0, one.aer_nonfatal or 0) for one in watched)
     bad = tuple(each for each in counted if each[1] or each[2] >= NONFATAL_FLOOR)
     if bad:
+        counters = f"/sys/bus/pci/devices/{shlex.quote(bad[0][0].address)}/aer_dev_*"
         yield Finding(
             summary=f"PCIe errors that were not corrected since boot: {plural(sum(fatal + nonfatal for _, fatal, nonfatal in bad), 'error')} at "
             f"{listed((one.address for one, _, _ in bad), most=4)}",
@@ -216,14 +206,10 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
                 for one, fatal, nonfatal in bad
             ),
             fixes=(
-                Fix(
-                    "See whether the count grows"
-                    + (", on the host" if container.runtime else "")
-                    + f"; if so, have riser, slot and cable looked at; the kernel log tells more {NEEDS_ROOT}",
-                    (
-                        f"grep TOTAL /sys/bus/pci/devices/{shlex.quote(bad[0][0].address)}/aer_dev_*",
-                        "sudo dmesg | grep -i aer",
-                    ),
+                by_root(
+                    f"See whether the count grows{', on the host' if container.runtime else ''}; if so, have riser, slot and "
+                    "cable looked at; the kernel log tells more",
+                    (f"grep TOTAL {counters}", "sudo dmesg | grep -i aer"),
                 ),
             ),
         )

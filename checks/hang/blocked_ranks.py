@@ -6,15 +6,14 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
-from ddpdoctor.base.text import clip, listed
+from ddpdoctor.base.text import listed
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
-from ddpdoctor.hang.evidence import evidence_of, named, timeout_words, waiting_words
-from ddpdoctor.hang.fixes import end_the_rest, full_stacks, lines_of, read_the_code
-from ddpdoctor.hang.verdict import HangVerdict, verdict_for
+from ddpdoctor.hang.evidence import evidence_of, named, places_named, timeout_words, verb, waiting_words
+from ddpdoctor.hang.fixes import KILLED_LINES, end_the_rest, full_stacks, lines_of, read_the_code
+from ddpdoctor.hang.verdict import verdict_for
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.knowledge.stack_places import where
 
 
 @check("rank-stopped", severity=FAIL, stands_for=(HangCause.STOPPED,))
@@ -40,21 +39,13 @@ def rank_stopped(hang: Hang) -> Iterator[Finding]:
     stopped = [culprit for culprit in found.culprits if culprit not in traced]
     pids = " ".join(str(one.pid) for one in stopped)
     how = "held by a debugger" if traced and not stopped else "stopped"
+    go_on = Fix(f"Let {'it' if len(stopped) == 1 else 'them'} go on", (f"kill -CONT {pids}",))
     yield Finding(
-        summary=clip(f"{named(found.culprits, hang)} {_is(found)} {how} at {_at(found)}{waiting_words(found, hang)}"),
+        summary=f"{named(found.culprits, hang)} {verb(found, 'is', 'are')} {how} at {places_named(found)}{waiting_words(found, hang)}",
         cause=f"{timeout_words(hang)} Stopped ranks can't be woken by the others." if found.waiting else "",
         evidence=evidence_of(found, hang),
         fixes=(
-            *(
-                (
-                    Fix(
-                        f"Let {'it' if len(stopped) == 1 else 'them'} go on",
-                        (f"kill -CONT {pids}",),
-                    ),
-                )
-                if stopped
-                else ()
-            ),
+            *((go_on,) if stopped else ()),
             *(
                 Fix(
                     f"Rank {one.number} is in the hands of a debugger (gdb, strace): go on or detach there; this names it",
@@ -144,28 +135,35 @@ def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
     if found is None:
         return
     who = named(found.culprits, hang)
+    later = f"; the others will wait for {verb(found, 'it', 'them')} at their next collective"
+    missed = Fix(
+        f"If {who} had done all its work, nothing is wrong: see whether the others go on",
+        (f"ddpdoctor jobs --hang {shlex.quote(hang.job)} --seconds 30",),
+    )
+    timeout = f" {timeout_words(hang)}" if found.waiting else ""
     yield Finding(
-        summary=clip(f"{who} {_is(found)} gone{waiting_words(found, hang) or _will_wait(found)}"),
-        cause=" ".join(
-            filter(
-                None,
-                (
-                    "It has crashed, was killed, or has left the training before the others.",
-                    timeout_words(hang) if found.waiting else "",
-                ),
-            )
-        ),
+        summary=f"{who} {verb(found, 'is', 'are')} gone{waiting_words(found, hang) or later}",
+        cause=f"It has crashed, was killed, or has left the training before the others.{timeout}".strip(),
         evidence=evidence_of(found, hang),
         fixes=(
-            Fix(
-                f"Find the first error of {who}: its log, and whether the kernel killed it",
-                ("sudo dmesg -T | grep -iE 'killed process|out of memory|segfault' | tail",),
-            ),
-            end_the_rest(found.culprits, hang) if found.waiting else _see_whether_it_is_missed(who, hang),
+            Fix(f"Find the first error of {who}: its log, and whether the kernel killed it", (KILLED_LINES,)),
+            end_the_rest(found.culprits, hang) if found.waiting else missed,
         ),
         severity=None if found.waiting else WARN,
         rank=found.culprits[0].number,
     )
+
+
+NFS, NVIDIA = "An NFS server doesn't answer.", "NVIDIA's driver waits for a GPU."
+KERNEL_HOLDERS = {
+    "nfs": NFS,
+    "rpc": NFS,
+    "fuse": "A FUSE file system doesn't answer.",
+    "nv": NVIDIA,
+    "uvm": NVIDIA,
+    "ceph": "A Ceph file system doesn't answer.",
+}
+"""Who holds a rank, by a part of the kernel's function in which it is."""
 
 
 @check("rank-in-kernel", severity=FAIL, stands_for=(HangCause.KERNEL,))
@@ -187,11 +185,10 @@ def rank_in_kernel(hang: Hang) -> Iterator[Finding]:
         return
     waits_in = [culprit.rank.watched.last.waits_in for culprit in found.culprits if culprit.rank.watched]
     names = listed(dict.fromkeys(filter(None, waits_in)), most=3) or "the kernel"
+    gpus = Fix("See what is wrong with the GPUs", ("ddpdoctor check --select gpu,driver",))
     yield Finding(
-        summary=clip(
-            f"{named(found.culprits, hang)} {_is(found)} held by the kernel in {names}, at {_at(found)}{waiting_words(found, hang)}"
-        ),
-        cause=_who_holds(names),
+        summary=f"{named(found.culprits, hang)} {verb(found, 'is', 'are')} held by the kernel in {names}, at {places_named(found)}{waiting_words(found, hang)}",
+        cause=next((who for part, who in KERNEL_HOLDERS.items() if part in names), ""),
         evidence=evidence_of(found, hang),
         fixes=(
             Fix("See what the kernel says of it", ("sudo dmesg -T | tail -50",)),
@@ -199,25 +196,11 @@ def rank_in_kernel(hang: Hang) -> Iterator[Finding]:
                 "See whether file systems answer: each line that doesn't come is one that doesn't",
                 ("timeout 5 df -hT",),
             ),
-            *(
-                (Fix("See what is wrong with the GPUs", ("ddpdoctor check --select gpu,driver",)),)
-                if "nv" in names
-                else ()
-            ),
+            *((gpus,) if "nv" in names else ()),
         ),
         severity=severity_of(found, hang),
         rank=found.culprits[0].number,
     )
-
-
-def _who_holds(names: str) -> str:
-    for part, who in (
-        ("nfs", "An NFS server doesn't answer."), ("rpc", "An NFS server doesn't answer."), ("fuse", "A FUSE file system doesn't answer."),
-        ("nv", "NVIDIA's driver waits for a GPU."), ("uvm", "NVIDIA's driver waits for a GPU."), ("ceph", "A Ceph file system doesn't answer."),
-    ):  # fmt: skip
-        if part in names:
-            return who
-    return ""
 
 
 @check("rank-waits-for-input", severity=FAIL, stands_for=(HangCause.INPUT,))
@@ -240,9 +223,7 @@ def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
     if found is None:
         return
     yield Finding(
-        summary=clip(
-            f"{named(found.culprits, hang)} wait{_s(found)} for input from a keyboard at {_at(found)}{waiting_words(found, hang)}"
-        ),
+        summary=f"{named(found.culprits, hang)} {verb(found, 'waits', 'wait')} for input from a keyboard at {places_named(found)}{waiting_words(found, hang)}",
         cause=timeout_words(hang) if found.waiting else "",
         evidence=evidence_of(found, hang),
         fixes=(
@@ -253,26 +234,3 @@ def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
         ),
         rank=found.culprits[0].number,
     )
-
-
-def _see_whether_it_is_missed(who: str, hang: Hang) -> Fix:
-    return Fix(
-        f"If {who} had done all its work, nothing is wrong: see whether the others go on",
-        (f"ddpdoctor jobs --hang {shlex.quote(hang.job)} --seconds 30",),
-    )
-
-
-def _will_wait(found: HangVerdict) -> str:
-    return f"; the others will wait for {'it' if len(found.culprits) == 1 else 'them'} at their next collective"
-
-
-def _at(found: HangVerdict) -> str:
-    return listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)
-
-
-def _is(found: HangVerdict) -> str:
-    return "is" if len(found.culprits) == 1 else "are"
-
-
-def _s(found: HangVerdict) -> str:
-    return "s" if len(found.culprits) == 1 else ""

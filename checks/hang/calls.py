@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
-from ddpdoctor.base.text import clip, listed, ranks_named
+from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
@@ -16,11 +16,14 @@ from ddpdoctor.hang.evidence import (
     named,
     not_known,
     numbers_named,
+    places_named,
     timeout_words,
+    verb,
     waiting_words,
     what_they_do,
 )
 from ddpdoctor.hang.fixes import (
+    KILLED_LINES,
     full_stacks,
     lines_of,
     look_again,
@@ -34,7 +37,7 @@ from ddpdoctor.hang.rank_states import RankActivity
 from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign
 from ddpdoctor.hang.verdict import HangVerdict, verdict_for
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.knowledge.stack_places import FORWARD, PlaceKind, file_line, where
+from ddpdoctor.knowledge.stack_places import FORWARD, PlaceKind, file_line
 
 GROUP = r"(?:\[(?P<group>PG .{1,120}?) Rank \d+\](?:(?!\[PG ).)*)?"
 """The process group whose timeout it is, in the watchdog's words since torch 2.3."""
@@ -72,13 +75,9 @@ def uneven_inputs(hang: Hang) -> Iterator[Finding]:
     if found is None:
         return
     first = found.culprits[0]
-    one = len(found.culprits) == 1
-    at = listed(dict.fromkeys(where(stand.place) for stand in found.culprits), most=2)
     step = found.waiting[0].place.frame
     yield Finding(
-        summary=clip(
-            f"{named(found.culprits, hang)} {'has' if one else 'have'} left the loop for {at}{waiting_words(found, hang)}"
-        ),
+        summary=f"{named(found.culprits, hang)} {verb(found, 'has', 'have')} left the loop for {places_named(found)}{waiting_words(found, hang)}",
         cause=f"{_fewer(first.place.where, first.place.what)} {timeout_words(hang)}",
         evidence=evidence_of(found, hang),
         fixes=(
@@ -112,7 +111,7 @@ def different_calls(hang: Hang) -> Iterator[Finding]:
         return
     record = found.record
     yield Finding(
-        summary=clip(_recorded_calls(record, hang) if record else _who_stands_where(found, hang)),
+        summary=_recorded_calls(record, hang) if record else _who_stands_where(found, hang),
         cause=_how_they_differ(found, hang),
         evidence=evidence_of(found, hang),
         fixes=(
@@ -138,23 +137,16 @@ def _in_forward(found: HangVerdict) -> bool:
 
 
 def _where_one_runs_the_model(found: HangVerdict) -> tuple[Fix, ...]:
-    if not _in_forward(found):
-        return ()
-    return (
-        Fix(
-            "Where a rank runs the model alone (to validate): let it call model.module(...), which meets no other rank, or let all"
-            " ranks run it"
-        ),
-        Fix("Where it is the training's loop, give all ranks as many batches: DistributedSampler(..., drop_last=True)"),
-    )  # fmt: skip
+    alone = "Where a rank runs the model alone (to validate): let it call model.module(...), which meets no other rank, or let all ranks run it"
+    batches = "Where it is the training's loop, give all ranks as many batches: DistributedSampler(..., drop_last=True)"
+    return (Fix(alone), Fix(batches)) if _in_forward(found) else ()
 
 
 def _who_stands_where(found: HangVerdict, hang: Hang) -> str:
-    verb = "waits" if len(found.culprits) == 1 else "wait"
     if not found.waiting:
         return f"ranks call different collectives: {what_they_do(found.culprits, hang)}"
-    at = listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)
-    return f"{named(found.culprits, hang)} {verb} in {at}, but {what_they_do(found.waiting, hang)}"
+    who, at = named(found.culprits, hang), places_named(found)
+    return f"{who} {verb(found, 'waits', 'wait')} in {at}, but {what_they_do(found.waiting, hang)}"
 
 
 def _recorded_calls(record: RecordedHang, hang: Hang) -> str:
@@ -233,7 +225,7 @@ def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
         return
     record = found.record
     yield Finding(
-        summary=clip(_behind(record, hang)),
+        summary=_behind(record, hang),
         cause=_why_behind(found, hang),
         evidence=evidence_of(found, hang),
         fixes=_after_the_last_call(found, hang),
@@ -273,17 +265,12 @@ def _in_general(cause: LagCause, lags: Sequence[Lag], hang: Hang) -> str:
 
 
 def _why_behind(found: HangVerdict, hang: Hang) -> str:
-    unsure = (
-        "gloo doesn't record sends and receives: some of these ranks may wait for another one of them in such a call. "
-        if found.record and found.record.unsure
-        else ""
-    )
-    return f"{_now(found, hang)}{unsure}{not_known(found, hang)}".strip()
-
-
-def _now(found: HangVerdict, hang: Hang) -> str:
     words = what_they_do(found.culprits, hang)
-    return f"{words[:1].upper()}{words[1:]} now. " if words else ""
+    now = f"{words[:1].upper()}{words[1:]} now. " if words else ""
+    sends = (
+        "gloo doesn't record sends and receives: some of these ranks may wait for another one of them in such a call. "
+    )
+    return f"{now}{sends if found.record and found.record.unsure else ''}{not_known(found, hang)}".strip()
 
 
 def _after_the_last_call(found: HangVerdict, hang: Hang) -> tuple[Fix, ...]:
@@ -296,8 +283,8 @@ def _after_the_last_call(found: HangVerdict, hang: Hang) -> tuple[Fix, ...]:
     command = look_again(hang) if here else "ddpdoctor jobs --hang"
     causes = {lag.cause for lag in record.lags} if record else set()
     return (
-        *(_look_at_its_gpu() if LagCause.STUCK in causes else ()),
-        *(_gather_its_dump(record, hang) if record and LagCause.SILENT in causes else ()),
+        *((LOOK_AT_ITS_GPU,) if LagCause.STUCK in causes else ()),
+        *((_gather_its_dump(record, hang),) if record and LagCause.SILENT in causes else ()),
         *read_the_code(
             frames,
             f"See what comes after its last call at {file_line(record.last) or 'a line that was not recorded'}"
@@ -308,24 +295,16 @@ def _after_the_last_call(found: HangVerdict, hang: Hang) -> tuple[Fix, ...]:
     )
 
 
-def _look_at_its_gpu() -> tuple[Fix, ...]:
-    return (
-        Fix(
-            "On that rank's host, see whether its GPU or driver has failed; its log says first what CUDA said",
-            ("ddpdoctor check --select gpu,driver", "sudo dmesg -T | grep -iE 'xid|nvrm' | tail"),
-        ),
-    )
+LOOK_AT_ITS_GPU = Fix(
+    "On that rank's host, see whether its GPU or driver has failed; its log says first what CUDA said",
+    ("ddpdoctor check --select gpu,driver", "sudo dmesg -T | grep -iE 'xid|nvrm' | tail"),
+)
 
 
-def _gather_its_dump(record: RecordedHang, hang: Hang) -> tuple[Fix, ...]:
+def _gather_its_dump(record: RecordedHang, hang: Hang) -> Fix:
     silent = numbers_named((lag.rank for lag in record.lags if lag.cause is LagCause.SILENT), hang)
-    return (
-        Fix(
-            f"Gather the dump of {silent}, from its host. Where it wrote none, it was gone or stopped before: its log says why, or the"
-            " kernel's",
-            ("sudo dmesg -T | grep -iE 'killed process|out of memory|segfault' | tail",),
-        ),
-    )
+    why = "Where it wrote none, it was gone or stopped before: its log says why, or the kernel's"
+    return Fix(f"Gather the dump of {silent}, from its host. {why}", (KILLED_LINES,))
 
 
 @check(
@@ -431,7 +410,7 @@ def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
         summary = f"{record.call} number {record.number}{line} timed out after {record.waited:.0f} s though {numbers_named(record.ranks, hang)} had called it"
         fixes = test_the_way(hang)
     yield Finding(
-        summary=clip(summary),
+        summary=summary,
         cause=f"NCCL's watchdog struck. {not_known(found, hang)}".strip(),
         evidence=evidence_of(found, hang),
         fixes=fixes,
@@ -459,9 +438,7 @@ def exit_hang(hang: Hang) -> Iterator[Finding]:
     if found is None:
         return
     yield Finding(
-        summary=clip(
-            f"{named(found.culprits, hang)} do{'es' if len(found.culprits) == 1 else ''} not end, in {listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)}"
-        ),
+        summary=f"{named(found.culprits, hang)} {verb(found, 'does', 'do')} not end, in {places_named(found)}",
         cause="The training itself is over.",
         evidence=evidence_of(found, hang),
         fixes=(
@@ -497,22 +474,14 @@ def collective_stalled(hang: Hang) -> Iterator[Finding]:
         return
     sure = any(culprit.activity in (RankActivity.WAITS, RankActivity.ELSEWHERE) for culprit in found.culprits)
     recorded = found.record is not None
+    again = Fix("Look again: if the numbers of steps in the log go up, it only computes", (look_again(hang),))
     yield Finding(
-        summary=clip(_all_of_them(found, hang)),
+        summary=_all_of_them(found, hang),
         cause=_why_nobody(found, hang, sure=sure or recorded),
         evidence=evidence_of(found, hang),
         fixes=(
             *look_on_other_hosts(hang),
-            *(
-                ()
-                if sure
-                else (
-                    Fix(
-                        "Look again: if the numbers of steps in the log go up, it only computes",
-                        (look_again(hang),),
-                    ),
-                )
-            ),
+            *(() if sure else (again,)),
             *test_the_way(hang),
             *record_next_time(hang),
         ),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
-from ddpdoctor.base.text import clip, listed, plural
+from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.hang import Hang, Watched
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.hang.certainty import severity_of
-from ddpdoctor.hang.evidence import evidence_of, named, not_known, timeout_words, waiting_words
+from ddpdoctor.hang.evidence import evidence_of, named, not_known, places_named, timeout_words, verb, waiting_words
 from ddpdoctor.hang.fixes import full_stacks, lines_of, look_again, look_on_other_hosts, read_the_code
 from ddpdoctor.hang.rank_states import RankActivity, RankState, is_worker_idle
 from ddpdoctor.hang.verdict import verdict_for
@@ -57,7 +57,7 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
     workers = any(culprit.place.where is PlaceKind.LOADER for culprit in found.culprits)
     frames = [worker_place(one.last).frame for one in stuck] or [culprit.place.frame for culprit in found.culprits]
     yield Finding(
-        summary=clip(f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} for data at"
+        summary=(f"{named(found.culprits, hang)} {verb(found, 'waits', 'wait')} for data at"
                       f" {lines_of(found.culprits) or 'a line that is not known'}{_workers(first, stuck)}{waiting_words(found, hang)}"),
         cause=_why_no_data(first, stuck),
         evidence=evidence_of(found, hang),
@@ -126,8 +126,8 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
     if found is None:
         return
     yield Finding(
-        summary=clip(f"{named(found.culprits, hang)} stand{'s' if len(found.culprits) == 1 else ''} in"
-                      f" {listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)}{waiting_words(found, hang)}"),
+        summary=(f"{named(found.culprits, hang)} {verb(found, 'stands', 'stand')} in"
+                      f" {places_named(found)}{waiting_words(found, hang)}"),
         cause=timeout_words(hang) if found.waiting else "",
         evidence=evidence_of(found, hang),
         fixes=(
@@ -181,7 +181,7 @@ def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
     place = found.culprits[0].place
     moves = "still moving" if found.moving else "no movement seen"
     yield Finding(
-        summary=clip(f"{named(found.culprits, hang)} is alone in {where(place)}, {moves}{waiting_words(found, hang)}"),
+        summary=f"{named(found.culprits, hang)} is alone in {where(place)}, {moves}{waiting_words(found, hang)}",
         cause=f"Rank 0 is {place.where.value}. {timeout_words(hang)}",
         evidence=evidence_of(found, hang),
         fixes=(
@@ -217,21 +217,19 @@ def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
     found = verdict_for(hang, HangCause.BUSY)
     if found is None:
         return
-    verb = "is busy" if found.moving else "stands"
-    many = verb.replace("is ", "are ").replace("stands", "stand")
-    places = listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)
+    who = named(found.culprits, hang)
+    does = verb(found, "is busy", "are busy") if found.moving else verb(found, "stands", "stand")
+    moving = "It made progress between the two looks."
+    still = "It was in the same place in both looks, and used no processor in between."
+    waits_for = _what_it_waits_for(found.culprits[0])
     yield Finding(
-        summary=clip(
-            f"{named(found.culprits, hang)} {verb if len(found.culprits) == 1 else many} in {places}{waiting_words(found, hang)}"
-        ),
-        cause=" ".join(
-            filter(None, (_between(found.moving), _what_it_waits_for(found.culprits[0]), timeout_words(hang)))
-        ),
+        summary=f"{who} {does} in {places_named(found)}{waiting_words(found, hang)}",
+        cause=" ".join(filter(None, (moving if found.moving else still, waits_for, timeout_words(hang)))),
         evidence=evidence_of(found, hang),
         fixes=(
             *read_the_code(
                 (culprit.place.frame for culprit in found.culprits),
-                f"See why {named(found.culprits, hang)} {'is' if len(found.culprits) == 1 else 'are'} at {lines_of(found.culprits)}",
+                f"See why {who} {verb(found, 'is', 'are')} at {lines_of(found.culprits)}",
             ),
             *full_stacks(hang, found.culprits),
         ),
@@ -244,14 +242,6 @@ def _what_it_waits_for(stand: RankState) -> str:
     """By the function of the kernel in which its main thread is."""
     waits_in = stand.rank.watched.last.waits_in if stand.rank.watched else ""
     return next((words for start, words in WAITS_IN.items() if waits_in.startswith(start)), "")
-
-
-def _between(moving: bool) -> str:
-    return (
-        "It made progress between the two looks."
-        if moving
-        else "It was in the same place in both looks, and used no processor in between."
-    )
 
 
 @check("rendezvous-waiting", severity=FAIL, stands_for=(HangCause.RENDEZVOUS,))
@@ -279,9 +269,9 @@ def rendezvous_waiting(hang: Hang, processes: Maybe[Processes]) -> Iterator[Find
     if late:
         summary = f"{_not_there(late, hang)}{waiting_words(found, hang)}"
     else:
-        summary = f"{named(found.culprits, hang)} wait{'s' if len(found.culprits) == 1 else ''} in {where(found.culprits[0].place)}: {_who_is_missing(missing, hang)}"
+        summary = f"{named(found.culprits, hang)} {verb(found, 'waits', 'wait')} in {where(found.culprits[0].place)}: {_who_is_missing(missing, hang)}"
     yield Finding(
-        summary=clip(summary),
+        summary=summary,
         cause=f"{left} was set where it was started, and no launcher set it: Lightning then starts no other ranks, and waits."
         if left
         else missing or timeout_words(hang),
@@ -322,9 +312,8 @@ def _not_there(late: Sequence[RankState], hang: Hang) -> str:
 
 def _bring_them(late: Sequence[RankState], hang: Hang) -> tuple[Fix, ...]:
     if late[0].activity is RankActivity.GONE:
-        return (
-            Fix(f"Start {named(late, hang)}, or read the log for why it ended; WORLD_SIZE must be what is started"),
-        )
+        text = f"Start {named(late, hang)}, or read the log for why it ended; WORLD_SIZE must be what is started"
+        return (Fix(text),)
     frame = late[0].place.frame
     return read_the_code([frame], f"See what comes before init_process_group at {file_line(frame)}")
 

@@ -10,6 +10,7 @@ import msgspec
 from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import LogSign, SignRole, Subject, check, requires
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container
@@ -128,7 +129,7 @@ def cgroup_cpu_limit(
 
 
 def _more_cores(container: Maybe[Container], environment: Maybe[Environment], plan: Plan) -> Fix:
-    runtime = container.runtime if isinstance(container, Container) else None
+    runtime = runtime_of(container)
     if isinstance(environment, Environment) and "SLURM_JOB_ID" in environment:
         return Fix(
             "Ask Slurm for 4 or more cores a rank: `#SBATCH --cpus-per-task` in the batch script, and this before srun",

@@ -140,28 +140,17 @@ def _short_of(what: str, disks: Sequence[Disk], figures: str, others: Disks) -> 
     first = disks[0]
     fails = any(disk.free < _floors(disk)[0] for disk in disks) if what == "space" else True
     where = first.mount or first.path
-    if what == "space":
-        look = f"du -xh --max-depth=2 {shlex.quote(where)} 2>/dev/null | sort -h | tail -n 20"
-    else:
-        look = f"du -x --inodes --max-depth=2 {shlex.quote(where)} 2>/dev/null | sort -n | tail -n 20"
+    counted, order = ("h", "-h") if what == "space" else (" --inodes", "-n")
+    look = f"du -x{counted} --max-depth=2 {shlex.quote(where)} 2>/dev/null | sort {order} | tail -n 20"
     fixes = [Fix("See what takes the room, and remove what nobody needs", (look,))]
-    movable = [disk for disk in disks if disk.purpose in MOVES]
-    for one in movable:
-        variable, name = MOVES[one.purpose]
-        roomy = _with_room(one, others)
-        if roomy:
-            folder = shlex.quote(f"{roomy.path.rstrip('/')}/{name}")
-            fixes.append(
-                Fix(
-                    f"Or let {variable} lead to a folder with room, {human(roomy.free)} free",
-                    (f"mkdir -p {folder} && export {variable}={folder}",),
-                    appliable=True,
-                )
-            )
-        else:
-            fixes.append(Fix(f"Or set {variable} to a folder on a larger file system"))
+    for disk in disks:
+        if disk.purpose in MOVES:
+            variable, name = MOVES[disk.purpose]
+            text, roomy = f"Or let {variable} lead to a folder with room", _with_room(disk, others)
+            moved = _moved(text, variable, name, roomy, appliable=True)
+            fixes.append(moved or Fix(f"Or set {variable} to a folder on a larger file system"))
     return Finding(
-        summary=f"{where} is short of {what}: {figures}; on it: {listed([disk.purpose for disk in disks], 3)}"[:160],
+        summary=f"{where} is short of {what}: {figures}; on it: {listed([disk.purpose for disk in disks], 3)}",
         evidence=tuple(_seen(disk, figures) for disk in disks),
         fixes=tuple(fixes),
         severity=FAIL if fails else WARN,
@@ -174,6 +163,15 @@ MOVES = {
     "torch cache": ("TORCH_HOME", "torch-cache"),
 }
 """What can lie elsewhere: the variable that says where, and a name for the folder there."""
+
+
+def _moved(text: str, variable: str, name: str, roomy: Disk | None, *, appliable: bool) -> Fix | None:
+    """A setting that leads to a new folder; None where there is no room for one."""
+    if roomy is None:
+        return None
+    folder = shlex.quote(f"{roomy.path.rstrip('/')}/{name}")
+    set_it = f"mkdir -p {folder} && export {variable}={folder}"
+    return Fix(f"{text}, {human(roomy.free)} free", (set_it,), appliable=appliable)
 
 
 def _with_room(short: Disk, disks: Disks) -> Disk | None:
@@ -196,21 +194,18 @@ def _not_writable(disk: Disk, others: Disks) -> Finding:
     why = "is mounted read-only" if disk.read_only_mount else "does not belong to this user"
     variable = {"temporary files": "TMPDIR", "Triton cache": "TRITON_CACHE_DIR"}.get(disk.purpose)
     roomy = _with_room(disk, others)
-    if variable and roomy:
+    if variable:
         name = "tmp" if variable == "TMPDIR" else "triton"
-        folder = shlex.quote(f"{roomy.path.rstrip('/')}/{name}")
-        fix = Fix(
-            f"Let {variable} lead to a folder that you may write to, {human(roomy.free)} free",
-            (f"mkdir -p {folder} && export {variable}={folder}",),
-        )
-    elif variable:
-        fix = Fix(f"Set {variable} to a folder that you may write to: none of those looked at here is one with room")
+        text = f"Let {variable} lead to a folder that you may write to"
+        moved = _moved(text, variable, name, roomy, appliable=False)
+        none = f"Set {variable} to a folder that you may write to: none of those looked at here is one with room"
+        fix = moved or Fix(none)
     else:
         text = "Start training in a folder that you may write to, or tell your program to write its files to one"
         fix = Fix(text, (f"cd {shlex.quote(roomy.path)}",) if roomy else ())
     severity: Severity = INFO if disk.purpose == "Triton cache" else WARN
     return Finding(
-        summary=f"This user can't write to {disk.path} ({disk.purpose})"[:160],
+        summary=f"This user can't write to {disk.path} ({disk.purpose})",
         cause=f"It {why}.",
         evidence=(_seen(disk, "not writable"),),
         fixes=(fix,),
@@ -313,7 +308,7 @@ def disk_unanswered(disks: Disks) -> Iterator[Finding]:
     for path in disks.unanswered:
         quoted = shlex.quote(path)
         yield Finding(
-            summary=f"The file system of {path} doesn't answer"[:160],
+            summary=f"The file system of {path} doesn't answer",
             evidence=(told(disks, "unanswered", f"no answer about {path}"),),
             fixes=(
                 Fix(
@@ -369,7 +364,7 @@ def working_folder_gone(disks: Disks) -> Iterator[Finding]:
     if not disks.removed:
         return
     yield Finding(
-        summary=f"The working folder was deleted: {disks.removed}"[:160],
+        summary=f"The working folder was deleted: {disks.removed}",
         evidence=(told(disks, "removed", f"{disks.removed} was deleted"),),
         fixes=(
             Fix("If there is a new folder of that name, enter it", ('cd "$PWD"',)),

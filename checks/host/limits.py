@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.checks.shared_fixes import raised_for_new_logins, runtime_of
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container
@@ -20,7 +21,6 @@ from ddpdoctor.knowledge import launchers
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.job_intent import several_nodes
 from ddpdoctor.knowledge.nvidia import NO_GPU
-from ddpdoctor.knowledge.privileges import by_root
 
 MIB = 1024**2
 GIB = 1024**3
@@ -109,18 +109,11 @@ def _several_nodes(environment: Maybe[Environment], network: Maybe[Network]) -> 
 def _lock_more(limits: Limits, container: Maybe[Container]) -> tuple[Fix, ...]:
     if limits.memlock_hard == -1:
         return (Fix("Raise it in the shell or script that starts training", ("ulimit -l unlimited",), appliable=True),)
-    if isinstance(container, Container) and container.runtime is not None:
-        return (
-            Fix(
-                "Start the container with `--ulimit memlock=-1` (in Kubernetes: the capability IPC_LOCK in its securityContext)"
-            ),
-        )
-    line = "* soft memlock unlimited\\n* hard memlock unlimited\\n"
+    if runtime_of(container):
+        text = "Start the container with `--ulimit memlock=-1` (in Kubernetes: the capability IPC_LOCK in its securityContext)"
+        return (Fix(text),)
     return (
-        by_root(
-            "Raise it for new logins, then log in again",
-            (f"printf '{line}' | sudo tee /etc/security/limits.d/90-rdma.conf",),
-        ),
+        raised_for_new_logins("memlock", "unlimited", "unlimited", "90-rdma"),
         Fix("In Slurm jobs: ask the administrator for `LimitMEMLOCK=infinity` in the unit of slurmd"),
     )
 
@@ -195,31 +188,17 @@ def nofile_limit(
     elif hard == -1 or hard >= wanted:
         raised = 65536 if hard == -1 else min(hard, 65536)
         raise_it = Fix("Raise it in the shell or script that starts training", (f"ulimit -n {raised}",), appliable=True)
-    elif isinstance(container, Container) and container.runtime is not None:
+    elif runtime_of(container):
         raise_it = Fix("Start the container with `--ulimit nofile=65536:65536`")
     else:
-        line = "* soft nofile 65536\\n* hard nofile 1048576\\n"
-        raise_it = by_root(
-            "Raise it for new logins, then log in again",
-            (f"printf '{line}' | sudo tee /etc/security/limits.d/90-nofile.conf",),
-        )
+        raise_it = raised_for_new_logins("nofile", "65536", "1048576", "90-nofile")
+    evidence = [told(limits, "nofile_soft", f"open files (`ulimit -n`): {soft}"), planned(plan)]
+    if not isinstance(hard, Unknown):
+        most = "unlimited" if hard == -1 else hard
+        evidence.insert(1, told(limits, "nofile_hard", f"open files at most (`ulimit -Hn`): {most}"))
     yield Finding(
         summary=f"A process may open only {soft} files; {plural(world, 'rank')} with DataLoader workers may need {wanted}",
-        evidence=(
-            told(limits, "nofile_soft", f"open files (`ulimit -n`): {soft}"),
-            *(
-                ()
-                if isinstance(hard, Unknown)
-                else (
-                    told(
-                        limits,
-                        "nofile_hard",
-                        f"open files at most (`ulimit -Hn`): {'unlimited' if hard == -1 else hard}",
-                    ),
-                )
-            ),
-            planned(plan),
-        ),
+        evidence=tuple(evidence),
         fixes=(raise_it, sharing),
         severity=WARN if soft < _nofile_floor(world) else INFO,
     )

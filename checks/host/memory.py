@@ -9,6 +9,7 @@ from signal import Signals
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import human, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container
@@ -138,7 +139,7 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
     gibibytes = -(-wanted * 5 // 4 // GIB)
     if isinstance(environment, Environment) and "SLURM_JOB_ID" in environment:
         return Fix(f"Ask Slurm for more memory: `--mem={gibibytes}G`, or `--mem=0` for all that the node has")
-    runtime = container.runtime if isinstance(container, Container) else None
+    runtime = runtime_of(container)
     if runtime == "kubernetes":
         return Fix(f"Set `resources.limits.memory: {gibibytes}Gi` or more in the pod")
     if runtime is not None:
@@ -389,6 +390,9 @@ def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iter
         yield from _killed_by_log(kernel_log)
     kills = cgroup.oom_kills if isinstance(cgroup, Cgroup) else None
     if isinstance(cgroup, Cgroup) and isinstance(kills, int) and kills > 0:
+        text = (
+            "Raise the limit (Slurm `--mem`, Docker `--memory`), or use fewer DataLoader workers and load data lazily"
+        )
         # Without a limit this is a login session, in which anything may have been killed.
         limit = cgroup.memory_limit
         limited = isinstance(limit, int)
@@ -399,11 +403,7 @@ def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iter
                 told(cgroup, "oom_kills", f"processes killed by the kernel: {kills}"),
                 *([told(cgroup, "memory_limit", f"memory limit: {human(limit)}")] if isinstance(limit, int) else []),
             ),
-            fixes=(
-                Fix(
-                    "Raise the limit (Slurm `--mem`, Docker `--memory`), or use fewer DataLoader workers and load data lazily"
-                ),
-            ),
+            fixes=(Fix(text),),
             severity=WARN if limited else INFO,
         )
     elif isinstance(kernel_log, Unknown):

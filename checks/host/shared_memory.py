@@ -10,6 +10,7 @@ from signal import Signals
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.gpus import Gpus
@@ -155,36 +156,30 @@ def shm_too_small(
         return
     one_host_nccl = plan.nproc > 1 and not (isinstance(gpus, Gpus) and not gpus.devices)
     severity = FAIL if one_host_nccl and free < plan.nproc * SHM_NCCL else WARN
-    evidence = (
-        *([told(shared_memory, "size", f"size of /dev/shm: {human(size)}")] if isinstance(size, int) else []),
-        *([told(shared_memory, "free", f"free in /dev/shm: {human(free)}")] if shared_memory.free == free else []),
-        planned(plan),
-    )
+    ranks, largest = plural(plan.nproc, "rank"), "ls -lhS /dev/shm | head -n 20"
+    fixes: tuple[Fix, ...]
     if isinstance(size, Unknown):
-        yield Finding(
-            summary=f"/dev/shm has only {human(free)} free; {plural(plan.nproc, 'rank')} may need {human(wanted)}",
-            cause="How large it is in all could not be read.",
-            evidence=evidence,
-            fixes=(Fix("See how large it is, and what fills it", ("df -h /dev/shm", "ls -lhS /dev/shm | head -n 20")),),
-            severity=severity,
-        )
+        summary = f"/dev/shm has only {human(free)} free; {ranks} may need {human(wanted)}"
+        cause = "How large it is in all could not be read."
+        fixes = (Fix("See how large it is, and what fills it", ("df -h /dev/shm", largest)),)
     elif size < wanted:
-        yield Finding(
-            summary=f"/dev/shm has only {human(size)}; {plural(plan.nproc, 'rank')} with DataLoader workers may need {human(wanted)}",
-            evidence=evidence,
-            fixes=_more_shared_memory(container, machine, plan, size),
-            severity=severity,
-            cause=_too_little_memory(machine, plan),
-        )
+        summary = f"/dev/shm has only {human(size)}; {ranks} with DataLoader workers may need {human(wanted)}"
+        cause, fixes = _too_little_memory(machine, plan), _more_shared_memory(container, machine, plan, size)
     else:
-        yield Finding(
-            summary=f"/dev/shm is nearly full: {human(free)} of {human(size)} free; "
-            f"{plural(plan.nproc, 'rank')} may need {human(wanted)}",
-            cause="It is large enough; other jobs, or files left behind, fill it.",
-            evidence=evidence,
-            fixes=(Fix("See what fills it, and remove what no job needs", ("ls -lhS /dev/shm | head -n 20",)),),
-            severity=severity,
-        )
+        summary = f"/dev/shm is nearly full: {human(free)} of {human(size)} free; {ranks} may need {human(wanted)}"
+        cause = "It is large enough; other jobs, or files left behind, fill it."
+        fixes = (Fix("See what fills it, and remove what no job needs", (largest,)),)
+    yield Finding(
+        summary,
+        cause,
+        evidence=(
+            *([told(shared_memory, "size", f"size of /dev/shm: {human(size)}")] if isinstance(size, int) else []),
+            *([told(shared_memory, "free", f"free in /dev/shm: {human(free)}")] if shared_memory.free == free else []),
+            planned(plan),
+        ),
+        fixes=fixes,
+        severity=severity,
+    )
 
 
 def _not_writable(shared_memory: SharedMemory, container: Maybe[Container]) -> Finding:
@@ -202,7 +197,7 @@ def _not_writable(shared_memory: SharedMemory, container: Maybe[Container]) -> F
 
 
 def _mounted_writable(container: Maybe[Container]) -> tuple[Fix, ...]:
-    runtime = container.runtime if isinstance(container, Container) else None
+    runtime = runtime_of(container)
     if runtime in ("docker", "podman", "containerd"):
         return (Fix("Start the container without `:ro` on /dev/shm, or with `--ipc=host`, or with `--shm-size=16g`"),)
     if runtime == "kubernetes":
@@ -244,7 +239,7 @@ def _more_shared_memory(
 
 def _larger(container: Maybe[Container], gibibytes: int, *, has_size: bool) -> tuple[Fix, ...]:
     """How to get so large a /dev/shm."""
-    runtime = container.runtime if isinstance(container, Container) else None
+    runtime = runtime_of(container)
     remount = f"mount -o remount,size={gibibytes}g /dev/shm"
     mount = f"mount -t tmpfs -o mode=1777,size={gibibytes}g tmpfs /dev/shm"
     commands = (remount,) if has_size else ("mkdir -p /dev/shm", mount)
@@ -309,12 +304,8 @@ def _without_them(shared_memory: SharedMemory, processes: Maybe[Processes]) -> I
     proven = [one for one in left if one.proven]
     others = [one.path for one in left if not one.proven]
     if proven:
-        text = (
-            "Remove them"
-            if not others
-            else f"Remove {len(proven)} that are yours, and that nobody can come for any more"
-        )
-        yield Fix(_first(text, len(proven)), (kill_command(proven),), appliable=True)
+        some = f"Remove {len(proven)} that are yours, and that nobody can come for any more"
+        yield Fix(_first(some if others else "Remove them", len(proven)), (kill_command(proven),), appliable=True)
     if others:
         text = "Remove them" if not proven else "Remove the others, if no program is to use them later"
         yield Fix(_first(text, len(others)), (shlex.join(["rm", "-f", *others[:MAX_NAMED]]),))

@@ -207,8 +207,8 @@ def _missing(missing: list[MissingNode], count: int, fleet: Fleet, meeting: Meet
             *_waited(fleet),
             Evidence(f"--nnodes is {fleet.expected}", "--nnodes, the launcher's settings"),
             *(
-                (told(fleet, "strangers", f"others that knocked: {listed(fleet.strangers)}"),)
-                if fleet.strangers
+                (told(fleet, "strangers", f"others that knocked: {listed(others)}"),)
+                if (others := fleet.strangers)
                 else ()
             ),
         ),
@@ -264,15 +264,11 @@ def _by_srun(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
     command = srun_netcheck(nodes, name) + same
     if nodes == fleet.expected:
         return (Fix("Let Slurm start it on all nodes", (command,)),)
+    few = f"The Slurm job has {plural(nodes, 'node')}, too few for --nnodes {fleet.expected}"
+    more = f"{fleet.expected} nodes (salloc or sbatch with --nodes={fleet.expected})"
     return (
-        Fix(
-            f"The Slurm job has {plural(nodes, 'node')}, too few for --nnodes {fleet.expected}: if the job is meant for {nodes},"
-            " let Slurm start it on these",
-            (command,),
-        ),
-        Fix(
-            f"Else ask Slurm for {fleet.expected} nodes (salloc or sbatch with --nodes={fleet.expected}) and start it there"
-        ),
+        Fix(f"{few}: if the job is meant for {nodes}, let Slurm start it on these", (command,)),
+        Fix(f"Else ask Slurm for {more} and start it there"),
     )
 
 
@@ -365,7 +361,7 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
     read = "" if stopped else f", and read what it says on {called(first)}"
     others = f" (and {plural(len(lost) - 1, 'other')})" if len(lost) > 1 else ""
     return Finding(
-        summary=f"{called(first)}{others} was {first.lost}"[:160],
+        summary=f"{called(first)}{others} was {first.lost}",
         cause=_why_lost(first, meeting),
         evidence=tuple(Evidence(f"{called(one)} ({one.address}): {one.lost}", HUB_CONNECTION) for one in lost),
         fixes=(
@@ -448,30 +444,26 @@ def duplicate_rank(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
 
 def _double(one: RejectedNode, free: MissingNode | None, fleet: Fleet, meeting: Meeting) -> Finding:
     who = _place(one.host, one.address)
+    counted = ""
     if one.code == "rank-out-of-range":
         last = fleet.expected - 1
         summary = f"{who} says node rank {one.rank}, and {plural(fleet.expected, 'node')} have ranks 0 to {last}"
+        counted = f"Ranks are counted from 0, so that the last is {last}. "
     else:
         summary = f"{who} says node rank {one.rank}, which {one.holder or 'another node'} has already"
     if free is not None:
+        text = f"Rank {free.rank} is free: run this on {one.host or one.address}, while it runs here again"
         command = netcheck_command(meeting, fleet.expected, free.rank)
-        fix = Fix(
-            f"Rank {free.rank} is free: run this on {one.host or one.address}, while it runs here again", (command,)
-        )
     else:
-        text = f"All {fleet.expected} ranks are taken: if it belongs to the job, give {fleet.expected + 1} nodes on all of them"
-        fix = Fix(f"{text}, on this one too", (netcheck_command(meeting, fleet.expected + 1, 0),))
-    outside = one.code == "rank-out-of-range"
-    counted = f"Ranks are counted from 0, so that the last is {fleet.expected - 1}. " if outside else ""
+        more = fleet.expected + 1
+        text = f"All {fleet.expected} ranks are taken: if it belongs to the job, give {more} nodes on all of them, on this one too"
+        command = netcheck_command(meeting, more, 0)
     ranks = listed((f"{called(node)} has rank {node.rank}" for node in fleet.nodes), most=4)
     return Finding(
         summary=summary,
         cause=f"{counted}{_so_missing(one, fleet)}".strip(),
-        evidence=(
-            told(fleet, "doubles", f"{who} came with node rank {one.rank}"),
-            told(fleet, "nodes", ranks),
-        ),
-        fixes=(fix, *(_here_again(fleet, meeting) if free is not None else ())),
+        evidence=(told(fleet, "doubles", f"{who} came with node rank {one.rank}"), told(fleet, "nodes", ranks)),
+        fixes=(Fix(text, (command,)), *(_here_again(fleet, meeting) if free is not None else ())),
     )
 
 

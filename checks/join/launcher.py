@@ -39,10 +39,7 @@ def launcher_conflict(meeting: Meeting) -> Iterator[Finding]:
             summary=f"{conflict.name} says {conflict.value[:SHOWN]}, {conflict.other_name} says {conflict.other_value[:SHOWN]}; "
             f"{conflict.value[:SHOWN]} counts",
             cause=_cause(conflict),
-            evidence=(
-                Evidence(*_said(conflict)),
-                Evidence(f"{conflict.other_name}={conflict.other_value}", "environment"),
-            ),
+            evidence=(_said(conflict), Evidence(f"{conflict.other_name}={conflict.other_value}", "environment")),
             fixes=_fixes(conflict),
         )
 
@@ -51,11 +48,11 @@ def _is_flag(conflict: Conflict) -> bool:
     return conflict.name.startswith("--")
 
 
-def _said(conflict: Conflict) -> tuple[str, str]:
-    """What counts, and where it stands."""
+def _said(conflict: Conflict) -> Evidence:
+    """The setting that counts, and where it stands."""
     if _is_flag(conflict):
-        return f"{conflict.name} {conflict.value}", "command line"
-    return f"{conflict.name}={conflict.value}", "environment"
+        return Evidence(f"{conflict.name} {conflict.value}", "command line")
+    return Evidence(f"{conflict.name}={conflict.value}", "environment")
 
 
 def _cause(conflict: Conflict) -> str:
@@ -81,9 +78,5 @@ def _fixes(conflict: Conflict) -> tuple[Fix, ...]:
         return (
             Fix(f"Take Slurm's away from the ranks: put `{away}` between mpirun and its program; or start with srun"),
         )
-    return (
-        Fix(
-            "Take it out of the script, or of the shell, that starts the job",
-            (f"unset {shlex.quote(conflict.other_name)}",),
-        ),
-    )
+    unset = f"unset {shlex.quote(conflict.other_name)}"
+    return (Fix("Take it out of the script, or of the shell, that starts the job", (unset,)),)

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.base.text import clip
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.frameworks import ACCELERATE
@@ -93,9 +92,7 @@ def rdzv_connect_failed(log: Log) -> Iterator[Finding]:
     address = host or "HOST"
     conf = "--rdzv_conf" if launcher_of_log(log) == ACCELERATE else "--rdzv-conf"
     yield Finding(
-        summary=clip(
-            f"torchrun can't reach the store of its rendezvous{where}: the connection to the C10d store has failed"
-        ),
+        summary=f"torchrun can't reach the store of its rendezvous{where}: the connection to the C10d store has failed",
         evidence=lines(log, seen),
         fixes=(
             Fix(
@@ -189,7 +186,7 @@ def rdzv_own_name_unreachable(log: Log) -> Iterator[Finding]:
     itself = f"torchrun can't reach the store that it opened itself{f', under the name {host}' if host else ''}"
     number = host.isdecimal()
     yield Finding(
-        summary=clip(
+        summary=(
             f"A host's name is the number {host}, which is read as the address {_as_address(host)}"
             if number
             else itself

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.settings.invalid import evidence_of, plain, quoted
 from ddpdoctor.checks.settings.visible_gpus import what_cuda_shows
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.engine.registry import check, required, requires
 from ddpdoctor.facts.accelerate import Accelerate, ConfigFile, Value
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
@@ -43,9 +44,7 @@ def _file(accelerate: Accelerate, packages: Packages) -> ConfigFile:
         NotApplicable, NotKnown: there is none, or it can't be read.
     """
     requires(packages.version("accelerate"), "accelerate isn't installed in the target Python")
-    file = known(accelerate.file)
-    requires(file, "accelerate has no configuration file")
-    assert file is not None
+    file = required(known(accelerate.file), "accelerate has no configuration file")
     requires(is_of_this_host(file), "accelerate's configuration file starts nothing on this host")
     return file
 
@@ -71,13 +70,9 @@ def _edit(file: ConfigFile, name: str, value: str, why: str = "") -> Fix:
     text = f"Let the file say `{name}: {value}`{why}"
     if file.path.endswith(".json"):
         return Fix(f"{text}, in JSON's spelling")
-    path = shlex.quote(file.path)
-    line = shlex.quote(f"{entry.line}s/.*/{name}: {_for_sed(value)}/") if entry else ""
+    path, escaped = shlex.quote(file.path), re.sub(r"[\\/&]", r"\\\g<0>", value)
+    line = shlex.quote(f"{entry.line}s/.*/{name}: {escaped}/") if entry else ""
     return Fix(text, (f"sed -i {line} {path}" if entry else f"echo {shlex.quote(f'{name}: {value}')} >> {path}",))
-
-
-def _for_sed(text: str) -> str:
-    return re.sub(r"[\\/&]", r"\\\g<0>", text)
 
 
 def _launch(
@@ -130,11 +125,9 @@ def _refusals(file: ConfigFile) -> Iterator[tuple[tuple[str, ...], str, Fix]]:
     yield from _refused_gpus(file)
     for entry, meant in strange_keys(file):
         why = f"it has the unknown key {quoted(entry.name)}; {meant} is meant, it seems"
-        fix = Fix(f"Call it {meant}")
-        if not file.path.endswith(".json"):
-            command = shlex.quote(f"{entry.line}s/^{entry.name} *:/{meant}:/")
-            fix = Fix(f"Call it {meant}", (f"sed -i {command} {shlex.quote(file.path)}",))
-        yield (entry.name,), why, fix
+        script = shlex.quote(f"{entry.line}s/^{entry.name} *:/{meant}:/")
+        command = () if file.path.endswith(".json") else (f"sed -i {script} {shlex.quote(file.path)}",)
+        yield (entry.name,), why, Fix(f"Call it {meant}", command)
 
 
 def _refused_gpus(file: ConfigFile) -> Iterator[tuple[tuple[str, ...], str, Fix]]:
@@ -149,8 +142,6 @@ def _refused_gpus(file: ConfigFile) -> Iterator[tuple[tuple[str, ...], str, Fix]
 
 
 def _nearest(said: str) -> str:
-    import difflib
-
     near = difflib.get_close_matches(said.upper().replace("-", "_"), DISTRIBUTED_TYPES, n=1)
     return near[0] if near else "MULTI_GPU"
 
@@ -216,13 +207,9 @@ def _starts_one(file: ConfigFile, processes: int, gpus: Maybe[Gpus], environment
             _launch("--multi_gpu --num_processes", min(processes, len(there))),
         )
     else:
-        fixes = (
-            Fix(
-                "Start it with torch's launcher, which starts several on CPUs, too",
-                (f"ACCELERATE_USE_CPU=true {torchrun}",),
-            ),
-            _edit(file, "num_processes", "1", ", if one is what you want"),
-        )
+        text = "Start it with torch's launcher, which starts several on CPUs, too"
+        one = _edit(file, "num_processes", "1", ", if one is what you want")
+        fixes = (Fix(text, (f"ACCELERATE_USE_CPU=true {torchrun}",)), one)
     return Finding(
         f"accelerate's configuration file asks for {processes} processes, and by distributed_type {kind(file)} one is started",
         cause="It trains alone, on all of the data, and says nothing of it.",
@@ -397,11 +384,8 @@ def _address(file: ConfigFile, rank: int | None, main: Resolution | None, networ
     if rank == 0 and here:
         fixes = (_edit(file, "main_process_ip", here, ", on all machines"), _launch("--main_process_ip", here))
     else:
-        show = Fix(
-            "Show the addresses of machine 0 there, and put the one that the others reach into the file",
-            ("hostname -I",),
-        )
-        fixes = (show, _launch("--main_process_ip", "ADDRESS"))
+        text = "Show the addresses of machine 0 there, and put the one that the others reach into the file"
+        fixes = (Fix(text, ("hostname -I",)), _launch("--main_process_ip", "ADDRESS"))
     if file.value("main_process_ip") is None:
         yield _Main(
             ("main_process_ip", "num_machines"),

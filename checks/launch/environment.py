@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
-from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.checks.launch.launchers import ENV_INIT, NO_LAUNCHER, names, shown, unset
 from ddpdoctor.checks.settings.invalid import plain
+from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
@@ -100,7 +101,7 @@ def rank_leftover(environment: Environment, container: Maybe[Container]) -> Iter
     requires(launch.launcher == "settings", f"{launch.launcher} says which rank this is")
     # A launcher that we don't know gives its ranks a LOCAL_RANK; an orchestrator sets what it likes in a container.
     requires("LOCAL_RANK" not in environment, "a launcher says which rank this is")
-    requires(isinstance(container, Unknown) or container.runtime is None, "the container's orchestrator may set them")
+    requires(not runtime_of(container), "the container's orchestrator may set them")
     requires(all(environment.get(name) for name in ENV_INIT), "not all of them are set")
     if (launch.world_size or 0) > (launch.rank or 0) and launch.world_size != 1:
         yield Finding(
@@ -115,7 +116,7 @@ def _local_rank_alone(environment: Environment, container: Maybe[Container]) -> 
     others = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
     if not environment.get("LOCAL_RANK") or any(name in environment for name in others):
         return
-    if current_launch(environment) is not None or (isinstance(container, Container) and container.runtime is not None):
+    if current_launch(environment) is not None or runtime_of(container):
         return
     yield Finding(
         summary=f"LOCAL_RANK={plain(environment.get('LOCAL_RANK'))} is set, and nothing else that a launcher would set",
@@ -130,19 +131,9 @@ def _local_rank_alone(environment: Environment, container: Maybe[Container]) -> 
 def _node_rank_alone(environment: Environment, container: Maybe[Container]) -> Iterator[Finding]:
     """With nothing that says where the first node is. Node rank 0 changes nothing."""
     name = "NODE_RANK" if "NODE_RANK" in environment else "GROUP_RANK"
-    others = (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "NNODES",
-        "TORCHELASTIC_RUN_ID",
-        "LOCAL_WORLD_SIZE",
-    )
-    if not number(environment.get(name)) or any(other in environment for other in others) or several_nodes(environment):
-        return
-    if isinstance(container, Container) and container.runtime is not None:
+    others = (*ENV_INIT, "LOCAL_RANK", "NNODES", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE")
+    alone = number(environment.get(name)) and not any(other in environment for other in others)
+    if not alone or several_nodes(environment) or runtime_of(container):
         return
     yield Finding(
         summary=f"{name}={plain(environment.get(name))} is set, and nothing that says where the first node is",

@@ -204,16 +204,13 @@ def rank_0_elsewhere(environment: Environment, network: Network, container: Mayb
     way = way_to_the_others(network)
     own = address_of(way, network) if way else None
     first = number(environment.get("LOCAL_WORLD_SIZE")) or 1
+    first_node = f"export MASTER_ADDR={shlex.quote(own or '')}"
     yield Finding(
         summary=f"RANK is 0, but MASTER_ADDR={master.name[:60]} is another host: rank 0 must run where MASTER_ADDR points",
         cause="Without torchrun rank 0 itself opens the store, here, while all ranks look for it at MASTER_ADDR.",
         evidence=(*shown(environment, "RANK", "MASTER_ADDR"), resolved(master), addresses(network)),
         fixes=(
-            *(
-                (Fix("If this is the first node, on all nodes alike", (f"export MASTER_ADDR={shlex.quote(own)}",)),)
-                if own
-                else ()
-            ),
+            *((Fix("If this is the first node, on all nodes alike", (first_node,)),) if own else ()),
             Fix("If it isn't, its ranks go on after those of the first; on the second", (f"export RANK={first}",)),
         ),
         severity=FAIL if neighbour else WARN,
@@ -229,11 +226,13 @@ def contradictions(environment: Environment) -> Iterator[Contradiction]:
     for name in RANK_NUMBERS:
         if name in environment and value[name] is None:
             yield f"{name} is {environment.get(name)[:40]!r}, not a whole number from 0 up", (name,), None
+    # On Kubernetes WORLD_SIZE is the number of pods until torchrun sets it anew.
+    counts_pods = "KUBERNETES_SERVICE_HOST" in environment and "TORCHELASTIC_RUN_ID" not in environment
     for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("LOCAL_WORLD_SIZE", "WORLD_SIZE")):
         low, high = value[rank], value[size]
         if low is None or high is None:
             continue
-        if rank == "LOCAL_WORLD_SIZE" and low > high and not counts_pods(environment):
+        if rank == "LOCAL_WORLD_SIZE" and low > high and not counts_pods:
             yield f"LOCAL_WORLD_SIZE is {low}, more than WORLD_SIZE, which is {high}", (rank, size), None
         elif rank != "LOCAL_WORLD_SIZE" and low >= high:
             yield f"{rank} is {low}, but {size} is {high}: ranks go from 0 to {high - 1}", (rank, size), None
@@ -260,11 +259,6 @@ FROM_SLURM = Fix(
 )
 
 
-def counts_pods(environment: Environment) -> bool:
-    """On Kubernetes WORLD_SIZE is the number of pods until torchrun sets it anew."""
-    return "KUBERNETES_SERVICE_HOST" in environment and "TORCHELASTIC_RUN_ID" not in environment
-
-
 def against_slurm(environment: Environment) -> Iterator[Contradiction]:
     """RANK and WORLD_SIZE that were exported before srun, and so don't fit its tasks."""
     launch = current_launch(environment)
@@ -274,11 +268,8 @@ def against_slurm(environment: Environment) -> Iterator[Contradiction]:
     if rank is not None and launch.rank is not None and rank != launch.rank:
         yield f"RANK is {rank}, but this is task {launch.rank} of srun", ("RANK", "SLURM_PROCID"), FROM_SLURM
     elif rank is not None and size is not None and launch.world_size is not None and size != launch.world_size:
-        yield (
-            f"WORLD_SIZE is {size}, but srun started {plural(launch.world_size, 'task')}",
-            ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-            FROM_SLURM,
-        )
+        why = f"WORLD_SIZE is {size}, but srun started {plural(launch.world_size, 'task')}"
+        yield why, ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), FROM_SLURM
 
 
 def local_rank_beyond_gpus(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Finding]:
@@ -367,6 +358,9 @@ def slurm_launch_mismatch(environment: Environment, gpus: Maybe[Gpus], pci: Mayb
     yield from no_gpus_requested(environment, gpus, pci)
 
 
+TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+
+
 def several_torchruns(environment: Environment) -> Iterator[Finding]:
     tasks, ranks = slurm_tasks_here(environment), number(environment.get("LOCAL_WORLD_SIZE"))
     inside = in_slurm_step(environment) and "TORCHELASTIC_RUN_ID" in environment
@@ -374,18 +368,9 @@ def several_torchruns(environment: Environment) -> Iterator[Finding]:
         yield Finding(
             summary=f"srun started torchrun {tasks} times on this node, each with {ranks} ranks: {tasks * ranks} in all",
             severity=FAIL,
-            evidence=shown(
-                environment,
-                "SLURM_STEP_TASKS_PER_NODE",
-                "SLURM_NTASKS_PER_NODE",
-                "LOCAL_WORLD_SIZE",
-                "TORCHELASTIC_RUN_ID",
-            ),
+            evidence=shown(environment, *TASKS_PER_NODE, "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
             fixes=(
-                Fix(
-                    "One torchrun a node",
-                    (f"srun --ntasks-per-node=1 torchrun --nproc-per-node={ranks} train.py",),
-                ),
+                Fix("One torchrun a node", (f"srun --ntasks-per-node=1 torchrun --nproc-per-node={ranks} train.py",)),
             ),
         )
 
@@ -411,7 +396,7 @@ def more_tasks_than_gpus(environment: Environment) -> Iterator[Finding]:
     yield Finding(
         summary=f"srun started {plural(tasks, 'task')} on this node, which has {plural(gpus, 'GPU')} for the job",
         cause="With one rank a task, two ranks share a GPU, which NCCL refuses.",
-        evidence=shown(environment, "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+        evidence=shown(environment, *TASKS_PER_NODE, "SLURM_GPUS_ON_NODE"),
         fixes=(Fix("One task a GPU", (f"srun --ntasks-per-node={gpus} --gpus-per-node={gpus} python train.py",)),),
     )
 

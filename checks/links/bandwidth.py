@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import bandwidth, listed, milliseconds
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.fleet import Fleet, Link, Passed
+from ddpdoctor.facts.fleet import Fleet, Link
 from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.knowledge.node_words import NO_FLEET, called, why_not_run
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.network_check.analysis.link_quality import (
     FEWEST_NODES,
@@ -50,28 +51,28 @@ def slow_link(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     On both ends: `ip -s link show dev eth0` for errors and drops that grow, `cat /sys/class/net/eth0/speed` for the speed in
     Mbit/s, `tc -s qdisc show dev eth0` for a limiter; `sudo tc qdisc del dev eth0 root` takes it off.
     """
-    requires(fleet.nodes, "only netcheck looks at other nodes")
-    requires(fleet.links, _why_none(fleet))
+    requires(fleet.nodes, NO_FLEET)
+    requires(fleet.links, why_not_run(fleet, ("links",), "no link was measured"))
     found = {trouble.pair: trouble for trouble in link_troubles(fleet)}
     at_fault = find_common_nodes(found, [(link.a, link.b) for link in fleet.links])
-    desk = _Desk(fleet)
+    words = _LinkWords(fleet)
     for rank, pairs in at_fault.nodes.items():
         if rank == meeting.node_rank:
             each = _each(len(pairs), sum(rank in (link.a, link.b) for link in fleet.links))
-            yield desk.slow(f"{each} link of {desk.host(rank)}", [found[pair] for pair in pairs], [rank])
+            yield words.slow(f"{each} link of {words.host(rank)}", [found[pair] for pair in pairs], [rank])
     if at_fault.everywhere:
         if meeting.node_rank == fleet.nodes[0].rank:
             each = _each(len(found), len(fleet.links))
-            yield desk.slow(f"{each} link between the nodes", list(found.values()), [fleet.nodes[0].rank])
+            yield words.slow(f"{each} link between the nodes", list(found.values()), [fleet.nodes[0].rank])
         return
     several, alone = where_several_meet(at_fault.pairs)
     for rank, pairs in several.items():
         if rank == meeting.node_rank:
-            yield desk.slow(f"More than one link of {desk.host(rank)}", [found[pair] for pair in pairs], [rank])
-    own = [found[pair] for pair in alone if desk.speaker(pair) == meeting.node_rank]
+            yield words.slow(f"More than one link of {words.host(rank)}", [found[pair] for pair in pairs], [rank])
+    own = [found[pair] for pair in alone if words.speaker(pair) == meeting.node_rank]
     if own:
         worst = max(own, key=lambda one: one.badness)
-        yield desk.slow(f"The link between {desk.host(worst.link.a)} and {desk.host(worst.link.b)}", own, worst.pair)
+        yield words.slow(f"The link between {words.host(worst.link.a)} and {words.host(worst.link.b)}", own, worst.pair)
 
 
 @check("straggler-node", severity=WARN)
@@ -91,25 +92,20 @@ def straggler_node(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     On that node: `cat /sys/class/net/eth0/speed` for the speed in Mbit/s, `tc -s qdisc show dev eth0` for a limiter, `ip -s
     link show dev eth0` for errors; `sudo tc qdisc del dev eth0 root` takes a limiter off. Leave the node out until it is mended.
     """
-    requires(fleet.nodes, "only netcheck looks at other nodes")
-    requires(fleet.links, _why_none(fleet))
+    requires(fleet.nodes, NO_FLEET)
+    requires(fleet.links, why_not_run(fleet, ("links",), "no link was measured"))
     measured = {rank for link in fleet.links if rate_of(link) is not None for rank in (link.a, link.b)}
     requires(len(measured) >= FEWEST_NODES, "a straggler shows among three nodes or more")
     for straggler in stragglers(fleet):
         if straggler.rank == meeting.node_rank:
-            yield _Desk(fleet).straggling(straggler)
-
-
-def _why_none(fleet: Fleet) -> str:
-    reasons = (phase.reason for phase in fleet.phases if phase.name == "links" and phase.passed is Passed.NOT_TESTED)
-    return next(reasons, "no link was measured")
+            yield _LinkWords(fleet).straggling(straggler)
 
 
 def _each(part: int, whole: int) -> str:
     return "Each" if part == whole else "Nearly each"
 
 
-class _Desk:
+class _LinkWords:
     """Words for the links of one fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -117,8 +113,7 @@ class _Desk:
         self.nodes = {node.rank: node for node in fleet.nodes}
 
     def host(self, rank: int) -> str:
-        node = self.nodes.get(rank)
-        return node.host if node and node.host else f"node {rank}"
+        return called(self.nodes[rank]) if rank in self.nodes else f"node {rank}"
 
     def speaker(self, pair: Pair) -> int:
         """Who of the two reports: the one with a limiter, else the first."""
@@ -139,7 +134,7 @@ class _Desk:
         return Finding(
             summary=f"{self.host(one.rank)} is a straggler: {bandwidth(one.rate)} on its links, where "
             f"{bandwidth(one.usual)} is usual; {_step(one.rate)}",
-            cause=f"All of its {len(one.links)} links are slow{_or_worse(one)}, those between the others are not: it is this"
+            cause=f"All of its {len(one.links)} links are slow{' or could not be measured' if any(link.error for link in one.links) else ''}, those between the others are not: it is this"
             " node, its cable or its port.",
             evidence=(*self._figures(one.links), *self._limiters([one.rank])),
             fixes=self._fixes([one.rank]),
@@ -204,10 +199,6 @@ class _Desk:
             counters, speed = "|| cat /proc/net/dev", f"cat /sys/class/net/{quoted}/speed"
             commands = (f"ip -s link show dev {quoted} {counters}", speed, f"tc -s qdisc show dev {quoted}")
             yield Fix(text, commands if name else (f"ip -s link show {counters}", "tc -s qdisc show"))
-
-
-def _or_worse(one: Straggler) -> str:
-    return " or could not be measured" if any(link.error for link in one.links) else ""
 
 
 def _percent(share: float) -> str:

@@ -11,9 +11,10 @@ import msgspec
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.fleet import Cell, Fleet, Node, Passed
+from ddpdoctor.facts.fleet import Cell, Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.network_fixes import PING_COMES_IN
+from ddpdoctor.knowledge.node_words import NO_FLEET, called, why_not_run
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.network_check.analysis.link_quality import Pair, find_common_nodes
 
@@ -56,8 +57,8 @@ def mtu_mismatch(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     shows what passes (its size plus 28 is the MTU). As a stopgap, TCP finds the size by itself after
     `sudo sysctl -w net.ipv4.tcp_mtu_probing=2`.
     """
-    requires(fleet.nodes, "only netcheck looks at other nodes")
-    requires(fleet.reach, _why_none(fleet))
+    requires(fleet.nodes, NO_FLEET)
+    requires(fleet.reach, why_not_run(fleet, ("reach",), "nobody dialled another node"))
     stall = next((one for kind in ("route", "nccl", "gloo") if (one := _stall(fleet, kind)).pairs), None)
     if stall is not None:
         yield from _black_holes(stall, fleet, meeting)
@@ -65,11 +66,6 @@ def mtu_mismatch(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     known = [node for node in fleet.nodes if node.interface and node.mtu]
     requires(len(known) > 1, "the nodes don't tell their MTUs")
     yield from _odd_ones(known, meeting)
-
-
-def _why_none(fleet: Fleet) -> str:
-    reasons = (phase.reason for phase in fleet.phases if phase.name == "reach" and phase.passed is Passed.NOT_TESTED)
-    return next(reasons, "nobody dialled another node")
 
 
 def _stall(fleet: Fleet, kind: str) -> Stall:
@@ -97,11 +93,11 @@ def _black_holes(stall: Stall, fleet: Fleet, meeting: Meeting) -> Iterator[Findi
     for rank, pairs in at_fault.nodes.items():
         if rank == meeting.node_rank:
             peers = len({other for pair in stall.tried if rank in pair for other in pair}) - 1
-            where = f"to or from {_host(nodes[rank])} ({len(pairs)} of {peers} peers)"
+            where = f"to or from {called(nodes[rank])} ({len(pairs)} of {peers} peers)"
             yield _black_hole(where, [nodes[rank]], pairs, stall, fleet)
     if at_fault.pairs and meeting.node_rank == at_fault.pairs[0][0]:
         involved = [nodes[rank] for rank in sorted({rank for pair in at_fault.pairs for rank in pair})]
-        shown = listed((f"{_host(nodes[a])} and {_host(nodes[b])}" for a, b in at_fault.pairs), most=1)
+        shown = listed((f"{called(nodes[a])} and {called(nodes[b])}" for a, b in at_fault.pairs), most=1)
         where = f"between {shown}" if len(at_fault.pairs) == 1 else f"between {len(at_fault.pairs)} pairs of nodes"
         yield _black_hole(where, involved, at_fault.pairs, stall, fleet)
 
@@ -112,20 +108,14 @@ def _black_hole(where: str, to_mend: Sequence[Node], pairs: Sequence[Pair], stal
     mtus = [mtu for one in involved if (mtu := _mtu(one, stall.kind))]
     size = f"of {max(mtus)} bytes" if mtus else "of full size"
     ways = [(a, b) for a, b in stall.ways if (min(a, b), max(a, b)) in pairs]
+    stalled = listed((f"{called(nodes[a])} to {called(nodes[b])}" for a, b in ways), MOST_SHOWN)
     return Finding(
         summary=f"Large messages never arrive {where}, small ones do: packets {size} don't fit on the way",
         cause="Something between them (a switch's port, a tunnel, a filter) drops packets that are longer than it takes, and"
         " the ICMP message that would say so doesn't come back.",
         evidence=(
-            Evidence(
-                f"64 KiB never arrived: {listed((f'{_host(nodes[a])} to {_host(nodes[b])}' for a, b in ways), MOST_SHOWN)}",
-                SOURCE,
-            ),
-            *(
-                Evidence(f"MTU of {one.interface} of {_host(one)}: {one.mtu}", "SIOCGIFMTU")
-                for one in involved[:MOST_SHOWN]
-                if _mtu(one, stall.kind)
-            ),
+            Evidence(f"64 KiB never arrived: {stalled}", SOURCE),
+            *(_mtu_seen(node) for node in involved[:MOST_SHOWN] if _mtu(node, stall.kind)),
         ),
         fixes=(
             *_smaller(to_mend, _fitting(involved, fleet.nodes, stall.kind), stall.kind),
@@ -154,7 +144,7 @@ def _smaller(nodes: Sequence[Node], mtu: int, kind: str) -> Iterator[Fix]:
     for one in too_large:
         by_interface.setdefault(_interface(one, kind), []).append(one)
     for name, there in by_interface.items():
-        hosts = listed(map(_host, there), MOST_SHOWN)
+        hosts = listed(map(called, there), MOST_SHOWN)
         text = f"On {hosts}: an MTU that fits, until the next boot; then in the network's configuration"
         yield by_root(text, (f"sudo ip link set dev {shlex.quote(name)} mtu {mtu}",))
 
@@ -165,7 +155,7 @@ def _ping(here: Node, pair: Pair, mtu: int, stall: Stall, fleet: Fleet) -> Fix:
     address = next(one.addresses[place] for one in fleet.reach if one.kind == stall.kind and one.addresses[place])
     headers = HEADERS[6 if ":" in address else 4]
     return Fix(
-        f"On {_host(here)}: find the largest size that is answered; with {headers} added it is the MTU that fits"
+        f"On {called(here)}: find the largest size that is answered; with {headers} added it is the MTU that fits"
         f" ({PING_COMES_IN})",
         tuple(
             f"ping -M do -c 3 -s {size - headers} {shlex.quote(address)}"
@@ -189,6 +179,10 @@ def _mtu(node: Node, kind: str) -> int:
     return node.mtu if kind == "route" or _interface(node, kind) == shlex.quote(node.interface) else 0
 
 
+def _mtu_seen(node: Node) -> Evidence:
+    return Evidence(f"MTU of {node.interface} of {called(node)}: {node.mtu}", "SIOCGIFMTU")
+
+
 # --- all is well, but the MTUs differ -----------------------------------------------------------------------------------
 
 
@@ -201,23 +195,16 @@ def _odd_ones(nodes: Sequence[Node], meeting: Meeting) -> Iterator[Finding]:
             continue
         others = [other for other in nodes if other.mtu == usual]
         yield Finding(
-            summary=f"{_host(one)} sends packets of up to {one.mtu} bytes, {listed(map(_host, others))} of {usual}:"
+            summary=f"{called(one)} sends packets of up to {one.mtu} bytes, {listed(map(called, others))} of {usual}:"
             " the MTUs differ",
             cause="Nothing failed: TCP agrees on the smaller size for each connection. RoCE and UDP don't, and a switch that"
             " is set for the smaller size drops the larger packets without a word.",
-            evidence=tuple(
-                Evidence(f"MTU of {node.interface} of {_host(node)}: {node.mtu}", "SIOCGIFMTU")
-                for node in (one, *others[: MOST_SHOWN - 1])
-            ),
+            evidence=tuple(map(_mtu_seen, (one, *others[: MOST_SHOWN - 1]))),
             fixes=(
                 by_root(
-                    f"On {_host(one)}: the same MTU as the others, until the next boot; then in the network's configuration",
+                    f"On {called(one)}: the same MTU as the others, until the next boot; then in the network's configuration",
                     (f"sudo ip link set dev {shlex.quote(one.interface)} mtu {usual}",),
                 ),
             ),
             severity=WARN,
         )
-
-
-def _host(node: Node) -> str:
-    return node.host or f"node {node.rank}"

@@ -184,7 +184,7 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
             else f"The script ended itself: {text}"
         )
         return Finding(
-            summary=clip(what),
+            summary=what,
             cause=MISTAKE,
             evidence=(*(Evidence(one.text.strip(), where(log, one)) for one in before), *said),
             fixes=(_what_to_mend(before, launcher), *_how_it_ended(found)),

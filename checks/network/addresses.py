@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, required, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.fleet import Cell, Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
@@ -109,11 +109,7 @@ def hostname_resolves_loopback(network: Network, environment: Environment, nccl:
     certain = nccl.library is None or network.rendezvous is not None
     yield Finding(
         summary=f"{network.hostname} resolves to {own.addresses[0]}, so the other nodes are told to talk to themselves",
-        evidence=(
-            resolved(own),
-            hosts_lines(network),
-            intent(sign),
-        ),
+        evidence=(resolved(own), hosts_lines(network), intent(sign)),
         fixes=(*hosts_fix(network), *without_root(network, suffices=network.rendezvous is None)),
         severity=FAIL if certain else WARN,
     )
@@ -192,18 +188,17 @@ def hostname_unresolvable(network: Network, environment: Environment) -> Iterato
         return
     sign = several_nodes(environment, network)
     gloo_is_told = bool(environment.get("GLOO_SOCKET_IFNAME"))
+    line = shlex.quote(f"127.0.0.1 {network.hostname}")
     yield Finding(
         summary=f"This host's own name, {network.hostname}, doesn't resolve: {own.error}",
         evidence=(resolved(own), *((intent(sign),) if sign else ())),
         fixes=hosts_fix(network) + without_root(network)
-        or (
-            by_root(
-                "Name the host in /etc/hosts",
-                (f"echo {shlex.quote(f'127.0.0.1 {network.hostname}')} | sudo tee -a /etc/hosts",),
-            ),
-        ),
+        or (by_root("Name the host in /etc/hosts", (f"echo {line} | sudo tee -a /etc/hosts",)),),
         severity=FAIL if sign and not gloo_is_told else WARN if sign or "no answer" in own.error else INFO,
     )
+
+
+C10D = "torchrun --rdzv-backend=c10d --rdzv-endpoint"
 
 
 @check("rdzv-hostname-not-self", severity=FAIL)
@@ -220,12 +215,15 @@ def rdzv_hostname_not_self(network: Network, environment: Environment) -> Iterat
     ## Fix
     Say it: `--rdzv-conf is_host=1` on this node and `is_host=0` on the others; or correct /etc/hosts.
     """
-    endpoint = known(network.rendezvous) or known(network.master)
-    requires(endpoint, "neither MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
-    assert endpoint is not None
+    named_endpoint = known(network.rendezvous) or known(network.master)
+    endpoint = required(named_endpoint, "neither MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
     by_rendezvous = endpoint == network.rendezvous
     # torchrun reads PET_MASTER_ADDR for a static rendezvous alone.
-    static = environment.get(BACKEND) == "static" if by_rendezvous else _is_torchruns_own(environment)
+    static = (
+        environment.get(BACKEND) == "static"
+        if by_rendezvous
+        else first_set(environment, MASTER_ADDRESS).startswith("PET_")
+    )
     requires(not static, "the rendezvous is static")
     requires(by_rendezvous or not environment.get("RANK"), "the ranks were started without a c10d rendezvous")
     if "is_host" in environment.get("PET_RDZV_CONF") or not is_here(endpoint, network):
@@ -234,18 +232,12 @@ def rdzv_hostname_not_self(network: Network, environment: Environment) -> Iterat
         return
     own = known(network.own_name)
     port = (split_endpoint(store_endpoint(environment))[1] if by_rendezvous else master_port(environment)) or 29400
-    told = f"--rdzv-conf is_host=1 --local-addr={shlex.quote(endpoint.name)}"
-    fixes = [
-        Fix(
-            "Tell torchrun who hosts the store (is_host=0 on the other nodes)",
-            (f"torchrun --rdzv-backend=c10d --rdzv-endpoint={shlex.quote(endpoint.name)}:{port} {told}",),
-        )
-    ]
+    named = shlex.quote(endpoint.name)
+    is_host = f"{C10D}={named}:{port} --rdzv-conf is_host=1 --local-addr={named}"
+    fixes = [Fix("Tell torchrun who hosts the store (is_host=0 on the other nodes)", (is_host,))]
     if own.addresses and not is_loopback(own.addresses[0]):
         text = f"Or use an endpoint that it knows as its own, on all nodes alike, if {own.addresses[0]} is reached from there"
-        fixes.append(
-            Fix(text, (f"torchrun --rdzv-backend=c10d --rdzv-endpoint={shlex.quote(network.hostname)}:{port}",))
-        )
+        fixes.append(Fix(text, (f"{C10D}={shlex.quote(network.hostname)}:{port}",)))
     yield Finding(
         summary=f"{endpoint.name} is this host, but torchrun won't see it: {network.hostname} resolves to {listed(own.addresses) or 'nothing'}",
         evidence=(resolved(endpoint), resolved(own)),
@@ -253,10 +245,6 @@ def rdzv_hostname_not_self(network: Network, environment: Environment) -> Iterat
         # With MASTER_ADDR alone, the rendezvous may well be static, where --node-rank decides.
         severity=FAIL if by_rendezvous else INFO,
     )
-
-
-def _is_torchruns_own(environment: Environment) -> bool:
-    return first_set(environment, MASTER_ADDRESS).startswith("PET_")
 
 
 def _recognised(endpoint: Resolution, network: Network) -> bool:
@@ -415,17 +403,12 @@ def _families_of_fleet(network: Network, fleet: Fleet, meeting: Maybe[Meeting]) 
     ]
     if apart:
         theirs = apart[0]
+        only = f"{listed(node.host for node in apart)}: only IPv{theirs.families}"
+        text = "Show the addresses of each, and give the one or the other the family it lacks"
         yield Finding(
             summary=f"{own.host} has only IPv{own.families} addresses and {theirs.host} only IPv{theirs.families} ones: no way between them",
-            evidence=(
-                addresses(network),
-                Evidence(f"{listed(one.host for one in apart)}: only IPv{theirs.families}", "the nodes' own words"),
-            ),
-            fixes=(
-                Fix(
-                    "Show the addresses of each, and give the one or the other the family it lacks", ("ip -br address",)
-                ),
-            ),
+            evidence=(addresses(network), Evidence(only, "the nodes' own words")),
+            fixes=(Fix(text, ("ip -br address",)),),
         )
     yield from _gloo_apart(own, network, fleet)
 
@@ -462,13 +445,11 @@ def _gloo_apart(own: Node, network: Network, fleet: Fleet) -> Iterator[Finding]:
 
 def _other_family(version: int, own: Node, network: Network) -> Iterator[Fix]:
     """gloo takes an interface's IPv4 address before its IPv6 one, and a name's IPv6 address before its IPv4 one."""
+    every = [(interface.name, as_address(text)) for interface in network.interfaces for text in interface.addresses]
     there = [
-        (interface.name, str(as_address(address)))
-        for interface in network.interfaces
-        for address in interface.addresses
-        if as_address(address).version == version
-        and not as_address(address).is_loopback
-        and not as_address(address).is_link_local
+        (name, str(address))
+        for name, address in every
+        if address.version == version and not address.is_loopback and not address.is_link_local
     ]
     if not there:
         yield Fix(f"Give {own.host} an IPv{version} address", ("ip -br address",))

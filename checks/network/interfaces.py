@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
@@ -71,18 +72,11 @@ def _name_it(network: Network, variable: str, wrong: str) -> tuple[Fix, ...]:
     alike = difflib.get_close_matches(wrong, there, n=1)
     way = next(iter(alike), None) or way_to_the_others(network)
     equals = "=" if variable == "NCCL_SOCKET_IFNAME" else ""
-    named = (
-        (
-            Fix(
-                f"Name an interface of this host: {listed(there)}",
-                (f"export {variable}={equals}{shlex.quote(way)}",),
-                appliable=True,
-            ),
-        )
-        if way
-        else ()
-    )
-    return (*named, Fix("Or let the library choose", (f"unset {variable}",), appliable=True))
+    by_itself = Fix("Or let the library choose", (f"unset {variable}",), appliable=True)
+    if not way:
+        return (by_itself,)
+    command = f"export {variable}={equals}{shlex.quote(way)}"
+    return Fix(f"Name an interface of this host: {listed(there)}", (command,), appliable=True), by_itself
 
 
 @check(
@@ -136,15 +130,14 @@ def nccl_ifname_not_found(
     wanted = parse_nccl_filter(value)
     passed = [interface.name for interface in network.interfaces if wanted.takes(interface.name)]
     why = f"{listed(passed)} has no usable address or no carrier" if passed else "no interface of that name is here"
-    heard = (
-        (Evidence(nccl.answer_log.rpartition("\n")[2], "ncclGetUniqueId in a subprocess"),) if nccl.answer_log else ()
-    )
+    last_line = nccl.answer_log.rpartition("\n")[2] if nccl.answer_log else ""
+    said = (Evidence(last_line, "ncclGetUniqueId in a subprocess"),) if nccl.answer_log else ()
     yield Finding(
         summary=f"NCCL_SOCKET_IFNAME={value} leaves NCCL no interface: {why}",
         cause=""
         if has_nccl(nccl, torch)
         else "There is no NCCL here, so it only matters where another job brings one.",
-        evidence=(setting(environment, "NCCL_SOCKET_IFNAME"), addresses(network), *heard),
+        evidence=(setting(environment, "NCCL_SOCKET_IFNAME"), addresses(network), *said),
         fixes=_name_it(network, "NCCL_SOCKET_IFNAME", next(iter(wanted.names), "")),
         severity=FAIL if has_nccl(nccl, torch) else INFO,
     )
@@ -359,10 +352,9 @@ def nccl_no_interface(
         summary = f"NCCL finds nothing but the loopback ({taken}), and the job has several nodes"
     else:
         return
-    if isinstance(container, Container) and container.runtime:
-        fixes.append(
-            Fix("Start the container with the host's network: add --network=host --ipc=host to its `docker run`")
-        )
+    if runtime_of(container):
+        text = "Start the container with the host's network: add --network=host --ipc=host to its `docker run`"
+        fixes.append(Fix(text))
     yield Finding(
         summary=summary,
         evidence=(nccl.seen("predicted_interface"), addresses(network), *((intent(sign),) if sign else ())),

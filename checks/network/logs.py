@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
-from ddpdoctor.base.text import clip
 from ddpdoctor.engine.registry import LogSign, SignRole, check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.nccl_connecting import TO_THE_LAST
@@ -79,7 +78,7 @@ def container_network_isolated(log: Log) -> Iterator[Finding]:
         return
     address = word(seen, "address") or word(seen, "last")
     yield Finding(
-        summary=clip(f"A rank dials {address}, an address of docker's own network, which other hosts can't reach")
+        summary=f"A rank dials {address}, an address of docker's own network, which other hosts can't reach"
         if address
         else "NCCL offers an address of docker's own network, which other hosts can't reach",
         evidence=lines(log, seen),
@@ -197,9 +196,7 @@ def ib_device_missing_in_container(log: Log) -> Iterator[Finding]:
         return
     closed = word(seen, "device")
     yield Finding(
-        summary=clip(
-            f"NCCL sees {closed} and may not open it: this container lacks /dev/infiniband; it goes without, over TCP"
-        )
+        summary=f"NCCL sees {closed} and may not open it: this container lacks /dev/infiniband; it goes without, over TCP"
         if closed and all(one.sign == CLOSED for one in seen)
         else "NCCL can't use the InfiniBand or RoCE device: in a container it lacks /dev/infiniband or the host's network",
         severity=WARN if all(one.sign == CLOSED for one in seen) else FAIL,

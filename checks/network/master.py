@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, required, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
@@ -222,9 +222,8 @@ def master_addr_unreachable(
     Set MASTER_ADDR, on all nodes alike, to an address of node 0 that the others can route to, and let its port through.
     `ddpdoctor netcheck`, run on every node, tells these causes apart.
     """
-    master = known(network.master)
-    requires(master is not None and master.addresses, "MASTER_ADDR isn't set, or doesn't resolve")
-    assert master is not None
+    master = required(known(network.master), "MASTER_ADDR isn't set, or doesn't resolve")
+    requires(master.addresses, "MASTER_ADDR isn't set, or doesn't resolve")
     dialled = tried(meeting)
     # Node 0 meets itself at localhost, too, and waits for the others in vain.
     if (dialled and was_greeted(dialled) and not fleet.absent) or len(fleet.nodes) > 1:
@@ -248,13 +247,10 @@ def master_addr_unreachable(
 
 
 def _no_route(variable: str, master: Resolution, network: Network, environment: Environment) -> Finding:
+    error = network.master_route_error
     return Finding(
-        summary=f"No route from here to {variable} {master.name}: {network.master_route_error}",
-        evidence=(
-            setting(environment, variable),
-            resolved(master),
-            Evidence(network.master_route_error, "connect"),
-        ),
+        summary=f"No route from here to {variable} {master.name}: {error}",
+        evidence=(setting(environment, variable), resolved(master), Evidence(error, "connect")),
         fixes=_other_networks(variable, master.addresses[0]),
     )
 
@@ -273,16 +269,12 @@ def _on_every_node_another(
     commands: tuple[str, ...] = (f"export {variable}={shlex.quote(here)}",) if here else ("hostname -I",)
     if here and isinstance(meeting, Meeting) and meeting.master:
         commands = _meet_at(here, meeting, variable)
+    text = f"Set it to node 0's address on all nodes{f'; if this is node 0, that is {here}' if here else ''}"
     return Finding(
         summary=f"{variable}={master.name} means this host itself on every node, and the job has several",
         cause="Node 0 listens where only it gets to, and every other node looks for node 0 on itself.",
         evidence=(resolved(master), intent(sign)),
-        fixes=(
-            Fix(
-                "Set it to node 0's address on all nodes" + (f"; if this is node 0, that is {here}" if here else ""),
-                commands,
-            ),
-        ),
+        fixes=(Fix(text, commands),),
     )
 
 
@@ -305,16 +297,16 @@ def _by_experiment(
     elif meeting.node_rank and here:
         yield _own_but_not_node_0(meeting, variable, master, network)
     else:
-        told = (
+        meant = (
             _filtered_on_the_way_out(one, meeting, network, firewall)
             or _answers_filtered(one, meeting, network, firewall)
-            or _told(one, meeting, variable, network)
+            or _meaning_of(one, meeting, variable, network)
         )
         yield Finding(
-            summary=f"{told.summary} ({how_often(one, meeting)})",
-            cause=f"{told.cause} {note}".strip(),
+            summary=f"{meant.summary} ({how_often(one, meeting)})",
+            cause=f"{meant.cause} {note}".strip(),
             evidence=tuple(attempts_seen(meeting)),
-            fixes=told.fixes,
+            fixes=meant.fixes,
         )
 
 
@@ -322,27 +314,22 @@ def _not_node_0s_own(meeting: Meeting, variable: str, master: Resolution, networ
     own = own_address(network)
     here = f"If {network.hostname} is node 0, name its own address, on all nodes alike"
     there = "If another host is node 0, start this one with its own --node-rank"
+    as_node_1 = netcheck_command(meeting, meeting.nnodes, 1)
     return Finding(
         summary=f"{master.name} isn't an address of {network.hostname}, which was started as node 0",
         cause="The job's store listens on node 0. Either another host is node 0, or a router translates this address (NAT, a cloud's public address): then no process here can listen on it.",
         evidence=(resolved(master), addresses(network), *attempts_seen(meeting)),
         fixes=(
             *((Fix(here, _meet_at(own, meeting, variable)),) if own else ()),
-            Fix(there, (_as_another_node(meeting),) if not meeting.launcher and meeting.nnodes == 2 else ()),
+            Fix(there, (as_node_1,) if not meeting.launcher and meeting.nnodes == 2 else ()),
         ),
     )
 
 
 def _meet_at(address: str, meeting: Meeting, variable: str) -> tuple[str, ...]:
     """Names another master: to the job, and where it was typed by hand, to netcheck."""
-    by_hand = (
-        () if meeting.launcher else (netcheck_command(meeting, meeting.nnodes, meeting.node_rank or 0, master=address),)
-    )
-    return (f"export {variable}={shlex.quote(address)}", *by_hand)
-
-
-def _as_another_node(meeting: Meeting) -> str:
-    return netcheck_command(meeting, meeting.nnodes, 1)
+    by_hand = netcheck_command(meeting, meeting.nnodes, meeting.node_rank or 0, master=address)
+    return (f"export {variable}={shlex.quote(address)}", *(() if meeting.launcher else (by_hand,)))
 
 
 def _own_but_not_node_0(meeting: Meeting, variable: str, master: Resolution, network: Network) -> Finding:
@@ -357,7 +344,7 @@ def _own_but_not_node_0(meeting: Meeting, variable: str, master: Resolution, net
     )
 
 
-class _Told(NamedTuple):
+class _Meaning(NamedTuple):
     """What one outcome means: `summary` without how often it was tried."""
 
     summary: str
@@ -365,7 +352,7 @@ class _Told(NamedTuple):
     fixes: tuple[Fix, ...]
 
 
-def _told(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _Told:
+def _meaning_of(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _Meaning:
     host, port, address = network.hostname, meeting.port, one.address
     where = place(address, port)
     start = start_node_0(meeting)
@@ -375,49 +362,47 @@ def _told(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _T
     way = Fix("See which way its packets go", (f"ip route get {shlex.quote(address)}",))
     open_it = _let_in(address, network)
     another = Fix(f"Show node 0's addresses there, and set {variable} to one of them", ("hostname -I",))
+    asked = (f"ip neighbor show {shlex.quote(address)}", f"ip route get {shlex.quote(address)}")
+    neighbours = Fix("See what this host's network says of it", asked)
     if one.met is ConnectOutcome.REFUSED:
         cause = (
             "The host is there, and says that nobody listens at this port. Node 0 hasn't been started, or with another port"
             " or address; netcheck there has ended already (--wait gives it more time for late nodes); or a packet filter"
             " rejects the connections with a reset."
         )
-        return _Told(f"{where} refuses {host}'s connections: nobody listens there", cause, (start, listening, open_it))
+        return _Meaning(
+            f"{where} refuses {host}'s connections: nobody listens there", cause, (start, listening, open_it)
+        )
     if one.met is ConnectOutcome.SILENT:
         cause = _why_silent(address, meeting, network)
-        return _Told(f"{where} doesn't answer {host} at all", cause, (open_it, listening, way))
+        return _Meaning(f"{where} doesn't answer {host} at all", cause, (open_it, listening, way))
     if one.met is ConnectOutcome.PROHIBITED:
-        return _Told(
+        return _Meaning(
             f"A packet filter rejects {host}'s connections to {where}: {one.words}",
             "An ICMP message came back at once: a filter on the master, on a router or on this host sends it.",
             (open_it, way),
         )
     if one.met is ConnectOutcome.RESET:
-        return _Told(
+        return _Meaning(
             f"{where} accepts {host}'s connections and cuts them off at once",
             "Something accepts on the master's behalf and finds nobody behind it: a published port of a container, a"
             " Kubernetes Service, a load balancer, an ssh tunnel; or a filter cuts what it first let through.",
             (start, who_listens(port)),
         )
     if one.met is ConnectOutcome.NO_HOST:
-        return _Told(
+        return _Meaning(
             f"No host has the address {address}: {host} asked its network for it in vain",
             "The master's host is down or unplugged, is on another network with the same numbers, or the address is wrong.",
-            (
-                another,
-                Fix(
-                    "See what this host's network says of it",
-                    (f"ip neighbor show {shlex.quote(address)}", f"ip route get {shlex.quote(address)}"),
-                ),
-            ),
+            (another, neighbours),
         )
     if one.met is ConnectOutcome.NO_ROUTE:
-        return _Told(
+        return _Meaning(
             f"{host} has no route to the master, {address}: {one.words}",
             "The address is of a network that this host isn't connected to, and no router that it knows leads there.",
             _other_networks(variable, address),
         )
     cause = "The system's own words say what stops it here: no answer of the master was seen."
-    return _Told(f"{host} can't connect to {where}: {one.words}", cause, (way, listening))
+    return _Meaning(f"{host} can't connect to {where}: {one.words}", cause, (way, listening))
 
 
 def _why_silent(address: str, meeting: Meeting, network: Network) -> str:
@@ -445,20 +430,20 @@ def _let_in(address: str, network: Network) -> Fix:
 
 def _filtered_on_the_way_out(
     one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]
-) -> _Told | None:
+) -> _Meaning | None:
     """Where this host's kernel kept at least a packet a try from leaving."""
     kept = meeting.untransmitted or 0
     if one.met not in (ConnectOutcome.SILENT, ConnectOutcome.REFUSED, ConnectOutcome.PROHIBITED) or kept < one.tries:
         return None
     where = place(one.address, meeting.port)
-    return _Told(
+    return _Meaning(
         f"{network.hostname}'s own packet filter stops its connections to {where}",
         f"Its kernel was to send {plural(kept, 'packet')} more than it did while the master was dialled.",
         _letting_out(one.address, network, firewall),
     )
 
 
-def _answers_filtered(one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> _Told | None:
+def _answers_filtered(one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> _Meaning | None:
     """Where this host's kernel received the answers and handed them to nobody, at half of the tries at the least: one may
     have coincided with packets that were sent again."""
     taken = meeting.undelivered or 0
@@ -466,7 +451,7 @@ def _answers_filtered(one: Attempt, meeting: Meeting, network: Network, firewall
         return None
     where, host = place(one.address, meeting.port), network.hostname
     whence = (shared_network(one.address, network) or one.address,)
-    return _Told(
+    return _Meaning(
         f"{host}'s own packet filter stops the answers of {where}",
         f"Its kernel received {plural(taken, 'answer')} of the master and handed them to nobody: a rule on its input drops TCP"
         " without regard to connections that it opened itself.",
@@ -503,13 +488,11 @@ def _shut_here(meeting: Meeting, network: Network, firewall: Maybe[Firewall]) ->
     if not isinstance(firewall, Firewall):
         return
     rules = [shut_port for shut_port in firewall.shut_ports if port_among(shut_port, meeting.port)]
-    subnet = job_subnet(network)
+    subnets = (subnet,) if (subnet := job_subnet(network)) else ()
     if rules:
         yield Finding(
             summary=f"{network.hostname}'s packet filter stops the other nodes at the master's port, {meeting.port}",
             cause="A rule of its own drops or rejects TCP to this port, and not all nodes have arrived.",
             evidence=(firewall.seen("shut_ports", listed(rules)), firewall.seen("tool")),
-            fixes=opening(
-                f"Let the port in on {network.hostname}", firewall, (subnet,) if subnet else (), inbound=True
-            ),
+            fixes=opening(f"Let the port in on {network.hostname}", firewall, subnets, inbound=True),
         )

@@ -58,14 +58,9 @@ def _port_of_log(seen: Sequence[SignMatch], log: Log) -> Particulars:
     command, beside = with_port(launcher, str(port + 1 if LOWEST_PORT <= port < HIGHEST_PORT else STORE_PORT))
     if not command:
         return Particulars()
-    return Particulars(
-        fixes=(
-            Fix(
-                f"End what holds the port, or take another one, the same on all nodes{f' ({beside})' if beside else ''}",
-                (command,),
-            ),
-        )
-    )
+    note = f" ({beside})" if beside else ""
+    text = f"End what holds the port, or take another one, the same on all nodes{note}"
+    return Particulars(fixes=(Fix(text, (command,)),))
 
 
 @check(
@@ -148,9 +143,8 @@ def port_in_use(
         if not_listened and not_listened.port == port and port not in (*taken, *network.forbidden_ports):
             yield _not_listened(not_listened, f"port {port}", name, target_python, launcher)
         if port in network.forbidden_ports:
-            yield _forbidden(
-                port, name, _other_port(target_python, name, port, meets, launcher, alone=True, on_one_node=on_one_node)
-            )
+            other = _other_port(target_python, name, port, meets, launcher, alone=True, on_one_node=on_one_node)
+            yield _forbidden(port, name, other)
         if port not in taken:
             continue
         holders = [one for one in known(network.listeners) if one.port == port]
@@ -160,14 +154,17 @@ def port_in_use(
             continue
         holder = max(holders, key=lambda one: (one.listening, one.pid), default=Listener(address="", port=port))
         left = _left_over(holder, processes, gpus)
+        summary = f"Port {port} ({name}) is taken by {_who(holder)}"
+        if left:
+            summary += f", {'a leftover' if left.proven else 'perhaps a leftover'} of a run that is gone"
+            cause = why_left(left)
+        elif severity is FAIL:
+            cause = "Another job runs here with the same port, or a crashed run left a process behind."
+        else:
+            cause = f"A job that already runs isn't hurt; one that is started now and wants {port} is."
         yield Finding(
-            summary=f"Port {port} ({name}) is taken by {_who(holder)}"
-            + (f", {'a leftover' if left.proven else 'perhaps a leftover'} of a run that is gone" if left else ""),
-            cause=why_left(left)
-            if left
-            else "Another job runs here with the same port, or a crashed run left a process behind."
-            if severity is FAIL
-            else f"A job that already runs isn't hurt; one that is started now and wants {port} is.",
+            summary=summary,
+            cause=cause,
             evidence=(Evidence(f"bind to port {port}: Address already in use", "bind()"), *_holder_seen(holder)),
             fixes=(
                 *((end_leftovers([left]),) if left else _end_it(holder)),
@@ -374,17 +371,17 @@ def _covers(source: str, subnet: str, way: str | None) -> bool:
     """ "10.0.0.0/8", "iif eth0", "iif eth*", "10.0.0.0/8, 192.168.0.0/16"; two conditions joined by "and" must both hold."""
     if " and " in source:
         return all(_covers(part, subnet, way) for part in source.split(" and "))
+    parts = source.removeprefix("iif ").split(", ")
     if source.startswith("iif "):
-        names = source.removeprefix("iif ").split(", ")
         return way is not None and any(
-            way == name or (name[-1:] in "*+" and way.startswith(name[:-1])) for name in names
+            way == name or (name[-1:] in "*+" and way.startswith(name[:-1])) for name in parts
         )
-    for part in source.split(", "):
+    ours = ipaddress.ip_network(subnet) if subnet else None
+    for part in parts:
         try:
             there = ipaddress.ip_network(part, strict=False)
         except ValueError:
             continue
-        ours = ipaddress.ip_network(subnet) if subnet else None
         if (
             isinstance(there, ipaddress.IPv4Network)
             and isinstance(ours, ipaddress.IPv4Network)

@@ -22,7 +22,7 @@ from ddpdoctor.checks.network.rdma_ports import (
     serves,
     wanted_by,
 )
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, required, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network
@@ -59,6 +59,15 @@ adaptive routing packets overtake each other all the time."""
 
 CHOOSES_BY_ITSELF = "2.21"
 """From here on NCCL takes a RoCE v2 address of the right family by itself where NCCL_IB_GID_INDEX isn't set."""
+
+
+def _in_use(rdma: Rdma, environment: Environment) -> tuple[RdmaPort, ...]:
+    """The ports of this host; ends the check where NCCL is kept from them."""
+    ports = known(rdma.ports)
+    requires(ports, NO_DEVICE)
+    off = infiniband_off(environment)
+    requires(not off, f"{off} keeps NCCL from these devices")
+    return ports
 
 
 QUEUE_PAIR = r"[Ff]ailed to modify QP(?: \w+)? to RT[RS]"
@@ -126,11 +135,7 @@ def ib_link_error(rdma: Rdma, environment: Environment, network: Network) -> Ite
     Until then `NCCL_IB_HCA` names the good ports, on each node its own.
     Where a RoCE port fails as soon as it connects, it is rather its address: `ddpdoctor check --select roce-gid-index`.
     """
-    ports = known(rdma.ports)
-    requires(ports, NO_DEVICE)
-    off = infiniband_off(environment)
-    requires(not off, f"{off} keeps NCCL from these devices")
-    hca = environment.get("NCCL_IB_HCA")
+    ports, hca = _in_use(rdma, environment), environment.get("NCCL_IB_HCA")
     wanted = [port for port in ports if wanted_by(port, hca)]
     requires(wanted, "NCCL_IB_HCA leaves all these devices out")
     yield from _ports_down(rdma, wanted, hca, environment, network)
@@ -200,16 +205,13 @@ def _state(port: RdmaPort) -> str:
 
 
 def _only_good(ports: Sequence[RdmaPort], bad: Sequence[RdmaPort]) -> tuple[Fix, ...]:
-    good = [one for one in active(ports) if one not in bad]
-    if not good:
-        return ()
-    words = ",".join(one.device if one.port == 1 else f"{one.device}:{one.port}" for one in good)
-    return (
-        Fix(
-            "Until then use the good ones alone (== means exactly these)",
-            (f"export NCCL_IB_HCA=={shlex.quote(words)}",),
-        ),
+    good = [port for port in active(ports) if port not in bad]
+    words = ",".join(port.device if port.port == 1 else f"{port.device}:{port.port}" for port in good)
+    text, command = (
+        "Until then use the good ones alone (== means exactly these)",
+        f"export NCCL_IB_HCA=={shlex.quote(words)}",
     )
+    return (Fix(text, (command,)),) if good else ()
 
 
 def _ports_with_errors(rdma: Rdma, ports: Sequence[RdmaPort]) -> Iterator[Finding]:
@@ -218,6 +220,8 @@ def _ports_with_errors(rdma: Rdma, ports: Sequence[RdmaPort]) -> Iterator[Findin
         return
     first = bad[0]
     others = f" (and {plural(len(bad) - 1, 'other port')})" if len(bad) > 1 else ""
+    folder = f"cd /sys/class/infiniband/{shlex.quote(first.device)}/ports/{first.port}"
+    counters = "grep . counters/*err* counters/link_downed hw_counters/*err*"
     yield Finding(
         summary=f"{called(first)} counts errors{others}: {listed((f'{name} {count}' for name, count in _errors(first)), most=3)}",
         cause="Such counts come from a bad cable or transceiver, or a lossy fabric; they run since the driver was loaded. If they "
@@ -227,14 +231,7 @@ def _ports_with_errors(rdma: Rdma, ports: Sequence[RdmaPort]) -> Iterator[Findin
             for one in bad[:8]
         ),
         fixes=(
-            Fix(
-                "Look whether they still grow",
-                (
-                    f"cd /sys/class/infiniband/{shlex.quote(first.device)}/ports/{first.port}; "
-                    "grep . counters/*err* counters/link_downed hw_counters/*err*; sleep 60; "
-                    "grep . counters/*err* counters/link_downed hw_counters/*err*",
-                ),
-            ),
+            Fix("Look whether they still grow", (f"{folder}; {counters}; sleep 60; {counters}",)),
             *_only_good(ports, bad),
         ),
         severity=WARN,
@@ -292,15 +289,11 @@ def roce_gid_index(rdma: Rdma, environment: Environment, nccl: Maybe[Nccl]) -> I
     With NCCL 2.21 or newer, leave NCCL_IB_GID_INDEX unset. Else set it, on each node, to the row that `show_gids` shows as v2
     with the node's IPv4 address.
     """
-    ports = known(rdma.ports)
-    requires(ports, NO_DEVICE)
-    off = infiniband_off(environment)
-    requires(not off, f"{off} keeps NCCL from these devices")
+    ports = _in_use(rdma, environment)
     used = [one for one in active(ports) if one.link_layer == ROCE and wanted_by(one, environment.get("NCCL_IB_HCA"))]
     requires(used, "no active RoCE port that NCCL would use")
-    index, reason = _index(environment, nccl)
-    requires(index is not None, "NCCL picks the address by itself")
-    assert index is not None
+    chosen, reason = _index(environment, nccl)
+    index = required(chosen, "NCCL picks the address by itself")
     bad = [one for one in used if not _good(at(one, index), one)]
     if not bad:
         return
@@ -314,7 +307,7 @@ def roce_gid_index(rdma: Rdma, environment: Environment, nccl: Maybe[Nccl]) -> I
             *((setting(environment, "NCCL_IB_GID_INDEX"),) if environment.get("NCCL_IB_GID_INDEX") else ()),
             *(_table(rdma, one) for one in bad[:4]),
         ),
-        fixes=_fixes(used, environment, nccl),
+        fixes=(_right_row(used, nccl),),
         severity=FAIL if gid is None else WARN,
     )
 
@@ -359,36 +352,23 @@ def _why_bad(gid: Gid | None, port: RdmaPort) -> str:
 
 
 def _table(rdma: Rdma, port: RdmaPort) -> Evidence:
-    rows = listed(
-        (
-            f"{gid.index} {gid.type} {ipv4(gid) or gid.gid}{f' ({gid.interface})' if gid.interface else ''}"
-            for gid in port.gids
-        ),
-        most=8,
+    rows = (
+        f"{gid.index} {gid.type} {ipv4(gid) or gid.gid}{f' ({gid.interface})' if gid.interface else ''}"
+        for gid in port.gids
     )
-    return told(rdma, "ports", f"{called(port)}: {rows or 'no rows'}")
+    return told(rdma, "ports", f"{called(port)}: {listed(rows, most=8) or 'no rows'}")
 
 
-def _fixes(used: Sequence[RdmaPort], environment: Environment, nccl: Maybe[Nccl]) -> tuple[Fix, ...]:
+def _right_row(used: Sequence[RdmaPort], nccl: Maybe[Nccl]) -> Fix:
     version = nccl.version if isinstance(nccl, Nccl) else None
     if isinstance(version, str) and not older(version, CHOOSES_BY_ITSELF):
-        return (
-            Fix(
-                f"NCCL {version} finds the right row by itself: leave it to that, on every node",
-                ("unset NCCL_IB_GID_INDEX",),
-                appliable=True,
-            ),
-        )
+        text = f"NCCL {version} finds the right row by itself: leave it to that, on every node"
+        return Fix(text, ("unset NCCL_IB_GID_INDEX",), appliable=True)
     index = common_index(used)
     if index is not None:
-        return (
-            Fix(
-                "Name the row of RoCE v2 with the IPv4 address; on other nodes, theirs",
-                (f"export NCCL_IB_GID_INDEX={index}",),
-                appliable=True,
-            ),
-        )
+        text = "Name the row of RoCE v2 with the IPv4 address; on other nodes, theirs"
+        return Fix(text, (f"export NCCL_IB_GID_INDEX={index}",), appliable=True)
     # show_gids comes with the vendor's driver alone. Most rows are empty, and reading the type of such a one is an error.
     rows = f"grep -Hv 0000:0000:0000:0000:0000:0000:0000:0000 {PORTS}/gids/*"
     types = f"grep -H . {PORTS}/gid_attrs/types/* 2>/dev/null"
-    return (Fix("See which rows there are (v2 with an IPv4 address is the one)", (rows, types)),)
+    return Fix("See which rows there are (v2 with an IPv4 address is the one)", (rows, types))

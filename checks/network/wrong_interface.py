@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Severity
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.network.interfaces import INTERNAL, has_nccl, named, needs_nccl
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import LogSign, SignRole, check, required, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
@@ -23,6 +23,8 @@ from ddpdoctor.knowledge.nccl_connecting import TO_THE_LAST
 from ddpdoctor.knowledge.network_fixes import addresses, hosts_fix, intent, interface_settings, resolved
 from ddpdoctor.knowledge.node_words import own_node
 from ddpdoctor.network_check.analysis.tried_addresses import Tried, Unreached, tried, unreached
+
+NO_WAY = "no route leads out of this host"
 
 
 @check(
@@ -119,14 +121,9 @@ def nccl_wrong_interface(
             yield _no_way_to("NCCL", others, fleet, network, presence.severity)
         return
     needs_nccl(nccl, torch)
-    taken = nccl.answer_interface or known(nccl.predicted_interface)
-    requires(taken, "NCCL finds no interface")
-    assert taken is not None
-    found = named(taken, network)
-    way = _way_known(network)
-    requires(way and found, "no route leads out of this host")
-    assert way is not None
-    assert found is not None
+    taken = required(nccl.answer_interface or known(nccl.predicted_interface), "NCCL finds no interface")
+    way = required(_way_known(network), NO_WAY)
+    found = required(named(taken, network), NO_WAY)
     if taken == way or found.loopback:
         known(network.interface_to_master)
         return
@@ -272,13 +269,9 @@ def gloo_wrong_interface(
         return
     sign = several_nodes(environment, network)
     requires(sign, ONE_NODE)
-    taken, address = known(nccl.gloo_interface), nccl.gloo_address
-    requires(taken and address, "gloo finds no address")
-    assert taken is not None
-    found, way = named(taken, network), _way_known(network)
-    requires(found and way, "no route leads out of this host")
-    assert found is not None
-    assert way is not None
+    taken = required(known(nccl.gloo_interface), "gloo finds no address")
+    address = required(nccl.gloo_address, "gloo finds no address")
+    found, way = required(named(taken, network), NO_WAY), required(_way_known(network), NO_WAY)
     own = network.own_name
     foreign = nccl.gloo_reason == FELL_BACK and isinstance(own, Resolution) and bool(own.addresses)
     # A hostname that doesn't resolve, or resolves to the loopback, has a check of its own.
@@ -319,8 +312,8 @@ def _no_way_to(library: str, others: Unreached, fleet: Fleet, network: Network, 
     variable, equals = ("NCCL_SOCKET_IFNAME", "==") if library == "NCCL" else ("GLOO_SOCKET_IFNAME", "=")
     shared = {node.interface for node in fleet.nodes if node.interface}
     name = shared.pop() if len(shared) == 1 else ""
-    text = "On all nodes, name the interface over which they meet the master" + (
-        "" if name else ": here, and theirs there"
+    text = (
+        f"On all nodes, name the interface over which they meet the master{'' if name else ': here, and theirs there'}"
     )
     way = name or way_to_the_others(network)
     fixes = (Fix(text, (f"export {variable}{equals}{shlex.quote(way)}",)),) if way else ()

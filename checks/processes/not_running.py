@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.base.text import clip, listed, plural, ranks_named
+from ddpdoctor.base.text import listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.gpus import Gpus
@@ -94,7 +94,7 @@ def _found(job: TrainingJob, remarks: Sequence[Remark]) -> Finding:
     summary = f"Job {job.name}: {listed(said, 4)}"
     fixes = {fix.commands: fix for remark in remarks for fix in _fixes(job, remark)}
     return Finding(
-        clip(summary),
+        summary,
         evidence=tuple(Evidence(remark.text, "/proc") for remark in remarks),
         fixes=tuple(fixes.values()),
         severity=remarks[0].severity,

@@ -71,7 +71,7 @@ def _orphans(group: Sequence[Leftover], processes: Processes) -> Finding:
     word = "port" if len(ports) == 1 else "ports"
     keeps = f"{'holds' if one else 'hold'} {held}{f' and {word} {listed(ports, 3)}' if ports else ''}"
     return Finding(
-        summary=f"{capital(named)} {state} without {owner}, and {keeps}"[:160],
+        summary=f"{capital(named)} {state} without {owner}, and {keeps}",
         cause=why_left(first),
         evidence=tuple(
             Evidence(f"{left.what[:200]}; {age(left.age or 0.0)} old, of {left.owner}{_but(left)}", "/proc")
@@ -91,7 +91,7 @@ def _by_hand(job: TrainingJob, ranks: Sequence[Process]) -> Finding:
     one, pids = len(ranks) == 1, [str(rank.pid) for rank in ranks]
     return Finding(
         summary=f"{capital(who(ranks))} {'runs' if one else 'run'} without a launcher, as if started by hand, and "
-        f"{'holds' if one else 'hold'} {human(sum(rank.memory for rank in ranks))}"[:160],
+        f"{'holds' if one else 'hold'} {human(sum(rank.memory for rank in ranks))}",
         cause=f"Whoever started {'it' if one else 'them'} is gone, as after nohup or setsid, and nothing in the settings tells of "
         "a launcher that would be missing. Whether the run is over, only you can tell.",
         evidence=tuple(

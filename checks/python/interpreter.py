@@ -163,7 +163,7 @@ def torch_shadowed(torch: Torch, target_python: TargetPython, packages: Maybe[Pa
     what = "something that isn't PyTorch" if not_torch else f"torch {torch.version}"
     behind = f", not {_described(torch.hidden, packages)}" if torch.hidden else ""
     yield Finding(
-        summary=f"import torch finds {what} through {torch.found_through}{behind}"[:160],
+        summary=f"import torch finds {what} through {torch.found_through}{behind}",
         cause="" if torch.hidden else "Nor is PyTorch itself installed in this Python.",
         severity=FAIL if not_torch else WARN,
         evidence=(
@@ -209,7 +209,7 @@ def user_site_shadows(target_python: TargetPython, packages: Packages) -> Iterat
         return
     pairs.sort(key=lambda pair: (pair[0].name != "torch", pair[0].name))
     yield Finding(
-        summary=f"~/.local hides the environment's {listed((_hidden(*pair) for pair in pairs), 2)}"[:160],
+        summary=f"~/.local hides the environment's {listed((_hidden(*pair) for pair in pairs), 2)}",
         evidence=(
             told(target_python, "user_site", f"packages in your home: {target_python.user_site}"),
             *(

@@ -16,10 +16,10 @@ from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
 from ddpdoctor.knowledge.firewall_fixes import of_family, opening, subnets_of, whom
 from ddpdoctor.knowledge.nccl_connecting import FAILED
+from ddpdoctor.knowledge.node_words import NO_FLEET, called
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.network_check.analysis.reachability import Block, LostPackets, NetworkCut, Way, locate_faults
 
-ONE_HOST = "only netcheck looks at other nodes"
 NOT_DIALLED = "the nodes didn't dial each other"
 DIALLED = "TCP connections between all nodes"
 COUNTERS = "/proc/net/snmp"
@@ -164,11 +164,11 @@ class _View:
     """What one node has to say of who reaches whom."""
 
     def __init__(self, fleet: Fleet, meeting: Meeting, network: Maybe[Network], firewall: Maybe[Firewall]) -> None:
-        requires(fleet.nodes, ONE_HOST)
+        requires(fleet.nodes, NO_FLEET)
         self.reaches: list[Reach] = [one for one in fleet.reach if one.kind == "route"]
         requires(self.reaches, NOT_DIALLED)
         self.nodes = fleet.nodes
-        self.locate_faults = locate_faults(fleet)
+        self.faults = locate_faults(fleet)
         self.me = next((at for at, one in enumerate(fleet.nodes) if one.rank == meeting.node_rank), -1)
         self.network = network
         self.firewall = firewall
@@ -176,17 +176,17 @@ class _View:
         """Of the family in which the nodes meet."""
 
     def name(self, at: int) -> str:
-        return self.nodes[at].host or f"node {self.nodes[at].rank}"
+        return called(self.nodes[at])
 
     def names(self, places: Sequence[int]) -> str:
         return listed(self.name(at) for at in places)
 
     def blocks(self, way: Way) -> list[Block]:
-        return [block for block in self.locate_faults.blocks if block.node == self.me and block.way is way]
+        return [block for block in self.faults.blocks if block.node == self.me and block.way is way]
 
     def cuts(self, *, both: bool) -> Iterator[tuple[NetworkCut, ...]]:
         """This node's, those together that begin at the same node."""
-        mine = [cut for cut in self.locate_faults.cuts if cut.both is both and self._speaker(cut) == self.me]
+        mine = [cut for cut in self.faults.cuts if cut.both is both and self._speaker(cut) == self.me]
         for _, together in groupby(mine, key=_begins):
             yield tuple(together)
 
@@ -302,17 +302,16 @@ class _View:
         return f"{who} {one if block.tried == 1 else many}"
 
     def other_way(self, block: Block) -> str:
-        other = block.way.other.value
-        words = {True: f"{other} OK", False: f"{other} fails, too", None: ""}
-        return words[block.other_way]
+        words = {True: "OK", False: "fails, too"}
+        return "" if block.other_way is None else f"{block.way.other.value} {words[block.other_way]}"
 
     def tried(self, block: Block) -> str:
         if block.way is Way.OUTBOUND:
             return f"{self.name(block.node)} dialled {self.names(block.peers)}: {_meant(block.cells)}"
-        passed = [one.ports[block.node] for one, bad in zip(self.reaches, block.ports, strict=True) if not bad]
-        failed = [one.ports[block.node] for one, bad in zip(self.reaches, block.ports, strict=True) if bad]
-        address = self.address(block.node)
-        text = f"{self.names(block.peers)} dialled {address}, {_numbers(failed)}: {_meant(block.cells)}"
+        failed, passed = self.dialled_ports(block.ports, (block.node,))
+        text = (
+            f"{self.names(block.peers)} dialled {self.address(block.node)}, {_numbers(failed)}: {_meant(block.cells)}"
+        )
         return f"{text}; {_numbers(passed)} passed" if passed else text
 
     def counted(self, way: Way, where: LostPackets) -> tuple[Evidence, ...]:
@@ -353,17 +352,13 @@ class _View:
         text += f", of which the job needs {needed}"
         if open_it := opening(text, self.firewall, subnets, inbound=inbound):
             return (*open_it, self.between((self.me,), peers)) if where is LostPackets.DOUBTFUL else open_it
-        look: tuple[str, ...]
-        if ":" in self.address(self.me):
-            look = ("sudo nft list ruleset", "sudo ip6tables-save")
-            text += ". No rule of its input and output chains is in the way: look in the others"
-        else:
+        text += ". No rule of its input and output chains is in the way: look in the others"
+        look: tuple[str, ...] = ("sudo nft list ruleset", "sudo ip6tables-save")
+        if ":" not in self.address(self.me):
+            text += ", and at rp_filter"
             look = ("sudo nft list ruleset", "sudo iptables-save", "nstat -az TcpExtIPReversePathFilter")
-            text += ". No rule of its input and output chains is in the way: look in the others, and at rp_filter"
-        hidden = by_root(text, look)
-        return (
-            (hidden,) if where in (LostPackets.HERE, LostPackets.ANSWERS) else (hidden, self.between((self.me,), peers))
-        )
+        elsewhere = where not in (LostPackets.HERE, LostPackets.ANSWERS)
+        return (by_root(text, look), *((self.between((self.me,), peers),) if elsewhere else ()))
 
     def subnets(self, peers: Sequence[int]) -> tuple[str, ...]:
         """Networks that hold those peers."""
@@ -428,12 +423,10 @@ class _View:
         )
 
     def dialled(self, cut: NetworkCut) -> Evidence:
-        there = cut.there[0]
-        failed = [one.ports[there] for one, bad in zip(self.reaches, cut.ports, strict=True) if bad]
-        where = f"{self.address(there)}, {_numbers(failed)}" + (", and so on" if len(cut.there) > 1 else "")
-        return Evidence(
-            f"{self.names(cut.here)} dialled {self.names(cut.there)} ({where}): {_meant(cut.cells)}", DIALLED
-        )
+        failed, _ = self.dialled_ports(cut.ports, cut.there[:1])
+        where = f"{self.address(cut.there[0])}, {_numbers(failed)}" + (", and so on" if len(cut.there) > 1 else "")
+        text = f"{self.names(cut.here)} dialled {self.names(cut.there)} ({where}): {_meant(cut.cells)}"
+        return Evidence(text, DIALLED)
 
     def both_ends(self, cut: NetworkCut, there: Sequence[int]) -> tuple[Fix, ...]:
         between = self.between(cut.here, there)

@@ -417,9 +417,7 @@ def nccl_conf_ignored_line(environment: Environment) -> Iterator[Finding]:
     requires(files, "no configuration file of NCCL's")
     for ignored_line in environment.ignored_lines:
         yield Finding(
-            summary=f"NCCL doesn't take line {ignored_line.number} of {ignored_line.path[-60:]} as it was meant: {ignored_line.why}"[
-                :160
-            ],
+            summary=f"NCCL doesn't take line {ignored_line.number} of {ignored_line.path[-60:]} as it was meant: {ignored_line.why}",
             evidence=(
                 told(
                     environment,

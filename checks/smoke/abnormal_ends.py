@@ -57,7 +57,7 @@ def smoke_rank_failed(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding
     first = found.first
     why, fixes = _of_failure(found, smoke, meeting)
     yield Finding(
-        summary=clip(f"{name_ranks(found.culprits, smoke)} {_how_it_failed(found)}"),
+        summary=f"{name_ranks(found.culprits, smoke)} {_how_it_failed(found)}",
         cause=" ".join(filter(None, (why, describe_others(found, smoke)))),
         evidence=evidence_of_failure(found, smoke),
         fixes=fixes,
@@ -146,7 +146,7 @@ def _waited_for(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -
         why = f"It is in {first.stack[0]}{waited_for}."
     summary = f"{name_ranks(found.culprits, smoke)} {what}{f'; {_first_small(others)}' if others else ''}"
     return Finding(
-        summary=clip(summary),
+        summary=summary,
         cause=" ".join(filter(None, (why, others if clip(summary) != summary else ""))),
         evidence=(*evidence_of_failure(found, smoke), _deadline(smoke, stage)),
         fixes=(*fixes, look_at(stage, first, smoke)),
@@ -178,7 +178,7 @@ def _together(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -> 
     hosts = list(dict.fromkeys(culprit.host for culprit in found.culprits))
     between = f"between {listed(hosts, most=4)}" if smoke.nnodes > 1 else "between the ranks"
     return Finding(
-        summary=clip(f"{who} hang in {describe_place(first)} over {smoke.backend}, and none is behind the others"),
+        summary=f"{who} hang in {describe_place(first)} over {smoke.backend}, and none is behind the others",
         cause=_why_together(found, between),
         evidence=(*evidence_of_failure(found, smoke), _deadline(smoke, found.stage)),
         fixes=(*way_between(smoke, meeting), look_at(found.stage, first, smoke)),
@@ -231,7 +231,7 @@ def smoke_shutdown(smoke: Smoke) -> Iterator[Finding]:
     else:
         what = f"{'have' if several else 'has'} finished training and hang{'' if several else 's'} in {describe_place(first)}"
     yield Finding(
-        summary=clip(f"{name_ranks(found.culprits, smoke)} {what}"),
+        summary=f"{name_ranks(found.culprits, smoke)} {what}",
         evidence=(*evidence_of_failure(found, smoke), _deadline(smoke, LAST)),
         fixes=(
             Fix(

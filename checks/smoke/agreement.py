@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.base.text import clip, listed, ranks_named
+from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.hang.calls import different_calls
 from ddpdoctor.checks.smoke.blaming import blame_for
@@ -89,7 +89,7 @@ def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
         return
     first = found.first
     yield Finding(
-        summary=clip(_who_calls_what(found, smoke)),
+        summary=_who_calls_what(found, smoke),
         cause=f"In the stage {found.stage} all ranks are to call the same. {describe_others(found, smoke)}".strip(),
         evidence=(
             *(told(smoke, "ranks", f"{ranks_named(members)}: {call}") for call, members in found.calls[:4]),
@@ -167,7 +167,7 @@ def smoke_wrong_result(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Findin
         summary = f"{who} found a wrong result in {found.stage}: {words}"
         cause = _where_it_is_wrong(found, smoke)
     yield Finding(
-        summary=clip(summary),
+        summary=summary,
         cause=cause,
         evidence=evidence_of_failure(found, smoke),
         fixes=(*_same_again(smoke), *_another_way(smoke, meeting), _look(found, smoke)),

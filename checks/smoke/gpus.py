@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
-from ddpdoctor.base.text import clip, plural
+from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.smoke.fixes import on_one_host, smoke_command
 from ddpdoctor.engine.registry import Subject, check, requires
@@ -57,7 +57,7 @@ def smoke_not_on_gpus(
     cpu = smoke.backend != "nccl"
     what = "The training ran on the CPU, and no GPU was tested" if cpu else "Not all GPUs were tested"
     yield Finding(
-        summary=clip(f"{what}: {smoke.gpus_passed_over}"),
+        summary=f"{what}: {smoke.gpus_passed_over}",
         cause="What passed on the CPU says nothing of GPUs, the links between them and NCCL."
         if cpu
         else "A job that counts on all GPUs of the host fails, or runs with fewer.",
@@ -77,7 +77,7 @@ def _before_the_start(
     requires(gpus.devices or not (isinstance(machine, Machine) and machine.wsl), "GPUs under WSL may be unseen")
     why = smoke.gpus_passed_over or "this host has no GPU"
     yield Finding(
-        summary=clip(f"{_are_to_run(smoke)} over NCCL, but {why}"),
+        summary=f"{_are_to_run(smoke)} over NCCL, but {why}",
         cause="NCCL moves data between GPUs: each rank needs one of its own.",
         evidence=(*_evidence(smoke), Evidence(f"GPUs that ranks may use: 0 of {len(gpus.devices)}", "NVML, PCI bus")),
         fixes=(*(_to_the_gpus(smoke) if smoke.gpus_passed_over else ()), _on_the_cpu(smoke)),
@@ -88,7 +88,7 @@ def _before_the_start(
 def _needs_nccl(smoke: Smoke) -> Finding:
     """It was asked for, and torch has none."""
     return Finding(
-        summary=clip(f"{_are_to_run(smoke)} over NCCL, but {smoke.gpus_passed_over}"),
+        summary=f"{_are_to_run(smoke)} over NCCL, but {smoke.gpus_passed_over}",
         cause="Between the ranks of this torch there is gloo alone.",
         evidence=_evidence(smoke),
         fixes=(*_to_the_gpus(smoke), _on_the_cpu(smoke)),

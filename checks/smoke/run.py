@@ -83,7 +83,7 @@ def smoke_not_started(
     if not why and smoke.python:
         why = f"It is {who.python} that was to run them."
     yield Finding(
-        summary=clip(f"No rank could be started{where}: {words}"),
+        summary=f"No rank could be started{where}: {words}",
         cause=why_in_the_way(torch) if isinstance(torch, Torch) and torch.in_the_way else why,
         evidence=(
             told(smoke, "problem", words),
@@ -156,7 +156,7 @@ def smoke_ended_early(smoke: Smoke) -> Iterator[Finding]:
     why, fixes = ended_with(smoke.problem)
     were = [rank for rank in smoke.ranks if rank.ending is not RankEnding.FINISHED]
     yield Finding(
-        summary=clip(f"The training ended early: {smoke.problem}"),
+        summary=f"The training ended early: {smoke.problem}",
         cause=" ".join(filter(None, ("All ranks end with it, and none failed by itself.", why))),
         evidence=(
             told(smoke, "problem", smoke.problem),
@@ -191,9 +191,7 @@ def smoke_scaling_failed(smoke: Smoke) -> Iterator[Finding]:
     if failed is None:
         return
     yield Finding(
-        summary=clip(
-            f"The training passed; scaling failed at {plural(failed.ranks, 'rank')}: {strip_cpp_source(failed.problem)}"
-        ),
+        summary=f"The training passed; scaling failed at {plural(failed.ranks, 'rank')}: {strip_cpp_source(failed.problem)}",
         evidence=(told(smoke, "scaling", f"{plural(failed.ranks, 'rank')}: {failed.problem}"),),
         fixes=(
             Fix("Run that number of ranks by itself", (_of_so_many(smoke, failed.ranks),)),
@@ -357,7 +355,7 @@ def _on_others(smoke: Smoke, extra: Sequence[tuple[RankRun, int]]) -> Finding:
     gpus = sorted({number for _, number in extra})
     whose = "aren't their own" if len(ranks) > 1 else "isn't its own"
     return Finding(
-        summary=clip(
+        summary=(
             f"{ranks_named(ranks)} {'hold' if len(ranks) > 1 else 'holds'} a context on {listed(f'cuda:{gpu}' for gpu in gpus)},"
             f" which {whose}"
         ),

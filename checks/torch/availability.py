@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
-from ddpdoctor.base.text import clip, listed, plural
+from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
@@ -87,7 +87,7 @@ def torch_missing(
     if torch.installed:
         return
     yield Finding(
-        summary=f"PyTorch is not installed in {target_python.python}"[:160],
+        summary=f"PyTorch is not installed in {target_python.python}",
         cause=f"That is the Python that was examined, chosen by: {target_python.chosen_by}. Training may run in another.",
         evidence=(
             told(torch, "installed", "that Python finds no package called torch"),
@@ -201,7 +201,7 @@ def torch_import_broken(
         cause = why_in_the_way(torch)
         evidence.append(told(torch, "in_the_way", f"the error comes from {torch.in_the_way}, or speaks of it"))
     yield Finding(
-        summary=clip(summary),
+        summary=summary,
         cause=cause,
         evidence=tuple(evidence),
         fixes=(another_name(torch.in_the_way), look)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.checks.driver.shut_nodes import SHUT
+from ddpdoctor.checks.driver.userspace import SHUT
 from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
@@ -190,9 +190,7 @@ def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[
         kept = [one for one in search if not is_compat(f"{one}/")]
         unset = f"export LD_LIBRARY_PATH={shlex.quote(':'.join(kept))}" if kept else "unset LD_LIBRARY_PATH"
         yield Finding(
-            summary=f"CUDA can't start (code {code}): it loads {'a forward-compatibility libcuda, ' * is_compat(path)}{path}"[
-                :160
-            ],
+            summary=f"CUDA can't start (code {code}): it loads {'a forward-compatibility libcuda, ' * is_compat(path)}{path}",
             cause=why,
             evidence=(
                 libcuda(driver),
@@ -430,7 +428,7 @@ def cuda_unavailable(
             known(pci), "devices", f"{plural(count, 'NVIDIA GPU')} on the PCI bus, the first at {on_bus[0].address}"
         )
     yield Finding(
-        summary=f"torch {torch.version} can't use the {plural(count, 'GPU')} that {who} shows: {message}"[:160],
+        summary=f"torch {torch.version} can't use the {plural(count, 'GPU')} that {who} shows: {message}",
         evidence=(
             told(torch, "cuda_available", "torch finds no GPU that it can use"),
             told(torch, "cuda_error", f"torch's message: {message}"),

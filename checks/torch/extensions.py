@@ -31,7 +31,7 @@ from ddpdoctor.knowledge.building import (
     wheel_fix,
 )
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
-from ddpdoctor.knowledge.evidence import told, torch_cuda
+from ddpdoctor.knowledge.evidence import nvcc_version, told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.loading_signs import BUILT_ELSEWHERE, RAISED
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
@@ -307,9 +307,9 @@ def cuda_toolkit_mismatch(
         return
     wheel = wheel_fix(target_python, nvcc.version, torch, driver, gpus, machine, packages)
     yield Finding(
-        summary=f"nvcc is of CUDA {nvcc.version}, but torch of CUDA {cuda}: {refusals[0][1]}"[:160],
+        summary=f"nvcc is of CUDA {nvcc.version}, but torch of CUDA {cuda}: {refusals[0][1]}",
         evidence=(
-            Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version"),
+            nvcc_version(nvcc),
             torch_cuda(torch),
             *(told(toolchain, "compiles", consumer.reason) for consumer, _ in refusals),
         ),

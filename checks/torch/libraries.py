@@ -194,9 +194,7 @@ def nccl_lib_shadowed(
         if not missed and not older(theirs, ours):
             continue
         yield Finding(
-            summary=f"torch gets NCCL {theirs or 'of another version'} from {_folder(taken)} in place of its own {ours}".strip()[
-                :160
-            ],
+            summary=f"torch gets NCCL {theirs or 'of another version'} from {_folder(taken)} in place of its own {ours}".strip(),
             evidence=_both(libraries, taken, own, theirs, ours),
             fixes=(_left_out(libraries, taken),),
         )
@@ -315,7 +313,7 @@ def ld_library_path_shadow(
     taken, own, theirs, ours = culprits[0]
     others = f" and {len(culprits) - 1} more come" if len(culprits) > 1 else " comes"
     yield Finding(
-        summary=f"{taken.soname}{others} from {_folder(taken)}: {theirs} instead of torch's {ours}"[:160],
+        summary=f"{taken.soname}{others} from {_folder(taken)}: {theirs} instead of torch's {ours}",
         severity=FAIL if import_broken(torch) else WARN,
         evidence=tuple(one for pair in culprits[:3] for one in _both(libraries, *pair)[:2]) + _search_path(libraries),
         fixes=(_left_out(libraries, taken),),
@@ -352,9 +350,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, target_python: TargetPytho
         )
         more = f" and {len(wrong) - 2} more" if len(wrong) > 2 else ""
         yield Finding(
-            summary=f"{plural(len(wrong), 'package')} in {'a version' if len(wrong) == 1 else 'versions'} that torch doesn't want: {is_where}{more}"[
-                :160
-            ],
+            summary=f"{plural(len(wrong), 'package')} in {'a version' if len(wrong) == 1 else 'versions'} that torch doesn't want: {is_where}{more}",
             severity=severity,
             evidence=tuple(
                 told(packages, "installed", f"{one.package} {one.installed}; torch requires {one.wanted}")
@@ -370,7 +366,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, target_python: TargetPytho
         needed = [one for one in required if one.package.rpartition("-")[0] in kinds]
         both = listed(f"{one.name} {one.version}" for one in group)
         yield Finding(
-            summary=f"{both} overwrite each other's files"[:160],
+            summary=f"{both} overwrite each other's files",
             severity=severity,
             evidence=(told(packages, "installed", f"all are installed: {both}"),),
             fixes=(

@@ -142,9 +142,7 @@ def cuda_lib_not_found(
         else told(libraries, "missing", f"needed, and not found: {listed(missing)}")
     )
     yield Finding(
-        summary=f"torch needs {listed(missing, most=3)}, which {'is' if len(missing) == 1 else 'are'} not found here"[
-            :160
-        ],
+        summary=f"torch needs {listed(missing, most=3)}, which {'is' if len(missing) == 1 else 'are'} not found here",
         severity=FAIL if named or import_broken(torch) else WARN,
         evidence=(evidence, torch_version(torch)),
         fixes=tuple(fixes),

@@ -9,14 +9,14 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from ddpdoctor.base.findings import Evidence, Finding, Severity
 from ddpdoctor.base.log_signs import LogSign as LogSign
 from ddpdoctor.base.log_signs import SignRole as SignRole
-from ddpdoctor.base.text import clip_middle
+from ddpdoctor.base.text import clip, clip_middle
 from ddpdoctor.base.unknown import Facts, NotKnown, NotLearned, Unknown
 from ddpdoctor.engine.log_traits import PLAIN_SIGNS
 from ddpdoctor.engine.log_traits import LogTraits as LogTraits
@@ -24,6 +24,7 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import GROUPS, Snapshot
 
 Predicate = Callable[..., Iterator[Finding]]
+T = TypeVar("T")
 
 
 class Subject(Enum):
@@ -56,6 +57,17 @@ def requires(condition: object, reason: str) -> None:
     """
     if not condition:
         raise NotApplicable(reason)
+
+
+def required(value: T | None, reason: str) -> T:
+    """The value, without which the check ends as not applicable.
+
+    Raises:
+        NotApplicable: it is None.
+    """
+    if value is None:
+        raise NotApplicable(reason)
+    return value
 
 
 class Check:
@@ -312,9 +324,9 @@ def diagnose(snapshot: Snapshot, plan: Plan, checks: Iterable[Check]) -> tuple[R
 
 
 def _short_enough(finding: Finding) -> Finding:
-    """The finding without the middle of texts that nobody would read: a setting may be 128 KiB long."""
+    """Cut a summary to what a line holds, and the middle out of evidence that nobody would read: a setting may be 128 KiB long."""
     evidence = tuple(Evidence(clip_middle(one.text, 4000), one.source) for one in finding.evidence)
-    return msgspec.structs.replace(finding, summary=clip_middle(finding.summary, 400), evidence=evidence)
+    return msgspec.structs.replace(finding, summary=clip(finding.summary), evidence=evidence)
 
 
 def _given(name: str, check: Check, snapshot: Snapshot, plan: Plan) -> object:

@@ -47,6 +47,16 @@ def named(states: Iterable[RankState], hang: Hang) -> str:
     return numbers_named((state.number for state in states), hang)
 
 
+def places_named(found: HangVerdict) -> str:
+    """Where the culprits stand: "forward (train.py:40) and sleep (data.py:12)"."""
+    return listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)
+
+
+def verb(found: HangVerdict, one: str, several: str) -> str:
+    """The verb that goes with the culprits."""
+    return one if len(found.culprits) == 1 else several
+
+
 def what_they_do(states: Sequence[RankState], hang: Hang, *, them: str = "") -> str:
     """ "ranks 0 and 2 wait in all_reduce (train.py:40)", by places, the most first. them: "for it"."""
     groups: dict[tuple[bool, str], list[RankState]] = {}

@@ -15,6 +15,8 @@ from ddpdoctor.knowledge.stack_places import file_line
 
 AROUND_THE_LINE: Final = 6
 MOST_LINES: Final = 3
+KILLED_LINES: Final = "sudo dmesg -T | grep -iE 'killed process|out of memory|segfault' | tail"
+"""Shows what the kernel says of processes that it killed, or that crashed."""
 
 
 def read_the_code(frames: Iterable[Frame | None], why: str) -> tuple[Fix, ...]:

@@ -6,6 +6,7 @@ from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.unknown import Facts, Maybe, Unknown, sources
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.toolchain import Nvcc
 from ddpdoctor.facts.torch import Torch
 
 
@@ -28,6 +29,11 @@ def torch_cuda(torch: Torch) -> Evidence:
     """Which CUDA torch is built for."""
     built_for = f"for CUDA {torch.cuda}" if torch.cuda else "without CUDA"
     return told(torch, "cuda", f"torch is built {built_for}")
+
+
+def nvcc_version(nvcc: Nvcc) -> Evidence:
+    """Which CUDA nvcc is of."""
+    return Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version")
 
 
 def kernel_module(driver: Driver) -> Evidence:

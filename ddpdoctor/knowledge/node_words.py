@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ddpdoctor.base.text import listed
 from ddpdoctor.facts.fleet import Fleet, Node
@@ -50,6 +50,11 @@ def names(nodes: Iterable[Node], most: int = 5) -> str:
 def there(fleet: Fleet) -> tuple[Node, ...]:
     """The nodes that came and weren't lost."""
     return tuple(node for node in fleet.nodes if not node.lost)
+
+
+def why_not_run(fleet: Fleet, phases: Collection[str], otherwise: str) -> str:
+    """Why none of these phases was run; `otherwise` where none tells."""
+    return next((phase.reason for phase in fleet.phases if phase.name in phases and phase.reason), otherwise)
 
 
 def lost_phase(node: Node) -> str:
