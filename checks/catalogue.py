@@ -7,7 +7,10 @@ import pkgutil
 from collections.abc import Iterable
 from functools import cache
 
+import msgspec
+
 import ddpdoctor.checks as package
+from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.engine.registry import (
     PRESCRIPTIONS,
     REGISTERED,
@@ -17,6 +20,16 @@ from ddpdoctor.engine.registry import (
     as_written,
     nearest_names,
 )
+
+
+@cache
+def packaged_signs() -> dict[str, tuple[LogSign, ...]]:
+    """The log signs of all checks, by slug: what the files `*.signs.toml` say, as `python -m tests.regenerate` writes it."""
+    data = pkgutil.get_data(package.__name__, "log_signs.json")
+    return msgspec.json.decode(data or b"", type=dict[str, tuple[LogSign, ...]])
+
+
+REGISTERED.read_signs = packaged_signs
 
 
 @cache

@@ -30,6 +30,7 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.verdict import TOPICS, LogVerdict, RunOutcome, verdict_of
 from ddpdoctor.logs.match.wanted_signs import vocabulary
+from tests.log_sign_files import use_files
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
 HEALTHY = "healthy"
@@ -271,6 +272,7 @@ def main() -> int:
     parser.add_argument("--wrong", action="store_true", help="only those that are judged wrong, and the rates")
     parser.add_argument("--markdown", action="store_true", help="the page's paragraph")
     wishes = parser.parse_args()
+    use_files()
     every = [judged(one) for one in _chosen(wishes.only)]
     if wishes.markdown:
         print(markdown(rates(every)))

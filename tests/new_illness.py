@@ -21,21 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, check
+from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.machine import Machine
 
 
-@check(
-    "{slug}",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "FILL IN: words of one line of a log, as they stand there",
-            why="FILL IN: why nothing else says so",
-            source="FILL IN: where the words come from",
-        ),
-    ),
-)
+@check("{slug}", severity=WARN)
 def {function}(machine: Machine) -> Iterator[Finding]:
     """FILL IN: what is wrong, in a sentence.
 
@@ -55,6 +45,13 @@ def {function}(machine: Machine) -> Iterator[Finding]:
             fixes=(Fix("FILL IN: what to do", ("FILL IN: the command",)),),
         )
 '''
+SIGNS = """# How logs show the illnesses of {function}.py.
+
+[[{slug}]]
+text = 'FILL IN: words of one line of a log, as they stand there'
+why = "FILL IN: why nothing else says so"
+source = "FILL IN: where the words come from"
+"""
 HOST = {"origin": "hand-made", "about": FILL_IN, "base": "h100x8-bare-metal", "facts": {"machine": {"kernel": FILL_IN}}}
 LOG = f'origin = "hand-made"\nabout = "{FILL_IN}"\n'
 
@@ -66,6 +63,7 @@ def files_of(family: str, slug: str) -> dict[Path, str]:
     hosts = json.dumps({"sick-first": HOST, "near-miss-first": HOST}, indent=1) + "\n"
     return {
         ROOT / "checks" / family / f"{function}.py": CHECK.format(slug=slug, function=function),
+        ROOT / "checks" / family / f"{function}.signs.toml": SIGNS.format(slug=slug, function=function),
         ROOT / "fixtures" / "hosts" / f"{slug}.json": hosts,
         logs / "cases.toml": f"[sick-first]\n{LOG}\n[near-miss-first]\n{LOG}",
         logs / "sick-first.log": f"{FILL_IN}\n",

@@ -11,7 +11,7 @@ from ddpdoctor.base.text import dotted, listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.torch.extensions import cudart_major, other_python, unresolved
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
+from ddpdoctor.engine.registry import LogTraits, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.extensions import Apex, Extensions, SharedObject
 from ddpdoctor.facts.gpus import Gpus
@@ -25,7 +25,7 @@ from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.nvidia import NO_GPU, called, compute_capability, without
-from ddpdoctor.logs.analyze.false_positives import INSTALLED, builds_tried_again
+from ddpdoctor.logs.analyze.false_positives import builds_tried_again
 from ddpdoctor.logs.analyze.sightings import word
 
 USES = {
@@ -108,17 +108,7 @@ def _told_by_apex(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-@check(
-    "apex-wrong-package",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "cannot import name 'UnencryptedCookieSessionFactoryConfig'",
-            why="Only the web toolkit that PyPI calls apex imports that of pyramid, which dropped it in 2.0",
-            source="made to happen with PyPI's apex 0.9.10dev and pyramid 2.0.2",
-        ),
-    ),
-)
+@check("apex-wrong-package", severity=FAIL)
 def apex_wrong_package(extensions: Extensions, target_python: TargetPython, torch: Maybe[Torch]) -> Iterator[Finding]:
     """The package "apex" is not NVIDIA's.
 
@@ -144,41 +134,7 @@ def apex_wrong_package(extensions: Extensions, target_python: TargetPython, torc
         )
 
 
-@check(
-    "apex-missing-ext",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "No module named 'amp_C'",
-            pattern="ModuleNotFoundError: No module named 'amp_C'",
-            why="The name of an extension of Apex, as an error; within Apex's own warning training goes on",
-            source="NVIDIA/apex: apex/optimizers/fused_adam.py; made to happen with a stand-in",
-        ),
-        LogSign(
-            "No module named 'fused_layer_norm_cuda'",
-            why="The name of an extension of Apex",
-            source="NVIDIA/apex: apex/normalization/fused_layer_norm.py; made to happen with a stand-in",
-        ),
-        LogSign(
-            "No module named 'apex_C'",
-            pattern="ModuleNotFoundError: No module named 'apex_C'",
-            why="The name of an extension of Apex",
-            source="NVIDIA/apex: setup.py, which calls the extension so; Python's own words",
-        ),
-        LogSign(
-            "requires cuda extensions",
-            pattern=r"apex\.optimizers\.Fused\w+ requires cuda extensions",
-            why="Apex's optimizers refuse so when amp_C can't be imported",
-            source="NVIDIA/apex: apex/optimizers/fused_adam.py",
-        ),
-        LogSign(
-            "Warning:  multi_tensor_applier fused unscale kernel is unavailable",
-            role=SignRole.NOISE,
-            why="Training goes on with slower Python code",
-            source="NVIDIA/apex: apex/amp/scaler.py",
-        ),
-    ),
-)
+@check("apex-missing-ext", severity=WARN)
 def apex_missing_ext(extensions: Extensions, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Apex was installed without its compiled extensions.
 
@@ -223,19 +179,7 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, target_python: Target
     )
 
 
-@check(
-    "apex-cuda-mismatch",
-    severity=FAIL,
-    log=LogTraits(particulars=_told_by_apex),
-    log_signs=(
-        LogSign(
-            "Cuda extensions are being compiled with a version of Cuda that does not match the version used to compile Pytorch binaries",
-            pattern=r"does not match the version used to compile Pytorch binaries(?:\. +Pytorch binaries were compiled with Cuda (?P<torch_cuda>\d[\d.]*\d))?",
-            why="Apex's setup.py alone says so; torch's own check has other words",
-            source="NVIDIA/apex: setup.py",
-        ),
-    ),
-)
+@check("apex-cuda-mismatch", severity=FAIL, log=LogTraits(particulars=_told_by_apex))
 def apex_cuda_mismatch(extensions: Extensions, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Apex's extensions were built for another CUDA than torch's.
 
@@ -271,18 +215,7 @@ def apex_cuda_mismatch(extensions: Extensions, torch: Torch, target_python: Targ
         return
 
 
-@check(
-    "apex-undefined-symbol",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "undefined symbol: ",
-            pattern=r"/(?:amp_C|apex_C|fused_layer_norm_cuda|syncbn|(?:fused_weight_gradient_)?mlp_cuda|fused_dense_cuda)\.[^:]*: undefined symbol: ",
-            why="The file is an extension of Apex: it was built against another torch",
-            source="glibc's ld.so; made to happen with hand-linked modules of these names",
-        ),
-    ),
-)
+@check("apex-undefined-symbol", severity=FAIL)
 def apex_undefined_symbol(extensions: Extensions, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Apex's extensions were built against another torch.
 
@@ -314,18 +247,7 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, target_python: T
         return
 
 
-@check(
-    "apex-arch-missing",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "no kernel image is available for execution on the device",
-            near="/apex/",
-            why="The CUDA runtime's words for code that isn't for this GPU; a frame of Apex stands near",
-            source="torch 2.9.1: libcudart; NVIDIA/apex's folder name",
-        ),
-    ),
-)
+@check("apex-arch-missing", severity=FAIL)
 def apex_arch_missing(
     extensions: Extensions, torch: Torch, gpus: Gpus, target_python: TargetPython, environment: Maybe[Environment]
 ) -> Iterator[Finding]:
@@ -379,70 +301,7 @@ def apex_arch_missing(
         compute_capability(gpu)  # One that doesn't tell leaves the check untested.
 
 
-@check(
-    "apex-build-isolation",
-    severity=INFO,
-    log=LogTraits(recovered=builds_tried_again),
-    log_signs=(
-        LogSign(
-            "No module named 'torch'",
-            pattern=r"^\s+ModuleNotFoundError: No module named 'torch'",
-            near="Getting requirements to build wheel",
-            why="pip indents what a build says: torch is missing in the isolated build, not in training",
-            source="made to happen with pip 23.2: pip install of a package whose setup.py imports torch",
-        ),
-        *(
-            LogSign(
-                "No module named 'torch'",
-                pattern=r"^\s+ModuleNotFoundError: No module named 'torch'",
-                near=step,
-                why="the same of another step: pip asks each package what it is before it installs any, torch among them",
-                source="pip 18 to 25, as reported in public, mostly of flash-attn",
-            )
-            for step in ("setup.py egg_info", "Preparing metadata (pyproject.toml)")
-        ),
-        LogSign(
-            "No module named 'torch'",
-            pattern=r"ModuleNotFoundError: No module named 'torch'",
-            near="declare it as a build dependency",
-            within=4,
-            why="uv's own words stand below: it builds in isolation, too",
-            source="uv: crates/uv-build-frontend/src/error.rs",
-        ),
-        LogSign(
-            "No module named 'torch'",
-            pattern=r"^\s+ModuleNotFoundError: No module named 'torch'",
-            near="uild `apex",
-            why="uv indents what a build says, and names the package before: it builds in isolation, too",
-            source="uv 0.4 and later, as reported in public",
-        ),
-        LogSign(
-            "Arguments to --config-settings must be of the form KEY=VAL",
-            why="pip refuses the option with which Apex's extensions are asked for",
-            source="pip 23.2.1: pip/_internal/cli/cmdoptions.py",
-        ),
-        LogSign(
-            "Please install apex from",
-            near="Arguments to --config-settings must be of the form KEY=VAL",
-            why="what the script misses, pip has refused to build just before",
-            source="pip 23.2.1: pip/_internal/cli/cmdoptions.py; NVIDIA/apex: examples/imagenet/main_amp.py",
-        ),
-        LogSign(
-            INSTALLED,
-            role=SignRole.NOISE,
-            pattern=r"^\s*Successfully installed (?P<packages>\S.*)",
-            near="No module named 'torch'",
-            why="pip's own words: another try went through",
-            source="pip 23.2: pip/_internal/commands/install.py",
-        ),
-        LogSign(
-            "--build-option and --global-option are deprecated",
-            role=SignRole.NOISE,
-            why="pip goes on; whether the extensions were built, it doesn't say",
-            source="pip 23.2.1: pip/_internal/req/req_install.py",
-        ),
-    ),
-)
+@check("apex-build-isolation", severity=INFO, log=LogTraits(recovered=builds_tried_again))
 def apex_build_isolation(
     toolchain: Toolchain, extensions: Extensions, target_python: TargetPython, torch: Torch
 ) -> Iterator[Finding]:

@@ -6,59 +6,15 @@ import re
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check
+from ddpdoctor.engine.registry import LogTraits, SignRole, check
 from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.analyze.false_positives import INSTALLED
 from ddpdoctor.logs.analyze.sightings import lines, sightings, where
 
 COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )?error:? (?:#error -- )?(?P<what>\S.*)")
 """As gcc and nvcc report an error: after the place in a source file."""
 
 
-@check(
-    "apex-build-failed",
-    severity=FAIL,
-    log=LogTraits(sums_up=True),
-    log_signs=(
-        LogSign(
-            "Failed building wheel for apex",
-            pattern=r"Failed building wheel for apex\b",
-            why="pip's own words, with the package's name",
-            source="pip 23.2: pip/_internal/operations/build/wheel.py; made to happen",
-        ),
-        LogSign(
-            "Check the logs",
-            pattern=r" --(?:cpp|cuda)_ext .*\binstall --record .* Check the logs",
-            why="pip's own words on a build that failed, with the options that are Apex's",
-            source="pip up to 21, as reported in public; NVIDIA/apex: setup.py",
-        ),
-        LogSign(
-            " failed with error code ",
-            pattern=r" --(?:cpp|cuda)_ext .*\binstall --record .* failed with error code \d+ in \S*pip-",
-            why="the same in older releases of pip",
-            source="pip up to 19.1, as reported in public; NVIDIA/apex: setup.py",
-        ),
-        LogSign(
-            "Running setup.py install for apex did not run successfully",
-            why="pip's own words, with the package's name",
-            source="pip 21.3 to 23.0, as reported in public",
-        ),
-        LogSign(
-            INSTALLED,
-            refutes=(
-                "Failed building wheel for apex",
-                "Check the logs",
-                " failed with error code ",
-                "Running setup.py install for apex did not run successfully",
-            ),
-            refutes_earlier=True,
-            why="pip's own words: another try went through, mostly one without the CUDA extensions",
-            role=SignRole.NOISE,
-            pattern=r"Successfully installed (?:.* )?apex-\d",
-            source="pip 23.2: pip/_internal/commands/install.py",
-        ),
-    ),
-)
+@check("apex-build-failed", severity=FAIL, log=LogTraits(sums_up=True))
 def apex_build_failed(log: Log) -> Iterator[Finding]:
     """NVIDIA Apex could not be built.
 

@@ -21,7 +21,7 @@ from ddpdoctor.checkpoints.finding_words import (
     verb,
 )
 from ddpdoctor.checkpoints.weights_only import ALL, DO_NOT_LOAD, needed_import, preparation
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
@@ -54,80 +54,7 @@ def all_read(checkpoints: Checkpoints) -> None:
         )
 
 
-@check(
-    "ckpt-truncated",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "PytorchStreamReader failed reading zip archive: failed finding central directory",
-            why="A zip file's directory stands at its end, which is missing",
-            source="torch 2.13.0: caffe2/serialize/inline_container.cc; made to happen",
-        ),
-        LogSign(
-            "PytorchStreamReader failed reading zip archive: not a ZIP archive",
-            why="The file ends within its first 22 bytes, of which the smallest zip file consists",
-            source="torch 2.13.0: third_party/miniz; made to happen",
-        ),
-        LogSign(
-            "OSError: [Errno 22] Invalid argument",
-            pattern=r"^OSError: \[Errno 22\] Invalid argument$",
-            near="torch._C.PyTorchFileReader(name_or_buffer)",
-            within=20,
-            why="A zip file cut to 4 to 70 KiB: torch's reader looks for its directory before the file's beginning",
-            source="made to happen with torch 2.13.0, by cutting a file",
-        ),
-        LogSign(
-            "ValueError: negative seek value -",
-            near="torch._C.PyTorchFileReader(name_or_buffer)",
-            within=20,
-            why="The same of bytes in memory (io.BytesIO)",
-            source="made to happen with torch 2.13.0, by cutting a file",
-        ),
-        LogSign(
-            "invalid header or archive is corrupted",
-            pattern=r"PytorchStreamReader failed (?:reading|locating) .*: invalid header or archive is corrupted",
-            why="torch's zip reader: bytes within the file are not those that were saved",
-            source="torch 2.13.0: caffe2/serialize/inline_container.cc; made to happen",
-        ),
-        LogSign(
-            "unexpected EOF, expected",
-            pattern=r"unexpected EOF, expected \d+ more bytes",
-            why="torch's reader of the old format: the file ends within a tensor",
-            source="torch 2.13.0: torch/csrc/serialization.cpp; made to happen",
-        ),
-        LogSign(
-            "EOFError",
-            pattern=r"^(?:EOFError|EOFError: Ran out of input)$",
-            near="torch/serialization.py",
-            why="An empty file, read by torch.load; other pickles say it, too, but not from there",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "Unsupported operand ",
-            pattern=r"(?:^\s*|WeightsUnpickler error: |UnpicklingError: |RuntimeError: )Unsupported operand (?:10|60|118|123)\s*$",
-            why="The file begins with a line break, <, v or {: a web page, a git-lfs pointer or JSON, no checkpoint",
-            source="torch 2.13.0: torch/_weights_only_unpickler.py; made to happen with a git-lfs pointer",
-        ),
-        LogSign(
-            "invalid load key, '",
-            pattern=r"UnpicklingError: invalid load key, '",
-            near="torch/serialization.py",
-            why="No pickle begins so: of a web page '<', of a git-lfs pointer 'v', of JSON '{', else bytes are not those that were saved",
-            source="Python 3.11: Modules/_pickle.c, read by torch 2.13.0: torch/serialization.py",
-        ),
-        LogSign(
-            "Error while deserializing header: ",
-            pattern=r"(?:SafetensorError|Exception|OSError): Error while deserializing header: ",
-            why="safetensors' own words: the file is cut off, or it is a git-lfs pointer or a web page, whose text it takes for a length",
-            source="safetensors: src/tensor.rs, as reported in public",
-        ),
-        LogSign(
-            "You seem to have cloned a repository without having git-lfs installed",
-            why="transformers has looked into the file, and found a git-lfs pointer",
-            source="transformers 4.57: modeling_utils.py",
-        ),
-    ),
-)
+@check("ckpt-truncated", severity=FAIL)
 def ckpt_truncated(checkpoints: Checkpoints) -> Iterator[Finding]:
     """A checkpoint can't be read: it is truncated, corrupt, or no checkpoint at all.
 
@@ -194,37 +121,7 @@ def in_short(text: str, most: int) -> str:
     return text[: max(clauses)] if clauses else clip(text, most)
 
 
-@check(
-    "ckpt-weights-only",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "Weights only load failed",
-            pattern=r"Weights only load failed. This file can still be loaded",
-            why="torch.load's own refusal of a class or function that isn't allowed",
-            source="torch 2.13.0: torch/serialization.py; made to happen",
-        ),
-        LogSign(
-            "WeightsUnpickler error: Unsupported global: GLOBAL",
-            pattern=r"Unsupported global: GLOBAL (?P<name>[\w.]+)",
-            why="Names the class or function that the file holds",
-            source="torch 2.13.0: torch/_weights_only_unpickler.py; made to happen",
-        ),
-        LogSign(
-            "Weights only load failed",
-            role=SignRole.HINTS,
-            pattern=r"Weights only load failed. (?!This file can)",
-            why="The same refusal, also of files that are no checkpoint at all",
-            source="torch 2.13.0 and 1.13.1: torch/serialization.py; made to happen",
-        ),
-        LogSign(
-            "to learn more about types accepted by default with weights_only",
-            role=SignRole.HINTS,
-            why="The end of that refusal, where a log begins behind the rest of it",
-            source="torch 2.13.0: torch/serialization.py; made to happen",
-        ),
-    ),
-)
+@check("ckpt-weights-only", severity=WARN)
 def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator[Finding]:
     """A checkpoint holds more than tensors: torch.load stops at it, or would run what the file says.
 
@@ -324,42 +221,7 @@ def let_pass(files: Sequence[CheckpointFile], blockers: Sequence[str]) -> tuple[
     )
 
 
-BESIDE_WEIGHTS = (
-    r"(?:torch\.(?!nn\b)|(?:deepspeed|megatron|numpy|pandas|scipy|sklearn|omegaconf|hydra|fairseq|apex|wandb|accelerate|lightning|lightning_fabric"
-    r"|pytorch_lightning|transformers\.(?:train|integrations|tokeniz)\w*|mmcv|mmengine)\b)"
-)
-"""Modules of libraries whose objects lie in checkpoints beside the weights (optimizers' states, configurations, tokenizers): a version of
-the library that lacks one can't load the file, whether or not a model is in it."""
-
-
-@check(
-    "ckpt-whole-module",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "Can't get attribute",
-            near="torch/serialization.py",
-            pattern=rf"Can't get attribute(?! '[^']*' on <module '{BESIDE_WEIGHTS})(?!.* from '[^']*[/\\](?:site|dist)-packages[/\\])",
-            why="Any pickle can say it, also that of a DataLoader's worker; here torch.load stands near, and the class is of the script's own",
-            source="Python 3.11: pickle.py; made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "Can't get attribute",
-            near="torch/serialization.py",
-            role=SignRole.HINTS,
-            pattern=rf"Can't get attribute(?! '[^']*' on <module '{BESIDE_WEIGHTS}).* from '[^']*[/\\](?:site|dist)-packages[/\\]",
-            why="A class of an installed package, which another version of it wrote: one of a model, or of what was saved beside it",
-            source="Python 3.11: pickle.py; made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "No module named '",
-            near="super().find_class(",
-            pattern=rf"No module named '(?!{BESIDE_WEIGHTS})",
-            why="torch.load looks for the module in which a pickled class was defined",
-            source="torch 2.13.0: torch/serialization.py; made to happen",
-        ),
-    ),
-)
+@check("ckpt-whole-module", severity=WARN)
 def ckpt_whole_module(checkpoints: Checkpoints, target_python: Maybe[TargetPython]) -> Iterator[Finding]:
     """A checkpoint holds a whole model, and not its state dict.
 

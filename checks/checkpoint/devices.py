@@ -22,7 +22,7 @@ from ddpdoctor.checkpoints.finding_words import (
     verb,
 )
 from ddpdoctor.checks.checkpoint.contents import NOT_TO_BE_LOADED, all_read
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
@@ -115,27 +115,7 @@ def unpin(files: Sequence[CheckpointFile]) -> tuple[Fix, ...]:
     )
 
 
-@check(
-    "ckpt-device-pin",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Attempting to deserialize object on CUDA device",
-            why="torch.load's own words: the tensors' GPU isn't there",
-            source="torch 2.13.0: torch/serialization.py; made to happen",
-        ),
-        LogSign(
-            "Attempting to deserialize object on a CUDA device",
-            why="torch.load's own words: there is no GPU at all",
-            source="torch 2.13.0: torch/serialization.py; made to happen",
-        ),
-        LogSign(
-            "don't know how to restore data location of",
-            why="torch.load's own words: the tensors' device is of a kind that this torch doesn't have",
-            source="torch 2.13.0: torch/serialization.py",
-        ),
-    ),
-)
+@check("ckpt-device-pin", severity=FAIL)
 def ckpt_device_pin(
     checkpoints: Checkpoints,
     torch: Maybe[Torch],
@@ -269,17 +249,7 @@ def largest_memory(gpus: Maybe[Gpus], environment: Maybe[Environment]) -> int | 
     return max((size for size in sizes if isinstance(size, int)), default=None)
 
 
-@check(
-    "ckpt-rng-state",
-    severity=INFO,
-    log_signs=(
-        LogSign(
-            "RNG state must be a torch.ByteTensor",
-            why="set_rng_state's own words",
-            source="torch 2.13.0: aten/src/ATen/CPUGeneratorImpl.cpp; made to happen",
-        ),
-    ),
-)
+@check("ckpt-rng-state", severity=INFO)
 def ckpt_rng_state(
     checkpoints: Checkpoints, torch: Maybe[Torch], gpus: Maybe[Gpus], environment: Maybe[Environment]
 ) -> Iterator[Finding]:
@@ -311,25 +281,7 @@ def ckpt_rng_state(
     all_read(checkpoints)
 
 
-@check(
-    "ckpt-device-in-config",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "invalid device ordinal",
-            near='checkpoint["',
-            why="A rank that takes its device from a checkpoint; others say it where there are more ranks than GPUs",
-            source="torch 2.9.1: libcudart",
-        ),
-        LogSign(
-            "invalid device ordinal",
-            role=SignRole.HINTS,
-            near="torch.load(",
-            why="Others say it where there are more ranks than GPUs; a checkpoint was loaded near",
-            source="torch 2.9.1: libcudart",
-        ),
-    ),
-)
+@check("ckpt-device-in-config", severity=WARN)
 def ckpt_device_in_config(
     checkpoints: Checkpoints,
     torch: Maybe[Torch],

@@ -5,102 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.key_lists import holder
 from ddpdoctor.logs.analyze.sightings import lines, sightings, word
 
 
-@check(
-    "ckpt-arch-mismatch",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "size mismatch for ",
-            pattern=r"size mismatch for (?P<key>\S+): copying a param with shape torch\.Size\((?P<saved>\[[\d, ]*\])\) from checkpoint, "
-            r"the shape in current model is torch\.Size\((?P<wanted>\[[\d, ]*\])\)",
-            why="load_state_dict's own words: the names fit, the shapes don't",
-            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
-        ),
-        LogSign(
-            "Size mismatch between saved ",
-            role=SignRole.HINTS,
-            pattern=r"Size mismatch between saved torch\.Size\((?P<saved>\[[\d, ]*\])\) and current: torch\.Size\((?P<wanted>\[[\d, ]*\])\) for (?P<key>\S+)",
-            why="torch.distributed.checkpoint's own words: another model, or one that is wrapped or sharded in another way",
-            source="torch 2.9.1: torch/distributed/checkpoint/default_planner.py",
-        ),
-        LogSign(
-            " mismatch sizes torch.Size(",
-            role=SignRole.HINTS,
-            pattern=r"fqn='(?P<key>[^']+)'.* mismatch sizes torch\.Size\((?P<wanted>\[[\d, ]*\])\) vs torch\.Size\((?P<saved>\[[\d, ]*\])",
-            why="the same of the part that a rank reads: another model, or one that is wrapped or sharded in another way",
-            source="torch 2.13.0: torch/distributed/checkpoint/filesystem.py",
-        ),
-        LogSign(
-            "Global shape mismatch for loaded (",
-            role=SignRole.HINTS,
-            pattern=r"for loaded \((?:torch\.Size\()?(?P<saved>[\[(][\d, ]*[\])])\)*\)? and expected \((?P<wanted>\([\d, ]*\))\) tensor for key (?P<key>\S+)",
-            why="Megatron's own words: another model, or a parameter that its ranks cut in another way",
-            source="Megatron-LM: core/dist_checkpointing/strategies/torch.py",
-        ),
-        LogSign(
-            "Missing key(s) in state_dict: ",
-            role=SignRole.HINTS,
-            pattern=r'Missing key\(s\) in state_dict: "(?P<missing>[^"]*)"',
-            why="Another model; or only the prefix of a wrapper, which the line on unexpected keys would show",
-            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
-        ),
-        LogSign(
-            "Unexpected key(s) in state_dict: ",
-            role=SignRole.HINTS,
-            pattern=r'Unexpected key\(s\) in state_dict: "(?P<unexpected>[^"]*)"',
-            why="Another model; or only the prefix of a wrapper, which the line on missing keys would show",
-            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
-        ),
-        LogSign(
-            'unexpected key "',
-            role=SignRole.HINTS,
-            pattern=r"KeyError: 'unexpected key \"(?P<unexpected>(?!module\.)[^\"]*)\" in state_dict'",
-            why="Releases before 0.4 name only the first key that doesn't fit: another model, or the whole checkpoint was given",
-            source="torch 0.1 to 0.3: torch/nn/modules/module.py; copies of it in public repositories",
-        ),
-        LogSign(
-            "Missing key in checkpoint state_dict: ",
-            role=SignRole.HINTS,
-            pattern=r"Missing key in checkpoint state_dict: (?P<missing>\S+?)\.?\s*$",
-            why="torch.distributed.checkpoint's own words: another model or optimizer, or names with or without a wrapper's prefix",
-            source="torch 2.13.0: torch/distributed/checkpoint/default_planner.py",
-        ),
-        LogSign(
-            "Invalid access pattern: ",
-            role=SignRole.HINTS,
-            pattern=r"Invalid access pattern: (?P<shards>\d+) ShardedObject are missing",
-            why="Megatron's own words: all ranks together don't name each part of an object, as with other layers or stages than they say",
-            source="Megatron-LM: core/dist_checkpointing/validation.py",
-        ),
-        LogSign(
-            "loaded state dict ",
-            role=SignRole.HINTS,
-            pattern=r"^\s*[\w.]*Error: loaded state dict (?P<groups>has a different number of parameter groups|contains a parameter group that doesn't match)",
-            why="The optimizer's state is of other parameters: another model, or other ones of it were frozen",
-            source="torch 2.13.0: torch/optim/optimizer.py",
-        ),
-        LogSign(
-            "Error(s) in loading state_dict for",
-            role=SignRole.HINTS,
-            pattern=r"^\s*[\w.]*(?:Error|Exception): Error\(s\) in loading",
-            why="load_state_dict's headline: which keys and shapes stands in the lines behind it, which may be cut off",
-            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
-        ),
-        LogSign(
-            " value from checkpoint (",
-            pattern=r"(?:^|\W)(?P<key>(?!\w*(?:parallel|random_init))\w+) value from checkpoint \((?P<saved>[^()]*)\) is not equal to the "
-            r"(?:input argument|currently set argument) ?value \((?P<wanted>[^()]*)\)",
-            why="Megatron and GPT-NeoX hold the arguments of the model against those that were saved with the checkpoint",
-            source="Megatron-LM: training/checkpointing.py; GPT-NeoX: megatron/checkpointing.py",
-        ),
-    ),
-)
+@check("ckpt-arch-mismatch", severity=FAIL)
 def ckpt_arch_mismatch(log: Log) -> Iterator[Finding]:
     """The checkpoint is of another model than the one that is to take it.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from shlex import quote
-from typing import Final
 
 import msgspec
 
@@ -15,7 +14,7 @@ from ddpdoctor.checkpoints.finding_words import RANDOM_NUMBERS, paths, readable,
 from ddpdoctor.checkpoints.model_wrappers import WRITERS, prefix_parts, writers
 from ddpdoctor.checks.checkpoint.contents import all_read
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check
+from ddpdoctor.engine.registry import LogTraits, check
 from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints, KeyPrefix, RankFiles
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.log import Log, SignMatch
@@ -23,26 +22,6 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.knowledge.launchers import current_launch, several_nodes
 from ddpdoctor.logs.analyze.key_lists import with_lists_compared
 from ddpdoctor.logs.analyze.sightings import word
-
-OWN_PART: Final = (
-    r"(?:rng_state_|random_states_|__|(?:\w{1,60}[_-])?rank[_-]?)(?P<part>\d+)"
-    r"(?:_\d+\.distcp|\.(?:pth?|pkl|ckpt|tar|pth\.tar|safetensors))"
-)
-"""The name of a file that each rank writes under its own number."""
-OF_CHECKPOINT: Final = (
-    r"(?=[^'\"]*(?:ckpt|checkpoint|optim|state|step|epoch|model[_-]|__\d|(?<![^'\"/])rank))(?![^'\"]*lora)"
-)
-"""What the path has besides: a rank's shard of the data is called after it, too, and "rank 64" is an adapter's."""
-OPTIMIZERS: Final = (
-    "/torch/optim/",
-    "/deepspeed/",
-    "/fairscale/optim/",
-    "/torch/distributed/fsdp/",
-    "/torch/distributed/optim/",
-)
-"""Where what steps over flat shards lies."""
-FRAMES: Final = 24
-"""Lines of a traceback."""
 
 
 def _prefixed_by(prefix: str) -> str:
@@ -98,40 +77,7 @@ def _prefixes(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-@check(
-    "ckpt-module-prefix",
-    severity=INFO,
-    log=LogTraits(revises=with_lists_compared, particulars=_prefixes),
-    log_signs=(
-        LogSign(
-            'Unexpected key(s) in state_dict: "module.',
-            role=SignRole.HINTS,
-            why="The prefix of the DDP wrapper on the first key: named where the list of missing keys has it not",
-            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
-        ),
-        LogSign(
-            'unexpected key "module.',
-            pattern=r"KeyError: 'unexpected key \"module\.(?P<key>[^\"]*)\" in state_dict'",
-            why="Releases before 0.4 name only the first key that doesn't fit: with the wrapper's prefix, where the model was not wrapped yet",
-            source="torch 0.1 to 0.3: torch/nn/modules/module.py; copies of it in public repositories",
-        ),
-        LogSign(
-            'Missing key(s) in state_dict: "module.',
-            role=SignRole.HINTS,
-            why="The prefix of the DDP wrapper on the first key: named where the list of unexpected keys has it not",
-            source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
-        ),
-        *(
-            LogSign(
-                f'{listing} key(s) in state_dict: "_orig_mod.',
-                role=SignRole.HINTS,
-                why="The prefix of a compiled model on the first key: named where the list of the other keys has it not",
-                source="torch 2.13.0: torch/nn/modules/module.py; made to happen",
-            )
-            for listing in ("Missing", "Unexpected")
-        ),
-    ),
-)
+@check("ckpt-module-prefix", severity=INFO, log=LogTraits(revises=with_lists_compared, particulars=_prefixes))
 def ckpt_module_prefix(checkpoints: Checkpoints) -> Iterator[Finding]:
     """The keys of a state dict have a wrapper's prefix that the model's don't have, or lack it.
 
@@ -199,55 +145,7 @@ def planned_world(plan: Plan, environment: Environment) -> World:
     return World(plan.nproc, plan.source, several_nodes(environment) == "")
 
 
-@check(
-    "ckpt-world-size-mismatch",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "The checkpoint being loaded used a DP world size of",
-            why="DeepSpeed's own words",
-            source="deepspeed 0.19.8: runtime/engine.py",
-        ),
-        LogSign(
-            "Didn't find an RNG file for process",
-            role=SignRole.NOISE,
-            why="The Trainer goes on, with other random numbers on that rank",
-            source="transformers 5.23.0: trainer.py",
-        ),
-        LogSign(
-            "zero_pp_rank_",
-            pattern=r"(?:FileNotFoundError|No such file or directory).*zero_pp_rank_\d+",
-            why="A rank's own share of DeepSpeed's checkpoint is missing",
-            source="deepspeed 0.19.8: runtime/engine.py, which calls the files so; Python's own words",
-        ),
-        LogSign(
-            "No such file or directory: ",
-            role=SignRole.HINTS,
-            pattern=rf"^(?:FileNotFoundError: )?\[Errno 2\] No such file or directory: ['\"]{OF_CHECKPOINT}(?:[^'\"]*[/_.-])?{OWN_PART}['\"]",
-            why="A rank's own share of a checkpoint isn't there: counts only where other ranks don't lack theirs",
-            source="Python's own words; files are called so by transformers' Trainer, accelerate and torch.distributed.checkpoint, others by scripts",
-        ),
-        LogSign(
-            " value from checkpoint (",
-            pattern=r"\b(?P<key>\w{0,60}parallel_size) value from checkpoint \((?P<saved>\d+)\) is not equal to the (?:input argument|currently set argument) ?"
-            r"value \((?P<wanted>\d+)\)",
-            why="Megatron's own words: the checkpoint is cut into parts for another number of ranks of a model",
-            source="Megatron-LM: training/checkpointing.py; GPT-NeoX: megatron/checkpointing.py",
-        ),
-        *(
-            LogSign(
-                "The size of tensor a (",
-                role=SignRole.HINTS,
-                pattern=r"The size of tensor a \(\d{6,}\) must match the size of tensor b \(\d{6,}\) at non-singleton dimension 0\b",
-                near=near,
-                within=FRAMES,
-                why="Flat tensors of a size that only shares of a whole model have, in an optimizer's step: its state is of another number of ranks",
-                source="torch's broadcasting, met by optimizers of FSDP and ZeRO, as reported in public",
-            )
-            for near in OPTIMIZERS
-        ),
-    ),
-)
+@check("ckpt-world-size-mismatch", severity=WARN)
 def ckpt_world_size_mismatch(checkpoints: Checkpoints, environment: Environment, plan: Plan) -> Iterator[Finding]:
     """A checkpoint of which every rank wrote a part is of another number of ranks, or lacks some of them.
 

@@ -5,26 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 
-PAST_AN_ARRAY = (
-    "mostly an index past an array, in a kernel before this call; a GPU's fault says the same, and the kernel log tells"
-)
 
-
-@check(
-    "cuda-fork-reinit",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Cannot re-initialize CUDA in forked subprocess",
-            why="only torch says so, in a process that was forked after CUDA had begun",
-            source="torch 2.13.0 and 2.9.1: torch/cuda/__init__.py",
-        ),
-    ),
-)
+@check("cuda-fork-reinit", severity=FAIL)
 def cuda_fork_reinit(log: Log) -> Iterator[Finding]:
     """A forked process uses CUDA, which its parent had already begun to use.
 
@@ -69,32 +55,7 @@ def _start_anew(log: Log) -> tuple[Fix, ...]:
     )
 
 
-@check(
-    "cuda-illegal-access",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "CUDA error: an illegal memory access was encountered",
-            why=PAST_AN_ARRAY,
-            role=SignRole.HINTS,
-            source="CUDA runtime in torch 1.13.1 and 2.9.1: c10/cuda/CUDAException.cpp",
-        ),
-        LogSign(
-            "'an illegal memory access was encountered'",
-            why=PAST_AN_ARRAY,
-            role=SignRole.HINTS,
-            pattern=r"Cuda failure (?:\d+ )?'an illegal",
-            source="NCCL 2.20.5 and 2.27.5: include/checks.h",
-        ),
-        LogSign(
-            ") : an illegal memory access was encountered",
-            why=PAST_AN_ARRAY,
-            role=SignRole.HINTS,
-            pattern=r"cuda runtime error \(\d+\) : an illegal",
-            source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
-        ),
-    ),
-)
+@check("cuda-illegal-access", severity=FAIL)
 def cuda_illegal_access(log: Log) -> Iterator[Finding]:
     """A CUDA kernel read or wrote memory that isn't its own.
 
@@ -129,58 +90,10 @@ def cuda_illegal_access(log: Log) -> Iterator[Finding]:
     )
 
 
-GUESSES = r"using (?:best-guess )?GPU (?P<gpu>\d+) (?:to perform barrier as devices|as device) used by this process (?:are|is) currently unknown"
 WHY_A_GUESS = "NCCL had to guess a barrier's GPU, and the first collective timed out"
 
 
-@check(
-    "barrier-device-unknown",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "used by this process",
-            why=WHY_A_GUESS,
-            role=SignRole.HINTS,
-            pattern=GUESSES,
-            near="WorkNCCL(SeqNum=1,",
-            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            "Guessing device ID based on global rank",
-            why=WHY_A_GUESS,
-            role=SignRole.HINTS,
-            near="WorkNCCL(SeqNum=1,",
-            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        *(
-            LogSign(
-                "WorkNCCL(SeqNum=1,",
-                why="the first collective timed out after a rank, which no label tells, had guessed",
-                role=SignRole.HINTS,
-                near=guess,
-                anywhere=True,
-                source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-            )
-            for guess in (
-                "to perform barrier as devices used by this process",
-                "Guessing device ID based on global rank",
-            )
-        ),
-        LogSign(
-            "used by this process",
-            why="most runs that say so guessed right, and go on",
-            role=SignRole.NOISE,
-            pattern=GUESSES,
-            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            "Guessing device ID based on global rank",
-            why="most runs that say so guessed right, and go on",
-            role=SignRole.NOISE,
-            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-    ),
-)
+@check("barrier-device-unknown", severity=FAIL)
 def barrier_device_unknown(log: Log) -> Iterator[Finding]:
     """NCCL had to guess on which GPU a barrier is to run.
 

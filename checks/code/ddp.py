@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.frameworks import FIND_UNUSED, LIGHTNING, framework_of
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
@@ -16,48 +16,7 @@ from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 _TWO_COUNTS: Final = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent ([1-9]\d{0,5})(?!\d)")
 
 
-@check(
-    "unused-parameters",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Expected to have finished reduction in the prior iteration before starting a new one",
-            why="only DDP says so, and only for parameters that got no gradient in the step before",
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
-        ),
-        LogSign(
-            "arameter indices which did not receive grad for rank",
-            why="the same message's line that names them; TORCH_DISTRIBUTED_DEBUG adds their names in another line",
-            pattern=r"did not receive grad for rank (?P<rank>\d+): (?P<indices>\d[\d ]*)",
-            names_speaker=True,
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
-        ),
-        LogSign(
-            "Parameters which did not receive grad for rank",
-            why="said only with TORCH_DISTRIBUTED_DEBUG=INFO or DETAIL, in the same message",
-            pattern=r"did not receive grad for rank (?P<rank>\d+): (?P<names>\S.{0,200})",
-            names_speaker=True,
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
-        ),
-        LogSign(
-            "It looks like your LightningModule has parameters that were not used in producing the loss",
-            why="what Lightning puts in the place of DDP's message, and of that alone",
-            source="lightning 1.9 to 2.6: pytorch/strategies/ddp.py, as reported in public and in its tests",
-        ),
-        LogSign(
-            "our training graph has changed in this iteration",
-            why="only DDP(static_graph=True) says so: other parameters took part in this step than in the first",
-            pattern=r"[Yy]our training graph has changed in this iteration",
-            source="torch 1.11 to 2.13: torch/csrc/distributed/c10d/reducer.cpp",
-        ),
-        LogSign(
-            "compatible with static_graph set to True",
-            why="the same message's end",
-            pattern=r"(?P<static>static_graph) set to True",
-            source="torch 1.11 to 2.13: torch/csrc/distributed/c10d/reducer.cpp",
-        ),
-    ),
-)
+@check("unused-parameters", severity=FAIL)
 def unused_parameters(log: Log) -> Iterator[Finding]:
     """Parameters of the model got no gradient in a step, and DDP waits for theirs.
 
@@ -115,23 +74,7 @@ def _other_graph(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
-@check(
-    "ddp-reentrant-checkpoint",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Expected to mark a variable ready only once",
-            why="only DDP says so, when two backward passes come to the same parameter in one step",
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
-        ),
-        LogSign(
-            "has been marked as ready twice",
-            why="the same message's line that names the parameter, with TORCH_DISTRIBUTED_DEBUG",
-            pattern=r"Parameter at index (?P<index>\d+)(?: with name (?P<name>\S+))? has been marked as ready twice",
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
-        ),
-    ),
-)
+@check("ddp-reentrant-checkpoint", severity=FAIL)
 def ddp_reentrant_checkpoint(log: Log) -> Iterator[Finding]:
     """A parameter's gradient came twice in one step: reentrant activation checkpointing under DDP, mostly.
 
@@ -167,29 +110,7 @@ def ddp_reentrant_checkpoint(log: Log) -> Iterator[Finding]:
     )
 
 
-@check(
-    "ddp-buffer-inplace",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "one of the variables needed for gradient computation has been modified by an inplace operation",
-            why="a tensor that no operation made: a buffer, like position ids or BatchNorm's means. A weight that optimizer.step()"
-            " changed between forward and backward looks the same; what an operation made, the script itself has changed",
-            role=SignRole.HINTS,
-            pattern=r"\[torch\.(?:cuda\.)?(?P<tensor>\w+Tensor \[[\d, ]*\])\] is at version \d+",
-            source="torch 2.9.1: torch/csrc/autograd/saved_variable.cpp",
-        ),
-        LogSign(
-            "]] is at version ",
-            why="the same where the message was broken into lines: the tensor stands on the next one",
-            role=SignRole.HINTS,
-            pattern=r"^\s*\[torch\.(?:cuda\.)?(?P<tensor>\w+Tensor \[[\d, ]*\])\] is at version \d+",
-            near="has been modified by an inplace operation",
-            within=2,
-            source="torch 2.9.1: torch/csrc/autograd/saved_variable.cpp",
-        ),
-    ),
-)
+@check("ddp-buffer-inplace", severity=FAIL)
 def ddp_buffer_inplace(log: Log) -> Iterator[Finding]:
     """DDP has overwritten the model's buffers between a forward pass and its backward pass.
 
@@ -223,40 +144,7 @@ def ddp_buffer_inplace(log: Log) -> Iterator[Finding]:
     )
 
 
-@check(
-    "ddp-param-mismatch",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "DDP expects same model across all ranks",
-            why="DDP has compared how many parameters the ranks have; 0, below, or millions of tensors are no number of a model's",
-            pattern=r"Rank (?P<rank>\d+) has (?P<own>\d+) params, while rank (?P<other>\d+) has inconsistent (?P<theirs>[1-9]\d{0,5})(?!\d)",
-            names_speaker=True,
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
-        ),
-        LogSign(
-            "DDP expects same model across all ranks",
-            why="the other rank had failed, or was in another collective, when DDP compared",
-            role=SignRole.EFFECT,
-            pattern=r"while rank \d+ has inconsistent 0 params",
-            source="torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
-        ),
-        LogSign(
-            "appears not to match sizes of the same param in process 0",
-            why="DDP has compared the shape of each parameter with rank 0's",
-            pattern=r"\[(?P<rank>\d+)\]: params\[(?P<number>\d+)\] in this process with sizes (?P<sizes>\[[\d, ]*\])",
-            names_speaker=True,
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
-        ),
-        LogSign(
-            "appears not to match strides of the same param in process 0",
-            why="DDP has compared the layout of each parameter with rank 0's: the script laid it out otherwise, or another torch",
-            role=SignRole.HINTS,
-            pattern=r"params\[(?P<number>\d+)\] in this process with sizes (?P<sizes>\[[\d, ]*\])",
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp",
-        ),
-    ),
-)
+@check("ddp-param-mismatch", severity=FAIL)
 def ddp_param_mismatch(log: Log) -> Iterator[Finding]:
     """The ranks have built different models.
 
@@ -324,18 +212,7 @@ def _how_they_differ(seen: Sequence[SignMatch]) -> str:
     return "DDP found different models on the ranks"
 
 
-@check(
-    "ddp-grad-stride-warning",
-    severity=INFO,
-    log_signs=(
-        LogSign(
-            "Grad strides do not match bucket view strides",
-            why="a warning, once a run; it says itself that it is no error",
-            role=SignRole.NOISE,
-            source="torch 2.13.0, 2.9.1, 1.13.1: torch/csrc/distributed/c10d/reducer.cpp",
-        ),
-    ),
-)
+@check("ddp-grad-stride-warning", severity=INFO)
 def ddp_grad_stride_warning(log: Log) -> Iterator[Finding]:
     """DDP warns that a gradient lies in memory otherwise than its bucket: harmless.
 
@@ -358,48 +235,7 @@ def ddp_grad_stride_warning(log: Log) -> Iterator[Finding]:
         )
 
 
-@check(
-    "fsdp-mixed-parameters",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Must flatten tensors with uniform dtype but got",
-            why="only FSDP says so, as it puts the parameters of a unit into one tensor",
-            pattern=r"uniform dtype but got (?P<one>[\w.]+) and (?P<other>[\w.]+)",
-            source="torch 2.13.0: torch/distributed/fsdp/_flat_param.py",
-        ),
-        LogSign(
-            "FSDP expects uniform original parameter dtype but got",
-            why="the same of FSDP2, which gathers the trained parameters of a unit together",
-            pattern=r"dtype but got \{(?P<one>[\w.]+), (?P<other>[\w.]+)",
-            source="torch 2.13.0: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py",
-        ),
-        LogSign(
-            "Must flatten tensors with uniform `requires_grad`",
-            why="only FSDP says so, of a unit in which some parameters are frozen",
-            pattern=r"uniform `(?P<frozen>requires_grad)` when",
-            source="torch 2.13.0: torch/distributed/fsdp/_flat_param.py",
-        ),
-        LogSign(
-            "`FlatParameter` requires uniform `requires_grad`",
-            why="the same of releases before 2.1, in which `use_orig_params` can't allow it either",
-            pattern=r"`FlatParameter` requires uniform `(?P<older>requires_grad)`",
-            source="torch 1.12 to 2.0: torch/distributed/fsdp/flat_param.py, as reported in public",
-        ),
-        LogSign(
-            "`FlatParameter` requires uniform dtype but got",
-            why="the same of older releases, of types",
-            pattern=r"uniform dtype but got (?P<one>[\w.]+) and (?P<other>[\w.]+)",
-            source="torch 1.12 to 2.0: torch/distributed/fsdp/flat_param.py, as reported in public",
-        ),
-        LogSign(
-            "Cannot flatten integer dtype tensors",
-            why="the same of a unit that begins with whole numbers: weights that were quantised to 4 or 8 bits",
-            pattern=r"(?<!\(\")Cannot flatten (?P<whole>integer) dtype tensors",
-            source="torch 1.12 to 2.13: torch/distributed/fsdp/_flat_param.py",
-        ),
-    ),
-)
+@check("fsdp-mixed-parameters", severity=FAIL)
 def fsdp_mixed_parameters(log: Log) -> Iterator[Finding]:
     """FSDP can't put the parameters of a unit into one tensor: their types differ, or some of them are frozen.
 

@@ -6,79 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import SignRole, check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 
-IN_DDP: Final = ("_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers")
-"""Calls in which DDP first sends something of the model's."""
 NO_CPU_YET: Final = "Tensors must be CUDA and dense"
 """Releases that say so may not have groups of two backends yet."""
 
 
-@check(
-    "model-not-on-device",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "only work with single-device/multiple-device GPU modules or CPU modules",
-            why="only DDP says so: device_ids were given, and the parameters are elsewhere",
-            pattern=r"got device_ids (?P<ids>\[[^\]]*\]).*module parameters (?P<where>\{.{0,120}\})",
-            source="made to happen with torch 2.13.0: torch/nn/parallel/distributed.py",
-        ),
-        LogSign(
-            "module must have its parameters and buffers on device",
-            why="only DataParallel says so",
-            pattern=r"on device (?P<wanted>\S+) \(device_ids\[0\]\) but found one of them on device: (?P<where>\S+)",
-            source="torch 2.13.0, 2.9.1, 1.13.1: torch/nn/parallel/data_parallel.py",
-        ),
-        LogSign(
-            "DistributedDataParallel's input module must be on the same type of devices",
-            why="only DDP says so: some parameters were moved, others weren't",
-            pattern=r"module parameters locate in (?P<where>\{.{0,120}\})",
-            source="made to happen with torch 2.13.0: torch/nn/parallel/distributed.py",
-        ),
-        LogSign(
-            "An FSDP-managed module unexpectedly has parameters on",
-            why="only FSDP says so, before its first forward pass: it was given a model on the CPU, or somebody moved it there",
-            pattern=r"An (?P<wrapper>FSDP)-managed module unexpectedly has parameters on (?P<where>\w+(?::\d+)?)",
-            source="torch 2.13.0: torch/distributed/fsdp/_runtime_utils.py",
-        ),
-        *(
-            LogSign(
-                "No backend type associated with device type cpu",
-                why="NCCL works on GPUs alone, and what DDP sends, or compares first, lies on the CPU",
-                pattern=r"associated with device type (?P<where>cpu)",
-                near=near,
-                source="torch 2.0 to 2.13: torch/csrc/distributed/c10d/ProcessGroup.hpp",
-            )
-            for near in IN_DDP
-        ),
-        LogSign(
-            "No backend type associated with device type cpu",
-            why="NCCL works on GPUs alone, and a tensor that a collective was given lies on the CPU",
-            pattern=r"associated with device type (?P<tensor>cpu)",
-            source="torch 2.0 to 2.13: torch/csrc/distributed/c10d/ProcessGroup.hpp",
-        ),
-        *(
-            LogSign(
-                NO_CPU_YET,
-                why="what DDP sends, or compares first, lies on the CPU: parameters are never sparse",
-                pattern=r"Tensors must be (?P<where>CUDA) and dense",
-                near=near,
-                source="torch 1.0 to 2.4: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-            )
-            for near in IN_DDP
-        ),
-        LogSign(
-            NO_CPU_YET,
-            why="a tensor that NCCL was given lies on the CPU; or it is sparse, which it can't send either",
-            role=SignRole.HINTS,
-            pattern=r"Tensors must be (?P<tensor>CUDA) and dense",
-            source="torch 1.0 to 2.4: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-    ),
-)
+@check("model-not-on-device", severity=FAIL)
 def model_not_on_device(log: Log) -> Iterator[Finding]:
     """The model, or a part of it, was not on its GPU when DDP got it; or a tensor that a collective got.
 

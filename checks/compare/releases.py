@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.packages import Packages
@@ -40,20 +40,7 @@ def own_of_several(fleet: Fleet, meeting: Meeting) -> Node:
     return own
 
 
-@check(
-    "torch-version-mismatch",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "unsupported pickle protocol: ",
-            why="what another rank has pickled, with a newer Python",
-            near="in _tensor_to_object",
-            within=4,
-            fatal=True,
-            source="Python 3.11: pickle.py; torch 1.10 and 2.13.0: torch/distributed/distributed_c10d.py",
-        ),
-    ),
-)
+@check("torch-version-mismatch", severity=WARN)
 def torch_version_mismatch(
     fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
 ) -> Iterator[Finding]:
@@ -267,30 +254,7 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-@check(
-    "nccl-version-mismatch",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Mismatched NCCL version detected",
-            why="NCCL compares the versions of all ranks, and names two that differ",
-            pattern=r"rank (?P<rank>\d+) version (?P<version>\d+) rank (?P<other_rank>\d+) version (?P<other_version>\d+)",
-            source="nccl 2.27.5, 2.32.3: init.cc",
-        ),
-        LogSign(
-            "Mismatched NCCL git versions detected",
-            why="the same number, but another build of NCCL on some rank",
-            source="nccl 2.32.3: init.cc",
-        ),
-        LogSign(
-            "socketFinalizeAccept",
-            why="what came over the socket isn't what this version expects; whatever else talks to NCCL's port is told so, too",
-            role=SignRole.HINTS,
-            pattern=r"socketFinalizeAccept.*: wrong type \d+ != \d+",
-            source="nccl 2.20.5, 2.27.5: socket.cc",
-        ),
-    ),
-)
+@check("nccl-version-mismatch", severity=FAIL)
 def nccl_version_mismatch(
     fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
 ) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import install_package
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.machine import Machine
@@ -37,14 +37,6 @@ WITH_GPUS = {
 }
 
 
-NO_GPUS = (
-    "No CUDA GPUs are available",
-    "no CUDA-capable device is detected",
-    "CUDA unknown error - this may be due to an incorrectly set up environment",
-)
-"""What CUDA says where it may open none of the device nodes, as where there are none."""
-
-
 def _numbered(driver: Driver) -> tuple[str, ...]:
     """/dev/nvidia0, /dev/nvidia1 ..."""
     return tuple(device_node for device_node in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", device_node))
@@ -54,45 +46,7 @@ def _setting(name: str, value: str | None) -> str:
     return f"{name} is not set" if value is None else f"{name}={value}"
 
 
-@check(
-    "container-toolkit-missing",
-    severity=INFO,
-    log_signs=(
-        LogSign(
-            "could not select device driver",
-            why="Docker knows nobody who brings GPUs into a container",
-            pattern=r'could not select device driver "(?:nvidia)?" with capabilities: \[\[.*gpu',
-            fatal=True,
-            source="Docker, as reported in public",
-        ),
-        LogSign(
-            "unknown or invalid runtime name: nvidia",
-            why="the toolkit isn't there, or Docker wasn't told of it",
-            fatal=True,
-            source="Docker, as reported in public",
-        ),
-        LogSign(
-            "unresolvable CDI devices nvidia.com/gpu",
-            why="no specification of the GPUs was written on this host, which is the toolkit's task (`nvidia-ctk cdi generate`)",
-            fatal=True,
-            source="Docker and Podman, as reported in public",
-        ),
-        LogSign(
-            "nknown runtime specified nvidia",
-            why="the same in older releases",
-            source="Docker up to 20.10, as reported in public",
-            fatal=True,
-        ),
-        LogSign(
-            "load library failed: lib",
-            why="the toolkit is there, and finds no driver on the host; of a Docker that is a snap it can't",
-            role=SignRole.HINTS,
-            pattern=r"nvidia-container-cli: .*load library failed: lib(?:nvidia-ml|cuda)\.so\.1",
-            fatal=True,
-            source="libnvidia-container: src/nvc.c, as reported in public",
-        ),
-    ),
-)
+@check("container-toolkit-missing", severity=INFO)
 def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, machine: Machine) -> Iterator[Finding]:
     """Docker is here and NVIDIA's container toolkit is not.
 
@@ -138,37 +92,7 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
     yield Finding(summary, evidence=(container.seen("docker"), found), fixes=(fix,))
 
 
-@check(
-    "container-no-gpu",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Found no NVIDIA driver on your system",
-            why="the image says at its start that it got no GPU",
-            near="WARNING: The NVIDIA Driver was not detected",
-            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp; NVIDIA's images, as reported in public",
-        ),
-        LogSign(
-            "Found no NVIDIA driver on your system",
-            why="in a container it got no GPU; outside of one there is no driver",
-            role=SignRole.HINTS,
-            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
-        ),
-        LogSign(
-            "libcuda.so.1: cannot open shared object file",
-            why="in a container it got no GPU; outside of one there is no driver. What NVIDIA's runtime says so of is the host",
-            role=SignRole.HINTS,
-            pattern=r"^(?!.*nvidia-container-cli: ).*libcuda\.so\.1: cannot open",
-            source="glibc: elf/dl-load.c",
-        ),
-        LogSign(
-            "Failed to initialize NVML: GPU access blocked by the operating system",
-            why="NVML's library is there, and the GPU isn't: a container that got none, mostly, or a WSL that lost it",
-            role=SignRole.HINTS,
-            source="nvidia-smi, as reported in public",
-        ),
-    ),
-)
+@check("container-no-gpu", severity=FAIL)
 def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Maybe[Torch]) -> Iterator[Finding]:
     """The host has GPUs, and this container got none.
 
@@ -225,37 +149,7 @@ def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Mayb
     )
 
 
-@check(
-    "container-lost-gpu",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Failed to initialize NVML: Unknown Error",
-            why="in a container its devices were taken away; on a host a GPU may have failed",
-            role=SignRole.HINTS,
-            source="nvidia-smi, as reported in public",
-        ),
-        *(
-            LogSign(
-                "Failed to initialize NVML: Unknown Error",
-                why="neither CUDA nor NVML may open the device nodes, which are there",
-                near=text,
-                anywhere=True,
-                source="nvidia-smi, as reported in public; torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
-            )
-            for text in NO_GPUS
-        ),
-        *(
-            LogSign(
-                text,
-                why="the device nodes are there, as for NVML's own word beside it, and nobody may open them",
-                near="Failed to initialize NVML: Unknown Error",
-                source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp; nvidia-smi, as reported in public",
-            )
-            for text in NO_GPUS
-        ),
-    ),
-)
+@check("container-lost-gpu", severity=FAIL)
 def container_lost_gpu(container: Container, driver: Driver) -> Iterator[Finding]:
     """The container had its GPUs and lost them.
 

@@ -5,30 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 
 
-@check(
-    "nccl-cuda-driver-mismatch",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "API call is not supported in the installed CUDA driver",
-            why="CUDA's word for a function that this driver hasn't got, said to NCCL",
-            pattern=r"Cuda failure (?:\d+ )?'(?P<said>API call is not supported in the installed CUDA driver)'",
-            source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h; CUDA runtime in torch 2.9.1",
-        ),
-        LogSign(
-            "'operation not supported'",
-            why="a vGPU, a container or an old driver that lacks what NCCL asks for",
-            role=SignRole.HINTS,
-            pattern=r"^(?!.*init\.cc:4(?:16|26) ).*Cuda failure (?:801 )?'(?P<said>operation not supported)'",
-            source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h",
-        ),
-    ),
-)
+@check("nccl-cuda-driver-mismatch", severity=FAIL)
 def nccl_cuda_driver_mismatch(log: Log) -> Iterator[Finding]:
     """NCCL calls functions that this driver doesn't have.
 

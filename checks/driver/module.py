@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import distribution_of, install_package, is_debian
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.kernel_log import KernelLog
@@ -18,7 +18,6 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import kernel_module, libcuda, told
-from ddpdoctor.knowledge.no_gpu_signs import NCCL_SEES_NONE, SEES_NONE
 from ddpdoctor.knowledge.nvidia import (
     IN_CONTAINER,
     INSTALL,
@@ -30,7 +29,6 @@ from ddpdoctor.knowledge.nvidia import (
     said,
 )
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.logs.analyze.false_positives import BUILT, IN_USE, NO_MODULE, NVIDIAS
 
 SECURE_BOOT = re.compile(r"Loading of .*module.* is rejected|Lockdown: .*module")
 
@@ -61,64 +59,7 @@ def _addresses(gpus: tuple[PciDevice, ...]) -> Evidence:
     return Evidence(f"NVIDIA GPUs on the PCI bus: {listed(seen, most=8)}", "/sys/bus/pci/devices")
 
 
-@check(
-    "no-nvidia-driver",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Found no NVIDIA driver on your system",
-            why="libcuda.so.1 wasn't found: no driver, or a container without the GPUs",
-            role=SignRole.HINTS,
-            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
-        ),
-        LogSign(
-            "libcuda.so.1: cannot open shared object file",
-            why="the same, said by the dynamic loader",
-            role=SignRole.HINTS,
-            source="glibc: elf/dl-load.c",
-        ),
-        LogSign(
-            " Error: libcuda.so: cannot open shared object file",
-            role=SignRole.HINTS,
-            pattern=r"Could not load library libcudnn\S* Error: libcuda\.so: cannot open",
-            why="the same, said by cuDNN, which asks for it by the name without a number",
-            source="cuDNN 8, as reported in public",
-        ),
-        LogSign(
-            "load library failed: lib",
-            why="NVIDIA's container runtime looks for the driver on the host before a container starts, and finds none; from within a snap it can't",
-            role=SignRole.HINTS,
-            pattern=r"nvidia-container-cli: .*load library failed: lib(?:nvidia-ml|cuda)\.so\.1",
-            source="libnvidia-container: src/nvc.c, as reported in public",
-        ),
-        LogSign(
-            "initialization error: WSL environment detected but no adapters were found",
-            why="NVIDIA's container runtime found no GPU that Windows hands on: no driver there, or no GPU",
-            pattern=r"nvidia-container-cli: .*no adapters were found",
-            source="libnvidia-container: src/nvc.c, as reported in public",
-        ),
-        LogSign(
-            "Cannot access accelerator device when none is",
-            role=SignRole.HINTS,
-            why="torch's word where this build has no accelerator; in the first releases with these words also where it saw none",
-            source="aten/src/ATen/DeviceAccelerator.cpp",
-        ),
-        LogSign(
-            NO_MODULE,
-            why="there is no kernel module for the running kernel, and torch finds no libcuda.so.1, either",
-            near="Found no NVIDIA driver on your system",
-            source="modprobe, as reported in public",
-        ),
-        LogSign(
-            NO_MODULE,
-            why="there is no kernel module for the running kernel: no driver, or one that wasn't built for this kernel",
-            role=SignRole.HINTS,
-            source="modprobe, as reported in public",
-        ),
-        NCCL_SEES_NONE,
-        *SEES_NONE,
-    ),
-)
+@check("no-nvidia-driver", severity=FAIL)
 def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Container) -> Iterator[Finding]:
     """There is an NVIDIA GPU, and no NVIDIA driver.
 
@@ -149,56 +90,7 @@ def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Cont
         )
 
 
-@check(
-    "nvidia-module-not-loaded",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
-            why="the driver's programs are there, and its module doesn't answer",
-            source="nvidia-smi, as reported in public",
-        ),
-        LogSign(
-            "nvml error: driver not loaded",
-            why="NVIDIA's container runtime asks NVML before a container starts, and no module answers",
-            pattern=r"nvidia-container-cli: .*nvml error: driver not loaded",
-            source="libnvidia-container: src/nvc.c, as reported in public",
-        ),
-        LogSign(
-            NO_MODULE,
-            why="there is no kernel module for the running kernel, and torch's words are those of a libcuda.so.1 that finds none",
-            near="No CUDA GPUs are available",
-            source="modprobe, as reported in public; torch 2.9.1: c10/cuda/CUDAFunctions.cpp",
-        ),
-        LogSign(
-            BUILT,
-            pattern=r"\bnvidia(?:-[\w-]+)?[/,] ?[\d.]+, (?P<kernel>\S+), \w+: installed",
-            near=NO_MODULE,
-            why="dkms has built the driver for a kernel, and it isn't the one that runs",
-            source="dkms status and modprobe, as reported in public",
-        ),
-        LogSign(
-            NO_MODULE,
-            why="there is no kernel module for the running kernel: no driver, or one that wasn't built for this kernel",
-            role=SignRole.HINTS,
-            source="modprobe, as reported in public",
-        ),
-        LogSign(
-            "could not insert 'nvidia': ",
-            why="why the kernel refused the module: signature (Secure Boot), another version, or no GPU that it could have or knows",
-            pattern=r"could not insert 'nvidia': (?P<refused>No such device|Key was rejected by service|Required key not available|Exec format error|Operation not permitted|Invalid argument)",
-            source="modprobe, as reported in public",
-        ),
-        LogSign(
-            "No CUDA GPUs are available",
-            why="CUDA_VISIBLE_DEVICES that hides all of them says the same",
-            role=SignRole.HINTS,
-            source="torch 1.13.1, 2.9.1 and 2.13.0: c10/cuda/CUDAFunctions.cpp",
-        ),
-        NCCL_SEES_NONE,
-        *SEES_NONE,
-    ),
-)
+@check("nvidia-module-not-loaded", severity=FAIL)
 def nvidia_module_not_loaded(
     pci: Pci, driver: Driver, machine: Machine, container: Container, kernel_log: Maybe[KernelLog]
 ) -> Iterator[Finding]:
@@ -266,43 +158,7 @@ def _secure_boot(kernel_log: Maybe[KernelLog]) -> tuple[Evidence, ...]:
     return tuple(Evidence(text, kernel_log.source) for text in refusals[:2])
 
 
-@check(
-    "nouveau-conflict",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "NVRM: The NVIDIA probe routine was not called for",
-            why="another driver has the GPU",
-            source="open-gpu-kernel-modules: kernel-open/nvidia/nv.c",
-        ),
-        LogSign(
-            IN_USE,
-            why="lspci names the driver that has the GPU, and NVIDIA's own program gets none",
-            near="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
-            source="lspci -k, as reported in public",
-        ),
-        LogSign(
-            IN_USE,
-            why="lspci names the driver that has a card, no other card has NVIDIA's, and CUDA gets none",
-            near="RuntimeError: No CUDA GPUs are available",
-            source="lspci -k, as reported in public",
-        ),
-        LogSign(
-            IN_USE,
-            why="lspci names the driver that has a card, and CUDA gets none: it may be a card for the display, beside the GPU",
-            near="No CUDA GPUs are available",
-            role=SignRole.HINTS,
-            source="lspci -k, as reported in public",
-        ),
-        LogSign(
-            NVIDIAS,
-            refutes=(IN_USE,),
-            why="NVIDIA's driver has a GPU: what nouveau has is another card, mostly for the display",
-            role=SignRole.NOISE,
-            source="lspci -k, as reported in public",
-        ),
-    ),
-)
+@check("nouveau-conflict", severity=FAIL)
 def nouveau_conflict(
     pci: Pci, driver: Driver, machine: Machine, container: Container, torch: Maybe[Torch]
 ) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
@@ -34,39 +34,7 @@ SHUT = "this user may not open the GPUs' device nodes: see gpu-device-permission
 """Why a check has no answer where that is so."""
 
 
-@check(
-    "nvml-driver-mismatch",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Driver/library version mismatch",
-            why="NVML compares the two versions itself",
-            pattern=r"NVML: Driver/library version mismatch",
-            source="nvidia-smi, as reported in public",
-        ),
-        LogSign(
-            "nvml error: driver/library version mismatch",
-            why="the same, said when a container starts",
-            source="nvidia-container-cli, as reported in public",
-        ),
-        LogSign(
-            "NVRM: API mismatch: the client has the version",
-            why="the kernel module refused a program's libraries, and names both versions",
-            pattern=r"client has the version (?P<client>[\d.]+)",
-            source="the driver's kernel log, as reported in public",
-        ),
-        LogSign(
-            "RM has detected an NVML/RM version mismatch",
-            why="NVML's sentence for it, from Python",
-            source="nvidia-ml-py: pynvml.py",
-        ),
-        LogSign(
-            "system has unsupported display driver / cuda driver combination",
-            why="error 803: CUDA's own comparison of libcuda and module; rarely a forward-compatibility libcuda that doesn't fit",
-            source="made to happen with torch 2.9.1 over a libcuda that answers so",
-        ),
-    ),
-)
+@check("nvml-driver-mismatch", severity=FAIL)
 def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
     """The driver's libraries and its loaded kernel module are of different versions.
 
@@ -120,30 +88,7 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
     )
 
 
-@check(
-    "nvml-unavailable",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "couldn't find libnvidia-ml.so library in your system",
-            why="nvidia-smi is there without its library",
-            source="nvidia-smi, as reported in public",
-        ),
-        LogSign(
-            "Can't initialize NVML",
-            why="torch's warning; it goes on, and NCCL can't",
-            role=SignRole.HINTS,
-            pattern=r"UserWarning: Can't initialize NVML",
-            source="torch 2.9.1: torch/cuda/__init__.py",
-        ),
-        LogSign(
-            "Failed to initialize NVML: GPU access blocked by the operating system",
-            why="NVML's library is there, and the GPU isn't: in a container that got none, or in WSL after its host's driver changed",
-            role=SignRole.HINTS,
-            source="nvidia-smi, as reported in public",
-        ),
-    ),
-)
+@check("nvml-unavailable", severity=FAIL)
 def nvml_unavailable(
     driver: Driver,
     container: Container,
@@ -214,17 +159,7 @@ def nvml_unavailable(
     )
 
 
-@check(
-    "gpu-device-permission",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Failed to initialize NVML: Insufficient Permissions",
-            why="NVML could not open the device nodes: their mode or group, or SELinux in a container",
-            source="nvidia-smi, as reported in public",
-        ),
-    ),
-)
+@check("gpu-device-permission", severity=FAIL)
 def gpu_device_permission(driver: Driver, container: Container, machine: Machine) -> Iterator[Finding]:
     """This user may not open the GPU's device nodes.
 
@@ -263,54 +198,7 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
     )
 
 
-@check(
-    "cuda-unknown-error",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "CUDA unknown error - this may be due to an incorrectly set up environment",
-            why="error 999; CUDA_VISIBLE_DEVICES set after the start is rarer",
-            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
-        ),
-        LogSign(
-            ") : unknown error",
-            why="errors 999 and 30 in older releases of torch; 30 was said by failed calls of any kind, too",
-            role=SignRole.HINTS,
-            pattern=r"cuda runtime error \((?:30|999)\) : unknown error",
-            source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
-        ),
-        LogSign(
-            "CUDA driver initialization failed, you might not have a CUDA gpu",
-            why="error 3: the driver is there, and can't start; a worker that was forked after CUDA's start says so, too",
-            role=SignRole.HINTS,
-            source="made to happen with torch 2.9.1 over a driver that answers so: c10/cuda/CUDAFunctions.cpp",
-        ),
-        LogSign(
-            "CUDA error: unknown error",
-            role=SignRole.HINTS,
-            why="errors 999 and 30 said by any call of CUDA's: its start that fails, or a GPU that fails later",
-            source="CUDA runtime in torch 1.13.1 and 2.9.1; as reported in public",
-        ),
-        LogSign(
-            "Error 999: unknown error",
-            pattern=r"cudaGetDeviceCount\(\).* Error 999: unknown error",
-            why="the same error 999, as the first call of CUDA's gives it",
-            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
-        ),
-        LogSign(
-            "Error 304: OS call failed or operation not supported on this OS",
-            role=SignRole.HINTS,
-            why="the driver could not do what it asked the system for: its device nodes are missing or shut, or a module is stuck",
-            source="CUDA runtime in torch 2.9.1; as reported in public",
-        ),
-        LogSign(
-            "initialization error: cuda error: unknown error",
-            why="NVIDIA's container runtime starts CUDA before a container does, and the driver can't",
-            pattern=r"nvidia-container-cli: .*cuda error: unknown error",
-            source="libnvidia-container: src/nvc.c, as reported in public",
-        ),
-    ),
-)
+@check("cuda-unknown-error", severity=FAIL)
 def cuda_unknown_error(
     driver: Driver, container: Container, machine: Machine, torch: Maybe[Torch]
 ) -> Iterator[Finding]:

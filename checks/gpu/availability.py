@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.engine.registry import LogSign, SignRole, Subject, check, requires
+from ddpdoctor.engine.registry import Subject, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.machine import Machine
@@ -29,43 +29,7 @@ def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
     return tuple(one.gpu for one in visible if one.slice is None and one.gpu.mig_enabled is not True)
 
 
-@check(
-    "nproc-exceeds-gpus",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "CUDA error: invalid device ordinal",
-            why="a rank took a GPU that it doesn't see: too many ranks, CUDA_VISIBLE_DEVICES, MIG, or a number that stands in the script",
-            role=SignRole.HINTS,
-            source="CUDA runtime in torch 1.13.1 and 2.9.1",
-        ),
-        LogSign(
-            ") : invalid device ordinal",
-            why="the same in older releases of torch",
-            role=SignRole.HINTS,
-            pattern=r"cuda runtime error \(\d+\) : invalid device ordinal",
-            source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
-        ),
-        LogSign(
-            "GPU device may be out of range, do you have enough GPUs?",
-            why="torch adds it to the same error",
-            role=SignRole.HINTS,
-            source="torch 2.9.1: c10/cuda/CUDAMiscFunctions.cpp",
-        ),
-        LogSign(
-            " But your machine only has: ",
-            why="Lightning counts the visible GPUs before it starts ranks, and says what it was asked for in the line before",
-            near="You requested gpu: [",
-            source="lightning 2.6.6: lightning/fabric/utilities/device_parser.py",
-        ),
-        LogSign(
-            "But your machine only has: ",
-            why="the same in older releases of Lightning",
-            near="You requested GPUs: [",
-            source="pytorch-lightning 1.x: pytorch_lightning/utilities/device_parser.py, as reported in public",
-        ),
-    ),
-)
+@check("nproc-exceeds-gpus", severity=FAIL)
 def nproc_exceeds_gpus(
     gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch], smoke: Maybe[Smoke]
 ) -> Iterator[Finding]:
@@ -143,42 +107,7 @@ def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch
     )
 
 
-@check(
-    "mig-multi-instance",
-    severity=FAIL,
-    judges=(Subject.TRAINING_PLAN,),
-    log_signs=(
-        LogSign(
-            "device >= 0 && device < num_gpus INTERNAL ASSERT FAILED",
-            why="more GPUs were counted than CUDA gives: MIG, or CUDA_VISIBLE_DEVICES changed after the start",
-            role=SignRole.HINTS,
-            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDAContext.cpp",
-        ),
-        LogSign(
-            "invalid device ordinal",
-            why="a second slice is never seen; the run itself listed slices (nvidia-smi -L)",
-            near="(UUID: MIG-",
-            source="CUDA runtime in torch 1.13.1 and 2.9.1",
-        ),
-        LogSign(
-            "invalid device ordinal",
-            why="a second slice is never seen; the run itself was given slices",
-            near="CUDA_VISIBLE_DEVICES=MIG-",
-            source="CUDA runtime in torch 1.13.1 and 2.9.1",
-        ),
-        *(
-            LogSign(
-                "Duplicate GPU detected : rank",
-                why="slices of one GPU have one PCI address, by which NCCL goes; the run itself lists slices, or was given some",
-                role=SignRole.HINTS,
-                near=slices,
-                anywhere=True,
-                source="nccl 2.20.5 and 2.27.5: init.cc",
-            )
-            for slices in ("(UUID: MIG-", "CUDA_VISIBLE_DEVICES=MIG-")
-        ),
-    ),
-)
+@check("mig-multi-instance", severity=FAIL, judges=(Subject.TRAINING_PLAN,))
 def mig_multi_instance(
     gpus: Gpus, plan: Plan, environment: Maybe[Environment], smoke: Maybe[Smoke]
 ) -> Iterator[Finding]:
@@ -228,19 +157,7 @@ def mig_multi_instance(
     )
 
 
-@check(
-    "compute-mode-exclusive",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "busy or unavailable",
-            why="no compute mode says anything else; a vGPU without licence and a GPU that failed say it, too",
-            role=SignRole.HINTS,
-            pattern=r"(?:all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy or unavailable",
-            source="CUDA runtime in torch 1.13.1 and 2.9.1; the first wording: CUDA up to 10.2",
-        ),
-    ),
-)
+@check("compute-mode-exclusive", severity=FAIL)
 def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -> Iterator[Finding]:
     """A GPU's compute mode keeps ranks out.
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpu, Gpus
@@ -18,25 +18,17 @@ from ddpdoctor.facts.pci import Pci
 from ddpdoctor.knowledge.nvidia import NO_GPU, bus_gpus, called, nvidia_gpus, own_gpus, without
 from ddpdoctor.knowledge.privileges import by_root, on_the_host
 from ddpdoctor.knowledge.xids import (
-    BUS_XIDS,
     DEBUG,
-    ECC_XIDS,
-    FAULTS,
-    FOLLOWING,
     FOLLOWS,
-    PROGRAMS,
     REBOOT,
     RESET,
     UNLISTED,
     Reported,
     normal_address,
     reported,
-    xid_sign,
 )
 
 DAY = 86400.0
-ON_A_GPU = r"CUDA (?:driver )?error: |Cuda failure (?:\d+ )?'|cuda runtime error \(\d+\) : "
-"""As torch, cuBLAS, NCCL and the older releases of torch begin such a line."""
 
 
 def _reset(gpus: tuple[Gpu, ...], container: Maybe[Container]) -> Fix:
@@ -54,23 +46,7 @@ def _leave_out(all_of: tuple[Gpu, ...], bad: tuple[Gpu, ...]) -> tuple[Fix, ...]
     return (Fix(text, (without(all_of, bad),)),) if len(bad) < len(all_of) else ()
 
 
-@check(
-    "gpu-ecc-error",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "uncorrectable ECC error encountered",
-            why="the driver's word for it, in torch, NCCL and CUDA alike",
-            source="CUDA runtime in torch 1.13.1 and 2.9.1",
-        ),
-        LogSign(
-            "CUDA_ERROR_ECC_UNCORRECTABLE",
-            why="the name of the same error",
-            source="CUDA runtime in torch 1.13.1 and nccl 2.20.5",
-        ),
-        xid_sign(ECC_XIDS, "uncorrectable memory errors; 63 (repaired) and 92 (corrected) are not among them"),
-    ),
-)
+@check("gpu-ecc-error", severity=FAIL)
 def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
     """A GPU's memory had errors that could not be corrected.
 
@@ -152,51 +128,7 @@ def _count(value: Maybe[int]) -> int:
     return 0 if isinstance(value, Unknown) else value
 
 
-@check(
-    "gpu-fell-off-bus",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "fallen off the bus",
-            why="the driver's word for a GPU that no longer answers (Xid 79, or while the driver starts)",
-            source="the driver's kernel log, as reported in public",
-        ),
-        LogSign(
-            "Unable to determine the device handle for",
-            why="nvidia-smi lists all GPUs, and can't open this one",
-            pattern=r"device handle for ?GPU ?(?P<gpu>\d*(?:: )?(?:[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)?)",
-            source="nvidia-smi, as reported in public",
-        ),
-        LogSign(
-            "GPU is lost",
-            why="NVML's word for it",
-            pattern=r"GPU is lost\b",
-            source="nvidia-ml-py: NVML_ERROR_GPU_IS_LOST",
-        ),
-        LogSign(
-            "RmInitAdapter failed!",
-            role=SignRole.HINTS,
-            pattern=r"NVRM: .*RmInitAdapter failed! \(",
-            why="the driver can't start this GPU: it no longer answers, or module, firmware and GPU don't go together",
-            source="NVIDIA's open kernel modules: src/nvidia/arch/nvalloc/unix/src/osinit.c; as reported in public",
-        ),
-        LogSign(
-            "rm_init_adapter failed",
-            role=SignRole.HINTS,
-            pattern=r"NVRM: .*rm_init_adapter failed",
-            why="the same, said by another part of the driver",
-            source="NVIDIA's open kernel modules: kernel-open/nvidia/nv.c; as reported in public",
-        ),
-        LogSign(
-            "*** Cannot attach gpu",
-            role=SignRole.HINTS,
-            pattern=r"NVRM: .*\*\*\* Cannot attach gpu",
-            why="the same, said before it gives up",
-            source="NVIDIA's open kernel modules: src/nvidia/arch/nvalloc/unix/src/osinit.c; as reported in public",
-        ),
-        xid_sign(BUS_XIDS, "the number means this and nothing else"),
-    ),
-)
+@check("gpu-fell-off-bus", severity=FAIL)
 def gpu_fell_off_bus(
     gpus: Maybe[Gpus], pci: Pci, driver: Maybe[Driver], kernel_log: Maybe[KernelLog], container: Maybe[Container]
 ) -> Iterator[Finding]:
@@ -255,49 +187,7 @@ def _still_gone(log: KernelLog, gpus: Maybe[Gpus], driver: Maybe[Driver]) -> tup
     return tuple(one for one in reported(log) if one.number == 79 and one.gpu not in answering)
 
 
-@check(
-    "xid-error",
-    severity=FAIL,
-    log_signs=(
-        xid_sign(FAULTS, "hardware, driver or firmware: the program can't do that"),
-        xid_sign(PROGRAMS, "mostly the program's own doing, an index past an array", SignRole.HINTS),
-        xid_sign(FOLLOWING, "follows from another error", SignRole.EFFECT),
-        LogSign(
-            "unspecified launch failure",
-            why="mostly the program's own kernel; the kernel log tells a GPU's fault from it",
-            role=SignRole.HINTS,
-            pattern=ON_A_GPU,
-            source="CUDA runtime in torch 1.13.1 and 2.9.1",
-        ),
-        LogSign(
-            "an illegal memory access was encountered",
-            why="mostly an index past an array; the kernel log tells a GPU's fault from it",
-            role=SignRole.HINTS,
-            pattern=ON_A_GPU,
-            source="CUDA runtime in torch 1.13.1 and 2.9.1",
-        ),
-        LogSign(
-            "an illegal instruction was encountered",
-            why="a kernel for another GPU, or one that fails; the kernel log tells",
-            role=SignRole.HINTS,
-            pattern=ON_A_GPU,
-            source="CUDA runtime in torch 1.13.1 and 2.9.1",
-        ),
-        LogSign(
-            "the launch timed out and was terminated",
-            why="a kernel that runs too long on a GPU with a display, or one that hangs; the kernel log tells",
-            role=SignRole.HINTS,
-            pattern=ON_A_GPU,
-            source="CUDA runtime in torch 1.13.1 and 2.9.1",
-        ),
-        LogSign(
-            "CUDA error: unknown error",
-            why="in the midst of a training rather a GPU that fails than a driver that can't start; the kernel log tells",
-            role=SignRole.HINTS,
-            source="CUDA runtime in torch 1.13.1 and 2.9.1",
-        ),
-    ),
-)
+@check("xid-error", severity=FAIL)
 def xid_error(
     kernel_log: Maybe[KernelLog],
     pci: Pci,

@@ -9,7 +9,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.checks.shared_fixes import install_package, is_debian
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment
@@ -22,7 +22,7 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.knowledge.evidence import cuda_start, told
 from ddpdoctor.knowledge.nvidia import NO_DRIVER, bus_gpus, called, driver_loaded, nvidia_gpus, older, said
 from ddpdoctor.knowledge.privileges import by_root, on_the_host
-from ddpdoctor.knowledge.xids import NVLINK_XIDS, SXID_LINE, reported, xid_sign
+from ddpdoctor.knowledge.xids import SXID_LINE, reported
 
 WITHOUT_P2P = Fix(
     "Let NCCL go through host memory, until this is cured (slower, but it works)", ("export NCCL_P2P_DISABLE=1",)
@@ -37,33 +37,7 @@ def _off(environment: Maybe[Environment], name: str) -> bool:
     return not isinstance(environment, Unknown) and environment.get(name) not in ("", "0")
 
 
-@check(
-    "fabric-manager-not-running",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "system not yet initialized",
-            why="CUDA says so on boards with NVSwitches alone",
-            pattern=r"(?:Error 802: |CUDA error: |Cuda failure (?:802 )?'|CUDA driver error: |\(code=802.*|\(802\) : |what\(\): +Error \([\w./-]+:\d+\): )"
-            r"system not yet initialized",
-            source="CUDA runtime in torch 1.13.1 and 2.9.1; torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp; gpu_burn; as reported in public",
-        ),
-        LogSign(
-            "cudaErrorSystemNotReady", why="the name of the same error", source="CUDA runtime in torch 1.13.1 and 2.9.1"
-        ),
-        LogSign(
-            "NV_WARN_NOTHING_TO_DO",
-            why="the manager was installed on a host without NVSwitches, and has nothing to manage",
-            role=SignRole.NOISE,
-            source="nvidia-fabricmanager, as reported in public",
-        ),
-        LogSign(
-            "CUDA_ERROR_SYSTEM_NOT_READY",
-            why="the name of the same error",
-            source="CUDA runtime in torch 1.13.1 and 2.9.1",
-        ),
-    ),
-)
+@check("fabric-manager-not-running", severity=FAIL)
 def fabric_manager_not_running(
     driver: Driver, pci: Pci, gpus: Maybe[Gpus], container: Container, machine: Machine, plan: Plan
 ) -> Iterator[Finding]:
@@ -166,24 +140,7 @@ def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool,
     return by_root("Install it in the driver's version, and start it", (install, *start)), look
 
 
-@check(
-    "nvlink-error",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "uncorrectable NVLink error detected during the execution",
-            why="CUDA's word for it",
-            source="CUDA runtime in torch 1.13.1 and 2.9.1",
-        ),
-        LogSign(
-            "SXid (PCI:",
-            why="an NVSwitch; those that are not fatal repair themselves",
-            pattern=r"SXid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+), Fatal",
-            source="NVIDIA's fabric manager guide; the kernel log, as reported in public",
-        ),
-        xid_sign(NVLINK_XIDS, "errors of links"),
-    ),
-)
+@check("nvlink-error", severity=WARN)
 def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: Maybe[Container]) -> Iterator[Finding]:
     """NVLinks are down, or an NVSwitch reports fatal errors.
 
@@ -238,49 +195,7 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
             known(kernel_log)
 
 
-@check(
-    "p2p-acs-iommu",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "Watchdog caught collective operation timeout",
-            why="the first collective of all never came through, and NCCL copies from GPU to GPU; the network between hosts and a rank that never came look the same",
-            role=SignRole.HINTS,
-            pattern=r"SeqNum=[1-3],",
-            near="via P2P/",
-            source="torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; nccl 2.27.5: transport/p2p.cc",
-        ),
-        LogSign(
-            "completion from peer",
-            why="4 is IBV_WC_LOC_PROT_ERR: an IOMMU between card and GPU may be what refuses the access",
-            role=SignRole.HINTS,
-            pattern=r"with (?:error |status=)(?:\w+\()?4\b",
-            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: net_ib, with the numbers of libibverbs",
-        ),
-        LogSign(
-            "peer access is not supported between these two devices",
-            why="NCCL took a way from GPU to GPU that the driver refuses: something parts them, or each rank sees another GPU alone (under Ray)",
-            role=SignRole.HINTS,
-            pattern=r"NCCL WARN .*peer access|Cuda failure (?:217 )?'peer access",
-            fatal=True,
-            source="nccl 2.7 to 2.32.3: transport/p2p.cc; the CUDA runtime's own text",
-        ),
-        LogSign(
-            "AMD-Vi: Event logged [IO_PAGE_FAULT",
-            why="the IOMMU threw a GPU's write away",
-            pattern=r"nvidia (?P<gpu>[0-9a-f:.]+): AMD-Vi",
-            source="Linux: drivers/iommu/amd/iommu.c",
-        ),
-        LogSign(
-            "DMAR: [DMA ",
-            why="the IOMMU threw a device's access away; lspci tells whether it is a GPU",
-            role=SignRole.HINTS,
-            pattern=r"\[DMA (?:Read|Write)(?: NO_PASID)?\] Request device \[(?P<device>[0-9a-fx:.]+)\]",
-            near="nvidia",
-            source="Linux: drivers/iommu/intel/dmar.c",
-        ),
-    ),
-)
+@check("p2p-acs-iommu", severity=WARN)
 def p2p_acs_iommu(
     pci: Pci,
     gpus: Gpus,
@@ -385,23 +300,7 @@ def _translating(pci: Pci, command_line: Maybe[str]) -> Maybe[bool]:
     return not through & set(words) if words else Unknown("the kernel doesn't show its command line")
 
 
-@check(
-    "rtx4000-p2p-unsupported",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "doesn't support faster communication broadband via P2P or IB",
-            pattern=r"Using RTX (?:3090 or )?4000 series doesn't",
-            why="Accelerate refuses to start so",
-            source="accelerate 1.15.0 and 0.2x, which named the RTX 3090, too: accelerate/state.py",
-        ),
-        LogSign(
-            "We've detected an older driver with an RTX 4000 series GPU",
-            why="Accelerate refuses to spread a model so",
-            source="accelerate 1.15.0: accelerate/big_modeling.py",
-        ),
-    ),
-)
+@check("rtx4000-p2p-unsupported", severity=FAIL)
 def rtx4000_p2p_unsupported(
     gpus: Gpus, driver: Driver, plan: Plan, environment: Maybe[Environment], packages: Maybe[Packages]
 ) -> Iterator[Finding]:

@@ -6,46 +6,12 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
 from ddpdoctor.base.text import ranks_named
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.log import Log
-from ddpdoctor.knowledge.cuda_library_signs import CUBLAS_GIVES_UP, CUDNN_GIVES_UP
-from ddpdoctor.knowledge.cuda_oom import OWN_DOING
 from ddpdoctor.logs.analyze.sightings import lines, sightings, word
 
 
-@check(
-    "oom-batch-too-large",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "out of memory. Tried to allocate",
-            why="torch's allocator, where its figures don't say that somebody else holds the most of the GPU",
-            pattern=OWN_DOING,
-            source="torch 1.13.1 and 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
-        ),
-        LogSign(
-            "CUDA error: out of memory",
-            why="outside of torch's allocator, with no figures: at the first use of a GPU that others fill, or where all of it is used",
-            role=SignRole.HINTS,
-            source="CUDA runtime in torch 1.13.1 and 2.9.1",
-        ),
-        LogSign(
-            ") : out of memory",
-            why="the same in older releases of torch, whose allocator gave no figures either",
-            role=SignRole.HINTS,
-            pattern=r"cuda runtime error \(2\) : out of memory",
-            source="torch 1.0 to 1.9: aten/src/THC/THCGeneral.cpp, as reported in public",
-        ),
-        LogSign(
-            "CUBLAS_STATUS_ALLOC_FAILED when calling",
-            why="cuBLAS found no memory for its workspace: torch holds the rest; a driver that doesn't fit says the same",
-            role=SignRole.HINTS,
-            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDABlas.cpp",
-        ),
-        CUBLAS_GIVES_UP,
-        *CUDNN_GIVES_UP,
-    ),
-)
+@check("oom-batch-too-large", severity=FAIL)
 def oom_batch_too_large(log: Log) -> Iterator[Finding]:
     """The model, its batch and its activations don't fit into the GPU's memory.
 
@@ -87,24 +53,7 @@ def oom_batch_too_large(log: Log) -> Iterator[Finding]:
     )
 
 
-@check(
-    "nccl-cuda-oom",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "'out of memory'",
-            why="CUDA's answer to NCCL, which needs buffers of its own beside torch's",
-            pattern=r"Cuda failure (?:\d+ )?'out of memory'",
-            source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h; torch 2.9.1 repeats it as the last error",
-        ),
-        LogSign(
-            "Failed to CUDA ",
-            why="NCCL's own buffers, with their size",
-            pattern=r"Failed to CUDA (?:calloc(?: async)?|malloc|host alloc) (?P<bytes>\d+) bytes",
-            source="nccl 2.20.5, 2.27.5 and 2.32.3: include/alloc.h",
-        ),
-    ),
-)
+@check("nccl-cuda-oom", severity=FAIL)
 def nccl_cuda_oom(log: Log) -> Iterator[Finding]:
     """NCCL found no room on the GPU for its buffers.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.pci import Pci, PciDevice
@@ -119,57 +119,11 @@ def _best_speed(card: PciDevice) -> float:
     return min(card.link_speed_max, card.parent_link_speed_max or card.link_speed_max)
 
 
-AT_BOOT = "one or a few that are not fatal, while the host starts, are normal"
-RUNNING = r"^(?!\[ {0,4}\d{1,2}\.\d{6}\])"
-"""Not in the first seconds of the host, by dmesg's clock."""
 NONFATAL_FLOOR = 10
 """Probing of devices at boot leaves one such error or a few (unsupported request); a link that loses packets, dozens."""
 
 
-@check(
-    "pcie-aer-errors",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "PCIe Bus Error: severity=Uncorrect",
-            why="of a GPU; those that were corrected are normal, and a few in the first seconds of the host, too",
-            pattern=rf"{RUNNING}.*nvidia (?P<device>[0-9a-f:.]+): (?:AER: )?PCIe Bus Error: severity=Uncorrect",
-            source="Linux: drivers/pci/pcie/aer.c",
-        ),
-        LogSign(
-            "PCIe Bus Error: severity=Uncorrect",
-            why="of a port or another device: lspci -t tells what hangs below it",
-            role=SignRole.HINTS,
-            pattern=rf"{RUNNING}(?!.*nvidia [0-9a-f:.]+: ).*PCIe Bus Error",
-            source="Linux: drivers/pci/pcie/aer.c",
-        ),
-        LogSign(
-            "AER: Uncorrect",
-            why="a fatal one resets the link, whatever hangs below the port",
-            pattern=rf"{RUNNING}.*AER: Uncorrect(?:ed|able) \(Fatal\)",
-            source="Linux: drivers/pci/pcie/aer.c",
-        ),
-        LogSign(
-            "AER: Uncorrect",
-            why="the port that reports it; the device is named in the next lines",
-            role=SignRole.HINTS,
-            pattern=rf"{RUNNING}.*AER: Uncorrect(?:ed|able) \(Non-Fatal\)",
-            source="Linux: drivers/pci/pcie/aer.c",
-        ),
-        LogSign(
-            "PCIe Bus Error: severity=Correct",
-            why="corrected errors are normal, as long as they are few",
-            role=SignRole.NOISE,
-            source="Linux: drivers/pci/pcie/aer.c",
-        ),
-        LogSign(
-            "AER: Correct",
-            why="corrected errors are normal, as long as they are few",
-            role=SignRole.NOISE,
-            source="Linux: drivers/pci/pcie/aer.c",
-        ),
-    ),
-)
+@check("pcie-aer-errors", severity=WARN)
 def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
     """A GPU's PCIe link had errors that were not corrected.
 

@@ -9,7 +9,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, Subject, check, requires
+from ddpdoctor.engine.registry import LogTraits, Subject, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.log import Log, SignMatch
@@ -49,20 +49,6 @@ def _on_slices(seen: Sequence[SignMatch], log: Log) -> Particulars:
     log=LogTraits(refuted=names_another_refusal, particulars=_on_slices),
     stands_for=(Oddity.SHARED_GPU, Oddity.OTHER_GPU),
     judges=(Subject.RUNNING_JOB, Subject.TRAINING_PLAN),
-    log_signs=(
-        LogSign(
-            "Duplicate GPU detected : rank",
-            why="NCCL compares the PCI addresses of all ranks of a host",
-            pattern=r"rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device (?P<device>[0-9a-f]+)",
-            source="nccl 2.20.5 and 2.27.5: init.cc",
-        ),
-        LogSign(
-            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library",
-            why="says only that NCCL refused: mostly two ranks on one GPU",
-            role=SignRole.HINTS,
-            source="torch 1.13.1: torch/csrc/distributed/c10d/NCCLUtils.hpp",
-        ),
-    ),
 )
 def duplicate_gpu(
     gpus: Gpus,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import known
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.torch import Torch
@@ -14,25 +14,7 @@ from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
 
 
-@check(
-    "nccl-mempool-unsupported",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "'operation not supported'",
-            why="the line of NCCL in which it makes its memory pool",
-            pattern=r"init\.cc:4(?:16|26) NCCL WARN Cuda failure (?:801 )?'operation not supported'",
-            source="nccl 2.26.2 and 2.27.5: init.cc (cudaMemPoolCreate), as reported in public",
-        ),
-        LogSign(
-            "'operation not supported'",
-            why="NCCL's start, in which it makes its memory pool, in a release whose lines aren't known here",
-            role=SignRole.HINTS,
-            pattern=r"init\.cc:(?!416|426)\d+ (?:\(\w+\) )?NCCL WARN Cuda failure (?:801 )?'operation not supported'",
-            source="nccl 2.32.3: init.cc",
-        ),
-    ),
-)
+@check("nccl-mempool-unsupported", severity=WARN)
 def nccl_mempool_unsupported(gpus: Gpus, plan: Plan, torch: Torch) -> Iterator[Finding]:
     """The GPU is a vGPU, on which NCCL may not start.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.base.text import listed
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.evidence import evidence_of, named, places_named, timeout_words, verb, waiting_words
@@ -58,63 +58,7 @@ def rank_stopped(hang: Hang) -> Iterator[Finding]:
     )
 
 
-@check(
-    "peer-rank-crashed",
-    severity=FAIL,
-    stands_for=(HangCause.CRASHED,),
-    log_signs=(
-        LogSign(
-            "Connection closed by peer",
-            why="gloo's words when another rank has ended, whatever ended it",
-            role=SignRole.EFFECT,
-            source="made to happen with torch 2.13.0 over gloo",
-        ),
-        LogSign(
-            "Connection reset by peer",
-            why="a rank that was killed resets its connections; downloads and web servers say so, too, and warnings at a healthy end",
-            role=SignRole.EFFECT,
-            pattern=r"(?i)^(?!\[W[\d ]).*(?:gloo|SocketImpl|TCPStore|recvValue|sendBytes|recvBytes|\bNCCL\b)",
-            source="torch 2.13.0: torch/csrc/distributed/c10d/socket.cpp, gloo/transport/tcp/pair.cc",
-        ),
-        LogSign(
-            "Horovod has been shut down",
-            why="Horovod's words on all ranks once one of them has failed or ended; that one's own stand before",
-            role=SignRole.EFFECT,
-            pattern=r"Horovod has been shut down\. This (?:was|has been) caused by an exception on one of the ranks",
-            source="horovod: horovod/common/common.h, as reported in public",
-        ),
-        LogSign(
-            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely",
-            why="NCCL's word for a connection that broke: the process at its other end knows why",
-            role=SignRole.EFFECT,
-            source="torch 2.9.1: libtorch_cuda.so",
-        ),
-        LogSign(
-            "Connection closed by remote peer",
-            why="NCCL's words over sockets when the process at the other end has ended",
-            role=SignRole.EFFECT,
-            source="nccl 2.20.5 and 2.27.5: misc/socket.cc",
-        ),
-        LogSign(
-            "socketProgressOpt: Call to recv from",
-            why="the same where the connection was reset",
-            role=SignRole.EFFECT,
-            source="nccl 2.20.5: misc/socket.cc",
-        ),
-        LogSign(
-            "NCCL communicator was aborted on rank",
-            why="torch gave up a connection, since another rank's collective had failed or timed out",
-            role=SignRole.EFFECT,
-            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/NCCLUtils.cpp",
-        ),
-        LogSign(
-            "Please check rank 0 logs for faulty rank",
-            why="a monitored barrier on the other ranks; rank 0 says which rank didn't come",
-            role=SignRole.EFFECT,
-            source="torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
-        ),
-    ),
-)
+@check("peer-rank-crashed", severity=FAIL, stands_for=(HangCause.CRASHED,))
 def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
     """A rank is gone, and the others wait for it.
 

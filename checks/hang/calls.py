@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.base.text import listed, ranks_named
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.evidence import (
@@ -39,22 +39,8 @@ from ddpdoctor.hang.verdict import HangVerdict, verdict_for
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.stack_places import FORWARD, PlaceKind, file_line
 
-GROUP = r"(?:\[(?P<group>PG .{1,120}?) Rank \d+\](?:(?!\[PG ).)*)?"
-"""The process group whose timeout it is, in the watchdog's words since torch 2.3."""
 
-
-@check(
-    "uneven-inputs",
-    severity=FAIL,
-    stands_for=(HangCause.UNEVEN,),
-    log_signs=(
-        LogSign(
-            "Detected at least one rank that exhausted inputs",
-            why="only torch's Join says so, where it was asked to raise instead of waiting for the ranks with more batches",
-            source="made to happen with torch 2.13.0: torch/distributed/algorithms/join.py",
-        ),
-    ),
-)
+@check("uneven-inputs", severity=FAIL, stands_for=(HangCause.UNEVEN,))
 def uneven_inputs(hang: Hang) -> Iterator[Finding]:
     """Some ranks have left the training loop, while others wait for them in a step.
 
@@ -177,32 +163,7 @@ def _how_they_differ(found: HangVerdict, hang: Hang) -> str:
     return f"{alone}{groups}{timeout_words(hang)}".strip()
 
 
-@check(
-    "rank-fell-behind",
-    severity=FAIL,
-    stands_for=(HangCause.BEHIND,),
-    log_signs=(
-        LogSign(
-            "failed to pass monitoredBarrier in",
-            why="rank 0 names the ranks that never came; one that crashed says so itself, in its own lines",
-            pattern=r"Ranks? (?P<ranks>\d[\d, ]*) failed to pass monitoredBarrier",
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
-        ),
-        LogSign(
-            "but didn't join collective #",
-            why="the desync report of NCCL's watchdog (TORCH_NCCL_DESYNC_DEBUG=1) has compared all ranks by the store",
-            pattern=r"\[(?P<ranks>\d[\d, ]*)\] finished collective #(?P<last>\d+), but didn't join collective #(?P<number>\d+)",
-            source="torch 2.9.1: torch/csrc/distributed/c10d/TraceUtils.h",
-        ),
-        LogSign(
-            "Timed out waiting",
-            why="gloo's timeout: said by a rank that waited, for whatever reason the other one didn't come",
-            role=SignRole.EFFECT,
-            pattern=r"Timed out waiting (?P<milliseconds>\d+)ms for (?:recv|send) operation",
-            source="made to happen with torch 2.13.0: gloo/transport/tcp/unbound_buffer.cc",
-        ),
-    ),
-)
+@check("rank-fell-behind", severity=FAIL, stands_for=(HangCause.BEHIND,))
 def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
     """A rank has not called the collective in which the others wait, or has not done what they have finished.
 
@@ -307,79 +268,7 @@ def _gather_its_dump(record: RecordedHang, hang: Hang) -> Fix:
     return Fix(f"Gather the dump of {silent}, from its host. {why}", (KILLED_LINES,))
 
 
-@check(
-    "nccl-watchdog-timeout",
-    severity=FAIL,
-    stands_for=(HangCause.TIMED_OUT,),
-    log_signs=(
-        LogSign(
-            "Watchdog caught collective operation timeout: WorkNCCL(",
-            why="names the collective in which this rank waited, not why another one never came to it",
-            role=SignRole.EFFECT,
-            pattern=r"WorkNCCL\((?:SeqNum=(?P<number>\d+), )?OpType=(?P<call>\w+)(?:, NumelIn=(?P<size>\d+))?",
-            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            "last enqueued NCCL work:",
-            why="where this rank stood when the watchdog of torch 2.3 to 2.5 struck",
-            role=SignRole.EFFECT,
-            pattern=GROUP + r"enqueued NCCL work: (?P<enqueued>-?\d+), last completed NCCL work: (?P<completed>-?\d+)",
-            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            "failure detected by watchdog at work sequence id:",
-            why="where this rank stood when the watchdog of torch 2.6 and newer struck",
-            role=SignRole.EFFECT,
-            pattern=GROUP
-            + r"sequence id: (?P<number>\d+)(?:.*enqueued work: (?P<enqueued>-?\d+), last completed work: (?P<completed>-?\d+))?",
-            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            "watchdog thread terminated with exception",
-            why="the watchdog repeats what it ends the process for; where that is an error of CUDA, it is no mere effect",
-            role=SignRole.EFFECT,
-            pattern=r"with exception: .*(?:Watchdog caught|remote process exited|communicator was aborted)",
-            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            "To avoid data inconsistency, we are taking the entire process down",
-            why="said by every rank that the watchdog ends",
-            role=SignRole.EFFECT,
-            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            "Received a dump signal due to a collective timeout",
-            why="the timeout was another rank's, or another group's",
-            role=SignRole.EFFECT,
-            pattern=GROUP + r"Received a dump signal(?:.*Last enqueued NCCL work: (?P<enqueued>-?\d+))?",
-            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            "Heartbeat monitor timed out! Process will be terminated",
-            why="the watchdog itself waits in a call of CUDA or NCCL that doesn't return: it says where it hangs, not why",
-            role=SignRole.EFFECT,
-            source="torch 2.2 to 2.5: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, as reported in public",
-        ),
-        LogSign(
-            "ProcessGroupNCCL's watchdog got stuck for",
-            why="the same; behind the end of a training mostly while the groups are taken down",
-            role=SignRole.EFFECT,
-            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            "due to ProcessGroupNCCL watchdog hang",
-            why="the monitor's last word, as it ends the process for that",
-            role=SignRole.EFFECT,
-            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            "NCCL monitor thread timeout. Basically, this could be due to",
-            why="the monitor's words in its first releases",
-            role=SignRole.EFFECT,
-            source="torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp before pytorch pull request 115888",
-        ),
-    ),
-)
+@check("nccl-watchdog-timeout", severity=FAIL, stands_for=(HangCause.TIMED_OUT,))
 def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
     """A collective of NCCL has waited until the group's timeout, and the watchdog wrote its dumps.
 

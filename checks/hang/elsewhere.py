@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.hang import Hang, Watched
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.hang.certainty import severity_of
@@ -139,27 +139,7 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-@check(
-    "slow-rank0-timeout",
-    severity=WARN,
-    stands_for=(HangCause.SLOW_0,),
-    log_signs=(
-        LogSign(
-            "ncclUniqueId from [0] via c10d key-value store by key",
-            why="rank 0 gives the id at its first collective, and didn't come to it before the store's timeout; a store that broke"
-            " says something else",
-            pattern=r"got (?:error|exception): (?:Socket Timeout|[Ww]ait timeout|Timeout waiting for key)",
-            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            "ncclUniqueId from [0] via c10d key-value store by key",
-            why="the store went away under this rank: the process that held it has ended, mostly rank 0 or its torchrun",
-            role=SignRole.EFFECT,
-            pattern=r"got error: .*(?:reset by peer|Broken pipe|got 0 bytes|Connection was likely closed)",
-            source="torch 2.9.1 and 1.13.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-    ),
-)
+@check("slow-rank0-timeout", severity=WARN, stands_for=(HangCause.SLOW_0,))
 def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
     """Rank 0 does something long by itself, and the others wait until the timeout strikes.
 

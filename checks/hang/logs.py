@@ -7,54 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, ranks_named
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, sightings, where
 
 NCCL_VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)")
 """As torch ends the first line of NCCL's errors."""
 
-TIMEOUT = "a timeout of the group, and the last that was said before is that a checkpoint is being saved"
-SAVING = {
-    "aving model checkpoint": "torch 2.9.1; transformers 5.23: trainer.py; deepspeed 0.19.8: runtime/engine.py",
-    "is about to be saved!": "torch 2.9.1; deepspeed 0.19.8: runtime/checkpoint_engine/torch_checkpoint_engine.py",
-    "[Torch] Saving ": "torch 2.9.1; deepspeed 0.19.8: runtime/checkpoint_engine/torch_checkpoint_engine.py",
-    "aving checkpoint": "torch 2.9.1; Megatron-LM: training/checkpointing.py; and as scripts say it",
-    "aving latest checkpoint": "torch 2.9.1; as scripts say it, as reported in public",
-}
-"""What is said before, and by whom."""
-AT_ONCE = 15
-"""Lines between the two: a trainer that went on after saving would have written more."""
-TRACEBACK = 40
-"""Lines between a frame and its exception."""
 
-
-@check(
-    "checkpoint-save-timeout",
-    severity=FAIL,
-    log_signs=(
-        *(
-            LogSign(text, why=why, role=SignRole.HINTS, near=saving, anywhere=True, within=AT_ONCE, source=source)
-            for saving, source in SAVING.items()
-            for text, why in (
-                ("Watchdog caught collective operation timeout", TIMEOUT),
-                (
-                    "Received a dump signal due to a collective timeout",
-                    f"{TIMEOUT}: rank 0 was still saving when another rank's wait was over",
-                ),
-            )
-        ),
-        LogSign(
-            "Timed out waiting",
-            why=f"{TIMEOUT}, as the frames of the waiting rank say: another one was still saving",
-            role=SignRole.HINTS,
-            pattern=r"Timed out waiting \d+ms for",
-            near="in save_checkpoint",
-            within=TRACEBACK,
-            source="torch 2.13.0: third_party/gloo/gloo/transport/tcp/unbound_buffer.cc; the function is the script's",
-        ),
-    ),
-)
+@check("checkpoint-save-timeout", severity=FAIL)
 def checkpoint_save_timeout(log: Log) -> Iterator[Finding]:
     """The group timed out while a checkpoint was being saved.
 
@@ -100,24 +61,7 @@ def _who_was_saving(log: Log, seen: Sequence[SignMatch]) -> str:
     )
 
 
-@check(
-    "nccl-message-truncated",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "essage truncated : rece",
-            why="only NCCL says so, of a message of another size than it expects",
-            pattern=r"[Mm]essage truncated : (?:received|receiving) \d+(?:,\d+)? bytes instead of \d+(?:,\d+)?",
-            source="nccl 2.20.5, 2.27.5, 2.32.3: bootstrap.cc, net_socket.cc",
-        ),
-        LogSign(
-            "collective mismatch error, local size ",
-            why="the same over InfiniBand: a rank sends more than the other one has asked for",
-            pattern=r"NET/\w+ : .*local size \d+ remote size \d+",
-            source="nccl 2.14 to 2.32.3: net_ib",
-        ),
-    ),
-)
+@check("nccl-message-truncated", severity=FAIL)
 def nccl_message_truncated(log: Log) -> Iterator[Finding]:
     """NCCL got a message of another size than it expected.
 

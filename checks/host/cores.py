@@ -11,7 +11,7 @@ from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import runtime_of
-from ddpdoctor.engine.registry import LogSign, SignRole, Subject, check, requires
+from ddpdoctor.engine.registry import Subject, check, requires
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
@@ -89,10 +89,6 @@ def _is_bound(usable: int, machine: Machine, environment: Maybe[Environment]) ->
     return isinstance(machine.logical_cores, int) and usable < machine.logical_cores
 
 
-TIMED_OUT = r"^RuntimeError: DataLoader timed out after (?P<seconds>[\d.]+) seconds"
-"""Only where the script has given the DataLoader a timeout."""
-
-
 @check("cgroup-cpu-limit", severity=WARN)
 def cgroup_cpu_limit(
     machine: Maybe[Machine],
@@ -142,19 +138,7 @@ def _more_cores(container: Maybe[Container], environment: Maybe[Environment], pl
     return Fix("See what limits the cores (taskset, numactl, or a cpuset), and lift it", ("taskset -pc $$", "nproc"))
 
 
-@check(
-    "omp-threads",
-    severity=WARN,
-    judges=(Subject.RUNNING_JOB,),
-    log_signs=(
-        LogSign(
-            "Setting OMP_NUM_THREADS environment variable for each process to be",
-            why="torchrun says so in nearly every log: it is what keeps ranks from taking each other's cores",
-            role=SignRole.NOISE,
-            source="torch 2.13.0: torch/distributed/run.py",
-        ),
-    ),
-)
+@check("omp-threads", severity=WARN, judges=(Subject.RUNNING_JOB,))
 def omp_threads(
     machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Environment, plan: Plan, processes: Maybe[Processes]
 ) -> Iterator[Finding]:
@@ -254,35 +238,7 @@ def _other_launcher(environment: Environment) -> bool:
     return ranks and "TORCHELASTIC_RUN_ID" not in environment
 
 
-@check(
-    "dataloader-oversubscribed",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "worker processes in total. Our suggested max number of worker in current system is",
-            why="a warning that runs live with: they get slower, rarely worse",
-            role=SignRole.NOISE,
-            source="torch 2.13.0: torch/utils/data/dataloader.py",
-        ),
-        LogSign(
-            "DataLoader timed out after ",
-            why="no batch came in time, and the loader warned that it has more workers than cores",
-            role=SignRole.HINTS,
-            pattern=TIMED_OUT,
-            near="worker processes in total. Our suggested max number of worker in current system is",
-            fatal=True,
-            source="torch 2.13.0: torch/utils/data/dataloader.py",
-        ),
-        LogSign(
-            "DataLoader timed out after ",
-            why="no batch came in time: the workers had too few cores, or waited for a slow disk, or for each other",
-            role=SignRole.HINTS,
-            pattern=TIMED_OUT,
-            fatal=True,
-            source="torch 2.13.0: torch/utils/data/dataloader.py",
-        ),
-    ),
-)
+@check("dataloader-oversubscribed", severity=WARN)
 def dataloader_oversubscribed(
     machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Maybe[Environment], gpus: Maybe[Gpus], plan: Plan
 ) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import human, listed
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.disks import Disk, Disks
 from ddpdoctor.knowledge.evidence import told
 
@@ -24,83 +24,13 @@ FLOORS: dict[str, tuple[int, int]] = {
 }
 """Free bytes below which it fails, and warns. A checkpoint of a billion parameters with Adam takes 12 GB; a small one 5."""
 INODES_WANTED = 1000
-FRAMES_OF_A_CALL = 30
-"""Lines of a traceback, from a call's own to the error that it led to."""
 
 
 def _floors(disk: Disk) -> tuple[int, int]:
     return FLOORS.get(disk.purpose, (0, 0))
 
 
-@check(
-    "disk-full",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "No space left on device",
-            why="of a file on a file system; shared memory, which says the same, is left out",
-            pattern=r"^(?!.*(?:/dev/shm|hared memory|</torch_|NCCL|posix_fallocate|inotify|Errno 28\] No space left on device(?:\s*$|\. +joblib)))"
-            r".*(?:: |with |\] (?=No space left on device: ))No space left on device",
-            source="made to happen with torch 2.13.0 and Python 3.11",
-        ),
-        LogSign(
-            "[Errno 28] No space left on device",
-            why="of a write; of a lock in shared memory Python says the same",
-            role=SignRole.HINTS,
-            pattern=r"No space left on device(?:\s*$|\. +joblib will operate in serial mode)",
-            source="made to happen with Python 3.11",
-        ),
-        LogSign(
-            "unexpected pos ",
-            why="torch.save could not write all of the file: mostly the disk is full, else a quota or an I/O error",
-            pattern=r"inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "PytorchStreamWriter failed writing file",
-            why="torch.save could not write",
-            source="torch 2.13.0: caffe2/serialize/inline_container.cc",
-        ),
-        LogSign(
-            "Disk quota exceeded",
-            why="the quota of the user or the project is used up",
-            source="made to happen with torch 2.13.0 and Python 3.11",
-        ),
-        LogSign(
-            "The node was low on resource: ephemeral-storage",
-            why="the kubelet ended a pod to save the node's disk",
-            source="kubernetes: pkg/kubelet/eviction/helpers.go",
-        ),
-        LogSign(
-            "ephemeral local storage usage exceeds the total limit of containers",
-            why="the kubelet ended a pod that wrote more than its limit allows",
-            source="kubernetes: pkg/kubelet/eviction/eviction_manager.go",
-        ),
-        LogSign(
-            "exceeded its local ephemeral storage limit",
-            why="the kubelet ended a pod that wrote more than its limit allows",
-            source="kubernetes: pkg/kubelet/eviction/eviction_manager.go",
-        ),
-        LogSign(
-            "Usage of EmptyDir volume",
-            why="the kubelet ended a pod that wrote more into a volume than that may hold",
-            pattern=r"Usage of EmptyDir volume \S+ exceeds the limit",
-            source="kubernetes: pkg/kubelet/eviction/eviction_manager.go",
-        ),
-        LogSign(
-            "Input/output error",
-            why="the disk or its server failed",
-            pattern=r"(?:write\(\): fd \d+ failed with|strerror:) Input/output error",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "[Errno 5] Input/output error",
-            why="the disk or its server failed; or a terminal is gone that was printed to",
-            role=SignRole.HINTS,
-            source="Python 3.11: Objects/exceptions.c",
-        ),
-    ),
-)
+@check("disk-full", severity=FAIL)
 def disk_full(disks: Disks) -> Iterator[Finding]:
     """A file system that training writes to is full.
 
@@ -217,42 +147,7 @@ def _seen(disk: Disk, figures: str) -> Evidence:
     return Evidence(f"{disk.purpose} {disk.path} ({disk.file_system or 'file system'}): {figures}", "statvfs")
 
 
-@check(
-    "folder-not-writable",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Read-only file system",
-            why="nothing can be written there",
-            pattern=r"(?:\[Errno 30\]|strerror:|failed with) Read-only file system",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "open file failed with strerror: Permission denied",
-            why="torch.save may not make its file there",
-            source="made to happen with torch 2.13.0: caffe2/serialize/inline_container.cc",
-        ),
-        *(
-            LogSign(
-                "[Errno 13] Permission denied: ",
-                why=f"the call before it, {call}...), writes",
-                pattern=r"Permission denied: b?['\"](?!/dev/|/proc/|/sys/)",
-                near=call,
-                within=FRAMES_OF_A_CALL,
-                source="Python 3.11: Objects/exceptions.c; torch 2.13.0: torch/serialization.py",
-            )
-            for call in ("torch.save(", "save_pretrained(", "save_checkpoint(", "save_state(", "makedirs(", "mkdir(")
-        ),
-        LogSign(
-            "cannot be opened.",
-            why="torch.save could not make its file: the folder isn't writable, or there is none, or the disk is full",
-            role=SignRole.HINTS,
-            pattern=r"^RuntimeError: File .+ cannot be opened\.",
-            near="PyTorchFileWriter",
-            source="torch 1.13.1: caffe2/serialize/inline_container.cc; as reported in public",
-        ),
-    ),
-)
+@check("folder-not-writable", severity=FAIL)
 def folder_not_writable(disks: Disks) -> Iterator[Finding]:
     """A folder that training writes to may not be written to.
 
@@ -273,25 +168,7 @@ def folder_not_writable(disks: Disks) -> Iterator[Finding]:
             yield _not_writable(disk, disks)
 
 
-@check(
-    "disk-unanswered",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "not responding, still trying",
-            why="the kernel's word for a server of files that it waits for",
-            pattern=r"nfs: server (?P<server>\S+) not responding, still trying",
-            source="Linux: net/sunrpc/clnt.c",
-        ),
-        LogSign(
-            "DataLoader timed out after ",
-            why="no batch came in time: the workers may wait for a file; or they had too few cores",
-            role=SignRole.HINTS,
-            pattern=r"^RuntimeError: DataLoader timed out after (?P<seconds>[\d.]+) seconds",
-            source="torch 2.13.0: torch/utils/data/dataloader.py",
-        ),
-    ),
-)
+@check("disk-unanswered", severity=FAIL)
 def disk_unanswered(disks: Disks) -> Iterator[Finding]:
     """A file system does not answer.
 
@@ -323,30 +200,7 @@ def disk_unanswered(disks: Disks) -> Iterator[Finding]:
         )
 
 
-@check(
-    "working-folder-gone",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "getcwd: cannot access parent directories",
-            why="the shell's word for it",
-            source="made to happen with bash 5.2",
-        ),
-        LogSign(
-            "os.getcwd()",
-            why="Python found no folder where it was started",
-            pattern=r"os\.getcwd\(\)\s*$",
-            near="FileNotFoundError: [Errno 2] No such file or directory",
-            source="made to happen with Python 3.11",
-        ),
-        LogSign(
-            "Intel oneMKL FATAL ERROR: Cannot load",
-            why="MKL looks into the working folder; a broken installation says the same",
-            role=SignRole.HINTS,
-            source="made to happen with torch 2.13.0",
-        ),
-    ),
-)
+@check("working-folder-gone", severity=FAIL)
 def working_folder_gone(disks: Disks) -> Iterator[Finding]:
     """The folder that this was started in was deleted.
 

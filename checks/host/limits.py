@@ -8,7 +8,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import raised_for_new_logins, runtime_of
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
@@ -26,37 +26,7 @@ MIB = 1024**2
 GIB = 1024**3
 
 
-@check(
-    "memlock-limit",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Call to ibv_",
-            why="registering memory was refused for want of memory that may be locked",
-            pattern=r"Call to ibv_(?:reg_mr(?:_iova2)?|create_cq|create_qp) failed(?: with error)?:? Cannot allocate memory",
-            source="nccl 2.20.5, 2.27.5 and 2.32.3: misc/ibvwrap.cc",
-        ),
-        LogSign(
-            "Please set max locked memory (ulimit -l) to 'unlimited'",
-            why="UCX's own words where libibverbs found no memory that may be locked",
-            pattern=r"Cannot allocate memory.{0,300}\(current: (?P<limit>[^()]+)\)",
-            source="ucx: src/uct/ib/base/ib_log.c, as reported in public",
-        ),
-        LogSign(
-            "Call to ibv_create_cq failed",
-            why="older releases name no error: mostly memory that may be locked, else a device that is broken or not passed on",
-            role=SignRole.HINTS,
-            pattern=r"Call to ibv_create_cq failed\s*$",
-            source="nccl 2.20.5: misc/ibvwrap.cc",
-        ),
-        LogSign(
-            "libibverbs: Warning: RLIMIT_MEMLOCK is",
-            why="a warning that one host's training lives with",
-            role=SignRole.NOISE,
-            source="rdma-core: libibverbs/init.c",
-        ),
-    ),
-)
+@check("memlock-limit", severity=FAIL)
 def memlock_limit(
     limits: Limits, container: Maybe[Container], environment: Maybe[Environment], network: Maybe[Network], gpus: Gpus
 ) -> Iterator[Finding]:
@@ -127,38 +97,7 @@ def _nofile_floor(world: int) -> int:
     return max(512, 256 + 4 * world)
 
 
-@check(
-    "nofile-limit",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "received 0 items of ancdata",
-            why="a file that a DataLoader's worker handed over could not be opened: the limit is reached",
-            source="made to happen with Python 3.11: multiprocessing/reduction.py",
-        ),
-        LogSign(
-            "Too many open files",
-            why="this process's limit; the system's own limit says more",
-            pattern=r"Too many open files(?! in system)",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            ": Too many open files",
-            why="NCCL got no socket, or an exception's own line: without more of them nothing goes on",
-            pattern=r"NCCL WARN .*: Too many open files(?! in system)|^(?:RuntimeError|OSError): (?:\[Errno 24\] )?Too many open files(?! in system)",
-            fatal=True,
-            source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h, misc/socket.cc; made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "unable to open shared memory object",
-            why="older releases of torch don't say why: mostly too many files are open, else shared memory is full",
-            role=SignRole.HINTS,
-            pattern=r"RuntimeError: (?P<object>unable to open shared memory object(?: </torch_[^>]*> in read-write mode)?)\s*$",
-            fatal=True,
-            source="torch 1.5 to 1.9: aten/src/TH/THAllocator.cpp, as reported in public",
-        ),
-    ),
-)
+@check("nofile-limit", severity=WARN)
 def nofile_limit(
     limits: Limits, container: Maybe[Container], environment: Maybe[Environment], plan: Plan
 ) -> Iterator[Finding]:
@@ -209,36 +148,7 @@ THREADS_WANTED = 200
 """Processes and threads a rank: CUDA, NCCL, autograd and OpenMP about a hundred, four DataLoader workers the rest."""
 
 
-@check(
-    "pids-limit",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "can't start new thread",
-            why="Python's word for it: no thread is allowed any more, or there is no memory for its stack",
-            source="made to happen with Python 3.11",
-        ),
-        LogSign(
-            "Resource temporarily unavailable",
-            why="a thread or process that may not be made; a lock of a file says the same, in other words",
-            pattern=r"(?:pthread_create(?: failed(?: for thread \d+ of \d+)?)?|Thread creation failed|[Ff]ork(?:: retry)?|what\(\)): +Resource",
-            source="bash 5.2: jobs.c; libgomp in torch 2.9.1; OpenBLAS: driver/others/blas_server.c",
-        ),
-        LogSign(
-            ": Resource temporarily unavailable",
-            why="OpenBLAS ends the process then, and so do libgomp and an exception of C++; a shell tries again",
-            pattern=r"(?:blas_thread_init: pthread_create failed for thread \d+ of \d+|Thread creation failed|what\(\)): +Resource",
-            fatal=True,
-            source="libgomp in torch 2.9.1; OpenBLAS: driver/others/blas_server.c",
-        ),
-        LogSign(
-            "BlockingIOError: [Errno 11] Resource temporarily unavailable",
-            why="said where Python forks; of a file's lock it says the same",
-            near="self.pid = os.fork()",
-            source="made to happen with Python 3.11: multiprocessing/popen_fork.py",
-        ),
-    ),
-)
+@check("pids-limit", severity=WARN)
 def pids_limit(cgroup: Maybe[Cgroup], limits: Limits, machine: Maybe[Machine], plan: Plan) -> Iterator[Finding]:
     """Too few processes and threads are allowed for these ranks.
 

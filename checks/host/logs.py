@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check
+from ddpdoctor.engine.registry import LogTraits, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.false_positives import is_end_told
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
@@ -18,57 +17,9 @@ HANDING_OVER = (
     "EOFError",
 )
 """How it ends as a batch is fetched from a worker that is gone."""
-SEEN = "made to happen with torch 2.13.0"
 
 
-@check(
-    "dataloader-worker-killed",
-    severity=FAIL,
-    log=LogTraits(refuted=is_end_told),
-    log_signs=(
-        LogSign(
-            "is killed by signal: ",
-            why="torch's word on a worker that ended so; a bus error is shared memory's: shm-too-small",
-            pattern=r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: (?P<signal>(?!Bus error)[A-Z][\w ]*\w)",
-            source=SEEN,
-        ),
-        LogSign(
-            "exited unexpectedly with exit code",
-            why="torch's word on a worker that ended itself",
-            pattern=r"DataLoader worker \(pid (?P<pid>\d+)\) exited unexpectedly with exit code (?P<code>-?\d+)",
-            source=SEEN,
-        ),
-        LogSign(
-            "Unexpected segmentation fault encountered in worker",
-            why="the worker's own words before it dies",
-            source=SEEN,
-        ),
-        LogSign(
-            "Unexpected floating-point exception encountered in worker",
-            why="the worker's own words before it dies",
-            source="torch 2.13.0: torch/csrc/DataLoader.cpp",
-        ),
-        *(
-            LogSign(
-                error,
-                why="who receives a tensor fetches it from the worker that made it, and that one is gone: killed, or ended with the training itself",
-                role=SignRole.HINTS,
-                pattern=rf"^{re.escape(error)}",
-                near="in rebuild_storage_fd",
-                within=300,
-                source="made to happen with torch 2.13.0: a worker that was killed; torch/multiprocessing/reductions.py",
-            )
-            for error in HANDING_OVER
-        ),
-        LogSign(
-            ") exited unexpectedly",
-            why="a worker is gone, and what ended it is said elsewhere, or by nobody",
-            role=SignRole.HINTS,
-            pattern=r"DataLoader worker \(pid\(s\) (?P<pid>\d+)(?!\d)[\d, ]*\) exited unexpectedly",
-            source=SEEN,
-        ),
-    ),
-)
+@check("dataloader-worker-killed", severity=FAIL, log=LogTraits(refuted=is_end_told))
 def dataloader_worker_killed(log: Log) -> Iterator[Finding]:
     """A DataLoader's worker process died.
 

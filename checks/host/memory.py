@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import human, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.checks.shared_fixes import runtime_of
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
@@ -20,8 +20,6 @@ from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.log_topics import LogTopic
-from ddpdoctor.logs.analyze.false_positives import BY_RAY, RAYS_END
-from ddpdoctor.logs.analyze.ray_words import worker_gone
 
 MIB = 1024**2
 GIB = 1024**3
@@ -44,56 +42,7 @@ def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
     return plan.nproc * CUDA_FLOOR, plan.nproc * CUDA_WANTED
 
 
-@check(
-    "cgroup-memory-limit",
-    severity=FAIL,
-    stands_for=(LogTopic.KILLED_FOR_MEMORY,),
-    log_signs=(
-        LogSign(
-            "Memory cgroup out of memory: Kill",
-            why="the kernel killed by the limit of a container or job",
-            role=SignRole.HINTS,
-            source="Linux: mm/oom_kill.c, made to happen",
-        ),
-        LogSign(
-            "memory: usage ",
-            why="the kernel's report on a container or job that has reached its limit, as it looks for a process to kill",
-            role=SignRole.HINTS,
-            pattern=r"\bmemory: usage (?P<usage>\d+)kB, limit \d+kB, failcnt \d+",
-            fatal=True,
-            source="Linux: mm/memcontrol.c",
-        ),
-        LogSign(
-            "OOMKilled",
-            why="Kubernetes and Docker say so of a container that reached its limit",
-            pattern=r'\b[Rr]eason"?[:=]\s{0,20}"?OOMKilled\b|"?\bOOMKilled"?: ?true|\b\d+/\d+\s{1,9}OOMKilled\b',
-            source="kubectl and docker inspect, as reported in public",
-        ),
-        LogSign(
-            "exceeded memory limit (",
-            why="Slurm ended a step that took more than it was given",
-            pattern=r"exceeded memory limit \(\d+ > \d+\), being killed",
-            source="slurmstepd, as reported in public",
-        ),
-        LogSign(
-            "TERM_MEMLIMIT: job killed",
-            why="LSF's reason for the end of a job that took more than it was given",
-            source="LSF's job reports, as reported in public",
-        ),
-        LogSign(
-            "PBS: job killed: ",
-            why="PBS ended a job that took more than it was given; its time has another word",
-            pattern=r"PBS: job killed: p?v?mem \d{1,20}\w{0,3} exceeded limit \d+",
-            source="PBS and TORQUE, as reported in public",
-        ),
-        LogSign(
-            "Exceeded job memory limit",
-            why="slurmstepd's word as it ends a job that took more than it was given; of what was so but once it adds `at some point`",
-            pattern=r"slurmstepd: error: Exceeded job memory limit(?! at some point)",
-            source="slurmstepd, as reported in public",
-        ),
-    ),
-)
+@check("cgroup-memory-limit", severity=FAIL, stands_for=(LogTopic.KILLED_FOR_MEMORY,))
 def cgroup_memory_limit(
     cgroup: Cgroup, container: Maybe[Container], environment: Maybe[Environment], gpus: Maybe[Gpus], plan: Plan
 ) -> Iterator[Finding]:
@@ -150,69 +99,7 @@ def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], w
     )
 
 
-@check(
-    "memory-low",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "DefaultCPUAllocator: can't allocate memory",
-            why="the host's memory, or a limit on it (ulimit -v); or a tensor of a wrong size",
-            role=SignRole.HINTS,
-            pattern=r"(?:RuntimeError|what\(\)): +\[enforce fail .*you tried to allocate (?P<bytes>\d+) bytes",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "MemoryError",
-            why="Python asked the system for memory and got none: a limit on it (ulimit -v), or an array of a wrong size",
-            role=SignRole.HINTS,
-            pattern=r"^(?:numpy\S*\.)?_?(?:Array)?MemoryError(?:$|: )",
-            source="made to happen with Python 3.11 and ulimit -v",
-        ),
-        LogSign(
-            "The node was low on resource: memory",
-            why="the kubelet ended a pod to save the node: memory ran out on all of it, whoever took it",
-            source="kubernetes: pkg/kubelet/eviction/helpers.go",
-        ),
-        LogSign(
-            BY_RAY,
-            why="Ray ended workers of its own, before the kernel would do so: memory ran out on that node",
-            pattern=r"\b(?P<workers>[1-9]\d*) Workers \(tasks / actors\) killed due to memory pressure \(OOM\)",
-            source="ray 2.x: src/ray/raylet/node_manager.cc; Ray's documentation",
-        ),
-        LogSign(
-            RAYS_END,
-            refutes=(BY_RAY,),
-            refutes_earlier=True,
-            why="Ray's word on a training that came to its end: workers that it had ended before were started again",
-            role=SignRole.NOISE,
-            source="ray 2.x: python/ray/tune/experimental/output.py, as reported in public",
-        ),
-        LogSign(
-            "Task was killed due to the node running low on memory",
-            why="Ray ended that worker, before the kernel would do so: memory ran out on its node",
-            source="ray 2.x: the message of ray.exceptions.OutOfMemoryError; Ray's documentation",
-        ),
-        LogSign(
-            "of the memory on node ",
-            why="the same in Ray's releases before 2.0",
-            pattern=r"RayOutOfMemoryError: More than (?P<share>\d+)% of the memory on node (?P<node>\S+) is used",
-            source="ray 1.x: python/ray/_private/memory_monitor.py, as reported in public",
-        ),
-        LogSign(
-            "cannot allocate memory for thread-local data: ABORT",
-            why="the C library could not even start a thread: the host's memory, or a limit on it",
-            role=SignRole.HINTS,
-            source="glibc: elf/dl-tls.c, as reported in public",
-            fatal=True,
-        ),
-        LogSign(
-            "[Errno 12] Cannot allocate memory",
-            why="the host's memory, or a limit on it",
-            role=SignRole.HINTS,
-            source="Python 3.11: Objects/exceptions.c",
-        ),
-    ),
-)
+@check("memory-low", severity=FAIL)
 def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Finding]:
     """The host has too little free memory for these ranks.
 
@@ -251,126 +138,7 @@ TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstep
 """How the names of processes begin that train, or start those that do."""
 
 
-@check(
-    "host-oom-killed",
-    severity=WARN,
-    stands_for=(Signals.SIGKILL, LogTopic.KILLED_FOR_MEMORY),
-    log_signs=(
-        LogSign(
-            "ut of memory: Kill",
-            why="the kernel's own word for it, of a process that trains",
-            pattern=rf"[Oo]ut of memory: Kill(?:ed)? process (?P<pid>\d+) \((?P<name>{TRAINING}[^)]*)\)",
-            fatal=True,
-            source="Linux: mm/oom_kill.c, made to happen",
-        ),
-        LogSign(
-            "ut of memory: Kill",
-            why="the kernel's own word for it, of whatever process",
-            role=SignRole.HINTS,
-            pattern=rf"[Oo]ut of memory: Kill(?:ed)? process (?P<pid>\d+) \((?P<name>(?!{TRAINING})[^)]*)\)",
-            source="Linux: mm/oom_kill.c",
-        ),
-        LogSign(
-            "Killed process ",
-            why="the kernel's second line on it in releases before 5.3, of a process that trains",
-            pattern=rf"(?:^|[\]:] )(?<!memory: )Killed process (?P<pid>\d+) \((?P<name>{TRAINING}[^)]*)\),? (?:UID |total-vm:)",
-            fatal=True,
-            source="Linux 4.19: mm/oom_kill.c",
-        ),
-        LogSign(
-            "oom_reaper: reaped process ",
-            why="the kernel's last line on it: it takes back the memory of the process that it killed, one that trains",
-            pattern=rf"oom_reaper: reaped process (?P<pid>\d+) \((?P<name>{TRAINING}[^)]*)\)",
-            fatal=True,
-            source="Linux: mm/oom_kill.c",
-        ),
-        LogSign(
-            " invoked oom-killer: ",
-            why="the kernel's first line on it: who asked for memory when there was none; whom it then killed, other lines say",
-            role=SignRole.HINTS,
-            pattern=r"(?P<name>(?<!\S)\S+) invoked oom-killer: gfp_mask=",
-            source="Linux: mm/oom_kill.c",
-        ),
-        LogSign(
-            "oom_kill event",
-            why="Slurm counts what the kernel killed in the job",
-            pattern=r"Detected \d+ oom[_-]kill event",
-            source="slurmstepd, as reported in public",
-        ),
-        LogSign(
-            "oom-kill event",
-            why="Slurm up to 20.11",
-            pattern=r"Detected \d+ oom-kill event",
-            source="slurmstepd, as reported in public",
-        ),
-        LogSign(
-            ": Out Of Memory",
-            why="srun's word for a task that ended so",
-            pattern=r"srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,-]+): Out Of Memory",
-            source="srun, as reported in public",
-        ),
-        LogSign(
-            "Exit Code:",
-            why="kubectl describe's word on a container that was killed by signal 9: mostly for want of memory",
-            role=SignRole.HINTS,
-            pattern=r"^\s*Exit Code:\s+137\s*$",
-            fatal=True,
-            source="kubectl describe, as reported in public",
-        ),
-        LogSign(
-            "failed (exitcode: -9)",
-            why="killed by signal 9: mostly for want of memory, else by somebody or the batch system",
-            role=SignRole.HINTS,
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "Signal 9 (SIGKILL) received by PID",
-            why="the same, in torchrun's table",
-            role=SignRole.HINTS,
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "Killed",
-            why="a shell's word for it, of the script that it started",
-            role=SignRole.HINTS,
-            pattern=r"^\S+: line \d+: +(?P<pid>\d+) Killed +\S",
-            source="made to happen with bash 5.2",
-        ),
-        LogSign(
-            "Killed",
-            why="a shell's whole word on what was started by hand in it, and was ended by signal 9: mostly for want of memory",
-            role=SignRole.HINTS,
-            pattern=r"^Killed\s*$",
-            fatal=True,
-            source="made to happen with bash 5.2",
-        ),
-        LogSign(
-            "zsh: killed ",
-            why="zsh's word for it: mostly for want of memory",
-            role=SignRole.HINTS,
-            pattern=r"^zsh: killed +\S",
-            fatal=True,
-            source="zsh 5.9: Src/signals.c, Src/jobs.c, as reported in public",
-        ),
-        LogSign(
-            "Process finished with exit code 137",
-            why="PyCharm's word for a process that was ended by signal 9: by the kernel for want of memory, or by PyCharm's Stop button",
-            role=SignRole.HINTS,
-            pattern=r"Process finished with exit code 137 \(interrupted by signal 9: ?SIGKILL\)",
-            fatal=True,
-            source="PyCharm, as reported in public",
-        ),
-        LogSign(
-            "is killed by signal: Killed",
-            why="a DataLoader's worker: mostly for want of memory",
-            role=SignRole.HINTS,
-            source="made to happen with torch 2.13.0",
-        ),
-        *worker_gone(
-            "the kernel may have killed that worker, which Ray gives as a reason itself; what it was, Ray doesn't know"
-        ),
-    ),
-)
+@check("host-oom-killed", severity=WARN, stands_for=(Signals.SIGKILL, LogTopic.KILLED_FOR_MEMORY))
 def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iterator[Finding]:
     """The kernel killed processes because memory ran out.
 

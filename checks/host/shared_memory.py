@@ -11,7 +11,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import runtime_of
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.machine import Machine
@@ -33,90 +33,7 @@ SHM_LOADER = 256 * MIB
 """NCCL, and four DataLoader workers that each have two batches of 32 float images of 224 x 224 (19 MiB) on the way."""
 
 
-@check(
-    "shm-too-small",
-    severity=FAIL,
-    stands_for=(Signals.SIGBUS,),
-    log_signs=(
-        LogSign(
-            "unable to allocate shared memory(shm) for file <",
-            why="torch could not make a segment for a batch",
-            pattern=r"No space left on device",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "unable to write to file </torch_",
-            why="the same in torch 1.x",
-            source="torch 1.13.1 and 2.13.0: aten/src/ATen/MapAllocator.cpp",
-        ),
-        LogSign(
-            "unable to open shared memory object <",
-            why="the same",
-            pattern=r"No space left on device",
-            source="torch 1.13.1 and 2.13.0: aten/src/ATen/MapAllocator.cpp",
-        ),
-        LogSign(
-            "unable to open shared memory object",
-            why="older releases of torch don't say why: mostly too many files are open, else shared memory is full",
-            role=SignRole.HINTS,
-            pattern=r"RuntimeError: unable to open shared memory object(?: </torch_[^>]*> in read-write mode)?\s*$",
-            source="torch 1.5 to 1.9: aten/src/TH/THAllocator.cpp, as reported in public",
-        ),
-        LogSign(
-            "killed by signal: Bus error",
-            why="a write into shared memory that has no room any more",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "Unexpected bus error encountered in worker",
-            why="the worker's own words, before it dies",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "Error while creating shared memory segment",
-            why="NCCL's segments between the ranks of a host",
-            pattern=r"No space left on device",
-            source="nccl 2.27.5 and 2.32.3: misc/shmutils.cc",
-        ),
-        LogSign(
-            "while creating shared memory segment",
-            why="older releases don't say why: no room, mostly; CUDA that can't register the segment, or no right to make it, ends so, too",
-            role=SignRole.HINTS,
-            pattern=r"NCCL WARN Error while creating shared memory segment \S+ \(size \d+\)\s*$",
-            source="nccl 2.7: include/shm.h; nccl 2.20.5: misc/shmutils.cc",
-        ),
-        LogSign(
-            "failed to extend /dev/shm/nccl-",
-            why="NCCL's segments between the ranks of a host",
-            pattern=r"bytes(?!.*error: (?!No space left))",
-            source="nccl 2.20.5, 2.27.5 and 2.32.3: misc/shmutils.cc",
-        ),
-        LogSign(
-            "Call to posix_fallocate failed",
-            why="the same in NCCL up to 2.11",
-            pattern=r"NCCL WARN Call to posix_fallocate failed ?: No space left on device",
-            source="nccl 2.7: include/shm.h",
-        ),
-        LogSign(
-            "[Errno 28] No space left on device: '/dev/shm/",
-            why="a file of shared memory",
-            source="made to happen with Python 3.11",
-        ),
-        LogSign(
-            "joblib will operate in serial mode",
-            why="joblib tried to make a lock, and locks lie in shared memory; its temporary files on a full disk are rarer",
-            role=SignRole.HINTS,
-            pattern=r"Errno 28\] No space left on device",
-            source="joblib: joblib/_multiprocessing_helpers.py, as reported in public",
-        ),
-        LogSign(
-            "[Errno 28] No space left on device",
-            why="said where Python makes a lock, and its locks lie in shared memory, too",
-            near="_multiprocessing.SemLock(",
-            source="made to happen with Python 3.11",
-        ),
-    ),
-)
+@check("shm-too-small", severity=FAIL, stands_for=(Signals.SIGBUS,))
 def shm_too_small(
     shared_memory: SharedMemory, container: Maybe[Container], gpus: Maybe[Gpus], machine: Maybe[Machine], plan: Plan
 ) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ import msgspec
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.fleet import Fleet, MissingNode, Node, RejectedNode
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network, Resolution
@@ -19,7 +19,6 @@ from ddpdoctor.knowledge.launchers import srun_netcheck
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.knowledge.netcheck_command import netcheck_command, waits_longer
 from ddpdoctor.knowledge.node_words import HUB_CONNECTION, NO_FLEET, NODE_0_SPEAKS, bare_host, called, there
-from ddpdoctor.knowledge.store_barrier import too_few_came, too_many_came
 from ddpdoctor.network_check.analysis.admission_errors import (
     first_words,
     left_behind,
@@ -41,57 +40,7 @@ STOPPED = "stopped by "
 """What a node says that somebody ends: "stopped by its user: Ctrl-C", "stopped by SIGTERM"."""
 
 
-@check(
-    "rdzv-missing-node",
-    severity=FAIL,
-    stands_for=(LogTopic.MISSING_NODE,),
-    log_signs=(
-        LogSign(
-            "clients joined",
-            why="the store waited for a node: why it didn't come, only that node can say",
-            role=SignRole.EFFECT,
-            pattern=r"waiting for clients\. (?P<came>\d+)/(?P<wanted>\d+) clients joined",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "clients joined",
-            why="Lightning has each rank tell its number, and the store waited for some: why they didn't come, only they can say",
-            role=SignRole.HINTS,
-            pattern=r"waiting for clients\. (?P<came>\d+)/(?P<wanted>\d+) clients joined",
-            near="Initializing distributed: GLOBAL_RANK: ",
-            source="lightning 2.6.6: lightning/fabric/utilities/distributed.py; torch 2.13.0: TCPStore.cpp",
-        ),
-        LogSign(
-            "workers joined.",
-            why="the same in other releases",
-            role=SignRole.EFFECT,
-            pattern=r"waiting for workers\. (?P<came>\d+)/(?P<wanted>\d+) workers joined",
-            source="torch/csrc/distributed/c10d/TCPStore.cpp, in pytorch issue 111805",
-        ),
-        LogSign(
-            "RendezvousTimeoutError",
-            why="the join timeout ran out before enough nodes were there: why, only the others can say",
-            role=SignRole.EFFECT,
-            pattern=r"^(?:torch\.distributed\.elastic\.rendezvous\.api\.|\s*\"message\": \")RendezvousTimeoutError",
-            source="made to happen with torch 2.13.0; torch 1.13.1: torch/distributed/elastic/multiprocessing/errors/error_handler.py",
-        ),
-        *too_few_came(),
-        LogSign(
-            "wait timeout after",
-            why="a rank has not come to this group: not started, ended before, or another one took its number",
-            role=SignRole.EFFECT,
-            pattern=r"wait timeout after \d+ms, keys: /default_pg/",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "DistStoreError: ",
-            why="what another rank or node was to leave in the store did not come in time: not started, ended before, or late",
-            role=SignRole.EFFECT,
-            pattern=r"DistStoreError: (?:wait timeout after \d+ms(?!, keys: )|Socket Timeout)",
-            source="torch 2.4 to 2.13: torch/csrc/distributed/c10d/TCPStore.cpp; strings of libtorch_cpu.so",
-        ),
-    ),
-)
+@check("rdzv-missing-node", severity=FAIL, stands_for=(LogTopic.MISSING_NODE,))
 def rdzv_missing_node(fleet: Fleet, meeting: Meeting, network: Maybe[Network]) -> Iterator[Finding]:
     """A node of the job never arrives at the master, or goes away.
 
@@ -375,46 +324,7 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
     )
 
 
-@check(
-    "duplicate-rank",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "has already checked in",
-            why="NCCL's root was called twice by one rank",
-            pattern=r"Bootstrap Root : rank (?P<rank>\d+) of \d+ ranks has already checked in",
-            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
-        ),
-        LogSign(
-            "Bootstrap Root : mismatch in",
-            why="ranks count the job's ranks differently",
-            role=SignRole.HINTS,
-            pattern=r"mismatch in (?:rank count from procs|info from procs, nranks)",
-            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
-        ),
-        *too_many_came("each rank was started twice, which counts it twice; or the store is of an earlier start"),
-        LogSign(
-            "wait timeout after",
-            why="a rank has not come to this group: perhaps another one took its number",
-            role=SignRole.EFFECT,
-            pattern=r"wait timeout after \d+ms, keys: /default_pg/",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "NCCL WARN Invalid rank requested : ",
-            why="NCCL was given a rank that isn't below the number of ranks: counted from 1, or that number is another's",
-            pattern=r"Invalid rank requested : (?P<rank>-?\d+)/(?P<ranks>\d+)",
-            source="NCCL 2.7 to 2.20: init.cc",
-        ),
-        LogSign(
-            "wait timeout after",
-            why="all agents came to the store, but one node rank's words are missing: two have the same one, or one is out of range",
-            role=SignRole.HINTS,
-            pattern=r"keys: \S*/torchelastic/role_info/",
-            source="made to happen with torch 2.13.0",
-        ),
-    ),
-)
+@check("duplicate-rank", severity=FAIL)
 def duplicate_rank(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
     """Two nodes have the same node rank, or one has a rank out of range.
 

@@ -6,67 +6,14 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, SignRole, check
+from ddpdoctor.engine.registry import SignRole, check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.frameworks import ACCELERATE
 from ddpdoctor.logs.analyze.launcher_options import launcher_of_log
 from ddpdoctor.logs.analyze.sightings import lines, sightings, word
 
-RENDEZVOUS = "torch 1.13.1, 2.9.1 and 2.13.0: torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py"
-MADE = "made to happen with torch 2.13.0"
-OPENING = "_create_tcp_store(params)"
-OWN_STORE = "in _create_tcp_store_server"
-NUMBER = "a host's name of digits alone, which is read as an address: 17 is 0.0.0.17"
-FRAME = 3
-"""Lines from the head of a traceback's last frame to the exception."""
 
-
-@check(
-    "rdzv-connect-failed",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "The client socket has timed out after",
-            why="torchrun was opening the store of a c10d rendezvous, as the traceback says",
-            pattern=r"while trying to connect to \(?(?P<host>[^,\s:()]+)(?:, |:)(?P<port>\d+)",
-            near=OPENING,
-            source=MADE,
-        ),
-        LogSign(
-            "The client socket has failed to connect to any network address of (",
-            why="torchrun was opening the store of a c10d rendezvous, as the traceback says",
-            pattern=r"any network address of \((?P<host>[^,]+), (?P<port>\d+)\)(?!.*errno: 99\b)",
-            near=OPENING,
-            source=MADE,
-        ),
-        LogSign(
-            "RendezvousConnectionError",
-            why="with this frame it was never there; without it, it was lost later",
-            near=OPENING,
-            source=RENDEZVOUS,
-        ),
-        LogSign(
-            "RendezvousConnectionError",
-            why="where no traceback was kept, the words before say that it was never there",
-            near="client socket has timed out after",
-            source=RENDEZVOUS,
-        ),
-        LogSign(
-            "RendezvousConnectionError",
-            why="torchrun's own record of its error, without the traceback: never there, or lost later",
-            role=SignRole.HINTS,
-            pattern=r"^\s*\"message\": \"RendezvousConnectionError: The connection to the C10d store has failed",
-            source="torch 1.13.1: torch/distributed/elastic/multiprocessing/errors/error_handler.py",
-        ),
-        LogSign(
-            "RendezvousClosedError",
-            why="the rendezvous was over when this node came: another one had failed before, or was done",
-            role=SignRole.EFFECT,
-            pattern=r"^torch\.distributed\.elastic\.rendezvous\.api\.RendezvousClosedError",
-            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/distributed/elastic/rendezvous/dynamic_rendezvous.py",
-        ),
-    ),
-)
+@check("rdzv-connect-failed", severity=FAIL)
 def rdzv_connect_failed(log: Log) -> Iterator[Finding]:
     """torchrun can't reach the store of its c10d rendezvous.
 
@@ -112,57 +59,7 @@ def rdzv_connect_failed(log: Log) -> Iterator[Finding]:
     )
 
 
-@check(
-    "rdzv-own-name-unreachable",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "The client socket has timed out after",
-            why="torchrun was dialling the store that it had just opened itself, as the traceback says",
-            pattern=r"while trying to connect to \((?P<host>[^,]+), (?P<port>\d+)\)",
-            near=OWN_STORE,
-            source=MADE,
-        ),
-        LogSign(
-            "The client socket has failed to connect to any network address of (",
-            why="torchrun was dialling the store that it had just opened itself, as the traceback says",
-            pattern=r"any network address of \((?P<host>[^,]+), (?P<port>\d+)\)",
-            near=OWN_STORE,
-            source=MADE,
-        ),
-        LogSign(
-            "any network address of (",
-            why=NUMBER,
-            pattern=r"any network address of \((?P<host>(?!0+,)\d{1,10}), (?P<port>\d+)\)",
-            source="glibc 2.36: resolv/inet_addr.c; torch 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
-        ),
-        LogSign(
-            "while trying to connect to (",
-            why=NUMBER,
-            pattern=r"while trying to connect to \((?P<host>(?!0+,)\d{1,10}), (?P<port>\d+)\)",
-            source="glibc 2.36: resolv/inet_addr.c; torch 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
-        ),
-        LogSign(
-            "TCP client failed to connect/validate to host ",
-            why="newer releases say so, too, at each try",
-            near=OWN_STORE,
-            source=MADE,
-        ),
-        LogSign(
-            "while trying to connect to (",
-            why="it is the host's own name that stands behind",
-            near=OWN_STORE,
-            source=MADE,
-        ),
-        LogSign(
-            "network addresses of (",
-            why="it is the host's own name that nobody knows",
-            pattern=r"cannot be retrieved \(gai error",
-            near=OWN_STORE,
-            source=MADE,
-        ),
-    ),
-)
+@check("rdzv-own-name-unreachable", severity=FAIL)
 def rdzv_own_name_unreachable(log: Log) -> Iterator[Finding]:
     """torchrun can't reach itself under its own hostname.
 
@@ -221,105 +118,7 @@ def _as_address(name: str) -> str:
     return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
 
 
-@check(
-    "rdzv-store-host-exited",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "DistNetworkError: Failed to recv, got 0 bytes",
-            why="the store closed the connection: its process ended, before this rank was done",
-            role=SignRole.HINTS,
-            source=MADE,
-        ),
-        LogSign(
-            "DistNetworkError: failed to recv, got 0 bytes",
-            why="releases before 2.8 say it in these words",
-            role=SignRole.HINTS,
-            source="torch 2.7: torch/csrc/distributed/c10d/Utils.hpp, in pytorch pull request 153586",
-        ),
-        LogSign(
-            "DistNetworkError: Broken pipe",
-            why="the store is no longer there: its process ended, before this rank was done",
-            role=SignRole.HINTS,
-            source=MADE,
-        ),
-        LogSign(
-            "DistNetworkError: Connection reset by peer",
-            why="the store is no longer there: its process ended, before this rank was done",
-            role=SignRole.HINTS,
-            source="torch 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/Utils.hpp, with the C library's words for the error",
-        ),
-        LogSign(
-            "via c10d key-value store by key",
-            why="rank 0 was to leave NCCL's address in the store, and is gone",
-            role=SignRole.HINTS,
-            pattern=r"got error: .*(?:Connection reset by peer|Broken pipe|Failed to recv|Connection was likely closed)",
-            source="torch 1.13.1 and 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            "has failed to send a keep-alive heartbeat to the rendezvous",
-            why="a node's torchrun has lost the store of the first one; once, at the end of a run, it was only the first to be done",
-            role=SignRole.EFFECT,
-            pattern=r"The node '(?P<node>[^']+?)(?:_\d+_\d+)?' has failed .* due to an error of type RendezvousConnectionError",
-            source="torch 2.13.0: torch/distributed/elastic/rendezvous/dynamic_rendezvous.py",
-        ),
-        *(
-            LogSign(
-                f"RuntimeError: {words}",
-                why="the rank asked the store in which all ranks of a group are counted: its process ended, before this rank was done",
-                role=SignRole.HINTS,
-                pattern=rf"^RuntimeError: {words}\s*$",
-                near="in _store_based_barrier",
-                within=FRAME,
-                source="torch 1.13.1: torch/distributed/distributed_c10d.py, torch/csrc/distributed/c10d/Utils.hpp",
-            )
-            for words in ("Broken pipe", "Connection reset by peer")
-        ),
-        LogSign(
-            'Failed to check the "should dump" flag on TCPStore',
-            why="said each second by a rank that still runs while the store is gone; a few times at the end of a healthy run, too",
-            role=SignRole.EFFECT,
-            pattern=r"with error: ",
-            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            'Failed to check the "should dump" flag on TCPStore',
-            why="a warning of ranks that end a little after rank 0, in healthy runs too",
-            role=SignRole.NOISE,
-            source="torch 2.9.1: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
-        ),
-        LogSign(
-            "Failed to get exception dump flag from the global store",
-            why="the same in torch 2.3 and 2.4, at the level of an error",
-            role=SignRole.NOISE,
-            source="torch 2.4: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, in pytorch issue 128680",
-        ),
-        LogSign(
-            "recvValue failed on",
-            why="a warning: the exception behind it counts, and at the end of a healthy run there is none",
-            role=SignRole.NOISE,
-            source="torch 2.9.1: torch/csrc/distributed/c10d/TCPStore.cpp",
-        ),
-        LogSign(
-            "recvVector failed on",
-            why="a warning: the exception behind it counts, and at the end of a healthy run there is none",
-            role=SignRole.NOISE,
-            source=MADE,
-        ),
-        LogSign(
-            "recvValueWithTimeout failed on",
-            why="a warning: the exception behind it counts, and at the end of a healthy run there is none",
-            role=SignRole.NOISE,
-            source=MADE,
-        ),
-        LogSign(
-            "sendBytes failed on",
-            why="a warning: the exception behind it counts, and at the end of a healthy run there is none",
-            role=SignRole.NOISE,
-            source=MADE,
-        ),
-    ),
-)
+@check("rdzv-store-host-exited", severity=FAIL)
 def rdzv_store_host_exited(log: Log) -> Iterator[Finding]:
     """The process that hosts the job's store ended before the others were done.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.engine.registry import LogSign, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
@@ -22,17 +22,7 @@ from ddpdoctor.network_check.analysis.way_to_master import (
 SILENT = "something that says nothing"
 
 
-@check(
-    "port-squatted",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Ping failed, invalid value returned from server",
-            why="what answers there is no store of torch's",
-            source="made to happen with torch 2.13.0",
-        ),
-    ),
-)
+@check("port-squatted", severity=FAIL)
 def port_squatted(meeting: Meeting, network: Network) -> Iterator[Finding]:
     """Something that isn't the job's holds the master's port.
 

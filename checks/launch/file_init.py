@@ -8,34 +8,12 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import WARN, Finding, Fix
 from ddpdoctor.base.unknown import known
 from ddpdoctor.checks.launch.launchers import with_torchrun
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.knowledge.store_barrier import too_many_came
 
 
-@check(
-    "stale-file-init",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "Gloo connectFullMesh failed with",
-            why="nobody listens at an address that was read from a file: a rank of the run before wrote it",
-            pattern=r"Connection refused|remote=\[(?:127\.|::1)",
-            near="file://",
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
-        ),
-        LogSign(
-            "Gloo connectFullMesh failed with",
-            why="an address that was read from a file doesn't answer: a rank of the run before wrote it, or the network keeps the ranks apart",
-            role=SignRole.HINTS,
-            pattern=r"No route to host|[Tt]imed out connecting|Connect timeout|Connection timed out",
-            near="file://",
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
-        ),
-        *too_many_came("ranks are counted in the file, and those of an earlier run still are", near="file://"),
-    ),
-)
+@check("stale-file-init", severity=WARN)
 def stale_file_init(environment: Environment, plan: Plan) -> Iterator[Finding]:
     """The rendezvous file of an earlier run is still there.
 

@@ -9,7 +9,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
+from ddpdoctor.engine.registry import LogTraits, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpus
@@ -66,24 +66,7 @@ def _devices_and_tasks(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-@check(
-    "launcher-env-missing",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Error initializing torch.distributed using env:// rendezvous",
-            why="only the env:// method says so, and names the variable that it lacks",
-            pattern=r"environment variable (?P<name>\w+) expected, but not set",
-            source="made to happen with torch 2.13.0: torch/distributed/rendezvous.py",
-        ),
-        LogSign(
-            "KeyError: '",
-            why="an exception whose key is a variable that only launchers set",
-            pattern=r"^KeyError: '(?P<name>RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT)'$",
-            source="made to happen with Python 3.11",
-        ),
-    ),
-)
+@check("launcher-env-missing", severity=FAIL)
 def launcher_env_missing(environment: Environment, plan: Plan) -> Iterator[Finding]:
     """Settings that init_process_group needs are missing.
 
@@ -129,26 +112,7 @@ def names(environment: Environment) -> set[str]:
     return {setting.name for setting in environment.settings}
 
 
-@check(
-    "launcher-env-inconsistent",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "port must have value from 0 to 65535 but was ",
-            why="torch's own words on MASTER_PORT, or on the port of a tcp:// address",
-            pattern=r"ValueError: port must have value from 0 to 65535 but was (?P<port>-?\d+)",
-            source="made to happen with torch 2.13.0: torch/distributed/rendezvous.py",
-        ),
-        LogSign(
-            "invalid literal for int() with base 10: ",
-            why="an exception of the very line that reads RANK, WORLD_SIZE or MASTER_PORT",
-            pattern=r"^ValueError: invalid literal for int\(\) with base 10: (?P<value>'[^']*')$",
-            near='int(_get_env_or_raise("',
-            within=3,
-            source="made to happen with torch 2.13.0: torch/distributed/rendezvous.py",
-        ),
-    ),
-)
+@check("launcher-env-inconsistent", severity=FAIL)
 def launcher_env_inconsistent(
     environment: Environment, gpus: Maybe[Gpus], network: Maybe[Network], container: Maybe[Container], plan: Plan
 ) -> Iterator[Finding]:
@@ -290,53 +254,7 @@ def local_rank_beyond_gpus(environment: Environment, gpus: Maybe[Gpus]) -> Itera
     )
 
 
-@check(
-    "slurm-launch-mismatch",
-    severity=WARN,
-    log=LogTraits(particulars=_devices_and_tasks),
-    log_signs=(
-        LogSign(
-            "in Lightning, but the number of tasks per node configured in SLURM",
-            why="only Lightning says so, as it compares `devices` with SLURM_NTASKS_PER_NODE",
-            pattern=r"`devices=(?P<devices>\d+)`.*`--ntasks-per-node=(?P<tasks>\d+)`",
-            source="made to happen with lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py",
-        ),
-        LogSign(
-            "in Lightning, but the number of nodes configured in SLURM",
-            why="only Lightning says so, as it compares `num_nodes` with SLURM_NNODES",
-            pattern=r"`num_nodes=(?P<wanted>\d+)`.*`--nodes=(?P<nodes>\d+)`",
-            source="made to happen with lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py",
-        ),
-        LogSign(
-            "in your SLURM bash script, but this variable is not supported",
-            why="only Lightning says so: it wants --ntasks-per-node, not --ntasks",
-            pattern=r"`--ntasks=(?P<tasks>\d+)`",
-            source="made to happen with lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py",
-        ),
-        LogSign(
-            "clients joined",
-            why="Lightning had said that srun is there and isn't used: it would have started the ranks that didn't come",
-            role=SignRole.HINTS,
-            pattern=r"waiting for clients\. \d+/\d+ clients joined",
-            near="The `srun` command is available on your system but is not used",
-            fatal=True,
-            source="lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py; torch 2.13.0: TCPStore.cpp",
-        ),
-        LogSign(
-            " slurm tasks.",
-            pattern=r"You requested \d+ GPUs but launched \d+ slurm tasks\.",
-            why="Lightning then starts the ranks itself, which does on one node; on several, each of them starts all",
-            role=SignRole.NOISE,
-            source="pytorch-lightning up to 0.8: pytorch_lightning/trainer/trainer.py",
-        ),
-        LogSign(
-            "The `srun` command is available on your system but is not used",
-            why="Lightning says so wherever srun is installed, also to a run that is right without it",
-            role=SignRole.NOISE,
-            source="made to happen with lightning 2.6.6: lightning/fabric/plugins/environments/slurm.py",
-        ),
-    ),
-)
+@check("slurm-launch-mismatch", severity=WARN, log=LogTraits(particulars=_devices_and_tasks))
 def slurm_launch_mismatch(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
     """Slurm's tasks, the GPUs and the way the program is started don't fit together.
 

@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, check
+from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.sightings import lines, sightings, word
 
 
-@check(
-    "local-rank-arg-mismatch",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "error: unrecognized arguments: ",
-            why="argparse refuses the argument that torch.distributed.launch and DeepSpeed add to every rank's command",
-            pattern=r"unrecognized arguments: (?:.* )?(?P<argument>--local[-_]rank)=?\d*",
-            source="made to happen with torch 2.13.0 and Python 3.11",
-        ),
-    ),
-)
+@check("local-rank-arg-mismatch", severity=FAIL)
 def local_rank_arg_mismatch(log: Log) -> Iterator[Finding]:
     """The script doesn't know the argument by which its launcher tells the local rank.
 
@@ -53,18 +42,7 @@ def local_rank_arg_mismatch(log: Log) -> Iterator[Finding]:
     )
 
 
-@check(
-    "libuv-missing",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "use_libuv was requested but PyTorch was buil",
-            why="only torch's store says so, before anything else has begun",
-            pattern=r"use_libuv was requested but PyTorch was buil[dt] without libuv support",
-            source="torch 2.4 to 2.13: torch/csrc/distributed/c10d/TCPStore.cpp",
-        ),
-    ),
-)
+@check("libuv-missing", severity=FAIL)
 def libuv_missing(log: Log) -> Iterator[Finding]:
     """torch was built without libuv, and its store is to use it.
 

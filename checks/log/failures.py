@@ -10,14 +10,13 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.text import LONGEST_QUOTE, clip, ranks_named, signal_name
-from ddpdoctor.engine.registry import Catalogue, LogSign, LogTraits, SignRole, check, requires
+from ddpdoctor.engine.registry import Catalogue, LogTraits, check, requires
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.exceptions import is_alike, short_name
 from ddpdoctor.logs.analyze.failures import stream
 from ddpdoctor.logs.analyze.false_positives import without_aborts_that_follow
-from ddpdoctor.logs.analyze.ray_words import worker_gone
 from ddpdoctor.logs.analyze.script_errors import (
     PROGRAM_FAILED_CAUSE,
     SERVER_UNREACHED_CAUSE,
@@ -30,25 +29,13 @@ from ddpdoctor.logs.analyze.script_errors import (
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, own_line, sightings, where
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome, verdict_of
 
-TABLE: Final = "made to happen with torch 2.13.0: torch/distributed/elastic/multiprocessing/errors"
-GLIBC: Final = "glibc 2.36: malloc/malloc.c; strings of libc.so.6"
-CRASH: Final = "any process that crashes ends so: what crashed it, it doesn't say"
-HEAP: Final = "the C library's words on a heap that was overwritten, whoever did it"
-MOST_RANKS: Final = 8
 THREAD: Final = "Current thread 0x"
 OPENMP: Final = "OMP: Error #15: "
 ONE_OPENMP: Final = Fix(
     "Install torch, numpy, scipy and the like from one source, all by pip or all by conda, into a new environment: each brings its "
     "OpenMP along. KMP_DUPLICATE_LIB_OK=TRUE only silences it, and results may be wrong"
 )
-ABORTED: Final = "Fatal Python error: Aborted"
 HYDRA: Final = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace"
-OF_HYDRA: Final = (
-    "': Could not find '", "': Could not load '", "Cannot find primary config '", "Could not override '", "You must specify '",
-    "Error parsing override '", "Error merging override ", "Could not append to config. ", "Could not delete from config.",
-    "Primary config directory not found.", "Primary config module '",
-)  # fmt: skip
-"""How it begins to say what is wrong with the configuration; lists of options and paths may follow, and that line of its at last."""
 MISTAKE: Final = "A mistake in the script or its arguments. No illness of the machine, its network or its packages is known to say this."
 NOT_THERE: Final = "The Python that ran the script doesn't find that module: its package isn't installed there, or another environment was meant."
 UNGUARDED: Final = "An attempt has been made to start a new process before"
@@ -62,60 +49,7 @@ WITHOUT_GUARD: Final = f"starts processes without the guard {GUARD[0].rstrip(':'
 _SOURCE: Final = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)$')
 
 
-@check(
-    "user-code-error",
-    severity=FAIL,
-    stands_for=(LogTopic.MISTAKE,),
-    log_signs=(
-        LogSign(
-            ": error: ",
-            why="argparse's words on the arguments, after which it ends with code 2; compilers say `error:` otherwise",
-            pattern=r"^(?:\S+\.py|(?P<launcher>torchrun)): error: (?:the following arguments|unrecognized arguments(?!: .*--local[-_]rank)|argument |ambiguous option|one of the)",
-            source="python 3.11: Lib/argparse.py; made to happen under torchrun",
-        ),
-        LogSign(
-            HYDRA,
-            why="hydra's last line where it can't put the configuration together, or hides a script's traceback",
-            source="hydra-core 1.3: hydra/_internal/utils.py; made to happen under torchrun",
-        ),
-        *(
-            LogSign(
-                text,
-                why="hydra's words on a configuration that it can't put together; its last line must follow",
-                pattern=rf"^{re.escape(text)}" if text[0].isupper() else rf"^In '[^']+{re.escape(text)}",
-                near=HYDRA,
-                source="hydra-core 1.3: hydra/_internal/config_loader_impl.py, defaults_list.py, core/override_parser",
-            )
-            for text in OF_HYDRA
-        ),
-        LogSign(
-            ": can't open file '",
-            why="the interpreter's words on a script that isn't there",
-            pattern=r"^\S*python\S*: can't open file '(?P<script>[^']*)': \[Errno \d+\]",
-            source="made to happen with Python 3.11",
-        ),
-        LogSign(
-            "FileNotFoundError: [Errno 2]",
-            why="of a traceback that wasn't kept, only its last line: just before the launcher's word on the rank's end",
-            pattern=r"^FileNotFoundError: \[Errno 2\]",
-            near="(exitcode: ",
-            within=5,
-            source="made to happen with Python 3.11 under torchrun",
-        ),
-        LogSign(
-            "SyntaxError: ",
-            why="of the script itself Python says it without a traceback's head",
-            pattern=r"^SyntaxError: ",
-            source="made to happen with Python 3.11",
-        ),
-        LogSign(
-            UNGUARDED,
-            why="a process that is started afresh imports a script that starts processes outside of any function",
-            pattern=rf"^\s*(?P<unguarded>{UNGUARDED})",
-            source="Python 3.11: Lib/multiprocessing/spawn.py",
-        ),
-    ),
-)
+@check("user-code-error", severity=FAIL, stands_for=(LogTopic.MISTAKE,))
 def user_code_error(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """The training script raised an ordinary Python exception.
 
@@ -290,98 +224,10 @@ def _where_to_look(own: LogFrame | None) -> Fix:
 
 @check(
     "process-crashed",
-    severity=FAIL, stands_for=(Signals.SIGILL, Signals.SIGBUS, Signals.SIGFPE, Signals.SIGSEGV), log=LogTraits(revises=without_aborts_that_follow),
-    log_signs=(
-        LogSign("(SIGSEGV) received by PID", why=CRASH, role=SignRole.HINTS, source=TABLE),
-        LogSign("(SIGILL) received by PID", why=CRASH, role=SignRole.HINTS, source=TABLE),
-        LogSign("(SIGFPE) received by PID", why=CRASH, role=SignRole.HINTS, source=TABLE),
-        LogSign(
-            "Signal 6 (SIGABRT) received by PID",
-            why="a C++ library or the C library gave up; NCCL's watchdog ends its process so, too, and is then the one to hear",
-            role=SignRole.HINTS,
-            source=TABLE,
-        ),
-        LogSign("failed (exitcode: -11)", why=CRASH, source=TABLE),
-        LogSign("terminated with signal SIGSEGV", why=CRASH, role=SignRole.HINTS, source="made to happen with torch 2.13.0: mp.spawn"),
-        LogSign("exited on signal 11 (Segmentation fault)", why=CRASH, role=SignRole.HINTS, source="made to happen with Open MPI 4.1.4"),
-        LogSign("exited on signal 4 (Illegal instruction)", why=CRASH, role=SignRole.HINTS, source="Open MPI 4.1.4, with strsignal()'s words"),
-        LogSign("exited on signal 8 (Floating point exception)", why=CRASH, role=SignRole.HINTS, source="Open MPI 4.1.4, with strsignal()'s words"),
-        LogSign(
-            "Process finished with exit code 139",
-            why=CRASH,
-            role=SignRole.HINTS,
-            pattern=r"Process finished with exit code 139 \(interrupted by signal 11: ?SIGSEGV\)",
-            source="PyCharm, as reported in public",
-        ),
-        *worker_gone("that worker may have crashed, which Ray gives as a reason itself; what it was, Ray doesn't know"),
-        LogSign(
-            "Fatal Python error: ",
-            why="Python's fault handler as a process crashes; a bus error has illnesses of its own",
-            pattern=r"Fatal Python error: (?:Segmentation fault|Illegal instruction|Floating[- ]point exception)",
-            source="made to happen with Python 3.11",
-        ),
-        LogSign(
-            ABORTED,
-            why="a library gave up, and mostly says before of what; NCCL's watchdog ends its process so, too",
-            role=SignRole.HINTS,
-            source="made to happen with Python 3.11",
-        ),
-        *(
-            LogSign(
-                THREAD,
-                why="behind the fault handler's words: where the thread stood that crashed",
-                role=SignRole.HINTS if near == ABORTED else SignRole.NAMES,
-                pattern=r"^Current thread 0x\w{1,16}\b.* \(most recent call first\):",
-                near=near,
-                source="made to happen with Python 3.11",
-            )
-            for near in ("Fatal Python error: Segmentation fault", "Fatal Python error: Floating", "Fatal Python error: Illegal instruction", ABORTED)
-        ),
-        LogSign(
-            "Segmentation fault",
-            why=CRASH,
-            role=SignRole.HINTS,
-            pattern=r"^(?:\S+: (?:line \d+: +)?\d+ )?Segmentation fault\b|srun: error: .*: Segmentation fault",
-            source="made to happen in bash; srun prints the same words of strsignal()",
-        ),
-        *(
-            LogSign(
-                words,
-                why=CRASH,
-                role=SignRole.HINTS,
-                pattern=rf"^\S+: (?:line \d+: +)?\d+ {words}|^{words}(?: +\(core dumped\))?\s*$",
-                source="made to happen in bash",
-            )
-            for words in ("Bus error", "Aborted", "Floating point exception", "Illegal instruction")
-        ),
-        LogSign(
-            "terminate called ",
-            why="an exception of C++ that nobody caught ends the process by SIGABRT; torch's and NCCL's own say by what() what was the matter",
-            role=SignRole.HINTS,
-            pattern=r"^terminate called (?:after throwing an instance of 'std::(?!runtime_error|system_error|exception)|recursively)",
-            source="libstdc++ 12: strings of libstdc++.so.6",
-        ),
-        LogSign("double free or corruption", why=HEAP, role=SignRole.HINTS, source=GLIBC),
-        LogSign("free(): invalid ", why=HEAP, role=SignRole.HINTS, source=GLIBC),
-        LogSign("corrupted size vs. prev_size", why=HEAP, role=SignRole.HINTS, source=GLIBC),
-        LogSign("corrupted double-linked list", why=HEAP, role=SignRole.HINTS, source=GLIBC),
-        LogSign("munmap_chunk(): invalid pointer", why=HEAP, role=SignRole.HINTS, source=GLIBC),
-        LogSign("*** stack smashing detected ***", why=HEAP, role=SignRole.HINTS, source="glibc 2.36: debug/stack_chk_fail.c"),
-        LogSign(
-            "zsh: ",
-            why="zsh's word on a process that a signal ended",
-            role=SignRole.HINTS,
-            pattern=r"^zsh: (?:segmentation fault|abort|bus error|illegal hardware instruction|floating point exception)\b",
-            source="zsh 5.9: Src/signals.c, Src/jobs.c, as reported in public",
-        ),
-        LogSign(
-            OPENMP,
-            why="two packages brought an OpenMP of their own into one process, and the second one ends it by SIGABRT",
-            pattern=r"^OMP: Error #15: Initializing \S+, but found \S+ already initialized",
-            source="LLVM and Intel OpenMP: runtime/src/kmp_runtime.cpp, as reported in public",
-        ),
-    ),
-)  # fmt: skip
+    severity=FAIL,
+    stands_for=(Signals.SIGILL, Signals.SIGBUS, Signals.SIGFPE, Signals.SIGSEGV),
+    log=LogTraits(revises=without_aborts_that_follow),
+)
 def process_crashed(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """A process crashed in compiled code, without a Python exception.
 

@@ -7,16 +7,14 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.text import signal_name
-from ddpdoctor.engine.registry import Catalogue, LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import Catalogue, SignRole, check, requires
 from ddpdoctor.facts.log import Log
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.endings import signal_of
 from ddpdoctor.logs.analyze.exceptions import short_name
-from ddpdoctor.logs.analyze.false_positives import COMPLETED, TAKEN_BACK
 from ddpdoctor.logs.analyze.sightings import NO_LOG, lines, own_line, sightings, where, word
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 
-SLURM: Final = "slurm: src/slurmd/slurmstepd/req.c"
 RESUME: Final = Fix("Save checkpoints often enough, and start again from the last one")
 WHO_DID_IT: Final = Fix(
     "If nobody did it on purpose, ask the scheduler who did",
@@ -45,81 +43,7 @@ MOST_RANKS: Final = 8
 PASSED_ON: Final = {"HUP": "1", "INT": "2", "QUIT": "3"}
 
 
-@check(
-    "stopped-from-outside",
-    severity=FAIL,
-    stands_for=(LogTopic.STOPPED,),
-    log_signs=(
-        LogSign(
-            " CANCELLED AT ",
-            why="slurmstepd's words as it ends a job or step, with the reason; without one it may be a rank's failure",
-            pattern=r"CANCELLED AT \S+ DUE TO (?P<reason>TIME LIMIT|PREEMPTION|NODE FAILURE|JOB REQUEUE)",
-            source=SLURM,
-        ),
-        LogSign(
-            "PBS: job killed: walltime",
-            why="PBS's and TORQUE's words as they end a job at its time limit",
-            pattern=r"PBS: job killed: (?P<pbs>walltime) \d+ exceeded limit \d+",
-            source="PBS and TORQUE, as reported in public",
-        ),
-        LogSign(
-            ": job killed ",
-            why="LSF's reason, in the report that it writes behind the job's output",
-            pattern=r"^\s*(?:Completed <\w+>; )?TERM_(?P<lsf>RUNLIMIT|(?:FORCE_)?(?:OWNER|ADMIN)|PREEMPT): job killed ",
-            source="LSF's bjobs and job reports, as reported in public",
-        ),
-        LogSign(
-            "attempting graceful shutdown",
-            why="Lightning says so as it gets Ctrl-C",
-            pattern=r"Detected (?P<interrupt>KeyboardInterrupt), attempting graceful shutdown",
-            source="pytorch-lightning 2.5.5: trainer/call.py",
-        ),
-        LogSign(
-            TAKEN_BACK,
-            why="submitit's word as Slurm takes the nodes back",
-            pattern=r"Caught signal SIG\w+ on \S+: this job is (?P<submitit>preempted|timed-out)",
-            source="submitit 1.5.4: core/job_environment.py",
-        ),
-        LogSign(
-            COMPLETED,
-            refutes=(TAKEN_BACK,),
-            refutes_earlier=True,
-            why="submitit's word on a job that came to its end: one that was taken back before was started again",
-            role=SignRole.NOISE,
-            source="submitit 1.5.4: core/submission.py",
-        ),
-        LogSign(
-            ":Need to kill Pod",
-            why="the kubelet's event as it ends a pod, by order or to save the node",
-            role=SignRole.HINTS,
-            pattern=r"Killing container with (?:docker )?id \S+:Need to kill Pod",
-            source="kubernetes 1.12: pkg/kubelet/kuberuntime/kuberuntime_container.go",
-        ),
-        LogSign(
-            "Evicted",
-            why="the kubelet ended the pod to save the node; of what, the event's message says",
-            role=SignRole.HINTS,
-            pattern=r"\bWarning\s+Evicted\s|^(?:Status|Reason):\s+(?:Failed\s+Reason:\s+)?Evicted\s*$",
-            source="kubectl describe and get events, as reported in public",
-        ),
-        LogSign(
-            "death signal, shutting down workers",
-            why="torchrun was told to end; Slurm does so, too, where another node's torchrun has failed",
-            role=SignRole.HINTS,
-            pattern=r"Received (?P<signal>\d+) death signal",
-            source="torch 2.13.0: torch/distributed/elastic/agent/server/api.py",
-        ),
-        *(
-            LogSign(
-                text,
-                why="torchrun passes on the signal that it got itself; where a rank has failed it sends the others SIGTERM",
-                pattern=r"(?:Sending process \d+ closing signal|Closing process \d+ via signal) SIG(?P<passed_on>HUP|INT|QUIT)\b",
-                source="torch 2.13.0: torch/distributed/elastic/multiprocessing/api.py",
-            )
-            for text in ("closing signal SIG", "via signal SIG")
-        ),
-    ),
-)
+@check("stopped-from-outside", severity=FAIL, stands_for=(LogTopic.STOPPED,))
 def stopped_from_outside(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """The run was ended from outside, and not by an error of its own.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.engine.registry import LogSign, SignRole, check, required, requires
+from ddpdoctor.engine.registry import check, required, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.fleet import Cell, Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
@@ -53,36 +53,7 @@ from ddpdoctor.knowledge.network_fixes import (
 from ddpdoctor.knowledge.privileges import by_root
 
 
-@check(
-    "hostname-resolves-loopback",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Connection refused, remote=[127.0.1.1]",
-            why="gloo was given 127.0.1.1 for a peer: Debian and Ubuntu write it beside the hostname in /etc/hosts",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "connect [127.0.1.1]:",
-            why="the words of older releases of gloo",
-            pattern=r"connect \[127\.0\.1\.1\]:\d+: Connection refused",
-            source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
-        ),
-        LogSign(
-            "Connection refused, remote=[127.0.0.1]",
-            why="GLOO_SOCKET_IFNAME=lo says so, too, and a hostname that doesn't resolve; gloo warns of the latter before",
-            role=SignRole.HINTS,
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "connect [127.0.0.1]:",
-            why="the words of older releases of gloo",
-            role=SignRole.HINTS,
-            pattern=r"connect \[127\.0\.0\.1\]:\d+: Connection refused",
-            source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
-        ),
-    ),
-)
+@check("hostname-resolves-loopback", severity=FAIL)
 def hostname_resolves_loopback(network: Network, environment: Environment, nccl: Nccl) -> Iterator[Finding]:
     """The hostname resolves to the loopback address.
 
@@ -115,61 +86,7 @@ def hostname_resolves_loopback(network: Network, environment: Environment, nccl:
     )
 
 
-@check(
-    "hostname-unresolvable",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Connection refused, remote=[127.0.0.1]",
-            why="behind gloo's warning it is sure where the loopback address came from",
-            near="Unable to resolve hostname to a (local) address",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "Gloo connectFullMesh failed with",
-            why="behind gloo's warning it is sure that it offers the loopback address",
-            near="Unable to resolve hostname to a (local) address",
-            source="made to happen with torch 2.13.0; vllm issue 7074",
-        ),
-        LogSign(
-            "Connect timeout [none]",
-            why="what the rank says that is dialled; its own warning says why",
-            near="Unable to resolve hostname to a (local) address",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "Unable to find address for:",
-            why="gloo's word on a hostname that leads to no address it could listen on; on an interface's name it says `ifa` instead of `rp`",
-            pattern=r"rp != nullptr\. Unable to find address for: (?P<name>\S+)",
-            source="strings of torch 2.13.0's libtorch_cpu.so: gloo/transport/tcp/device.cc; as reported in public",
-        ),
-        LogSign(
-            "interface or hostname can't be empty",
-            why="this host's name is empty, as it may be on Windows; or GLOO_SOCKET_IFNAME has nothing between two commas",
-            role=SignRole.HINTS,
-            pattern=r"GlooDeviceFactory::make\w+Device\(\): interface or hostname can't be empty",
-            source="strings of torch 2.13.0's libtorch_cpu.so: GlooDeviceFactory.cpp; pytorch issue 106271",
-        ),
-        LogSign(
-            "socket.gaierror: [Errno -",
-            why="in torchrun's look at whether the rendezvous endpoint is this host, which asks for its own hostname; other programs' failed look-ups have no such frame",
-            near="in _matches_machine_hostname",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "Unable to resolve hostname to a (local) address",
-            why="a warning of gloo's, harmless on a single node",
-            role=SignRole.NOISE,
-            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
-        ),
-        LogSign(
-            "The hostname of the client socket cannot be retrieved",
-            why="torch wants a peer's name for its messages, and does without; healthy runs say it wherever addresses have no names",
-            role=SignRole.NOISE,
-            source="torch 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
-        ),
-    ),
-)
+@check("hostname-unresolvable", severity=FAIL)
 def hostname_unresolvable(network: Network, environment: Environment) -> Iterator[Finding]:
     """The hostname doesn't resolve.
 
@@ -262,62 +179,7 @@ def _is_loopback_text(name: str) -> bool:
         return False
 
 
-@check(
-    "ipv6-mismatch",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "ss1.ss_family == ss2.ss_family",
-            why="from gloo, which has an IPv4 address on one node and an IPv6 one on another",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "The client socket has timed out after ",
-            why="the master's name has an IPv6 address alone, and this host can't use one",
-            near="(errno: 99 - Cannot assign requested address)",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "network addresses of (",
-            why="the name has addresses of the other family alone",
-            pattern=r"IPv4 network addresses of \((?P<host>[^,]+), (?P<port>\d+)\) cannot be retrieved",
-            near="(errno: 99 - Cannot assign requested address)",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "while trying to connect to (",
-            why="behind such a warning it is the family of the name's addresses",
-            near="(errno: 99 - Cannot assign requested address)",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "TCP client failed to connect/validate to host ",
-            why="newer releases say so, too, at each try",
-            pattern=r" - timed out .*timed out after",
-            near="(errno: 99 - Cannot assign requested address)",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "any network address of (",
-            why="the host has no IPv6, in which the name has an address, and no way to the other; that may be wrong by itself",
-            role=SignRole.HINTS,
-            pattern=r"errno: 97 - .*errno: 101 - ",
-            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
-        ),
-        LogSign(
-            "Socket creation failed : Address family not supported by protocol",
-            why="NCCL was given an IPv6 address on a host without IPv6, or one that was never filled in, as rank 0 found no interface",
-            role=SignRole.HINTS,
-            source="NCCL 2.14 (in torch 1.13.1) and 2.20.5: misc/socket.cc",
-        ),
-        LogSign(
-            "(errno: 97 - Address family not supported by protocol)",
-            why="torch tries IPv6 first, and goes on with IPv4",
-            role=SignRole.NOISE,
-            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
-        ),
-    ),
-)
+@check("ipv6-mismatch", severity=FAIL)
 def ipv6_mismatch(
     network: Network, environment: Environment, nccl: Nccl, fleet: Fleet, meeting: Maybe[Meeting]
 ) -> Iterator[Finding]:

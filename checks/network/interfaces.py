@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import runtime_of
-from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
+from ddpdoctor.engine.registry import LogTraits, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
@@ -79,31 +79,7 @@ def _name_it(network: Network, variable: str, wrong: str) -> tuple[Fix, ...]:
     return Fix(f"Name an interface of this host: {listed(there)}", (command,), appliable=True), by_itself
 
 
-@check(
-    "nccl-ifname-not-found",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Bootstrap : no socket interface found",
-            why="with the setting printed before, it is the setting that leaves none",
-            near="NCCL_SOCKET_IFNAME set by environment to",
-            source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
-        ),
-        LogSign(
-            "Bootstrap : no socket interface found",
-            why="without NCCL_DEBUG=INFO nothing tells whether a setting leaves NCCL none, or the host has none",
-            role=SignRole.HINTS,
-            source="NCCL 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
-        ),
-        LogSign(
-            "is neither AF_INET(2) nor AF_INET6(10)",
-            why="NCCL was given an address that was never filled in; the setting is the usual reason",
-            role=SignRole.HINTS,
-            pattern=r"connecting to address\s+with family \d+ is neither",
-            source="NCCL 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
-        ),
-    ),
-)
+@check("nccl-ifname-not-found", severity=FAIL)
 def nccl_ifname_not_found(
     nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch]
 ) -> Iterator[Finding]:
@@ -143,19 +119,7 @@ def nccl_ifname_not_found(
     )
 
 
-@check(
-    "gloo-ifname-not-found",
-    severity=FAIL,
-    log=LogTraits(setting="GLOO_SOCKET_IFNAME"),
-    log_signs=(
-        LogSign(
-            "Unable to find address for:",
-            why="gloo's own check of the interface that it was told to take; followed by its name",
-            pattern=r"ifa != nullptr\. Unable to find address for: (?P<name>\S+)",
-            source="made to happen with torch 2.13.0",
-        ),
-    ),
-)
+@check("gloo-ifname-not-found", severity=FAIL, log=LogTraits(setting="GLOO_SOCKET_IFNAME"))
 def gloo_ifname_not_found(network: Network, environment: Environment) -> Iterator[Finding]:
     """GLOO_SOCKET_IFNAME names an interface that isn't here.
 
@@ -211,48 +175,7 @@ def _missing_names(
     )
 
 
-@check(
-    "loopback-ifname",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "onnect to 127.0.0.1<",
-            why="NCCL dials 127.0.0.1 because it was told to take lo, or has nothing else",
-            role=SignRole.HINTS,
-            pattern=r"[Cc]onnect to 127\.0\.0\.1<\d+> (?:failed|returned)(?!.*retrying).*(?:refused|connection abort)",
-            source="NCCL 2.20.5 and 2.27.5: misc/socket.cc",
-        ),
-        LogSign(
-            "onnect to 127.0.0.1<",
-            why="the setting is printed in the same log",
-            pattern=r"onnect to 127\.0\.0\.1<\d+> (?:failed|returned)(?!.*retrying).*(?:refused|connection abort)",
-            near="NCCL_SOCKET_IFNAME set by environment to lo",
-            source="NCCL 2.20.5 and 2.27.5: misc/socket.cc",
-        ),
-        *(
-            LogSign(
-                "onnect to 127.0.0.1<",
-                why="DeepSpeed's launcher prints which settings of NCCL's it hands on",
-                pattern=r"onnect to 127\.0\.0\.1<\d+> (?:failed|returned)(?!.*retrying).*(?:refused|connection abort)",
-                near=f"NCCL_SOCKET_IFNAME{between}lo",
-                source="deepspeed: launcher/launch.py, as copies of it in public repositories have it",
-            )
-            for between in ("=", " ")
-        ),
-        LogSign(
-            "Connect: exceeded retries (",
-            why="releases before 2.24 don't name the address; the setting is printed in the same log",
-            near="NCCL_SOCKET_IFNAME set by environment to lo",
-            source="NCCL 2.20.5: misc/socket.cc",
-        ),
-        LogSign(
-            "Connection refused, remote=[127.0.0.1]",
-            why="GLOO_SOCKET_IFNAME=lo; a hostname that resolves to the loopback says the same",
-            role=SignRole.HINTS,
-            source="made to happen with torch 2.13.0",
-        ),
-    ),
-)
+@check("loopback-ifname", severity=FAIL)
 def loopback_ifname(network: Network, environment: Environment, nccl: Maybe[Nccl]) -> Iterator[Finding]:
     """A setting ties the job to the loopback interface, and the job has several nodes.
 
@@ -290,35 +213,7 @@ def loopback_ifname(network: Network, environment: Environment, nccl: Maybe[Nccl
         known(nccl)
 
 
-@check(
-    "nccl-no-interface",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Bootstrap : no socket interface found",
-            why="NCCL_DEBUG=INFO would print a setting that leaves NCCL none, and it says no such thing first",
-            near="NCCL INFO init.cc:",
-            source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
-        ),
-        LogSign(
-            "Bootstrap : no socket interface found",
-            why="a setting that leaves NCCL none says the same",
-            role=SignRole.HINTS,
-            source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
-        ),
-        LogSign(
-            "NET/Socket : 0 interfaces found",
-            why="older releases count what they may use; a setting that leaves NCCL none says the same",
-            role=SignRole.HINTS,
-            source="NCCL 2.4: transport/net_socket.cc, in NVIDIA/nccl issue 210",
-        ),
-        LogSign(
-            "NET/Socket : No usable listening interface found",
-            why="NCCL_COMM_ID names an address in no subnet here",
-            source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3: bootstrap.cc",
-        ),
-    ),
-)
+@check("nccl-no-interface", severity=FAIL)
 def nccl_no_interface(
     nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch], container: Maybe[Container]
 ) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, required, requires
+from ddpdoctor.engine.registry import LogTraits, check, required, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
@@ -59,52 +59,7 @@ def _nobody_listens(seen: Sequence[SignMatch], log: Log) -> Particulars:
     return Particulars(f"Nobody listens at {found[0]['host']}{port}, which is each host itself", of_everybody=True)
 
 
-@check(
-    "master-addr-unresolvable",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "The client socket has timed out after",
-            why="the warnings before say that the name could not be looked up; without the timeout they may pass, while a pod is still starting",
-            pattern=r"while trying to connect to \((?P<host>[^,]+), (?P<port>\d+)\)",
-            near="cannot be retrieved (gai error: -",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "while trying to connect to (",
-            why="behind such warnings it is the name",
-            near="cannot be retrieved (gai error: -",
-            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
-        ),
-        LogSign(
-            "ValueError: host not found: ",
-            why="the words of releases before 1.11",
-            source="torch 1.7: torch/lib/c10d/Utils.hpp, in kubeflow/pytorch-operator issue 333",
-        ),
-        LogSign(
-            "nslookup: can't resolve '",
-            why="a pod that waits for its master asks so; without torchrun's end it may have come later",
-            role=SignRole.HINTS,
-            pattern=r"nslookup: can't resolve '(?P<host>[\w.-]{0,253}master[\w.-]{0,253})'",
-            near="= agent.run()",
-            source="busybox, in the images by which pods wait for the master; as reported in public",
-        ),
-        LogSign(
-            "TCP client failed to connect/validate to host",
-            why="newer releases say so, too, at each try",
-            pattern=r"to host (?P<host>\S+):(?P<port>\d+) - timed out .*timed out after",
-            near="cannot be retrieved (gai error: -",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "network addresses of (",
-            why="again and again, and the last that is heard; it is harmless while a pod is starting, and of IPv6 where IPv4 does",
-            role=SignRole.HINTS,
-            pattern=r"network addresses of \((?P<host>[^,]+), (?P<port>\d+)\) cannot be retrieved \(gai error: (?!-9 )",
-            source="torch 1.13.1, 2.9.1 and 2.13.0: torch/csrc/distributed/c10d/socket.cpp",
-        ),
-    ),
-)
+@check("master-addr-unresolvable", severity=FAIL)
 def master_addr_unresolvable(network: Network, environment: Environment, meeting: Maybe[Meeting]) -> Iterator[Finding]:
     """The master's name doesn't resolve on this host.
 
@@ -136,75 +91,7 @@ def master_addr_unresolvable(network: Network, environment: Environment, meeting
             )
 
 
-@check(
-    "master-addr-unreachable",
-    severity=FAIL,
-    log=LogTraits(particulars=_nobody_listens),
-    log_signs=(
-        LogSign(
-            "The client socket has timed out",
-            why="the master didn't answer for the whole timeout; a rank 0 that died before it listened looks the same",
-            role=SignRole.HINTS,
-            pattern=r"while trying to connect to \(?(?P<host>[^,\s:()]+)(?:, |:)(?P<port>\d+)",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "client socket has timed out",
-            why="torchrun's static rendezvous dials MASTER_ADDR and nothing else",
-            pattern=r"while trying to connect to \((?P<host>[^,]+), (?P<port>\d+)\)",
-            near="static_tcp_rendezvous.py",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "client socket has timed out",
-            why="env:// dials MASTER_ADDR; a port of the kernel's choice is a store that a c10d rendezvous passed on",
-            pattern=r"while trying to connect to \((?P<host>[^,]+), (?P<port>[12]?\d{1,4})\)",
-            near="in _env_rendezvous_handler",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "The client socket has failed to connect to any network address of (",
-            why="no route, or rejected by a packet filter; the addresses that torch 2.13 prints behind it are garbage",
-            role=SignRole.HINTS,
-            pattern=r"any network address of \((?P<host>[^,]+), (?P<port>\d+)\)\.(?:\s*$|.*errno: (?!99\b))",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "client socket has failed to connect to any network address of (",
-            why="torchrun's static rendezvous dials MASTER_ADDR and nothing else",
-            pattern=r"any network address of \((?P<host>[^,]+), (?P<port>\d+)\)\..*errno: (?!99\b)",
-            near="static_tcp_rendezvous.py",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "client socket has failed to connect to any network address of (",
-            why="env:// dials MASTER_ADDR",
-            pattern=r"any network address of \((?P<host>[^,]+), (?P<port>[12]?\d{1,4})\)\..*errno: (?!99\b)",
-            near="in _env_rendezvous_handler",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "The client socket has failed to connect to [",
-            why="torch tries on until its timeout, and warns of each try; it counts where the log ends so",
-            role=SignRole.HINTS,
-            pattern=r"failed to connect to \[(?P<host>[^\]]+)\]:(?P<port>\d+) \(errno: 11[03] - ",
-            source="torch 2.9.1: torch/csrc/distributed/c10d/socket.cpp",
-        ),
-        LogSign(
-            "connect() timed out. Original timeout was",
-            why="the words of releases before 1.11",
-            role=SignRole.HINTS,
-            source="torch 1.10: torch/lib/c10d/Utils.hpp, in pytorch issues 67581 and 69197",
-        ),
-        LogSign(
-            "RuntimeError: connect() timed out.",
-            why="the words of releases before 1.8",
-            role=SignRole.HINTS,
-            pattern=r"^RuntimeError: connect\(\) timed out\.\s*$",
-            source="torch 1.4: torch/lib/c10d/Utils.cpp, as reported in public",
-        ),
-    ),
-)
+@check("master-addr-unreachable", severity=FAIL, log=LogTraits(particulars=_nobody_listens))
 def master_addr_unreachable(
     network: Network, environment: Environment, meeting: Maybe[Meeting], fleet: Fleet, firewall: Maybe[Firewall]
 ) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Se
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
+from ddpdoctor.engine.registry import LogTraits, check, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
@@ -63,51 +63,7 @@ def _port_of_log(seen: Sequence[SignMatch], log: Log) -> Particulars:
     return Particulars(fixes=(Fix(text, (command,)),))
 
 
-@check(
-    "port-in-use",
-    severity=FAIL,
-    log=LogTraits(particulars=_port_of_log),
-    log_signs=(
-        LogSign(
-            "The server socket has failed to listen on any local network address",
-            why="torch's store could not take its port",
-            pattern=r"any local network address\.(?: (?:port: (?P<port>\d+), )?useIpv6: \w+, code: -\d+, name: E(?:ADDRINUSE|ACCES)\b|\s*$|"
-            r".*errno: (?:98|48|13)\b)",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "Tried to launch distributed communication on port `",
-            why="accelerate looks before it starts the ranks",
-            pattern=r"on port `(?P<port>\d+)`, but another process is utilizing it",
-            source="accelerate 1.15.0: accelerate/utils/launch.py",
-        ),
-        LogSign(
-            "RuntimeError: Address already in use",
-            why="the words of releases before 1.11",
-            pattern=r"^RuntimeError: Address already in use(?:\s*$| at \S*/THD/\S+:\d+)",
-            source="torch 1.10, in pytorch issue 72816",
-        ),
-        LogSign(
-            "The server socket has failed to bind to",
-            why="older releases name the port here, and the error behind",
-            role=SignRole.HINTS,
-            pattern=r"failed to bind to (?P<address>\S+?)(?::(?P<port>\d+))? \(errno: 98 - ",
-            source="torch 1.13.1 and 2.9.1: torch/csrc/distributed/c10d/socket.cpp",
-        ),
-        LogSign(
-            "The server socket has failed to bind. port:",
-            why="it is taken (98), or below 1024, where only root may listen (13)",
-            pattern=r"failed to bind\. port: (?P<port>\d+), useIpv6: \w+, code: -\d+, name: E(?:ADDRINUSE|ACCES)\b",
-            source="made to happen with torch 2.13.0, with a port below 1024: torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp",
-        ),
-        LogSign(
-            "has failed to bind. TORCHELASTIC_USE_AGENT_STORE is enabled so ignoring the error",
-            why="a script that opens a store of its own under torchrun, which has one there already",
-            role=SignRole.NOISE,
-            source="made to happen with torch 2.13.0",
-        ),
-    ),
-)
+@check("port-in-use", severity=FAIL, log=LogTraits(particulars=_port_of_log))
 def port_in_use(
     network: Network,
     environment: Environment,
@@ -264,18 +220,7 @@ def _other_port(
     )
 
 
-@check(
-    "port-range-too-small",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "The client socket has failed to connect to any network address of (",
-            why="the kernel had no port left for this end of the connection",
-            pattern=r"\(errno: 99 - Cannot assign requested address\)",
-            source="made to happen with torch 2.13.0",
-        ),
-    ),
-)
+@check("port-range-too-small", severity=WARN)
 def port_range_too_small(network: Network, plan: Plan) -> Iterator[Finding]:
     """The range of ephemeral ports is small for this many ranks.
 

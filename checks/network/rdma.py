@@ -22,7 +22,7 @@ from ddpdoctor.checks.network.rdma_ports import (
     serves,
     wanted_by,
 )
-from ddpdoctor.engine.registry import LogSign, SignRole, check, required, requires
+from ddpdoctor.engine.registry import check, required, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network
@@ -70,55 +70,7 @@ def _in_use(rdma: Rdma, environment: Environment) -> tuple[RdmaPort, ...]:
     return ports
 
 
-QUEUE_PAIR = r"[Ff]ailed to modify QP(?: \w+)? to RT[RS]"
-
-
-@check(
-    "ib-link-error",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "Got completion from peer",
-            why="12 is IBV_WC_RETRY_EXC_ERR, the peer answered no more; a peer that died shows it, too, but then says so itself",
-            pattern=r"Got completion from peer (?P<peer>\S+) with (?:error |status=)(?:\w+\()?12\b",
-            fatal=True,
-            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: net_ib",
-        ),
-        LogSign(
-            "Got async",
-            why="the port of that device went down",
-            pattern=r"NET/IB : (?:(?P<device>\S+) )?Got async (?:error )?event ?: port error",
-            source="NCCL 2.7, which doesn't name the device, 2.20.5 and 2.27.5: net_ib, with the words of libibverbs for IBV_EVENT_PORT_ERR",
-        ),
-        LogSign(
-            "Failed to modify QP",
-            why="a queue pair that can't be set up: the link, or an address (GID) that leads nowhere",
-            role=SignRole.HINTS,
-            pattern=QUEUE_PAIR,
-            fatal=True,
-            source="perftest: src/perftest_resources.c; other libraries on libibverbs say the same",
-        ),
-        LogSign(
-            "NCCL_IB_TIMEOUT is set too short",
-            why="NCCL's own hint",
-            role=SignRole.HINTS,
-            source="NCCL 2.32.3",
-        ),
-        LogSign(
-            "Got completion with error 12",
-            why="the words of older releases",
-            fatal=True,
-            source="NCCL 2.7: transport/net_ib.cc, in NVIDIA/nccl issue 426",
-        ),
-        LogSign(
-            "Got completion from peer",
-            why="another number than that of a peer that answers no more: 5 are requests thrown away after the connection had failed",
-            role=SignRole.EFFECT,
-            pattern=r"with (?:error |status=)(?:\w+\()?(?!12\b)\d",
-            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: net_ib, with the numbers of libibverbs",
-        ),
-    ),
-)
+@check("ib-link-error", severity=WARN)
 def ib_link_error(rdma: Rdma, environment: Environment, network: Network) -> Iterator[Finding]:
     """An InfiniBand or RoCE port is down, or counts errors.
 
@@ -242,37 +194,7 @@ def _errors(port: RdmaPort) -> list[tuple[str, int]]:
     return [(name, count) for name, count in port.counters if name in THRESHOLDS and count >= THRESHOLDS[name]]
 
 
-@check(
-    "roce-gid-index",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Got completion from peer",
-            why="the GID of an IPv6 link-local address, which is row 0 or 1: it doesn't pass a router",
-            pattern=r"Got completion from peer .*(?:error |status=)(?:\w+\()?12\b.* localGid fe80:",
-            source="NCCL 2.20.5 and 2.27.5: net_ib",
-        ),
-        LogSign(
-            "Call to ibv_modify_qp failed with",
-            why="the address of that row leads nowhere",
-            pattern=r"ibv_modify_qp failed with (?:error|\d+) (?:Network is unreachable|Connection timed out|Invalid argument)",
-            source="NCCL 2.14 (in torch 1.13.1), 2.20.5 and 2.27.5: ibvwrap.cc, with the C library's words for the error",
-        ),
-        LogSign(
-            "Failed to modify QP",
-            why="a queue pair that can't be set up: an address (GID) that leads nowhere, or the link",
-            role=SignRole.HINTS,
-            pattern=QUEUE_PAIR,
-            source="perftest: src/perftest_resources.c; other libraries on libibverbs say the same",
-        ),
-        LogSign(
-            "an incorrect GID index is forced by NCCL_IB_GID_INDEX",
-            why="NCCL's own hint",
-            role=SignRole.HINTS,
-            source="NCCL 2.32.3",
-        ),
-    ),
-)
+@check("roce-gid-index", severity=FAIL)
 def roce_gid_index(rdma: Rdma, environment: Environment, nccl: Maybe[Nccl]) -> Iterator[Finding]:
     """NCCL takes an address of a RoCE port that doesn't lead to the other nodes.
 

@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix, Severity
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.network.interfaces import INTERNAL, has_nccl, named, needs_nccl
-from ddpdoctor.engine.registry import LogSign, SignRole, check, required, requires
+from ddpdoctor.engine.registry import check, required, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
@@ -19,7 +19,6 @@ from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.interface_choice import FELL_BACK, as_address, interface_with, nccl_ifname_counts
 from ddpdoctor.knowledge.job_intent import ONE_NODE, is_loopback, several_nodes, way_to_the_others
-from ddpdoctor.knowledge.nccl_connecting import TO_THE_LAST
 from ddpdoctor.knowledge.network_fixes import addresses, hosts_fix, intent, interface_settings, resolved
 from ddpdoctor.knowledge.node_words import own_node
 from ddpdoctor.network_check.analysis.tried_addresses import Tried, Unreached, tried, unreached
@@ -27,73 +26,7 @@ from ddpdoctor.network_check.analysis.tried_addresses import Tried, Unreached, t
 NO_WAY = "no route leads out of this host"
 
 
-@check(
-    "nccl-wrong-interface",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "onnect to ",
-            why="the address of docker's or libvirt's own bridge, the same on every host, or one that no DHCP server gave",
-            pattern=r"onnect to (?P<address>172\.17\.0\.1|192\.168\.122\.1|169\.254\.\d+\.\d+|fe80:[\w:]+%\w+)<\d+> (?:failed|returned)"
-            + TO_THE_LAST,
-            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
-        ),
-        LogSign(
-            "onnect to ",
-            why="NCCL said before that it takes such an interface",
-            pattern=r"onnect to (?P<address>[\d.]+)<\d+> (?:failed|returned)" + TO_THE_LAST,
-            near="Using docker0:",
-            source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3, up to the interface",
-        ),
-        LogSign(
-            "onnect to ",
-            why="NCCL said before that it takes such an interface",
-            pattern=r"onnect to (?P<address>[\d.]+)<\d+> (?:failed|returned)" + TO_THE_LAST,
-            near="Using br-",
-            source="made to happen with NCCL 2.20.5, 2.27.5 and 2.32.3, up to the interface",
-        ),
-        LogSign(
-            "Connect: exceeded retries (",
-            why="releases before 2.24 don't name the address; NCCL said before which interface it takes",
-            near="Using docker0:",
-            source="NCCL 2.20.5: misc/socket.cc",
-        ),
-        LogSign(
-            "Connect: exceeded retries (",
-            why="releases before 2.24 don't name the address: its interface is wrong, or the peer is dead",
-            role=SignRole.HINTS,
-            source="NCCL 2.20.5: misc/socket.cc",
-        ),
-        LogSign(
-            "nnect to ",
-            why="the peer's address can't be reached: its interface, a packet filter, or it is dead",
-            role=SignRole.HINTS,
-            pattern=r"onnect to (?P<address>[\w.:%]+)<\d+> (?:failed|returned)" + TO_THE_LAST,
-            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
-        ),
-        LogSign(
-            "ct: connect ",
-            why="the last try, or that it gave up: the peer's interface, a packet filter, or it is dead",
-            role=SignRole.HINTS,
-            pattern=r"Connect: connect returned " + TO_THE_LAST,
-            source="NCCL before 2.27, as reported in public",
-        ),
-        LogSign(
-            "Call to connect returned ",
-            why="it tries on, and says so each time; it counts where the log ends so: the peer's interface, a packet filter, or it is dead",
-            role=SignRole.HINTS,
-            pattern=r"returned (?:Connection refused|Connection timed out|No route to host), retrying",
-            source="NCCL 2.14 (in torch 1.13.1) and 2.20.5: misc/socket.cc",
-        ),
-        LogSign(
-            "NCCL WARN Call to connect",
-            why="releases before 2.5 name no address: its interface, a packet filter, or the peer is dead",
-            role=SignRole.HINTS,
-            pattern=r"Call to connect (?:timeout|failed) : ",
-            source="NCCL 2.3: include/socket.h, in horovod issue 584",
-        ),
-    ),
-)
+@check("nccl-wrong-interface", severity=FAIL)
 def nccl_wrong_interface(
     nccl: Nccl, network: Network, environment: Environment, torch: Maybe[Torch], fleet: Fleet, meeting: Meeting
 ) -> Iterator[Finding]:
@@ -210,39 +143,7 @@ def _internal(interface: Interface, address: str | None) -> bool:
     return interface.name.startswith(INTERNAL) or bool(address and as_address(address).is_link_local)
 
 
-@check(
-    "gloo-wrong-interface",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "refused, remote=[",
-            why="the address of docker's or libvirt's own bridge, the same on every host, or one that no DHCP server gave",
-            pattern=r"refused, remote=\[(?P<address>172\.17\.0\.1|192\.168\.122\.1|169\.254\.\d+\.\d+)\]",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "refused, remote=[",
-            why="a filter that refuses says it, too, and so does a peer that has died",
-            role=SignRole.HINTS,
-            pattern=r"refused, remote=\[(?P<address>(?!127\.)[^\]]+)\]",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "] connect [",
-            why="older releases of gloo; a peer that has died says it, too",
-            role=SignRole.HINTS,
-            pattern=r"pair\.cc:\d+\] connect \[(?P<address>(?!127\.|172\.17\.0\.)[^\]]+)\]:\d+: Connection refused",
-            source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
-        ),
-        LogSign(
-            "Gloo connectFullMesh failed with",
-            why="these releases say no more: mostly the address of a wrong interface; a filter, or a peer that has died",
-            role=SignRole.HINTS,
-            pattern=r"connectFullMesh failed with \[\S*pair\.cc:\d+\] no error",
-            source="torch 2.3 to 2.6: gloo/transport/tcp/pair.cc, in vllm issue 5094, sglang issue 3226 and verl issue 967",
-        ),
-    ),
-)
+@check("gloo-wrong-interface", severity=FAIL)
 def gloo_wrong_interface(
     network: Network, environment: Environment, nccl: Nccl, fleet: Fleet, meeting: Meeting
 ) -> Iterator[Finding]:

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, ranks_named, spans
 from ddpdoctor.base.unknown import Maybe, NotKnown
-from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
+from ddpdoctor.engine.registry import LogTraits, check, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.knowledge.cuda_oom import ALIKE
 from ddpdoctor.knowledge.gpu_assignment import lacks_nccl, own_gpu
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.logs.analyze.sightings import memory_of_ranks
@@ -37,23 +36,6 @@ NO_JOB = "no training job of several ranks runs on this host"
     severity=WARN,
     log=LogTraits(particulars=memory_of_ranks),
     stands_for=(Oddity.SHARED_GPU, Oddity.OTHER_GPU, Oddity.ON_CPU),
-    log_signs=(
-        LogSign(
-            "Expected all tensors to be on the same device",
-            why="two GPUs in one process: the model went to its own, the data to the default, or the other way round; models that"
-            " are spread over GPUs on purpose fail so, too",
-            role=SignRole.HINTS,
-            pattern=r"found at least two devices, (?P<one>cuda:\d+) and (?P<other>cuda:\d+)",
-            source="torch 2.9.1: aten/src/ATen/native/TensorIterator.cpp",
-        ),
-        LogSign(
-            "out of memory. Tried to allocate",
-            why="processes that hold the same are on GPU 0: all ranks of this run, where none has chosen its GPU; or another job's",
-            role=SignRole.HINTS,
-            pattern=ALIKE,
-            source="torch 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
-        ),
-    ),
 )
 def missing_set_device(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     """Ranks of a running job are all on GPU 0, although each has a GPU of its own.
@@ -96,33 +78,7 @@ def _all_on_one(job: TrainingJob, shared: SharedGpu, held: Sequence[HeldGpu], gp
     )
 
 
-@check(
-    "backend-gloo-on-gpu",
-    severity=WARN,
-    stands_for=(Oddity.ON_CPU,),
-    log_signs=(
-        LogSign(
-            "distributed_backend=gloo",
-            why="Lightning's word for the backend of the ranks, in a run that it says uses GPUs",
-            near="GPU available: True (cuda), used: True",
-            source="lightning 2.6.6: lightning/fabric/utilities/distributed.py",
-        ),
-        LogSign(
-            "device_ids not supported for the selected backend gloo",
-            why="the script hands a barrier its GPU, and the group that it is called on talks over gloo",
-            fatal=True,
-            source="torch 1.8 to 2.x: torch/distributed/distributed_c10d.py, as reported in public",
-        ),
-        LogSign(
-            " in Gloo process group",
-            why="FSDP's collectives, which gloo lacked up to torch 2.1: mostly of a script that was meant for NCCL; without a GPU, too",
-            role=SignRole.HINTS,
-            pattern=r"no support for \w+ in Gloo process group",
-            fatal=True,
-            source="torch up to 2.1, as reported in public",
-        ),
-    ),
-)
+@check("backend-gloo-on-gpu", severity=WARN, stands_for=(Oddity.ON_CPU,))
 def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -> Iterator[Finding]:
     """The ranks of a running job compute on GPUs, and talk over gloo alone.
 

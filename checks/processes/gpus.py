@@ -11,7 +11,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Se
 from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, Subject, check, requires
+from ddpdoctor.engine.registry import LogTraits, Subject, check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
@@ -19,7 +19,6 @@ from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.processes import Processes
-from ddpdoctor.knowledge.cuda_oom import ALIKE, BY_NOBODY, SURELY_BY_OTHERS
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.knowledge.privileges import by_root, on_the_host
 from ddpdoctor.logs.analyze.sightings import memory_of_ranks
@@ -54,8 +53,6 @@ MUCH = 0.1
 """Of a GPU's memory. Below, batches that fitted still fit."""
 ALL = 0.9
 """With less left, not even a small model starts."""
-FIRST_USES = ("torch._C._cuda_setDevice(", "torch._C._cuda_init()", "barrier(opts=opts)")
-"""Calls, as a traceback shows them, that open a context on a GPU where there is none: a barrier's own GPU may be another than the rank's."""
 
 
 _MUCH: Final = re.compile(r"Process (\d+) has [\d.]+ GiB")
@@ -77,16 +74,6 @@ def _of_attempt_before(seen: Sequence[SignMatch], log: Log) -> Particulars:
     severity=FAIL,
     log=LogTraits(particulars=_of_attempt_before),
     stands_for=(Oddity.ORPHANED, Oddity.BY_HAND, LeftoverKind.HOLDER),
-    log_signs=(
-        LogSign(
-            "out of memory. Tried to allocate",
-            why="torchrun had to kill ranks of the attempt before, and for their successors the GPU is full of somebody else's memory",
-            pattern=SURELY_BY_OTHERS,
-            near=", forcefully exiting via ",
-            anywhere=True,
-            source="torch 2.13.0: torch/distributed/elastic/multiprocessing/api.py; 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
-        ),
-    ),
 )
 def zombie_gpu_process(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     """A process that is dead, or left over from a run that ended, still holds a GPU.
@@ -150,36 +137,7 @@ def _all_seen(held: Iterable[HeldGpu], processes: Processes) -> None:
 
 
 @check(
-    "gpu-memory-held-by-others",
-    severity=WARN,
-    log=LogTraits(particulars=memory_of_ranks),
-    judges=(Subject.NEXT_JOB,),
-    log_signs=(
-        LogSign(
-            "out of memory. Tried to allocate",
-            why="torch's figures: the GPU is full, and this process holds much less than half of it, or another one a good part",
-            pattern=SURELY_BY_OTHERS,
-            source="torch 1.1.0, 1.13.1 and 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
-        ),
-        LogSign(
-            "out of memory. Tried to allocate",
-            why="torch lists processes on GPU 0 that hold the same: ranks of this very run may do that, or another job",
-            role=SignRole.HINTS,
-            pattern=ALIKE,
-            source="torch 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
-        ),
-        *(
-            LogSign(
-                "CUDA error: out of memory",
-                why="there was no room for this process' very first use of the GPU: it holds nothing yet",
-                role=SignRole.HINTS,
-                near=call,
-                within=3,
-                source="CUDA runtime in torch 1.13.1 and 2.9.1; torch/cuda/__init__.py, torch/distributed/distributed_c10d.py",
-            )
-            for call in FIRST_USES
-        ),
-    ),
+    "gpu-memory-held-by-others", severity=WARN, log=LogTraits(particulars=memory_of_ranks), judges=(Subject.NEXT_JOB,)
 )
 def gpu_memory_held_by_others(
     gpus: Gpus, processes: Processes, environment: Maybe[Environment], plan: Plan
@@ -264,19 +222,7 @@ def _used(gpu: Gpu) -> float:
     return _share(gpu.memory_used, gpu) if isinstance(gpu.memory_used, int) else 1.0
 
 
-@check(
-    "gpu-memory-unowned",
-    severity=WARN,
-    stands_for=(LeftoverKind.MEMORY,),
-    log_signs=(
-        LogSign(
-            "out of memory. Tried to allocate",
-            why="torch's figures: the GPU is full, this process holds much less than half of it, and no other one is listed",
-            pattern=BY_NOBODY,
-            source="torch 2.9.1: c10/cuda/CUDACachingAllocator.cpp",
-        ),
-    ),
-)
+@check("gpu-memory-unowned", severity=WARN, stands_for=(LeftoverKind.MEMORY,))
 def gpu_memory_unowned(
     gpus: Gpus, processes: Processes, environment: Maybe[Environment], container: Maybe[Container], machine: Machine
 ) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.base.text import clip_middle, listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.engine.registry import LogSign, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
@@ -21,29 +21,7 @@ from ddpdoctor.knowledge.shadowed_modules import torch_itself
 ANOTHER = Fix("Name the Python that training runs in", ('ddpdoctor check --python "$(command -v python3)"',))
 
 
-@check(
-    "python-unusable",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "init_fs_encoding: failed to get the Python codec of the filesystem encoding",
-            why="Python's own words when it can't find its library: PYTHONHOME, or a base Python that is gone",
-            source="made to happen with Python 3.11",
-        ),
-        LogSign(
-            "cannot execute: required file not found",
-            pattern=r"/(?:python[\d.]*|torchrun|accelerate|deepspeed|pip[\d.]*): cannot execute",
-            why="bash 5.2's words for a script whose interpreter is gone",
-            source="made to happen with bash 5.2",
-        ),
-        LogSign(
-            "bad interpreter: No such file or directory",
-            pattern=r"python[\d.]*: bad interpreter",
-            why="Older shells' words for a script whose interpreter is gone",
-            source="bash 5.2's own strings; shells before 5.2 add the reason",
-        ),
-    ),
-)
+@check("python-unusable", severity=FAIL)
 def python_unusable(target_python: TargetPython) -> Iterator[Finding]:
     """The Python that training should run in can't be used.
 
@@ -121,28 +99,7 @@ def _short(text: str, most: int = 56) -> str:
     return clip_middle(text, most)
 
 
-@check(
-    "torch-shadowed",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "partially initialized module 'torch' has no attribute",
-            why="Only a file that is called torch.py imports itself so",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "module 'torch' has no attribute",
-            pattern=r"module 'torch' has no attribute '(?:nn|tensor|Tensor|zeros|ones|rand|randn|device|cuda|distributed|load|save|optim|manual_seed|no_grad|float32|__version__)'",
-            why="Every torch has these: it is something else by that name. Other names may be those of a newer torch",
-            source="made to happen with an empty folder torch/ beside the script",
-        ),
-        LogSign(
-            "It appears that PyTorch has loaded the `torch/_C` folder",
-            why="torch's own words when it is imported from its source tree",
-            source="torch 2.13.0: torch/__init__.py; made to happen",
-        ),
-    ),
-)
+@check("torch-shadowed", severity=FAIL)
 def torch_shadowed(torch: Torch, target_python: TargetPython, packages: Maybe[Packages]) -> Iterator[Finding]:
     """Something else by the name of torch is found before the installed one.
 
@@ -237,18 +194,7 @@ def _hidden(one: Package, other: Package) -> str:
     return f"{one.name} {other.version} behind {one.version}"
 
 
-@check(
-    "pip-missing",
-    severity=INFO,
-    log_signs=(
-        LogSign(
-            "No module named pip",
-            pattern=r"No module named pip$",
-            why="Python's own words for python -m pip",
-            source="made to happen with python -m venv --without-pip",
-        ),
-    ),
-)
+@check("pip-missing", severity=INFO)
 def pip_missing(target_python: TargetPython) -> Iterator[Finding]:
     """The environment has no pip.
 

@@ -9,13 +9,12 @@ from itertools import groupby
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Cell, Fleet, Reach
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.network import Network
 from ddpdoctor.knowledge.firewall_fixes import of_family, opening, subnets_of, whom
-from ddpdoctor.knowledge.nccl_connecting import FAILED
 from ddpdoctor.knowledge.node_words import NO_FLEET, called
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.network_check.analysis.reachability import Block, LostPackets, NetworkCut, Way, locate_faults
@@ -39,75 +38,7 @@ FEW_RANGES = 3
 LUCK = "gloo dials one way only, so a job may pass by luck: NCCL's root connects back to every rank."
 
 
-@check(
-    "firewall-blocked-ports",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "No route to host, remote=[",
-            why="the store on the master's port was reached before: a filter rejects the other ports",
-            role=SignRole.HINTS,
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "Connect timeout [none]",
-            why="a filter drops the packets, where no rank says anything else",
-            role=SignRole.HINTS,
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "refused, remote=[",
-            why="a filter that answers with a reset; a wrong interface or a peer that has died says it, too",
-            role=SignRole.HINTS,
-            pattern=r"refused, remote=\[(?!127\.|::1\]|localhost|172\.17\.0\.1\])[^\]]+\]",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "The client socket has timed out after",
-            why="so high a port is one of the kernel's choice, on which a c10d rendezvous passes its store on; no filter is in a host's way to itself",
-            role=SignRole.HINTS,
-            pattern=r"while trying to connect to \((?P<host>(?!127\.|localhost|\[?::1\b)[^,]+), (?P<port>3[3-9]\d{3}|32[89]\d{2}|3276[89]|327[789]\d|[456]\d{4})\)",
-            source="made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "No route to host",
-            why="from a host that answered before it is a filter that rejects; or its address is one that leads nowhere",
-            role=SignRole.HINTS,
-            pattern=FAILED + r".*No route to host",
-            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
-        ),
-        LogSign(
-            "Connection timed out",
-            why="a filter that drops; or the address is one that leads nowhere",
-            role=SignRole.HINTS,
-            pattern=FAILED + r".*Connection timed out",
-            source="NCCL 2.14 (in torch 1.13.1), 2.20.5, 2.27.5 and 2.32.3: misc/socket.cc",
-        ),
-        *(
-            LogSign(
-                f"Call to connect returned {word}, retrying",
-                why="releases before 2.24 try on, and name no address; it may be one that leads nowhere",
-                role=SignRole.HINTS,
-                source="NCCL 2.14 (in torch 1.13.1) and 2.20.5: misc/socket.cc",
-            )
-            for word in ("Connection timed out", "No route to host")
-        ),
-        LogSign(
-            "] connect [",
-            why="older releases of gloo; the store was reached before: a filter takes or rejects the other ports",
-            role=SignRole.HINTS,
-            pattern=r"pair\.cc:\d+\] connect \[(?P<address>(?!127\.|172\.17\.0\.)[^\]]+)\]:\d+: (?:No route to host|Connection timed out)",
-            source="torch 1.13.1: third_party/gloo/gloo/transport/tcp/pair.cc",
-        ),
-        LogSign(
-            "Gloo connectFullMesh failed with",
-            why="these releases say no more: mostly the address of a wrong interface",
-            role=SignRole.HINTS,
-            pattern=r"connectFullMesh failed with \[\S*pair\.cc:\d+\] no error",
-            source="torch 2.3 to 2.6: gloo/transport/tcp/pair.cc, in vllm issue 5094, sglang issue 3226 and verl issue 967",
-        ),
-    ),
-)
+@check("firewall-blocked-ports", severity=FAIL)
 def firewall_blocked_ports(
     fleet: Fleet, meeting: Meeting, network: Maybe[Network], firewall: Maybe[Firewall]
 ) -> Iterator[Finding]:

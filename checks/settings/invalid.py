@@ -13,7 +13,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import clip_middle, dotted, listed
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.settings.debugging_settings import dangerous, dangerous_here
-from ddpdoctor.engine.registry import LogSign, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.nccl import Nccl
@@ -277,29 +277,7 @@ def set_by_torchrun(one: Setting, environment: Environment) -> bool:
     return one.name == "TORCH_NCCL_ASYNC_ERROR_HANDLING" and "TORCHELASTIC_RUN_ID" in environment
 
 
-@check(
-    "setting-invalid",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "Invalid value for environment variable: ",
-            why="torch stops with it; OpenMP's message of that kind has no colon, and only warns",
-            pattern=r"environment variable: (?P<name>[A-Z][A-Z0-9_]+)",
-            source="torch 2.13.0 and 2.9.1: torch/csrc/distributed/c10d/Utils.hpp",
-        ),
-        LogSign(
-            "The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL",
-            why="names the setting and the words that it knows",
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/debug.cpp",
-        ),
-        LogSign(
-            ", using default ",
-            why="NCCL couldn't read a setting's value as a number, and goes on without it",
-            pattern=r"Invalid value (?P<value>\S+) for (?P<name>NCCL_\w+), using default",
-            source="nccl 2.20.5, 2.27.5, 2.32.3: param.cc",
-        ),
-    ),
-)
+@check("setting-invalid", severity=WARN)
 def setting_invalid(environment: Environment) -> Iterator[Finding]:
     """A setting has a value that its reader doesn't understand.
 

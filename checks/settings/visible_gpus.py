@@ -11,11 +11,10 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.settings.invalid import evidence_of, quoted, take_away
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.no_gpu_signs import NCCL_SEES_NONE
 from ddpdoctor.knowledge.nvidia import NO_GPU
 
 
@@ -72,37 +71,7 @@ def wrong_uuid(entry: str, gpus: Sequence[Gpu] | None) -> str:
     return "" if any(uuid.startswith(entry) for uuid in uuids) or not all(uuids) else f"no GPU here is {entry[:44]}"
 
 
-@check(
-    "cuda-visible-devices-wrong",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "No CUDA GPUs are available",
-            why="the log shows what the variable was set to, and CUDA found no GPU by that",
-            near="CUDA_VISIBLE_DEVICES=",
-            source="torch 2.13.0 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
-        ),
-        LogSign(
-            "No CUDA GPUs are available",
-            why="CUDA works, and shows no GPU: hidden by CUDA_VISIBLE_DEVICES, or not there at all",
-            role=SignRole.HINTS,
-            source="torch 2.13.0 and 2.9.1: c10/cuda/CUDAFunctions.cpp",
-        ),
-        NCCL_SEES_NONE,
-        LogSign(
-            "no CUDA-capable device is detected",
-            why="CUDA shows no GPU: hidden by CUDA_VISIBLE_DEVICES, not passed into the container, or not there at all",
-            role=SignRole.HINTS,
-            source="CUDA runtime in torch 1.13.1 and 2.9.1",
-        ),
-        LogSign(
-            "invalid device ordinal",
-            why="the ranks past the last visible GPU say so; that may be for CUDA_VISIBLE_DEVICES or for too many ranks",
-            role=SignRole.HINTS,
-            source="nccl 2.27.5: the CUDA runtime's own text",
-        ),
-    ),
-)
+@check("cuda-visible-devices-wrong", severity=FAIL)
 def cuda_visible_devices_wrong(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     """CUDA_VISIBLE_DEVICES hides GPUs that it was meant to show.
 

@@ -11,7 +11,7 @@ from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.hang.calls import different_calls
 from ddpdoctor.checks.smoke.blaming import blame_for
 from ddpdoctor.checks.smoke.fixes import check_host, look_at, on_one_host, smoke_command, way_between
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, RankEnding, Smoke, StageState
@@ -24,45 +24,7 @@ WITHOUT_RESULTS = ("import", "device", "rendezvous", "process group", "barrier",
 """Stages in which nothing is computed."""
 
 
-@check(
-    "collective-desync",
-    severity=FAIL,
-    stands_for=(HangCause.DESYNC,),
-    log_signs=(
-        LogSign(
-            "Detected mismatch between collectives on ranks",
-            why="only TORCH_DISTRIBUTED_DEBUG=DETAIL says so: it has compared this call of all ranks",
-            pattern=r"on ranks\. Rank (?P<rank>\d+) is running (?:inconsistent )?collective: (?P<call>.{1,120})",
-            names_speaker=True,
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp; torch 1.11 says inconsistent",
-        ),
-        LogSign(
-            "Mismatched collective detected, please check your collective calls",
-            why="NCCL's kernels compared the calls, as those of releases before 2.9 could be asked to",
-            pattern=r"at and around rank (?P<rank>\d+)",
-            source="nccl 2.7: init.cc",
-        ),
-        LogSign(
-            "Collectives differ in the following aspects",
-            why="the same comparison's second line: which of operation, number, shape and type differ",
-            pattern=r"Collectives differ in the following aspects:\s*(?P<aspects>.{0,160})",
-            source="made to happen with torch 2.13.0: torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp",
-        ),
-        LogSign(
-            "op.preamble.length <= op.nbytes",
-            why="gloo got a message longer than it expected: another collective's, or one of another shape; since torch 2.9 it asks so itself",
-            pattern=r"nbytes\. (?P<got>\d+) vs (?P<expected>\d+)",
-            source="made to happen with torch 2.13.0: gloo/transport/tcp/pair.cc",
-        ),
-        LogSign(
-            "DDP expects same model across all ranks",
-            why="no model has millions of tensors, or fewer than none: those are bytes of another collective of that rank, taken for its number",
-            role=SignRole.HINTS,
-            pattern=r"while rank \d+ has inconsistent (?:-\d+|\d{7,})(?!\d)",
-            source="torch 2.13.0: torch/csrc/distributed/c10d/reducer.cpp, as reported in public",
-        ),
-    ),
-)
+@check("collective-desync", severity=FAIL, stands_for=(HangCause.DESYNC,))
 def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
     """The ranks call different collectives, or the same one with different shapes.
 

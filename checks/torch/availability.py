@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.disks import Disks
 from ddpdoctor.facts.driver import Driver
@@ -25,8 +25,6 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
 from ddpdoctor.knowledge.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
 from ddpdoctor.knowledge.launchers import number
-from ddpdoctor.knowledge.loading_signs import TORCH_BROKEN
-from ddpdoctor.knowledge.no_gpu_signs import BUILT_WITHOUT, SEES_NONE
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.shadowed_modules import another_name, why_in_the_way
 from ddpdoctor.knowledge.wheels import index_options
@@ -50,18 +48,7 @@ EXPLAINED_BY = (
 """What an import says, to the checks that know more of it."""
 
 
-@check(
-    "torch-missing",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "No module named 'torch'",
-            pattern=r"^\S.*No module named 'torch'",
-            why="Python's own words; indented, it is what pip shows of a build",
-            source="made to happen with Python 3.11",
-        ),
-    ),
-)
+@check("torch-missing", severity=FAIL)
 def torch_missing(
     torch: Torch,
     target_python: TargetPython,
@@ -103,46 +90,7 @@ def torch_missing(
     )
 
 
-@check(
-    "torch-import-broken",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            ": file too short",
-            pattern=r"/torch/lib/\S+\.so[\d.]*: file too short",
-            why="A library of torch's own was not written to its end",
-            source="glibc's ld.so; made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            "cannot open shared object file",
-            pattern=r"lib(?:(?:c10|torch|torch_cpu|torch_python|torch_global_deps|shm)\.so|python3[\d.]*m?\.so[\d.]*): cannot open",
-            near="packages/torch/__init__.py",
-            why="A library of torch's own, or the Python that it was built for, is missing while torch itself is imported; before that, an extension says the same of a torch that was not imported yet",
-            source="glibc's ld.so; made to happen with torch 2.13.0",
-        ),
-        LogSign(
-            ": undefined symbol: _Z",
-            pattern=r"/torch/lib/lib(?:torch|c10)\w*\.so: undefined symbol: _ZN?K?(?:5torch|3c10|2at|4c10d|6caffe2)",
-            why="A library of torch's own lacks a symbol of torch's own: files of two builds are mixed, or the build is broken",
-            source="glibc's ld.so, with the names that the compiler gives torch's functions",
-        ),
-        *TORCH_BROKEN,
-        LogSign(
-            "or one of its dependencies",
-            pattern=r'Error loading "[^"]*(?:torch|c10|caffe2)[^"]*" or one of its dependencies',
-            why="torch's own words on Windows for a library that can't be loaded",
-            source="torch 2.13.0: torch/__init__.py",
-        ),
-        LogSign(
-            "DLL load failed",
-            pattern=r"DLL load failed(?: while importing _C)?: ",
-            near="from torch._C import",
-            within=24,
-            why="Windows' word where torch's own module lacks a library; what other packages' modules say stands behind another import",
-            source="Python's dynload_win.c, as reported in public of torch 0.4 to 1.13",
-        ),
-    ),
-)
+@check("torch-import-broken", severity=FAIL)
 def torch_import_broken(
     torch: Torch, target_python: TargetPython, container: Maybe[Container], disks: Maybe[Disks]
 ) -> Iterator[Finding]:
@@ -232,39 +180,7 @@ def _import_remedies(torch: Torch, target_python: TargetPython, line: str) -> It
         yield Fix("Install the same torch anew", (again,))
 
 
-@check(
-    "torch-cpu-only",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Torch not compiled with CUDA enabled",
-            why="torch's own words",
-            source="torch 2.13.0: torch/cuda/__init__.py; made to happen",
-        ),
-        LogSign(
-            "module 'torch._C' has no attribute '_cuda_",
-            why="The CPU build lacks the functions of its C module that torch.cuda calls",
-            source="made to happen with torch 2.13.0: torch.cuda.set_device()",
-        ),
-        *BUILT_WITHOUT,
-        LogSign(
-            "Cannot access accelerator device when none is available.",
-            why="torch's word where a script names a device by its number alone, or pins memory, and this build has none; in the first releases with "
-            "these words, a build with CUDA that sees no GPU said so, too",
-            role=SignRole.HINTS,
-            source="aten/src/ATen/DeviceAccelerator.cpp; made to happen with torch 2.13.0+cpu",
-        ),
-        *SEES_NONE,
-        LogSign(
-            "ValueError: Cuda is not available.",
-            why="torchrun's word where --nproc-per-node gpu was asked for, and torch sees no GPU: with a build that has CUDA see cuda-unavailable",
-            role=SignRole.HINTS,
-            near="in determine_local_world_size",
-            within=8,
-            source="made to happen with torch 2.13.0: torch/distributed/run.py",
-        ),
-    ),
-)
+@check("torch-cpu-only", severity=FAIL)
 def torch_cpu_only(
     torch: Torch,
     target_python: TargetPython,
@@ -365,22 +281,7 @@ def _cpu_build_beside_amd(
         )
 
 
-@check(
-    "nccl-not-built",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "Distributed package doesn't have NCCL built in",
-            why="torch's own words",
-            source="torch 2.13.0: torch/distributed/distributed_c10d.py; made to happen",
-        ),
-        LogSign(
-            "cannot import name 'ProcessGroupNCCL' from 'torch.",
-            why="every build with NCCL has it there",
-            source="made to happen with torch 2.13.0+cpu",
-        ),
-    ),
-)
+@check("nccl-not-built", severity=FAIL)
 def nccl_not_built(
     torch: Torch,
     target_python: TargetPython,
@@ -442,18 +343,7 @@ def nccl_not_built(
     )
 
 
-@check(
-    "torch-distributed-missing",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "module 'torch.distributed' has no attribute",
-            pattern=r"'torch\.distributed' has no attribute '(?:init_process_group|is_initialized|get_rank|get_world_size|ReduceOp|all_reduce|barrier|new_group|ProcessGroup)'",
-            why="Every torch with distributed support has these; other names may be those of a newer torch",
-            source="torch 2.13.0: torch/distributed/__init__.py, which defines none of them without c10d",
-        ),
-    ),
-)
+@check("torch-distributed-missing", severity=FAIL)
 def torch_distributed_missing(
     torch: Torch,
     target_python: TargetPython,

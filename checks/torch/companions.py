@@ -9,7 +9,7 @@ from packaging.version import Version
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Severity
 from ddpdoctor.base.text import dotted, listed
 from ddpdoctor.base.unknown import NotKnown
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
@@ -19,59 +19,7 @@ from ddpdoctor.knowledge.python_commands import pip_install
 from ddpdoctor.knowledge.wheels import index_options, numbers, release, tag_cuda
 
 
-@check(
-    "torch-torchvision-mismatch",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "operator torchvision::nms does not exist",
-            why="torchvision's Python met a torch into which its library can't be loaded",
-            source="made to happen with torch 2.9.1 and torchvision 0.20.1",
-        ),
-        LogSign(
-            "No such operator torchvision::nms",
-            why="The same in older releases",
-            source="torch 1.13.1: libtorch_cpu.so; PyTorch forum",
-        ),
-        LogSign(
-            "were compiled with different CUDA ",
-            pattern=r"^(?!.{0,80}\b(?:WARN|WARNING|INFO|\w*Warning)\b).*PyTorch and (?P<companion>torchvision|TorchAudio) were compiled with different CUDA (?:major )?versions",
-            why="torchvision's own words, at its import, and torchaudio's; in a warning somebody goes on without them",
-            source="torchvision 0.8 and 0.22: torchvision/extension.py; torchaudio's as reported in public",
-        ),
-        LogSign(
-            "Couldn't load custom C++ ops. This can happen if your PyTorch and torchvision",
-            why="torchvision's own words, at the first use of an operator; its library could not be loaded",
-            source="torchvision 0.8 and 0.22: torchvision/extension.py",
-        ),
-        LogSign(
-            "Could not run 'torchvision::",
-            pattern=r"Could not run 'torchvision::(?P<operator>\w+)' with arguments from the 'CUDA' backend",
-            why="torchvision without CUDA beside a torch with it",
-            source="torch's dispatcher, with torchvision's names of its operators; as reported in public",
-        ),
-        LogSign(
-            "partially initialized module 'torchvision' has no attribute 'extension'",
-            why="torchvision's library could not be loaded at the first import, and a second one meets what is left of that",
-            source="torchvision 0.17 to 0.21: torchvision/_meta_registrations.py; pytorch/torchchat issue 1158",
-        ),
-        *(
-            LogSign(
-                text,
-                why="torchvision's library for images could not be loaded, of which it only warned: another torch, or libjpeg or libpng is missing",
-                role=SignRole.HINTS,
-                source="torch 1.13.1: torch/csrc/jit/python/init.cpp; torch 2.13.0: torch/_ops.py; as reported in public",
-            )
-            for text in ("No such operator image::", "'_OpNamespace' 'image' object has no attribute '")
-        ),
-        LogSign(
-            "undefined symbol: ",
-            pattern=r"/(?:torchvision|torchaudio)/\S+\.so: undefined symbol: (?:_Z|(?:aoti_)?torch_)",
-            why="The library of torchvision or torchaudio was built for another torch",
-            source="glibc's ld.so; the packages' folder names",
-        ),
-    ),
-)
+@check("torch-torchvision-mismatch", severity=FAIL)
 def torch_torchvision_mismatch(torch: Torch, packages: Packages, target_python: TargetPython) -> Iterator[Finding]:
     """torchvision or torchaudio was built for another torch.
 

@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.checks.driver.userspace import SHUT
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment
@@ -41,40 +41,7 @@ from ddpdoctor.knowledge.stuck_driver import IN_TORCH, torch_cut_short
 from ddpdoctor.knowledge.wheels import CUDA_TAGS, DRIVER_FLOOR, best_tag, index_url, numbers, release, runs_on
 
 
-@check(
-    "driver-too-old",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "The NVIDIA driver on your system is too old (found version",
-            why="torch's own words, with the driver's CUDA version",
-            source="torch 2.9.1: c10/cuda/CUDAFunctions.cpp; made to happen with a stand-in libcuda",
-        ),
-        LogSign(
-            "CUDA driver version is insufficient for CUDA runtime version",
-            role=SignRole.HINTS,
-            why="The CUDA runtime says it, too, where no driver's library is found at all",
-            source="torch 2.9.1 and nccl 2.27.5: libcudart",
-        ),
-        LogSign(
-            "the provided PTX was compiled with an unsupported toolchain",
-            why="CUDA's own words: the code is of a newer CUDA than the driver's compiler knows",
-            source="torch 2.9.1: libcudart",
-        ),
-        LogSign(
-            "API call is not supported in the installed CUDA driver",
-            pattern=r"(?:CUDA error|Error 36): API call is not supported in the installed CUDA driver",
-            why="CUDA's own words for a function that this driver hasn't got, said to torch",
-            source="torch 2.9.1: libcudart",
-        ),
-        LogSign(
-            "unsatisfied condition: cuda",
-            pattern=r"nvidia-container-cli: requirement error: unsatisfied condition: cuda ?>= ?(?P<wanted>[\d.]+)",
-            why="NVIDIA's container runtime compares what the image asks for with what the driver can",
-            source="libnvidia-container: src/cli/configure.c, as reported in public",
-        ),
-    ),
-)
+@check("driver-too-old", severity=FAIL)
 def driver_too_old(
     torch: Torch,
     driver: Driver,
@@ -148,17 +115,7 @@ def _for_older_driver(
             return
 
 
-@check(
-    "cuda-compat-unsupported",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "forward compatibility was attempted on non supported HW",
-            why="CUDA's own words for its error 804",
-            source="torch 2.9.1: libcudart; made to happen with a stand-in libcuda",
-        ),
-    ),
-)
+@check("cuda-compat-unsupported", severity=FAIL)
 def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[Libraries]) -> Iterator[Finding]:
     """A forward-compatibility libcuda is loaded that doesn't go with this GPU or driver.
 
@@ -213,69 +170,7 @@ def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[
         )
 
 
-@check(
-    "gpu-arch-unsupported",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "with CUDA capability sm_",
-            pattern=r"^(?P<gpu>.*) with CUDA capability (?P<arch>sm_\d+) is not compatible with the current PyTorch installation",
-            why="torch's own words, with the GPU's name",
-            source="torch 2.13.0 and 1.13.1: torch/cuda/__init__.py",
-        ),
-        LogSign(
-            "no kernel image is available for execution on the device",
-            role=SignRole.HINTS,
-            why="Any CUDA library can lack the code for this GPU, torch's own or an extension's",
-            source="torch 2.9.1: libcudart",
-        ),
-        LogSign(
-            "device kernel image is invalid",
-            role=SignRole.HINTS,
-            pattern=r"(?:CUDA error|Triton Error \[CUDA\]): device kernel image is invalid",
-            why="The code that a library brought isn't such as this GPU or its driver takes: an older driver says it, too",
-            source="torch 2.9.1: libcudart; triton 3, as reported in public",
-        ),
-        LogSign(
-            "invalid device function",
-            role=SignRole.HINTS,
-            pattern=r"CUDA error: invalid device|cuda runtime error \(\d+\) : invalid device",
-            why="A kernel that wasn't compiled for this GPU, mostly of an extension",
-            source="torch 1.13.1 and 2.9.1: libcudart; torch 1.0 to 1.9: aten/src/THC, as reported in public",
-        ),
-        LogSign(
-            "cublas runtime error : the GPU program failed to execute",
-            role=SignRole.HINTS,
-            why="The cuBLAS of an old CUDA on a GPU that is newer; a kernel that failed before says so, too",
-            source="torch 0.4 to 1.4: aten/src/THC/THCBlas.cu, as reported in public",
-        ),
-        LogSign(
-            "CUDNN_STATUS_ARCH_MISMATCH",
-            role=SignRole.HINTS,
-            why="cuDNN has no code for this GPU: it is older than the build wants, or newer than it knows",
-            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cudnn, with cuDNN's own names of its errors",
-        ),
-        LogSign(
-            "' is not defined for option 'gpu-name'",
-            pattern=r"ptxas fatal +: Value '(?P<arch>sm_\w+)' is not defined",
-            why="Triton's assembler, or the toolkit's, is older than this GPU",
-            source="ptxas, as reported in public",
-        ),
-        LogSign(
-            "CUBLAS_STATUS_ARCH_MISMATCH when calling",
-            role=SignRole.HINTS,
-            why="cuBLAS asks for what this GPU can't do: too old for this build, or for that data type",
-            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDABlas.cpp",
-        ),
-        LogSign(
-            "'named symbol not found'",
-            role=SignRole.HINTS,
-            why="NCCL looked for a kernel of its own: that library lacks the code for this GPU, or the driver is older than it",
-            pattern=r"NCCL WARN Cuda failure (?:500 )?'named symbol not found'",
-            source="nccl 2.20.5, 2.27.5 and 2.32.3: include/checks.h; the CUDA runtime's own text",
-        ),
-    ),
-)
+@check("gpu-arch-unsupported", severity=FAIL)
 def gpu_arch_unsupported(
     torch: Torch,
     gpus: Gpus,

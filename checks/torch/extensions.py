@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogSign, LogTraits, SignRole, check, requires
+from ddpdoctor.engine.registry import LogTraits, check, requires
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.extensions import Extension, Extensions, SharedObject
 from ddpdoctor.facts.gpus import Gpus
@@ -33,7 +33,6 @@ from ddpdoctor.knowledge.building import (
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import nvcc_version, told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
-from ddpdoctor.knowledge.loading_signs import BUILT_ELSEWHERE, RAISED
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.logs.analyze.false_positives import is_of_own_script
 from ddpdoctor.logs.analyze.sightings import word
@@ -52,55 +51,7 @@ def _missing_header(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-@check(
-    "extension-abi-mismatch",
-    severity=FAIL,
-    log=LogTraits(refuted=is_of_own_script),
-    log_signs=(
-        LogSign(
-            "undefined symbol: _Z",
-            pattern=r"^(?!.*(?:/torch/lib/|/torchvision/|/torchaudio/|(?:amp_C|apex_C|fused_layer_norm_cuda|syncbn|mlp_cuda|fused_dense_cuda)\.)).*undefined symbol: _ZN?K?(?:2at|3c10|5torch)",
-            why="A C++ name of torch's that this torch doesn't have; Apex, torchvision and torch's own libraries are told apart by their files",
-            source="glibc's ld.so; made to happen with modules linked by hand",
-        ),
-        LogSign(
-            "were compiled with different CUDA versions",
-            pattern=r"PyTorch and torch_\w+ were compiled with different CUDA versions",
-            why="The own words of PyTorch Geometric's extensions, at their import",
-            source="torch_scatter 2: torch_scatter/__init__.py",
-        ),
-        *BUILT_ELSEWHERE,
-        LogSign(
-            ": undefined symbol: cu",
-            role=SignRole.HINTS,
-            pattern=r"^(?!.*(?:/torch/lib/|/nvidia/|/torchvision/|/torchaudio/|(?:amp_C|apex_C|fused_layer_norm_cuda|syncbn|mlp_cuda|fused_dense_cuda)\.)).*"
-            r"\.so: undefined symbol: cu(?:blas|sparse|dnn|rand|solver|fft|[A-Z])\w*",
-            why="An extension that was linked without a library of CUDA's, or against another release; or the library in front is another",
-            source="glibc's ld.so; of DeepSpeed's cpu_adam_op.so as reported in public",
-        ),
-        LogSign(
-            "cannot open shared object file",
-            role=SignRole.HINTS,
-            pattern=r"(?:lib(?:c10|torch|torch_cpu|torch_python)|/torch_extensions/\S+)\.so: cannot open",
-            why="An extension asks for a library of torch's that this torch hasn't got, or that wasn't loaded before; or itself was never built to its end",
-            source="glibc's ld.so, with torch's folder for extensions that it compiles at first use; as reported in public",
-        ),
-        LogSign(
-            "No module named '",
-            role=SignRole.HINTS,
-            pattern=rf"{RAISED}(?!torch\.|torchvision\.)\w[\w.]*\._(?:ext|C)'",
-            why="The compiled part of a package isn't there: it was installed without (mmcv's lite wheel), or built for another Python",
-            source="mmcv: utils/ext_loader.py, detectron2: layers, which call it so; Python's own words",
-        ),
-        LogSign(
-            "DLL load failed while importing ",
-            role=SignRole.HINTS,
-            pattern=r"importing (?:_ext|_C|\w+_(?:ext|cuda|cpp))\b",
-            why="Windows' word where an extension lacks a library, or a function in one: built for another torch or CUDA, or these aren't on PATH",
-            source="Python 3.8 to 3.13: dynload_win.c, as reported in public of mmcv",
-        ),
-    ),
-)
+@check("extension-abi-mismatch", severity=FAIL, log=LogTraits(refuted=is_of_own_script))
 def extension_abi_mismatch(extensions: Extensions, target_python: TargetPython, torch: Torch) -> Iterator[Finding]:
     """A compiled extension was built for another torch, CUDA or Python.
 
@@ -241,38 +192,7 @@ def why_compiling(toolchain: Toolchain) -> tuple[Evidence, ...]:
     return tuple(told(toolchain, "compiles", one.reason) for one in toolchain.compiles)
 
 
-@check(
-    "cuda-toolkit-mismatch",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "The detected CUDA version (",
-            pattern=r"mismatches the version that was used to compile",
-            why="torch's own words; 'has a minor version mismatch' is a warning only",
-            source="torch 2.9.1: torch/utils/cpp_extension.py; made to happen with nvcc 13.0",
-        ),
-        LogSign(
-            "does not match the version torch was compiled with",
-            pattern=r"torch was compiled with .*unable to compile",
-            why="DeepSpeed's own words; without 'unable to compile' it accepts the pair",
-            source="deepspeed 0.19.8: op_builder/builder.py",
-        ),
-        LogSign(
-            "Unsupported gpu architecture '",
-            role=SignRole.HINTS,
-            pattern=r"nvcc fatal *: Unsupported gpu architecture '(?P<arch>compute_\w+)",
-            why="nvcc is older than the GPU, or so new that it has dropped it; TORCH_CUDA_ARCH_LIST may ask for a wrong one, too",
-            source="nvcc, as reported in public",
-        ),
-        LogSign(
-            "Error building extension '",
-            role=SignRole.HINTS,
-            near="Unsupported gpu architecture '",
-            why="torch's word on a build that nvcc refused",
-            source="torch 2.13.0: torch/utils/cpp_extension.py",
-        ),
-    ),
-)
+@check("cuda-toolkit-mismatch", severity=FAIL)
 def cuda_toolkit_mismatch(
     toolchain: Toolchain,
     torch: Torch,
@@ -319,94 +239,7 @@ def cuda_toolkit_mismatch(
     )
 
 
-@check(
-    "cuda-home-missing",
-    severity=WARN,
-    log=LogTraits(particulars=_missing_header),
-    log_signs=(
-        LogSign(
-            "CUDA_HOME environment variable is not set",
-            why="torch's own words",
-            source="torch 2.13.0: torch/utils/cpp_extension.py; made to happen",
-        ),
-        LogSign(
-            "CUDA was not found on the system, please set the CUDA_HOME",
-            why="torch's own words",
-            source="torch 2.13.0: torch/utils/cpp_extension.py",
-        ),
-        LogSign(
-            "CUDA_HOME does not exist, unable to compile CUDA op(s)",
-            why="DeepSpeed's own words",
-            source="deepspeed 0.19.8: op_builder/builder.py",
-        ),
-        LogSign(
-            "was requested, but nvcc was not found.",
-            pattern=r"RuntimeError: --\w+ was requested",
-            why="Apex's setup.py of 2019 and 2020, asked for its CUDA extensions",
-            source="NVIDIA/apex: setup.py, as reported in public",
-        ),
-        LogSign(
-            "was requested, but nvcc was not found.",
-            role=SignRole.NOISE,
-            pattern=r"^(?!.*RuntimeError: --).* was requested",
-            why="What others made of it (flash-attn, mamba) only warns: mostly a wheel that was built elsewhere is installed",
-            source="flash-attn, mamba-ssm, causal-conv1d: setup.py, as reported in public",
-        ),
-        LogSign(
-            "name 'bare_metal_version' is not defined",
-            near="was requested, but nvcc was not found.",
-            why="Those setup.py go on without nvcc, and fail at the first question about its version",
-            source="mamba-ssm, causal-conv1d: setup.py, as reported in public",
-        ),
-        LogSign(
-            "unsupported operand type(s) for +: 'NoneType' and 'str'",
-            near='cuda_dir + "/bin/nvcc"',
-            within=4,
-            why="A setup.py, mostly Apex's, asks nvcc for its version, and torch has found no folder for CUDA_HOME",
-            source="NVIDIA/apex: setup.py, get_cuda_bare_metal_version(), which many projects have copied",
-        ),
-        LogSign(
-            "/bin/nvcc'",
-            pattern=r"No such file or directory: '\S*/bin/nvcc'",
-            why="Python's own words for a program that isn't there: torch took a folder without nvcc as CUDA_HOME",
-            source="torch 2.13.0: torch/utils/cpp_extension.py, which calls it; Python's own words",
-        ),
-        LogSign(
-            "cannot find -lcuda",
-            role=SignRole.HINTS,
-            pattern=r"\bld\S{0,60}: cannot find -lcuda(?:rt)?(?![\w-])",
-            why="The linker found no libcudart or libcuda: there is no toolkit, or its folder of stubs isn't searched",
-            source="GNU ld, as reported in public",
-        ),
-        LogSign(
-            ".h: No such file or directory",
-            role=SignRole.HINTS,
-            pattern=r"fatal error: (?P<header>(?:cuda(?:_runtime(?:_api)?|_profiler_api|_fp16|_bf16)?|cublas_v2|cusparse|cusolver\w*|curand\w*|cufft)\.h): No such",
-            why="A header of the CUDA toolkit: there is none where the compiler looks, or not all of it was installed",
-            source="gcc, as reported in public",
-        ),
-        LogSign(
-            "Error building extension '",
-            role=SignRole.HINTS,
-            near="cannot find -lcuda",
-            why="torch's word on a build that the linker refused",
-            source="torch 2.13.0: torch/utils/cpp_extension.py",
-        ),
-        LogSign(
-            "Error building extension '",
-            role=SignRole.HINTS,
-            near="fatal error: cuda_profiler_api.h: No such file",
-            why="torch's word on a build that lacked a header of the toolkit",
-            source="torch 2.13.0: torch/utils/cpp_extension.py",
-        ),
-        LogSign(
-            "No CUDA runtime is found, using CUDA_HOME",
-            role=SignRole.NOISE,
-            why="torch tells which toolkit it takes, on a host that shows no GPU, as where a wheel is built",
-            source="torch 2.9.1: torch/utils/cpp_extension.py; made to happen",
-        ),
-    ),
-)
+@check("cuda-home-missing", severity=WARN, log=LogTraits(particulars=_missing_header))
 def cuda_home_missing(toolchain: Toolchain, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Something compiles CUDA code here, but there is no nvcc where torch looks for it.
 

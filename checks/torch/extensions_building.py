@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.torch.extensions import compiling, why_compiling, working_nvcc
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogSign, LogTraits, check, requires
+from ddpdoctor.engine.registry import LogTraits, check, requires
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.target_python import TargetPython
@@ -20,8 +20,6 @@ from ddpdoctor.knowledge.building import gcc_fixes, gcc_limit, too_new
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.python_commands import pip_install
 from ddpdoctor.logs.analyze.sightings import word
-
-GCC_LIMIT = "#error -- unsupported GNU version! gcc versions later than"
 
 
 def _newest_gcc(seen: Sequence[SignMatch], log: Log) -> Particulars:
@@ -46,28 +44,7 @@ def _newest_gcc(seen: Sequence[SignMatch], log: Log) -> Particulars:
     )
 
 
-@check(
-    "ninja-missing",
-    severity=WARN,
-    log_signs=(
-        LogSign(
-            "Ninja is required to load C++ extensions",
-            why="torch's own words",
-            source="torch 2.13.0: torch/utils/cpp_extension.py; made to happen",
-        ),
-        LogSign(
-            "No such file or directory: 'ninja'",
-            why="Python's own words for a program that isn't on PATH",
-            source="torch 2.13.0: torch/utils/cpp_extension.py, which calls it; Python's own words",
-        ),
-        LogSign(
-            "op due to ninja not being installed.",
-            pattern=r"Unable to JIT load the \S+ op due to ninja",
-            why="DeepSpeed's own words",
-            source="deepspeed 0.19.8: op_builder/builder.py",
-        ),
-    ),
-)
+@check("ninja-missing", severity=WARN)
 def ninja_missing(toolchain: Toolchain, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
     """Something compiles extensions here, but ninja can't be run.
 
@@ -106,37 +83,7 @@ def ninja_missing(toolchain: Toolchain, torch: Torch, target_python: TargetPytho
     )
 
 
-@check(
-    "gcc-too-new",
-    severity=WARN,
-    log=LogTraits(particulars=_newest_gcc),
-    log_signs=(
-        LogSign(
-            GCC_LIMIT,
-            pattern=r"gcc versions later than(?: (?P<newest_gcc>\d+))?",
-            why="nvcc's header says it when the host compiler is too new",
-            fatal=True,
-            source="CUDA 13.0: crt/host_config.h",
-        ),
-        *(
-            LogSign(
-                text,
-                near=GCC_LIMIT,
-                why="torch's word on a build that nvcc's header refused",
-                fatal=True,
-                source="torch 2.13.0: torch/utils/cpp_extension.py",
-            )
-            for text in ("Error compiling objects for extension", "Error building extension '")
-        ),
-        LogSign(
-            "than the maximum required version by CUDA",
-            pattern=r"The current installed version of \S+ \((?P<gcc>[\d.]+)\) is greater than the maximum required"
-            r"(?:.* adequate version of .*<(?P<gcc_below>\d+\.\d+))?",
-            why="torch's own words",
-            source="torch 2.13.0: torch/utils/cpp_extension.py",
-        ),
-    ),
-)
+@check("gcc-too-new", severity=WARN, log=LogTraits(particulars=_newest_gcc))
 def gcc_too_new(toolchain: Toolchain, torch: Torch, machine: Maybe[Machine]) -> Iterator[Finding]:
     """The C++ compiler is newer than nvcc takes.
 

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import NotKnown, Unknown, known
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
-from ddpdoctor.knowledge.cuda_library_signs import CUDNN_GIVES_UP
 from ddpdoctor.knowledge.cuda_stack import (
     PinnedRelease,
     bundled,
@@ -71,26 +70,7 @@ def _in_front(pattern: re.Pattern[str], libraries: Libraries) -> list[tuple[Libr
     return found
 
 
-@check(
-    "nccl-duplicate-pip",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "undefined symbol: nccl",
-            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
-            near="nvidia-nccl-cu11",
-            why="torch met an older NCCL, and the log shows a wheel of NCCL for CUDA 11, which no torch since 2.8 requires",
-            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
-        ),
-        LogSign(
-            "undefined symbol: nccl",
-            role=SignRole.HINTS,
-            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
-            why="torch met an older NCCL: a wheel that was put over its own, or one on the way there",
-            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
-        ),
-    ),
-)
+@check("nccl-duplicate-pip", severity=FAIL)
 def nccl_duplicate_pip(
     torch: Torch, packages: Packages, libraries: Libraries, target_python: TargetPython
 ) -> Iterator[Finding]:
@@ -140,33 +120,7 @@ def nccl_duplicate_pip(
         )
 
 
-@check(
-    "nccl-lib-shadowed",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "undefined symbol: nccl",
-            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
-            near="LD_LIBRARY_PATH=",
-            why="torch met an older NCCL, and the log shows that LD_LIBRARY_PATH is set",
-            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
-        ),
-        LogSign(
-            "undefined symbol: nccl",
-            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
-            near="LD_PRELOAD=",
-            why="torch met an older NCCL, and the log shows that LD_PRELOAD is set",
-            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
-        ),
-        LogSign(
-            "undefined symbol: nccl",
-            role=SignRole.HINTS,
-            pattern=r"libtorch_\w+\.so: undefined symbol: (?P<name>nccl\w+)",
-            why="torch met an older NCCL: one on the way there, or a wheel that was put over its own",
-            source="made to happen with torch 2.9.1 over NCCL 2.20.5",
-        ),
-    ),
-)
+@check("nccl-lib-shadowed", severity=FAIL)
 def nccl_lib_shadowed(
     torch: Torch, packages: Packages, libraries: Libraries, target_python: TargetPython
 ) -> Iterator[Finding]:
@@ -230,50 +184,7 @@ def _search_path(libraries: Libraries) -> tuple[Evidence, ...]:
     return (told(libraries, "search_path", f"LD_LIBRARY_PATH={':'.join(libraries.search_path)}"),)
 
 
-@check(
-    "ld-library-path-shadow",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "undefined symbol: __nvJitLink",
-            pattern=r"undefined symbol: __nvJitLink\w+, version libnvJitLink\.so",
-            why="cuSPARSE of the wheel met another release's nvJitLink",
-            source="made to happen with torch 2.9.1 over nvJitLink 12.1",
-        ),
-        LogSign(
-            "version libcublasLt.so.",
-            pattern=r"(?:undefined symbol: \w+, |symbol \w+,? )version libcublasLt\.so",
-            why="cuBLAS met another release's cublasLt",
-            source="glibc's ld.so; PyTorch forum: undefined symbol: cublasLtGetStatusString, version libcublasLt.so.11",
-        ),
-        LogSign(
-            " version lib",
-            pattern=r"/(?:torch/lib|nvidia)/\S*: (?:undefined symbol: |symbol )\w+,? version lib(?:cudart|cublas|cusparse|cusolver|cufft|curand|cupti|nvrtc)\.so",
-            why="A library of torch's met another release of one of CUDA's, whose functions bear its version",
-            source="glibc's ld.so; as reported in public",
-        ),
-        LogSign(
-            ": undefined symbol: cu",
-            role=SignRole.HINTS,
-            pattern=r"/(?:torch/lib|nvidia)/\S*\.so[\d.]*: undefined symbol: cu(?:blas|sparse|dnn|rand|solver|fft|[A-Z])\w*",
-            why="A library of torch's met another release of one of CUDA's: one on LD_LIBRARY_PATH, or one that pip put over its own",
-            source="glibc's ld.so, as reported in public",
-        ),
-        LogSign(
-            "CUBLAS_STATUS_INVALID_VALUE when calling",
-            role=SignRole.HINTS,
-            why="torch checks shapes before: mostly cuBLAS met another release's cublasLt, on LD_LIBRARY_PATH or on the system",
-            source="torch 1.13.1 and 2.9.1: aten/src/ATen/cuda/CUDABlas.cpp; pytorch/pytorch issue 174320",
-        ),
-        LogSign(
-            "' not found (required by ",
-            role=SignRole.HINTS,
-            pattern=r"version [`'](?P<wanted>lib(?:cu|nv)[\w.]+)' not found \(required by \S*/(?:torch|nvidia)/",
-            why="A library of torch's met another release of one of CUDA's: one on LD_LIBRARY_PATH, or one that pip put over its own",
-            source="glibc's ld.so: elf/dl-version.c; as reported in public",
-        ),
-    ),
-)
+@check("ld-library-path-shadow", severity=FAIL)
 def ld_library_path_shadow(
     torch: Torch, packages: Packages, libraries: Libraries, target_python: TargetPython
 ) -> Iterator[Finding]:
@@ -404,34 +315,7 @@ def _newer_and_served(pin: PinnedRelease) -> bool:
     return same_major and older(pin.exact, pin.installed)
 
 
-@check(
-    "cudnn-mismatch",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "cuDNN version incompatibility: PyTorch was compiled",
-            why="torch's own words",
-            source="torch 2.13.0: torch/backends/cudnn/__init__.py; made to happen",
-        ),
-        LogSign(
-            "cuDNN version mismatch: PyTorch was compiled against",
-            why="torch's own words in releases that compared major and minor",
-            source="torch 0.3 to 1.4: torch/backends/cudnn/__init__.py",
-        ),
-        LogSign(
-            "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH",
-            why="cuDNN 9's own word: its libraries, which load each other, are of several releases",
-            source="cuDNN 9, as reported in public: pytorch/pytorch issues 185512 and 188892",
-        ),
-        *CUDNN_GIVES_UP,
-        LogSign(
-            "libcudnn_",
-            pattern=r"libcudnn\w*\.so[\d.]*: (?:undefined )?symbol:? \w+, version \W*libcudnn\w*\.so",
-            why="The loader's words: one of cuDNN's libraries met another one of another release",
-            source="glibc's ld.so and cuDNN 8, as reported in public",
-        ),
-    ),
-)
+@check("cudnn-mismatch", severity=FAIL)
 def cudnn_mismatch(
     torch: Torch, packages: Packages, libraries: Libraries, target_python: TargetPython
 ) -> Iterator[Finding]:

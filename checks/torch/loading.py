@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.engine.registry import LogSign, SignRole, check, requires
+from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.extensions import Extensions
 from ddpdoctor.facts.libraries import Libraries
@@ -19,7 +19,6 @@ from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.cuda_stack import import_broken, pin_of, reinstall, without_folder
 from ddpdoctor.knowledge.evidence import told, torch_version
-from ddpdoctor.knowledge.loading_signs import NEWER_SYSTEM
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.python_commands import pip_install
 from ddpdoctor.knowledge.wheels import index_options, numbers
@@ -46,55 +45,7 @@ OF_THE_SYSTEM = {
 """Library to its package in Debian and Ubuntu, in Red Hat's family and Fedora, and on conda-forge."""
 
 
-@check(
-    "cuda-lib-not-found",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "cannot open shared object file: No such file or directory",
-            pattern=r"lib(?:cu(?:dart|blas|blasLt|dnn\w*|fft|rand|solver|sparse\w*|file|pti)|nccl|nvrtc\S*|nvJitLink|nvToolsExt|nvshmem\w*|torch_cuda\w*|c10_cuda)\.so[\d.]*: cannot open shared object file",
-            why="The loader's words; the library is one of CUDA or of torch's CUDA build",
-            source="glibc's ld.so; made to happen with torch 2.9.1",
-        ),
-        LogSign(
-            "cannot open shared object file: No such file or directory",
-            pattern=r"lib(?:iomp5|mkl_\w+)\.so[\d.]*: cannot open shared object file",
-            why="The loader's words; Intel's libraries come with packages of their own, which torch's build or an extension asks for",
-            source="glibc's ld.so; as reported in public",
-        ),
-        LogSign(
-            "cannot open shared object file: No such file or directory",
-            role=SignRole.HINTS,
-            pattern=r"^(?:ImportError|OSError): lib(?:gomp|stdc\+\+|gfortran|openblas|numa|ibverbs|rdmacm|mpi\w*|z)\.so[\d.]*: cannot open",
-            why="The loader's words on a library of the system's, which builds of torch and extensions from elsewhere ask for",
-            source="glibc's ld.so",
-        ),
-        LogSign(
-            " not found in the system path [",
-            pattern=r"ValueError: lib(?:cublas|cudnn|cu\w+|nv\w+)\.so\S* not found in the system path",
-            why="torch's own words: it looks for the packages of CUDA's libraries beside itself, and finds none",
-            source="torch 1.13.1 and 2.13.0: torch/__init__.py",
-        ),
-        LogSign(
-            "Unable to load any of {libcudnn",
-            why="cuDNN 9's own words: it looks for its own libraries where the loader does, and finds none",
-            source="cuDNN 9, as reported in public",
-        ),
-        LogSign(
-            "CUDA Setup failed despite GPU being available",
-            role=SignRole.HINTS,
-            why="bitsandbytes' word where it can't load its library, mostly since libcudart or libcublas of its CUDA isn't found",
-            source="bitsandbytes 0.35 to 0.43: cextension.py",
-        ),
-        LogSign(
-            " Error: libcuda.so: cannot open shared object file",
-            role=SignRole.HINTS,
-            pattern=r"Could not load library libcudnn\S* Error: libcuda\.so: cannot open",
-            why="cuDNN's own words: it asks for the driver's library by the name without a number, which the loader doesn't find in WSL and small images",
-            source="cuDNN 8, as reported in public",
-        ),
-    ),
-)
+@check("cuda-lib-not-found", severity=FAIL)
 def cuda_lib_not_found(
     torch: Torch,
     packages: Packages,
@@ -187,31 +138,7 @@ def _bring(missing: list[str], torch: Torch, packages: Packages, target_python: 
     return Fix("Install torch anew with all that it requires", (again,))
 
 
-@check(
-    "glibcxx-too-old",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "version `GLIBCXX_3.4.",
-            pattern=r"version `(?P<wanted>GLIBCXX_3\.4\.\d+)' not found",
-            why="The loader's words: the C++ library that it found is older than the one that was compiled with",
-            source="glibc's ld.so; made to happen",
-        ),
-        LogSign(
-            "version `CXXABI_1.3.",
-            pattern=r"version `(?P<wanted>CXXABI_1\.3\.\d+)' not found",
-            why="The loader's words: the C++ library that it found is older than the one that was compiled with",
-            source="glibc's ld.so; made to happen",
-        ),
-        NEWER_SYSTEM,
-        LogSign(
-            "version GLIBCXX_3.4.",
-            pattern=r"version (?P<wanted>GLIBCXX_3\.4\.\d+)'? not found \(required by ",
-            why="The same without its quotes, which Markdown takes away",
-            source="glibc's ld.so; as reported in public",
-        ),
-    ),
-)
+@check("glibcxx-too-old", severity=FAIL)
 def glibcxx_too_old(
     torch: Torch, libraries: Libraries, target_python: TargetPython, extensions: Maybe[Extensions]
 ) -> Iterator[Finding]:

@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import LogSign, check
+from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.analyze.sightings import lines, sightings, word
 
 
-@check(
-    "torch-version-bug",
-    severity=FAIL,
-    log_signs=(
-        LogSign(
-            "unsupported gloo device",
-            pattern=r"(?P<function>makeDeviceFor\w+)\(\): unsupported gloo device",
-            why="torch's own words: this build has gloo, but no way to open a device; on Linux every build has one",
-            source="torch 2.13.0: torch/csrc/distributed/c10d/GlooDeviceFactory.cpp",
-        ),
-    ),
-)
+@check("torch-version-bug", severity=FAIL)
 def torch_version_bug(log: Log) -> Iterator[Finding]:
     """This release of torch has a known bug that stops the run.
 

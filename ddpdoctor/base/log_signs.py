@@ -1,4 +1,4 @@
-"""Pieces of log text by which illnesses show themselves. They stand beside the check of the illness."""
+"""Pieces of log text by which illnesses show themselves. They stand in `checks/`, in the `.signs.toml` beside the check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SignRole(str, Enum):
     """Healthy runs say so, too: recognised, and never blamed."""
 
 
-class LogSign(msgspec.Struct, frozen=True):
+class LogSign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A piece of log text by which an illness shows itself.
 
     text: literal, case-sensitive, as it stands in one line behind the labels of launchers; all lines with it are found.

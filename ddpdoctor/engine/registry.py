@@ -6,7 +6,7 @@ import difflib
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 from typing import Any, Final, TypeVar
@@ -71,11 +71,12 @@ def required(value: T | None, reason: str) -> T:
 
 
 class Check:
-    """One illness: its slug, family, severity, page (the docstring), log lines and predicate.
+    """One illness: its slug, family, severity, page (the docstring), log signs and predicate.
 
     The family is the folder that its file lies in.
 
     Args:
+        log_signs: in place of those that the catalogue has for the slug.
         stands_for: what of other parts' own lists it is the check of: causes of hangs, kinds of leftovers, signals of processes.
         judges: what else it judges than its family does.
         log: how the analysis of logs is to treat its signs.
@@ -86,9 +87,9 @@ class Check:
         self,
         slug: str,
         severity: Severity,
-        log_signs: tuple[LogSign, ...],
         predicate: Predicate,
         *,
+        log_signs: tuple[LogSign, ...] | None = None,
         stands_for: tuple[Enum, ...] = (),
         judges: tuple[Subject, ...] = (),
         log: LogTraits = PLAIN_SIGNS,
@@ -96,16 +97,22 @@ class Check:
     ) -> None:
         self.slug = slug
         self.severity = severity
-        self.log_signs = log_signs
         self.predicate = predicate
         self.stands_for = stands_for
         self.judges = judges
         self.log = log
         self.catalogue = Catalogue() if catalogue is None else catalogue
         self.family = predicate.__module__.split(".")[-2]
+        if log_signs is not None:
+            self.log_signs = log_signs
 
     def __repr__(self) -> str:
         return f"Check({self.slug!r}, family={self.family!r})"
+
+    @cached_property
+    def log_signs(self) -> tuple[LogSign, ...]:
+        """The pieces of log text by which it shows itself; read from the catalogue's file when somebody first asks."""
+        return self.catalogue.read_signs().get(self.slug, ())
 
     @cached_property
     def page(self) -> str:
@@ -151,7 +158,8 @@ LONG_SIGN = 30
 class Catalogue:
     """Checks by slug, and by what they stand for: through it other parts find a check whose slug they don't know."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_signs: Callable[[], Mapping[str, tuple[LogSign, ...]]] = dict) -> None:
+        self.read_signs = read_signs
         self._by_slug: dict[str, Check] = {}
         self._by_topic: dict[tuple[type[Enum], Enum], list[Check]] = {}
 
@@ -222,7 +230,6 @@ def check(
     slug: str,
     *,
     severity: Severity = Severity.FAIL,
-    log_signs: tuple[LogSign, ...] = (),
     stands_for: tuple[Enum, ...] = (),
     judges: tuple[Subject, ...] = (),
     log: LogTraits = PLAIN_SIGNS,
@@ -234,7 +241,6 @@ def check(
             Check(
                 slug,
                 severity,
-                log_signs,
                 predicate,
                 stands_for=stands_for,
                 judges=judges,
@@ -254,7 +260,7 @@ def prescription(topic: str) -> Callable[[Predicate], Predicate]:
     def register(predicate: Predicate) -> Predicate:
         if topic in PRESCRIPTIONS:
             raise ValueError(f"two prescriptions are called {topic}")
-        PRESCRIPTIONS[topic] = Check(topic, Severity.INFO, (), predicate)
+        PRESCRIPTIONS[topic] = Check(topic, Severity.INFO, predicate)
         return predicate
 
     return register

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
-from ddpdoctor.base.log_signs import LogSign, SignRole
 from ddpdoctor.facts.kernel_log import KernelLog
 from ddpdoctor.knowledge.privileges import NEEDS_ROOT
 
@@ -153,16 +151,4 @@ FAULTS, PROGRAMS, FOLLOWING = (
     _others(APPLICATION),
     _others(APPLICATION, FOLLOWS, repaired=True),
 )
-"""The other numbers by what they speak of, but those of faults that repaired themselves."""
-
-
-def xid_sign(numbers: Iterable[int], why: str, role: SignRole = SignRole.NAMES) -> LogSign:
-    """The driver's line in the kernel log, for some of its numbers, or on what came of them."""
-    these = "|".join(map(str, numbers))
-    return LogSign(
-        "NVRM: Xid (",
-        why=why,
-        role=role,
-        pattern=rf"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?:(?P<xid>{these})\b|\d+,.* caused by previous Xid (?P<previous_xid>{these})\b)",
-        source="NVIDIA's Xid catalogue; open-gpu-kernel-modules: the driver's words on what ended a channel; as reported in public",
-    )
+"""The other numbers by what they speak of, but those of faults that repaired themselves. Patterns of log signs have these lists."""

@@ -41,10 +41,14 @@ def test_installed_elsewhere_it_has_every_check(wheel: Path, tmp_path: Path) -> 
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", wheel], capture_output=True, check=True)
-    count = "from ddpdoctor.checks.catalogue import all_checks; import ddpdoctor; print(len(all_checks()), ddpdoctor.__file__)"
+    count = (
+        "from ddpdoctor.checks.catalogue import all_checks; import ddpdoctor; checks = all_checks(); "
+        "print(len(checks), sum(len(check.log_signs) for check in checks), ddpdoctor.__file__)"
+    )
     ended = subprocess.run([python, "-c", count], cwd=tmp_path, capture_output=True, text=True, check=True)
-    number, _, place = ended.stdout.strip().partition(" ")
+    number, signs, place = ended.stdout.strip().split(" ", 2)
     assert int(number) == len(all_checks())
+    assert int(signs) == sum(len(check.log_signs) for check in all_checks())
     assert place.startswith(str(environment))
     checked = subprocess.run(
         [environment / "bin" / "ddpdoctor", "check", "--json", "--select", "host"],
@@ -59,8 +63,12 @@ def test_wheel_holds_data_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "ddpdoctor/report/report.schema.json" in names
     assert "ddpdoctor/py.typed" in names
+    assert "ddpdoctor/checks/log_signs.json" in names
     assert "ddpdoctor/probes/target_python/inquiry.py" in names
     assert not any(name.startswith(("tests/", "checks/", "fixtures/")) for name in names)
+    written = {f"ddpdoctor/{path.relative_to(ROOT)}" for path in (ROOT / "checks").rglob("*.signs.toml")}
+    assert len(written) > 40
+    assert written <= set(names)
     on_disk = {f"ddpdoctor/{path.relative_to(ROOT / 'ddpdoctor')}" for path in (ROOT / "ddpdoctor").rglob("*.py")}
     assert on_disk <= set(names), "a module is missing in pyproject's list of packages"
 

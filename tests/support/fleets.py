@@ -35,7 +35,7 @@ def page() -> None:
 
 
 def make_check(slug: str, severity: Severity = FAIL) -> Check:
-    return Check(slug, severity, (), page)  # type: ignore[arg-type]
+    return Check(slug, severity, page)  # type: ignore[arg-type]
 
 
 BROKEN = make_check("broken")

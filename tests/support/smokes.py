@@ -76,7 +76,7 @@ def _page() -> None:
 
 
 def a_check(slug: str, family: str, severity: Severity = FAIL) -> Check:
-    one = Check(slug, severity, (), _page)  # type: ignore[arg-type]
+    one = Check(slug, severity, _page)  # type: ignore[arg-type]
     one.family = family
     return one
 

@@ -122,7 +122,7 @@ def verdicts_by_rank(
 
 
 def _check(judged: CheckVerdict, catalogue: Catalogue) -> Check:
-    return catalogue.get(judged.slug) or Check(plain(judged.slug, 40), Severity.WARN, (), _of_another_version)
+    return catalogue.get(judged.slug) or Check(plain(judged.slug, 40), Severity.WARN, _of_another_version)
 
 
 def _unproved(finding: Finding) -> Finding:

@@ -70,11 +70,11 @@ def test_what_no_check_stands_for_is_no_slug() -> None:
     with pytest.raises(LookupError, match="0 checks"):
         here.slug_for(HangCause.EXIT)
     for slug in ("a", "b"):
-        here.add(Check(slug, all_checks()[0].severity, (), all_checks()[0].predicate, stands_for=(HangCause.EXIT,)))
+        here.add(Check(slug, all_checks()[0].severity, all_checks()[0].predicate, stands_for=(HangCause.EXIT,)))
     with pytest.raises(LookupError, match="2 checks"):
         here.slug_for(HangCause.EXIT)
     with pytest.raises(ValueError, match="two checks are called a"):
-        here.add(Check("a", all_checks()[0].severity, (), all_checks()[0].predicate))
+        here.add(Check("a", all_checks()[0].severity, all_checks()[0].predicate))
 
 
 @pytest.mark.parametrize("kind", Leftover)

@@ -23,7 +23,7 @@ PLAN = Plan(1, "--nproc")
 
 
 def judged(predicate: registry.Predicate, snapshot: Snapshot) -> registry.Result:
-    return diagnose(snapshot, PLAN, [Check("made-up", FAIL, (), predicate)])[0]
+    return diagnose(snapshot, PLAN, [Check("made-up", FAIL, predicate)])[0]
 
 
 def test_a_check_whose_facts_are_unknown_is_not_tested() -> None:
@@ -78,7 +78,7 @@ def test_a_crash_is_the_result_of_that_check_alone() -> None:
     def finds(plan: Plan) -> Iterator[Finding]:
         yield Finding("found")
 
-    first, second = diagnose(Snapshot(), PLAN, [Check("a", FAIL, (), crashes), Check("b", FAIL, (), finds)])
+    first, second = diagnose(Snapshot(), PLAN, [Check("a", FAIL, crashes), Check("b", FAIL, finds)])
     assert first.not_tested is not None
     assert first.not_tested.why is SkipReason.CRASHED
     assert "ZeroDivisionError" in first.not_tested.reason

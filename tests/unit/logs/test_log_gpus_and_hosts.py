@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.checks.catalogue import catalogue, find_check
+from ddpdoctor.checks.catalogue import catalogue, find_check, packaged_signs
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.knowledge.cuda_oom import ALIKE, HELD_BY_OTHERS, OWN_DOING, SURELY_BY_OTHERS
-from ddpdoctor.knowledge.xids import BUS_XIDS, CATALOGUE, ECC_XIDS, FAULTS, FOLLOWING, NVLINK_XIDS, PROGRAMS, xid_sign
+from ddpdoctor.knowledge.xids import BUS_XIDS, CATALOGUE, ECC_XIDS, FAULTS, FOLLOWING, NVLINK_XIDS, PROGRAMS
 from ddpdoctor.logs.analyze.verdict import RunOutcome, verdict_of
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
@@ -125,7 +125,7 @@ def test_each_xid_stands_for_one_illness() -> None:
 
 
 def test_an_xid_is_not_read_into_a_longer_number() -> None:
-    pattern = re.compile(xid_sign(BUS_XIDS, "").pattern)
+    pattern = next(re.compile(sign.pattern) for sign in packaged_signs()["gpu-fell-off-bus"] if "Xid" in sign.pattern)
     assert pattern.search("NVRM: Xid (PCI:0000:65:00): 79, pid=18230, GPU has fallen off the bus.")
     assert pattern.search("NVRM: Xid (0000:65:00): 79, GPU has fallen off the bus.")
     assert not pattern.search("NVRM: Xid (PCI:0000:65:00): 790, pid=18230")

@@ -52,10 +52,10 @@ def nothing_here(log: Log) -> Iterator[Finding]:
 def catalogue_of(traits: LogTraits, *signs: LogSign) -> Catalogue:
     """One check with these traits, and those that every log needs."""
     made = Catalogue()
-    made.add(Check("spilt-milk", FAIL, signs, nothing_here, log=traits))
-    made.add(Check("mistake", FAIL, (), nothing_here, stands_for=(LogTopic.MISTAKE,)))
-    made.add(Check("stopped", FAIL, (), nothing_here, stands_for=(LogTopic.STOPPED,)))
-    made.add(Check("bus", FAIL, (), nothing_here, stands_for=(Signals.SIGBUS, HangCause.UNEVEN)))
+    made.add(Check("spilt-milk", FAIL, nothing_here, log_signs=signs, log=traits))
+    made.add(Check("mistake", FAIL, nothing_here, stands_for=(LogTopic.MISTAKE,)))
+    made.add(Check("stopped", FAIL, nothing_here, stands_for=(LogTopic.STOPPED,)))
+    made.add(Check("bus", FAIL, nothing_here, stands_for=(Signals.SIGBUS, HangCause.UNEVEN)))
     return made
 
 

@@ -46,7 +46,7 @@ def page() -> None:
 
 
 def made(*findings: Finding, severity: Severity = FAIL, not_tested: Skipped | None = None) -> Examination:
-    check = Check("made-up", severity, (), page)  # type: ignore[arg-type]
+    check = Check("made-up", severity, page)  # type: ignore[arg-type]
     return Examination(Snapshot(host="node01"), Plan(2, "--nproc"), (Result(check, findings, not_tested),))
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ddpdoctor.knowledge.number_patterns import more_behind
+from tests.support.number_patterns import more_behind
 
 PATTERN = re.compile(rf"\(size={more_behind(', count=')}[,)]")
 

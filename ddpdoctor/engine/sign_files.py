@@ -1,0 +1,124 @@
+r"""Log signs as people write them: TOML files, an array of tables for each slug.
+
+    [parts]
+    SECONDS = '(?P<seconds>\d+) s'
+
+    [[store-timeout]]
+    text = 'Timed out after '
+    pattern = 'Timed out after {SECONDS}'
+    why = "nothing else says so"
+    source = "torch 2.13.0: TCPStore.cpp"
+
+The fields are those of `LogSign`; what is left out has its default. `text` and `near` may be lists: a sign for each. `{NAME}` in a pattern
+is replaced by that part, `{TEXT}` by the sign's own text. `shared = 'name'` takes the signs of that name from another file, with what stands
+beside it in place of theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from ddpdoctor.base.log_signs import LogSign
+
+PARTS: Final = "parts"
+OWN_TEXT: Final = "{TEXT}"
+_PART: Final = re.compile(r"\{[A-Z][A-Z0-9_]*\}")
+
+Table = dict[str, Any]
+
+
+class SignFileError(ValueError):
+    """A file of log signs that can't be read: which, where, and why."""
+
+
+def parse_sign_tables(text: str, name: str, parts: Mapping[str, str] | None = None) -> dict[str, list[Table]]:
+    """Read a file as it is written: a list of tables for each key, with the parts of patterns put in.
+
+    Args:
+        text: what the file says.
+        name: what errors call it.
+        parts: parts of patterns beside the file's own.
+
+    Raises:
+        SignFileError: it is no TOML, or holds something else than lists of tables.
+    """
+    try:
+        content = msgspec.toml.decode(text, type=dict[str, Any])
+        known = {**(parts or {}), **msgspec.convert(content.pop(PARTS, {}), dict[str, str])}
+        tables = msgspec.convert(content, dict[str, list[Table]])
+    except ValueError as error:
+        raise SignFileError(f"{name}: {error}") from error
+    return {
+        key: [_with_parts(table, known, f"{name}: {key}, sign {number}") for number, table in enumerate(listed, 1)]
+        for key, listed in tables.items()
+    }
+
+
+def parse_signs(
+    text: str, name: str, shared: Mapping[str, list[Table]] | None = None, parts: Mapping[str, str] | None = None
+) -> dict[str, tuple[LogSign, ...]]:
+    """Read the log signs of a file, by slug.
+
+    Args:
+        text: what the file says.
+        name: what errors call it.
+        shared: the signs that `shared` may name, as `parse_sign_tables` gives them.
+        parts: parts of patterns beside the file's own.
+
+    Raises:
+        SignFileError: it can't be read; says which sign is wrong, and how.
+    """
+    return {
+        slug: tuple(
+            sign
+            for number, table in enumerate(tables, 1)
+            for sign in _signs_of_table(table, f"{name}: {slug}, sign {number}", shared or {})
+        )
+        for slug, tables in parse_sign_tables(text, name, parts).items()
+    }
+
+
+def _with_parts(table: Table, parts: Mapping[str, str], place: str) -> Table:
+    pattern = table.get("pattern")
+    if not isinstance(pattern, str):
+        return table
+    known = {OWN_TEXT: OWN_TEXT, **{f"{{{name}}}": part for name, part in parts.items()}}
+    missing = [part for part in _PART.findall(pattern) if part not in known]
+    if missing:
+        raise SignFileError(f"{place}: its pattern has {missing[0]}, which [{PARTS}] hasn't")
+    return {**table, "pattern": _PART.sub(lambda part: known[part[0]], pattern)}
+
+
+def _signs_of_table(table: Table, place: str, shared: Mapping[str, list[Table]]) -> list[LogSign]:
+    if "shared" not in table:
+        return _expand(table, place)
+    beside = {field: value for field, value in table.items() if field != "shared"}
+    if table["shared"] not in shared:
+        raise SignFileError(f"{place}: there are no shared signs called {table['shared']!r}")
+    return [sign for base in shared[table["shared"]] for sign in _expand({**base, **beside}, place)]
+
+
+def _expand(table: Table, place: str) -> list[LogSign]:
+    """A sign for each text, and each of what must be near."""
+    texts, nears = (
+        value if isinstance(value, list) else [value] for value in (table.get("text", ""), table.get("near", ""))
+    )
+    try:
+        signs = [msgspec.convert({**table, "text": text, "near": near}, LogSign) for near in nears for text in texts]
+        signs = [
+            msgspec.structs.replace(sign, pattern=sign.pattern.replace(OWN_TEXT, re.escape(sign.text)))
+            for sign in signs
+        ]
+        for sign in signs:
+            re.compile(sign.pattern)
+    except msgspec.ValidationError as error:
+        raise SignFileError(f"{place}: {error}") from error
+    except re.error as error:
+        raise SignFileError(f"{place}: its pattern is no regular expression: {error}") from error
+    if not all(sign.text for sign in signs):
+        raise SignFileError(f"{place}: it has no text")
+    return signs

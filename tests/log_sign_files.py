@@ -1,0 +1,63 @@
+"""The log signs of all checks, out of the files that people write (checks/**/*.signs.toml): what checks/log_signs.json is to say."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ddpdoctor.base.log_signs import LogSign
+from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.engine.sign_files import SignFileError, parse_sign_tables, parse_signs
+from ddpdoctor.knowledge import xids
+from tests.support.number_patterns import more_behind
+
+CHECKS: Final = Path(__file__).parent.parent / "checks"
+SHARED: Final = CHECKS / "shared.signs.toml"
+COMPILED: Final = CHECKS / "log_signs.json"
+
+_JOINED: Final = ", (?:worker_count|num_workers_joined)="
+COMPUTED_PARTS: Final = {
+    **{
+        name: "|".join(map(str, getattr(xids, name)))
+        for name in ("BUS_XIDS", "ECC_XIDS", "NVLINK_XIDS", "FAULTS", "PROGRAMS", "FOLLOWING")
+    },
+    "MORE_JOINED": more_behind(_JOINED),
+    "MORE_JOINED_AS_GROUP_3": more_behind(_JOINED, group=3),
+}
+"""Parts of patterns that no hand would write: lists of the Xids of a table, and the comparison of two numbers."""
+
+
+def read_all(folder: Path = CHECKS) -> dict[str, tuple[LogSign, ...]]:
+    """The log signs of all files of a folder, by slug.
+
+    Raises:
+        SignFileError: a file can't be read, or a slug has signs in two.
+    """
+    shared_file = folder / SHARED.name
+    shared = parse_sign_tables(shared_file.read_text(encoding="utf-8"), shared_file.name, COMPUTED_PARTS)
+    signs: dict[str, tuple[LogSign, ...]] = {}
+    for path in sorted(folder.glob("*/*.signs.toml")):
+        name = path.relative_to(folder.parent).as_posix()
+        found = parse_signs(path.read_text(encoding="utf-8"), name, shared, COMPUTED_PARTS)
+        twice = sorted(signs.keys() & found.keys())
+        if twice:
+            raise SignFileError(f"{name}: {twice[0]} has signs in another file, too")
+        signs.update(found)
+    return signs
+
+
+def use_files() -> None:
+    """Have all checks take their log signs from the files as they are now, whatever was compiled of them; before anybody asks for any."""
+    catalogue().read_signs = cache(read_all)
+
+
+def compiled() -> str:
+    """JSON with a sign a line, so that a change is a change of that line."""
+    slugs = [
+        f'"{slug}": [\n' + ",\n".join(msgspec.json.encode(sign).decode() for sign in signs) + "\n]"
+        for slug, signs in sorted(read_all().items())
+    ]
+    return "{\n" + ",\n".join(slugs) + "\n}\n"

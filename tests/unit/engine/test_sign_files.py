@@ -1,0 +1,88 @@
+"""Log signs as people write them, and what is said of a file that can't be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.base.log_signs import LogSign, SignRole
+from ddpdoctor.checks.catalogue import all_checks, packaged_signs
+from ddpdoctor.engine.sign_files import SignFileError, parse_sign_tables, parse_signs
+from tests.log_sign_files import read_all
+
+WRITTEN = """
+[parts]
+LITRES = '(?P<litres>\\d+) l'
+
+[[spilt-milk]]
+text = 'milk on the floor'
+role = 'hints'
+pattern = '^{LITRES}{1,2}'
+near = 'crash'
+within = 3
+refutes = ['milk']
+why = "what it's worth"
+source = "made to happen"
+
+[[spilt-milk]]
+text = ['a. b', 'c']
+near = ['d', 'e']
+pattern = '^{TEXT}$'
+"""
+
+
+def test_fields_parts_and_lists() -> None:
+    first, *others = parse_signs(WRITTEN, "kitchen")["spilt-milk"]
+    assert first == LogSign(
+        "milk on the floor",
+        role=SignRole.HINTS,
+        pattern=r"^(?P<litres>\d+) l{1,2}",
+        near="crash",
+        within=3,
+        refutes=("milk",),
+        why="what it's worth",
+        source="made to happen",
+    )
+    assert [(sign.text, sign.near) for sign in others] == [("a. b", "d"), ("c", "d"), ("a. b", "e"), ("c", "e")]
+    assert others[0].pattern == r"^a\.\ b$"
+
+
+def test_shared_signs_have_what_stands_beside_their_name() -> None:
+    shared = parse_sign_tables("[[drops]]\ntext = 'drip'\nwhy = 'a'\n[[drops]]\ntext = 'drop'\nwhy = 'b'", "shared")
+    signs = parse_signs("[[spilt-milk]]\nshared = 'drops'\nwhy = 'c'", "kitchen", shared)
+    assert signs == {"spilt-milk": (LogSign("drip", why="c"), LogSign("drop", why="c"))}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[[a]]\ntext = 'x", 'kitchen: Expected "\'" (at end of document)'),
+        ("a = 1", "kitchen: Expected `array`, got `int` - at `$[...]`"),
+        ("[[a]]\ntext = 'x'\n[[a]]\ntext = 'y'\nrole = 'king'", "kitchen: a, sign 2: Invalid enum value 'king'"),
+        ("[[a]]\ntext = 'x'\npatern = 'y'", "kitchen: a, sign 1: Object contains unknown field `patern`"),
+        ("[[a]]\ntext = 1", "kitchen: a, sign 1: Expected `str`, got `int` - at `$.text`"),
+        ("[[a]]\npattern = 'y'", "kitchen: a, sign 1: it has no text"),
+        ("[[a]]\ntext = 'x'\npattern = '('", "kitchen: a, sign 1: its pattern is no regular expression: missing )"),
+        ("[[a]]\ntext = 'x'\npattern = '{WORD}'", "kitchen: a, sign 1: its pattern has {WORD}, which [parts] hasn't"),
+        ("[[a]]\nshared = 'x'", "kitchen: a, sign 1: there are no shared signs called 'x'"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place_and_the_reason(text: str, error: str) -> None:
+    with pytest.raises(SignFileError) as refused:
+        parse_signs(text, "kitchen")
+    assert str(refused.value).startswith(error)
+
+
+def test_a_slug_has_its_signs_in_one_file(tmp_path: Path) -> None:
+    (tmp_path / "shared.signs.toml").touch()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.signs.toml").write_text("[[spilt-milk]]\ntext = 'x'")
+    with pytest.raises(SignFileError, match=r"two/a\.signs\.toml: spilt-milk has signs in another file, too"):
+        read_all(tmp_path)
+
+
+def test_what_the_program_reads_is_what_the_files_say_of_checks_that_there_are() -> None:
+    assert packaged_signs() == read_all(), "run: python -m tests.regenerate"
+    assert set(packaged_signs()) <= {check.slug for check in all_checks()}
