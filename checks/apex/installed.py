@@ -54,7 +54,7 @@ def installed(extensions: Extensions, torch: Torch) -> Apex:
 
 def for_this_python(apex: Apex, target_python: TargetPython) -> list[SharedObject]:
     """The extensions that the target Python would load; ends the check where there are none."""
-    found = [one for one in apex.objects if not other_python(one, target_python)]
+    found = [extension for extension in apex.objects if not other_python(extension, target_python)]
     requires(found, "Apex is installed without extensions: see apex-missing-ext")
     return found
 
@@ -154,12 +154,12 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, target_python: Target
     """
     apex = installed(extensions, torch)
     needs_cuda_build(torch)
-    fitting = [one for one in apex.objects if not other_python(one, target_python)]
-    present = {one.module for one in fitting}
+    fitting = [extension for extension in apex.objects if not other_python(extension, target_python)]
+    present = {extension.module for extension in fitting}
     missing = [name for name in USES if name not in present]
     if not missing:
         return
-    tags = sorted({version for one in apex.objects if (version := other_python(one, target_python))})
+    tags = sorted({version for extension in apex.objects if (version := other_python(extension, target_python))})
     if not fitting and tags:
         summary = f"Apex's extensions are built for Python {listed(tags)}; this is {target_python.version}"
     elif not fitting:
@@ -197,19 +197,21 @@ def apex_cuda_mismatch(extensions: Extensions, torch: Torch, target_python: Targ
     apex = installed(extensions, torch)
     loadable = for_this_python(apex, target_python)
     version = torch.cuda or ""
-    for one in loadable:
-        major = cudart_major(one)
-        name = one.path.rpartition("/")[2]
-        needs = [*one.missing, *(library for library in one.needed if library.startswith("libcudart"))]
-        if not torch.cuda and one.missing:
-            summary = f"Apex's {one.module} needs {listed(one.missing, 2)}; torch {torch.version} is built without CUDA"
+    for extension in loadable:
+        major = cudart_major(extension)
+        name = extension.path.rpartition("/")[2]
+        needs = [*extension.missing, *(library for library in extension.needed if library.startswith("libcudart"))]
+        if not torch.cuda and extension.missing:
+            summary = f"Apex's {extension.module} needs {listed(extension.missing, 2)}; torch {torch.version} is built without CUDA"
         elif major and torch.cuda and major != version.partition(".")[0]:
-            summary = f"Apex's {one.module} was built for CUDA {major}; torch {torch.version} is for CUDA {version}"
+            summary = (
+                f"Apex's {extension.module} was built for CUDA {major}; torch {torch.version} is for CUDA {version}"
+            )
         else:
             continue
         yield Finding(
             summary=summary,
-            evidence=(Evidence(f"{name} needs {listed(needs)}", one.path), torch_version(torch)),
+            evidence=(Evidence(f"{name} needs {listed(needs)}", extension.path), torch_version(torch)),
             fixes=(removal(target_python), prescription_for(target_python, torch)),
         )
         return
@@ -231,17 +233,17 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, target_python: T
     """
     apex = installed(extensions, torch)
     loadable = for_this_python(apex, target_python)
-    for one in loadable:
-        if one.missing or cudart_major(one) not in ("", (torch.cuda or "").partition(".")[0]):
+    for extension in loadable:
+        if extension.missing or cudart_major(extension) not in ("", (torch.cuda or "").partition(".")[0]):
             continue  # Of another CUDA, which apex-cuda-mismatch says.
-        broken = f"can't be loaded: {one.error}"
-        found = (broken, broken) if one.error else unresolved(one, torch)
+        broken = f"can't be loaded: {extension.error}"
+        found = (broken, broken) if extension.error else unresolved(extension, torch)
         if found is None:
             continue
         summary, evidence = found
         yield Finding(
-            summary=f"Apex's {one.module} {summary}",
-            evidence=(Evidence(evidence, one.path), torch_version(torch)),
+            summary=f"Apex's {extension.module} {summary}",
+            evidence=(Evidence(evidence, extension.path), torch_version(torch)),
             fixes=(removal(target_python), prescription_for(target_python, torch)),
         )
         return
@@ -264,25 +266,25 @@ def apex_arch_missing(
     Build it again with `TORCH_CUDA_ARCH_LIST` naming every GPU it shall run on: `TORCH_CUDA_ARCH_LIST="8.0;9.0"`.
     """
     apex = installed(extensions, torch)
-    loadable = [one for one in for_this_python(apex, target_python) if one.architectures]
+    loadable = [extension for extension in for_this_python(apex, target_python) if extension.architectures]
     requires(loadable, "no extension of Apex tells which GPUs it has code for")
     requires(gpus.vendor != "amd" and gpus.answering, NO_GPU)
     usable = [visible_gpu.gpu for visible_gpu in visible_gpus(gpus, environment)]
     requires(usable, "no GPU is visible to torch")
     lacking = [
-        (gpu, one, gpu.compute_capability)
+        (gpu, extension, gpu.compute_capability)
         for gpu in usable
-        for one in loadable
+        for extension in loadable
         if isinstance(gpu.compute_capability, tuple)
-        and not any(serves(architecture, gpu.compute_capability) for architecture in one.architectures)
+        and not any(serves(architecture, gpu.compute_capability) for architecture in extension.architectures)
     ]
     if lacking:
-        bad = [gpu for gpu in usable if any(gpu is other for other, _, _ in lacking)]
+        bad = [gpu for gpu in usable if any(gpu is lacking_gpu for lacking_gpu, _, _ in lacking)]
         fixes = [prescription_for(target_python, torch)]
         if len(bad) < len(usable):
             needs_certain_order(gpus, environment)
             # Each once, though a GPU may stand there for several slices.
-            shown = {each.index: each for each in usable}.values()
+            shown = {gpu.index: gpu for gpu in usable}.values()
             others = ("export CUDA_DEVICE_ORDER=PCI_BUS_ID", without(shown, bad))
             fixes.append(Fix(f"Or leave {called(bad)} out", others))
         gpu, one, capability = lacking[0]
@@ -327,7 +329,7 @@ def apex_build_isolation(
     requires(toolchain.apex_source, "no Apex source tree in the working folder")
     found = extensions.apex
     if not isinstance(found, Unknown) and any(
-        not other_python(each, target_python) for one in found for each in one.objects
+        not other_python(extension, target_python) for apex in found for extension in apex.objects
     ):
         return  # It was built, and with its extensions.
     pip = known(target_python.pip_version)

@@ -79,7 +79,7 @@ def ckpt_truncated(checkpoints: Checkpoints) -> Iterator[Finding]:
     groups = list(alike.values())
     # A folder of broken shards is one illness, however each of them is broken.
     if len(groups) > 3:
-        groups = [[one for group in groups for one in group]]
+        groups = [[file for group in groups for file in group]]
     for files in groups:
         yield unreadable(files)
 
@@ -107,10 +107,10 @@ def unreadable(files: Sequence[CheckpointFile]) -> Finding:
     )
 
 
-def what_is_there(one: CheckpointFile) -> str:
-    if one.kind == "missing":
-        return one.problem
-    return f"{one.called}{f', {human(one.size)}' if one.size else ''}: {one.problem}"
+def what_is_there(file: CheckpointFile) -> str:
+    if file.kind == "missing":
+        return file.problem
+    return f"{file.called}{f', {human(file.size)}' if file.size else ''}: {file.problem}"
 
 
 def in_short(text: str, most: int) -> str:
@@ -176,7 +176,11 @@ def hostile(files: Sequence[CheckpointFile]) -> Finding:
         "weights_only=False, pickle.load and joblib.load do what it says as you, with your files, keys and network.",
         evidence=(
             *seen(files, (f"names {line}" for line in lines)),
-            *(Evidence(f"{one.name}: {one.meaning}", "known names") for one in list(names.values())[:5] if one.meaning),
+            *(
+                Evidence(f"{global_.name}: {global_.meaning}", "known names")
+                for global_ in list(names.values())[:5]
+                if global_.meaning
+            ),
         ),
         fixes=(
             Fix(DO_NOT_LOAD if len(files) == 1 else DO_NOT_LOAD.replace("this file", "these files")),
@@ -238,9 +242,9 @@ def ckpt_whole_module(checkpoints: Checkpoints, target_python: Maybe[TargetPytho
     `load_state_dict`.
     """
     by_class: dict[str, list[CheckpointFile]] = {}
-    for one in readable(checkpoints):
-        if one.whole_module:
-            by_class.setdefault(one.whole_module, []).append(one)
+    for file in readable(checkpoints):
+        if file.whole_module:
+            by_class.setdefault(file.whole_module, []).append(file)
     for files in by_class.values():
         yield pickled_module(files, target_python)
     all_read(checkpoints)
@@ -257,7 +261,7 @@ def pickled_module(files: Sequence[CheckpointFile], target_python: Maybe[TargetP
     """Of files with the same class."""
     name = files[0].whole_module
     named = [[global_.name for global_ in file.globals if global_.name != name] for file in files]
-    others = [[other for other in names if not other.startswith("torch.")] for names in named]
+    others = [[global_name for global_name in names if not global_name.startswith("torch.")] for names in named]
     if name.startswith("torch.") and name not in WRAPPERS and not any(others):
         severity: Severity = INFO
         wants = "loads only with a torch like the one that saved it"
@@ -285,14 +289,14 @@ AS_STATE_DICT = (
 """Replaces each module by its state dict, whether it is the whole file or stands in its dict."""
 
 
-def as_state_dict(one: CheckpointFile, target_python: Maybe[TargetPython]) -> Fix:
-    if is_dangerous(one):
+def as_state_dict(file: CheckpointFile, target_python: Maybe[TargetPython]) -> Fix:
+    if is_dangerous(file):
         return NOT_TO_BE_LOADED
     text = "If you trust its origin as you would a program's, load it once where its classes can be imported"
-    distributed = one.whole_module == "torch.nn.parallel.distributed.DistributedDataParallel"
+    distributed = file.whole_module == "torch.nn.parallel.distributed.DistributedDataParallel"
     if isinstance(target_python, Unknown) or distributed:
         return Fix(f"{text}, and save the state_dict() of the module in its place")
     return Fix(
         f"{text}, and save its state dict",
-        (in_target_python(target_python, "-c", AS_STATE_DICT, one.path, f"{one.path}.state_dict.pt"),),
+        (in_target_python(target_python, "-c", AS_STATE_DICT, file.path, f"{file.path}.state_dict.pt"),),
     )

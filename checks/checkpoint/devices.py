@@ -97,7 +97,7 @@ def in_order(devices: Iterable[str]) -> list[str]:
 
 def named(devices: Iterable[str]) -> str:
     """The first of them for a summary. Any text may stand in a device's place in a file."""
-    return listed((one[:20] for one in in_order(devices)), 3)
+    return listed((device[:20] for device in in_order(devices)), 3)
 
 
 def unpin(files: Sequence[CheckpointFile]) -> tuple[Fix, ...]:
@@ -139,21 +139,21 @@ def ckpt_device_pin(
     Take the devices out of the file, once for all that load it: `ddpdoctor fix-checkpoint FILE`. Or load it with
     `torch.load(FILE, map_location="cpu")` in every rank, and let `load_state_dict` copy it to the rank's own GPU.
     """
-    pinned = [one for one in readable(checkpoints) if one.pinned]
+    pinned = [file for file in readable(checkpoints) if file.pinned]
     if pinned:
         torch = known(torch)
         count = gpus_for_torch(torch, gpus, environment)
-        unloadable = [one for one in pinned if missing([pin.device for pin in one.pinned], count, machine)]
-        if stopping := [one for one in unloadable if not is_mapped(one)]:
+        unloadable = [file for file in pinned if missing([pin.device for pin in file.pinned], count, machine)]
+        if stopping := [file for file in unloadable if not is_mapped(file)]:
             yield cannot_load(stopping, torch, count, machine)
-        if mapped := [one for one in unloadable if is_mapped(one)]:
+        if mapped := [file for file in unloadable if is_mapped(file)]:
             yield loaded_elsewhere(mapped, torch, count, machine)
-        loadable = [one for one in pinned if one not in unloadable]
-        if extended := [one for one in loadable if extensions(one, torch)]:
+        loadable = [file for file in pinned if file not in unloadable]
+        if extended := [file for file in loadable if extensions(file, torch)]:
             yield wants_extension(extended, torch)
         # Of files that each rank wrote for itself, each is loaded by one rank, and mostly on the device that it names.
-        shared = [one for one in loadable if not one.rank_files and not is_mapped(one)]
-        crowding = [one for one in shared if all(index(pin.device) is not None for pin in one.pinned)]
+        shared = [file for file in loadable if not file.rank_files and not is_mapped(file)]
+        crowding = [file for file in shared if all(index(pin.device) is not None for pin in file.pinned)]
         if crowding and plan.nproc > 1:
             yield crowded(crowding, torch, count, plan, gpus, environment)
         elif crowding and plan.source != "--nproc":
@@ -187,16 +187,18 @@ def loaded_elsewhere(files: Sequence[CheckpointFile], torch: Torch, count: int, 
     )
 
 
-def extensions(one: CheckpointFile, torch: Torch) -> list[str]:
+def extensions(file: CheckpointFile, torch: Torch) -> list[str]:
     """Its devices of a kind that torch knows only by another package."""
     # On a Mac, mps is torch's own; elsewhere it is missing, which was told before.
     own = ("mps", "xpu") if "+xpu" in (torch.version or "") else ("mps",)
-    return [pin.device for pin in one.pinned if index(pin.device) is None and pin.device.partition(":")[0] not in own]
+    return [pin.device for pin in file.pinned if index(pin.device) is None and pin.device.partition(":")[0] not in own]
 
 
 def wants_extension(files: Sequence[CheckpointFile], torch: Torch) -> Finding:
     devices = in_order({device for file in files for device in extensions(file, torch)})
-    wanted = listed(dict.fromkeys(EXTENSIONS.get(one.partition(":")[0], "the device's own package") for one in devices))
+    wanted = listed(
+        dict.fromkeys(EXTENSIONS.get(device.partition(":")[0], "the device's own package") for device in devices)
+    )
     return Finding(
         summary=f"{subject(files)} {verb(files, 'holds', 'hold')} tensors for {named(devices)}: loads only with {wanted}",
         cause=f"torch alone knows no such device: {wanted} must be there, and be imported before torch.load.",
@@ -268,14 +270,14 @@ def ckpt_rng_state(
     `ddpdoctor fix-checkpoint FILE` and leave `map_location` away.
     """
     # Who loads a file that is on the CPU has no reason to name a GPU.
-    tempting = [one for one in readable(checkpoints) if one.rng_states and one.pinned]
+    tempting = [file for file in readable(checkpoints) if file.rng_states and file.pinned]
     if tempting:
         requires(gpus_for_torch(known(torch), gpus, environment), "torch can use no GPU here")
         first = tempting[0].rng_states[0]
         yield Finding(
             summary=f"{subject(tempting)} {verb(tempting, 'holds', 'hold')} the state of random number generators "
             f"({first[:40]}): load to the CPU, not to a GPU",
-            evidence=seen(tempting, (f"states: {listed(one.rng_states)}; {pins_of(one)}" for one in tempting)),
+            evidence=seen(tempting, (f"states: {listed(file.rng_states)}; {pins_of(file)}" for file in tempting)),
             fixes=unpin(tempting),
         )
     all_read(checkpoints)
@@ -306,7 +308,7 @@ def ckpt_device_in_config(
     for in_code, found in told_devices(readable(checkpoints)):
         torch = known(torch)
         count = gpus_for_torch(torch, gpus, environment)
-        gone = [(one, where, device) for one, where, device in found if missing([device], count, machine)]
+        gone = [(file, where, device) for file, where, device in found if missing([device], count, machine)]
         if gone:
             yield in_config(in_code, gone, torch, count)
     all_read(checkpoints)
@@ -330,7 +332,7 @@ def _split(place: str) -> tuple[str, str]:
 
 
 def in_config(in_code: bool, gone: Sequence[Told], torch: Torch, count: int) -> Finding:
-    files = list(dict.fromkeys(one for one, _, _ in gone))
+    files = list(dict.fromkeys(file for file, _, _ in gone))
     devices = named(device for _, _, device in gone)
     first = gone[0][1]
     noun, nouns = ("place in its code", "places in its code") if in_code else ("setting", "settings")

@@ -94,16 +94,16 @@ def ckpt_module_prefix(checkpoints: Checkpoints) -> Iterator[Finding]:
     without: `torch.save(model.module.state_dict(), ...)`.
     """
     by_prefix: dict[str, list[tuple[CheckpointFile, KeyPrefix]]] = {}
-    for one in readable(checkpoints):
-        for prefix in (each for each in one.prefixes if not each.may_be_models):
-            by_prefix.setdefault(prefix.prefix, []).append((one, prefix))
+    for file in readable(checkpoints):
+        for prefix in (key_prefix for key_prefix in file.prefixes if not key_prefix.may_be_models):
+            by_prefix.setdefault(prefix.prefix, []).append((file, prefix))
     for name, found in by_prefix.items():
         yield prefixed(name, found)
     all_read(checkpoints)
 
 
 def prefixed(prefix: str, found: Sequence[tuple[CheckpointFile, KeyPrefix]]) -> Finding:
-    files = list(dict.fromkeys(one for one, _ in found))
+    files = list(dict.fromkeys(file for file, _ in found))
     wrapper = writers(prefix)
     lines = [
         listed(
@@ -164,15 +164,15 @@ def ckpt_world_size_mismatch(checkpoints: Checkpoints, environment: Environment,
     `tools/checkpoint/convert.py` for another tensor or pipeline size). Copy missing files from the other nodes' disks.
     """
     found: dict[RankFiles, CheckpointFile] = {}
-    for one in readable(checkpoints):
-        for ranks in one.rank_files:
-            found.setdefault(ranks, one)
+    for file in readable(checkpoints):
+        for ranks in file.rank_files:
+            found.setdefault(ranks, file)
     world = planned_world(plan, environment)
-    for ranks, one in found.items():
+    for ranks, file in found.items():
         if ranks.missing:
-            yield incomplete(ranks, one)
+            yield incomplete(ranks, file)
         elif ranks.world_size != world.size:
-            yield of_other_ranks(ranks, one, world, plan)
+            yield of_other_ranks(ranks, file, world, plan)
     all_read(checkpoints)
 
 
@@ -181,14 +181,14 @@ def is_optimizer_state(ranks: RankFiles) -> bool:
     return "zero_pp_rank_" in ranks.pattern
 
 
-def incomplete(ranks: RankFiles, one: CheckpointFile) -> Finding:
+def incomplete(ranks: RankFiles, file: CheckpointFile) -> Finding:
     names = listed((ranks.pattern.replace("*", str(rank)) for rank in ranks.missing), 4)
     if ranks.pattern.count("*") > 1:
         names = f"{ranks.pattern} of {plural(len(ranks.missing), 'rank')}"
     return Finding(
         summary=f"{ranks.pattern} is of {ranks.world_size} ranks, and {plural(len(ranks.missing), 'is missing', 'are missing')}: "
         f"{listed(ranks.missing, 6)}",
-        evidence=(Evidence(f"beside or in {one.path}: no {names}", "the folder"),),
+        evidence=(Evidence(f"beside or in {file.path}: no {names}", "the folder"),),
         fixes=(
             Fix("Copy them from the other nodes' disks, if each node wrote to its own"),
             Fix("Otherwise resume from the checkpoint before it: this one was not saved to the end"),
@@ -197,7 +197,7 @@ def incomplete(ranks: RankFiles, one: CheckpointFile) -> Finding:
     )
 
 
-def of_other_ranks(ranks: RankFiles, one: CheckpointFile, world: World, plan: Plan) -> Finding:
+def of_other_ranks(ranks: RankFiles, file: CheckpointFile, world: World, plan: Plan) -> Finding:
     wrote = ranks.world_size
     nodes, rest = divmod(wrote, plan.nproc)
     # Nobody says over how many nodes the job is to run, and there is a number that fits.
@@ -215,7 +215,7 @@ def of_other_ranks(ranks: RankFiles, one: CheckpointFile, world: World, plan: Pl
         if random
         else "Every rank wrote its own share, and another number of ranks would need other shares.",
         evidence=(
-            Evidence(f"{one.path}: {ranks.pattern} of {wrote} ranks", PICKLE),
+            Evidence(f"{file.path}: {ranks.pattern} of {wrote} ranks", PICKLE),
             Evidence(f"ranks planned: {world.size}", world.source),
         ),
         fixes=tuple(fixes),

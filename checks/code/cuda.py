@@ -37,7 +37,7 @@ def cuda_fork_reinit(log: Log) -> Iterator[Finding]:
 
 
 def _start_anew(log: Log) -> tuple[Fix, ...]:
-    paths = [frame.path.replace("\\", "/") for one in log.raised for frame in one.frames]
+    paths = [frame.path.replace("\\", "/") for exception in log.raised for frame in exception.frames]
     if any("torch/multiprocessing/spawn.py" in path for path in paths) and not any(
         "utils/data/" in path for path in paths
     ):
@@ -111,7 +111,7 @@ def barrier_device_unknown(log: Log) -> Iterator[Finding]:
     seen = sightings(log, "barrier-device-unknown")
     if not seen:
         return
-    gpu = word([one for one in seen if one.role is not SignRole.NOISE], "gpu")
+    gpu = word([match for match in seen if match.role is not SignRole.NOISE], "gpu")
     yield Finding(
         summary=f"NCCL guessed GPU {gpu} for a barrier, and the first collective timed out" if gpu else WHY_A_GUESS,
         evidence=lines(log, seen),

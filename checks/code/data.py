@@ -61,7 +61,7 @@ def user_label_out_of_range(log: Log) -> Iterator[Finding]:
     if not seen:
         return
     label = word(seen, "label")
-    certain = any(one.role is SignRole.NAMES for one in seen)
+    certain = any(match.role is SignRole.NAMES for match in seen)
     summary = "An assertion of a GPU kernel failed: a label or index out of range, mostly"
     where_said = Fix("See the line of the script that is to blame", ("export CUDA_LAUNCH_BLOCKING=1",))
     fixes: tuple[Fix, ...] = (

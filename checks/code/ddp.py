@@ -41,7 +41,7 @@ def unused_parameters(log: Log) -> Iterator[Finding]:
     if word(seen, "static"):
         yield _other_graph(log, seen)
         return
-    framework = LIGHTNING if any("LightningModule" in one.sign for one in seen) else framework_of(log)
+    framework = LIGHTNING if any("LightningModule" in match.sign for match in seen) else framework_of(log)
     names, indices = word(seen, "names"), word(seen, "indices").strip()
     which = f": {names}" if names else f": numbers {indices} of model.parameters()" if indices else ""
     naming = Fix("See their names in the next run", ("export TORCH_DISTRIBUTED_DEBUG=INFO",))
@@ -182,7 +182,7 @@ def ddp_param_mismatch(log: Log) -> Iterator[Finding]:
 def _counts(log: Log, seen: Sequence[SignMatch]) -> dict[int, int]:
     """How many parameters the ranks have, as far as the messages tell: each names two of them."""
     counts: dict[int, int] = {}
-    for text in (*(one.line.text for one in seen), *(one.message for one in log.raised)):
+    for text in (*(match.line.text for match in seen), *(exception.message for exception in log.raised)):
         if found := _TWO_COUNTS.search(text):
             rank, own, other, theirs = map(int, found.groups())
             counts |= {rank: own, other: theirs}
@@ -197,7 +197,7 @@ def _odd_one_out(counts: Mapping[int, int]) -> int | None:
 
 
 def _odd_one(rank: int, counts: Mapping[int, int]) -> str:
-    others = next(number for other, number in counts.items() if other != rank)
+    others = next(number for holder, number in counts.items() if holder != rank)
     return f"Rank {rank} has {counts[rank]} parameters, the other ranks have {others}: rank {rank} built another model"
 
 

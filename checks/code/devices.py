@@ -64,7 +64,7 @@ def model_not_on_device(log: Log) -> Iterator[Finding]:
 
 
 def _tensor_not_on_device(log: Log, seen: Sequence[SignMatch]) -> Finding:
-    sparse = ", or a sparse one" if all(one.role is SignRole.HINTS for one in seen) else ""
+    sparse = ", or a sparse one" if all(match.role is SignRole.HINTS for match in seen) else ""
     return Finding(
         summary=f"A collective was given a tensor on the CPU{sparse}, and this group has NCCL alone, which works on GPUs",
         evidence=lines(log, seen),
@@ -73,7 +73,7 @@ def _tensor_not_on_device(log: Log, seen: Sequence[SignMatch]) -> Finding:
             Fix(
                 'Or send it over a group for the CPU: group = dist.new_group(backend="gloo"), on all ranks; dist.all_reduce(x, group=group)'
             )
-            if any(one.sign == NO_CPU_YET for one in seen)
+            if any(match.sign == NO_CPU_YET for match in seen)
             else Fix('Or give the group a backend for the CPU, too: dist.init_process_group("cpu:gloo,cuda:nccl")'),
         ),
         rank=said_by(seen),

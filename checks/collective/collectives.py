@@ -54,17 +54,26 @@ def collective_failed(fleet: Fleet, meeting: Meeting, target_python: TargetPytho
         run = Run(ran, nodes, meeting, target_python)
         blame = blamed(ran)
         # A node that was lost has a finding of its own.
-        here = next((one for one in blame if one.node == meeting.node_rank and not nodes[one.node].lost), None)
+        here = next(
+            (
+                collective
+                for collective in blame
+                if collective.node == meeting.node_rank and not nodes[collective.node].lost
+            ),
+            None,
+        )
         if here is not None:
             yield _failed(here, run)
-        elif not blame and any(not one.ok for one in ran) and meeting.node_rank == ran[0].node:
+        elif not blame and any(not collective.ok for collective in ran) and meeting.node_rank == ran[0].node:
             yield _all_waited(run)
 
 
 def _failed(here: TriedCollective, run: Run) -> Finding:
     """This rank ended with an error of its own."""
     kind = kind_of(here)
-    waiting = [run.name(one) for one in run.ran if not one.ok and kind_of(one) is ErrorKind.WAITED]
+    waiting = [
+        run.name(collective) for collective in run.ran if not collective.ok and kind_of(collective) is ErrorKind.WAITED
+    ]
     cause, fixes = meaning(here, kind, run)
     return Finding(
         summary=_short(
@@ -78,12 +87,14 @@ def _failed(here: TriedCollective, run: Run) -> Finding:
 
 def _all_waited(run: Run) -> Finding:
     """No rank has an error of its own: each waited for another one."""
-    failed = [one for one in run.ran if not one.ok]
-    first = min(failed, key=lambda one: STAGES.index(one.stage) if one.stage in STAGES else len(STAGES))
+    failed = [collective for collective in run.ran if not collective.ok]
+    first = min(
+        failed, key=lambda collective: STAGES.index(collective.stage) if collective.stage in STAGES else len(STAGES)
+    )
     cause, fixes = meaning(first, ErrorKind.WAITED, run)
     what = f"{_doing(first)} doesn't {'come up' if first.stage == 'store' else 'end'}"
-    who = "all ranks" if len(failed) == len(run.ran) else listed((run.name(one) for one in failed), 4)
-    seconds = max(one.seconds for one in failed)
+    who = "all ranks" if len(failed) == len(run.ran) else listed((run.name(collective) for collective in failed), 4)
+    seconds = max(collective.seconds for collective in failed)
     return Finding(
         summary=_short(f"{what} within {seconds:.0f} s: {who} wait, and none has an error of its own"),
         cause=cause,
@@ -94,7 +105,7 @@ def _all_waited(run: Run) -> Finding:
 
 def _by_hand(one: TriedCollective, run: Run) -> Fix:
     """The same without ddpdoctor, with all that torch has to say."""
-    rank = [other.node for other in run.ran].index(one.node)
+    rank = [collective.node for collective in run.ran].index(one.node)
     code = f'import torch.distributed as d; d.init_process_group({json.dumps(one.backend)}); d.barrier(); print("ok")'
     settings = (
         f"MASTER_ADDR={shlex.quote(run.meeting.master)} MASTER_PORT={run.meeting.port} WORLD_SIZE={len(run.ran)}"
@@ -107,26 +118,32 @@ def _by_hand(one: TriedCollective, run: Run) -> Fix:
 
 def _words(run: Run) -> tuple[Evidence, ...]:
     """What each rank came to; those that failed first."""
-    ordered = sorted(run.ran, key=lambda one: one.ok)
-    shown = tuple(Evidence(f"{run.name(one)}: {_came_to(one)}", SOURCE) for one in ordered[:MOST_SHOWN])
+    ordered = sorted(run.ran, key=lambda collective: collective.ok)
+    shown = tuple(
+        Evidence(f"{run.name(collective)}: {_came_to(collective)}", SOURCE) for collective in ordered[:MOST_SHOWN]
+    )
     more = len(ordered) - len(shown)
     return (*shown, Evidence(f"and {more} more", SOURCE)) if more else shown
 
 
-def _came_to(one: TriedCollective) -> str:
-    return f"all well after {one.seconds:.1f} s" if one.ok else f"{one.stage}, after {one.seconds:.1f} s: {one.words}"
+def _came_to(collective: TriedCollective) -> str:
+    return (
+        f"all well after {collective.seconds:.1f} s"
+        if collective.ok
+        else f"{collective.stage}, after {collective.seconds:.1f} s: {collective.words}"
+    )
 
 
-def _doing(one: TriedCollective) -> str:
+def _doing(collective: TriedCollective) -> str:
     """The stage as the subject of a sentence."""
     what = {
         NOT_STARTED: "the start of torch",
         "import": "the import of torch",
         "store": "torch's TCPStore",
-        "group": f"the making of a {one.backend} group",
-        "end": f"a barrier over {one.backend}",
+        "group": f"the making of a {collective.backend} group",
+        "end": f"a barrier over {collective.backend}",
     }
-    return what.get(one.stage, f"an {one.stage} over {one.backend}")
+    return what.get(collective.stage, f"an {collective.stage} over {collective.backend}")
 
 
 def _short(summary: str) -> str:

@@ -98,7 +98,7 @@ def _each(values: Mapping[int, str], nodes: tuple[Node, ...]) -> str:
     for node in nodes:
         if node.rank in values:
             groups.setdefault(values[node.rank], []).append(node)
-    return "; ".join(f"{value} on {names(some)}" for value, some in groups.items())
+    return "; ".join(f"{value} on {names(members)}" for value, members in groups.items())
 
 
 def _without_torch(
@@ -145,7 +145,7 @@ def _other_torch(
         return
     severity, cause = _verdict(own, pattern, nodes)
     others = [node for node in nodes if node.torch == pattern.torch]
-    here, elsewhere = (_with_cuda(one) if same_release else one.torch for one in (own, pattern))
+    here, elsewhere = (_with_cuda(node) if same_release else node.torch for node in (own, pattern))
     yield Finding(
         summary=f"{called(own)} has torch {here}, {names(others, most=3)} {elsewhere}",
         cause=cause,
@@ -314,18 +314,18 @@ def _drivers(nodes: tuple[Node, ...]) -> tuple[Evidence, ...]:
 
 
 def _same_nccl(
-    own: Node, other: Node, wanted: str, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
+    own: Node, node: Node, wanted: str, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
 ) -> tuple[Fix, ...]:
     if isinstance(target_python, Unknown):
         return ()
-    if own.torch != other.torch and isinstance(other.torch, str):
-        return same_torch(other, own, meeting, target_python, packages)
+    if own.torch != node.torch and isinstance(node.torch, str):
+        return same_torch(node, own, meeting, target_python, packages)
     installed = () if isinstance(packages, Unknown) else packages.installed
-    names_here = [one.name for one in installed if one.name.startswith("nvidia-nccl-cu")]
+    names_here = [package.name for package in installed if package.name.startswith("nvidia-nccl-cu")]
     if names_here and not target_python.externally_managed:
         return (
             Fix(
-                f"Install on {called(own)} what {called(other)} has",
+                f"Install on {called(own)} what {called(node)} has",
                 (pip_install(target_python, "--force-reinstall", "--no-deps", f"{names_here[0]}=={wanted}"),),
             ),
         )

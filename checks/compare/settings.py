@@ -58,21 +58,21 @@ def env_not_propagated(
     differing = deviations(own.settings, pattern_of(there(fleet)))
     if not differing:
         return
-    fatal = [one for one in differing if one.fatal and _read(one, there(fleet), rdma)]
+    fatal = [deviation for deviation in differing if deviation.fatal and _read(deviation, there(fleet), rdma)]
     yield Finding(
         summary=_summary(own, differing, _others(own, there(fleet))),
         cause=_cause(fatal, differing),
-        evidence=tuple(_values(one.name, there(fleet)) for one in differing),
+        evidence=tuple(_values(deviation.name, there(fleet)) for deviation in differing),
         fixes=_fixes(own, differing, meeting),
         severity=FAIL if fatal else WARN,
     )
 
 
-def _read(one: Deviation, nodes: Sequence[Node], rdma: Maybe[Rdma]) -> bool:
+def _read(deviation: Deviation, nodes: Sequence[Node], rdma: Maybe[Rdma]) -> bool:
     """Whether anything reads the setting here, as far as can be told."""
-    if one.of_nccl and all(isinstance(node.torch, str) and node.nccl is None for node in nodes):
+    if deviation.of_nccl and all(isinstance(node.torch, str) and node.nccl is None for node in nodes):
         return False
-    return not (one.of_infiniband and isinstance(rdma, Rdma) and rdma.ports == ())
+    return not (deviation.of_infiniband and isinstance(rdma, Rdma) and rdma.ports == ())
 
 
 def _shown(value: str | None) -> str:
@@ -88,7 +88,7 @@ def _others(own: Node, nodes: Sequence[Node]) -> str:
 
 def _summary(own: Node, differing: list[Deviation], others: str) -> str:
     if len(differing) > 1:
-        which = listed((one.name for one in differing), most=4)
+        which = listed((deviation.name for deviation in differing), most=4)
         return f"{called(own)} differs from {others} in {plural(len(differing), 'setting')}: {which}"
     one = differing[0]
     if one.own is None:
@@ -98,14 +98,14 @@ def _summary(own: Node, differing: list[Deviation], others: str) -> str:
 
 
 def _cause(fatal: list[Deviation], differing: list[Deviation]) -> str:
-    if not fatal and all(one.fatal for one in differing):
+    if not fatal and all(deviation.fatal for deviation in differing):
         return "Nothing reads it as things are: there is no NCCL on any node, or no InfiniBand on this one."
     if not fatal:
         return "As things are, ranks that differ in this still understand each other, but may not behave alike."
     reasons: dict[str, list[str]] = {}
-    for one in fatal:
-        reasons.setdefault(one.fatal, []).append(one.name)
-    return " ".join(f"{listed(some)}: {reason}." for reason, some in reasons.items())
+    for deviation in fatal:
+        reasons.setdefault(deviation.fatal, []).append(deviation.name)
+    return " ".join(f"{listed(named)}: {reason}." for reason, named in reasons.items())
 
 
 def _values(name: str, nodes: Sequence[Node]) -> Evidence:
@@ -113,13 +113,22 @@ def _values(name: str, nodes: Sequence[Node]) -> Evidence:
     for node in nodes:
         groups.setdefault(_shown(value_of(node, name)), []).append(node)
     origins = {setting.origin for node in nodes for setting in node.settings if setting.name == name}
-    text = "; ".join(f"{value} on {names(some, most=4)}" for value, some in groups.items())
+    text = "; ".join(f"{value} on {names(members, most=4)}" for value, members in groups.items())
     return Evidence(f"{name}: {text}", listed(sorted(origins)))
 
 
 def _fixes(own: Node, differing: list[Deviation], meeting: Meeting) -> tuple[Fix, ...]:
-    files = [one for one in differing if one.own is not None and one.own.origin != "environment" and one.wanted is None]
-    fixes = [Fix(f"On {called(own)}, make it like the others", _lines([one for one in differing if one not in files]))]
+    files = [
+        deviation
+        for deviation in differing
+        if deviation.own is not None and deviation.own.origin != "environment" and deviation.wanted is None
+    ]
+    fixes = [
+        Fix(
+            f"On {called(own)}, make it like the others",
+            _lines([deviation for deviation in differing if deviation not in files]),
+        )
+    ]
     for path in sorted({file.own.origin for file in files if file.own is not None}):
         removed = [file.name for file in files if file.own is not None and file.own.origin == path]
         script = "; ".join(f"/^{name}=/d" for name in removed)
@@ -127,25 +136,25 @@ def _fixes(own: Node, differing: list[Deviation], meeting: Meeting) -> tuple[Fix
         command = f"{sudo}sed -i {shlex.quote(script)} {shlex.quote(path)}"
         text = f"On {called(own)}, take {listed(removed)} out of {path}"
         fixes.append(by_root(text, (command,)) if sudo else Fix(text, (command,)))
-    kept = [one for one in differing if one.wanted is not None]
+    kept = [deviation for deviation in differing if deviation.wanted is not None]
     if kept:
         fixes.append(_where(kept, meeting))
-    if meant := [one for one in differing if one.own is not None]:
+    if meant := [deviation for deviation in differing if deviation.own is not None]:
         fixes.append(Fix(f"Or, if {called(own)} is right, on all other nodes", _lines(_turned(meant))))
     return tuple(fix for fix in fixes if fix.commands)
 
 
 def _lines(differing: Sequence[Deviation]) -> tuple[str, ...]:
     return tuple(
-        f"unset {shlex.quote(one.name)}"
-        if one.wanted is None
-        else f"export {shlex.quote(one.name)}={shlex.quote(one.wanted)}"
-        for one in differing
+        f"unset {shlex.quote(deviation.name)}"
+        if deviation.wanted is None
+        else f"export {shlex.quote(deviation.name)}={shlex.quote(deviation.wanted)}"
+        for deviation in differing
     )
 
 
 def _turned(differing: Sequence[Deviation]) -> list[Deviation]:
-    return [Deviation(one.name, None, one.own.value if one.own else None) for one in differing]
+    return [Deviation(deviation.name, None, deviation.own.value if deviation.own else None) for deviation in differing]
 
 
 def _where(kept: Sequence[Deviation], meeting: Meeting) -> Fix:
@@ -158,9 +167,9 @@ def _where(kept: Sequence[Deviation], meeting: Meeting) -> Fix:
             (*lines, "export SLURM_EXPORT_ENV=ALL"),
         )
     if meeting.launcher == "Open MPI":
-        options = " ".join(f"-x {shlex.quote(one.name)}" for one in kept)
+        options = " ".join(f"-x {shlex.quote(deviation.name)}" for deviation in kept)
         return Fix(f"For all nodes, put this before mpirun, and give mpirun the option {options}", lines)
-    words = [f"{shlex.quote(one.name)}={shlex.quote(one.wanted or '')}" for one in kept]
+    words = [f"{shlex.quote(deviation.name)}={shlex.quote(deviation.wanted or '')}" for deviation in kept]
     return Fix(
         "For good, put these lines into the script that starts training on every node; the deepspeed launcher reads them "
         "from this file",
@@ -227,26 +236,28 @@ def _by_one_clock(nodes: Sequence[Node]) -> list[Node]:
     rank, so node 0's."""
     offsets = sorted(node.clock_offset for node in nodes)
 
-    def company(one: Node) -> int:
-        return bisect_right(offsets, one.clock_offset + CLOCK_WARN) - bisect_left(
-            offsets, one.clock_offset - CLOCK_WARN
+    def company(node: Node) -> int:
+        return bisect_right(offsets, node.clock_offset + CLOCK_WARN) - bisect_left(
+            offsets, node.clock_offset - CLOCK_WARN
         )
 
     first = max(nodes, key=company)
     near = (node for node in nodes if abs(node.clock_offset - first.clock_offset) <= CLOCK_WARN)
-    return [first, *(one for one in near if one is not first)]
+    return [first, *(node for node in near if node is not first)]
 
 
 def _who_agrees(nodes: Sequence[Node]) -> str:
     """The clocks of the nodes, those together of which each is within CLOCK_WARN of the next: "ahead of node 0 by 0.0 s: n1
     and n2; by 40.1 s: n3"."""
     groups: list[list[Node]] = []
-    for node in sorted(nodes, key=lambda one: one.clock_offset):
+    for node in sorted(nodes, key=lambda node: node.clock_offset):
         if groups and node.clock_offset - groups[-1][-1].clock_offset <= CLOCK_WARN:
             groups[-1].append(node)
         else:
             groups.append([node])
-    shown = (f"by {median(one.clock_offset for one in group):+.1f} s: {names(group)}" for group in groups[:MOST_CLOCKS])
+    shown = (
+        f"by {median(node.clock_offset for node in group):+.1f} s: {names(group)}" for group in groups[:MOST_CLOCKS]
+    )
     more = f"; and {len(groups) - MOST_CLOCKS} more" if len(groups) > MOST_CLOCKS else ""
     return f"Ahead of node 0 {'; '.join(shown)}{more}"
 

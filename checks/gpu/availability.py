@@ -26,7 +26,11 @@ from ddpdoctor.processes.gpu_holders import told_by_holder
 
 def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
     """Those that are visible as whole GPUs, not as MIG slices."""
-    return tuple(one.gpu for one in visible if one.slice is None and one.gpu.mig_enabled is not True)
+    return tuple(
+        visible_gpu.gpu
+        for visible_gpu in visible
+        if visible_gpu.slice is None and visible_gpu.gpu.mig_enabled is not True
+    )
 
 
 @check("nproc-exceeds-gpus", severity=FAIL)
@@ -55,7 +59,7 @@ def nproc_exceeds_gpus(
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
     requires(gpus.answering, "no GPU answers")
     seen = visible_gpus(gpus, environment)
-    requires(not any(one.slice for one in seen), "only MIG slices are visible: see mig-multi-instance")
+    requires(not any(visible_gpu.slice for visible_gpu in seen), "only MIG slices are visible: see mig-multi-instance")
     visible = len(seen)
     name = selector(gpus, environment)
     requires(visible, "no GPU is visible to torch")
@@ -127,7 +131,7 @@ def mig_multi_instance(
     nvidia_gpus(gpus)
     requires(not on_the_cpu(smoke), "the ranks run on the CPU")
     visible = visible_gpus(gpus, environment)
-    slices = tuple(one for one in visible if one.slice is not None)
+    slices = tuple(visible_gpu for visible_gpu in visible if visible_gpu.slice is not None)
     requires(slices, "MIG is off, or no slice of it is visible")
     if plan.nproc <= max(1, len(_whole(visible))):
         return
@@ -135,9 +139,16 @@ def mig_multi_instance(
     if guessed and isinstance(environment, Unknown):
         raise NotKnown(environment.reason)
     allowed = not isinstance(environment, Unknown) and environment.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    sliced = sorted({one.gpu.index for one in slices})
+    sliced = sorted({visible_slice.gpu.index for visible_slice in slices})
     first = slices[0].slice
-    named = listed((f"{one.slice.uuid} on GPU {one.gpu.index}" for one in slices if one.slice), 3)
+    named = listed(
+        (
+            f"{visible_slice.slice.uuid} on GPU {visible_slice.gpu.index}"
+            for visible_slice in slices
+            if visible_slice.slice
+        ),
+        3,
+    )
     yield Finding(
         summary=f"{plan.nproc} ranks on MIG slices (GPU {listed(sliced)}): a process sees one slice, and NCCL can't connect them"
         if not guessed
@@ -150,7 +161,7 @@ def mig_multi_instance(
             ),
             by_root(
                 "Or switch MIG off to have the whole GPU, while no process uses it: that ends everybody's slices of it",
-                tuple(f"sudo nvidia-smi -i {one} -mig 0" for one in sliced),
+                tuple(f"sudo nvidia-smi -i {index} -mig 0" for index in sliced),
             ),
         ),
         severity=INFO if guessed else WARN if allowed else None,
@@ -175,16 +186,16 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
     devices = nvidia_gpus(gpus)
     whole = _whole(visible_gpus(gpus, environment))
     requires(whole, "no whole GPU is visible (only MIG slices, or none)")
-    asked = tuple(one for one in whole if not isinstance(one.compute_mode, Unknown))
+    asked = tuple(gpu for gpu in whole if not isinstance(gpu.compute_mode, Unknown))
     if not asked:
         raise NotKnown("the compute mode of the visible GPUs is not reported")
-    prohibited = tuple(one for one in asked if one.compute_mode == "prohibited")
+    prohibited = tuple(gpu for gpu in asked if gpu.compute_mode == "prohibited")
     # Under MPS the mode is as recommended: its server is the one process, and lets the ranks in.
     mps = not isinstance(environment, Unknown) and "CUDA_MPS_PIPE_DIRECTORY" in environment
     exclusive = tuple(
-        one for one in asked if str(one.compute_mode).startswith("exclusive") and not mps and not one.mps_server
+        gpu for gpu in asked if str(gpu.compute_mode).startswith("exclusive") and not mps and not gpu.mps_server
     )
-    taken = tuple(one for one in exclusive if not isinstance(one.processes, Unknown) and one.processes > 0)
+    taken = tuple(gpu for gpu in exclusive if not isinstance(gpu.processes, Unknown) and gpu.processes > 0)
     free = len(whole) - len(prohibited) - len(taken)
     if prohibited:
         why = f"{called(prohibited)} can't be used: compute mode PROHIBITED lets no process in"
@@ -197,7 +208,7 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
         yield _closed(exclusive, devices, f"{plan.nproc} ranks on {where}, which lets one process in")
     if len(asked) < len(whole):
         raise NotKnown("the compute mode of some visible GPUs is not reported")
-    untold = [one.processes for one in exclusive if isinstance(one.processes, Unknown)]
+    untold = [gpu.processes for gpu in exclusive if isinstance(gpu.processes, Unknown)]
     if untold and plan.nproc > free - len(untold):
         known(untold[0])
 
@@ -243,23 +254,23 @@ def gpu_heterogeneous(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -
     visible = _whole(visible_gpus(gpus, environment))
     requires(len(visible) > 1 and plan.nproc > 1, "no more than one GPU in the job")
     best = max(visible, key=_strength)
-    alike = tuple(one for one in visible if _alike(one, best))
-    others = tuple(one for one in visible if one not in alike)
+    alike = tuple(gpu for gpu in visible if _alike(gpu, best))
+    others = tuple(gpu for gpu in visible if gpu not in alike)
     ordered = not isinstance(environment, Unknown) and environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     chosen = selector(gpus, environment) is not None
     first = visible[: plan.nproc] if ordered or chosen else (*alike, *others)[: plan.nproc]
-    if all(_alike(one, first[0]) for one in first):
+    if all(_alike(gpu, first[0]) for gpu in first):
         return
     yield Finding(
         summary=f"The GPUs of this job differ: {listed((_described(kind) for kind in _kinds(first)), most=3)}",
         evidence=(
             planned(plan),
-            *(Evidence(f"GPU {one.index}: {_described(one)}", "NVML") for one in visible[:8]),
+            *(Evidence(f"GPU {gpu.index}: {_described(gpu)}", "NVML") for gpu in visible[:8]),
         ),
         fixes=(
             Fix(
                 f"Use only the {best.name}: `torchrun --nproc-per-node={len(alike)}` after",
-                ("export CUDA_VISIBLE_DEVICES=" + shlex.quote(",".join(one.uuid for one in alike)),),
+                ("export CUDA_VISIBLE_DEVICES=" + shlex.quote(",".join(gpu.uuid for gpu in alike)),),
             ),
         ),
     )
@@ -275,10 +286,10 @@ def _memory(gpu: Gpu) -> int:
     return 0 if isinstance(gpu.memory_total, Unknown) else gpu.memory_total
 
 
-def _alike(one: Gpu, other: Gpu) -> bool:
+def _alike(gpu: Gpu, peer: Gpu) -> bool:
     """Same model, and the same memory (where both tell it) but for what ECC or the firmware keeps."""
-    mine, theirs = _memory(one), _memory(other)
-    return one.name == other.name and (not mine or not theirs or abs(mine - theirs) <= 0.05 * max(mine, theirs))
+    mine, theirs = _memory(gpu), _memory(peer)
+    return gpu.name == peer.name and (not mine or not theirs or abs(mine - theirs) <= 0.05 * max(mine, theirs))
 
 
 def _kinds(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
@@ -312,20 +323,20 @@ def gpu_memory_in_use(
     devices = nvidia_gpus(gpus)
     visible = _whole(visible_gpus(gpus, environment))
     requires(visible, "no whole GPU is visible (only MIG slices, or none)")
-    asked = tuple(one for one in visible if not one.integrated and _share(one) is not None)
+    asked = tuple(gpu for gpu in visible if not gpu.integrated and _share(gpu) is not None)
     if not asked:
         raise NotKnown("the memory in use on the visible GPUs is not reported")
     # Where it is known who holds what, gpu-memory-held-by-others, zombie-gpu-process and gpu-memory-unowned name them.
     looked_at = isinstance(processes, Processes) and isinstance(machine, Machine) and not machine.wsl
-    named = tuple(one for one in asked if looked_at and told_by_holder(one))
-    full = tuple(one for one in asked if (_share(one) or 0.0) >= 0.1 and one not in named)
+    named = tuple(gpu for gpu in asked if looked_at and told_by_holder(gpu))
+    full = tuple(gpu for gpu in asked if (_share(gpu) or 0.0) >= 0.1 and gpu not in named)
     if not full:
-        if len(asked) < sum(not one.integrated for one in visible):
+        if len(asked) < sum(not gpu.integrated for gpu in visible):
             raise NotKnown("the memory in use on some visible GPUs is not reported")
         return
-    worst = max(full, key=lambda one: _share(one) or 0.0)
-    free = [one for one in asked if one not in full]
-    unseen = all(one.processes == 0 for one in full)
+    worst = max(full, key=lambda gpu: _share(gpu) or 0.0)
+    free = [gpu for gpu in asked if gpu not in full]
+    unseen = all(gpu.processes == 0 for gpu in full)
     share = _share(worst) or 0.0
     much = f"up to {share:.0%} (GPU {worst.index})" if len(full) > 1 else f"{share:.0%} of it"
     others = Fix("Or use only the free GPUs", (_choose(free),))
@@ -334,7 +345,7 @@ def gpu_memory_in_use(
         cause="NVML lists no process there: it runs in another container, or a killed one hasn't quite ended."
         if unseen
         else "",
-        evidence=tuple(Evidence(f"GPU {one.index}: {_held(one)}", "NVML") for one in full[:8]),
+        evidence=tuple(Evidence(f"GPU {gpu.index}: {_held(gpu)}", "NVML") for gpu in full[:8]),
         fixes=(
             Fix(
                 "See which process holds it, and end it if it is yours",
@@ -347,7 +358,7 @@ def gpu_memory_in_use(
 
 
 def _choose(free: list[Gpu]) -> str:
-    return "export CUDA_VISIBLE_DEVICES=" + ",".join(str(one.index) for one in free)
+    return "export CUDA_VISIBLE_DEVICES=" + ",".join(str(gpu.index) for gpu in free)
 
 
 def _share(gpu: Gpu) -> float | None:

@@ -83,7 +83,7 @@ def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
             ),
         )
     if fresh:
-        counted = listed((f"GPU {one.index}: {errors[one.index]}" for one in fresh), most=8)
+        counted = listed((f"GPU {gpu.index}: {errors[gpu.index]}" for gpu in fresh), most=8)
         yield Finding(
             summary=f"Uncorrectable memory errors since the driver was loaded: {counted}",
             evidence=(Evidence(f"uncorrected ECC errors since the driver was loaded: {counted}", "NVML"),),
@@ -121,7 +121,10 @@ def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
             if isinstance(device.retired_pages_pending, Unknown):  # only GPUs before Ampere retire pages
                 known(device.row_remap_pending)
     asked = (device.ecc_uncorrected_volatile for device in devices)
-    requires(any(not isinstance(one, Unknown) for one in asked), "these GPUs have no ECC memory, or it is off")
+    requires(
+        any(not isinstance(errors_counted, Unknown) for errors_counted in asked),
+        "these GPUs have no ECC memory, or it is off",
+    )
 
 
 def _count(value: Maybe[int]) -> int:
@@ -183,8 +186,8 @@ def _still_gone(log: KernelLog, gpus: Maybe[Gpus], driver: Maybe[Driver]) -> tup
     nothing, or only the GPUs of this job, that proves nothing."""
     if isinstance(gpus, Unknown) or not gpus.answering or isinstance(driver, Unknown) or driver.unreadable_nodes:
         return ()
-    answering = {normal_address(one.bus_id) for one in gpus.answering if one.bus_id}
-    return tuple(one for one in reported(log) if one.number == 79 and one.gpu not in answering)
+    answering = {normal_address(gpu.bus_id) for gpu in gpus.answering if gpu.bus_id}
+    return tuple(line for line in reported(log) if line.number == 79 and line.gpu not in answering)
 
 
 @check("xid-error", severity=FAIL)
@@ -221,13 +224,13 @@ def xid_error(
     told = leading or [line for line in lines if line.number != 45 and "(None)" not in line.text]
     hints = [line for line in lines if line.number == 154]
     findings = []
-    for number, group in groupby(sorted(told, key=lambda one: one.number), key=lambda one: one.number):
+    for number, group in groupby(sorted(told, key=lambda line: line.number), key=lambda line: line.number):
         same = list(group)
-        severity = _faded(same[0].means.severity, min(max(one.age, 0.0) for one in same))
+        severity = _faded(same[0].means.severity, min(max(line.age, 0.0) for line in same))
         if severity is not None:
             findings.append(_xid_finding(number, same, hints, severity, log.source, container))
     worse = [finding for finding in findings if finding.severity is not INFO]
-    yield from sorted(worse or findings, key=lambda one: one.severity.rank if one.severity else 0)
+    yield from sorted(worse or findings, key=lambda finding: finding.severity.rank if finding.severity else 0)
 
 
 def _faded(severity: Severity, age: float) -> Severity | None:
@@ -246,8 +249,8 @@ def _xid_finding(
     container: Maybe[Container],
 ) -> Finding:
     means = same[0].means
-    where = sorted({one.gpu for one in same})
-    newest = min(same, key=lambda one: max(one.age, 0.0))
+    where = sorted({line.gpu for line in same})
+    newest = min(same, key=lambda line: max(line.age, 0.0))
     advice = [hint.text.partition("154,")[2].strip() for hint in hints if hint.gpu in where]
     fix = Fix(f"{means.action[:1].upper()}{means.action[1:]}", _xid_commands(means.action, where))
     fixes = [on_the_host(fix, container) if means.action in (RESET, REBOOT) else fix]
@@ -257,7 +260,7 @@ def _xid_finding(
     return Finding(
         summary=f"Xid {number} on {listed(where, most=3)}{_ago(newest.age)}{times}: {means.meaning}",
         cause=f"This is mostly a fault of {means.whose}." if means.whose not in (FOLLOWS, UNLISTED.whose) else "",
-        evidence=tuple(Evidence(one.text, source) for one in same[-3:]),
+        evidence=tuple(Evidence(line.text, source) for line in same[-3:]),
         fixes=tuple(fixes),
         severity=severity,
     )
@@ -274,7 +277,7 @@ def _ago(age: float) -> str:
 
 def _xid_commands(action: str, where: list[str]) -> tuple[str, ...]:
     if action == RESET:
-        return tuple(f"sudo nvidia-smi --gpu-reset -i {one}.0" for one in where)
+        return tuple(f"sudo nvidia-smi --gpu-reset -i {address}.0" for address in where)
     if action == REBOOT:
         return ("sudo reboot",)
     if action == DEBUG:
@@ -334,16 +337,16 @@ def gpu_throttled(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
             yield Finding(
                 summary=f"{called(hit)} {'runs' if len(hit) == 1 else 'run'} slowed down: {why} ({which}{_state(hit[0])})",
                 evidence=tuple(
-                    Evidence(f"GPU {one.index}: {listed(active)}; {_state(one)}", "NVML")
-                    for one, active in known_reasons
-                    if one in hit
+                    Evidence(f"GPU {gpu.index}: {listed(active)}; {_state(gpu)}", "NVML")
+                    for gpu, active in known_reasons
+                    if gpu in hit
                 ),
                 fixes=(Fix(look, ("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",)),),
             )
     limits = [(device, device.power_limit, device.power_limit_default) for device in devices]
     lowered = [
-        (one, limit, usual)
-        for one, limit, usual in limits
+        (gpu, limit, usual)
+        for gpu, limit, usual in limits
         if not isinstance(limit, Unknown) and not isinstance(usual, Unknown) and 0 < limit < 0.95 * usual
     ]
     if lowered:

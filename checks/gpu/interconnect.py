@@ -73,7 +73,7 @@ def fabric_manager_not_running(
         summary = "CUDA can't start: the NVSwitch fabric is not set up (802, system not yet initialized)"
     elif waiting and (plan.nproc > 1 or initialised != 0):
         summary = (
-            f"{called(waiting)} didn't join the NVLink fabric ({listed(sorted({_fabric(one) for one in waiting}))})"
+            f"{called(waiting)} didn't join the NVLink fabric ({listed(sorted({_fabric(gpu) for gpu in waiting}))})"
         )
         severity = WARN if initialised == 0 else None
     elif here and not done and pci.nvswitches and manager != "active":
@@ -104,7 +104,7 @@ def fabric_manager_not_running(
             *([told(driver, "fabric_manager", f"fabric manager: {_manager(driver)}")] if here else []),
             *([told(driver, "fabric_manager_version", f"fabric manager's version: {theirs}")] if theirs else []),
             Evidence(f"driver {driver.version}", "/proc/driver/nvidia/version, NVML"),
-            *(Evidence(f"GPU {one.index}: joining the fabric: {_fabric(one)}", "NVML") for one in waiting[:8]),
+            *(Evidence(f"GPU {gpu.index}: joining the fabric: {_fabric(gpu)}", "NVML") for gpu in waiting[:8]),
         ),
         fixes=_fabric_fixes(driver, machine, here, installed=not here or manager is not None, differs=differs),
         severity=severity,
@@ -157,19 +157,19 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
     counts = [(device, device.nvlinks_active) for device in devices if not isinstance(device.nvlinks_active, Unknown)]
     switched = bool(pci.nvswitches) or any(device.fabric_state == "completed" for device in devices)
     logged = () if isinstance(kernel_log, Unknown) else reported(kernel_log, SXID_LINE)
-    fatal = tuple(one for one in logged if one.age <= DAY)
+    fatal = tuple(line for line in logged if line.age <= DAY)
     fewer = []
-    for one, active in counts:
-        most = max(count for other, count in counts if other.name == one.name)
+    for gpu, active in counts:
+        most = max(count for peer, count in counts if peer.name == gpu.name)
         # Without a switch, no link at all only means that no bridge is plugged in.
-        if active < most and (active or switched) and one.mig_enabled is not True:
-            fewer.append((one, active, most))
+        if active < most and (active or switched) and gpu.mig_enabled is not True:
+            fewer.append((gpu, active, most))
     if fewer:
-        which = called([one for one, _, _ in fewer])
+        which = called([gpu for gpu, _, _ in fewer])
         yield Finding(
             summary=f"{which}: only {plural(fewer[0][1], 'NVLink')} up, while the other GPUs have {fewer[0][2]}",
             evidence=tuple(
-                Evidence(f"GPU {one.index}: {active} of {most} NVLinks up", "NVML") for one, active, most in fewer
+                Evidence(f"GPU {gpu.index}: {active} of {most} NVLinks up", "NVML") for gpu, active, most in fewer
             ),
             fixes=(
                 Fix(
@@ -181,15 +181,15 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
             severity=FAIL if switched and any(not active for _, active, _ in fewer) else None,
         )
     if fatal:
-        numbers = sorted({one.number for one in fatal})
+        numbers = sorted({line.number for line in fatal})
         yield Finding(
             summary=f"An NVSwitch reported fatal errors (SXid {listed(numbers)})",
-            evidence=tuple(Evidence(one.text, "kernel log") for one in fatal[-3:]),
+            evidence=tuple(Evidence(line.text, "kernel log") for line in fatal[-3:]),
             fixes=(on_the_host(by_root(REBOOT, ("sudo dmesg -T | grep SXid", "sudo reboot")), container),),
         )
     if not fatal and not fewer:
-        for one in devices:
-            known(one.nvlinks_active)
+        for gpu in devices:
+            known(gpu.nvlinks_active)
         requires(any(count for _, count in counts), "no NVLink between the GPUs")
         if switched:  # of its own errors a switch only tells the kernel log
             known(kernel_log)
@@ -221,7 +221,7 @@ def p2p_acs_iommu(
     requires(not machine.wsl, "WSL has no PCI bus of its own")
     requires(plan.nproc > 1 and len(devices) > 1, "no more than one GPU in the job")
     virtual = [device.virtualization for device in devices if not isinstance(device.virtualization, Unknown)]
-    requires(all(one == "none" for one in virtual), "in a virtual machine this is the host's matter")
+    requires(all(kind == "none" for kind in virtual), "in a virtual machine this is the host's matter")
     linked = all(not isinstance(device.nvlinks_active, Unknown) and device.nvlinks_active for device in devices)
     requires(not linked, "the GPUs reach each other by NVLink")
     requires(not _off(environment, "NCCL_P2P_DISABLE"), "NCCL_P2P_DISABLE is set")
@@ -231,7 +231,7 @@ def p2p_acs_iommu(
         raise NotKnown("the driver doesn't say whether the GPUs can reach each other directly")
     requires("ok" in cells, "peer-to-peer is not possible between these GPUs, and NCCL knows it")
     above = _bridges(pci)
-    bridges = tuple(one for one in above if one.acs_redirect)
+    bridges = tuple(bridge for bridge in above if bridge.acs_redirect)
     command_line = machine.kernel_command_line
     translating = _translating(pci, command_line)
     if bridges:
@@ -268,7 +268,7 @@ def p2p_acs_iommu(
             known(device.virtualization)
         if not pci.nvidia_gpus:
             raise NotKnown("sysfs doesn't show the GPUs")
-        if any(one.acs_redirect is None for one in above):
+        if any(bridge.acs_redirect is None for bridge in above):
             raise NotKnown("ACS can't be read without root")
 
 

@@ -32,7 +32,7 @@ def oom_batch_too_large(log: Log) -> Iterator[Finding]:
     seen = sightings(log, "oom-batch-too-large")
     if not seen:
         return
-    ranks = {one.line.rank for one in seen if one.line.rank is not None}
+    ranks = {match.line.rank for match in seen if match.line.rank is not None}
     wanted = word(seen, "wanted")
     yield Finding(
         summary=f"GPU memory is full on {ranks_named(ranks) if ranks else 'a GPU'}"
@@ -72,7 +72,7 @@ def nccl_cuda_oom(log: Log) -> Iterator[Finding]:
     seen = sightings(log, "nccl-cuda-oom")
     if not seen:
         return
-    ranks = {one.line.rank for one in seen if one.line.rank is not None}
+    ranks = {match.line.rank for match in seen if match.line.rank is not None}
     yield Finding(
         summary=f"NCCL found no memory for its buffers on {ranks_named(ranks) if ranks else 'a GPU'}",
         evidence=lines(log, seen),

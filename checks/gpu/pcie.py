@@ -44,7 +44,7 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     )
     if not known_links:
         raise NotKnown("sysfs doesn't say how the cards and their slots are linked")
-    busy = {} if isinstance(gpus, Unknown) else {one.bus_id: one for one in gpus.answering if _busy(one)}
+    busy = {} if isinstance(gpus, Unknown) else {gpu.bus_id: gpu for gpu in gpus.answering if _busy(gpu)}
     narrow = tuple(card for card in known_links if card.link_width < _best_width(card))
     slow = tuple(
         card
@@ -89,13 +89,13 @@ def _assert_idle(links: tuple[PciDevice, ...], gpus: Maybe[Gpus]) -> None:
                 known(gpu.utilisation)
 
 
-def _matters(one: PciDevice) -> bool:
+def _matters(card: PciDevice) -> bool:
     """GPUs and Mellanox cards."""
-    return _is_gpu(one) or (one.vendor == 0x15B3 and one.class_code >> 16 == 0x02)
+    return _is_gpu(card) or (card.vendor == 0x15B3 and card.class_code >> 16 == 0x02)
 
 
-def _is_gpu(one: PciDevice) -> bool:
-    return one.is_nvidia_gpu or one.is_amd_gpu
+def _is_gpu(card: PciDevice) -> bool:
+    return card.is_nvidia_gpu or card.is_amd_gpu
 
 
 def _off_slot(gpu: Gpu) -> bool:
@@ -143,21 +143,21 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
     requires(cards, "no GPU and no InfiniBand card on this host")
     above = {card.parent for card in cards}
     watched = (*cards, *(device for device in pci.devices if device.address in above and device not in cards))
-    if all(one.aer_fatal is None and one.aer_nonfatal is None for one in watched):
+    if all(card.aer_fatal is None and card.aer_nonfatal is None for card in watched):
         raise NotKnown("the kernel doesn't count PCIe errors here")
-    counted = tuple((one, one.aer_fatal or 0, one.aer_nonfatal or 0) for one in watched)
-    bad = tuple(each for each in counted if each[1] or each[2] >= NONFATAL_FLOOR)
+    counted = tuple((card, card.aer_fatal or 0, card.aer_nonfatal or 0) for card in watched)
+    bad = tuple(counts for counts in counted if counts[1] or counts[2] >= NONFATAL_FLOOR)
     if bad:
         counters = f"/sys/bus/pci/devices/{shlex.quote(bad[0][0].address)}/aer_dev_*"
         yield Finding(
             summary=f"PCIe errors that were not corrected since boot: {plural(sum(fatal + nonfatal for _, fatal, nonfatal in bad), 'error')} at "
-            f"{listed((one.address for one, _, _ in bad), most=4)}",
+            f"{listed((card.address for card, _, _ in bad), most=4)}",
             evidence=tuple(
                 Evidence(
-                    f"{one.address}: {fatal} fatal, {nonfatal} not fatal, {one.aer_correctable or 0} corrected",
-                    f"/sys/bus/pci/devices/{one.address}/aer_dev_*",
+                    f"{card.address}: {fatal} fatal, {nonfatal} not fatal, {card.aer_correctable or 0} corrected",
+                    f"/sys/bus/pci/devices/{card.address}/aer_dev_*",
                 )
-                for one, fatal, nonfatal in bad
+                for card, fatal, nonfatal in bad
             ),
             fixes=(
                 by_root(

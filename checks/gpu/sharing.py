@@ -87,7 +87,7 @@ def _planned(
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
     seen = visible_gpus(gpus, environment)
     requires(seen, "no GPU is visible to torch")
-    requires(not any(one.slice for one in seen), "only MIG slices are visible: see mig-multi-instance")
+    requires(not any(visible_gpu.slice for visible_gpu in seen), "only MIG slices are visible: see mig-multi-instance")
     # Of a training over NCCL it was seen which GPUs the ranks are shown.
     own = len(seen) == 1 and one_gpu_each(environment) and not on_the_gpus(smoke)
     requires(not own, "Slurm gives each rank a GPU of its own")
@@ -110,16 +110,22 @@ def _running(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
 
 
 def _runs_on_one(job: TrainingJob, shared: Sequence[SharedGpu], held: Sequence[HeldGpu]) -> Finding:
-    ranks = [rank for one in shared for rank in one.ranks]
-    over_nccl = any("nccl" in mark.lower() for one in ranks for mark in one.marks)
-    where = listed((f"{_named(one.ranks)} on GPU {one.gpu.index}" for one in shared), 3)
+    ranks = [rank for shared_gpu in shared for rank in shared_gpu.ranks]
+    over_nccl = any("nccl" in mark.lower() for rank in ranks for mark in rank.marks)
+    where = listed((f"{_named(shared_gpu.ranks)} on GPU {shared_gpu.gpu.index}" for shared_gpu in shared), 3)
     if len(where) > 110:
         where = f"{len(ranks)} ranks on {plural(len(shared), 'GPU')}"
     return Finding(
         summary=f"Job {job.name}: {where} {'share a GPU' if len(shared) == 1 else 'share GPUs'}, "
         + ("which NCCL refuses" if over_nccl else "and take turns"),
         evidence=evidence_of(
-            [each for one in shared for rank in one.ranks for each in of_process(rank, held) if each.gpu == one.gpu]
+            [
+                held_gpu
+                for shared_gpu in shared
+                for rank in shared_gpu.ranks
+                for held_gpu in of_process(rank, held)
+                if held_gpu.gpu == shared_gpu.gpu
+            ]
         ),
         fixes=(
             Fix(

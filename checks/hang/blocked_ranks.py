@@ -37,7 +37,7 @@ def rank_stopped(hang: Hang) -> Iterator[Finding]:
         return
     traced = [culprit for culprit in found.culprits if culprit.rank.watched and culprit.rank.watched.last.state == "t"]
     stopped = [culprit for culprit in found.culprits if culprit not in traced]
-    pids = " ".join(str(one.pid) for one in stopped)
+    pids = " ".join(str(culprit.pid) for culprit in stopped)
     how = "held by a debugger" if traced and not stopped else "stopped"
     go_on = Fix(f"Let {'it' if len(stopped) == 1 else 'them'} go on", (f"kill -CONT {pids}",))
     yield Finding(
@@ -48,10 +48,10 @@ def rank_stopped(hang: Hang) -> Iterator[Finding]:
             *((go_on,) if stopped else ()),
             *(
                 Fix(
-                    f"Rank {one.number} is in the hands of a debugger (gdb, strace): go on or detach there; this names it",
-                    (f"grep TracerPid /proc/{one.pid}/status",),
+                    f"Rank {culprit.number} is in the hands of a debugger (gdb, strace): go on or detach there; this names it",
+                    (f"grep TracerPid /proc/{culprit.pid}/status",),
                 )
-                for one in traced[:3]
+                for culprit in traced[:3]
             ),
         ),
         rank=found.culprits[0].number,

@@ -197,7 +197,7 @@ def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
 
 def _first_known(record: RecordedHang, hang: Hang) -> int | None:
     """Not one of which there is neither a process nor a record."""
-    known = {one.rank for one in hang.ranks} | {one.rank for one in hang.recorded}
+    known = {rank.rank for rank in hang.ranks} | {recorded.rank for recorded in hang.recorded}
     return next((rank for rank in record.ranks if rank in known or not record.lags), None)
 
 
@@ -237,7 +237,7 @@ def _why_behind(found: HangVerdict, hang: Hang) -> str:
 def _after_the_last_call(found: HangVerdict, hang: Hang) -> tuple[Fix, ...]:
     record = found.record
     frames = (record.last, record.frame) if record else ()
-    hosts = {one.host for one in hang.recorded if record and one.rank in record.ranks} - {""}
+    hosts = {recorded.host for recorded in hang.recorded if record and recorded.rank in record.ranks} - {""}
     there = f" on {listed(sorted(hosts), most=3)}" if hosts else ""
     # On another host the job has another name.
     here = record is not None and all(hang.rank(rank) for rank in record.ranks)

@@ -55,7 +55,9 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
     stuck = [worker for culprit in found.culprits for worker in culprit.rank.workers if not is_worker_idle(worker)]
     # One with workers that are gone is in the DataLoader, too; without workers the data set runs in the rank.
     workers = any(culprit.place.where is PlaceKind.LOADER for culprit in found.culprits)
-    frames = [worker_place(one.last).frame for one in stuck] or [culprit.place.frame for culprit in found.culprits]
+    frames = [worker_place(worker.last).frame for worker in stuck] or [
+        culprit.place.frame for culprit in found.culprits
+    ]
     yield Finding(
         summary=(f"{named(found.culprits, hang)} {verb(found, 'waits', 'wait')} for data at"
                       f" {lines_of(found.culprits) or 'a line that is not known'}{_workers(first, stuck)}{waiting_words(found, hang)}"),
@@ -68,7 +70,7 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
                 if workers
                 else "Give what it waits for a timeout; with a worker the DataLoader has one: DataLoader(..., num_workers=1, timeout=120)"
             ),
-            *full_stacks(hang, () if stuck else found.culprits, [one.pid for one in stuck]),
+            *full_stacks(hang, () if stuck else found.culprits, [worker.pid for worker in stuck]),
         ),
         severity=severity_of(found, hang),
         rank=first.number,
@@ -84,7 +86,7 @@ def _workers(stand: RankState, stuck: list[Watched]) -> str:
         return f", and stands in the data set, {where(stand.place)}"
     if not stuck:
         return ", and no worker is there" if not stand.rank.workers else ""
-    places = listed(dict.fromkeys(where(worker_place(one.last)) for one in stuck), most=2)
+    places = listed(dict.fromkeys(where(worker_place(worker.last)) for worker in stuck), most=2)
     return (
         f", its worker (pid {stuck[0].pid}) stands in {places}"
         if len(stuck) == 1
@@ -98,12 +100,12 @@ def _why_no_data(stand: RankState, stuck: list[Watched]) -> str:
         return (
             f"Without workers (num_workers=0) the data set runs in the rank itself, which waits there. {waits}".strip()
         )
-    held = [one for one in stuck if one.last.state == "D"]
+    held = [worker for worker in stuck if worker.last.state == "D"]
     if held:
         return f"The kernel holds {plural(len(held), 'worker')} in {held[0].last.waits_in or 'a disk or network file system'}."
     if stand.place.where is PlaceKind.LOADER and not stand.rank.workers:
         return "Its workers are gone, killed perhaps: the DataLoader notices only a worker's end that it waits for."
-    stopped = [one for one in stuck if one.last.state in "Tt"]
+    stopped = [worker for worker in stuck if worker.last.state in "Tt"]
     return f"Worker {stopped[0].pid} is stopped: `kill -CONT {stopped[0].pid}` lets it go on." if stopped else ""
 
 

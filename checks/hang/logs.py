@@ -80,7 +80,11 @@ def nccl_message_truncated(log: Log) -> Iterator[Finding]:
     seen = sightings(log, "nccl-message-truncated")
     if not seen:
         return
-    versions = {found[1]: one.line for one in reversed(log.raised) if (found := NCCL_VERSION.search(one.message))}
+    versions = {
+        found[1]: exception.line
+        for exception in reversed(log.raised)
+        if (found := NCCL_VERSION.search(exception.message))
+    }
     differ = len(versions) > 1
     yield Finding(
         summary="NCCL got a message of another size than it expected"

@@ -200,11 +200,11 @@ def _running(processes: Processes) -> Iterator[Finding]:
                 else "OMP_NUM_THREADS is not set in them, and torchrun, which would set it, didn't start them.",
                 evidence=tuple(
                     Evidence(
-                        f"{who([one])}: OMP_NUM_THREADS is {setting(one, 'OMP_NUM_THREADS') or 'not set'}, "
-                        f"{plural(one.threads, 'thread')}",
+                        f"{who([rank])}: OMP_NUM_THREADS is {setting(rank, 'OMP_NUM_THREADS') or 'not set'}, "
+                        f"{plural(rank.threads, 'thread')}",
                         "/proc",
                     )
-                    for one, _ in greedy[:8]
+                    for rank, _ in greedy[:8]
                 ),
                 fixes=(
                     Fix(

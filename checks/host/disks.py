@@ -52,11 +52,11 @@ def disk_full(disks: Disks) -> Iterator[Finding]:
         by_mount.setdefault((disk.mount or disk.path, disk.total), []).append(disk)
     for group in by_mount.values():
         # Images (squashfs, snap) are full by nature; folder-not-writable judges whether they can be written to.
-        group = [one for one in group if one.total and not one.read_only_mount]
-        short = [one for one in group if one.free < _floors(one)[1]]
+        group = [disk for disk in group if disk.total and not disk.read_only_mount]
+        short = [disk for disk in group if disk.free < _floors(disk)[1]]
         if short:
             yield _short_of("space", short, f"{human(short[0].free)} of {human(short[0].total)} free", disks)
-        scarce = [one for one in group if _counts_inodes(one) and one.inodes_free < INODES_WANTED]
+        scarce = [disk for disk in group if _counts_inodes(disk) and disk.inodes_free < INODES_WANTED]
         if scarce:
             yield _short_of("inodes", scarce, f"{scarce[0].inodes_free} of {scarce[0].inodes_total} inodes free", disks)
 

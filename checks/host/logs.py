@@ -52,7 +52,7 @@ def dataloader_worker_killed(log: Log) -> Iterator[Finding]:
         summary=f"A DataLoader's worker died {how}",
         evidence=lines(log, seen),
         fixes=(memory, fewer, show_it)
-        if not signal and not code and any(one.sign in HANDING_OVER for one in seen)
+        if not signal and not code and any(match.sign in HANDING_OVER for match in seen)
         else (memory, fewer)
         if signal == "Killed"
         else (show_it, forked, memory)

@@ -181,12 +181,12 @@ def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iter
 
 def _killed_by_log(kernel_log: KernelLog) -> Iterator[Finding]:
     killed = [(line, found[2], found[1]) for line in kernel_log.lines if (found := _KILLED.search(line.text))]
-    training = [one for one in killed if re.match(TRAINING, one[1])]
-    recent = [one for one in killed if 0 <= one[0].age < DAY]
+    training = [kill for kill in killed if re.match(TRAINING, kill[1])]
+    recent = [kill for kill in killed if 0 <= kill[0].age < DAY]
     telling = training or recent
     if not telling:
         return
-    line, name, pid = min(telling, key=lambda one: one[0].age if one[0].age >= 0 else float("inf"))
+    line, name, pid = min(telling, key=lambda kill: kill[0].age if kill[0].age >= 0 else float("inf"))
     more = f", and {len(telling) - 1} more" if len(telling) > 1 else ""
     yield Finding(
         summary=f"The kernel killed {name} (process {pid}){more}{_ago(line)}, because memory ran out",

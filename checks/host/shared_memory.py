@@ -218,8 +218,8 @@ def shm_stale_segments(shared_memory: SharedMemory, processes: Maybe[Processes])
 def _without_them(shared_memory: SharedMemory, processes: Maybe[Processes]) -> Iterator[Fix]:
     """First those that are proven to be nobody's any more and may be removed by ddpdoctor itself."""
     left = tuple(left_segments(shared_memory, processes))
-    proven = [one for one in left if one.proven]
-    others = [one.path for one in left if not one.proven]
+    proven = [segment for segment in left if segment.proven]
+    others = [segment.path for segment in left if not segment.proven]
     if proven:
         some = f"Remove {len(proven)} that are yours, and that nobody can come for any more"
         yield Fix(_first(some if others else "Remove them", len(proven)), (kill_command(proven),), appliable=True)

@@ -65,14 +65,14 @@ def rdzv_missing_node(fleet: Fleet, meeting: Meeting, network: Maybe[Network]) -
         return
     requires(fleet.nodes, NO_FLEET)
     requires(meeting.node_rank == 0, NODE_0_SPEAKS)
-    for one, seat in _seats(fleet):
-        if one.code not in RANK_CODES and (fleet.absent or one.code in ("nnodes", "full", "closed")):
-            yield _refused(one, seat, fleet, meeting)
+    for visitor, seat in _seats(fleet):
+        if visitor.code not in RANK_CODES and (fleet.absent or visitor.code in ("nnodes", "full", "closed")):
+            yield _refused(visitor, seat, fleet, meeting)
     if isinstance(network, Network) and isinstance(network.master, Resolution):
         # Then it is master-addr-unreachable that says why nobody comes.
         requires(fleet.doubles or not means_each_node_itself(network.master, network), "the master is localhost")
     # Whoever was turned away is one of those who are missing: one fault, said once.
-    more = len(_free(fleet)) - sum(_seat(one, fleet) is None for one in _unsettled(fleet))
+    more = len(_free(fleet)) - sum(_seat(visitor, fleet) is None for visitor in _unsettled(fleet))
     if more > 0:
         yield _missing(_free(fleet), more, fleet, meeting)
     if any(node.lost for node in fleet.nodes):
@@ -85,9 +85,12 @@ def _unsettled(fleet: Fleet) -> list[RejectedNode]:
     settled = {(bare_host(node), node.address, node.rank) for node in fleet.nodes}
     last = {(double.host, double.address): double for double in fleet.doubles if double.proved}
     return [
-        one
-        for one in last.values()
-        if not any((host, address) == (one.host, one.address) and rank != one.rank for host, address, rank in settled)
+        visitor
+        for visitor in last.values()
+        if not any(
+            (host, address) == (visitor.host, visitor.address) and rank != visitor.rank
+            for host, address, rank in settled
+        )
     ]
 
 
@@ -96,30 +99,32 @@ def _unproved(fleet: Fleet) -> list[RejectedNode]:
     or a stranger who says so."""
     here = {(bare_host(node), node.address) for node in fleet.nodes}
     last = {(double.host, double.address): double for double in fleet.doubles if not double.proved}
-    return [one for place, one in last.items() if place not in here]
+    return [visitor for place, visitor in last.items() if place not in here]
 
 
-def _seat(one: RejectedNode, fleet: Fleet) -> MissingNode | None:
+def _seat(visitor: RejectedNode, fleet: Fleet) -> MissingNode | None:
     """The seat that a node would have had that was turned away; None where it named none, or one that isn't free."""
-    return None if one.code in RANK_CODES else next((seat for seat in fleet.absent if seat.rank == one.rank), None)
+    return (
+        None if visitor.code in RANK_CODES else next((seat for seat in fleet.absent if seat.rank == visitor.rank), None)
+    )
 
 
 def _free(fleet: Fleet) -> list[MissingNode]:
     """The seats that nobody came for who was turned away."""
-    named = [_seat(one, fleet) for one in _unsettled(fleet)]
+    named = [_seat(visitor, fleet) for visitor in _unsettled(fleet)]
     return [seat for seat in fleet.absent if seat not in named]
 
 
 def _seats(fleet: Fleet) -> Iterator[tuple[RejectedNode, MissingNode | None]]:
     """Who was turned away, each with a seat to take when it comes again: its own, else one of the free ones."""
     free = iter(_free(fleet))
-    for one in _unsettled(fleet):
-        yield one, _seat(one, fleet) or next(free, None)
+    for visitor in _unsettled(fleet):
+        yield visitor, _seat(visitor, fleet) or next(free, None)
 
 
-def _so_missing(one: RejectedNode, fleet: Fleet) -> str:
+def _so_missing(visitor: RejectedNode, fleet: Fleet) -> str:
     """What it means for the others that it wasn't let in."""
-    own = _seat(one, fleet)
+    own = _seat(visitor, fleet)
     seats = [own] if own else _free(fleet)
     if not seats:
         return ""
@@ -150,8 +155,12 @@ def _missing(missing: list[MissingNode], count: int, fleet: Fleet, meeting: Meet
         evidence=(
             told(fleet, "absent", f"{who}: never joined"),
             *(
-                told(fleet, "doubles", f"{_place(one.host, one.address)} was turned away: {first_words(one.text)}")
-                for one in unproved
+                told(
+                    fleet,
+                    "doubles",
+                    f"{_place(visitor.host, visitor.address)} was turned away: {first_words(visitor.text)}",
+                )
+                for visitor in unproved
             ),
             *_waited(fleet),
             Evidence(f"--nnodes is {fleet.expected}", "--nnodes, the launcher's settings"),
@@ -174,13 +183,13 @@ def _knocked(unproved: list[RejectedNode]) -> str:
     """The end of a summary that says who came instead."""
     if not unproved:
         return ""
-    who = listed((_place(one.host, one.address) for one in unproved), most=2)
-    texts = [one.text for one in unproved if one.code == "token"]
+    who = listed((_place(visitor.host, visitor.address) for visitor in unproved), most=2)
+    texts = [visitor.text for visitor in unproved if visitor.code == "token"]
     return f"; {who} came with {token_of_a_visitor(texts) if texts else 'another version and no proof'}"
 
 
 def _or_a_stranger(unproved: list[RejectedNode]) -> str:
-    who = listed((_place(one.host, one.address) for one in unproved), most=4)
+    who = listed((_place(visitor.host, visitor.address) for visitor in unproved), most=4)
     return (
         f"Nothing proves who came as {who}: a node of yours, which must come with this run's token and version, or a stranger"
         " at the port, who calls himself what he likes."
@@ -190,7 +199,7 @@ def _or_a_stranger(unproved: list[RejectedNode]) -> str:
 def _same_version(unproved: list[RejectedNode], fleet: Fleet) -> tuple[Fix, ...]:
     """What a stranger says of his version goes into no command; node 0's own does."""
     ours = next((node.ddpdoctor for node in fleet.nodes if node.rank == 0 and node.ddpdoctor), "")
-    if not ours or all(one.code != "version" for one in unproved):
+    if not ours or all(visitor.code != "version" for visitor in unproved):
         return ()
     return (Fix("If that is a node of yours, install node 0's ddpdoctor there", (f"pip install 'ddpdoctor=={ours}'",)),)
 
@@ -224,7 +233,7 @@ def _by_srun(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
 def _run_there(missing: list[MissingNode], fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
     if meeting.launcher == "Slurm":
         return _by_srun(fleet, meeting)
-    commands = tuple(netcheck_command(meeting, fleet.expected, one.rank) for one in missing[:COMMANDS_MOST])
+    commands = tuple(netcheck_command(meeting, fleet.expected, seat.rank) for seat in missing[:COMMANDS_MOST])
     where = "there" if len(missing) == 1 else "on each of them, with its own rank"
     text = f"Run this {where}, while it runs here again; if it can't reach {meeting.master}:{meeting.port}, it says why"
     return (Fix(text, commands),)
@@ -246,24 +255,27 @@ def _fewer(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
     return (Fix(text, (netcheck_command(meeting, here, 0),)),)
 
 
-def _refused(one: RejectedNode, seat: MissingNode | None, fleet: Fleet, meeting: Meeting) -> Finding:
-    who = _place(one.host, one.address)
+def _refused(visitor: RejectedNode, seat: MissingNode | None, fleet: Fleet, meeting: Meeting) -> Finding:
+    who = _place(visitor.host, visitor.address)
     command = netcheck_command(meeting, fleet.expected, seat.rank if seat else None)
     more = (meeting.nnodes or fleet.expected) + 1
     fixes = {
         "nnodes": (
-            Fix(f"If the job has {plural(fleet.expected, 'node')}, run this on {one.host or one.address}", (command,)),
             Fix(
-                f"If it has {one.nnodes}, give that number on all nodes, on this one too",
-                (netcheck_command(meeting, one.nnodes or more, 0),),
+                f"If the job has {plural(fleet.expected, 'node')}, run this on {visitor.host or visitor.address}",
+                (command,),
+            ),
+            Fix(
+                f"If it has {visitor.nnodes}, give that number on all nodes, on this one too",
+                (netcheck_command(meeting, visitor.nnodes or more, 0),),
             ),
         ),
         "full": (one_node_more(more, meeting),),
         "version": (
-            Fix("Install the newer ddpdoctor on both", (one.text.partition(": ")[2].removesuffix(" on both"),)),
-            Fix(f"Then run this on {one.host or one.address}, while it runs here again", (command,)),
+            Fix("Install the newer ddpdoctor on both", (visitor.text.partition(": ")[2].removesuffix(" on both"),)),
+            Fix(f"Then run this on {visitor.host or visitor.address}, while it runs here again", (command,)),
         ),
-        "command": (Fix(f"Run this on {one.host or one.address}, while it runs here again", (command,)),),
+        "command": (Fix(f"Run this on {visitor.host or visitor.address}, while it runs here again", (command,)),),
         "closed": (
             one_node_more(more, meeting)
             if not fleet.absent
@@ -274,23 +286,23 @@ def _refused(one: RejectedNode, seat: MissingNode | None, fleet: Fleet, meeting:
         ),
     }
     return Finding(
-        summary=_why_refused(one, who, fleet),
-        cause=_so_missing(one, fleet),
-        evidence=(told(fleet, "doubles", f"{who} was told: {one.text}"), *_waited(fleet)),
-        fixes=fixes[one.code],
+        summary=_why_refused(visitor, who, fleet),
+        cause=_so_missing(visitor, fleet),
+        evidence=(told(fleet, "doubles", f"{who} was told: {visitor.text}"), *_waited(fleet)),
+        fixes=fixes[visitor.code],
     )
 
 
-def _why_refused(one: RejectedNode, who: str, fleet: Fleet) -> str:
-    if one.code == "nnodes":
-        return f"{who} was told that the job has {one.nnodes} nodes, node 0 that it has {fleet.expected}"
-    if one.code == "full":
+def _why_refused(visitor: RejectedNode, who: str, fleet: Fleet) -> str:
+    if visitor.code == "nnodes":
+        return f"{who} was told that the job has {visitor.nnodes} nodes, node 0 that it has {fleet.expected}"
+    if visitor.code == "full":
         return f"{who} came, and all {fleet.expected} nodes of the job were there already"
-    if one.code == "closed" and not fleet.absent:
+    if visitor.code == "closed" and not fleet.absent:
         return f"{who} came while the test ran, and all {fleet.expected} nodes of the job were there already"
-    if one.code == "closed":
+    if visitor.code == "closed":
         return f"{who} came too late: the test had begun without it"
-    return f"{who} came and was turned away: {first_words(one.text)}"
+    return f"{who} came and was turned away: {first_words(visitor.text)}"
 
 
 def _why_lost(node: Node, meeting: Meeting) -> str:
@@ -312,12 +324,12 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
     return Finding(
         summary=f"{called(first)}{others} was {first.lost}",
         cause=_why_lost(first, meeting),
-        evidence=tuple(Evidence(f"{called(one)} ({one.address}): {one.lost}", HUB_CONNECTION) for one in lost),
+        evidence=tuple(Evidence(f"{called(node)} ({node.address}): {node.lost}", HUB_CONNECTION) for node in lost),
         fixes=(
             *(() if stopped else killed),
             Fix(
                 f"Run it there again, while it runs here again{read}",
-                tuple(netcheck_command(meeting, fleet.expected, one.rank) for one in lost[:COMMANDS_MOST]),
+                tuple(netcheck_command(meeting, fleet.expected, node.rank) for node in lost[:COMMANDS_MOST]),
             ),
             *_here_again(fleet, meeting),
         ),
@@ -347,22 +359,22 @@ def duplicate_rank(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
         return
     requires(fleet.nodes, NO_FLEET)
     requires(meeting.node_rank == 0, NODE_0_SPEAKS)
-    for one, seat in _seats(fleet):
-        if one.code in RANK_CODES:
-            yield _double(one, seat, fleet, meeting)
+    for visitor, seat in _seats(fleet):
+        if visitor.code in RANK_CODES:
+            yield _double(visitor, seat, fleet, meeting)
 
 
-def _double(one: RejectedNode, free: MissingNode | None, fleet: Fleet, meeting: Meeting) -> Finding:
-    who = _place(one.host, one.address)
+def _double(visitor: RejectedNode, free: MissingNode | None, fleet: Fleet, meeting: Meeting) -> Finding:
+    who = _place(visitor.host, visitor.address)
     counted = ""
-    if one.code == "rank-out-of-range":
+    if visitor.code == "rank-out-of-range":
         last = fleet.expected - 1
-        summary = f"{who} says node rank {one.rank}, and {plural(fleet.expected, 'node')} have ranks 0 to {last}"
+        summary = f"{who} says node rank {visitor.rank}, and {plural(fleet.expected, 'node')} have ranks 0 to {last}"
         counted = f"Ranks are counted from 0, so that the last is {last}. "
     else:
-        summary = f"{who} says node rank {one.rank}, which {one.holder or 'another node'} has already"
+        summary = f"{who} says node rank {visitor.rank}, which {visitor.holder or 'another node'} has already"
     if free is not None:
-        text = f"Rank {free.rank} is free: run this on {one.host or one.address}, while it runs here again"
+        text = f"Rank {free.rank} is free: run this on {visitor.host or visitor.address}, while it runs here again"
         command = netcheck_command(meeting, fleet.expected, free.rank)
     else:
         more = fleet.expected + 1
@@ -371,8 +383,8 @@ def _double(one: RejectedNode, free: MissingNode | None, fleet: Fleet, meeting: 
     ranks = listed((f"{called(node)} has rank {node.rank}" for node in fleet.nodes), most=4)
     return Finding(
         summary=summary,
-        cause=f"{counted}{_so_missing(one, fleet)}".strip(),
-        evidence=(told(fleet, "doubles", f"{who} came with node rank {one.rank}"), told(fleet, "nodes", ranks)),
+        cause=f"{counted}{_so_missing(visitor, fleet)}".strip(),
+        evidence=(told(fleet, "doubles", f"{who} came with node rank {visitor.rank}"), told(fleet, "nodes", ranks)),
         fixes=(Fix(text, (command,)), *(_here_again(fleet, meeting) if free is not None else ())),
     )
 

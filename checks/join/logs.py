@@ -135,11 +135,11 @@ def rdzv_store_host_exited(log: Log) -> Iterator[Finding]:
     until all are done: `dist.barrier()` and then `dist.destroy_process_group()` at the end of the script, on every rank.
     """
     seen = sightings(log, "rdzv-store-host-exited")
-    if not any(one.role is not SignRole.NOISE for one in seen):
+    if not any(match.role is not SignRole.NOISE for match in seen):
         return
     yield Finding(
         summary="The process that hosts the store, rank 0 or the first node's torchrun, ended before the other ranks were done",
-        evidence=lines(log, [one for one in seen if one.role is not SignRole.NOISE]),
+        evidence=lines(log, [match for match in seen if match.role is not SignRole.NOISE]),
         fixes=(
             Fix(
                 "Read the log of rank 0 and of the first node's torchrun, or give it to the doctor with the others: the first error"

@@ -375,7 +375,7 @@ def _main_process(
 def _job_runs(processes: Maybe[Processes]) -> bool:
     """Whether ranks run here, which may have that very port."""
     return isinstance(processes, Unknown) or any(
-        one.role in (ProcessRole.RANK, ProcessRole.LAUNCHER) for one in processes.listed
+        process.role in (ProcessRole.RANK, ProcessRole.LAUNCHER) for process in processes.listed
     )
 
 

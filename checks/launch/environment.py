@@ -132,7 +132,7 @@ def _node_rank_alone(environment: Environment, container: Maybe[Container]) -> I
     """With nothing that says where the first node is. Node rank 0 changes nothing."""
     name = "NODE_RANK" if "NODE_RANK" in environment else "GROUP_RANK"
     others = (*ENV_INIT, "LOCAL_RANK", "NNODES", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE")
-    alone = number(environment.get(name)) and not any(other in environment for other in others)
+    alone = number(environment.get(name)) and not any(name_beside in environment for name_beside in others)
     if not alone or several_nodes(environment) or runtime_of(container):
         return
     yield Finding(

@@ -38,7 +38,7 @@ NO_LAUNCHER = "no launcher's settings here"
 def shown(environment: Environment, *names: str) -> tuple[Evidence, ...]:
     """Those of the variables that are set, as evidence."""
     found = (environment.setting(name) for name in names)
-    return tuple(Evidence(f"{one.name}={one.value}", one.origin) for one in found if one)
+    return tuple(Evidence(f"{setting.name}={setting.value}", setting.origin) for setting in found if setting)
 
 
 def unset(environment: Environment, *names: str) -> str:
@@ -240,7 +240,7 @@ def local_rank_beyond_gpus(environment: Environment, gpus: Maybe[Gpus]) -> Itera
     """A rank that sees a single GPU by its launcher's doing is right, so only lists of several are compared."""
     rank = number(environment.get("LOCAL_RANK"))
     listing = environment.get("CUDA_VISIBLE_DEVICES")
-    visible = len([one for one in listing.split(",") if one.strip()])
+    visible = len([entry for entry in listing.split(",") if entry.strip()])
     no_gpus = not isinstance(gpus, Unknown) and not gpus.devices
     if rank is None or no_gpus or visible < 2 or rank < visible:
         return

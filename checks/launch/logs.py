@@ -61,7 +61,7 @@ def libuv_missing(log: Log) -> Iterator[Finding]:
     seen = sightings(log, "libuv-missing")
     if not seen:
         return
-    launcher = any("elastic" in frame.path for one in log.raised for frame in one.frames)
+    launcher = any("elastic" in frame.path for exception in log.raised for frame in exception.frames)
     unset = Fix("Tell the store of every rank to do without it; on Windows", ("set USE_LIBUV=0",))
     spawn = Fix(
         "torchrun's own store doesn't heed USE_LIBUV: on a single host start the ranks by torch.multiprocessing.spawn, and in each",

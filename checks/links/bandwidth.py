@@ -71,7 +71,7 @@ def slow_link(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
             yield words.slow(f"More than one link of {words.host(rank)}", [found[pair] for pair in pairs], [rank])
     own = [found[pair] for pair in alone if words.speaker(pair) == meeting.node_rank]
     if own:
-        worst = max(own, key=lambda one: one.badness)
+        worst = max(own, key=lambda trouble: trouble.badness)
         yield words.slow(f"The link between {words.host(worst.link.a)} and {words.host(worst.link.b)}", own, worst.pair)
 
 
@@ -122,39 +122,39 @@ class _LinkWords:
 
     def slow(self, where: str, found: Sequence[LinkTrouble], ends: Sequence[int]) -> Finding:
         """ends: the nodes that are to be looked at."""
-        worst = max(found, key=lambda one: one.badness)
+        worst = max(found, key=lambda trouble: trouble.badness)
         return Finding(
             summary=f"{where} {self._what(worst)}",
-            evidence=(*self._figures([one.link for one in found]), *self._limiters(ends)),
+            evidence=(*self._figures([trouble.link for trouble in found]), *self._limiters(ends)),
             fixes=self._fixes(ends),
-            severity=FAIL if any(one.fails for one in found) else WARN,
+            severity=FAIL if any(trouble.fails for trouble in found) else WARN,
         )
 
-    def straggling(self, one: Straggler) -> Finding:
+    def straggling(self, straggler: Straggler) -> Finding:
         return Finding(
-            summary=f"{self.host(one.rank)} is a straggler: {bandwidth(one.rate)} on its links, where "
-            f"{bandwidth(one.usual)} is usual; {_step(one.rate)}",
-            cause=f"All of its {len(one.links)} links are slow{' or could not be measured' if any(link.error for link in one.links) else ''}, those between the others are not: it is this"
+            summary=f"{self.host(straggler.rank)} is a straggler: {bandwidth(straggler.rate)} on its links, where "
+            f"{bandwidth(straggler.usual)} is usual; {_step(straggler.rate)}",
+            cause=f"All of its {len(straggler.links)} links are slow{' or could not be measured' if any(link.error for link in straggler.links) else ''}, those between the others are not: it is this"
             " node, its cable or its port.",
-            evidence=(*self._figures(one.links), *self._limiters([one.rank])),
-            fixes=self._fixes([one.rank]),
-            severity=FAIL if one.fails else WARN,
+            evidence=(*self._figures(straggler.links), *self._limiters([straggler.rank])),
+            fixes=self._fixes([straggler.rank]),
+            severity=FAIL if straggler.fails else WARN,
         )
 
-    def _what(self, one: LinkTrouble) -> str:
-        link, rate = one.link, rate_of(one.link)
+    def _what(self, trouble: LinkTrouble) -> str:
+        link, rate = trouble.link, rate_of(trouble.link)
         if link.error:
             return f"could not be measured: {link.error[:80]}"
-        if link.resent >= HEAVY_LOSS or (one.lossy and not one.slow):
+        if link.resent >= HEAVY_LOSS or (trouble.lossy and not trouble.slow):
             left = f"; {bandwidth(rate)} are left" if rate is not None else ""
             return f"loses packets: {_percent(link.resent)} of the segments had to be sent again{left}"
-        if one.slow and rate is not None:
+        if trouble.slow and rate is not None:
             there = link.forth == rate
             a, b = self.host(link.a), self.host(link.b)
             way = f"from {a} to {b}" if there else f"from {b} to {a}"
-            usual = f", where {bandwidth(one.usual_rate)} is usual" if one.usual_rate > 2 * rate else ""
+            usual = f", where {bandwidth(trouble.usual_rate)} is usual" if trouble.usual_rate > 2 * rate else ""
             return f"is slow: {bandwidth(rate)} {way}{usual}; {_step(rate)}"
-        return f"is late: a round trip takes {milliseconds(link.round_trip)}, where {milliseconds(one.usual_trip)} is usual"
+        return f"is late: a round trip takes {milliseconds(link.round_trip)}, where {milliseconds(trouble.usual_trip)} is usual"
 
     def _figures(self, links: Sequence[Link]) -> Iterator[Evidence]:
         for one in sorted(links, key=lambda link: rate_of(link) or 0.0)[:MOST_SHOWN]:

@@ -71,10 +71,10 @@ def mtu_mismatch(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
 def _stall(fleet: Fleet, kind: str) -> Stall:
     ranks = [node.rank for node in fleet.nodes]
     passing, ways = set(), set()
-    for one in fleet.reach:
-        if one.kind != kind:
+    for reach in fleet.reach:
+        if reach.kind != kind:
             continue
-        for i, row in enumerate(one.rows):
+        for i, row in enumerate(reach.rows):
             for j, cell in enumerate(row):
                 if cell in (Cell.OK.value, Cell.STALLED.value):
                     passing.add((min(ranks[i], ranks[j]), max(ranks[i], ranks[j])))
@@ -92,7 +92,7 @@ def _black_holes(stall: Stall, fleet: Fleet, meeting: Meeting) -> Iterator[Findi
     nodes = {node.rank: node for node in fleet.nodes}
     for rank, pairs in at_fault.nodes.items():
         if rank == meeting.node_rank:
-            peers = len({other for pair in stall.tried if rank in pair for other in pair}) - 1
+            peers = len({member for pair in stall.tried if rank in pair for member in pair}) - 1
             where = f"to or from {called(nodes[rank])} ({len(pairs)} of {peers} peers)"
             yield _black_hole(where, [nodes[rank]], pairs, stall, fleet)
     if at_fault.pairs and meeting.node_rank == at_fault.pairs[0][0]:
@@ -105,7 +105,7 @@ def _black_holes(stall: Stall, fleet: Fleet, meeting: Meeting) -> Iterator[Findi
 def _black_hole(where: str, to_mend: Sequence[Node], pairs: Sequence[Pair], stall: Stall, fleet: Fleet) -> Finding:
     nodes = {node.rank: node for node in fleet.nodes}
     involved = [nodes[rank] for rank in sorted({rank for pair in pairs for rank in pair})]
-    mtus = [mtu for one in involved if (mtu := _mtu(one, stall.kind))]
+    mtus = [mtu for node in involved if (mtu := _mtu(node, stall.kind))]
     size = f"of {max(mtus)} bytes" if mtus else "of full size"
     ways = [(a, b) for a, b in stall.ways if (min(a, b), max(a, b)) in pairs]
     stalled = listed((f"{called(nodes[a])} to {called(nodes[b])}" for a, b in ways), MOST_SHOWN)
@@ -130,11 +130,11 @@ def _black_hole(where: str, to_mend: Sequence[Node], pairs: Sequence[Pair], stal
 
 def _fitting(involved: Sequence[Node], all_nodes: Sequence[Node], kind: str) -> int:
     """The MTU to try: the smallest one in the fleet, else the next smaller one that is usual."""
-    largest = max((_mtu(one, kind) for one in involved), default=0) or 9000
+    largest = max((_mtu(node, kind) for node in involved), default=0) or 9000
     least = min((mtu for node in all_nodes if (mtu := _mtu(node, kind))), default=largest)
     if least < largest:
         return least
-    return next((one for one in USUAL_MTUS if one < largest), USUAL_MTUS[-1])
+    return next((usual for usual in USUAL_MTUS if usual < largest), USUAL_MTUS[-1])
 
 
 def _smaller(nodes: Sequence[Node], mtu: int, kind: str) -> Iterator[Fix]:
@@ -151,8 +151,10 @@ def _smaller(nodes: Sequence[Node], mtu: int, kind: str) -> Iterator[Fix]:
 
 def _ping(here: Node, pair: Pair, mtu: int, stall: Stall, fleet: Fleet) -> Fix:
     """From the one of the pair that is to be mended to the other one."""
-    place = next(at for at, one in enumerate(fleet.nodes) if one.rank in pair and one.rank != here.rank)
-    address = next(one.addresses[place] for one in fleet.reach if one.kind == stall.kind and one.addresses[place])
+    place = next(at for at, node in enumerate(fleet.nodes) if node.rank in pair and node.rank != here.rank)
+    address = next(
+        reach.addresses[place] for reach in fleet.reach if reach.kind == stall.kind and reach.addresses[place]
+    )
     headers = HEADERS[6 if ":" in address else 4]
     return Fix(
         f"On {called(here)}: find the largest size that is answered; with {headers} added it is the MTU that fits"
@@ -187,13 +189,13 @@ def _mtu_seen(node: Node) -> Evidence:
 
 
 def _odd_ones(nodes: Sequence[Node], meeting: Meeting) -> Iterator[Finding]:
-    count = Counter(one.mtu for one in nodes)
+    count = Counter(node.mtu for node in nodes)
     # Of equally frequent ones the smaller is taken for right: it fits everywhere.
     usual = min(count, key=lambda mtu: (-count[mtu], mtu))
     for one in nodes:
         if one.mtu == usual or one.rank != meeting.node_rank:
             continue
-        others = [other for other in nodes if other.mtu == usual]
+        others = [node for node in nodes if node.mtu == usual]
         yield Finding(
             summary=f"{called(one)} sends packets of up to {one.mtu} bytes, {listed(map(called, others))} of {usual}:"
             " the MTUs differ",

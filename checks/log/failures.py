@@ -72,7 +72,11 @@ def user_code_error(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
         yield _without_traceback(log, found)
         return
     raised = found.raised
-    alike = {one.line.rank for one in log.raised if is_alike(one, raised) and one.line.rank is not None}
+    alike = {
+        exception.line.rank
+        for exception in log.raised
+        if is_alike(exception, raised) and exception.line.rank is not None
+    }
     who = ranks_named(alike) if alike else "the script"
     name = short_name(raised.exception)
     said = f"{name}: {raised.message}" if raised.message else name
@@ -108,8 +112,8 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
         )
     if seen:
         before = _said_with(seen[0])
-        first = {one.sign: one for one in reversed(seen)}
-        said = lines(log, [one for one in seen if one is first[one.sign]] if HYDRA in first else seen[:1])
+        first = {match.sign: match for match in reversed(seen)}
+        said = lines(log, [match for match in seen if match is first[match.sign]] if HYDRA in first else seen[:1])
         launcher = seen[0].words.get("launcher", "")
         text = said[0].text.strip()
         what = (
@@ -120,7 +124,7 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
         return Finding(
             summary=what,
             cause=MISTAKE,
-            evidence=(*(Evidence(one.text.strip(), where(log, one)) for one in before), *said),
+            evidence=(*(Evidence(line.text.strip(), where(log, line)) for line in before), *said),
             fixes=(_what_to_mend(before, launcher), *_how_it_ended(found)),
             rank=lead.rank,
         )
@@ -128,7 +132,7 @@ def _without_traceback(log: Log, found: LogVerdict) -> Finding:
     code = f" with exit code {exited.exit_code}" if exited else ""
     return Finding(
         summary=_capitalised(f"{who} ended itself{code}, without a traceback"),
-        evidence=tuple(Evidence(one.text.strip(), where(log, one)) for one in (*found.said, lead)),
+        evidence=tuple(Evidence(line.text.strip(), where(log, line)) for line in (*found.said, lead)),
         fixes=(Fix(f"Look for sys.exit(), exit() or os._exit() in the script, and at the last lines of {who}"),),
         rank=lead.rank,
     )
@@ -139,12 +143,12 @@ def _said_with(seen: SignMatch) -> list[LogLine]:
     if seen.sign == HYDRA:
         return list(seen.before)
     found: list[LogLine] = []
-    for one in reversed(seen.before):
-        if one.text.startswith("usage: ") or _SOURCE.match(one.text):
-            return [one, *found]
-        if not one.text[:1].isspace():
+    for line in reversed(seen.before):
+        if line.text.startswith("usage: ") or _SOURCE.match(line.text):
+            return [line, *found]
+        if not line.text[:1].isspace():
             break
-        found.insert(0, one)
+        found.insert(0, line)
     return []
 
 
@@ -154,16 +158,18 @@ def _what_to_mend(before: Sequence[LogLine], launcher: str) -> Fix:
             "Mend the command line: these are its options, and the script comes behind them",
             (f"{shlex.quote(launcher)} --help",),
         )
-    place = next((found for one in before if (found := _SOURCE.match(one.text))), None)
+    place = next((found for line in before if (found := _SOURCE.match(line.text))), None)
     if place is None:
         return Fix("Mend the script or its arguments, as these lines say")
-    code = next((one.text.strip() for one in before if one.text.strip() and not _SOURCE.match(one.text)), "")
+    code = next((line.text.strip() for line in before if line.text.strip() and not _SOURCE.match(line.text)), "")
     return _where_to_look(LogFrame(place["path"], int(place["line"]), "", code))
 
 
 def _how_it_ended(found: LogVerdict) -> tuple[Fix, ...]:
     if found.others:
-        who = ranks_named(sorted({one.line.rank for one in found.others if one.line.rank is not None}))
+        who = ranks_named(
+            sorted({exception.line.rank for exception in found.others if exception.line.rank is not None})
+        )
         return (Fix(f"Look at what {who} raised, too: that doesn't only tell of a lost rank"),)
     if not found.effects:
         return ()
@@ -177,15 +183,15 @@ def _capitalised(text: str) -> str:
 def _traceback(log: Log, raised: LoggedException) -> tuple[Evidence, ...]:
     ended = _ended_as(log, raised)
     said = (raised.line, *((ended.line,) if ended else ()))
-    return (*own_line(log, raised), *(Evidence(one.text.strip(), where(log, one)) for one in said))
+    return (*own_line(log, raised), *(Evidence(line.text.strip(), where(log, line)) for line in said))
 
 
 def _ended_as(log: Log, raised: LoggedException) -> LoggedException | None:
     """The last exception of the chain that one began."""
     last = raised
-    for one in log.raised:
-        if last.chained and stream(one.line) == stream(last.line) and one.line.order > last.line.order:
-            last = one
+    for exception in log.raised:
+        if last.chained and stream(exception.line) == stream(last.line) and exception.line.order > last.line.order:
+            last = exception
     return None if last is raised else last
 
 
@@ -244,10 +250,10 @@ def process_crashed(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     """
     seen = sightings(log, "process-crashed")
     found = verdict_of(log, catalogue)
-    suspect = next((one for one in found.suspects if one.slug == "process-crashed"), None)
+    suspect = next((suspect for suspect in found.suspects if suspect.slug == "process-crashed"), None)
     if suspect is None or found.lead is None:
         return
-    stack = next((one for one in seen if one.sign == THREAD), None)
+    stack = next((match for match in seen if match.sign == THREAD), None)
     who = f"rank {found.lead.rank}" if found.lead.rank is not None else "a process"
     on = f" on {found.lead.host}" if found.lead.host else ""
     signal = signal_of(found.exited) if found.exited else 0
@@ -257,7 +263,7 @@ def process_crashed(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
     told = (
         ()
         if stack is None
-        else tuple(Evidence(one.text.strip(), where(log, one)) for one in stack.after if one.text.strip())
+        else tuple(Evidence(line.text.strip(), where(log, line)) for line in stack.after if line.text.strip())
     )
     yield Finding(
         summary=_capitalised(

@@ -83,9 +83,11 @@ def stopped_from_outside(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
         or (found.raised is not None and short_name(found.raised.exception) == "KeyboardInterrupt")
     )
     interrupted = [
-        one for one in log.raised if short_name(one.exception) == "KeyboardInterrupt" and one.line.rank is not None
+        exception
+        for exception in log.raised
+        if short_name(exception.exception) == "KeyboardInterrupt" and exception.line.rank is not None
     ]
-    stood = tuple(place for one in interrupted[:MOST_RANKS] for place in own_line(log, one))
+    stood = tuple(place for exception in interrupted[:MOST_RANKS] for place in own_line(log, exception))
     signal = signal or (str(signal_of(found.exited) or "") if found.exited else "")
     how = "by Ctrl-C (SIGINT)" if by_keyboard else f"by {signal_name(int(signal))}" if signal else "by a signal"
     one_alone = found.exited is not None and found.exited.first and bool(found.effects) and found.lead.rank is not None

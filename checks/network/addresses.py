@@ -241,7 +241,7 @@ def _family_of_gloo(network: Network, environment: Environment, nccl: Nccl) -> I
     address = nccl.gloo_address
     if not sign or not address or not isinstance(master, Resolution) or not master.addresses:
         return
-    ours, theirs = as_address(address), {as_address(one).version for one in master.addresses}
+    ours, theirs = as_address(address), {as_address(text).version for text in master.addresses}
     if ours.version == 6 and not ours.is_loopback and theirs == {4}:
         way = way_to_the_others(network)
         yield Finding(
@@ -278,7 +278,7 @@ def _families_of_fleet(network: Network, fleet: Fleet, meeting: Maybe[Meeting]) 
 def _one_reaches_the_other(own: Node, peer: Node, fleet: Fleet) -> bool:
     """What was tried beats what their addresses say."""
     a, b = fleet.nodes.index(own), fleet.nodes.index(peer)
-    return any(Cell.OK.value in (one.rows[a][b], one.rows[b][a]) for one in fleet.reach)
+    return any(Cell.OK.value in (reach.rows[a][b], reach.rows[b][a]) for reach in fleet.reach)
 
 
 def _gloo_apart(own: Node, network: Network, fleet: Fleet) -> Iterator[Finding]:
@@ -316,7 +316,7 @@ def _other_family(version: int, own: Node, network: Network) -> Iterator[Fix]:
     if not there:
         yield Fix(f"Give {own.host} an IPv{version} address", ("ip -br address",))
         return
-    interface, address = next((one for one in there if one[0] == way_to_the_others(network)), there[0])
+    interface, address = next((choice for choice in there if choice[0] == way_to_the_others(network)), there[0])
     if version == 4:
         yield Fix(
             f"Name the interface on {own.host}; of its addresses gloo takes the IPv4 one",

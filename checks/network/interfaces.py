@@ -62,8 +62,13 @@ def named(name: str, network: Network) -> Interface | None:
     return next((interface for interface in network.interfaces if interface.name == name), None)
 
 
-def _leads_out(one: Interface) -> bool:
-    return bool(one.addresses) and one.up and not one.loopback and not one.name.startswith(INTERNAL)
+def _leads_out(interface: Interface) -> bool:
+    return (
+        bool(interface.addresses)
+        and interface.up
+        and not interface.loopback
+        and not interface.name.startswith(INTERNAL)
+    )
 
 
 def _name_it(network: Network, variable: str, wrong: str) -> tuple[Fix, ...]:

@@ -80,9 +80,9 @@ def ib_device_missing_in_container(log: Log) -> Iterator[Finding]:
     closed = word(seen, "device")
     yield Finding(
         summary=f"NCCL sees {closed} and may not open it: this container lacks /dev/infiniband; it goes without, over TCP"
-        if closed and all(one.sign == CLOSED for one in seen)
+        if closed and all(match.sign == CLOSED for match in seen)
         else "NCCL can't use the InfiniBand or RoCE device: in a container it lacks /dev/infiniband or the host's network",
-        severity=WARN if all(one.sign == CLOSED for one in seen) else FAIL,
+        severity=WARN if all(match.sign == CLOSED for match in seen) else FAIL,
         evidence=lines(log, seen),
         fixes=(
             Fix(
@@ -96,7 +96,7 @@ def ib_device_missing_in_container(log: Log) -> Iterator[Finding]:
             Fix(
                 "Until then go over TCP, slower",
                 ("unset NCCL_NET", "export NCCL_IB_DISABLE=1")
-                if any(one.sign in NOT_TO_BE_HAD for one in seen)
+                if any(match.sign in NOT_TO_BE_HAD for match in seen)
                 else ("export NCCL_IB_DISABLE=1",),
             ),
         ),
@@ -124,7 +124,7 @@ def gdr_disabled(log: Log) -> Iterator[Finding]:
     seen = [sighting for sighting in sightings(log, "gdr-disabled") if sighting.role is not SignRole.NOISE]
     if not seen:
         return
-    if all(one.sign == REFUSED for one in seen):
+    if all(match.sign == REFUSED for match in seen):
         yield Finding(
             summary="A network card was refused access to memory: GPU Direct RDMA may be broken, or an IOMMU in between",
             evidence=lines(log, seen),
@@ -141,7 +141,7 @@ def gdr_disabled(log: Log) -> Iterator[Finding]:
         return
     device = word(seen, "device")
     # Of what a rank says several times only the first is known; with NCCL_DEBUG=INFO it says it of each card.
-    more = any(one.times > 1 for one in seen)
+    more = any(match.times > 1 for match in seen)
     cards = f"{device}, the first card that the log names" if more and device else device or "the network cards"
     yield Finding(
         summary=f"GPU Direct RDMA is off for {cards}: traffic between nodes is copied through the host",
@@ -179,7 +179,7 @@ def efa_plugin_misconfigured(log: Log) -> Iterator[Finding]:
         yield _plugin_fails(log, seen, failing)
         return
     provider = word(seen, "provider")
-    refused = all(one.sign in NOT_TO_BE_HAD for one in seen)
+    refused = all(match.sign in NOT_TO_BE_HAD for match in seen)
     yield Finding(
         summary="NCCL_NET asks for the network of aws-ofi-nccl, and NCCL finds no such plugin, or it can't start"
         if refused

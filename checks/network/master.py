@@ -52,8 +52,8 @@ BESIDE_THE_STORE = (
 
 def _nobody_listens(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Where each host that the words name is this machine itself: that address leads everywhere it is asked for."""
-    found = [one.words for one in seen if one.words.get("host")]
-    if not found or not all(one["host"] in NOWHERE for one in found):
+    found = [match.words for match in seen if match.words.get("host")]
+    if not found or not all(words["host"] in NOWHERE for words in found):
         return Particulars()
     port = f":{found[0]['port']}" if found[0].get("port") else ""
     return Particulars(f"Nobody listens at {found[0]['host']}{port}, which is each host itself", of_everybody=True)
@@ -239,8 +239,8 @@ class _Meaning(NamedTuple):
     fixes: tuple[Fix, ...]
 
 
-def _meaning_of(one: Attempt, meeting: Meeting, variable: str, network: Network) -> _Meaning:
-    host, port, address = network.hostname, meeting.port, one.address
+def _meaning_of(attempt: Attempt, meeting: Meeting, variable: str, network: Network) -> _Meaning:
+    host, port, address = network.hostname, meeting.port, attempt.address
     where = place(address, port)
     start = start_node_0(meeting)
     listening = Fix(
@@ -251,7 +251,7 @@ def _meaning_of(one: Attempt, meeting: Meeting, variable: str, network: Network)
     another = Fix(f"Show node 0's addresses there, and set {variable} to one of them", ("hostname -I",))
     asked = (f"ip neighbor show {shlex.quote(address)}", f"ip route get {shlex.quote(address)}")
     neighbours = Fix("See what this host's network says of it", asked)
-    if one.met is ConnectOutcome.REFUSED:
+    if attempt.met is ConnectOutcome.REFUSED:
         cause = (
             "The host is there, and says that nobody listens at this port. Node 0 hasn't been started, or with another port"
             " or address; netcheck there has ended already (--wait gives it more time for late nodes); or a packet filter"
@@ -260,36 +260,36 @@ def _meaning_of(one: Attempt, meeting: Meeting, variable: str, network: Network)
         return _Meaning(
             f"{where} refuses {host}'s connections: nobody listens there", cause, (start, listening, open_it)
         )
-    if one.met is ConnectOutcome.SILENT:
+    if attempt.met is ConnectOutcome.SILENT:
         cause = _why_silent(address, meeting, network)
         return _Meaning(f"{where} doesn't answer {host} at all", cause, (open_it, listening, way))
-    if one.met is ConnectOutcome.PROHIBITED:
+    if attempt.met is ConnectOutcome.PROHIBITED:
         return _Meaning(
-            f"A packet filter rejects {host}'s connections to {where}: {one.words}",
+            f"A packet filter rejects {host}'s connections to {where}: {attempt.words}",
             "An ICMP message came back at once: a filter on the master, on a router or on this host sends it.",
             (open_it, way),
         )
-    if one.met is ConnectOutcome.RESET:
+    if attempt.met is ConnectOutcome.RESET:
         return _Meaning(
             f"{where} accepts {host}'s connections and cuts them off at once",
             "Something accepts on the master's behalf and finds nobody behind it: a published port of a container, a"
             " Kubernetes Service, a load balancer, an ssh tunnel; or a filter cuts what it first let through.",
             (start, who_listens(port)),
         )
-    if one.met is ConnectOutcome.NO_HOST:
+    if attempt.met is ConnectOutcome.NO_HOST:
         return _Meaning(
             f"No host has the address {address}: {host} asked its network for it in vain",
             "The master's host is down or unplugged, is on another network with the same numbers, or the address is wrong.",
             (another, neighbours),
         )
-    if one.met is ConnectOutcome.NO_ROUTE:
+    if attempt.met is ConnectOutcome.NO_ROUTE:
         return _Meaning(
-            f"{host} has no route to the master, {address}: {one.words}",
+            f"{host} has no route to the master, {address}: {attempt.words}",
             "The address is of a network that this host isn't connected to, and no router that it knows leads there.",
             _other_networks(variable, address),
         )
     cause = "The system's own words say what stops it here: no answer of the master was seen."
-    return _Meaning(f"{host} can't connect to {where}: {one.words}", cause, (way, listening))
+    return _Meaning(f"{host} can't connect to {where}: {attempt.words}", cause, (way, listening))
 
 
 def _why_silent(address: str, meeting: Meeting, network: Network) -> str:
@@ -316,28 +316,33 @@ def _let_in(address: str, network: Network) -> Fix:
 
 
 def _filtered_on_the_way_out(
-    one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]
+    attempt: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]
 ) -> _Meaning | None:
     """Where this host's kernel kept at least a packet a try from leaving."""
     kept = meeting.untransmitted or 0
-    if one.met not in (ConnectOutcome.SILENT, ConnectOutcome.REFUSED, ConnectOutcome.PROHIBITED) or kept < one.tries:
+    if (
+        attempt.met not in (ConnectOutcome.SILENT, ConnectOutcome.REFUSED, ConnectOutcome.PROHIBITED)
+        or kept < attempt.tries
+    ):
         return None
-    where = place(one.address, meeting.port)
+    where = place(attempt.address, meeting.port)
     return _Meaning(
         f"{network.hostname}'s own packet filter stops its connections to {where}",
         f"Its kernel was to send {plural(kept, 'packet')} more than it did while the master was dialled.",
-        _letting_out(one.address, network, firewall),
+        _letting_out(attempt.address, network, firewall),
     )
 
 
-def _answers_filtered(one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> _Meaning | None:
+def _answers_filtered(
+    attempt: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]
+) -> _Meaning | None:
     """Where this host's kernel received the answers and handed them to nobody, at half of the tries at the least: one may
     have coincided with packets that were sent again."""
     taken = meeting.undelivered or 0
-    if one.met is not ConnectOutcome.SILENT or taken < 2 * one.tries:
+    if attempt.met is not ConnectOutcome.SILENT or taken < 2 * attempt.tries:
         return None
-    where, host = place(one.address, meeting.port), network.hostname
-    whence = (shared_network(one.address, network) or one.address,)
+    where, host = place(attempt.address, meeting.port), network.hostname
+    whence = (shared_network(attempt.address, network) or attempt.address,)
     return _Meaning(
         f"{host}'s own packet filter stops the answers of {where}",
         f"Its kernel received {plural(taken, 'answer')} of the master and handed them to nobody: a rule on its input drops TCP"
@@ -357,12 +362,12 @@ def _look_there(host: str) -> Fix:
     return by_root(f"On {host}, look for rules that drop or reject TCP", LOOK)
 
 
-def _out_of_its_own_reach(one: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> Finding:
-    where = place(one.address, meeting.port)
-    subnet = own_network(one.address, network)
+def _out_of_its_own_reach(attempt: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]) -> Finding:
+    where = place(attempt.address, meeting.port)
+    subnet = own_network(attempt.address, network)
     to = (subnet,) if subnet else ()
     return Finding(
-        summary=f"{network.hostname} listens at {where} and can't reach it itself: {one.words or one.met.value} ({how_often(one, meeting)})",
+        summary=f"{network.hostname} listens at {where} and can't reach it itself: {attempt.words or attempt.met.value} ({how_often(attempt, meeting)})",
         cause="Its own packet filter takes even what it sends to itself, so it takes what the other nodes send, too.",
         evidence=tuple(attempts_seen(meeting)),
         fixes=opening(f"Let TCP in on {network.hostname}", firewall, to, inbound=True)

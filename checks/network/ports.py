@@ -54,7 +54,7 @@ HIGHEST_PORT: Final = 65535
 def _port_of_log(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """By the launcher that the log is of; of none that is known the page tells."""
     port = number(word(seen, "port")) or STORE_PORT
-    launcher = ACCELERATE if any("Tried to launch" in one.sign for one in seen) else launcher_of_log(log)
+    launcher = ACCELERATE if any("Tried to launch" in match.sign for match in seen) else launcher_of_log(log)
     command, beside = with_port(launcher, str(port + 1 if LOWEST_PORT <= port < HIGHEST_PORT else STORE_PORT))
     if not command:
         return Particulars()
@@ -103,12 +103,14 @@ def port_in_use(
             yield _forbidden(port, name, other)
         if port not in taken:
             continue
-        holders = [one for one in known(network.listeners) if one.port == port]
-        if any(one.same_job for one in holders):
+        holders = [listener for listener in known(network.listeners) if listener.port == port]
+        if any(listener.same_job for listener in holders):
             if not_listened and not_listened.port == port:
                 yield _not_listened(not_listened, f"ports {port + 1} to {port + 4}", name, target_python, launcher)
             continue
-        holder = max(holders, key=lambda one: (one.listening, one.pid), default=Listener(address="", port=port))
+        holder = max(
+            holders, key=lambda listener: (listener.listening, listener.pid), default=Listener(address="", port=port)
+        )
         left = _left_over(holder, processes, gpus)
         summary = f"Port {port} ({name}) is taken by {_who(holder)}"
         if left:
@@ -137,7 +139,7 @@ def _left_over(holder: Listener, processes: Maybe[Processes], gpus: Maybe[Gpus])
     if process is None:
         return None
     found = left_by_processes(processes, gpus)
-    return next((one for one in found if process.identity in (one.identity, *one.children)), None)
+    return next((leftover for leftover in found if process.identity in (leftover.identity, *leftover.children)), None)
 
 
 def _not_listened(meeting: Meeting, where: str, name: str, target_python: TargetPython, launcher: str) -> Finding:
@@ -252,13 +254,15 @@ RANGES = ((32768, 60999), (10000, 65535), (1024, 65535))
 
 def _wider(low: int, high: int, needed: int, network: Network) -> Fix:
     """The narrowest of the ranges that takes in what is there and suffices, else the widest."""
-    suffices = (one for one in RANGES if one[0] <= low and high <= one[1] and one[1] - one[0] + 1 >= needed)
+    suffices = (
+        bounds for bounds in RANGES if bounds[0] <= low and high <= bounds[1] and bounds[1] - bounds[0] + 1 >= needed
+    )
     first, last = next(suffices, RANGES[-1])
     if (low, high) == (first, last):
         return Fix("There is no wider range: start fewer ranks on this host")
     commands = [f'sudo sysctl -w net.ipv4.ip_local_port_range="{first} {last}"']
     if first <= 29400 and isinstance(network.reserved_ports, str):
-        kept = ",".join(one for one in (network.reserved_ports, "29400,29500") if one)
+        kept = ",".join(ports for ports in (network.reserved_ports, "29400,29500") if ports)
         commands.append(f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={shlex.quote(kept)}")
     return by_root("Widen the range", tuple(commands))
 
@@ -279,7 +283,7 @@ def local_firewall(
     ## Fix
     Let in all TCP from the job's own network; at the least the store's port and net.ipv4.ip_local_port_range.
     """
-    requires(not any(one.kind == "route" for one in fleet.reach), "netcheck tried the ports themselves")
+    requires(not any(reach.kind == "route" for reach in fleet.reach), "netcheck tried the ports themselves")
     every, firewall = firewall, known(of_family(firewall, job_subnet(network)))
     if firewall.enabled_service and isinstance(firewall.drops_new, Unknown):
         raise NotKnown(f"{firewall.enabled_service} is switched on on this host, but {firewall.drops_new.reason}")

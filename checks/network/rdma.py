@@ -100,7 +100,9 @@ def _ports_down(
     down = [port for port in ports if port not in active(ports) and port.state]
     if not down:
         return
-    severity = max((_weight(one, ports, hca, environment, network) for one in down), key=lambda one: -one.rank)
+    severity = max(
+        (_weight(port, ports, hca, environment, network) for port in down), key=lambda severity: -severity.rank
+    )
     first = down[0]
     others = f" and {plural(len(down) - 1, 'other port')}" if len(down) > 1 else ""
     yield Finding(
@@ -108,7 +110,7 @@ def _ports_down(
         f"{len(active(ports))} of {plural(len(ports), 'port')} active",
         cause=_why_down(first, ports, severity),
         evidence=(
-            *(told(rdma, "ports", _state(one)) for one in down[:8]),
+            *(told(rdma, "ports", _state(port)) for port in down[:8]),
             *((setting(environment, "NCCL_IB_HCA"),) if hca else ()),
         ),
         fixes=(
@@ -137,7 +139,7 @@ def _weight(
     has_address = any(interface.addresses for interface in network.interfaces if interface.name in port.interfaces)
     was_up = dict(port.counters).get("link_downed", 0) > 0
     stuck = port.state in ("INIT", "ARMED")
-    same_kind_works = any(one.link_layer == port.link_layer for one in active(ports))
+    same_kind_works = any(active_port.link_layer == port.link_layer for active_port in active(ports))
     return WARN if stuck or (same_kind_works and (has_address or was_up)) else INFO
 
 
@@ -167,7 +169,7 @@ def _only_good(ports: Sequence[RdmaPort], bad: Sequence[RdmaPort]) -> tuple[Fix,
 
 
 def _ports_with_errors(rdma: Rdma, ports: Sequence[RdmaPort]) -> Iterator[Finding]:
-    bad = [one for one in active(ports) if _errors(one)]
+    bad = [port for port in active(ports) if _errors(port)]
     if not bad:
         return
     first = bad[0]
@@ -179,8 +181,8 @@ def _ports_with_errors(rdma: Rdma, ports: Sequence[RdmaPort]) -> Iterator[Findin
         cause="Such counts come from a bad cable or transceiver, or a lossy fabric; they run since the driver was loaded. If they "
         "still grow while a job runs, it is ill.",
         evidence=tuple(
-            told(rdma, "ports", f"{called(one)}: {listed(f'{name} {count}' for name, count in _errors(one))}")
-            for one in bad[:8]
+            told(rdma, "ports", f"{called(port)}: {listed(f'{name} {count}' for name, count in _errors(port))}")
+            for port in bad[:8]
         ),
         fixes=(
             Fix("Look whether they still grow", (f"{folder}; {counters}; sleep 60; {counters}",)),
@@ -212,11 +214,13 @@ def roce_gid_index(rdma: Rdma, environment: Environment, nccl: Maybe[Nccl]) -> I
     with the node's IPv4 address.
     """
     ports = _in_use(rdma, environment)
-    used = [one for one in active(ports) if one.link_layer == ROCE and wanted_by(one, environment.get("NCCL_IB_HCA"))]
+    used = [
+        port for port in active(ports) if port.link_layer == ROCE and wanted_by(port, environment.get("NCCL_IB_HCA"))
+    ]
     requires(used, "no active RoCE port that NCCL would use")
     chosen, reason = _index(environment, nccl)
     index = required(chosen, "NCCL picks the address by itself")
-    bad = [one for one in used if not _good(at(one, index), one)]
+    bad = [port for port in used if not _good(at(port, index), port)]
     if not bad:
         return
     first = bad[0]
@@ -227,7 +231,7 @@ def roce_gid_index(rdma: Rdma, environment: Environment, nccl: Maybe[Nccl]) -> I
         cause=_why_bad(gid, first),
         evidence=(
             *((setting(environment, "NCCL_IB_GID_INDEX"),) if environment.get("NCCL_IB_GID_INDEX") else ()),
-            *(_table(rdma, one) for one in bad[:4]),
+            *(_table(rdma, port) for port in bad[:4]),
         ),
         fixes=(_right_row(used, nccl),),
         severity=FAIL if gid is None else WARN,
@@ -249,7 +253,7 @@ def _good(gid: Gid | None, port: RdmaPort) -> bool:
     """Whether the row serves, or is no worse than the others of that port."""
     if gid is None:
         return False
-    return serves(gid) or not any(serves(one) for one in port.gids) or _routable(gid)
+    return serves(gid) or not any(serves(gid) for gid in port.gids) or _routable(gid)
 
 
 def _routable(gid: Gid) -> bool:
@@ -268,7 +272,7 @@ def _kind(gid: Gid | None) -> str:
 def _why_bad(gid: Gid | None, port: RdmaPort) -> str:
     if gid is None:
         return "NCCL can't make a connection from an address that isn't there."
-    better = next((one for one in port.gids if serves(one)), None)
+    better = next((gid for gid in port.gids if serves(gid)), None)
     where = f" Row {better.index} is RoCE v2 with {ipv4(better)}." if better else ""
     return f"It works within one Ethernet segment at best, and not where peers use another version.{where}"
 

@@ -69,7 +69,7 @@ def _all_on_one(job: TrainingJob, shared: SharedGpu, held: Sequence[HeldGpu], gp
         summary=f"Job {job.name}: {ranks_named(ranks)} all work on GPU {shared.gpu.index}; by their local ranks GPUs {own} "
         "are theirs",
         evidence=evidence_of(
-            [each for rank in shared.ranks for each in of_process(rank, held) if each.gpu == shared.gpu]
+            [held_gpu for rank in shared.ranks for held_gpu in of_process(rank, held) if held_gpu.gpu == shared.gpu]
         ),
         fixes=(
             Fix('Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else that touches CUDA'),
@@ -108,17 +108,17 @@ def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -
         ]
         if len(on) < 2 or shared_gpus(job, held, gpus):
             continue  # Ranks that share a GPU have no other way: NCCL refuses that.
-        marks = [{_backend(mark) for mark in one.marks} for one, _ in on]
-        if any("nccl" in some for some in marks):
+        marks = [{_backend(mark) for mark in rank.marks} for rank, _ in on]
+        if any("nccl" in backends for backends in marks):
             continue
-        if all("gloo" in some for some in marks):
+        if all("gloo" in backends for backends in marks):
             yield Finding(
-                summary=f"Job {job.name}: {ranks_named(places([one for one, _ in on]))} are on GPUs, and talk over gloo alone: "
+                summary=f"Job {job.name}: {ranks_named(places([rank for rank, _ in on]))} are on GPUs, and talk over gloo alone: "
                 "NCCL is many times faster",
                 evidence=(
                     *evidence_of([context for _, context in on][:4]),
                     Evidence(
-                        f"threads of process groups: {listed(sorted({mark for one, _ in on for mark in one.marks}))}; "
+                        f"threads of process groups: {listed(sorted({mark for rank, _ in on for mark in rank.marks}))}; "
                         "none of NCCL's",
                         "/proc/PID/task/*/comm",
                     ),

@@ -47,27 +47,31 @@ def of_running_jobs(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     for job in own_jobs(processes):
         extra = extra_contexts(job, held, gpus)
         for kind in ExtraKind:
-            if some := [one for one in extra if one.kind is kind]:
+            if some := [context for context in extra if context.kind is kind]:
                 yield _of_job(job, kind, some)
-    beside = {one.leftover: one.held for one in left_on_gpus(gpus, processes) if one.beside}
+    beside = {
+        held_leftover.leftover: held_leftover.held
+        for held_leftover in left_on_gpus(gpus, processes)
+        if held_leftover.beside
+    }
     for group in alike(beside):
-        yield _leaked(group, [each for one in group for each in beside[one]], processes)
+        yield _leaked(group, [held_gpu for leftover in group for held_gpu in beside[leftover]], processes)
 
 
 def _of_job(job: TrainingJob, kind: ExtraKind, extra: Sequence[Extra]) -> Finding:
-    pids = {one.process.pid for one in extra}
-    ranks = places([one.process for one in extra])
+    pids = {context.process.pid for context in extra}
+    ranks = places([context.process for context in extra])
     who = ranks_named(ranks) if ranks else plural(len(pids), "rank")
     if kind is ExtraKind.WORKER:
         who = plural(len(pids), "DataLoader worker")
-    total = sum(one.held.memory for one in extra)
-    several = len({one.held.gpu.index for one in extra}) > 1
+    total = sum(context.held.memory for context in extra)
+    several = len({context.held.gpu.index for context in extra}) > 1
     whose = f"{'are' if several else 'is'} not {'its' if len(pids) == 1 else 'their'} own"
     return Finding(
         summary=f"Job {job.name}: {who} {'holds' if len(pids) == 1 else 'hold'} {human(total) if total else 'a context'} on "
-        f"{gpus_named([one.held for one in extra])}, which {whose}",
+        f"{gpus_named([context.held for context in extra])}, which {whose}",
         cause=CAUSES[kind],
-        evidence=evidence_of([one.held for one in extra]),
+        evidence=evidence_of([context.held for context in extra]),
         fixes=FIXES[kind],
         severity=WARN,
         rank=ranks[0] if len(ranks) == 1 and kind is not ExtraKind.WORKER else None,
@@ -75,7 +79,7 @@ def _of_job(job: TrainingJob, kind: ExtraKind, extra: Sequence[Extra]) -> Findin
 
 
 def _leaked(group: Sequence[Leftover], held: Sequence[HeldGpu], processes: Processes) -> Finding:
-    size, proven = sum(each.memory for each in held), group[0].proven
+    size, proven = sum(held_gpu.memory for held_gpu in held), group[0].proven
     be = ("is" if len(group) == 1 else "are") if proven else "may be"
     return Finding(
         summary=f"{capital(holders_named(held))} on {gpus_named(held)} beside a running job {be} left over from an old run"

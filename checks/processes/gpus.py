@@ -60,7 +60,7 @@ _MUCH: Final = re.compile(r"Process (\d+) has [\d.]+ GiB")
 
 def _of_attempt_before(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Beside the sign of this illness torchrun has killed ranks of an attempt before."""
-    held = sorted({pid for one in seen for pid in _MUCH.findall(one.line.text)}, key=int)
+    held = sorted({pid for match in seen for pid in _MUCH.findall(match.line.text)}, key=int)
     who = f": {'process' if len(held) == 1 else 'processes'} {listed(held, 4)}" if held else ""
     return Particulars(
         f"Ranks of an attempt before, which torchrun killed, seem to hold the GPU still{who}",
@@ -91,15 +91,19 @@ def zombie_gpu_process(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     """
     nvidia_gpus(gpus)
     # Beside a running job, it is gpu0-extra-contexts that tells why the GPU has more contexts than ranks.
-    left = {one.leftover: one.held for one in left_on_gpus(gpus, processes) if not one.beside}
+    left = {
+        held_leftover.leftover: held_leftover.held
+        for held_leftover in left_on_gpus(gpus, processes)
+        if not held_leftover.beside
+    }
     for group in alike(left):
-        yield _left(group, [held for one in group for held in left[one]], processes)
+        yield _left(group, [held for leftover in group for held in left[leftover]], processes)
     all_told(gpus.devices)
     _all_seen(holdings(gpus, processes), processes)
 
 
 def _left(group: Sequence[Leftover], held: Sequence[HeldGpu], processes: Processes) -> Finding:
-    first, one = group[0], len({each.holder.pid for each in held}) == 1
+    first, one = group[0], len({held_gpu.holder.pid for held_gpu in held}) == 1
     hand = may_be_by_hand(group, processes)
     if first.kind is LeftoverKind.ENDED:
         state = f"{'has' if one else 'have'} ended, and still"
@@ -120,8 +124,8 @@ def _left(group: Sequence[Leftover], held: Sequence[HeldGpu], processes: Process
 
 def _holds(held: Sequence[HeldGpu]) -> str:
     """ "hold 31.2 GiB"."""
-    verb = "holds" if len({one.holder.pid for one in held}) == 1 else "hold"
-    total = sum(one.memory for one in held)
+    verb = "holds" if len({held_gpu.holder.pid for held_gpu in held}) == 1 else "hold"
+    total = sum(held_gpu.memory for held_gpu in held)
     return f"{verb} {human(total) if total else 'memory'}"
 
 
@@ -129,8 +133,8 @@ def _all_seen(held: Iterable[HeldGpu], processes: Processes) -> None:
     """Raises:
     NotKnown: somebody holds a GPU whom this user can't see.
     """
-    unseen = [one for one in held if one.process is None]
-    if unseen and (processes.unseen or any(not one.holder.pid for one in unseen)):
+    unseen = [held_gpu for held_gpu in held if held_gpu.process is None]
+    if unseen and (processes.unseen or any(not held_gpu.holder.pid for held_gpu in unseen)):
         who = plural(len(unseen), "process", "processes")
         why = processes.unseen or "NVML doesn't tell its pid"
         raise NotKnown(f"{who} on {gpus_named(unseen)} can't be seen from here: {why}")
@@ -158,7 +162,7 @@ def gpu_memory_held_by_others(
     nvidia_gpus(gpus)
     ours = for_this_job(gpus, environment)
     requires(ours, "no whole GPU is visible (only MIG slices, or none)")
-    indices = {one.index for one in ours}
+    indices = {gpu.index for gpu in ours}
     dead = _dead_pids(gpus, processes)
     held = [
         holding
@@ -167,10 +171,12 @@ def gpu_memory_held_by_others(
         and holding.holder.pid not in dead
         and (not in_this_job(holding.process, processes, environment) if holding.process else processes.unseen)
     ]
-    full = [one for one in ours if _share(sum(each.memory for each in held if each.gpu == one), one) >= MUCH]
-    free = [one for one in ours if one not in full and _used(one) < MUCH]
+    full = [
+        gpu for gpu in ours if _share(sum(held_gpu.memory for held_gpu in held if held_gpu.gpu == gpu), gpu) >= MUCH
+    ]
+    free = [gpu for gpu in ours if gpu not in full and _used(gpu) < MUCH]
     if full:
-        yield _held([one for one in held if one.gpu in full], full, free, processes, plan)
+        yield _held([held_gpu for held_gpu in held if held_gpu.gpu in full], full, free, processes, plan)
     known(environment)
     all_told(ours)
 
@@ -178,9 +184,9 @@ def gpu_memory_held_by_others(
 def _held(
     held: Sequence[HeldGpu], full: Sequence[Gpu], free: Sequence[Gpu], processes: Processes, plan: Plan
 ) -> Finding:
-    most = max(_share(sum(one.memory for one in held if one.gpu == gpu), gpu) for gpu in full)
-    pids = ",".join(str(pid) for pid in sorted({one.holder.pid for one in held if one.process})[:16])
-    choose = ",".join(str(one.index) for one in free)
+    most = max(_share(sum(held_gpu.memory for held_gpu in held if held_gpu.gpu == gpu), gpu) for gpu in full)
+    pids = ",".join(str(pid) for pid in sorted({held_gpu.holder.pid for held_gpu in held if held_gpu.process})[:16])
+    choose = ",".join(str(gpu.index) for gpu in free)
     guessed = plan.source.startswith("the number of GPUs")
     enough = bool(free) and (guessed or len(free) >= plan.nproc)
     return Finding(
@@ -198,13 +204,15 @@ def _held(
                 ("ddpdoctor jobs", *((f"ps -o pid,user,lstart,args -p {pids}",) if pids else ())),
             ),
         ),
-        cause=f"Some of it is hidden from here: {processes.unseen}." if any(not one.process for one in held) else "",
+        cause=f"Some of it is hidden from here: {processes.unseen}."
+        if any(not held_gpu.process for held_gpu in held)
+        else "",
         severity=_how_bad(most, enough=enough),
     )
 
 
 def _dead_pids(gpus: Gpus, processes: Processes) -> set[int]:
-    return {each.holder.pid for one in left_on_gpus(gpus, processes) for each in one.held}
+    return {held_gpu.holder.pid for held_leftover in left_on_gpus(gpus, processes) for held_gpu in held_leftover.held}
 
 
 def _how_bad(most: float, *, enough: bool) -> Severity:
@@ -243,11 +251,11 @@ def gpu_memory_unowned(
     requires(not machine.wsl, "under WSL the driver tells what Windows uses as well, and not whose it is")
     ours = for_this_job(gpus, environment)
     requires(ours, "no whole GPU is visible (only MIG slices, or none)")
-    rest = {one.index: unowned(one) for one in ours}
-    bad = [(one, size) for one in ours if isinstance(size := rest[one.index], int) and size]
+    rest = {gpu.index: unowned(gpu) for gpu in ours}
+    bad = [(gpu, size) for gpu in ours if isinstance(size := rest[gpu.index], int) and size]
     if bad:
         yield _unowned(bad, processes, container)
-    if gone := [one for one in held_by_nobody(gpus, processes) if one.gpu in ours]:
+    if gone := [held_gpu for held_gpu in held_by_nobody(gpus, processes) if held_gpu.gpu in ours]:
         yield _gone(gone)
     for size in rest.values():
         known(size)
@@ -255,7 +263,7 @@ def gpu_memory_unowned(
 
 
 def _unowned(bad: Sequence[tuple[Gpu, int]], processes: Processes, container: Maybe[Container]) -> Finding:
-    worst, size = max(bad, key=lambda one: _share(one[1], one[0]))
+    worst, size = max(bad, key=lambda lost_on: _share(lost_on[1], lost_on[0]))
     hidden = bool(processes.unseen)
     numbers = [gpu.index for gpu, _ in bad]
     nodes = shlex.join(f"/dev/nvidia{number}" for number in numbers[:8])
@@ -279,7 +287,7 @@ def _unowned(bad: Sequence[tuple[Gpu, int]], processes: Processes, container: Ma
 
 
 def _gone(held: Sequence[HeldGpu]) -> Finding:
-    one = len({each.holder.pid for each in held}) == 1
+    one = len({held_gpu.holder.pid for held_gpu in held}) == 1
     return Finding(
         summary=f"{capital(holders_named(held))} {_holds(held)} on {gpus_named(held)} by the driver's account, and "
         f"{'is' if one else 'are'} no {'process' if one else 'processes'} of this host",
@@ -289,7 +297,10 @@ def _gone(held: Sequence[HeldGpu]) -> Finding:
             Fix("See whether it is still so", ("ddpdoctor check --select gpu-memory-unowned",)),
             by_root(
                 "If it is, give the memory back, while no one else uses that GPU",
-                tuple(f"sudo nvidia-smi --gpu-reset -i {index}" for index in sorted({each.gpu.index for each in held})),
+                tuple(
+                    f"sudo nvidia-smi --gpu-reset -i {index}"
+                    for index in sorted({held_gpu.gpu.index for held_gpu in held})
+                ),
             ),
         ),
     )
@@ -328,14 +339,18 @@ def mixed_jobs_on_gpu(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     for gpu in gpus.answering:
         if gpu.mig_enabled is True or gpu.mps_server:
             continue
-        here = [one for one in held if one.gpu == gpu and one.process and one.holder.kind != "graphics"]
-        there = [job for job, ranks in jobs if any(one.holder.pid in ranks for one in here)]
+        here = [
+            held_gpu
+            for held_gpu in held
+            if held_gpu.gpu == gpu and held_gpu.process and held_gpu.holder.kind != "graphics"
+        ]
+        there = [job for job, ranks in jobs if any(held_gpu.holder.pid in ranks for held_gpu in here)]
         if len(there) > 1 and any(job.name in mine for job in there):
             pids = {pid for job, ranks in jobs if job in there for pid in ranks}
-            mixed.append((gpu, there, [one for one in here if one.holder.pid in pids]))
+            mixed.append((gpu, there, [held_gpu for held_gpu in here if held_gpu.holder.pid in pids]))
     if mixed:
         names = list(dict.fromkeys(job.name for _, there, _ in mixed for job in there))
-        on = [one for _, _, some in mixed for one in some]
+        on = [context for _, _, contexts in mixed for context in contexts]
         yield Finding(
             summary=f"Jobs {listed(names, 3)} share {gpus_named(on)}: each slows the other down",
             evidence=evidence_of(on),

@@ -50,14 +50,18 @@ def rank_not_running(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Findin
         if remarks:
             yield _found(job, remarks)
 
-    for pid in dict.fromkeys(one.parent for one in ended):
-        yield _ended([one for one in ended if one.parent == pid], processes.get(pid))
+    for pid in dict.fromkeys(process.parent for process in ended):
+        yield _ended([process for process in ended if process.parent == pid], processes.get(pid))
 
 
 def _uncollected(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Process]:
     """Pythons of this user's that have ended, belong to no job any more, and hold nothing."""
     of_jobs = {rank.pid for job in jobs_of(processes) for rank in (*job.ranks, *job.others, *job.launchers)}
-    told = {one.leftover.pid for one in left_on_gpus(gpus, processes)} if isinstance(gpus, Gpus) else set()
+    told = (
+        {held_leftover.leftover.pid for held_leftover in left_on_gpus(gpus, processes)}
+        if isinstance(gpus, Gpus)
+        else set()
+    )
     for left in left_by_processes(processes, gpus):
         process = processes.get(left.pid)
         if left.kind is not LeftoverKind.ENDED or left.certainty is Certainty.NOT_OURS or process is None:

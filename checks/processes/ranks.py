@@ -41,11 +41,15 @@ def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     ## Fix
     `ddpdoctor zombies` lists them with what each holds, and ends those that are proven to be left over.
     """
-    told = {one.leftover.identity for one in left_on_gpus(gpus, processes)} if isinstance(gpus, Gpus) else set()
+    told = (
+        {held_leftover.leftover.identity for held_leftover in left_on_gpus(gpus, processes)}
+        if isinstance(gpus, Gpus)
+        else set()
+    )
     orphans = [
-        one
-        for one in left_by_processes(processes, gpus)
-        if one.kind in (LeftoverKind.RANK, LeftoverKind.WORKER) and one.identity not in told
+        leftover
+        for leftover in left_by_processes(processes, gpus)
+        if leftover.kind in (LeftoverKind.RANK, LeftoverKind.WORKER) and leftover.identity not in told
     ]
     hands = {orphan.identity for orphan in orphans if may_be_by_hand([orphan], processes)}
     for group in alike(orphan for orphan in orphans if orphan.identity not in hands):
@@ -141,21 +145,24 @@ def job_settings_differ(processes: Processes) -> Iterator[Finding]:
 
 
 def _differ(job: TrainingJob, found: Sequence[Difference]) -> Finding:
-    fatal = [one for one in found if one.fatal]
+    fatal = [difference for difference in found if difference.fatal]
     first = (fatal or list(found))[0]
-    names = listed((one.name for one in found), 4)
+    names = listed((difference.name for difference in found), 4)
     one_of = f"{first.name}={_shown(first.value)} on {ranks_named(first.ranks)}, {_shown(first.usual)} on the others"
     summary = f"Job {job.name}: {one_of}" if len(found) == 1 else f"Job {job.name}: its ranks differ in {names}"
     return Finding(
         summary=summary
         if len(summary) <= 160
         else f"Job {job.name}: its ranks differ in {plural(len(found), 'setting')}",
-        cause=" ".join(dict.fromkeys(f"{one.name}: {one.why}." for one in (fatal or found))),
-        evidence=tuple(Evidence(f"{one.name}: {_values(one.values)}", "/proc/PID/environ") for one in found[:8]),
+        cause=" ".join(dict.fromkeys(f"{difference.name}: {difference.why}." for difference in (fatal or found))),
+        evidence=tuple(
+            Evidence(f"{difference.name}: {_values(difference.values)}", "/proc/PID/environ")
+            for difference in found[:8]
+        ),
         fixes=(
             Fix(
                 "Set the same for all ranks before the launcher is started, as most have it, if that is right",
-                tuple(_line(one) for one in found if one.settable),
+                tuple(_line(difference) for difference in found if difference.settable),
             ),
         ),
         severity=FAIL if fatal else WARN,
@@ -170,9 +177,9 @@ def _values(values: Mapping[str | None, tuple[int, ...]]) -> str:
     return "; ".join(f"{_shown(value)} on {ranks_named(ranks)}" for value, ranks in values.items())
 
 
-def _line(one: Difference) -> str:
+def _line(difference: Difference) -> str:
     return (
-        f"unset {shlex.quote(one.name)}"
-        if one.usual is None
-        else f"export {shlex.quote(one.name)}={shlex.quote(one.usual)}"
+        f"unset {shlex.quote(difference.name)}"
+        if difference.usual is None
+        else f"export {shlex.quote(difference.name)}={shlex.quote(difference.usual)}"
     )

@@ -135,7 +135,7 @@ def torch_shadowed(torch: Torch, target_python: TargetPython, packages: Maybe[Pa
 def _described(hidden: str, packages: Maybe[Packages]) -> str:
     folder = hidden.rpartition("/")[0]
     installed = () if isinstance(packages, Unknown) else packages.named("torch")
-    version = next((one.version for one in installed if one.location == folder), "")
+    version = next((package.version for package in installed if package.location == folder), "")
     return f"the installed {version}" if version else "the installed one"
 
 
@@ -156,11 +156,11 @@ def user_site_shadows(target_python: TargetPython, packages: Packages) -> Iterat
     """
     requires(target_python.user_site, "this Python doesn't look into ~/.local")
     pairs = [
-        (one, other)
-        for one in packages.installed
-        if one.location == target_python.user_site and _FIT_TOGETHER.fullmatch(one.name)
-        for other in packages.named(one.name)[1:2]
-        if other.version != one.version and packages.named(one.name)[0] is one
+        (package, hidden)
+        for package in packages.installed
+        if package.location == target_python.user_site and _FIT_TOGETHER.fullmatch(package.name)
+        for hidden in packages.named(package.name)[1:2]
+        if hidden.version != package.version and packages.named(package.name)[0] is package
     ]
     if not pairs:
         return
@@ -170,16 +170,16 @@ def user_site_shadows(target_python: TargetPython, packages: Packages) -> Iterat
         evidence=(
             told(target_python, "user_site", f"packages in your home: {target_python.user_site}"),
             *(
-                told(packages, "installed", f"{one.name} {one.version} in {one.location}")
+                told(packages, "installed", f"{package.name} {package.version} in {package.location}")
                 for pair in pairs
-                for one in pair
+                for package in pair
             ),
         ),
         fixes=(
             Fix("Keep Python out of ~/.local, in every job", ("export PYTHONNOUSERSITE=1",), appliable=True),
             Fix(
                 "Or remove those in ~/.local, which pip finds first",
-                (uninstall(target_python, *(one.name for one, _ in pairs)),),
+                (uninstall(target_python, *(package.name for package, _ in pairs)),),
             ),
         ),
     )
@@ -190,8 +190,8 @@ _FIT_TOGETHER = re.compile(
 )
 
 
-def _hidden(one: Package, other: Package) -> str:
-    return f"{one.name} {other.version} behind {one.version}"
+def _hidden(package: Package, hidden: Package) -> str:
+    return f"{package.name} {hidden.version} behind {package.version}"
 
 
 @check("pip-missing", severity=INFO)

@@ -96,11 +96,11 @@ class _View:
 
     def __init__(self, fleet: Fleet, meeting: Meeting, network: Maybe[Network], firewall: Maybe[Firewall]) -> None:
         requires(fleet.nodes, NO_FLEET)
-        self.reaches: list[Reach] = [one for one in fleet.reach if one.kind == "route"]
+        self.reaches: list[Reach] = [reach for reach in fleet.reach if reach.kind == "route"]
         requires(self.reaches, NOT_DIALLED)
         self.nodes = fleet.nodes
         self.faults = locate_faults(fleet)
-        self.me = next((at for at, one in enumerate(fleet.nodes) if one.rank == meeting.node_rank), -1)
+        self.me = next((at for at, node in enumerate(fleet.nodes) if node.rank == meeting.node_rank), -1)
         self.network = network
         self.firewall = firewall
         self.filters = of_family(firewall, self.address(self.me)) if self.me >= 0 else firewall
@@ -171,7 +171,7 @@ class _View:
 
     def port_ranges(self, at: Sequence[int]) -> str:
         """From which those nodes take the ports on which they listen: each has its own setting."""
-        ranges = sorted({self.nodes[one].port_range for one in at})
+        ranges = sorted({self.nodes[place].port_range for place in at})
         if len(ranges) > FEW_RANGES:
             ranges = [(min(low for low, _ in ranges), max(high for _, high in ranges))]
         return listed(f"{low}-{high}" for low, high in ranges)
@@ -191,8 +191,8 @@ class _View:
     def dialled_ports(self, columns: Sequence[bool], at: Sequence[int]) -> tuple[list[int], list[int]]:
         """Of those nodes: in the columns that failed, and in the others."""
         both: tuple[list[int], list[int]] = ([], [])
-        for one, bad in zip(self.reaches, columns, strict=True):
-            both[0 if bad else 1].extend(one.ports[node] for node in at if one.ports[node])
+        for reach, bad in zip(self.reaches, columns, strict=True):
+            both[0 if bad else 1].extend(reach.ports[node] for node in at if reach.ports[node])
         return both
 
     def not_tried(self) -> Iterator[Finding]:
@@ -335,8 +335,8 @@ class _View:
     def where_it_is(self, cut: NetworkCut) -> str:
         here, there = self.names(cut.here), self.names(cut.there)
         takers = [
-            f"{name} itself takes away what {_goes(way)} {'from' if way is Way.INBOUND else 'to'} {other}"
-            for name, other, where, way in (
+            f"{name} itself takes away what {_goes(way)} {'from' if way is Way.INBOUND else 'to'} {peer}"
+            for name, peer, where, way in (
                 (there, here, cut.where_there, cut.way_there),
                 (here, there, cut.where_here, cut.way_here),
             )
@@ -346,9 +346,9 @@ class _View:
             return f"{listed(takers)}, and lets others pass."
         if cut.where_there is LostPackets.ELSEWHERE and cut.where_here is LostPackets.ELSEWHERE:
             return f"Neither {here} nor {there} took packets away: something between the two filters."
-        for name, where, other in ((there, cut.where_there, here), (here, cut.where_here, there)):
+        for name, where, peer in ((there, cut.where_there, here), (here, cut.where_here, there)):
             if where is LostPackets.ELSEWHERE:
-                return f"{name} took no packets away: {other} filters, or something between the two does."
+                return f"{name} took no packets away: {peer} filters, or something between the two does."
         return (
             "No node fails with most of its peers, so something between these filters, or a rule for these addresses."
         )
@@ -378,7 +378,7 @@ def _goes(way: Way) -> str:
 
 def _among(port: int, ranges: Sequence[str]) -> bool:
     """Of ranges as the facts have them: "40000-60999", "40000"."""
-    ends = ((first, last or first) for first, _, last in (one.partition("-") for one in ranges))
+    ends = ((first, last or first) for first, _, last in (ports.partition("-") for ports in ranges))
     return any(int(first) <= port <= int(last) for first, last in ends)
 
 

@@ -108,4 +108,4 @@ def counting(name: str, environment: Environment) -> Setting | None:
         for known_setting in known_settings().values()
         if known_setting.replaced_by == name and known_setting.reader == "torch"
     )
-    return next((found for one in (name, *old) if (found := environment.setting(one))), None)
+    return next((found for spelling in (name, *old) if (found := environment.setting(spelling))), None)

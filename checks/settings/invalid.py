@@ -62,10 +62,10 @@ def take_away(*settings: Setting) -> Fix:
     return Fix(f"Take {names} out of {files}{needed}", tuple(commands))
 
 
-def of_the_system(one: Setting) -> bool:
+def of_the_system(setting: Setting) -> bool:
     """Whether it stands in a file that only root may change. NCCL_CONF_FILE takes the place of ~/.nccl.conf alone;
     /etc/nccl.conf is read all the same, but never goes before the environment."""
-    return one.origin.startswith("/etc/")
+    return setting.origin.startswith("/etc/")
 
 
 def set_instead(name: str, value: str, old: Setting) -> Fix:
@@ -99,18 +99,18 @@ def setting_misspelt(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci
     Use the right name. Timeouts are no setting at all but an argument of `init_process_group`.
     """
     strange: list[Setting] = []
-    for one in environment.effective:
-        nothing = read_by_nothing().get(one.name)
+    for setting in environment.effective:
+        nothing = read_by_nothing().get(setting.name)
         if nothing is not None and not nothing.harmless:
-            yield misspelt(one, nothing.meant, nothing.why, gpus, pci)
-        elif nothing is None and one.name not in known_settings() and (meant := one_slip_from(one.name)):
-            yield misspelt(one, meant, "", gpus, pci)
-        elif nothing is None and one.name not in known_settings() and in_a_known_family(one.name):
-            strange.append(one)
-    for one in strange[:MOST_COMPARED]:
-        meant = nearest(one.name)
+            yield misspelt(setting, nothing.meant, nothing.why, gpus, pci)
+        elif nothing is None and setting.name not in known_settings() and (meant := one_slip_from(setting.name)):
+            yield misspelt(setting, meant, "", gpus, pci)
+        elif nothing is None and setting.name not in known_settings() and in_a_known_family(setting.name):
+            strange.append(setting)
+    for setting in strange[:MOST_COMPARED]:
+        meant = nearest(setting.name)
         if meant:
-            yield misspelt(one, meant, "", gpus, pci)
+            yield misspelt(setting, meant, "", gpus, pci)
     if len(strange) > MOST_COMPARED:
         first = strange[MOST_COMPARED]
         yield Finding(
@@ -140,15 +140,15 @@ def nearest(name: str) -> str:
     return close[0] if close else ""
 
 
-def misspelt(one: Setting, meant: str, why: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Finding:
+def misspelt(setting: Setting, meant: str, why: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Finding:
     hint = f"; the right name is {meant}" if meant else ""
-    renamed = meant and not dangerous_here(meant, one.value, gpus, pci)
+    renamed = meant and not dangerous_here(meant, setting.value, gpus, pci)
     what = known_settings()[meant].what if meant in known_settings() else ""
     return Finding(
-        summary=f"{plain(one.name)} is set, but nothing reads it{hint}",
+        summary=f"{plain(setting.name)} is set, but nothing reads it{hint}",
         cause=why[:1].upper() + why[1:] + "." if why else f"{meant}: {what}." if what else "",
-        evidence=evidence_of(one),
-        fixes=(*((set_instead(meant, one.value, one),) if renamed else ()), take_away(one)),
+        evidence=evidence_of(setting),
+        fixes=(*((set_instead(meant, setting.value, setting),) if renamed else ()), take_away(setting)),
     )
 
 
@@ -193,16 +193,16 @@ def setting_deprecated(environment: Environment, torch: Maybe[Torch], nccl: Mayb
     ## Fix
     Set the new name instead.
     """
-    for one, old in outdated(environment, torch):
+    for setting, old in outdated(environment, torch):
         new = known_settings().get(old.replaced_by)
         # A value that does harm is setting-dangerous's matter: nobody should set it by any name.
-        if old.removed or new is None or new.name in environment or dangerous(new.name, one.value):
+        if old.removed or new is None or new.name in environment or dangerous(new.name, setting.value):
             continue
         if knows(new, version_of(new.reader, torch, nccl)):
             yield Finding(
-                summary=f"{one.name} is an old name; today it is {new.name}",
-                evidence=evidence_of(one),
-                fixes=(set_instead(new.name, one.value, one),),
+                summary=f"{setting.name} is an old name; today it is {new.name}",
+                evidence=evidence_of(setting),
+                fixes=(set_instead(new.name, setting.value, setting),),
             )
 
 
@@ -219,21 +219,21 @@ def setting_removed(environment: Environment, torch: Maybe[Torch]) -> Iterator[F
     ## Fix
     Unset it, or use what came after it.
     """
-    for one, old in outdated(environment, torch):
+    for setting, old in outdated(environment, torch):
         if old.removed:
             instead = f" ({old.replaced_by} came after it)" if old.replaced_by else ""
             yield Finding(
-                summary=f"{one.name} has no effect: {old.reader} no longer reads it{instead}",
-                evidence=evidence_of(one),
-                fixes=(take_away(one),),
+                summary=f"{setting.name} has no effect: {old.reader} no longer reads it{instead}",
+                evidence=evidence_of(setting),
+                fixes=(take_away(setting),),
             )
 
 
 def outdated(environment: Environment, torch: Maybe[Torch]) -> Iterator[tuple[Setting, KnownSetting]]:
-    for one in environment.effective:
-        entry = known_settings().get(one.name)
+    for setting in environment.effective:
+        entry = known_settings().get(setting.name)
         if entry and (entry.removed or entry.replaced_by) and not (entry.reader == "NCCL" and uses_rccl(torch)):
-            yield one, entry
+            yield setting, entry
 
 
 @check("setting-too-new", severity=INFO)
@@ -255,26 +255,26 @@ def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -
         for known_setting in reversed(known_settings().values())
         if not known_setting.removed
     }
-    for one in environment.effective:
-        entry = known_settings().get(one.name)
-        if entry is None or not one.name.startswith(("NCCL_", "TORCH_")) or set_by_torchrun(one, environment):
+    for setting in environment.effective:
+        entry = known_settings().get(setting.name)
+        if entry is None or not setting.name.startswith(("NCCL_", "TORCH_")) or set_by_torchrun(setting, environment):
             continue
         version = None if entry.reader == "NCCL" and uses_rccl(torch) else version_of(entry.reader, torch, nccl)
         if version is None or knows(entry, version):
             continue
-        old = older.get(one.name)
+        old = older.get(setting.name)
         yield Finding(
-            summary=f"{one.name} has no effect on {entry.reader} {dotted(version)}: it takes {entry.reader} {entry.since} or later",
-            evidence=(*evidence_of(one), torch_version(torch)),
-            fixes=(set_instead(old.name, one.value, one),)
-            if old and knows(old, version) and not dangerous(one.name, one.value)
-            else (take_away(one),),
+            summary=f"{setting.name} has no effect on {entry.reader} {dotted(version)}: it takes {entry.reader} {entry.since} or later",
+            evidence=(*evidence_of(setting), torch_version(torch)),
+            fixes=(set_instead(old.name, setting.value, setting),)
+            if old and knows(old, version) and not dangerous(setting.name, setting.value)
+            else (take_away(setting),),
         )
 
 
-def set_by_torchrun(one: Setting, environment: Environment) -> bool:
+def set_by_torchrun(setting: Setting, environment: Environment) -> bool:
     """torchrun sets this one whatever the version."""
-    return one.name == "TORCH_NCCL_ASYNC_ERROR_HANDLING" and "TORCHELASTIC_RUN_ID" in environment
+    return setting.name == "TORCH_NCCL_ASYNC_ERROR_HANDLING" and "TORCHELASTIC_RUN_ID" in environment
 
 
 @check("setting-invalid", severity=WARN)
@@ -292,21 +292,21 @@ def setting_invalid(environment: Environment) -> Iterator[Finding]:
     ## Fix
     Set 0 or 1, or a word that its reader knows: the message names them, or `ddpdoctor check --select settings` does.
     """
-    for one in environment.effective:
-        entry = known_settings().get(one.name)
-        complaint = entry.complaint(one.value) if entry else ""
+    for setting in environment.effective:
+        entry = known_settings().get(setting.name)
+        complaint = entry.complaint(setting.value) if entry else ""
         if entry and complaint:
             yield Finding(
-                summary=f"{one.name}={quoted(one.value)}: {complaint}",
+                summary=f"{setting.name}={quoted(setting.value)}: {complaint}",
                 severity=FAIL if entry.rejects else WARN,
-                evidence=evidence_of(one),
-                fixes=(*likely_value(one, entry), take_away(one)),
+                evidence=evidence_of(setting),
+                fixes=(*likely_value(setting, entry), take_away(setting)),
             )
 
 
-def likely_value(one: Setting, entry: KnownSetting) -> Iterator[Fix]:
+def likely_value(setting: Setting, entry: KnownSetting) -> Iterator[Fix]:
     """The value that was most likely meant, where that is plain."""
-    word = one.value.strip().strip("'\"").lower()
+    word = setting.value.strip().strip("'\"").lower()
     if entry.kind in ("nccl-int", "torch-bool", "torch-int"):
         meant = {"true": "1", "yes": "1", "on": "1", "y": "1", "enable": "1", "enabled": "1"}.get(word) or {
             "false": "0", "no": "0", "off": "0", "n": "0", "disable": "0", "disabled": "0",
@@ -318,7 +318,7 @@ def likely_value(one: Setting, entry: KnownSetting) -> Iterator[Fix]:
         meant = meant or {"ipv4": "AF_INET", "inet": "AF_INET", "ipv6": "AF_INET6", "debug": "INFO"}.get(word, "")
         meant = meant if meant in entry.choices else ""
     if meant:
-        yield set_instead(one.name, meant, one)
+        yield set_instead(setting.name, meant, setting)
 
 
 @check("setting-undecodable", severity=WARN)

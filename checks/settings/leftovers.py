@@ -110,7 +110,7 @@ def conflicts(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Conflict]
 
 
 def file_against_environment(environment: Environment) -> Iterator[Conflict]:
-    winners = {one.name: one for one in environment.effective}
+    winners = {setting.name: setting for setting in environment.effective}
     for setting in environment.settings:
         winner = winners[setting.name]
         if setting.origin != winner.origin and setting.value != winner.value:
@@ -148,12 +148,12 @@ def words(value: str) -> set[str]:
     return {word.strip().lower() for word in value.split(",") if word.strip()}
 
 
-def both_on(one: str, other: str) -> bool:
-    return on(one) and on(other)
+def both_on(first: str, second: str) -> bool:
+    return on(first) and on(second)
 
 
-def different_numbers(one: str, other: str) -> bool:
-    return bool(number(one)) and bool(number(other)) and number(one) != number(other)
+def different_numbers(first: str, second: str) -> bool:
+    return bool(number(first)) and bool(number(second)) and number(first) != number(second)
 
 
 PAIRS: tuple[tuple[str, str, Callable[[str, str], bool], str, Severity], ...] = (

@@ -141,7 +141,9 @@ def _waited_for(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -
         fixes = way_between(smoke, meeting)
     elif not why and first.stack:
         waited_for = (
-            ", and doesn't come to what the others wait in" if any(is_waiting(one) for one in found.others) else ""
+            ", and doesn't come to what the others wait in"
+            if any(is_waiting(exception) for exception in found.others)
+            else ""
         )
         why = f"It is in {first.stack[0]}{waited_for}."
     summary = f"{name_ranks(found.culprits, smoke)} {what}{f'; {_first_small(others)}' if others else ''}"

@@ -72,13 +72,13 @@ def smoke_not_started(
         return
     words = smoke.problem or "no rank was ever heard of"
     some = len(missing) < len(smoke.ranks)
-    where = f" on {listed(dict.fromkeys(one.host for one in missing), most=3)}" if some else ""
+    where = f" on {listed(dict.fromkeys(run.host for run in missing), most=3)}" if some else ""
     who = (
         target_python
         if isinstance(target_python, TargetPython)
         else TargetPython(python=smoke.python or "python3", chosen_by="the plan of the run")
     )
-    held = next((one for one in missing if one.process_state), None)
+    held = next((run for run in missing if run.process_state), None)
     why, fixes = halted(held, smoke) if held else ended_with(words)
     if not why and smoke.python:
         why = f"It is {who.python} that was to run them."
@@ -119,7 +119,7 @@ def _how_to_start(
     module = missing[1].partition(".")[0] if missing else ""
     if module == "torch":
         driver, gpus, pci, machine, packages = host
-        if all(isinstance(one, Unknown) for one in (driver, gpus, pci)):
+        if all(isinstance(group, Unknown) for group in (driver, gpus, pci)):
             install = Fix("Install torch into that Python", (pip_install(target_python, "torch"),))
         else:
             install = install_torch(target_python, driver, gpus, pci, machine, packages)
@@ -160,7 +160,7 @@ def smoke_ended_early(smoke: Smoke) -> Iterator[Finding]:
         cause=" ".join(filter(None, ("All ranks end with it, and none failed by itself.", why))),
         evidence=(
             told(smoke, "problem", smoke.problem),
-            *(told(smoke, "ranks", f"{ranks_named([one.rank])} {describe_ending(one)}") for one in were[:4]),
+            *(told(smoke, "ranks", f"{ranks_named([run.rank])} {describe_ending(run)}") for run in were[:4]),
             told(smoke, "engine", f"started by {smoke.engine}"),
         ),
         fixes=(*fixes, Fix("Run it once more: if it passes, it was ended from outside", (smoke_command(smoke),))),
@@ -351,7 +351,7 @@ def gpu0_extra_contexts(smoke: Smoke, gpus: Maybe[Gpus], processes: Maybe[Proces
 
 def _on_others(smoke: Smoke, extra: Sequence[tuple[RankRun, int]]) -> Finding:
     """extra: ranks with GPUs that aren't theirs."""
-    ranks = dict.fromkeys(one.rank for one, _ in extra)
+    ranks = dict.fromkeys(run.rank for run, _ in extra)
     gpus = sorted({number for _, number in extra})
     whose = "aren't their own" if len(ranks) > 1 else "isn't its own"
     return Finding(
@@ -361,9 +361,9 @@ def _on_others(smoke: Smoke, extra: Sequence[tuple[RankRun, int]]) -> Finding:
         ),
         evidence=tuple(
             told(
-                smoke, "ranks", f"rank {one.rank} (pid {one.pid}), whose GPU is {one.device}, is on cuda:{number}, too"
+                smoke, "ranks", f"rank {run.rank} (pid {run.pid}), whose GPU is {run.device}, is on cuda:{number}, too"
             )
-            for one, number in extra[:16]
+            for run, number in extra[:16]
         ),
         fixes=(
             Fix("Call torch.cuda.set_device(local_rank) before anything else that touches CUDA"),

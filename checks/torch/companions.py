@@ -34,7 +34,7 @@ def torch_torchvision_mismatch(torch: Torch, packages: Packages, target_python: 
     Install both in one command from one index, and let pip choose the pair.
     """
     requires(torch.installed, "torch is not installed")
-    companions = [one for name in ("torchvision", "torchaudio") for one in packages.named(name)[:1]]
+    companions = [package for name in ("torchvision", "torchaudio") for package in packages.named(name)[:1]]
     requires(companions, "neither torchvision nor torchaudio is installed")
     version = release(torch.version)
     if version is None:

@@ -144,7 +144,7 @@ def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[
         if behind:
             why = f"It belongs to driver {library}, which is older than the loaded driver {kernel}, so it isn't needed."
         search = () if isinstance(libraries, Unknown) else libraries.search_path
-        kept = [one for one in search if not is_compat(f"{one}/")]
+        kept = [folder for folder in search if not is_compat(f"{folder}/")]
         unset = f"export LD_LIBRARY_PATH={shlex.quote(':'.join(kept))}" if kept else "unset LD_LIBRARY_PATH"
         yield Finding(
             summary=f"CUDA can't start (code {code}): it loads {'a forward-compatibility libcuda, ' * is_compat(path)}{path}",
@@ -210,7 +210,7 @@ def gpu_arch_unsupported(
             unsupported.append(gpu)
     if not unsupported:
         if served is None and not all(
-            runs_on(compute_capability(one), arch_list, tegra=machine.jetson, jit=False) for one in usable
+            runs_on(compute_capability(gpu), arch_list, tegra=machine.jetson, jit=False) for gpu in usable
         ):
             raise NotKnown("the driver doesn't tell which CUDA it serves")
         return
@@ -242,14 +242,14 @@ def _for_these_gpus(
     supported: list[Gpu],
     packages: Maybe[Packages],
 ) -> Iterator[Fix]:
-    tag = best_tag(served, [compute_capability(one) for one in usable])
+    tag = best_tag(served, [compute_capability(gpu) for gpu in usable])
     if tag:
         command = pip_install(target_python, *replacing(packages), "--index-url", index_url(tag))
         yield Fix(f"Install the build that has code for it ({tag})", (command,))
     if supported:
         yield Fix(
             "Or leave that GPU out" if tag else "Leave that GPU out",
-            ("export CUDA_VISIBLE_DEVICES=" + shlex.quote(",".join(one.uuid for one in supported)),),
+            ("export CUDA_VISIBLE_DEVICES=" + shlex.quote(",".join(gpu.uuid for gpu in supported)),),
         )
     if not tag and not supported:
         yield Fix(

@@ -44,7 +44,7 @@ OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
 def _missing_header(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Of a header alone it isn't known that there is no nvcc: pip's and conda's packages come one by one."""
     header = word(seen, "header")
-    if not header or any(not one.words.get("header") for one in seen):
+    if not header or any(not match.words.get("header") for match in seen):
         return Particulars()
     return Particulars(
         f"The compiler doesn't find {header}, a header of the CUDA toolkit: not all of that is installed"
@@ -72,27 +72,27 @@ def extension_abi_mismatch(extensions: Extensions, target_python: TargetPython, 
     requires(torch.installed, "torch is not installed")
     requires(extensions.packages, "no compiled extension of torch is installed")
     for package in extensions.packages:
-        for one in package.objects:
-            if reason := mismatch(one, package.objects, target_python, torch):
+        for library in package.objects:
+            if reason := mismatch(library, package.objects, target_python, torch):
                 summary, evidence = reason
                 yield Finding(
                     summary=f"{package.package} {package.version}".strip()
                     + f" {summary}"[: 150 - len(package.package)],
-                    evidence=(Evidence(evidence, one.path),),
+                    evidence=(Evidence(evidence, library.path),),
                     fixes=(reinstall(package, target_python, torch),),
                 )
                 break
 
 
-def cudart_major(one: SharedObject) -> str:
+def cudart_major(library: SharedObject) -> str:
     """Major version of the CUDA runtime that it loads, "" for none or one that it brings along."""
-    found = (re.fullmatch(r"libcudart\.so\.(\d+)(?:\.\d+)*", name) for name in one.needed)
+    found = (re.fullmatch(r"libcudart\.so\.(\d+)(?:\.\d+)*", name) for name in library.needed)
     return next((match[1] for match in found if match), "")
 
 
-def other_python(one: SharedObject, target_python: TargetPython) -> str:
+def other_python(library: SharedObject, target_python: TargetPython) -> str:
     """The version of CPython that it was built for ("3.10"), if that isn't the target Python's; else ""."""
-    tag = re.fullmatch(r"cpython-(\d)(\d+)", one.python_tag)
+    tag = re.fullmatch(r"cpython-(\d)(\d+)", library.python_tag)
     if not tag or not target_python.version:
         return ""
     version = f"{tag[1]}.{tag[2]}"
@@ -100,44 +100,47 @@ def other_python(one: SharedObject, target_python: TargetPython) -> str:
 
 
 def mismatch(
-    one: SharedObject, siblings: tuple[SharedObject, ...], target_python: TargetPython, torch: Torch
+    library: SharedObject, siblings: tuple[SharedObject, ...], target_python: TargetPython, torch: Torch
 ) -> tuple[str, str] | None:
     """What is wrong with a shared object, after its package's name, and the evidence; None if nothing is."""
-    name = one.path.rpartition("/")[2]
+    name = library.path.rpartition("/")[2]
     build = torch.version or "the installed torch"
-    if one.error:
-        return f"has a broken file, {name}: {one.error}", f"{name}: {one.error}"
-    if (version := other_python(one, target_python)) and not _other_build(one, siblings, target_python):
-        return f"was built for Python {version}; this is {target_python.version}", f"{name} is tagged {one.python_tag}"
-    if one.missing:
+    if library.error:
+        return f"has a broken file, {name}: {library.error}", f"{name}: {library.error}"
+    if (version := other_python(library, target_python)) and not _other_build(library, siblings, target_python):
         return (
-            f"needs {listed(one.missing, 2)}, which torch {build} doesn't have",
-            f"{name} needs {listed(one.missing)}",
+            f"was built for Python {version}; this is {target_python.version}",
+            f"{name} is tagged {library.python_tag}",
         )
-    major = cudart_major(one)
+    if library.missing:
+        return (
+            f"needs {listed(library.missing, 2)}, which torch {build} doesn't have",
+            f"{name} needs {listed(library.missing)}",
+        )
+    major = cudart_major(library)
     if major and torch.cuda and major != torch.cuda.partition(".")[0]:
         return (
             f"was built for CUDA {major}; torch {build} is for CUDA {torch.cuda}",
             f"{name} needs libcudart.so.{major}",
         )
-    return unresolved(one, torch)
+    return unresolved(library, torch)
 
 
-def unresolved(one: SharedObject, torch: Torch) -> tuple[str, str] | None:
+def unresolved(library: SharedObject, torch: Torch) -> tuple[str, str] | None:
     """As `mismatch()`, for symbols alone."""
-    if not one.undefined:
+    if not library.undefined:
         return None
-    hint = "; it was built with the old C++ ABI" if old_strings(one.undefined) else ""
+    hint = "; it was built with the old C++ ABI" if old_strings(library.undefined) else ""
     name = torch.version or "the installed one"
     return (
-        f"needs {readable(one.undefined[0])}, which torch {name} doesn't have{hint}",
-        f"symbols that nothing defines: {listed(one.undefined, 3)}",
+        f"needs {readable(library.undefined[0])}, which torch {name} doesn't have{hint}",
+        f"symbols that nothing defines: {listed(library.undefined, 3)}",
     )
 
 
-def _other_build(one: SharedObject, siblings: tuple[SharedObject, ...], target_python: TargetPython) -> bool:
+def _other_build(library: SharedObject, siblings: tuple[SharedObject, ...], target_python: TargetPython) -> bool:
     """Whether the same module lies beside it for this Python: some packages ship one file for each."""
-    return any(sibling.module == one.module and not other_python(sibling, target_python) for sibling in siblings)
+    return any(sibling.module == library.module and not other_python(sibling, target_python) for sibling in siblings)
 
 
 def reinstall(package: Extension, target_python: TargetPython, torch: Torch) -> Fix:
@@ -189,7 +192,7 @@ def working_nvcc(toolchain: Toolchain) -> Nvcc:
 
 
 def why_compiling(toolchain: Toolchain) -> tuple[Evidence, ...]:
-    return tuple(told(toolchain, "compiles", one.reason) for one in toolchain.compiles)
+    return tuple(told(toolchain, "compiles", consumer.reason) for consumer in toolchain.compiles)
 
 
 @check("cuda-toolkit-mismatch", severity=FAIL)
@@ -269,8 +272,8 @@ def cuda_home_missing(toolchain: Toolchain, torch: Torch, target_python: TargetP
         else "there is no nvcc where torch looks"
     )
     fixes = toolkit_fixes(toolchain, target_python, cuda)
-    other = next((one for one in toolchain.nvccs if one.whole), None)
-    if other and not any(one.version == minor_only(cuda) for one in toolchain.nvccs):
+    other = next((nvcc for nvcc in toolchain.nvccs if nvcc.whole), None)
+    if other and not any(nvcc.version == minor_only(cuda) for nvcc in toolchain.nvccs):
         text = f"Or try the nvcc that is here, of CUDA {other.version or 'an unknown version'} (torch wants {cuda})"
         fixes = (*fixes, Fix(text, (f"export CUDA_HOME={shlex.quote(home_of(other))}",)))
     yield Finding(

@@ -57,16 +57,16 @@ def _in_front(pattern: re.Pattern[str], libraries: Libraries) -> list[tuple[Libr
     What was loaded is believed; where nothing was, what LD_PRELOAD and LD_LIBRARY_PATH offer would have been.
     """
     if isinstance(libraries.loaded, Unknown):
-        if any(pattern.match(one.rpartition("/")[2]) for one in libraries.preload):
+        if any(pattern.match(path.rpartition("/")[2]) for path in libraries.preload):
             raise NotKnown(libraries.loaded.reason)  # what it is would show only once it is loaded
-        taken = list({one.soname: one for one in reversed(libraries.offered)}.values())
+        taken = list({library.soname: library for library in reversed(libraries.offered)}.values())
     else:
         taken = list(libraries.loaded)
     found = []
-    for one in taken:
-        own = bundled(one.soname, libraries)
-        if own and pattern.match(one.soname) and not is_ours(one, libraries):
-            found.append((one, own))
+    for library in taken:
+        own = bundled(library.soname, libraries)
+        if own and pattern.match(library.soname) and not is_ours(library, libraries):
+            found.append((library, own))
     return found
 
 
@@ -95,9 +95,9 @@ def nccl_duplicate_pip(
     there = own.version if own else ""
     outdated = bool(wanted and wanted.exact and there and older(there, wanted.exact))
     for group in groups:
-        names = [one.name for one in group]
+        names = [package.name for package in group]
         keep = f"{wanted.package}{wanted.wanted}" if wanted else f"nvidia-nccl-cu{numbers(cuda)[0]}"
-        both = listed(f"{one.name} {one.version}" for one in group)
+        both = listed(f"{package.name} {package.version}" for package in group)
         yield Finding(
             summary=f"{both} overwrite each other's libnccl.so.2",
             severity=FAIL if outdated or (import_broken(torch) and _undefined(torch).startswith("nccl")) else WARN,
@@ -156,9 +156,9 @@ def nccl_lib_shadowed(
 
 def _left_out(libraries: Libraries, taken: Library) -> Fix:
     """What keeps a foreign library away, where it is known how it came in."""
-    if any(one.endswith(taken.path.rpartition("/")[2]) for one in libraries.preload):
+    if any(path.endswith(taken.path.rpartition("/")[2]) for path in libraries.preload):
         return Fix(f"Take {taken.soname} out of LD_PRELOAD for this job", ("unset LD_PRELOAD",))
-    if _folder(taken).rstrip("/") in [one.rstrip("/") for one in libraries.search_path]:
+    if _folder(taken).rstrip("/") in [folder.rstrip("/") for folder in libraries.search_path]:
         return Fix(
             f"Take {_folder(taken)} out of LD_LIBRARY_PATH for this job", without_folder(libraries, _folder(taken))
         )
@@ -204,7 +204,8 @@ def ld_library_path_shadow(
     """
     needs_cuda_build(torch)
     requires(
-        [one for one in libraries.bundled if OF_CUDA.match(one.soname)], "torch brings no CUDA libraries of its own"
+        [library for library in libraries.bundled if OF_CUDA.match(library.soname)],
+        "torch brings no CUDA libraries of its own",
     )
     missed = OF_ITS_SYMBOLS.match(_undefined(torch))
     culprits = []
@@ -226,7 +227,8 @@ def ld_library_path_shadow(
     yield Finding(
         summary=f"{taken.soname}{others} from {_folder(taken)}: {theirs} instead of torch's {ours}",
         severity=FAIL if import_broken(torch) else WARN,
-        evidence=tuple(one for pair in culprits[:3] for one in _both(libraries, *pair)[:2]) + _search_path(libraries),
+        evidence=tuple(evidence for pair in culprits[:3] for evidence in _both(libraries, *pair)[:2])
+        + _search_path(libraries),
         fixes=(_left_out(libraries, taken),),
     )
 
@@ -250,32 +252,36 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, target_python: TargetPytho
     if torch.impostor:
         raise NotKnown(f"torch is hidden by {torch.impostor}")
     required = pins(packages, target_python)
-    requires([one for one in required if one.installed], "torch pins no pip package that is installed here")
+    requires([pin for pin in required if pin.installed], "torch pins no pip package that is installed here")
     # Where several packages of NCCL overwrite each other, nccl-duplicate-pip speaks.
     several = {package.name for group in together(packages, r"nvidia-nccl-cu\d+") for package in group}
-    wrong = [one for one in required if not one.fits and not _newer_and_served(one) and one.package not in several]
+    wrong = [pin for pin in required if not pin.fits and not _newer_and_served(pin) and pin.package not in several]
     severity = FAIL if import_broken(torch) else WARN
     if wrong:
         is_where = listed(
-            f"{one.package} {one.installed} (not {one.exact or one.wanted.removeprefix('==')})" for one in wrong[:2]
+            f"{pin.package} {pin.installed} (not {pin.exact or pin.wanted.removeprefix('==')})" for pin in wrong[:2]
         )
         more = f" and {len(wrong) - 2} more" if len(wrong) > 2 else ""
         yield Finding(
             summary=f"{plural(len(wrong), 'package')} in {'a version' if len(wrong) == 1 else 'versions'} that torch doesn't want: {is_where}{more}",
             severity=severity,
             evidence=tuple(
-                told(packages, "installed", f"{one.package} {one.installed}; torch requires {one.wanted}")
-                for one in wrong
+                told(packages, "installed", f"{pin.package} {pin.installed}; torch requires {pin.wanted}")
+                for pin in wrong
             ),
             fixes=(Fix("Install the versions that torch requires", _reinstalled(torch, target_python, wrong)),),
         )
-    unread = any(one.startswith("cuda-toolkit") for package in packages.named("torch")[:1] for one in package.requires)
+    unread = any(
+        requirement.startswith("cuda-toolkit")
+        for package in packages.named("torch")[:1]
+        for requirement in package.requires
+    )
     for group in together(packages, r"nvidia-cudnn-cu\d+") + together(packages, r"nvidia-(cusparselt|nvshmem)-cu\d+"):
-        kinds = {one.name.rpartition("-")[0] for one in group}
+        kinds = {package.name.rpartition("-")[0] for package in group}
         if len(kinds) == len(group):
             continue
-        needed = [one for one in required if one.package.rpartition("-")[0] in kinds]
-        both = listed(f"{one.name} {one.version}" for one in group)
+        needed = [pin for pin in required if pin.package.rpartition("-")[0] in kinds]
+        both = listed(f"{package.name} {package.version}" for package in group)
         yield Finding(
             summary=f"{both} overwrite each other's files",
             severity=severity,
@@ -284,21 +290,21 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, target_python: TargetPytho
                 Fix(
                     "Remove them all, and install what torch requires",
                     (
-                        uninstall(target_python, *(one.name for one in group)),
+                        uninstall(target_python, *(package.name for package in group)),
                         reinstall(target_python, *needed),
                     ),
                 ),
             ),
         )
 
-    if unread and not any(one.requires for one in packages.named("cuda-toolkit")):
+    if unread and not any(package.requires for package in packages.named("cuda-toolkit")):
         raise NotKnown("what cuda-toolkit requires for torch was not read")
 
 
 def _reinstalled(torch: Torch, target_python: TargetPython, wrong: Sequence[PinnedRelease]) -> tuple[str, ...]:
     """Some packages lie only where torch's own build came from."""
-    elsewhere = tuple(one for one in wrong if one.package.startswith(("pytorch-triton", "triton-")))
-    usual = tuple(one for one in wrong if one not in elsewhere)
+    elsewhere = tuple(pin for pin in wrong if pin.package.startswith(("pytorch-triton", "triton-")))
+    usual = tuple(pin for pin in wrong if pin not in elsewhere)
     commands = [reinstall(target_python, *usual)] if usual else []
     if elsewhere:
         commands.append(
@@ -341,7 +347,11 @@ def cudnn_mismatch(
     loaded, built = _cudnn_versions(torch, pin, foreign[0][0].version if foreign else "")
     if loaded[:1] == built[:1] and loaded[:2] >= built[:2]:
         return
-    path = foreign[0][0].path if foreign else next((one.path for one in libraries.bundled if "cudnn" in one.soname), "")
+    path = (
+        foreign[0][0].path
+        if foreign
+        else next((library.path for library in libraries.bundled if "cudnn" in library.soname), "")
+    )
     field = "bundled" if not foreign else "offered" if isinstance(libraries.loaded, Unknown) else "loaded"
     if foreign:
         fix = _left_out(libraries, foreign[0][0])
@@ -373,7 +383,7 @@ def _cudnn_versions(torch: Torch, pin: PinnedRelease | None, foreign: str) -> tu
     if not isinstance(torch.cudnn_version, Unknown) and not isinstance(torch.cudnn_built, Unknown):
         requires(torch.cudnn_version and torch.cudnn_built, "torch is built without cuDNN")
         return torch.cudnn_version or (), torch.cudnn_built or ()
-    reasons = [one.reason for one in (torch.cudnn_version, torch.cudnn_built) if isinstance(one, Unknown)]
+    reasons = [version.reason for version in (torch.cudnn_version, torch.cudnn_built) if isinstance(version, Unknown)]
     refused = re.search(r"compiled\s+against \(([\d, ]+)\) but found runtime version \(([\d, ]+)\)", " ".join(reasons))
     if refused:
         return numbers(refused[2].replace(", ", ".")), numbers(refused[1].replace(", ", "."))

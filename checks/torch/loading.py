@@ -80,13 +80,13 @@ def cuda_lib_not_found(
         requires(False, f"{named[1]} is the driver's: see {'container-no-gpu' if inside else 'no-nvidia-driver'}")
     if not named or not isinstance(libraries.missing, Unknown):
         # The import stops at the first; the files tell what else would be missed.
-        others = [one for one in known(libraries.missing) if not re.match(r"lib(cuda|nvidia-.*)\.so", one)]
-        missing += [one for one in others if one not in missing]
+        others = [soname for soname in known(libraries.missing) if not re.match(r"lib(cuda|nvidia-.*)\.so", soname)]
+        missing += [soname for soname in others if soname not in missing]
     if not missing:
         return
-    from_pip = [one for one in missing if FROM_PIP.match(one)]
+    from_pip = [soname for soname in missing if FROM_PIP.match(soname)]
     fixes = [_bring(from_pip, torch, packages, target_python)] if from_pip else []
-    fixes += [_other(one, target_python, machine) for one in missing if one not in from_pip]
+    fixes += [_other(soname, target_python, machine) for soname in missing if soname not in from_pip]
     evidence = (
         told(torch, "import_error", f"import torch: {_last_line(torch.import_error)}")
         if named
@@ -124,7 +124,7 @@ def _last_line(error: str) -> str:
 
 def _bring(missing: list[str], torch: Torch, packages: Packages, target_python: TargetPython) -> Fix:
     """What brings the libraries: pip adds absent packages by itself, but puts back a lost file only when forced."""
-    wanted = {pin.package: pin for pin in (pin_of(one, packages, target_python) for one in missing) if pin}
+    wanted = {pin.package: pin for pin in (pin_of(soname, packages, target_python) for soname in missing) if pin}
     version = packages.version("torch") or torch.version or ""
     named = (f"torch=={version}" if version else "torch", *index_options(version))
     if any(pin.installed is None for pin in wanted.values()):
@@ -175,13 +175,13 @@ def glibcxx_too_old(
     requires(have is not None, "the interpreter gets no libstdc++.so.6")
     extensions = known(extensions)
     apex = () if isinstance(extensions.apex, Unknown) else extensions.apex
-    compiled = [package.objects for package in extensions.packages] + [one.objects for one in apex]
+    compiled = [package.objects for package in extensions.packages] + [apex_build.objects for apex_build in apex]
     for objects in compiled:
-        for one in objects:
-            needed = one.glibcxx.removeprefix("GLIBCXX_")
+        for library in objects:
+            needed = library.glibcxx.removeprefix("GLIBCXX_")
             if needed and numbers(needed) > numbers((have or "").removeprefix("GLIBCXX_")):
-                seen = Evidence(f"{one.module} needs GLIBCXX_{needed}", one.path)
-                yield _too_old(f"GLIBCXX_{needed}", one.module, libraries, target_python, seen)
+                seen = Evidence(f"{library.module} needs GLIBCXX_{needed}", library.path)
+                yield _too_old(f"GLIBCXX_{needed}", library.module, libraries, target_python, seen)
                 break
     known(extensions.apex)
 
@@ -191,7 +191,7 @@ def _too_old(needed: str, by: str, libraries: Libraries, target_python: TargetPy
     have = str(libraries.glibcxx_provided).removeprefix("GLIBCXX_")
     path = libraries.glibcxx_path or "libstdc++.so.6"
     folder = path.rpartition("/")[0]
-    if folder and folder in [one.rstrip("/") for one in libraries.search_path]:
+    if folder and folder in [folder.rstrip("/") for folder in libraries.search_path]:
         fix = Fix(f"Take {folder} out of LD_LIBRARY_PATH for this job", without_folder(libraries, folder))
     elif target_python.environment_kind == "conda":
         fix = Fix(
