@@ -19,19 +19,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import catalogue, find_check
 from ddpdoctor.engine.examination import Examination, examine
-from ddpdoctor.hang.render import show_where_it_hangs
+from ddpdoctor.hang.render import hang_document
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
-from ddpdoctor.logs.render_terminal import show_log
+from ddpdoctor.logs.render import log_document
 from ddpdoctor.logs.render_words import judged_as
-from ddpdoctor.report.terminal import make_console, show_findings
-from ddpdoctor.smoke_training.render_terminal import show_smoke
+from ddpdoctor.report.check_results import result_sections
+from ddpdoctor.report.document import Document
+from ddpdoctor.report.terminal import text_of
+from ddpdoctor.smoke_training.render import smoke_document
 from tests.log_corpus import LOGS, CorpusLog, corpus
 from tests.support.fixture_hosts import HOSTS, host_cases, slugs_with_hosts
 
@@ -75,11 +75,6 @@ def _never_in_colour() -> Iterator[None]:
         os.environ.update(wanted)
 
 
-def _console() -> tuple[Console, io.StringIO]:
-    written = io.StringIO()
-    return make_console(written, WIDTH_COLUMNS), written
-
-
 # --- hosts ------------------------------------------------------------------------------------------------------------------
 
 
@@ -92,16 +87,15 @@ def _host_cases(slug: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def _report_on_host(examination: Examination) -> str:
-    console, written = _console()
     check = examination.results[0].check
     known = {name for name in check.groups if not isinstance(getattr(examination.snapshot, name), Unknown)}
     if "hang" in known:
-        show_where_it_hangs(console, examination)
+        document = hang_document(examination)
     elif "smoke" in known:
-        show_smoke(console, examination)
+        document = smoke_document(examination)
     else:
-        show_findings(console, examination, verbose=False)
-    return written.getvalue()
+        document = Document(verdict=examination.verdict, sections=result_sections(examination, verbose=False))
+    return text_of(document, WIDTH_COLUMNS)
 
 
 def _line_on_host(examination: Examination) -> str:
@@ -133,9 +127,7 @@ def _judged(log: CorpusLog) -> LogJudgement:
 
 
 def _report_on_log(judgement: LogJudgement) -> str:
-    console, written = _console()
-    show_log(console, judgement)
-    return written.getvalue()
+    return text_of(log_document(judgement), WIDTH_COLUMNS)
 
 
 def _line_on_log(judgement: LogJudgement) -> str:

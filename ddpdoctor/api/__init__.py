@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ddpdoctor.api.errors import SpokenForError as SpokenForError
     from ddpdoctor.api.errors import UnsafeError as UnsafeError
     from ddpdoctor.api.errors import UsageError as UsageError
+    from ddpdoctor.api.host_snapshot import HostSnapshot as HostSnapshot
+    from ddpdoctor.api.host_snapshot import snapshot as snapshot
+    from ddpdoctor.api.leftovers import ZombiesResult as ZombiesResult
+    from ddpdoctor.api.leftovers import zombies as zombies
     from ddpdoctor.api.log_diagnosis import LogResult as LogResult
     from ddpdoctor.api.log_diagnosis import diagnose_log as diagnose_log
     from ddpdoctor.api.network_checking import NetcheckResult as NetcheckResult
@@ -38,6 +42,7 @@ MODULES: Final = {
     "CommandResult": "results",
     "FixingObserver": "checkpoint_fixing",
     "HangResult": "running_jobs",
+    "HostSnapshot": "host_snapshot",
     "JobsResult": "running_jobs",
     "JointSmokeResult": "training_results",
     "LogResult": "log_diagnosis",
@@ -48,12 +53,15 @@ MODULES: Final = {
     "SpokenForError": "errors",
     "UnsafeError": "errors",
     "UsageError": "errors",
+    "ZombiesResult": "leftovers",
     "check": "checking",
     "diagnose_log": "log_diagnosis",
     "fix_checkpoint": "checkpoint_fixing",
     "jobs": "running_jobs",
     "netcheck": "network_checking",
     "smoke": "training",
+    "snapshot": "host_snapshot",
+    "zombies": "leftovers",
 }
 """A name to the module that has it: loaded once it is asked for, since each command's start-up counts."""
 

@@ -6,7 +6,7 @@ import gc
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from ddpdoctor.api.errors import UsageError, refuse_empty
 from ddpdoctor.api.results import CommandResult
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.probes.context import Context
     from ddpdoctor.report.contract import Report
+    from ddpdoctor.report.document import Document
 
 
 class CheckResult(CommandResult):
@@ -67,15 +68,10 @@ class CheckResult(CommandResult):
             self.command, self._examinations, self._problems, with_facts=with_facts, of_all=self.verdict
         )
 
-    def show(self, file: TextIO, *, width: int | None = None, verbose: bool = False, quiet: bool = False) -> None:
-        from ddpdoctor.report.terminal import make_console, show
+    def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
+        from ddpdoctor.report.render_check import check_document
 
-        show(make_console(file, width), self._examinations, self._problems, verbose=verbose, quiet=quiet)
-
-    def to_markdown(self) -> str:
-        from ddpdoctor.report.markdown import to_markdown
-
-        return to_markdown(self._examinations, self._problems)
+        return check_document(self._examinations, self._problems, verbose=verbose, quiet=quiet)
 
 
 def check(
@@ -150,6 +146,7 @@ def _load_checks(collected: bool) -> None:
         from ddpdoctor.checks.catalogue import all_checks
 
         all_checks()
+        import ddpdoctor.report.render_check
         import ddpdoctor.report.terminal  # noqa: F401
     finally:
         if collected:

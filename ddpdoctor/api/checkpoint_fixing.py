@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from ddpdoctor.api.results import CommandResult
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ddpdoctor.checkpoints.pickles.editing import EditOptions
     from ddpdoctor.engine.examination import Verdict
     from ddpdoctor.report.contract import Report
+    from ddpdoctor.report.document import Document
     from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 
 
@@ -73,20 +74,12 @@ class CheckpointResult(CommandResult):
 
         return fixing_report(self.outcomes, select(["checkpoint"]))
 
-    def show(self, file: TextIO, *, width: int | None = None, verbose: bool = False, quiet: bool = False) -> None:
+    def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
         from ddpdoctor.checkpoints.kinds.framework_folders import framework_folders
-        from ddpdoctor.checkpoints.render_terminal import show_folder, show_line, show_one, show_sum
-        from ddpdoctor.report.screen import Screen, screen_for
+        from ddpdoctor.checkpoints.render import checkpoints_document
 
-        screen = screen_for(file, os.environ) if width is None else Screen(file, width, colour=False)
-        for folder in framework_folders(map(Path, self._paths)):
-            show_folder(screen, folder)
-        if len(self.outcomes) == 1:
-            show_one(screen, self.outcomes[0], self._options)
-            return
-        for outcome in self.outcomes:
-            show_line(screen, outcome)
-        show_sum(screen, self.outcomes, self._paths)
+        folders = list(framework_folders(map(Path, self._paths)))
+        return checkpoints_document(self.outcomes, folders, self._paths, self._options, self.verdict)
 
 
 def fix_checkpoint(

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from ddpdoctor.api.errors import NoVerdictError, UsageError, refuse_empty
 from ddpdoctor.api.results import CommandResult
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.logs.diagnosis import LogJudgement
     from ddpdoctor.report.contract import Report
+    from ddpdoctor.report.document import Document
 
 STDIN = "-"
 COMMAND = "diagnose-log"
@@ -57,11 +58,10 @@ class LogResult(CommandResult):
 
         return log_report(self.judgement, with_facts=with_facts)
 
-    def show(self, file: TextIO, *, width: int | None = None, verbose: bool = False, quiet: bool = False) -> None:
-        from ddpdoctor.logs.render_terminal import show_log
-        from ddpdoctor.report.terminal import make_console
+    def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
+        from ddpdoctor.logs.render import log_document
 
-        show_log(make_console(file, width), self.judgement, verbose=verbose, quiet=quiet)
+        return log_document(self.judgement, verbose=verbose, quiet=quiet)
 
 
 def diagnose_log(

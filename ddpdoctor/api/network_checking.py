@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from ddpdoctor.api.errors import SpokenForError, UsageError, refuse_empty
-from ddpdoctor.api.results import TEXT_WIDTH, CommandResult
+from ddpdoctor.api.results import CommandResult
 
 if TYPE_CHECKING:
     from ddpdoctor.base.findings import Finding
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from ddpdoctor.facts.smoke import Smoke
     from ddpdoctor.network_check.results import ProgressListener, RunResult
     from ddpdoctor.report.contract import Report
+    from ddpdoctor.report.document import Document
 
 WAIT_SECONDS = 60.0
 MOST_WAIT_SECONDS = 86400
@@ -67,44 +67,37 @@ class NetcheckResult(CommandResult):
             smoke=self.smoke,
         )
 
-    def show(
-        self,
-        file: TextIO,
-        *,
-        width: int | None = None,
-        verbose: bool = False,
-        quiet: bool = False,
-        matrix: bool = False,
-    ) -> None:
-        """Write the report as a terminal shows it, with the token in the commands for other nodes: for this node's user.
+    def document(self, *, verbose: bool = False, quiet: bool = False, matrix: bool = False) -> Document:
+        """What there is to tell, with the token in the commands for other nodes: for this node's user.
 
         Args:
-            file: in colour if it is a terminal.
-            width: in columns; None: the terminal's.
-            verbose: also what passed and what had nothing to test, by name.
+            verbose: also what passed and had nothing to test, by name.
             quiet: a line a finding, and the verdict.
             matrix: on node 0, latency and bandwidth between all pairs.
         """
-        self._show(_with_token(self.run), file, width=width, verbose=verbose, quiet=quiet, matrix=matrix)
+        return self._document(_with_token(self.run), verbose=verbose, quiet=quiet, matrix=matrix)
 
-    def _text_for_strangers(self) -> str:
-        # Not as `show` does: whoever reads a bug report is not to have the token.
-        text = io.StringIO()
-        self._show(self.run, text, width=TEXT_WIDTH, verbose=False, quiet=False, matrix=True)
-        return text.getvalue()
+    def _public_document(self) -> Document:
+        # Whoever reads a bug report is not to have the token.
+        return self._document(self.run, matrix=True)
 
-    def _show(
-        self, run: RunResult, file: TextIO, *, width: int | None, verbose: bool, quiet: bool, matrix: bool
-    ) -> None:
-        from ddpdoctor.network_check.render_terminal import show_alone, show_part, show_verdict
-        from ddpdoctor.report.terminal import make_console
-        from ddpdoctor.smoke_training.section import section_of
+    def _document(
+        self, run: RunResult, *, verbose: bool = False, quiet: bool = False, matrix: bool = False
+    ) -> Document:
+        from ddpdoctor.network_check.render import alone_document, part_document, verdict_document
+        from ddpdoctor.smoke_training.render import joint_training_document
 
-        console = make_console(file, width)
-        training = section_of(self.smoke) if self.smoke is not None else None
+        training = None
+        if self.smoke is not None:
+            named = {
+                finding.rank
+                for examination in run.examinations
+                for _, _, finding in examination.findings
+                if finding.rank is not None
+            }
+            training = joint_training_document(self.smoke, self.verdict, named)
         if run.fleet is not None:
-            show_verdict(
-                console,
+            return verdict_document(
                 fleet=run.fleet,
                 examinations=run.examinations,
                 meeting=run.meeting,
@@ -113,27 +106,18 @@ class NetcheckResult(CommandResult):
                 verbose=verbose,
                 quiet=quiet,
             )
-        elif run.part is not None:
-            show_part(
-                console, run.part, examination=run.examinations[0], training=training, verbose=verbose, quiet=quiet
+        if run.part is not None:
+            return part_document(
+                run.part, examination=run.examinations[0], training=training, verbose=verbose, quiet=quiet
             )
-        else:
-            show_alone(
-                console,
-                examination=run.examinations[0],
-                meeting=run.meeting,
-                problems=run.problems,
-                no_verdict=run.exit_code == 2,
-                verbose=verbose,
-                quiet=quiet,
-            )
-
-
-def quiet_listener() -> ProgressListener:
-    """One that tells nobody."""
-    from ddpdoctor.network_check.views import make_view
-
-    return make_view(io.StringIO())
+        return alone_document(
+            examination=run.examinations[0],
+            meeting=run.meeting,
+            problems=run.problems,
+            no_verdict=run.exit_code == 2,
+            verbose=verbose,
+            quiet=quiet,
+        )
 
 
 def netcheck(
@@ -147,7 +131,7 @@ def netcheck(
     python: str | None = None,
     quick: bool = False,
     strict: bool = False,
-    listen: Callable[[], ProgressListener] = quiet_listener,
+    listen: Callable[[], ProgressListener] | None = None,
 ) -> NetcheckResult:
     """Find out why the ranks don't meet: to be called on every node of the job, in any order.
 
@@ -161,7 +145,7 @@ def netcheck(
         python: the Python in which training runs; None: the active environment's.
         quick: without torch: no real store, no collectives. Node 0's counts.
         strict: warnings count, on all nodes. Node 0's counts.
-        listen: makes who is told how it goes.
+        listen: makes who is told how it goes; None: nobody is.
 
     Raises:
         UsageError: the arguments contradict each other, or the launcher's settings.
@@ -186,6 +170,7 @@ def netcheck(
         raise SpokenForError("netcheck", [f"Local rank {job.local_rank}: local rank 0 speaks for this node."])
     from ddpdoctor.api.target_python import refuse_others_python, refuse_what_is_no_python
     from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.network_check.progress import NetcheckProgress
     from ddpdoctor.network_check.results import NetcheckOptions
     from ddpdoctor.network_check.run import run
     from ddpdoctor.network_check.task import Netcheck
@@ -197,7 +182,7 @@ def netcheck(
     if python is not None:
         # Before the other nodes are made to wait for a node that couldn't take part in the collectives.
         refuse_what_is_no_python(python, path)
-    listener = listen()
+    listener = listen() if listen else NetcheckProgress()
     try:
         return NetcheckResult(
             run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, TextIO
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TextIO
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination, Verdict
     from ddpdoctor.report.contract import Report, ReportedFinding
+    from ddpdoctor.report.document import Document
 
 TEXT_WIDTH = 100
 """Columns."""
@@ -37,15 +37,27 @@ class CommandResult(ABC):
         """
 
     @abstractmethod
+    def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
+        """What there is to tell, for whatever shows it.
+
+        Args:
+            verbose: also what passed and what had nothing to test, by name.
+            quiet: a line a finding, and the verdict.
+        """
+
     def show(self, file: TextIO, *, width: int | None = None, verbose: bool = False, quiet: bool = False) -> None:
         """Write the report as a terminal shows it.
 
         Args:
             file: in colour if it is a terminal.
             width: in columns; None: the terminal's.
-            verbose: also what passed and what had nothing to test, by name.
-            quiet: a line a finding, and the verdict.
+            verbose: as for `document`.
+            quiet: as for `document`.
         """
+        from ddpdoctor.report.terminal import Screen, screen_for
+
+        screen = screen_for(file) if width is None else Screen(file, width)
+        screen.show(self.document(verbose=verbose, quiet=quiet))
 
     @property
     def examinations(self) -> Sequence[Examination]:
@@ -78,21 +90,19 @@ class CommandResult(ABC):
 
     def to_text(self, *, width: int = TEXT_WIDTH, verbose: bool = False, quiet: bool = False) -> str:
         """What a terminal shows, without colours; the arguments as `show` takes them."""
-        from ddpdoctor.base.text import visible
+        from ddpdoctor.report.terminal import text_of
 
-        file = io.StringIO()
-        self.show(file, width=width, verbose=verbose, quiet=quiet)
-        return visible(file.getvalue())
+        return text_of(self.document(verbose=verbose, quiet=quiet), width)
 
     def to_markdown(self) -> str:
         """The report for a bug tracker: without names of people and hosts, as far as they are known."""
-        from ddpdoctor.report.markdown import report_to_markdown
+        from ddpdoctor.report.markdown import to_markdown
 
-        return report_to_markdown(self.report(), self._text_for_strangers(), self.examinations)
+        return to_markdown(self._public_document(), self.report(), self.examinations)
 
-    def _text_for_strangers(self) -> str:
-        """What a terminal shows, without what is for this host's user alone."""
-        return self.to_text()
+    def _public_document(self) -> Document:
+        """The document without what is for this host's user alone."""
+        return self.document()
 
 
 class HostResult(CommandResult):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TextIO, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from ddpdoctor.api.errors import NoVerdictError, UsageError, refuse_empty
 from ddpdoctor.api.results import CommandResult, HostResult
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination, Verdict
     from ddpdoctor.processes.overview import Overview
     from ddpdoctor.report.contract import Report
+    from ddpdoctor.report.document import Document
 
 COMMAND = "jobs"
 
@@ -38,15 +39,14 @@ class JobsResult(CommandResult):
         return self._overview.verdict
 
     def report(self, *, with_facts: bool = False) -> Report:
-        from ddpdoctor.processes.jobs_json import jobs_report
+        from ddpdoctor.processes.render_jobs import jobs_report
 
         return jobs_report(self._overview, with_facts=with_facts)
 
-    def show(self, file: TextIO, *, width: int | None = None, verbose: bool = False, quiet: bool = False) -> None:
-        from ddpdoctor.processes.jobs_terminal import show_jobs
-        from ddpdoctor.report.terminal import make_console
+    def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
+        from ddpdoctor.processes.render_jobs import jobs_document
 
-        show_jobs(make_console(file, width), self._overview, verbose=verbose, quiet=quiet)
+        return jobs_document(self._overview, verbose=verbose, quiet=quiet)
 
 
 class HangResult(HostResult):
@@ -60,11 +60,10 @@ class HangResult(HostResult):
 
         return build_report(self.command, [self._examination], with_facts=with_facts, hang=hang_of(self._examination))
 
-    def show(self, file: TextIO, *, width: int | None = None, verbose: bool = False, quiet: bool = False) -> None:
-        from ddpdoctor.hang.render import show_where_it_hangs
-        from ddpdoctor.report.terminal import make_console
+    def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
+        from ddpdoctor.hang.render import hang_document
 
-        show_where_it_hangs(make_console(file, width), self._examination, verbose=verbose, quiet=quiet)
+        return hang_document(self._examination, verbose=verbose, quiet=quiet)
 
 
 @overload

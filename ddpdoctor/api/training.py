@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ddpdoctor.api.errors import SpokenForError, UsageError, refuse_empty
-from ddpdoctor.api.network_checking import WAIT_SECONDS, quiet_listener, refuse_wait
+from ddpdoctor.api.network_checking import WAIT_SECONDS, refuse_wait
 from ddpdoctor.api.training_results import JointSmokeResult, SmokeResult
 from ddpdoctor.base.signals import StoppedBySignal
 
@@ -17,12 +16,10 @@ if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.network_check.job import NetcheckJob
-    from ddpdoctor.network_check.results import ProgressListener
-    from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
     from ddpdoctor.smoke_training.local.training import SmokeOptions
     from ddpdoctor.smoke_training.multinode.task import JointProgressListener
     from ddpdoctor.smoke_training.plan import SmokePlan
-    from ddpdoctor.smoke_training.progress import SmokeView
+    from ddpdoctor.smoke_training.progress import SmokeProgress
     from ddpdoctor.smoke_training.training_order import Fault
 
 FAULT_VARIABLE = "DDPDOCTOR_SMOKE_FAULT"
@@ -38,11 +35,11 @@ IMPORT_AGAIN_SECONDS = 10.0
 class SmokeObserver:
     """Whom `smoke` tells how far it is. This one wants to know nothing."""
 
-    def view(self) -> SmokeView:
+    def progress(self) -> SmokeProgress:
         """Who is told how far each rank of this host is."""
-        from ddpdoctor.smoke_training.views import make_view
+        from ddpdoctor.smoke_training.progress import SmokeProgress
 
-        return make_view(io.StringIO())
+        return SmokeProgress()
 
     def ended(self, result: SmokeResult) -> None:
         """This is the report; also where a signal stops us after the training."""
@@ -53,22 +50,12 @@ class SmokeObserver:
 
     def audience(self, job: NetcheckJob) -> JointProgressListener:
         """Who is told how it goes where others take part."""
-        return _Nobody(quiet_listener())
+        from ddpdoctor.smoke_training.progress import JointProgress
+
+        return JointProgress()
 
     def ended_together(self, result: JointSmokeResult, job: NetcheckJob) -> None:
         """This is the report where others took part."""
-
-
-class _Nobody:
-    """An audience that tells nobody."""
-
-    def __init__(self, listener: ProgressListener) -> None:
-        self.has_shown = False
-        self.meeting, self.hub, self.waiting = listener.meeting, listener.hub, listener.waiting
-        self.verdict, self.say, self.close = listener.verdict, listener.say, listener.close
-
-    def heard(self, watch: RankMonitor) -> None:
-        pass
 
 
 def smoke(
@@ -222,21 +209,21 @@ def _train(options: SmokeOptions, plan: SmokePlan, snapshot: Snapshot, observer:
     hindered = judge_plan(snapshot, plan, catalogue())
     if hindered is not None:
         return hindered
-    view = observer.view()
+    progress = observer.progress()
     try:
-        facts = train(options, plan, view.heard)
+        facts = train(options, plan, progress.heard)
         if options.scaling:
             try:
-                facts = measure_scaling(options, plan, facts, view.heard)
+                facts = measure_scaling(options, plan, facts, progress.heard)
             except StoppedBySignal as stopped:
-                view.close()
+                progress.close()
                 observer.ended(SmokeResult(judge_training(snapshot, without_scaling(facts), catalogue())))
                 stopped.text = (
                     "Stopped while its speed was measured; the training had ended before. Nothing is left running."
                 )
                 raise
     finally:
-        view.close()
+        progress.close()
     return judge_training(snapshot, facts, catalogue())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from ddpdoctor.api.network_checking import NetcheckResult
 from ddpdoctor.api.results import HostResult
@@ -11,6 +11,7 @@ from ddpdoctor.api.results import HostResult
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Verdict
     from ddpdoctor.report.contract import Report
+    from ddpdoctor.report.document import Document
 
 COMMAND = "smoke"
 
@@ -55,11 +56,10 @@ class SmokeResult(HostResult):
             smoke=smoke_of(self._examination),
         )
 
-    def show(self, file: TextIO, *, width: int | None = None, verbose: bool = False, quiet: bool = False) -> None:
-        from ddpdoctor.report.terminal import make_console
-        from ddpdoctor.smoke_training.render_terminal import show_smoke
+    def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
+        from ddpdoctor.smoke_training.render import smoke_document
 
-        show_smoke(make_console(file, width), self._examination, verbose=verbose, quiet=quiet)
+        return smoke_document(self._examination, verbose=verbose, quiet=quiet)
 
 
 class JointSmokeResult(NetcheckResult):

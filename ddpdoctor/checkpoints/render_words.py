@@ -185,7 +185,7 @@ def _code_devices(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
             f"But its code still names {devices} ({places}), which can't be rewritten: where there is no such device "
             "it fails when it is run. Trace or script the model anew on the CPU, and move it after loading."
         )
-        yield LabelledPart("WARN", text, style="yellow")
+        yield LabelledPart("WARN", text, style="bold yellow")
 
 
 def _capital(text: str) -> str:
@@ -200,14 +200,14 @@ def _dangers(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
     if dangerous:
         lines = _named([f"{global_name.name} {global_name.meaning}" for global_name in dangerous])
         text = f"Whoever loads this file may run what its author wants. Few honest checkpoints hold that:{lines}"
-        yield LabelledPart("DANGER", text, style="red")
+        yield LabelledPart("DANGER", text, style="bold red")
     foreign = [global_ for global_ in facts.globals if not global_.dangerous]
     # torch.jit.load imports nothing.
     if foreign and outcome.action is not Action.REFUSED and facts.kind != "torchscript":
         also = "also " if dangerous else ""
         lines = _named([f"{global_name.name}: {global_name.meaning}".removesuffix(": ") for global_name in foreign])
         text = f"Loading it with weights_only=False {also}imports, and mostly calls, what tensors don't need:{lines}"
-        yield LabelledPart("WARN", text, style="yellow")
+        yield LabelledPart("WARN", text, style="bold yellow")
 
 
 def _named(lines: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,12 @@ from ddpdoctor.fixes.applying import Applied, apply, refusals
 from ddpdoctor.fixes.choosing import FixChoice, all_of, ask_for_each
 from ddpdoctor.fixes.proof import Proof, SmokeReport, look_again, proved, smoke, treatments
 from ddpdoctor.fixes.remedies import AppliableFix, Case, cases
-from ddpdoctor.fixes.render import show_case, show_outcome, show_treatments, source_path
+from ddpdoctor.fixes.render import case_blocks, outcome_blocks, source_path, treatment_blocks
 from ddpdoctor.fixes.settings_file import SettingsPlace, safe_place
+from ddpdoctor.report.document import Paragraph
+from ddpdoctor.report.render_check import check_document, check_verdict
 from ddpdoctor.report.reported_fixes import FixState, Treatment
-from ddpdoctor.report.terminal import make_console, show, verdict_line
+from ddpdoctor.report.terminal import screen_for
 
 if TYPE_CHECKING:
     from ddpdoctor.cli.fix_check_options import Wish
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 def treat(examination: Examination, checks: Sequence[Check], wish: Wish) -> int:
     """The whole of it, from the first report to the exit code."""
     if not wish.as_json:
-        show(make_console(sys.stdout), [examination], verbose=wish.verbose, quiet=wish.quiet)
+        screen_for(sys.stdout).show(check_document([examination], verbose=wish.verbose, quiet=wish.quiet))
     found = cases(examination)
     if not any(case.remedies for case in found):
         return _nothing_to_apply(examination, found, wish)
@@ -61,11 +63,8 @@ def _here() -> Path:
 def _nothing_to_apply(examination: Examination, found: Sequence[Case], wish: Wish) -> int:
     left = treatments([FixChoice(case=case, reason=case.reason) for case in found], Applied(), None)
     if not wish.as_json:
-        console = make_console(sys.stdout)
-        if left:
-            show_treatments(console, left)
         words = "None of these fixes is one that ddpdoctor applies itself." if left else "There is nothing to fix."
-        console.print(f"\n{words}")
+        screen_for(sys.stdout).write(*(treatment_blocks(left) if left else ()), Paragraph(""), Paragraph(words))
     return _end(examination, left, None, wish)
 
 
@@ -76,7 +75,7 @@ def _only_shown(examination: Examination, found: Sequence[Case], wish: Wish, *, 
     where = safe_place(_here())
     told = [_would_be(choice, refused, where) for choice in choices]
     if not wish.as_json:
-        show_treatments(make_console(sys.stdout), told)
+        screen_for(sys.stdout).write(*treatment_blocks(told))
     if not nobody_to_ask:
         return _end(examination, told, None, wish)
     sys.stdout.flush()
@@ -118,13 +117,12 @@ class _Terminal:
     """Asks there. An empty answer, or the end of input, is a no."""
 
     def __init__(self) -> None:
-        self._console = make_console(sys.stderr)
+        self._screen = screen_for(sys.stderr)
         self._place = safe_place(_here())
 
     def which(self, case: Case, number: int, total: int) -> int | None:
         sys.stdout.flush()
-        self._console.print()
-        show_case(self._console, case, number, total, self._place)
+        self._screen.write(Paragraph(""), *case_blocks(case, number, total, self._place))
         several = len(case.remedies) > 1
         places = {str(one): one - 1 for one in range(1, len(case.remedies) + 1)} if several else {"y": 0, "yes": 0}
         choices = "/".join([*places, "N"] if several else ["y", "N"])
@@ -172,7 +170,7 @@ def _changed(applied: Applied) -> str:
     if applied.settings_file:
         parts.append(f"{source_path(applied.settings_file)} was written, and counts only where it is sourced")
     if applied.fixed:
-        from ddpdoctor.checkpoints.render_terminal import undo_command
+        from ddpdoctor.checkpoints.render import undo_command
 
         undo = undo_command(applied.fixed, [str(path) for path in applied.fixed])
         parts.append(f"fixed, and whole: {', '.join(one_line(str(one)) for one in applied.fixed)} (to go back: {undo})")
@@ -185,23 +183,20 @@ def _told(examination: Examination, told: list[Treatment], applied: Applied, pro
     """The examination that counts is the last one that there is."""
     after = proof.examination if proof and isinstance(proof.examination, Examination) else examination
     if not wish.as_json:
-        console = make_console(sys.stdout)
-        show_treatments(console, told)
-        show_outcome(console, applied, proof, wish.checkpoints)
-        _show_new(examination, after)
-        console.print()
-        console.print(verdict_line([after]))
+        screen = screen_for(sys.stdout)
+        screen.write(*treatment_blocks(told), *outcome_blocks(applied, proof, wish.checkpoints))
+        screen.write(*_new_findings(examination, after), Paragraph(""))
+        screen.show(check_verdict([after]))
     return _end(after, told, proof, wish)
 
 
-def _show_new(before: Examination, after: Examination) -> None:
+def _new_findings(before: Examination, after: Examination) -> Iterator[Paragraph]:
     """What came to light only after the fixes."""
     known = {finding.summary for _, _, finding in before.findings}
     slugs = {check.slug for check, _, _ in before.findings}
-    console = make_console(sys.stdout)
     for check, severity, finding in after.findings:
         if finding.summary not in known and check.slug not in slugs:
-            console.print(f"New after the fixes: {severity.value} {check.slug}: {one_line(finding.summary)}")
+            yield Paragraph(f"New after the fixes: {severity.value} {check.slug}: {one_line(finding.summary)}")
 
 
 def _end(examination: Examination, told: list[Treatment], proof: Proof | None, wish: Wish) -> int:

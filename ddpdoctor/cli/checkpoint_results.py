@@ -81,7 +81,7 @@ class Ledger:
         if not done:
             return "Nothing was changed."
         from ddpdoctor.base.text import one_line
-        from ddpdoctor.checkpoints.render_terminal import undo_command
+        from ddpdoctor.checkpoints.render import undo_command
 
         last = f"{one_line(done[-1])}{unread}"
         which = last if len(done) == 1 else f"{len(done)} files, the last of them {last}"

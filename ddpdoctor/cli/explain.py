@@ -13,9 +13,8 @@ from ddpdoctor.cli.probing import begin
 from ddpdoctor.probes.session import collect_facts
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ddpdoctor.engine.registry import Check
+    from ddpdoctor.report.terminal import Screen
 
 
 def explain(
@@ -33,17 +32,17 @@ def explain(
     """
     from ddpdoctor.checks.catalogue import all_checks, all_prescriptions
     from ddpdoctor.engine.registry import as_written
-    from ddpdoctor.report.terminal import make_console
+    from ddpdoctor.report.terminal import screen_for
 
-    console = make_console(sys.stdout)
+    screen = screen_for(sys.stdout)
     name = as_written(slug)
     topic = next((prescription for prescription in all_prescriptions() if prescription.slug == name), None)
     page = next((check for check in all_checks() if check.slug == name), None)
     family = [check for check in all_checks() if check.family == name]
     if topic is not None:
-        prescribed = _prescribe(console, topic, python, snapshot)
-        console.print()
-        _show_page(console, topic)
+        prescribed = _prescribe(screen, topic, python, snapshot)
+        print()
+        _show_page(screen, topic)
         if not prescribed:
             print(
                 f"Nothing could be worked out for {topic.slug} here: name the Python that training runs in with "
@@ -52,10 +51,10 @@ def explain(
             )
             raise typer.Exit(2)
     elif page is not None:
-        _show_page(console, page)
+        _show_page(screen, page)
     elif family:
-        for one in family:
-            _show_page(console, one)
+        for check in family:
+            _show_page(screen, check)
     else:
         raise typer.BadParameter(_unknown(slug))
 
@@ -71,30 +70,37 @@ def _unknown(slug: str) -> str:
     return f"there is no check called {slug!r}. {hint}"
 
 
-def _show_page(console: Console, one: Check) -> None:
+def _show_page(screen: Screen, check: Check) -> None:
+    from rich.console import Console
     from rich.markdown import Markdown
-    from rich.text import Text
 
-    from ddpdoctor.logs.render_signs import show_signs
+    from ddpdoctor.logs.render_signs import sign_blocks
+    from ddpdoctor.report.document import Paragraph, StyledText
 
-    console.print(Text(one.slug, "bold").append(f"  ({one.family}, {one.severity.value})", "dim not bold"))
-    console.print(Markdown(one.page))
-    show_signs(console, one.log_signs)
-    if one.catalogue.get(one.slug):
-        console.print(Text(f"With an example, in ddpdoctor's repository: {one.docs}", "dim"))
-    console.print()
+    # With a height, rich asks no further: on a terminal that calls itself dumb it would take 80 columns, whatever COLUMNS says.
+    pages = Console(file=sys.stdout, height=25, markup=False, emoji=False, highlight=False)
+    screen.write(
+        Paragraph((StyledText(check.slug, "bold"), StyledText(f"  ({check.family}, {check.severity.value})", "dim")))
+    )
+    pages.print(Markdown(check.page))
+    if signs := tuple(sign_blocks(check.log_signs)):
+        screen.write(Paragraph(""))
+        pages.print(Markdown("## How it shows itself in a log"))
+        screen.write(*signs)
+    if check.catalogue.get(check.slug):
+        screen.write(Paragraph(StyledText(f"With an example, in ddpdoctor's repository: {check.docs}", "dim")))
+    screen.write(Paragraph(""))
 
 
-def _prescribe(console: Console, topic: Check, python: str | None, path: Path | None) -> bool:
+def _prescribe(screen: Screen, topic: Check, python: str | None, path: Path | None) -> bool:
     """Shows what is worked out for the host. False: nothing was, and why is shown."""
-    from rich.text import Text
-
     from ddpdoctor.base.text import one_line
     from ddpdoctor.engine.examination import Examination
     from ddpdoctor.engine.planning import plan_for
     from ddpdoctor.engine.registry import diagnose
     from ddpdoctor.engine.snapshots import SnapshotError, read_snapshot
-    from ddpdoctor.report.terminal import show_findings
+    from ddpdoctor.report.check_results import result_sections
+    from ddpdoctor.report.document import Paragraph, StyledText
 
     if path is None:
         snapshot = collect_facts(begin(python, quick="torch" not in topic.groups), topic.groups)
@@ -105,7 +111,7 @@ def _prescribe(console: Console, topic: Check, python: str | None, path: Path | 
             complain(str(error))
             raise typer.Exit(2) from error
     plan = plan_for(snapshot)
-    console.print(Text(f"For {one_line(snapshot.host)}", "bold"))
+    screen.write(Paragraph(StyledText(f"For {one_line(snapshot.host)}", "bold")))
     results = diagnose(snapshot, plan, [topic])
-    show_findings(console, Examination(snapshot, plan, results), verbose=True)
+    screen.show_sections(result_sections(Examination(snapshot, plan, results), verbose=True))
     return any(result.findings for result in results)

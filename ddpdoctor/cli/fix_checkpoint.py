@@ -142,7 +142,7 @@ class _AtTheTerminal(_Silent):
     """Tells of each file as soon as it is done, and asks which keys are meant."""
 
     def __init__(self, ledger: Ledger, paths: Sequence[str]) -> None:
-        from ddpdoctor.report.screen import screen_for
+        from ddpdoctor.report.terminal import screen_for
 
         super().__init__(ledger)
         self._paths = paths
@@ -152,17 +152,17 @@ class _AtTheTerminal(_Silent):
 
     def start(self, targets: Sequence[Target], options: EditOptions) -> None:
         from ddpdoctor.checkpoints.kinds.framework_folders import framework_folders
-        from ddpdoctor.checkpoints.render_terminal import show_folder, show_line, show_one
+        from ddpdoctor.checkpoints.render import file_item, file_sections, folder_item
 
         for folder in framework_folders(map(Path, self._paths)):
             with self._ledger.telling():
-                show_folder(self._screen, folder)
+                self._screen.write(folder_item(folder))
         super().start(targets, options)
         self._files = len(targets)
         if self._files == 1:
-            self._tell = lambda outcome: show_one(self._screen, outcome, options)
+            self._tell = lambda outcome: self._screen.show_sections(file_sections(outcome, options))
         else:
-            self._tell = lambda outcome: show_line(self._screen, outcome)
+            self._tell = lambda outcome: self._screen.write(file_item(outcome))
 
     def choose(self, outcome: CheckpointOutcome) -> str | None:
         if self._progress is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -179,9 +179,11 @@ class _AtTheTerminal(_Silent):
 
     def sum_up(self) -> None:
         if self._files != 1:
-            from ddpdoctor.checkpoints.render_terminal import show_sum
+            from ddpdoctor.checkpoints.render import sum_sections
+            from ddpdoctor.report.document import Paragraph
 
-            show_sum(self._screen, self._ledger.outcomes, self._paths)
+            self._screen.write(Paragraph(""))
+            self._screen.show_sections(sum_sections(self._ledger.outcomes, self._paths))
 
 
 def _ask(outcome: CheckpointOutcome) -> str | None:

@@ -8,19 +8,18 @@ from itertools import groupby
 
 def list_checks() -> None:
     """List all checks by family. `ddpdoctor explain SLUG` tells more of one."""
-    from rich.text import Text
-
     from ddpdoctor.checks.catalogue import all_checks, all_prescriptions
-    from ddpdoctor.report.terminal import Hanging, make_console
+    from ddpdoctor.report.document import Paragraph, StyledText
+    from ddpdoctor.report.terminal import screen_for
 
-    console = make_console(sys.stdout)
+    screen = screen_for(sys.stdout)
     checks = all_checks()
     margin = max(len(check.slug) for check in checks) + 4
     for family, members in groupby(checks, key=lambda check: check.family):
-        console.print(Text(family, "bold"))
+        screen.write(Paragraph(StyledText(family, "bold")))
         for member in members:
-            console.print(Hanging(Text(f"  {member.slug}"), Text(member.title, "dim"), margin))
-    console.print(Text(f"{len(checks)} checks", "dim"))
+            screen.write(Paragraph(StyledText(member.title, "dim"), f"  {member.slug}", margin))
+    screen.write(Paragraph(StyledText(f"{len(checks)} checks", "dim")))
     for topic in all_prescriptions():
         title = topic.title[:1].lower() + topic.title[1:]
-        console.print(Text(f"ddpdoctor explain {topic.slug} works out for this host {title}", "dim"))
+        screen.write(Paragraph(StyledText(f"ddpdoctor explain {topic.slug} works out for this host {title}", "dim")))

@@ -85,7 +85,8 @@ def netcheck(
     warned, with --strict on node 0), 2 wrong usage or no verdict on any node.
     """
     from ddpdoctor.api import network_checking
-    from ddpdoctor.network_check.views import make_view
+    from ddpdoctor.network_check.progress import NetcheckProgress
+    from ddpdoctor.report.live import show_on
 
     refuse_two_forms(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     with refusals(as_json=as_json):
@@ -99,12 +100,14 @@ def netcheck(
             python=python,
             quick=quick,
             strict=strict,
-            listen=make_view,
+            listen=lambda: show_on(sys.stderr, NetcheckProgress()),
         )
     if as_json or as_markdown:
         print_result(result, as_json=as_json, as_markdown=as_markdown, verbose=verbose)
     else:
-        result.show(sys.stdout, matrix=matrix, verbose=verbose, quiet=quiet)
+        from ddpdoctor.report.terminal import screen_for
+
+        screen_for(sys.stdout).show(result.document(matrix=matrix, verbose=verbose, quiet=quiet))
     print_notes(result)
     if matrix and result.run.part is not None:
         typer.echo("--matrix has no effect here: node 0 shows it", err=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddpdoctor.api.training_results import JointSmokeResult, SmokeResult
     from ddpdoctor.network_check.job import NetcheckJob
     from ddpdoctor.smoke_training.multinode.task import JointProgressListener
-    from ddpdoctor.smoke_training.progress import SmokeView
+    from ddpdoctor.smoke_training.progress import SmokeProgress
 
 _JOB = "Several hosts"
 
@@ -178,10 +178,11 @@ class _AtTheTerminal(SmokeObserver):
         self._shown = shown
         self._quiet = quiet
 
-    def view(self) -> SmokeView:
-        from ddpdoctor.smoke_training.views import make_view
+    def progress(self) -> SmokeProgress:
+        from ddpdoctor.report.live import show_on
+        from ddpdoctor.smoke_training.progress import SmokeProgress
 
-        return make_view()
+        return show_on(sys.stderr, SmokeProgress())
 
     def ended(self, result: SmokeResult) -> None:
         self._shown(result)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ddpdoctor.base.error_lines import complain
-from ddpdoctor.cli.probing import CheckpointOption, PythonOption, begin
-from ddpdoctor.probes.session import collect_facts
+from ddpdoctor.cli.output import refusals
+from ddpdoctor.cli.probing import CheckpointOption, PythonOption
 
 
 def snapshot(
@@ -32,20 +30,21 @@ def snapshot(
 
     Judge it anywhere with `ddpdoctor check --snapshot FILE`.
     """
-    context = begin(python, quick=quick, checkpoints=checkpoints or ())
+    from ddpdoctor.api import host_snapshot
+    from ddpdoctor.base.error_lines import complain
     from ddpdoctor.base.shell import quoted
     from ddpdoctor.base.text import one_line
-    from ddpdoctor.engine.snapshots import SnapshotError, encode_snapshot, write_snapshot
-    from ddpdoctor.facts.snapshot import GROUPS
+    from ddpdoctor.engine.snapshots import SnapshotError
 
-    taken = collect_facts(context, GROUPS)
+    with refusals(as_json=False):
+        taken = host_snapshot.snapshot(python, checkpoints=checkpoints or (), quick=quick)
     if output is None or output == "-":
-        sys.stdout.write(encode_snapshot(taken).decode())
+        sys.stdout.write(taken.to_json())
         return
     try:
-        write_snapshot(taken, Path(output))
+        taken.write(output)
     except SnapshotError as error:
         complain(one_line(str(error)))
         raise typer.Exit(2) from error
     command = f"ddpdoctor check --snapshot {quoted(output)}"
-    print(one_line(f"{output}: the facts of {taken.host}. Judge them anywhere: {command}"), file=sys.stderr)
+    print(one_line(f"{output}: the facts of {taken.facts.host}. Judge them anywhere: {command}"), file=sys.stderr)

@@ -35,10 +35,10 @@ class NotExaminedError(Exception):
 
 def show(examination: Examination, *, verbose: bool = False, quiet: bool = False) -> None:
     """For a person at a terminal."""
-    from ddpdoctor.hang.render import show_where_it_hangs
-    from ddpdoctor.report.terminal import make_console
+    from ddpdoctor.hang.render import hang_document
+    from ddpdoctor.report.terminal import screen_for
 
-    show_where_it_hangs(make_console(sys.stdout), examination, verbose=verbose, quiet=quiet)
+    screen_for(sys.stdout).show(hang_document(examination, verbose=verbose, quiet=quiet))
 
 
 def examined(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from rich.console import Console
-from rich.markdown import Markdown
-from rich.text import Text
-
 from ddpdoctor.base.log_signs import NEAR, LogSign, SignRole
-from ddpdoctor.base.text import one_line, visible
-from ddpdoctor.report.terminal import Hanging
+from ddpdoctor.base.text import one_line
+from ddpdoctor.report.document import Block, Command, Paragraph, StyledText
 
 HEADINGS: Final = {
     SignRole.NAMES: "This illness alone says",
@@ -20,26 +17,17 @@ HEADINGS: Final = {
 }
 
 
-def show_signs(console: Console, signs: tuple[LogSign, ...]) -> None:
-    """Nothing where it has none."""
-    if not signs:
-        return
-    console.print()
-    console.print(Markdown("## How it shows itself in a log"))
+def sign_blocks(signs: tuple[LogSign, ...]) -> Iterator[Block]:
+    """The signs, those first that name the illness."""
     for role, heading in HEADINGS.items():
-        fitting = [sign for sign in signs if sign.role is role]
+        fitting = [log_sign for log_sign in signs if log_sign.role is role]
         if fitting:
-            console.print(Hanging(Text(), Text(heading, "bold"), 0))
+            yield Paragraph(StyledText(heading, "bold"))
         for log_sign in fitting:
-            _show(console, log_sign)
-
-
-def _show(console: Console, sign: LogSign) -> None:
-    # Unwrapped: it is there to be searched for.
-    console.print(Text("  " + visible(sign.text), "cyan"), soft_wrap=True)
-    if sign.near:
-        console.print(Hanging(Text(), Text(f'and within {NEAR} lines "{one_line(sign.near)}"', "dim"), 6))
-    why = one_line(sign.why)
-    source = f"[{one_line(sign.source)}]" if sign.source else ""
-    if why or source:
-        console.print(Hanging(Text(), Text(" ".join(one for one in (why, source) if one), "dim"), 6))
+            # Unwrapped: it is there to be searched for.
+            yield Command(log_sign.text, 2)
+            if log_sign.near:
+                yield Paragraph(StyledText(f'and within {NEAR} lines "{one_line(log_sign.near)}"', "dim"), margin=6)
+            source = f"[{one_line(log_sign.source)}]" if log_sign.source else ""
+            if why := " ".join(filter(None, (one_line(log_sign.why), source))):
+                yield Paragraph(StyledText(why, "dim"), margin=6)

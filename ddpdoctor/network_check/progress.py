@@ -1,19 +1,17 @@
-"""How a netcheck goes while it goes: who is there, which phase it is, who is waited for and what to run there.
-
-`make_view()` gives what `netcheck.run` calls its audience: a live view where stderr is a terminal, else single lines there.
-"""
+"""How a netcheck goes while it goes: who is there, which phase it is, who is waited for and what to run there."""
 
 from __future__ import annotations
 
-import threading
+import re
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ddpdoctor.base.text import listed, one_line, plural
+from ddpdoctor.base.text import listed, one_line, plural, visible
+from ddpdoctor.report.document import Block, Lines, Paragraph, StyledText
+from ddpdoctor.report.progress import Pace, Progress
 
 if TYPE_CHECKING:
     from ddpdoctor.facts.fleet import MissingNode
@@ -47,11 +45,13 @@ _NOT_YET = {
 }
 """Each `Met`, as what the address does."""
 
-_QUIET_SECONDS = 1.0
-"""A run that is over by then needs no words."""
-_BETWEEN_SECONDS = 2.0
-_AGAIN_SECONDS = (15.0, 30.0, 60.0)
-"""After how long the same is said again: the first time, the second, and from then on."""
+MAX_DRAWN_NODES: Final = 8
+MAX_DRAWN_ABSENT: Final = 4
+MAX_DRAWN_COMMANDS: Final = 2
+BAR_COLUMNS: Final = 20
+MARGIN: Final = 9
+_SHELL_WORDS = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
+"""Of a command line, with their quotes."""
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -67,13 +67,14 @@ class Seat(msgspec.Struct, frozen=True):
         return one_line(self.host) or f"node {self.rank}"
 
 
-class NetcheckProgress:
-    """What is known so far; both views read it, from a thread of their own."""
+class NetcheckProgress(Progress):
+    """What is known so far."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, command: str = "netcheck") -> None:
-        self.title = command
-        self._clock = clock
-        self.began = clock()
+    pace = Pace(first=1.0, between=2.0)
+    per_second = 8
+
+    def __init__(self, title: str = "netcheck", clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(title, clock)
         self.met: Meeting | None = None
         self.nnodes = 0
         self.seats: tuple[Seat, ...] = ()
@@ -86,12 +87,8 @@ class NetcheckProgress:
         self.first: int | None = None
 
     @property
-    def seconds(self) -> float:
-        return self._clock() - self.began
-
-    @property
     def phase_seconds(self) -> float:
-        return self._clock() - self.phase_began
+        return self.clock() - self.phase_began
 
     def meeting(self, meeting: Meeting) -> None:
         self.met = meeting
@@ -112,11 +109,106 @@ class NetcheckProgress:
         if waiting.phase != self.phase:
             if self.phase:
                 self.past = (*self.past, (self.phase, self.phase_seconds))
-            self.phase, self.phase_began = waiting.phase, self._clock()
+            self.phase, self.phase_began = waiting.phase, self.clock()
         self.waited_for, self.first = waiting.waited_for, waiting.first
 
     def verdict(self, end: RunResult) -> None:
         """It is printed when all have been told."""
+
+    def status(self) -> str:
+        if self.phase and self.phase != "join":
+            lost = [f"{seat.name} is lost" for seat in self.seats if seat.lost]
+            return "; ".join([f"{self.phase}: {PHASES.get(self.phase, 'under way')}", *lost])
+        if self.nnodes:
+            return self._who_is_here()
+        if self.phase:
+            waited_for = listed(map(one_line, self.waited_for))
+            return f"Joined; waiting for {waited_for or 'the others'}{self._run_on(self.first)}"
+        way = way_to_master(self.met) if self.met is not None else ""
+        if self.met is None or not way:
+            return ""
+        return one_line(f"Node 0 is not met yet at {self.met.master}, port {self.met.port}: {way}")
+
+    def _who_is_here(self) -> str:
+        lost = [f"{seat.name} is lost" for seat in self.seats if seat.lost]
+        looking = [seat.name for seat in self.seats if not seat.ready and not seat.lost]
+        parts = [f"{len(self.seats)} of {plural(self.nnodes, 'node')} joined", *lost]
+        if looking:
+            parts.append(f"{listed(looking, 3)} still looking at the host")
+        if self.absent:
+            waited_for = listed(map(absent_name, self.absent), 4)
+            parts.append(f"waiting for {waited_for}{self._run_on(self.absent[0].rank)}")
+        return "; ".join(parts)
+
+    def _run_on(self, rank: int | None) -> str:
+        """The end of a sentence about those who haven't come: what to run on the node of that rank."""
+        if rank is None or self.command is None:
+            return ""
+        return f". Run on node {rank}: {self.command(rank)}"
+
+    def drawing(self, width: int, height: int, *, unicode: bool) -> Iterator[Block]:
+        """At most some twenty lines, whatever the number of nodes. Only a command may be wrapped, which can't be copied when it
+        is cut, and why the master isn't met."""
+        where = f"{one_line(self.met.master)}, port {self.met.port}, " if self.met is not None else ""
+        yield _row(self.title, f"{where}{self.seconds:.0f} s", "bold")
+        if self.past:
+            yield _row("done", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.past), "green")
+        if self.phase:
+            yield _row("now", f"{self.phase}  {PHASES.get(self.phase, '')}  {self.phase_seconds:.0f} s", "bold")
+        if self.nnodes:
+            yield from self._nodes(width)
+        elif self.phase:
+            if self.waited_for:
+                yield _row("missing", listed(map(one_line, self.waited_for)), "yellow")
+                yield from self._to_run([] if self.first is None else [self.first], width)
+        elif self.met is not None and (way := way_to_master(self.met)):
+            yield Paragraph(StyledText(f"for node 0: {way}", "yellow"), StyledText("waiting", "dim"), MARGIN)
+
+    def _nodes(self, width: int) -> Iterator[Block]:
+        filled = BAR_COLUMNS * len(self.seats) // self.nnodes
+        bar = "━" * filled + "─" * (BAR_COLUMNS - filled)
+        yield _row("nodes", f"{bar}  {len(self.seats)} of {self.nnodes} joined")
+        lost = [seat for seat in self.seats if seat.lost]
+        looking = [seat for seat in self.seats if not seat.ready and not seat.lost]
+        ready = [seat for seat in self.seats if seat.ready and not seat.lost]
+        if ready:
+            yield _row("ready", _names(ready), "green")
+        if looking:
+            yield _row("looking", f"{_names(looking)} at their own facts")
+        for seat in lost[:MAX_DRAWN_ABSENT]:
+            yield _row("lost", f"{seat.name}: {one_line(seat.lost).removeprefix('lost ')}", "bold red")
+        if len(lost) > MAX_DRAWN_ABSENT:
+            yield _row("", f"and {len(lost) - MAX_DRAWN_ABSENT} more", "bold red")
+        if self.absent and self.phase in ("", "join"):
+            yield _row("missing", listed(map(absent_name, self.absent), MAX_DRAWN_ABSENT), "bold yellow")
+            yield from self._to_run([node.rank for node in self.absent[:MAX_DRAWN_COMMANDS]], width)
+
+    def _to_run(self, ranks: Sequence[int], width: int) -> Iterator[Block]:
+        if self.command is not None and ranks:
+            yield Lines((StyledText("run there:", "dim"),))
+            for rank in ranks:
+                yield _broken_command(self.command(rank), width)
+
+
+def _row(label: str, text: str, style: str = "") -> Lines:
+    return Lines(((StyledText(f"{label:<{MARGIN}}", "dim"), StyledText(text, style)),))
+
+
+def _names(seats: Sequence[Seat]) -> str:
+    return listed((seat.name for seat in seats), MAX_DRAWN_NODES)
+
+
+def _broken_command(command: str, width: int) -> Lines:
+    """A command that can be copied whatever the width: what doesn't fit goes on after a backslash, between two words."""
+    lines = [" "]
+    for word in _SHELL_WORDS.findall(visible(command)):
+        if len(lines[-1]) > 1 and len(lines[-1]) + len(word) + 3 > width:
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    # A word that is longer than a line is wrapped by force: cut, it could not be copied.
+    pieces = (line[start : start + width] for line in lines for start in range(0, len(line), width))
+    return Lines(tuple(StyledText(piece, "cyan") for piece in pieces))
 
 
 def absent_name(one: MissingNode) -> str:
@@ -131,107 +223,3 @@ def way_to_master(meeting: Meeting) -> str:
     tried = [f"{attempt.address} {_NOT_YET.get(attempt.met.value, attempt.met.value)}" for attempt in meeting.attempts]
     who = meeting.answered_by if meeting.answered_by not in ("", _OURS) else ""
     return one_line(listed(tried, 3) + (f"; it is {who}, not ddpdoctor" if who else ""))
-
-
-def status(progress: NetcheckProgress) -> str:
-    """How it stands, in one line; "" where there is nothing to say yet."""
-    if progress.phase and progress.phase != "join":
-        lost = [f"{seat.name} is lost" for seat in progress.seats if seat.lost]
-        return "; ".join([f"{progress.phase}: {PHASES.get(progress.phase, 'under way')}", *lost])
-    if progress.nnodes:
-        return _who_is_here(progress)
-    if progress.phase:
-        waited_for = listed(map(one_line, progress.waited_for))
-        return f"Joined; waiting for {waited_for or 'the others'}{_run_on(progress, progress.first)}"
-    met = progress.met
-    way = way_to_master(met) if met is not None else ""
-    return one_line(f"Node 0 is not met yet at {met.master}, port {met.port}: {way}") if met is not None and way else ""
-
-
-def _who_is_here(progress: NetcheckProgress) -> str:
-    lost = [f"{seat.name} is lost" for seat in progress.seats if seat.lost]
-    looking = [seat.name for seat in progress.seats if not seat.ready and not seat.lost]
-    parts = [f"{len(progress.seats)} of {plural(progress.nnodes, 'node')} joined", *lost]
-    if looking:
-        parts.append(f"{listed(looking, 3)} still looking at the host")
-    if progress.absent:
-        waited_for = listed(map(absent_name, progress.absent), 4)
-        parts.append(f"waiting for {waited_for}{_run_on(progress, progress.absent[0].rank)}")
-    return "; ".join(parts)
-
-
-def _run_on(progress: NetcheckProgress, rank: int | None) -> str:
-    """The end of a sentence about those who haven't come: what to run on the node of that rank."""
-    if rank is None or progress.command is None:
-        return ""
-    return f". Run on node {rank}: {progress.command(rank)}"
-
-
-class NetcheckView(Protocol):
-    """Who is told how it goes. All but `close` may be called as often as anything changes, and return at once."""
-
-    def meeting(self, meeting: Meeting) -> None:
-        """What this node's way to the master came to so far."""
-
-    def hub(self, hub: Hub, command: Callable[[int], str] | None = None) -> None:
-        """Node 0: somebody came, went or was refused. command: what to run on the node of that rank."""
-
-    def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:
-        """What the hub tells all nodes: the phase, and who is waited for. command: as for `hub`."""
-
-    def verdict(self, end: RunResult) -> None:
-        """Node 0: this is how it ends; next, the others are told."""
-
-    def say(self, text: str) -> None:
-        """A line that stays on the screen."""
-
-    def close(self) -> None:
-        """The verdict comes now, or nothing more: the screen is as it was before. More than once does no harm."""
-
-
-class NetcheckLines(NetcheckProgress):
-    """For a log: a line on `file` when something changes, at most every few seconds; nothing in the first one."""
-
-    def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic, command: str = "netcheck") -> None:
-        super().__init__(clock, command)
-        self._file = file
-        self._said = ""
-        self._said_at = -_BETWEEN_SECONDS
-        self._repeated = 0
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def say(self, text: str) -> None:
-        with suppress(OSError, ValueError):
-            print(f"ddpdoctor {self.title}: {text}", file=self._file, flush=True)
-
-    def close(self) -> None:
-        self._closed.set()
-        self._thread.join(1)
-
-    def due(self) -> str:
-        """The line to say now, or ""."""
-        seconds = self.seconds
-        text = status(self)
-        if not text or seconds < _QUIET_SECONDS or seconds - self._said_at < _BETWEEN_SECONDS:
-            return ""
-        again = text == self._said
-        if again and seconds - self._said_at < _AGAIN_SECONDS[min(self._repeated, len(_AGAIN_SECONDS) - 1)]:
-            return ""
-        self._repeated = self._repeated + 1 if again else 0
-        self._said, self._said_at = text, seconds
-        return f"ddpdoctor {self.title}, {seconds:.0f} s: {text}"
-
-    def _watch(self) -> None:
-        while not self._closed.wait(0.2):
-            if line := self.due():
-                try:
-                    print(line, file=self._file, flush=True)
-                except (OSError, ValueError):
-                    # Nobody reads stderr any more; the verdict goes elsewhere.
-                    return
-
-
-def names(seats: Sequence[Seat], most: int) -> str:
-    return listed((seat.name for seat in seats), most)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from rich.console import Console
-from rich.text import Text
-
 from ddpdoctor.base.text import bandwidth, clip, milliseconds, one_line, visible
 from ddpdoctor.facts.fleet import Cell, Fleet
-from ddpdoctor.report.terminal import Hanging
+from ddpdoctor.report.document import Block, Fitted, Lines, Paragraph, Section, StyledText
 
 _MOST_FIGURES = 24
 """Nodes: for more there is a character a pair instead of a figure."""
@@ -37,7 +34,7 @@ Values = dict[tuple[int, int], float]
 """(place of the row's node, place of the column's) to seconds, or to Mbit/s."""
 
 
-def show_matrix(console: Console, fleet: Fleet) -> None:
+def matrix_sections(fleet: Fleet) -> Iterator[Section]:
     """Two maps, round trip and bandwidth; a row sends to a column. Who isn't reached stands in the first even without figures."""
     places = {node.rank: place for place, node in enumerate(fleet.nodes)}
     trips: Values = {}
@@ -51,11 +48,10 @@ def show_matrix(console: Console, fleet: Fleet) -> None:
             if rate >= 0:
                 rates[pair] = rate
     if not trips:
-        console.print(Hanging(Text(""), Text(f"No link was measured{_why(fleet)}.", "bold magenta"), 0))
-        console.print()
-    _show_map(console, fleet, "Round trip", trips, _trip, milliseconds, worst_is_high=True)
+        yield Section((Paragraph(StyledText(f"No link was measured{_why(fleet)}.", "bold magenta")),))
+    yield _map(fleet, "Round trip", trips, _trip, milliseconds, worst_is_high=True)
     if rates:
-        _show_map(console, fleet, "Bandwidth", rates, _rate, bandwidth, worst_is_high=False)
+        yield _map(fleet, "Bandwidth", rates, _rate, bandwidth, worst_is_high=False)
 
 
 def _why(fleet: Fleet) -> str:
@@ -74,8 +70,7 @@ def _rate(rate: float) -> str:
     return f"{amount:.{1 if amount < 99.5 and (letter == 'G' or amount < 10) else 0}f}{letter}"
 
 
-def _show_map(
-    console: Console,
+def _map(
     fleet: Fleet,
     title: str,
     values: Values,
@@ -83,28 +78,41 @@ def _show_map(
     words: Callable[[float], str],
     *,
     worst_is_high: bool,
-) -> None:
+) -> Section:
     if not values and not any(_unreached(fleet)):
-        return
+        return Section()
     unit = "ms" if worst_is_high else "bit/s"
-    console.print(Hanging(Text(""), Text(title, "bold").append(f", {unit}, from row to column", "not bold dim"), 0))
     shade = _Shades(list(values.values()), worst_is_high=worst_is_high)
+    return Section(
+        (Fitted(lambda width, unicode: list(_drawn(fleet, values, figure, words, shade, width))),),
+        (StyledText(title, "bold"), StyledText(f", {unit}, from row to column", "dim")),
+    )
+
+
+def _drawn(
+    fleet: Fleet,
+    values: Values,
+    figure: Callable[[float], str],
+    words: Callable[[float], str],
+    shade: _Shades,
+    width: int,
+) -> Iterator[Block]:
+    """The map as that width allows, and what its signs mean."""
     count = len(fleet.nodes)
     label = max((len(str(node.rank)) for node in fleet.nodes), default=1)
-    cells = max([len(figure(one)) for one in values.values()] + [label])
-    detailed = count <= _MOST_FIGURES and label + 2 + count * (cells + 1) <= console.width
+    cells = max([len(figure(value)) for value in values.values()] + [label])
     unreached = dict(_unreached(fleet))
-    for line in (
-        _detailed(fleet, values, unreached, figure, shade, label, cells)
-        if detailed
-        else _coarse(fleet, values, unreached, shade, label, console.width)
-    ):
-        line.rstrip()
-        console.print(line, soft_wrap=True)
-    _show_legend(console, set(unreached.values()), values, count)
+    detailed = count <= _MOST_FIGURES and label + 2 + count * (cells + 1) <= width
+    yield Lines(
+        tuple(
+            _detailed(fleet, values, unreached, figure, shade, label, cells)
+            if detailed
+            else _coarse(fleet, values, unreached, shade, label, width)
+        )
+    )
+    yield from _legend(set(unreached.values()), values, count)
     if values and not detailed:
-        _show_steps(console, shade, words, {shade(value) for value in values.values()})
-    console.print()
+        yield _steps(shade, words, {shade(value) for value in values.values()})
 
 
 class _Shades:
@@ -143,19 +151,15 @@ def _detailed(
     shade: _Shades,
     label: int,
     cells: int,
-) -> Iterator[Text]:
+) -> Iterator[tuple[StyledText, ...]]:
     """A figure for each pair."""
-    head = Text(" " * (label + 1))
-    for node in fleet.nodes:
-        head.append(f" {node.rank:>{cells}}", "dim")
-    yield head
+    yield (StyledText(" " * (label + 1) + "".join(f" {node.rank:>{cells}}" for node in fleet.nodes), "dim"),)
     for i, node in enumerate(fleet.nodes):
-        line = Text(f"{node.rank:>{label}} ", "dim")
+        spans = [StyledText(f"{node.rank:>{label}} ", "dim")]
         for j in range(len(fleet.nodes)):
-            line.append(" ")
             text, style = _cell(values, unreached, i, j, figure, shade)
-            line.append(f"{text:>{cells}}", style)
-        yield line.append(f"  {_host(node.host)}", "dim")
+            spans += [StyledText(" " * (1 + cells - len(text))), StyledText(text, style)]
+        yield (*spans, StyledText(f"  {_host(node.host)}", "dim"))
 
 
 def _host(host: str) -> str:
@@ -185,7 +189,7 @@ def _coarse(
     shade: _Shades,
     label: int,
     width: int,
-) -> Iterator[Text]:
+) -> Iterator[tuple[StyledText, ...]]:
     """A character a pair; where there are more nodes than columns, a character for a square of pairs: the worst of them."""
     count = len(fleet.nodes)
     room = max(8, min(width, 140) - 2 * label - 3)
@@ -197,37 +201,34 @@ def _coarse(
         key = i // side, j // side
         worst[key] = max(worst.get(key, 0), shade(value))
     margin = label if side == 1 else 2 * label + 1
-    head = Text(" " * (margin + 2), "dim")
-    for column in range(0, blocks, 10):
-        head.append(f"{fleet.nodes[column * side].rank:<10}")
-    head.truncate(margin + 2 + blocks)
-    yield head
+    head = "".join(f"{fleet.nodes[column * side].rank:<10}" for column in range(0, blocks, 10))
+    yield (StyledText(" " * (margin + 2) + head[:blocks], "dim"),)
     for row in range(blocks):
         first, last = fleet.nodes[row * side].rank, fleet.nodes[min(count, (row + 1) * side) - 1].rank
         name = f"{first}" if side == 1 else f"{first}-{last}"
-        line = Text(f"{name:>{margin}}  ", "dim")
+        spans = [StyledText(f"{name:>{margin}}  ", "dim")]
         for column in range(blocks):
             key = row, column
             if key in letters:
-                line.append(letters[key], "bold reverse red")
+                spans.append(StyledText(letters[key], "bold reverse red"))
             elif key in worst:
-                line.append(_STEPS[worst[key]], _SHADES[worst[key]])
+                spans.append(StyledText(_STEPS[worst[key]], _SHADES[worst[key]]))
             else:
-                line.append(" " if row == column and side == 1 else _NOT_MEASURED, "dim")
-        yield line
+                spans.append(StyledText(" " if row == column and side == 1 else _NOT_MEASURED, "dim"))
+        yield tuple(spans)
 
 
-def _show_legend(console: Console, letters: set[str], values: Values, count: int) -> None:
+def _legend(letters: set[str], values: Values, count: int) -> Iterator[Paragraph]:
     texts = [f"{letter} {_LEGEND[letter]}" for letter in sorted(letters) if letter in _LEGEND]
     if len(values) < count * (count - 1):
         texts.append(f"{_NOT_MEASURED} not measured")
     if texts:
-        console.print(Hanging(Text(""), Text("; ".join(texts), "dim"), 0))
+        yield Paragraph(StyledText("; ".join(texts), "dim"))
 
 
-def _show_steps(console: Console, shade: _Shades, words: Callable[[float], str], steps: set[int]) -> None:
+def _steps(shade: _Shades, words: Callable[[float], str], steps: set[int]) -> Paragraph:
     """What the digits mean, of those that are there."""
-    text = Text(f"1 around {words(shade.limit(0))}, the median", _SHADES[0])
+    spans = [StyledText(f"1 around {words(shade.limit(0))}, the median", _SHADES[0])]
     for step in sorted(steps - {0}):
-        text.append("; ").append(f"{_STEPS[step]} {words(shade.limit(step))} or worse", _SHADES[step])
-    console.print(Hanging(Text(""), text, 0))
+        spans += [StyledText("; "), StyledText(f"{_STEPS[step]} {words(shade.limit(step))} or worse", _SHADES[step])]
+    return Paragraph(tuple(spans))

@@ -12,8 +12,8 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.processes.job_words import Remark
 from ddpdoctor.processes.jobs import TrainingJob
-from ddpdoctor.processes.jobs_rows import age
 from ddpdoctor.processes.overview import JobView, Overview
+from ddpdoctor.processes.rank_table import age
 from ddpdoctor.report.summary import summary
 
 NO_JOB = "No training job runs on this host that this user can see"

@@ -8,12 +8,6 @@ from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
-LABELS = {
-    Certainty.PROVEN: ("LEFT OVER", "red"),
-    Certainty.DOUBT: ("IN DOUBT", "yellow"),
-    Certainty.NOT_OURS: ("NOT YOURS", "blue"),
-}
-
 
 def holds(one: Leftover) -> str:
     """ "1.5 GiB of GPU 3, port 29500, 2 segments in /dev/shm, 210 MiB of memory"; "" where it holds nothing."""

@@ -1,41 +1,62 @@
-"""The report as Markdown, to paste into a bug report: anonymised, with the facts that a maintainer asks for first."""
+"""A `Document` as Markdown, to paste into a bug report: headings, tables, fenced commands, without names of people and hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 
 from ddpdoctor.base.text import one_line, visible
-from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.engine.registry import SkipReason
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.report.contract import Report, ReportedFinding, build_report
+from ddpdoctor.report.contract import Report
+from ddpdoctor.report.document import (
+    Block,
+    Command,
+    Document,
+    Fitted,
+    LabelledRows,
+    Lines,
+    Paragraph,
+    Section,
+    Table,
+    ToldFinding,
+    Words,
+    pieces,
+    plain,
+)
 from ddpdoctor.report.privacy import Anonymiser, hosts_in, people_in
-from ddpdoctor.report.summary import summary
-from ddpdoctor.report.terminal import verdict_line
+
+WIDTH: Final = 100
+"""Columns, for what depends on them."""
+MOST_INDENT: Final = 2
+"""Columns of an item that stands by itself; one further in belongs to that before it."""
 
 Anonymise = Callable[[str], str]
 
 
-def report_to_markdown(report: Report, text: str, examinations: Sequence[Examination]) -> str:
-    """A command's report: its findings, and what a terminal shows of it.
+def to_markdown(document: Document, report: Report, examinations: Sequence[Examination]) -> str:
+    """A command's report for a bug tracker.
 
     Args:
-        report: what the command came to.
-        text: what a terminal shows.
+        document: what there is to tell.
+        report: the same for programs, whose fields tell which words are names.
         examinations: of the hosts, whose names are taken out.
     """
-    snapshots = [examination.snapshot for examination in examinations]
+    anonymise = _anonymiser(report, [examination.snapshot for examination in examinations])
+    headline = document.headline or " ".join(filter(None, (f"{document.outcome}.", document.counts)))
+    return _Writer(anonymise).written(f"ddpdoctor {report.command} {report.version}", headline, document)
+
+
+def _anonymiser(report: Report, snapshots: list[Snapshot]) -> Anonymise:
     facts = msgspec.to_builtins([report, *(snapshot.meeting for snapshot in snapshots)])
     others = hosts_in(facts) - {snapshot.host for snapshot in snapshots}
-    snapshots += [Snapshot(host=host) for host in sorted(others)]
+    everybody = [*snapshots, *(Snapshot(host=host) for host in sorted(others))]
     people = people_in(facts)
     anonymisers = [
-        Anonymiser(snapshot, number if len(snapshots) > 1 else None, people)
-        for number, snapshot in enumerate(snapshots, 1)
+        Anonymiser(snapshot, number if len(everybody) > 1 else None, people)
+        for number, snapshot in enumerate(everybody, 1)
     ]
 
     def anonymise(text: str) -> str:
@@ -43,23 +64,7 @@ def report_to_markdown(report: Report, text: str, examinations: Sequence[Examina
             text = anonymiser(text)
         return text
 
-    parts = [f"## ddpdoctor {report.command} {report.version}", f"**{report.verdict.value.upper()}**"]
-    parts += [_finding(finding, anonymise) for finding in report.findings]
-    parts += [f"- not judged: {escape(anonymise(problem))}" for problem in report.problems]
-    parts += _not_tested(report, anonymise)
-    parts.append(_details("The whole report", anonymise(text)))
-    return "\n\n".join(parts) + "\n"
-
-
-def to_markdown(examinations: Sequence[Examination], problems: Sequence[str] = ()) -> str:
-    """What `check` says of hosts, with what a maintainer asks for first."""
-    first = verdict_line(examinations, problems).plain.splitlines()[0]
-    parts = [f"## ddpdoctor {__version__}", f"**{escape(first)}**"]
-    for number, examination in enumerate(examinations, 1):
-        anonymise = Anonymiser(examination.snapshot, number if len(examinations) > 1 else None)
-        parts += _host(examination, anonymise)
-    parts += [f"- not judged: {escape(problem)}" for problem in problems]
-    return "\n\n".join(parts) + "\n"
+    return anonymise
 
 
 def escape(text: str) -> str:
@@ -78,47 +83,98 @@ def code(text: str) -> str:
     return f"{fence}\n{visible(text)}\n{fence}"
 
 
-def _host(examination: Examination, anonymise: Anonymise) -> list[str]:
-    report = build_report("check", [examination])
-    rows = "\n".join(f"| {label} | {escape(anonymise(text))} |" for label, text in summary(examination))
-    parts = [f"| | |\n|---|---|\n{rows}"]
-    parts += [_finding(finding, anonymise) for finding in report.findings]
-    parts += _not_tested(report, anonymise)
-    inapplicable = sum(skipped.why is SkipReason.NOT_APPLICABLE for skipped in report.not_tested)
-    parts.append(f"{len(report.passed)} checks passed; {inapplicable} had nothing to look at on this host.")
-    environment = examination.snapshot.environment
-    if not isinstance(environment, Unknown) and environment.settings:
-        lines = "\n".join(f"{setting.name}={anonymise(setting.value)}" for setting in environment.settings)
-        parts.append(_details("Settings", lines))
-    return parts
+class _Writer:
+    """Writes one report. anonymise: takes the names out of a text."""
 
+    def __init__(self, anonymise: Anonymise) -> None:
+        self._anonymise = anonymise
 
-def _not_tested(report: Report, anonymise: Anonymise) -> list[str]:
-    lines = [
-        f"- {skipped.slug}: {escape(anonymise(skipped.reason))}"
-        for skipped in report.not_tested
-        if skipped.why is not SkipReason.NOT_APPLICABLE
-    ]
-    return ["### Not tested\n\n" + "\n".join(lines)] if lines else []
+    def written(self, title: str, headline: str, document: Document) -> str:
+        verdict = document.verdict.value.upper()
+        parts = [f"## {title}", f"**{verdict}** {self._text(headline)}".rstrip(" .") + "."]
+        sections = (Section((LabelledRows(document.rows),)) if document.rows else Section(), *document.sections)
+        for section in sections:
+            if section.title:
+                parts.append(f"### {self._text(plain(section.title))}")
+            parts += self._blocks(section.blocks)
+        if document.headline and document.outcome:
+            parts.append(self._text(f"{document.outcome}. {document.counts}"))
+        parts += [self._text(plain(hint)) for hint in document.hints]
+        for summary, text in document.folded:
+            parts.append(f"<details><summary>{summary}</summary>\n\n{code(self._anonymise(text))}\n\n</details>")
+        return "\n\n".join(filter(None, parts)) + "\n"
 
+    def _text(self, words: Words) -> str:
+        return escape(self._anonymise(plain(words)))
 
-def _details(title: str, text: str) -> str:
-    return f"<details><summary>{title}</summary>\n\n{code(text)}\n\n</details>"
+    def _blocks(self, blocks: Sequence[Block]) -> Iterator[str]:
+        """Parts between which there is an empty line; items in a row are one list, commands in a row one block of code."""
+        items: list[str] = []
+        commands: list[str] = []
+        for block in blocks:
+            if items and not isinstance(block, Paragraph):
+                yield "\n".join(items)
+                items = []
+            if commands and not isinstance(block, Command):
+                yield code("\n".join(commands))
+                commands = []
+            if isinstance(block, Paragraph):
+                items.append(self._item(block, nested=bool(items)))
+            elif isinstance(block, Command):
+                if block.label:
+                    yield self._text(block.label)
+                commands.append(self._anonymise(block.text))
+            elif isinstance(block, Lines):
+                yield code(self._anonymise("\n".join(plain(line).rstrip() for line in block.lines)))
+            elif isinstance(block, LabelledRows):
+                yield self._rows([("", ""), *block.rows])
+            elif isinstance(block, Table):
+                yield self._table(block)
+            elif isinstance(block, Fitted):
+                yield from self._blocks(block.build(WIDTH, True))
+            else:
+                yield from self._finding(block)
+        if items:
+            yield "\n".join(items)
+        if commands:
+            yield code("\n".join(commands))
 
+    def _item(self, item: Paragraph, *, nested: bool) -> str:
+        label = self._text(item.label)
+        text = (
+            "".join(
+                f" `{self._anonymise(span.text).strip()}`" if span.style == "cyan" else self._text(span.text)
+                for span in pieces(item.text)
+            )
+            if any(span.style == "cyan" for span in pieces(item.text))
+            else self._text(item.text)
+        )
+        if not label and not item.indent + item.margin:
+            return text
+        bullet = "  - " if nested and not label and item.indent + item.margin > MOST_INDENT else "- "
+        return f"{bullet}{f'**{label}** ' if label else ''}{text}"
 
-def _finding(finding: ReportedFinding, anonymise: Anonymise) -> str:
-    parts = [
-        f"### {finding.severity.value.upper()} {finding.slug}: {escape(anonymise(finding.summary))}",
-        escape(anonymise(finding.cause)),
-    ]
-    parts.append(
-        "\n".join(
-            f"- seen: {escape(anonymise(evidence.text))} ({escape(anonymise(evidence.source))})"
+    def _rows(self, rows: Sequence[Sequence[Words]]) -> str:
+        lines = ["|".join(["", *(f" {self._text(cell)} " for cell in row), ""]) for row in rows]
+        return "\n".join([lines[0], "|".join(["", *("---" for _ in rows[0]), ""]), *lines[1:]])
+
+    def _table(self, table: Table) -> str:
+        noted = any(row.note for row in table.rows)
+        headings = [column.heading.strip() for column in table.columns]
+        return self._rows(
+            [[*headings, *([""] if noted else [])]]
+            + [[*row.cells, *([row.note] if noted else [])] for row in table.rows]
+        )
+
+    def _finding(self, told: ToldFinding) -> Iterator[str]:
+        finding = told.finding
+        yield f"### {told.severity.value.upper()} {told.check.slug}: {self._text(finding.summary)}"
+        yield self._text(told.cause)
+        yield "\n".join(
+            f"- seen: {self._text(evidence.text)}{f' ({self._text(evidence.source)})' if evidence.source else ''}"
             for evidence in finding.evidence
         )
-    )
-    for fix in finding.fixes:
-        parts.append(f"Fix: {escape(anonymise(fix.text))}")
-        if fix.commands:
-            parts.append(code(anonymise("\n".join(fix.commands))))
-    return "\n\n".join(part for part in parts if part)
+        for fix in finding.fixes:
+            yield f"Fix: {self._text(fix.text)}"
+            if fix.commands:
+                yield code(self._anonymise("\n".join(fix.commands)))

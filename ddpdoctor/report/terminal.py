@@ -1,238 +1,208 @@
-"""The report for a person at a terminal: the verdict, what is wrong, worst first, then what was not tested, then what was fine."""
+"""A `Document` on a terminal: wrapped to its width, in colour where it has some. Without rich, which takes its time to load."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TextIO
+import io
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, TextIO
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.text import Text
+from ddpdoctor.base import terminal
+from ddpdoctor.base.text import one_line, visible
+from ddpdoctor.report.document import (
+    Block,
+    Command,
+    Document,
+    LabelledRows,
+    Lines,
+    Paragraph,
+    Section,
+    StyledText,
+    Table,
+    ToldFinding,
+    Words,
+    evidence_words,
+    pieces,
+    plain,
+    severity_span,
+    verdict_span,
+)
 
-from ddpdoctor.base.findings import Evidence, Finding, Fix, Severity
-from ddpdoctor.base.text import one_line, plural, visible
-from ddpdoctor.engine.examination import Examination, Verdict, conclusion, node_names, unless_unjudged
-from ddpdoctor.engine.registry import Check, SkipReason
-from ddpdoctor.report.summary import summary
+Line = tuple[StyledText, ...]
 
-_MOST_REASONS = 5
-_MOST_NAMES = 8
+LEAST_WIDTH: Final = 20
+"""Columns that a text has, however narrow the terminal."""
+FINDING_MARGIN: Final = 6
+GAP: Final = 2
+"""Columns between those of a table."""
+LEAST_NOTE: Final = 20
+"""Columns for a table's note, which is wrapped there, unless it is shorter."""
 
-STYLES = {Severity.FAIL: "bold red", Severity.WARN: "bold yellow", Severity.INFO: "bold blue"}
-VERDICT_STYLES = {
-    Verdict.OK: "bold green",
-    Verdict.WARN: "bold yellow",
-    Verdict.FAIL: "bold red",
-    Verdict.UNKNOWN: "bold magenta",
-}
-
-
-def make_console(file: TextIO, width: int | None = None) -> Console:
-    """A console that guesses nothing about what it prints: no markup, no emoji, no highlighting of numbers."""
-    # With a height, rich asks no further: on a terminal that calls itself dumb it would take 80 columns, whatever COLUMNS says.
-    return Console(file=file, width=width, height=25, markup=False, emoji=False, highlight=False)
-
-
-def show(
-    console: Console,
-    examinations: Sequence[Examination],
-    problems: Sequence[str] = (),
-    *,
-    verbose: bool = False,
-    quiet: bool = False,
-) -> None:
-    """Prints the report. `quiet`: a line a finding and the verdict; `verbose`: what passed and had nothing to test, by name."""
-    for one, name in zip(examinations, node_names(examinations), strict=True):
-        if quiet:
-            _show_lines(console, one, f"{one_line(name)}: " if len(examinations) > 1 else "")
-        elif len(examinations) > 1 and not verbose and one.conclusion is Verdict.OK:
-            console.print(Hanging(Text("OK", VERDICT_STYLES[Verdict.OK]), Text(f"{one_line(name)}: {_counts(one)}"), 6))
-            console.print()
-        else:
-            _show_host(console, one, verbose=verbose)
-    for problem in problems:
-        console.print(Text().append("not judged  ", "bold magenta").append(visible(problem)))
-    console.print(Hanging(Text(""), verdict_line(examinations, problems), 0))
+_CODES: Final = {
+    "bold": "1", "dim": "2", "reverse": "7", "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35",
+    "cyan": "36", "dark_orange": "38;5;208",
+}  # fmt: skip
+_WORD: Final = re.compile(r"\S+")
+_PIECES: Final = re.compile(r"[^./]*[./]|[^./]+")
+"""Where a word is broken that is longer than a line, a class's name or a path: behind its dots and slashes."""
 
 
-def verdict_line(examinations: Sequence[Examination], problems: Sequence[str] = ()) -> Text:
-    """The whole in one sentence, which never says "fine" of what was not tested; of several hosts, each by name."""
-    verdict = unless_unjudged(conclusion(examinations), problems)
-    line = Text().append(f"{verdict.value.upper()}  ", VERDICT_STYLES[verdict])
-    if not examinations:
-        return line.append("No verdict: nothing could be judged.", "bold")
-    if len(examinations) == 1:
-        line.append(f"{_outcome(examinations[0])}.", "bold").append(f" {_counts(examinations[0])}")
+class Screen:
+    """Writes to `file`.
+
+    Args:
+        file: a terminal, or what is read as one.
+        width: in columns.
+        colour: whether styles become escape codes.
+    """
+
+    def __init__(self, file: TextIO, width: int, *, colour: bool = False) -> None:
+        self._file = file
+        self._width = width
+        self._colour = colour
+        encoding: str | None = getattr(file, "encoding", None)
+        self._unicode = (encoding or "utf-8").lower().startswith("utf")
+
+    def show(self, document: Document) -> None:
+        """Write the whole report."""
+        self.show_sections(_sections_of(document))
+
+    def show_sections(self, sections: Iterable[Section]) -> None:
+        """Write parts of one, with an empty line between them."""
+        shown = [section for section in sections if section.title or section.blocks]
+        for number, section in enumerate(shown):
+            if number:
+                self._file.write("\n")
+            if title := section.title:
+                self.write(Paragraph(StyledText(title, "bold") if isinstance(title, str) else title))
+            self.write(*section.blocks)
+
+    def write(self, *blocks: Block) -> None:
+        """Write a part of one."""
+        for block in blocks:
+            for line in lines_of(block, self._width, unicode=self._unicode):
+                self._file.write(self._coloured(line))
+
+    def _coloured(self, line: Line) -> str:
+        if not self._colour:
+            return "".join(text for text, _ in line).rstrip() + "\n"
+        while line and not line[-1].text.strip():
+            line = line[:-1]
+        last = [StyledText(line[-1].text.rstrip(), line[-1].style)] if line else []
+        return "".join(_coded(*span) for span in (*line[:-1], *last)) + "\n"
+
+
+def screen_for(file: TextIO, environ: Mapping[str, str] = os.environ) -> Screen:
+    """As wide as the terminal; in colour on a terminal that has some, unless NO_COLOR or FORCE_COLOR says otherwise."""
+    if environ.get("NO_COLOR"):
+        colour = False
+    elif environ.get("FORCE_COLOR"):
+        colour = True
     else:
-        hosts = zip(node_names(examinations), examinations, strict=True)
-        line.append("; ".join(f"{one_line(name)}: {_outcome(one)}" for name, one in hosts) + ".", "bold")
-    if problems:
-        line.append(f" {plural(len(problems), 'snapshot')} could not be read.", "bold")
-    findings = [
-        (severity.rank, check.slug) for examination in examinations for check, severity, _ in examination.findings
-    ]
-    worst = min(findings, key=lambda finding: finding[0], default=None)
-    if worst and worst[0] < Severity.INFO.rank:
-        line.append(f"\nMore on the first: ddpdoctor explain {worst[1]}", "dim")
-    return line
+        colour = terminal.moves_its_cursor(file, environ)
+    return Screen(file, terminal.width(environ=environ), colour=colour)
 
 
-def _outcome(one: Examination) -> str:
-    if one.verdict is Verdict.UNKNOWN:
-        return "No verdict: not a single check could be judged"
-    found = _found(one)
-    if one.conclusion is Verdict.UNKNOWN:
-        unanswered, all_of_them = one.unanswered
-        few = f"No verdict: {unanswered} of {all_of_them} checks that had something to look at could not be tested"
-        return f"{few}; {found} so far" if found else few
-    return found or "Nothing wrong was found"
+def text_of(document: Document, width: int) -> str:
+    """What a terminal of that width shows, without colours."""
+    file = io.StringIO()
+    Screen(file, width).show(document)
+    return file.getvalue()
 
 
-def _found(one: Examination) -> str:
-    severities = [severity for _, severity, _ in one.findings]
-    parts = []
-    if fails := severities.count(Severity.FAIL):
-        parts.append(plural(fails, "problem") + " that will stop or spoil training")
-    if warns := severities.count(Severity.WARN):
-        parts.append(plural(warns, "warning"))
-    return " and ".join(parts)
+def _coded(text: str, style: str) -> str:
+    codes = ";".join(_CODES[name] for name in style.split())
+    return f"\x1b[{codes}m{text}\x1b[0m" if codes and text.strip() else text
 
 
-def _counts(one: Examination) -> str:
-    reasons = [result.not_tested.why for result in one.results if result.not_tested]
-    idle = reasons.count(SkipReason.NOT_APPLICABLE)
-    unknown = len(reasons) - idle
-    return f"{plural(len(one.passed), 'check')} passed, {unknown} could not be tested, {idle} had nothing to look at."
+def _sections_of(document: Document) -> Iterator[Section]:
+    if document.headline:
+        word = verdict_span(document.verdict)
+        margin = max(FINDING_MARGIN, len(word.text) + 2)
+        yield Section((Paragraph(StyledText(one_line(document.headline), "bold"), word, margin),))
+    if document.rows:
+        yield Section((LabelledRows(document.rows, document.margin),))
+    yield from document.sections
+    yield Section((*([Lines(document.lines)] if document.lines else []), *_last(document)))
 
 
-def _show_lines(console: Console, one: Examination, node: str) -> None:
-    for check, severity, finding in one.findings:
-        line = Text().append(f"{severity.value.upper():<5}", STYLES[severity])
-        line.append(f"{node}{check.slug}: {one_line(finding.summary)}")
-        console.print(line, soft_wrap=True)
+def _last(document: Document) -> Iterator[Block]:
+    if document.outcome:
+        counts = f" {document.counts}" if document.counts else ""
+        yield Paragraph(
+            (verdict_span(document.verdict), "  ", StyledText(f"{one_line(document.outcome)}.", "bold"), counts)
+        )
+    for hint in document.hints:
+        yield Paragraph(StyledText(hint, "dim") if isinstance(hint, str) else hint)
 
 
-def _show_host(console: Console, one: Examination, *, verbose: bool) -> None:
-    rows = summary(one)
-    margin = max(len(label) for label, _ in rows) + 2
-    for label, text in rows:
-        console.print(Hanging(Text(label, "dim"), Text(one_line(text)), margin))
-    console.print()
-    show_findings(console, one, verbose=verbose)
-    if verbose and one.passed:
-        console.print(Text(f"Passed ({len(one.passed)})", "bold green"))
-        console.print(Hanging(Text(""), Text(", ".join(one.passed)), 2))
-        console.print()
+# --- blocks -------------------------------------------------------------------------------------------------------------------
 
 
-def show_findings(console: Console, one: Examination, *, verbose: bool) -> None:
-    """What is wrong, worst first, and what was not tested and why."""
-    show_found(console, one.findings)
-    reasons = _by_reason(one, SkipReason.CRASHED) | _by_reason(one, SkipReason.UNKNOWN)
-    show_not_tested(console, reasons, _by_reason(one, SkipReason.NOT_APPLICABLE), verbose=verbose)
+def lines_of(block: Block, width: int, *, unicode: bool) -> Iterator[Line]:
+    """The lines of a part of a report, on a terminal of that width."""
+    if isinstance(block, Paragraph):
+        yield from _item(block, width)
+    elif isinstance(block, Command):
+        start = _padded(_harmless(block.label), block.indent)
+        for line in visible(block.text).splitlines():
+            yield (*start, StyledText(line, "cyan"))
+            start = (StyledText(" " * block.indent),)
+    elif isinstance(block, Lines):
+        yield from (_harmless(line) for line in block.lines)
+    elif isinstance(block, LabelledRows):
+        margin = block.margin or max(len(label) for label, _ in block.rows) + GAP
+        for label, text in block.rows:
+            yield from _item(Paragraph(text, StyledText(label, "dim"), margin), width)
+    elif isinstance(block, Table):
+        yield from _table(block, width)
+    elif isinstance(block, ToldFinding):
+        for part in _finding(block):
+            yield from lines_of(part, width, unicode=unicode)
+    else:
+        for part in block.build(width, unicode):
+            yield from lines_of(part, width, unicode=unicode)
 
 
-def show_found(console: Console, found: Sequence[tuple[Check, Severity, Finding]]) -> None:
-    """Findings in this order, each with its cause, evidence and fixes; what two in a row have in common is said once."""
-    told = ""
-    for check, severity, finding in found:
-        cause = finding.cause or check.section("Why")
-        _show_finding(console, check, severity, finding, "" if cause == told else cause)
-        told = cause
+def _harmless(words: Words) -> Line:
+    """On one line, with its columns as they are."""
+    return tuple(
+        StyledText(visible(text).replace("\n", " ").replace("\t", " "), style) for text, style in pieces(words) if text
+    )
 
 
-def _show_finding(console: Console, check: Check, severity: Severity, finding: Finding, cause: str) -> None:
-    """`cause` is empty where the finding before had the same."""
-    head = Text(one_line(finding.summary), "bold")
-    head.append(f"  [{check.slug}]", "dim not bold")
-    console.print(Hanging(Text(severity.value.upper(), STYLES[severity]), head, 6))
-    if cause:
-        console.print(_part("why", Text(_paragraph(cause))))
-    for index, evidence in enumerate(finding.evidence):
+def _item(item: Paragraph, width: int) -> Iterator[Line]:
+    start = (StyledText(" " * item.indent), *_padded(_harmless(item.label), item.margin))
+    for line in _wrapped(item.text, max(LEAST_WIDTH, width - _columns(plain(start)))):
+        yield (*start, *line)
+        start = (StyledText(" " * (item.indent + item.margin)),)
+
+
+def _padded(label: Line, columns: int) -> Line:
+    return (*label, StyledText(" " * (columns - _columns(plain(label)))))
+
+
+def _finding(told: ToldFinding) -> Iterator[Block]:
+    finding = told.finding
+    summary = (StyledText(one_line(finding.summary), "bold"), StyledText(f"  [{told.check.slug}]", "dim"))
+    yield Paragraph(summary, severity_span(told.severity), FINDING_MARGIN)
+    if told.cause:
+        yield _labelled("why", _paragraph(told.cause))
+    for number, evidence in enumerate(finding.evidence):
         # The source of several in a row stands after the last of them.
-        after = finding.evidence[index + 1 : index + 2]
-        again = bool(after) and after[0].source == evidence.source
-        console.print(_part("" if index else "seen", evidence_text(Evidence(evidence.text) if again else evidence)))
+        following = finding.evidence[number + 1 : number + 2]
+        again = bool(following) and following[0].source == evidence.source
+        yield _labelled("" if number else "seen", one_line(evidence.text) if again else evidence_words(evidence))
     for fix in finding.fixes:
-        _show_fix(console, fix)
-    console.print()
+        yield _labelled("fix", _paragraph(fix.text))
+        for command in fix.commands:
+            yield Command(command, FINDING_MARGIN + 8)
 
 
-def _show_fix(console: Console, fix: Fix) -> None:
-    console.print(_part("fix", Text(_paragraph(fix.text))))
-    for command in fix.commands:
-        for line in visible(command).splitlines():
-            # Unwrapped, whatever the width: it is there to be copied.
-            console.print(Text(" " * 14 + line, "cyan"), soft_wrap=True)
-
-
-def evidence_text(evidence: Evidence) -> Text:
-    """What was seen, and in small where."""
-    text = Text(one_line(evidence.text))
-    if evidence.source:
-        text.append(f"  ({one_line(evidence.source)})", "dim")
-    return text
-
-
-def show_not_tested(
-    console: Console, unknown: Mapping[str, Sequence[str]], idle: Mapping[str, Sequence[str]], *, verbose: bool
-) -> None:
-    """Slugs by reason: of what could not be tested the checks' names, of what had nothing to look at one paragraph."""
-    if unknown:
-        console.print(Text("Could not be tested", "bold magenta"))
-        for reason, slugs in unknown.items():
-            names = ", ".join(slugs) if verbose or len(slugs) <= _MOST_NAMES else plural(len(slugs), "check")
-            console.print(Hanging(Text(""), Text(one_line(reason)).append(f": {names}", "dim"), 2))
-        console.print()
-    if not idle:
-        return
-    console.print(Text("Not tested, for want of anything to look at", "bold"))
-    if verbose:
-        for reason, slugs in idle.items():
-            console.print(Hanging(Text(""), Text(one_line(reason)).append(f": {', '.join(slugs)}", "dim"), 2))
-    else:
-        console.print(Hanging(Text(""), Text(_main_reasons(idle), "dim"), 2))
-    console.print()
-
-
-def _main_reasons(idle: Mapping[str, Sequence[str]]) -> str:
-    """ "no NVIDIA GPU on this host (19), Apex is not installed (5), other reasons (9); -v names them all"."""
-    most_first = sorted(idle.items(), key=lambda item: -len(item[1]))
-    main, rest = most_first[:_MOST_REASONS], most_first[_MOST_REASONS:]
-    parts = [f"{one_line(reason)} ({len(slugs)})" for reason, slugs in main]
-    if rest:
-        parts.append(f"other reasons ({sum(len(slugs) for _, slugs in rest)})")
-    return f"{', '.join(parts)}; -v names the checks"
-
-
-def _by_reason(one: Examination, why: SkipReason) -> dict[str, list[str]]:
-    reasons: dict[str, list[str]] = {}
-    for result in one.results:
-        if result.not_tested is not None and result.not_tested.why is why:
-            reasons.setdefault(result.not_tested.reason, []).append(result.check.slug)
-    return reasons
-
-
-def _part(label: str, text: Text) -> Hanging:
-    return Hanging(Text(label, "dim"), text, 6, indent=6)
-
-
-class Hanging:
-    """A label, and beside it a text wrapped within its own column; `indent` and `margin` in columns."""
-
-    def __init__(self, label: Text, text: Text, margin: int, indent: int = 0) -> None:
-        self._label = label
-        self._text = text
-        self._margin = margin
-        self._indent = indent
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        first = Text(" " * self._indent).append_text(self._label)
-        first.pad_right(max(0, self._margin - len(self._label)))
-        rest = Text(" " * (self._indent + self._margin))
-        width = max(20, options.max_width - self._indent - self._margin)
-        for number, line in enumerate(self._text.wrap(console, width)):
-            line.rstrip()
-            yield (rest if number else first) + line
+def _labelled(label: str, text: Words) -> Paragraph:
+    return Paragraph(text, StyledText(label, "dim"), FINDING_MARGIN, FINDING_MARGIN)
 
 
 def _paragraph(text: str) -> str:
@@ -245,3 +215,121 @@ def _paragraph(text: str) -> str:
         else:
             lines.append(stripped)
     return "\n".join(lines)
+
+
+# --- tables -------------------------------------------------------------------------------------------------------------------
+
+
+def _table(table: Table, width: int) -> Iterator[Line]:
+    widths = [
+        max(_columns(column.heading), *(_columns(plain(row.cells[place])) for row in table.rows))
+        for place, column in enumerate(table.columns)
+    ]
+    shown = _fitting(table, widths, width - table.indent)
+    margin = StyledText(" " * table.indent)
+    headings = (_cell(StyledText(table.columns[place].heading, "dim"), table, place, widths) for place in shown)
+    yield (margin, *(span for cell in headings for span in cell))
+    for row in table.rows:
+        cells = (_cell(row.cells[place], table, place, widths) for place in shown)
+        line = (margin, *(span for cell in cells for span in cell))
+        used = _columns(plain(line))
+        if row.note and width - used >= min(_columns(plain(row.note)), LEAST_NOTE):
+            yield from _item(Paragraph(row.note, line, used), width)
+        else:
+            yield line
+            if row.note:
+                yield from _item(Paragraph(row.note, indent=table.indent + 2), width)
+
+
+def _fitting(table: Table, widths: Sequence[int], width: int) -> tuple[int, ...]:
+    """The places of the columns for which there is room beside the notes."""
+    note = max((_columns(plain(row.note)) for row in table.rows), default=0)
+    most = max(column.leaves for column in table.columns)
+    # A note is rather wrapped than that a third column goes for it, and rather put below than that a fourth does.
+    steps = [(0, note), (1, note), (2, note), (2, LEAST_NOTE), (3, LEAST_NOTE), *((step, 0) for step in range(4, most))]
+    for step, least in steps:
+        shown = _left(table, step)
+        if sum(widths[place] + GAP for place in shown) + min(least, note) <= width:
+            return shown
+    return _left(table, most)
+
+
+def _left(table: Table, step: int) -> tuple[int, ...]:
+    return tuple(place for place, column in enumerate(table.columns) if not 0 < column.leaves <= step)
+
+
+def _cell(words: Words, table: Table, place: int, widths: Sequence[int]) -> Line:
+    line = _harmless(words)
+    padding = StyledText(" " * (widths[place] - _columns(plain(line))))
+    return (
+        (padding, *line, StyledText(" " * GAP))
+        if table.columns[place].right
+        else (*line, padding, StyledText(" " * GAP))
+    )
+
+
+# --- lines --------------------------------------------------------------------------------------------------------------------
+
+
+def _columns(text: str) -> int:
+    """How wide a terminal draws it."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+        for letter in text
+    )
+
+
+def _wrapped(words: Words, width: int) -> Iterator[Line]:
+    """The lines of a text; its line feeds stay."""
+    spans = [StyledText(visible(text).replace("\t", " "), style) for text, style in pieces(words)]
+    text = plain(tuple(spans))
+    begins = 0
+    for paragraph in text.split("\n"):
+        for start, end in _breaks(paragraph, width):
+            yield _cut(spans, begins + start, begins + end)
+        begins += len(paragraph) + 1
+
+
+def _breaks(text: str, width: int) -> Iterator[tuple[int, int]]:
+    """Where the lines of a paragraph begin and end."""
+    start = end = 0
+    for first, last in _unbroken(text, width):
+        if end and _columns(text[start:last]) > width:
+            yield start, end
+            start = first
+        end = last
+    yield start, end
+
+
+def _unbroken(text: str, width: int) -> Iterator[tuple[int, int]]:
+    """Where the pieces begin and end between which a line may be broken."""
+    for word in _WORD.finditer(text):
+        if _columns(word[0]) <= width:
+            yield word.span()
+            continue
+        for piece in _PIECES.finditer(text, *word.span()):
+            yield from _chopped(text, *piece.span(), width)
+
+
+def _chopped(text: str, start: int, end: int, width: int) -> Iterator[tuple[int, int]]:
+    used = 0
+    for place in range(start, end):
+        columns = _columns(text[place])
+        if used + columns > width:
+            yield start, place
+            start, used = place, 0
+        used += columns
+    yield start, end
+
+
+def _cut(spans: Iterable[StyledText], start: int, end: int) -> Line:
+    """That part of a text in several styles."""
+    line = []
+    begins = 0
+    for text, style in spans:
+        if piece := text[max(0, start - begins) : max(0, end - begins)]:
+            line.append(StyledText(piece, style))
+        begins += len(text)
+    return tuple(line)

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import redirect_stderr, suppress
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -130,8 +130,8 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
         from ddpdoctor.checks.catalogue import catalogue
         from ddpdoctor.logs.analyze.verdict import RunOutcome
         from ddpdoctor.logs.diagnosis import judge_log
-        from ddpdoctor.logs.render_terminal import show_log
-        from ddpdoctor.report.terminal import make_console
+        from ddpdoctor.logs.render import log_document
+        from ddpdoctor.report.terminal import screen_for
 
         judgement = judge_log(log, catalogue(), _host(log, ended.seconds, killed), watched=True)
         shown = False
@@ -141,7 +141,7 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
             # The report on a log by itself would say that all is well.
             print("Nothing in that tells why.")
         else:
-            show_log(make_console(sys.stdout), judgement, watched=True)
+            screen_for(sys.stdout).show(log_document(judgement, watched=True))
             shown = True
         if judgement.verdict.outcome in (RunOutcome.NOTHING, RunOutcome.UNRECOGNISED, RunOutcome.EFFECTS_ONLY):
             _say_settings()
@@ -266,12 +266,11 @@ def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
 def _in_a_line(log: Log, many: str) -> int:
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.logs.diagnosis import judge_log
-    from ddpdoctor.logs.render_terminal import show_log
-    from ddpdoctor.report.terminal import make_console
+    from ddpdoctor.logs.render import log_document
+    from ddpdoctor.report.terminal import text_of
 
-    said = StringIO()
-    show_log(make_console(said, width=200), judge_log(log, catalogue()), quiet=True)
-    print(f"ddpdoctor, {many} on {socket.gethostname()}: {said.getvalue().strip()}")
+    verdict = text_of(log_document(judge_log(log, catalogue()), quiet=True), 200)
+    print(f"ddpdoctor, {many} on {socket.gethostname()}: {verdict.strip()}")
     return 0
 
 

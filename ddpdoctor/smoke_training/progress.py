@@ -1,128 +1,139 @@
-"""How a smoke training goes while it goes: a live table where stderr is a terminal, else a line when something takes long."""
+"""How a smoke training goes while it goes: which stage each rank is in, and for how long."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
-from typing import Protocol, TextIO
+from collections.abc import Callable, Iterator
+from typing import Final, TextIO
 
-from ddpdoctor.base.text import one_line
+from ddpdoctor.base.text import one_line, plural
+from ddpdoctor.network_check.progress import NetcheckProgress
+from ddpdoctor.report.document import Block, Lines, StyledText
+from ddpdoctor.report.live import show_on
+from ddpdoctor.report.progress import Pace, Progress
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_progress import RankProgress
-from ddpdoctor.smoke_training.render_marks import Mark, ranks_text
+from ddpdoctor.smoke_training.render_marks import STYLES, Mark, columns, ranks_text, symbol
 
-_QUIET_SECONDS = 5.0
-"""What is over by then needs no words."""
-_AGAIN_SECONDS = (10.0, 30.0, 60.0)
-"""After how long the same is said again: the first time, the second, and from then on."""
-
-
-class SmokeView(Protocol):
-    """Who is told how it goes."""
-
-    def heard(self, watch: RankMonitor) -> None:
-        """Something new is known; returns at once."""
-
-    def close(self) -> None:
-        """The report comes now, or nothing more: the screen is as it was before. More than once does no harm."""
+STARTING: Final = "starting; the target Python imports torch"
+MAX_DRAWN_PLACES: Final = 4
+LOW_TERMINAL_LINES: Final = 12
+"""Of a terminal in which one place has to do."""
+MAX_TOLD_PLACES: Final = 3
 
 
-class SmokeProgress:
-    """What is known so far; both views read it, from a thread of their own."""
+class SmokeProgress(Progress):
+    """What is known so far."""
+
+    pace = Pace(steady=5.0, again=(10.0, 30.0, 60.0))
+    per_second = 4
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.began = clock()
+        super().__init__("smoke", clock)
         self.watch: RankMonitor | None = None
 
-    @property
-    def seconds(self) -> float:
-        return self.clock() - self.began
-
     def heard(self, watch: RankMonitor) -> None:
+        """Something new is known of the ranks."""
         self.watch = watch
 
+    def status(self) -> str:
+        watch = self.watch
+        if watch is None or not _is_under_way(watch):
+            return STARTING
+        if places := self._places(watch):
+            return "; ".join(words for words, _, _ in places[:MAX_TOLD_PLACES])
+        return "the ranks end" if watch.all_over else "between two stages"
 
-def mark_of(one: RankProgress, stage: str) -> Mark:
-    """How a stage stands on a rank."""
-    if stage in one.done:
-        return Mark.PASSED if one.done[stage].state.value == "passed" else Mark.NOT_TESTED
-    if stage != one.stage:
-        return Mark.NOT_RUN
-    return Mark.FAILED if one.failed_at is not None or one.gone_at is not None else Mark.RUNNING
+    def drawing(self, width: int, height: int, *, unicode: bool) -> Iterator[Block]:
+        """What is over for all ranks is counted where there is no room to show it."""
+        watch = self.watch
+        if watch is None or not _is_under_way(watch):
+            yield Lines((StyledText(f"smoke  {STARTING}  {self.seconds:.0f} s", "bold"),))
+            return
+        head = f"smoke  {plural(len(watch.ranks), 'rank')} over {watch.order.backend}  {self.seconds:.0f} s"
+        yield Lines((StyledText(head, "bold"),))
+        places = self._places(watch)[: MAX_DRAWN_PLACES if height > LOW_TERMINAL_LINES else 1]
+        yield Lines(tuple(_table(watch, width, max(1, height - len(places) - 4), unicode=unicode)))
+        for words, seconds, allowed in places:
+            style = "cyan" if seconds < allowed / 2 else "bold yellow"
+            yield Lines((StyledText(f"  {words}  {seconds:.0f} s of {allowed:.0f}", style),))
 
-
-def places(progress: SmokeProgress) -> list[tuple[str, float, float]]:
-    """Where the ranks are that haven't ended, those that came least far first: (words, seconds there, seconds allowed)."""
-    watch = progress.watch
-    if watch is None:
-        return []
-    groups: dict[tuple[str, str], list[RankProgress]] = {}
-    for rank in sorted(watch.ranks.values(), key=lambda one: one.position):
-        if not rank.over and rank.stage and rank.stage not in rank.done:
-            groups.setdefault((rank.stage, rank.step), []).append(rank)
-    now = progress.clock()
-    first = {place: min(ranks, key=lambda rank: rank.since) for place, ranks in groups.items()}
-    return [
-        (
-            f"{ranks_text([rank.rank for rank in ranks])}: {stage}{f', {one_line(step)}' if step and step != stage else ''}",
-            now - first[stage, step].since,
-            watch.due(first[stage, step]) - first[stage, step].since,
-        )
-        for (stage, step), ranks in groups.items()
-    ]
-
-
-def status(progress: SmokeProgress) -> str:
-    """How it stands, in one line."""
-    watch = progress.watch
-    if watch is None or not any(rank.stage for rank in watch.ranks.values()):
-        return "starting; the target Python imports torch"
-    there = places(progress)
-    if there:
-        return "; ".join(words for words, _, _ in there[:3])
-    return "the ranks end" if watch.all_over else "between two stages"
+    def _places(self, watch: RankMonitor) -> list[tuple[str, float, float]]:
+        """Where the ranks are that haven't ended, those that came least far first: (words, seconds there, seconds allowed)."""
+        groups: dict[tuple[str, str], list[RankProgress]] = {}
+        for rank in sorted(watch.ranks.values(), key=lambda rank: rank.position):
+            if not rank.over and rank.stage and rank.stage not in rank.done:
+                groups.setdefault((rank.stage, rank.step), []).append(rank)
+        places = []
+        for (stage, step), ranks in groups.items():
+            first = min(ranks, key=lambda rank: rank.since)
+            where = f"{stage}, {one_line(step)}" if step and step != stage else stage
+            words = f"{ranks_text([rank.rank for rank in ranks])}: {where}"
+            places.append((words, self.clock() - first.since, watch.due(first) - first.since))
+        return places
 
 
-class SmokeLines(SmokeProgress):
-    """For a log: a line on `file` when something takes long, and again when that goes on."""
+class JointProgress(NetcheckProgress):
+    """How a training over several hosts goes: first who comes, then how far this host's own ranks are.
 
-    def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock)
+    Args:
+        file: where it is shown; None: nowhere.
+    """
+
+    has_shown = False
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        super().__init__("smoke")
         self._file = file
-        self._said = ""
-        self._said_at = 0.0
-        self._repeated = 0
-        self._seen = ""
-        self._seen_at = self.began
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch_on, daemon=True)
-        self._thread.start()
+        self._ranks: SmokeProgress | None = None
+        if file is not None:
+            show_on(file, self)
+
+    def heard(self, watch: RankMonitor) -> None:
+        """Something new is known of this host's ranks."""
+        if self._file is None:
+            return
+        if self._ranks is None:
+            super().close()
+            self._ranks = show_on(self._file, SmokeProgress())
+        self._ranks.heard(watch)
 
     def close(self) -> None:
-        self._closed.set()
-        self._thread.join(1)
+        super().close()
+        if self._ranks is not None:
+            self._ranks.close()
 
-    def due(self) -> str:
-        """The line to say now, or ""."""
-        text, now = status(self), self.clock()
-        if text != self._seen:
-            self._seen, self._seen_at = text, now
-        if now - self._seen_at < _QUIET_SECONDS:
-            return ""
-        again = text == self._said
-        if again and now - self._said_at < _AGAIN_SECONDS[min(self._repeated, len(_AGAIN_SECONDS) - 1)]:
-            return ""
-        self._repeated = self._repeated + 1 if again else 0
-        self._said, self._said_at = text, now
-        return f"ddpdoctor smoke, {self.seconds:.0f} s: {text} (for {now - self._seen_at:.0f} s)"
 
-    def _watch_on(self) -> None:
-        while not self._closed.wait(0.3):
-            if line := self.due():
-                try:
-                    print(line, file=self._file, flush=True)
-                except (OSError, ValueError):
-                    # Nobody reads stderr any more; the report goes elsewhere.
-                    return
+def _is_under_way(watch: RankMonitor) -> bool:
+    return any(rank.stage for rank in watch.ranks.values())
+
+
+def _mark_of(rank: RankProgress, stage: str) -> Mark:
+    if stage in rank.done:
+        return Mark.PASSED if rank.done[stage].state.value == "passed" else Mark.NOT_TESTED
+    if stage != rank.stage:
+        return Mark.NOT_RUN
+    return Mark.FAILED if rank.failed_at is not None or rank.gone_at is not None else Mark.RUNNING
+
+
+def _table(watch: RankMonitor, width: int, most: int, *, unicode: bool) -> Iterator[tuple[StyledText, ...]]:
+    """Stages by ranks, in so many lines at most."""
+    begun = {rank.stage for rank in watch.ranks.values()}
+    begun |= {name for rank in watch.ranks.values() for name in tuple(rank.done)}
+    names = [name for name in watch.order.stages if name in begun]
+    hidden = max(0, len(names) - most)
+    if hidden:
+        yield (StyledText(f"  {hidden} stages are over", "dim"),)
+    names = names[hidden:]
+    fates = {number: tuple(_mark_of(rank, name) for name in names) for number, rank in watch.ranks.items()}
+    margin = max(map(len, names))
+    grouped = columns(fates, max(8, width - margin - 4))
+    yield (StyledText(f"  {'rank':>{margin}}  " + " ".join(column.label for column in grouped), "dim"),)
+    for place, name in enumerate(names):
+        marks = (
+            StyledText(
+                f"{symbol(column.marks[place], unicode=unicode):<{len(column.label)}} ", STYLES[column.marks[place]]
+            )
+            for column in grouped
+        )
+        yield (StyledText(f"  {name:<{margin}}  "), *marks)

@@ -61,9 +61,9 @@ class RanksColumn(msgspec.Struct, frozen=True):
     marks: tuple[Mark, ...]
 
 
-def symbol(mark: Mark, encoding: str) -> str:
-    """The mark as that encoding can show it."""
-    return SYMBOLS[mark] if encoding.lower().startswith("utf") else mark.value
+def symbol(mark: Mark, *, unicode: bool) -> str:
+    """The mark as it is shown with Unicode, and without."""
+    return SYMBOLS[mark] if unicode else mark.value
 
 
 def columns(fates: Mapping[int, tuple[Mark, ...]], room: int = 60) -> list[RanksColumn]:

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-from rich.text import Text
-
 from ddpdoctor.base.text import human, one_line, plural
 from ddpdoctor.facts.smoke import Bandwidth, Scaling, Smoke, Speed
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.report.terminal import Hanging
+from ddpdoctor.report.document import Block, Column, Fitted, Lines, Paragraph, Row, Section, StyledText, Table
 from ddpdoctor.smoke_training.analysis.normal_bandwidths import GB, Norm, normal_bandwidth
 
-_BAR = 24
-"""Characters."""
+BAR_COLUMNS = 24
 
 
-def show_scaling(console: Console, facts: Smoke, snapshot: Snapshot) -> None:
+def scaling_sections(facts: Smoke, snapshot: Snapshot) -> Iterator[Section]:
     """Nothing where it wasn't asked for."""
     scaling = facts.scaling
     if scaling.problem:
-        console.print(Hanging(Text("scaling  "), Text(f"not tested: {one_line(scaling.problem)}", "bold magenta"), 9))
-        console.print()
-    if not scaling.speeds:
-        return
-    for line in (*_speed_lines(scaling, console.encoding), Text(), *_bandwidth_lines(facts, snapshot)):
-        console.print(Hanging(Text(), line, 0))
-    console.print()
+        problem = StyledText(f"not tested: {one_line(scaling.problem)}", "bold magenta")
+        yield Section((Paragraph(problem, "scaling", 9),))
+    if scaling.speeds:
+        yield Section(tuple(_speed_blocks(scaling)))
+        yield Section(tuple(_bandwidth_blocks(facts, snapshot)))
 
 
 def efficiency(speed: Speed, speeds: Sequence[Speed]) -> float | None:
@@ -38,55 +32,60 @@ def efficiency(speed: Speed, speeds: Sequence[Speed]) -> float | None:
     return speed.samples_per_second / (speed.ranks * single.samples_per_second)
 
 
-def _speed_lines(scaling: Scaling, encoding: str) -> Iterator[Text]:
+def _speed_blocks(scaling: Scaling) -> Iterator[Block]:
     each = f", {plural(scaling.batch, 'sample')} a rank and step" if scaling.batch else ""
-    yield Text(f"Scaling: the same training at every number of ranks{each}", "bold")
-    with_memory = any(speed.memory for speed in scaling.speeds)
-    memory_head = f"{'most on one GPU':>17}" if with_memory else ""
-    yield Text(f"{'ranks':>5}  {'samples/s':>10}{'efficiency':>12}{memory_head}", "dim")
-    fastest = max((speed.samples_per_second for speed in scaling.speeds), default=0.0)
-    for speed in scaling.speeds:
-        yield _speed_line(speed, scaling.speeds, fastest, encoding, with_memory=with_memory)
+    yield Paragraph(StyledText(f"Scaling: the same training at every number of ranks{each}", "bold"))
+    yield Fitted(lambda width, unicode: [_speed_table(scaling.speeds, "█" if unicode else "#")])
     most = max((speed.ranks for speed in scaling.speeds if speed.way == "DDP"), default=0)
-    if not with_memory and 0 < scaling.cores < most:
-        yield Text(
+    if not any(speed.memory for speed in scaling.speeds) and 0 < scaling.cores < most:
+        yield Paragraph(
             f"{plural(most, 'rank')} share {plural(scaling.cores, 'core')} here: past {scaling.cores} there is nothing to"
             " gain, whatever is wrong or right."
         )
 
 
-def _speed_line(one: Speed, speeds: Sequence[Speed], fastest: float, encoding: str, *, with_memory: bool) -> Text:
-    way = "" if one.way == "DDP" else f"  nn.{one.way}, one process over {plural(one.ranks, 'GPU')}"
-    if one.problem:
-        what = f"nn.{one.way}" if one.way != "DDP" else "DDP"
-        how, style = ("failed", "bold red") if one.failed else ("not tested", "magenta")
-        return Text(f"{one.ranks:>5}  {what} {how}: {one_line(one.problem)}", style)
-    share = efficiency(one, speeds)
-    text = f"{one.ranks:>5}  {one.samples_per_second:>10,.0f}"
-    text += f"{f'{share:.0%}' if share is not None else '':>12}"
-    if with_memory:
-        text += f"{human(one.memory) if one.memory else '':>17}"
-    bar = max(1, round(_BAR * one.samples_per_second / fastest)) if fastest else 0
-    block = "█" if encoding.lower().startswith("utf") else "#"
-    return Text(f"{text}  ").append(block * bar, "green" if one.way == "DDP" else "yellow").append(way)
+def _speed_table(speeds: Sequence[Speed], block: str) -> Table:
+    """A row a number of ranks, with a bar of blocks."""
+    with_memory = any(speed.memory for speed in speeds)
+    headings = ("ranks", "samples/s", "efficiency", *(["most on one GPU"] if with_memory else []))
+    fastest = max((speed.samples_per_second for speed in speeds), default=0.0)
+    rows = (_speed_row(speed, speeds, fastest, block) for speed in speeds)
+    return Table(
+        tuple(Column(heading, right=True) for heading in headings),
+        tuple(Row((*row.cells, *([memory] if with_memory else [])), row.note) for row, memory in rows),
+        indent=0,
+    )
 
 
-def _bandwidth_lines(facts: Smoke, snapshot: Snapshot) -> Iterator[Text]:
+def _speed_row(speed: Speed, speeds: Sequence[Speed], fastest: float, block: str) -> tuple[Row, str]:
+    """The row without the memory, and that."""
+    if speed.problem:
+        what = f"nn.{speed.way}" if speed.way != "DDP" else "DDP"
+        how, style = ("failed", "bold red") if speed.failed else ("not tested", "magenta")
+        return Row(
+            (StyledText(str(speed.ranks), style), "", ""), StyledText(f"{what} {how}: {one_line(speed.problem)}", style)
+        ), ""
+    share = efficiency(speed, speeds)
+    bar = block * (max(1, round(BAR_COLUMNS * speed.samples_per_second / fastest)) if fastest else 0)
+    way = "" if speed.way == "DDP" else f"  nn.{speed.way}, one process over {plural(speed.ranks, 'GPU')}"
+    cells = (str(speed.ranks), f"{speed.samples_per_second:,.0f}", f"{share:.0%}" if share is not None else "")
+    return Row(cells, (StyledText(bar, "yellow" if way else "green"), way)), human(speed.memory) if speed.memory else ""
+
+
+def _bandwidth_blocks(facts: Smoke, snapshot: Snapshot) -> Iterator[Block]:
     scaling = facts.scaling
     ranks = max((speed.ranks for speed in scaling.speeds if speed.way == "DDP" and not speed.problem), default=0)
     if not scaling.bandwidths:
         failed = any(speed.failed and speed.way == "DDP" for speed in scaling.speeds)
         why = "the run before it failed" if failed else "needs 2 ranks" if ranks < 2 else "no figures came"
-        yield Text(f"all_reduce bandwidth not tested: {why}", "magenta")
+        yield Paragraph(StyledText(f"all_reduce bandwidth not tested: {why}", "magenta"))
         return
-    yield Text(f"all_reduce over {ranks} ranks: bus bandwidth, as nccl-tests count it", "bold")
-    for bandwidth in scaling.bandwidths:
-        yield Text(f"{human(bandwidth.size):>9}  {rate(bandwidth.bus):>12}")
+    yield Paragraph(StyledText(f"all_reduce over {ranks} ranks: bus bandwidth, as nccl-tests count it", "bold"))
+    yield Lines(tuple(f"{human(measured.size):>9}  {rate(measured.bus):>12}" for measured in scaling.bandwidths))
     if scaling.larger:
-        yield Text(f"Larger messages were not measured, {one_line(scaling.larger)}.", "magenta")
-    yield Text(
-        _against(normal_bandwidth(snapshot.gpus, snapshot.environment, facts.backend, ranks), scaling.bandwidths)
-    )
+        yield Paragraph(StyledText(f"Larger messages were not measured, {one_line(scaling.larger)}.", "magenta"))
+    norm = normal_bandwidth(snapshot.gpus, snapshot.environment, facts.backend, ranks)
+    yield Paragraph(_against(norm, scaling.bandwidths))
 
 
 def _against(norm: Norm | str, bandwidths: Sequence[Bandwidth]) -> str:

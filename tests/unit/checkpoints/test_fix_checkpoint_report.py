@@ -17,16 +17,17 @@ import pytest
 from ddpdoctor.api.checkpoint_options import edit_options
 from ddpdoctor.api.errors import UsageError
 from ddpdoctor.checkpoints.pickles.editing import EditOptions
+from ddpdoctor.checkpoints.render import file_item, file_sections, sum_sections
 from ddpdoctor.checkpoints.render_json import fixing_report
-from ddpdoctor.checkpoints.render_terminal import show_line, show_one, show_sum
 from ddpdoctor.checks.catalogue import select
 from ddpdoctor.cli import progress
 from ddpdoctor.cli.progress import FilesProgress
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
 from ddpdoctor.report.contract import json_schema, to_json
+from ddpdoctor.report.document import Paragraph
 from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome, Moved
-from ddpdoctor.report.screen import Screen, screen_for
+from ddpdoctor.report.terminal import Screen, screen_for
 
 BEFORE = CheckpointFile(
     path="runs/ckpt.pt",
@@ -75,15 +76,16 @@ def screen(width: int = 80, *, colour: bool = False) -> tuple[Screen, io.StringI
 
 def told(outcome: CheckpointOutcome, width: int = 80, wishes: EditOptions | None = None) -> str:
     made, file = screen(width)
-    show_one(made, outcome, wishes or EditOptions())
+    made.show_sections(file_sections(outcome, wishes or EditOptions()))
     return file.getvalue()
 
 
 def summed(*outcomes: CheckpointOutcome, paths: tuple[str, ...] = ("runs",), width: int = 80) -> str:
     made, file = screen(width)
     for outcome in outcomes:
-        show_line(made, outcome)
-    show_sum(made, outcomes, paths)
+        made.write(file_item(outcome))
+    made.write(Paragraph(""))
+    made.show_sections(sum_sections(outcomes, paths))
     return file.getvalue()
 
 
@@ -243,7 +245,7 @@ def test_long_names_are_cut_in_their_middle_but_not_in_commands() -> None:
 
 def test_names_of_classes_are_broken_at_their_dots() -> None:
     made, file = screen(40)
-    made.labelled("", "it holds transformers.trainer_utils.SchedulerType of a trainer", 9)
+    made.write(Paragraph("it holds transformers.trainer_utils.SchedulerType of a trainer", margin=9))
     assert "transformers.\n         trainer_utils.SchedulerType" in file.getvalue()
 
 
@@ -335,7 +337,7 @@ def test_what_a_file_says_can_not_steer_the_terminal() -> None:
 
 def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made, file = screen(colour=True)
-    show_one(made, FIXED, EditOptions())
+    made.show_sections(file_sections(FIXED, EditOptions()))
     assert "\x1b[1;32mFIXED\x1b[0m" in file.getvalue()
     for environ, coloured in (
         ({}, False),
@@ -344,7 +346,7 @@ def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch, tmp
     ):
         path = tmp_path / "out"
         with path.open("w") as out:
-            show_one(screen_for(out, environ), FIXED, EditOptions())
+            screen_for(out, environ).show_sections(file_sections(FIXED, EditOptions()))
         assert ("\x1b" in path.read_text()) is coloured
 
 

@@ -18,13 +18,13 @@ import torch
 from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix
 from ddpdoctor.checkpoints.inspection import inspect
 from ddpdoctor.checkpoints.pickle_globals import known_globals
-from ddpdoctor.checkpoints.render_terminal import show_line, show_one, show_sum
+from ddpdoctor.checkpoints.render import file_item, file_sections, sum_sections
 from ddpdoctor.checkpoints.render_words import loud_parts, paragraphs
 from ddpdoctor.checkpoints.weights_only import DO_NOT_LOAD, preparation
 from ddpdoctor.checks.checkpoint.contents import hostile, let_pass
 from ddpdoctor.facts.checkpoints import CheckpointFile, GlobalName, KeyPrefix, Pins
 from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
-from ddpdoctor.report.screen import Screen
+from ddpdoctor.report.terminal import Screen
 
 
 def a_file(**facts: Any) -> CheckpointFile:
@@ -37,7 +37,7 @@ def clean(**facts: Any) -> CheckpointOutcome:
 
 def told(outcome: CheckpointOutcome) -> str:
     file = io.StringIO()
-    show_one(Screen(file, 100, colour=False), outcome, EditOptions())
+    Screen(file, 100).show_sections(file_sections(outcome, EditOptions()))
     return " ".join(file.getvalue().split())
 
 
@@ -138,9 +138,9 @@ def test_devices_in_code_are_told_among_many_files() -> None:
     outcome = clean(kind="torchscript", code_devices=("code/a.py:3: cuda:0", "code/a.py:4: cuda:1"))
     assert any("names cuda:0 and cuda:1" in part.text for part in loud_parts(outcome))
     file = io.StringIO()
-    screen = Screen(file, 100, colour=False)
-    show_line(screen, outcome)
-    show_sum(screen, [outcome, clean()], ["."])
+    screen = Screen(file, 100)
+    screen.write(file_item(outcome))
+    screen.show_sections(sum_sections([outcome, clean()], ["."]))
     assert "its code still names" in file.getvalue()
 
 

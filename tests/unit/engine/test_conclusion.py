@@ -13,7 +13,7 @@ from ddpdoctor.engine.examination import Examination, Verdict, conclusion, exami
 from ddpdoctor.engine.snapshots import write_snapshot
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import NOT_IMPORTED
-from ddpdoctor.report.terminal import verdict_line
+from ddpdoctor.report.render_check import check_verdict
 from tests.support.command import ddpdoctor
 from tests.support.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 
@@ -44,9 +44,10 @@ def test_nothing_is_said_where_too_much_had_no_answer(name: str) -> None:
     blind = examined(healthy(name, **dict.fromkeys(BLIND, HANGS)))
     assert blind.conclusion is Verdict.UNKNOWN
     assert conclusion([blind]).exit_code(strict=False) == 2
-    line = verdict_line([blind]).plain
-    assert line.startswith("UNKNOWN  No verdict: ")
-    assert "Nothing wrong" not in line
+    document = check_verdict([blind])
+    assert document.verdict is Verdict.UNKNOWN
+    assert document.outcome.startswith("No verdict: ")
+    assert "Nothing wrong" not in document.outcome + document.counts
 
 
 def test_what_fails_all_the_same_is_a_failure() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 
@@ -14,11 +13,11 @@ from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.hang import Frame, Hang, WatchedRank
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.hang.judging import hang_of, judge_hang
-from ddpdoctor.hang.render import show_where_it_hangs
+from ddpdoctor.hang.render import hang_document
 from ddpdoctor.hang.render_words import groups, headline
 from ddpdoctor.probes.py_spy import PySpyTrouble
 from ddpdoctor.report.contract import build_report, to_json
-from ddpdoctor.report.terminal import make_console
+from ddpdoctor.report.terminal import text_of
 from tests.support.hangs import GETS_ITEM, IDLE_WORKER, collective, hang, in_worker, loader, own, rank, saving, watched
 
 
@@ -27,9 +26,7 @@ def examined(*ranks: WatchedRank, **more: object) -> Examination:
 
 
 def shown(examination: Examination, width: int = 80, **how: bool) -> str:
-    text = io.StringIO()
-    show_where_it_hangs(make_console(text, width), examination, **how)
-    return text.getvalue()
+    return text_of(hang_document(examination, **how), width)
 
 
 def moving(number: int) -> WatchedRank:

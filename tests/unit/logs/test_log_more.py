@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.logs.diagnosis import LogJudgement, judge_log
+from ddpdoctor.logs.render import log_document
 from ddpdoctor.logs.render_steps import next_steps
-from ddpdoctor.logs.render_terminal import show_log
 from ddpdoctor.logs.render_words import headline, more
-from ddpdoctor.report.terminal import make_console
+from ddpdoctor.report.terminal import text_of
 from tests.support.logs_by_hand import read
 
 NCCL = "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, unhandled cuda error, NCCL version 2.20.5"
@@ -27,9 +25,7 @@ def judged(text: str) -> LogJudgement:
 
 
 def shown(text: str) -> str:
-    out = io.StringIO()
-    show_log(make_console(out, 400), judged(text))
-    return out.getvalue()
+    return text_of(log_document(judged(text)), 400)
 
 
 @pytest.mark.parametrize(

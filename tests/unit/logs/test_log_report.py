@@ -19,12 +19,12 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.diagnosis import HostCheck, HostVerdict, LogJudgement, judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
+from ddpdoctor.logs.render import log_document
 from ddpdoctor.logs.render_followed import harmless, noise
 from ddpdoctor.logs.render_json import log_report
-from ddpdoctor.logs.render_terminal import show_log
 from ddpdoctor.logs.render_words import clock, headline, how_it_ended, judged_as, outcome, quoted
 from ddpdoctor.report.contract import json_schema, to_json
-from ddpdoctor.report.terminal import make_console
+from ddpdoctor.report.terminal import text_of
 from tests.log_corpus import LOGS, log_of
 from tests.support.fixture_hosts import host_case
 from tests.support.logs_by_hand import log, read, seen
@@ -47,9 +47,7 @@ def judged(tmp_path: Path, text: str, host: Snapshot | None = None) -> LogJudgem
 
 
 def shown(judgement: LogJudgement, width: int = 100, **how: bool) -> str:
-    text = io.StringIO()
-    show_log(make_console(text, width), judgement, **how)
-    return text.getvalue()
+    return text_of(log_document(judgement, **how), width)
 
 
 def sick_run(message: str = SHM, stamp: str = "") -> str:

@@ -6,7 +6,6 @@ import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.hang import Frame
@@ -17,7 +16,8 @@ from ddpdoctor.logs.analyze.sightings import stack_lines
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
-from ddpdoctor.logs.render_terminal import show_log
+from ddpdoctor.logs.render import log_document
+from ddpdoctor.report.terminal import text_of
 from tests.log_corpus import LOGS
 from tests.support.logs_by_hand import read
 
@@ -31,10 +31,7 @@ def log_of(path: Path) -> Log:
 
 
 def told(log: Log) -> str:
-    console = Console(file=io.StringIO(), width=400)
-    show_log(console, judge_log(log, catalogue()))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return text_of(log_document(judge_log(log, catalogue())), 400)
 
 
 @pytest.mark.parametrize(

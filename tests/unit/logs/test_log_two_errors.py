@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import msgspec
-from rich.console import Console
 
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.diagnosis import judge_log
+from ddpdoctor.logs.render import log_document
 from ddpdoctor.logs.render_json import log_report
-from ddpdoctor.logs.render_terminal import show_log
+from ddpdoctor.report.terminal import text_of
 from tests.support.logs_by_hand import log, raised, read
 
 VALUE = raised("ValueError", "bad literal", number=10, rank=1)
@@ -22,9 +21,7 @@ OWN = "Rank 3 raised its own: IndexError: list index out of range"
 
 
 def shown(judged: Log) -> str:
-    console = Console(width=200, record=True, file=io.StringIO())
-    show_log(console, judge_log(judged, catalogue()))
-    return console.export_text()
+    return text_of(log_document(judge_log(judged, catalogue())), 200)
 
 
 def test_the_second_error_is_told_and_not_laid_aside() -> None:

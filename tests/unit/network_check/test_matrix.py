@@ -6,18 +6,21 @@ import io
 import re
 
 import pytest
-from rich.console import Console
 
+from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.fleet import Cell, Fleet, Link, Passed, Phase
-from ddpdoctor.network_check.render_matrix import show_matrix
-from ddpdoctor.report.terminal import make_console
+from ddpdoctor.network_check.render_matrix import matrix_sections
+from ddpdoctor.report.document import Document
+from ddpdoctor.report.terminal import Screen, text_of
 from tests.support.fleets import make_fleet, node
 
 
 def shown(fleet: Fleet, width: int = 80) -> str:
-    file = io.StringIO()
-    show_matrix(make_console(file, width), fleet)
-    return file.getvalue()
+    return text_of(document(fleet), width)
+
+
+def document(fleet: Fleet) -> Document:
+    return Document(verdict=Verdict.OK, sections=tuple(matrix_sections(fleet)))
 
 
 def full(count: int, slow: tuple[int, ...] = ()) -> list[Link]:
@@ -69,7 +72,7 @@ def test_nodes_are_found_by_rank_wherever_they_stand() -> None:
 
 def test_without_any_link_it_says_why() -> None:
     fleet = make_fleet(2, links=[], phases=[Phase(name="links", passed=Passed.NOT_TESTED, reason="--quick")])
-    assert shown(fleet) == "No link was measured: --quick.\n\n"
+    assert shown(fleet) == "No link was measured: --quick.\n"
 
 
 def test_without_figures_who_is_not_reached_is_shown_once() -> None:
@@ -117,7 +120,7 @@ def ends_in(label: str, rank: int) -> bool:
 def test_colours_only_add_to_what_the_characters_say() -> None:
     fleet = make_fleet(40, cells={(1, 2): Cell.SILENT}, links=full(40, slow=(7,)))
     file = io.StringIO()
-    show_matrix(Console(file=file, width=80, force_terminal=True, color_system="256", highlight=False), fleet)
+    Screen(file, 80, colour=True).show(document(fleet))
     assert "\x1b[" in file.getvalue()
     assert re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue()) == shown(fleet)
 

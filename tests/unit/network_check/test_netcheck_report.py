@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -21,11 +20,11 @@ from ddpdoctor.facts.meeting import Attempt, Conflict, ConnectOutcome, Meeting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.analysis.verdicts import judge
 from ddpdoctor.network_check.protocol.messages import NodeVerdict
-from ddpdoctor.network_check.render_terminal import show_alone, show_part, show_verdict
+from ddpdoctor.network_check.render import alone_document, part_document, verdict_document
 from ddpdoctor.network_check.render_words import node_rows, part_lines, phase_text
 from ddpdoctor.report.contract import Report, build_report, to_json
 from ddpdoctor.report.folding import folded
-from ddpdoctor.report.terminal import make_console
+from ddpdoctor.report.terminal import text_of
 from tests.support.fleets import PHASES, examined, make_fleet, node
 
 SCHEMA_FILE = Path(ddpdoctor.report.__file__).parent / "report.schema.json"
@@ -40,22 +39,17 @@ HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202egnp[bold]x[/bold] :smile:\nFAIL"
 
 
 def verdict(fleet: Fleet, examinations: list[Examination], width: int = 80, **options: bool) -> str:
-    file = io.StringIO()
-    show_verdict(make_console(file, width), fleet=fleet, examinations=examinations, meeting=MEETING, **options)
-    return file.getvalue()
+    return text_of(verdict_document(fleet=fleet, examinations=examinations, meeting=MEETING, **options), width)
 
 
 def part(lines: tuple[str, ...], examination: Examination, width: int = 80, **options: bool) -> str:
-    file = io.StringIO()
     given = NodeVerdict(results=(), verdict="fail", exit_code=1, lines=lines)
-    show_part(make_console(file, width), given, examination=examination, **options)
-    return file.getvalue()
+    return text_of(part_document(given, examination=examination, **options), width)
 
 
 def alone(meeting: Meeting, examination: Examination, problems: tuple[str, ...] = (), **options: bool) -> str:
-    file = io.StringIO()
-    show_alone(make_console(file, 80), examination=examination, meeting=meeting, problems=problems, **options)
-    return file.getvalue()
+    document = alone_document(examination=examination, meeting=meeting, problems=problems, **options)
+    return text_of(document, 80)
 
 
 def test_the_worst_comes_first_and_again_with_its_fix() -> None:
@@ -335,7 +329,7 @@ def test_a_node_that_met_nobody_is_not_called_fine() -> None:
 def test_why_there_is_no_verdict_is_said_first_and_not_as_fine() -> None:
     text = alone(Meeting(master="n0", port=29500), examined(1)[0], ("node 0 stopped: Ctrl-C",))
     assert text.splitlines()[0] == "UNKNOWN  node 0 stopped: Ctrl-C"
-    assert text.splitlines()[-2] == "UNKNOWN  node 0 stopped: Ctrl-C"
+    assert text.splitlines()[-2] == "UNKNOWN  node 0 stopped: Ctrl-C."
     assert "nothing wrong" not in text.lower()
 
 

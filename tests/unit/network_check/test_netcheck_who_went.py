@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import signal
 
@@ -23,10 +22,10 @@ from ddpdoctor.network_check.analysis.admission_errors import ENDED_BY_FAULT
 from ddpdoctor.network_check.analysis.link_quality import link_troubles
 from ddpdoctor.network_check.analysis.verdicts import judged_phases
 from ddpdoctor.network_check.protocol.messages import NodeVerdict
-from ddpdoctor.network_check.render_terminal import show_alone, show_part
+from ddpdoctor.network_check.render import alone_document, part_document
 from ddpdoctor.network_check.render_words import part_lines
 from ddpdoctor.network_check.run import _until_stopped
-from ddpdoctor.report.terminal import make_console
+from ddpdoctor.report.terminal import text_of
 from tests.support.fleets import examined, make_fleet
 from tests.support.hub_company import agents, client, finish, hub, run
 
@@ -94,9 +93,8 @@ def test_where_node_0_ends_with_a_reason_the_others_say_it() -> None:
 
 
 def alone(meeting: Meeting, problems: tuple[str, ...] = ()) -> str:
-    file = io.StringIO()
-    show_alone(make_console(file, 80), examination=examined(1)[0], meeting=meeting, problems=problems, no_verdict=True)
-    return file.getvalue()
+    document = alone_document(examination=examined(1)[0], meeting=meeting, problems=problems, no_verdict=True)
+    return text_of(document, 80)
 
 
 def test_whoever_asked_node_0_did_not_look_at_one_side_only() -> None:
@@ -108,10 +106,8 @@ def test_whoever_asked_node_0_did_not_look_at_one_side_only() -> None:
 
 
 def in_few_words(lines: tuple[str, ...], examination: Examination) -> list[str]:
-    file = io.StringIO()
     given = NodeVerdict(results=(), verdict=Verdict.FAIL, exit_code=1, lines=lines)
-    show_part(make_console(file, 80), given, examination=examination, quiet=True)
-    return file.getvalue().splitlines()
+    return text_of(part_document(given, examination=examination, quiet=True), 80).splitlines()
 
 
 def test_in_few_words_every_node_names_what_was_found_on_the_others() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -17,13 +18,11 @@ from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.processes.jobs_json import jobs_report
-from ddpdoctor.processes.jobs_rows import JobRow, age, waits_for
-from ddpdoctor.processes.jobs_table import columns_for
-from ddpdoctor.processes.jobs_terminal import show_jobs
 from ddpdoctor.processes.overview import Overview, UnknownJobError, checks_of_jobs, overview
+from ddpdoctor.processes.rank_table import JobRow, age, table_of, waits_for
+from ddpdoctor.processes.render_jobs import jobs_document, jobs_report
 from ddpdoctor.report.contract import json_schema, to_json
-from ddpdoctor.report.terminal import make_console
+from ddpdoctor.report.terminal import Screen, text_of
 from tests.support.running import GIB, gpus, launcher, on_their_gpus, processes, rank, running
 
 RANKS = tuple(rank(number) for number in range(4))
@@ -36,9 +35,7 @@ def looked(snapshot: Snapshot, name: str | None = None) -> Overview:
 
 
 def report(one: Overview, width: int = 80, **options: bool) -> str:
-    file = io.StringIO()
-    show_jobs(make_console(file, width), one, **options)
-    return file.getvalue()
+    return text_of(jobs_document(one, **options), width)
 
 
 def as_json(one: Overview) -> dict[str, Any]:
@@ -154,12 +151,17 @@ def test_what_has_no_room_goes_in_order() -> None:
         cpu="100 %",
         waits="a lock",
     )
-    names = [{one.name for one in columns_for([row], "GPU memory", width)} for width in (69, 62, 57, 46)]
-    everything = {"rank", "pid", "user", "age", "gpus", "memory", "state", "cpu", "waits"}
-    assert names[0] == everything
-    assert names[1] == everything - {"user"}
-    assert names[2] == everything - {"user", "age"}
-    assert names[3] == everything - {"user", "age", "waits"}
+    table = table_of([row], "GPU memory")
+    headings = []
+    for width in (71, 64, 59, 48):
+        file = io.StringIO()
+        Screen(file, width).write(table)
+        headings.append(set(re.split(r"\s{2,}", file.getvalue().splitlines()[0].strip())))
+    everything = {"rank", "pid", "user", "age", "GPU", "GPU memory", "state", "CPU", "waits for"}
+    assert headings[0] == everything
+    assert headings[1] == everything - {"user"}
+    assert headings[2] == everything - {"user", "age"}
+    assert headings[3] == everything - {"user", "age", "waits for"}
 
 
 def test_no_job() -> None:

@@ -16,9 +16,9 @@ from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.shared_memory import Segment, SharedMemory
 from ddpdoctor.processes.leftovers.all_kinds import blind_spots, leftovers_of
-from ddpdoctor.processes.zombies_terminal import show_leftovers
+from ddpdoctor.processes.render_zombies import leftover_sections
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
-from ddpdoctor.report.screen import Screen
+from ddpdoctor.report.terminal import Screen
 from tests.support.fixture_hosts import HEALTHY, healthy_facts, to_snapshot
 from tests.support.process_trees import ME, Host
 
@@ -45,7 +45,7 @@ def segments(*uids: int) -> SharedMemory:
 def shown(host: Host, shared_memory: SharedMemory = ROOM) -> str:
     written = io.StringIO()
     facts = (*host.facts(), shared_memory)
-    show_leftovers(Screen(written, 100, colour=False), leftovers_of(*facts), blind_spots(*facts))
+    Screen(written, 100).show_sections(leftover_sections(leftovers_of(*facts), blind_spots(*facts)))
     return written.getvalue()
 
 

@@ -16,7 +16,7 @@ from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.processes.leftovers.all_kinds import leftovers_of
 from ddpdoctor.processes.leftovers.ending import Endings
 from ddpdoctor.processes.leftovers.leftover import Leftover
-from ddpdoctor.processes.zombies_json import zombies_report
+from ddpdoctor.processes.render_zombies import zombies_report
 from ddpdoctor.report.contract import json_schema, to_json
 from ddpdoctor.report.reported_leftovers import Fate, LeftoverKind
 from tests.support.process_trees import SOMEBODY, Host

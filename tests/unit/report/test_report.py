@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -21,10 +20,12 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.report.contract import Report, build_report, json_schema, to_json
-from ddpdoctor.report.markdown import report_to_markdown, to_markdown
+from ddpdoctor.report.document import Document, Paragraph, Section
+from ddpdoctor.report.markdown import to_markdown
 from ddpdoctor.report.privacy import Anonymiser
+from ddpdoctor.report.render_check import check_document
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind, ReportedLeftover
-from ddpdoctor.report.terminal import make_console, show
+from ddpdoctor.report.terminal import text_of
 from tests.support.fixture_hosts import healthy_facts, healthy_names, host_cases, to_snapshot
 from tests.support.running import processes, rank
 
@@ -51,9 +52,11 @@ def made(*findings: Finding, severity: Severity = FAIL, not_tested: Skipped | No
 
 
 def on_terminal(*examinations: Examination, width: int = 80, **options: bool) -> str:
-    file = io.StringIO()
-    show(make_console(file, width), examinations, **options)
-    return file.getvalue()
+    return text_of(check_document(examinations, **options), width)
+
+
+def in_markdown(*examinations: Examination) -> str:
+    return to_markdown(check_document(examinations), build_report("check", examinations), examinations)
 
 
 FINDING = Finding(
@@ -148,7 +151,7 @@ def test_a_hostile_snapshot_cannot_steer_the_terminal() -> None:
     hostile = Examination(
         Snapshot(host="h" + HOSTILE, machine=Unknown(HOSTILE)), Plan(1, HOSTILE), made(finding).results
     )
-    for text in (on_terminal(hostile), on_terminal(hostile, quiet=True), to_markdown([hostile])):
+    for text in (on_terminal(hostile), on_terminal(hostile, quiet=True), in_markdown(hostile)):
         assert not any(character in text for character in "\x1b\x07\u202e\ud800")
         assert "[bold]x[/bold]" in text.replace("\\", "")
     to_json(build_report("check", [hostile])).encode("ascii")
@@ -172,7 +175,7 @@ def test_json_of_every_sick_fixture_follows_the_schema() -> None:
     # What differs between them stands in the findings; the rest is long, and the same.
     for one in examinations:
         on_terminal(one, quiet=True)
-        to_markdown([one])
+        in_markdown(one)
     for one in examinations[::8]:
         on_terminal(one, verbose=True)
 
@@ -232,7 +235,7 @@ def test_markdown_names_neither_people_nor_hosts() -> None:
         "node01.cluster.example and node01 of /home/ada/x", "8.8.8.8 and 10.0.0.5, fe80::1, 2001:4860:4860::8888", ()
     )
     snapshot = Snapshot(host="node01.cluster.example")
-    text = to_markdown([Examination(snapshot, Plan(1, ""), made(finding).results)])
+    text = in_markdown(Examination(snapshot, Plan(1, ""), made(finding).results))
     for gone in ("node01", "ada", "8.8.8.8", "2001:4860"):
         assert gone not in text
     for kept in ("10.0.0.5", "fe80::1"):
@@ -248,7 +251,7 @@ def test_markdown_names_no_host_of_the_settings() -> None:
     )
     finding = Finding("node17.cluster.acme.example and node17 and login3.hpc.example:29400 and 10.0.0.5")
     snapshot = Snapshot(host="login3", environment=Environment(settings=settings))
-    text = to_markdown([Examination(snapshot, Plan(1, ""), made(finding).results)])
+    text = in_markdown(Examination(snapshot, Plan(1, ""), made(finding).results))
     for gone in ("node17", "acme", "login3", "gpu["):
         assert gone not in text
     assert "NCCL_COMM_ID=10.0.0.5:1234" in text
@@ -258,7 +261,7 @@ def test_markdown_names_no_host_of_the_settings() -> None:
 def test_markdown_names_nobody_whose_processes_run_there() -> None:
     finding = Finding("of ada and adamant root", evidence=(Evidence("ada's", "/proc"),))
     snapshot = Snapshot(host="node01", processes=processes(rank(0, user="ada"), rank(1, user="root")))
-    text = to_markdown([Examination(snapshot, Plan(1, ""), made(finding).results)])
+    text = in_markdown(Examination(snapshot, Plan(1, ""), made(finding).results))
     assert "of USER and adamant root" in text
     assert "USER's" in text
 
@@ -285,14 +288,15 @@ def test_a_commands_markdown_names_neither_its_people_nor_its_hosts() -> None:
         segments=(),
     )
     report = msgspec.structs.replace(build_report("zombies", [made(FINDING)]), host="login3", leftovers=(leftover,))
-    text = report_to_markdown(report, "login3, node01 and 10.0.0.5: grace's", [made(FINDING)])
+    section = Section((Paragraph("login3, node01 and 10.0.0.5: grace's"),), "What is left on login3")
+    text = to_markdown(Document(verdict=Verdict.FAIL, sections=(section,)), report, [made(FINDING)])
     assert text.startswith("## ddpdoctor zombies ")
-    assert "\n```\nHOST2, HOST1 and 10.0.0.5: USER's\n```\n" in text
+    assert "\n### What is left on HOST2\n\nHOST2, HOST1 and 10.0.0.5: USER's\n" in text
 
 
 def test_markdown_shows_text_as_it_is() -> None:
     finding = Finding("<img src=x> | `a` *b* @team #1", fixes=(Fix("x", ("echo '```'",)),))
-    text = to_markdown([made(finding)])
+    text = in_markdown(made(finding))
     assert "<img" not in text
     assert "\n````\necho '```'\n````" in text
 

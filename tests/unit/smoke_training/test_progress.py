@@ -9,13 +9,13 @@ import time
 from contextlib import suppress
 
 import pytest
-from rich.console import Console, Group
+from rich.console import Console
 
-from ddpdoctor.smoke_training.live import SmokeLiveView, drawing
+from ddpdoctor.report.live import LineView, LiveView, show_on
+from ddpdoctor.report.live_drawing import LiveDrawing
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.progress import SmokeLines, SmokeProgress, status
+from ddpdoctor.smoke_training.progress import SmokeProgress
 from ddpdoctor.smoke_training.training_order import TrainingOrder
-from ddpdoctor.smoke_training.views import make_view
 
 STAGES = ("import", "device", "barrier", "all_reduce", "shutdown")
 HOSTILE = "\x1b[31mred\nsecond line [bold]x[/bold]"
@@ -48,9 +48,9 @@ def passes(watch: RankMonitor, rank: int, until: str, now: float) -> None:
 
 def drawn(progress: SmokeProgress, width: int = 80, height: int = 24) -> list[str]:
     file = io.StringIO()
-    Console(file=file, width=width, height=height, markup=False, emoji=False, highlight=False).print(
-        Group(*drawing(progress, width, height, "utf-8"))
-    )
+    # Of a terminal's lines, the last is left empty.
+    console = Console(file=file, width=width, height=height + 1, markup=False, emoji=False, highlight=False)
+    console.print(LiveDrawing(progress))
     return file.getvalue().rstrip("\n").split("\n")
 
 
@@ -59,7 +59,7 @@ def test_before_anything_is_heard_it_says_what_takes_so_long() -> None:
     progress = SmokeProgress(clock)
     clock.now += 7
     assert drawn(progress) == ["smoke  starting; the target Python imports torch  7 s"]
-    assert status(progress) == "starting; the target Python imports torch"
+    assert progress.status() == "starting; the target Python imports torch"
 
 
 def test_the_table_shows_who_is_where_and_for_how_long() -> None:
@@ -106,10 +106,9 @@ def test_nothing_that_a_rank_says_steers_the_terminal() -> None:
 def test_a_log_gets_a_line_only_when_something_takes_long() -> None:
     clock = Clock()
     file = io.StringIO()
-    lines = SmokeLines(file, clock)
+    progress, watch = begun(2, clock)
+    lines = LineView(progress, file)
     lines.close()
-    _, watch = begun(2, clock)
-    lines.heard(watch)
     assert lines.due() == ""
     clock.now += 4
     assert lines.due() == ""
@@ -126,10 +125,10 @@ def test_a_log_gets_a_line_only_when_something_takes_long() -> None:
 
 
 def test_without_a_terminal_there_are_lines_and_they_end() -> None:
-    view = make_view(io.StringIO())
-    assert isinstance(view, SmokeLines)
-    view.close()
-    view.close()
+    progress = show_on(io.StringIO(), SmokeProgress())
+    assert isinstance(progress.view, LineView)
+    progress.close()
+    progress.close()
 
 
 def test_a_terminal_is_left_as_it_was() -> None:
@@ -137,8 +136,7 @@ def test_a_terminal_is_left_as_it_was() -> None:
     with os.fdopen(theirs, "w") as file:
         clock = Clock()
         progress, watch = begun(2, clock)
-        view = SmokeLiveView(file)
-        view.heard(watch)
+        view = LiveView(progress, file)
         time.sleep(0.6)
         view.close()
         view.close()

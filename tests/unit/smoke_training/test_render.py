@@ -19,7 +19,7 @@ from ddpdoctor.engine.redaction import redact_facts
 from ddpdoctor.facts.smoke import RankEnding, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.report.contract import Report, build_report, to_json
-from ddpdoctor.report.terminal import make_console
+from ddpdoctor.report.terminal import Screen
 from ddpdoctor.smoke_training.analysis.verdict import (
     add_host_findings,
     host_findings,
@@ -30,8 +30,8 @@ from ddpdoctor.smoke_training.analysis.verdict import (
     verdict_of,
 )
 from ddpdoctor.smoke_training.plan import SmokePlan
+from ddpdoctor.smoke_training.render import smoke_document
 from ddpdoctor.smoke_training.render_marks import Mark, columns, ranks_text
-from ddpdoctor.smoke_training.render_terminal import show_smoke
 from ddpdoctor.smoke_training.render_words import headline
 from tests.support.fixture_hosts import healthy_facts, host_case, to_snapshot
 from tests.support.smokes import STAGES, examined_smoke, rank_run, result, smoke_of_ranks
@@ -51,7 +51,7 @@ NO_SHM = Finding("/dev/shm is 64 MiB", fixes=(Fix("Enlarge it", ("mount -o remou
 
 def report(one: Examination, width: int = 80, encoding: str = "utf-8", **options: bool) -> str:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace", newline="\n")
-    show_smoke(make_console(file, width), one, **options)
+    Screen(file, width).show(smoke_document(one, **options))
     file.flush()
     return file.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined,no-any-return]
 

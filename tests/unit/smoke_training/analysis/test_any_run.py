@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,9 +9,9 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, Stage, StageState
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.report.terminal import make_console
+from ddpdoctor.report.terminal import text_of
 from ddpdoctor.smoke_training.analysis.verdict import judge_training, verdict_of
-from ddpdoctor.smoke_training.render_terminal import show_smoke
+from ddpdoctor.smoke_training.render import smoke_document
 from tests.support.smokes import STAGES
 
 TEXT = st.text(max_size=30)
@@ -59,9 +57,8 @@ def smokes(draw: st.DrawFn) -> Smoke:
 def test_any_run_has_a_report_and_an_unfinished_one_isn_t_fine(facts: Smoke, width: int) -> None:
     one = judge_training(Snapshot(host="node07"), facts, catalogue())
     for options in ({}, {"verbose": True}, {"quiet": True}):
-        file = io.StringIO()
-        show_smoke(make_console(file, width), one, **options)
-        assert file.getvalue()
+        text = text_of(smoke_document(one, **options), width)
+        assert text
     if any(run.ending is not RankEnding.FINISHED for run in facts.ranks):
         assert verdict_of(one) in (Verdict.FAIL, Verdict.UNKNOWN)
-        assert not file.getvalue().startswith("OK")
+        assert not text.startswith("OK")

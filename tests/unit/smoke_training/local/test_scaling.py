@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +15,14 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.smoke import Bandwidth, Leftovers, RankEnding, RankRun, Scaling, Smoke, Speed
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.report.terminal import make_console
+from ddpdoctor.report.document import Document
+from ddpdoctor.report.terminal import text_of
 from ddpdoctor.smoke_training.analysis.normal_bandwidths import Norm, normal_bandwidth
 from ddpdoctor.smoke_training.analysis.verdict import judge_training, verdict_of
 from ddpdoctor.smoke_training.local import scaling as measuring
 from ddpdoctor.smoke_training.local.rank_runner import HostRun
 from ddpdoctor.smoke_training.local.scaling import MeasuredScaling, numbers_of_ranks
-from ddpdoctor.smoke_training.render_scaling import efficiency, rate, show_scaling
+from ddpdoctor.smoke_training.render_scaling import efficiency, rate, scaling_sections
 from ddpdoctor.smoke_training.render_words import headline, outcome
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
@@ -35,11 +35,8 @@ def norm(host: str, ranks: int, backend: str = "nccl") -> Norm | str:
 
 
 def shown(host: str, scaling: Scaling, backend: str) -> str:
-    file = io.StringIO()
-    show_scaling(
-        make_console(file, width=100), Smoke(scaling=scaling, backend=backend), to_snapshot(healthy_facts(host))
-    )
-    return " ".join(file.getvalue().split())
+    sections = scaling_sections(Smoke(scaling=scaling, backend=backend), to_snapshot(healthy_facts(host)))
+    return " ".join(text_of(Document(verdict=Verdict.OK, sections=tuple(sections)), 100).split())
 
 
 @pytest.mark.parametrize(("most", "numbers"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])

@@ -1,4 +1,4 @@
-"""The rows of a job's table: what is said of each rank, and how many healthy ranks that look alike become one row."""
+"""The table of a job's ranks: what is said of each, and how many healthy ranks that look alike become one row."""
 
 from __future__ import annotations
 
@@ -13,9 +13,24 @@ from ddpdoctor.facts.processes import Process
 from ddpdoctor.processes.gpu_holders import HeldGpu, of_process
 from ddpdoctor.processes.job_words import ENDED, Remark, of_pid
 from ddpdoctor.processes.overview import JobView
+from ddpdoctor.report.document import STYLES, Column, Row, StyledText, Table
 
 MOST_ROWS = 32
 """Ranks of one job that each have a row; of more, those that are alike share one."""
+
+COLUMNS = {
+    "rank": Column("rank", right=True),
+    "pid": Column("pid"),
+    # User and age stand above the table, too, where all ranks' are the same.
+    "user": Column("user", leaves=1),
+    "age": Column("age", right=True, leaves=2),
+    "gpus": Column("GPU", leaves=4),
+    "memory": Column("", right=True, leaves=5),
+    "state": Column("state"),
+    "cpu": Column("CPU", right=True, leaves=5),
+    "waits": Column("waits for", leaves=3),
+}
+"""A row's field to its column, whose heading of memory depends on the job."""
 
 STATES = {
     "R": "running",
@@ -94,6 +109,19 @@ def rows_of(view: JobView, held: Sequence[HeldGpu], *, fold: bool = True) -> lis
     else:
         rows += [(_order(rank), _row([rank], by_gpu=by_gpu)) for rank in ranks]
     return [row for _, row in sorted(rows, key=lambda one: one[0])]
+
+
+def table_of(rows: Sequence[JobRow], memory: str) -> Table:
+    """Ranks as a table, in which what stands out is coloured. memory: that column's heading."""
+    columns = COLUMNS | {"memory": Column(memory, right=True, leaves=5)}
+    shown = [name for name in columns if name in ("rank", "pid", "state") or any(getattr(row, name) for row in rows)]
+    return Table(tuple(columns[name] for name in shown), tuple(_table_row(row, shown) for row in rows))
+
+
+def _table_row(row: JobRow, shown: Sequence[str]) -> Row:
+    style = STYLES[row.severity] if row.severity else ""
+    cells = (StyledText(getattr(row, name), style if name in ("rank", "pid", "state") else "") for name in shown)
+    return Row(tuple(cells), StyledText(row.remark, style) if row.remark else "")
 
 
 def memory_heading(held: Sequence[HeldGpu], view: JobView) -> str:
