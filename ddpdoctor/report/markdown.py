@@ -30,7 +30,7 @@ from ddpdoctor.report.privacy import Anonymiser, hosts_in, people_in
 
 WIDTH: Final = 100
 """Columns, for what depends on them."""
-MOST_INDENT: Final = 2
+MAX_INDENT: Final = 2
 """Columns of an item that stands by itself; one further in belongs to that before it."""
 
 Anonymise = Callable[[str], str]
@@ -101,25 +101,27 @@ class _Writer:
             parts.append(self._text(f"{document.outcome}. {document.counts}"))
         parts += [self._text(plain(hint)) for hint in document.hints]
         for summary, text in document.folded:
-            parts.append(f"<details><summary>{summary}</summary>\n\n{code(self._anonymise(text))}\n\n</details>")
+            parts.append(
+                f"<details><summary>{self._text(summary)}</summary>\n\n{code(self._anonymise(text))}\n\n</details>"
+            )
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def _text(self, words: Words) -> str:
         return escape(self._anonymise(plain(words)))
 
     def _blocks(self, blocks: Sequence[Block]) -> Iterator[str]:
-        """Parts between which there is an empty line; items in a row are one list, commands in a row one block of code."""
-        items: list[str] = []
+        """Parts between which there is an empty line; paragraphs in a row are one list, commands in a row one block of code."""
+        paragraphs: list[str] = []
         commands: list[str] = []
         for block in blocks:
-            if items and not isinstance(block, Paragraph):
-                yield "\n".join(items)
-                items = []
+            if paragraphs and not isinstance(block, Paragraph):
+                yield "\n".join(paragraphs)
+                paragraphs = []
             if commands and not isinstance(block, Command):
                 yield code("\n".join(commands))
                 commands = []
             if isinstance(block, Paragraph):
-                items.append(self._item(block, nested=bool(items)))
+                paragraphs.append(self._paragraph(block, nested=bool(paragraphs)))
             elif isinstance(block, Command):
                 if block.label:
                     yield self._text(block.label)
@@ -134,28 +136,25 @@ class _Writer:
                 yield from self._blocks(block.build(WIDTH, True))
             else:
                 yield from self._finding(block)
-        if items:
-            yield "\n".join(items)
+        if paragraphs:
+            yield "\n".join(paragraphs)
         if commands:
             yield code("\n".join(commands))
 
-    def _item(self, item: Paragraph, *, nested: bool) -> str:
-        label = self._text(item.label)
-        text = (
-            "".join(
-                f" `{self._anonymise(span.text).strip()}`" if span.style == "cyan" else self._text(span.text)
-                for span in pieces(item.text)
-            )
-            if any(span.style == "cyan" for span in pieces(item.text))
-            else self._text(item.text)
-        )
-        if not label and not item.indent + item.margin:
+    def _paragraph(self, paragraph: Paragraph, *, nested: bool) -> str:
+        label = self._text(paragraph.label)
+        spans = pieces(paragraph.text)
+        if len(spans) == 1 and spans[0].style == "cyan":
+            text = f"`{one_line(self._anonymise(spans[0].text))}`"
+        else:
+            text = self._text(paragraph.text)
+        if not label and not paragraph.indent + paragraph.margin:
             return text
-        bullet = "  - " if nested and not label and item.indent + item.margin > MOST_INDENT else "- "
+        bullet = "  - " if nested and not label and paragraph.indent + paragraph.margin > MAX_INDENT else "- "
         return f"{bullet}{f'**{label}** ' if label else ''}{text}"
 
     def _rows(self, rows: Sequence[Sequence[Words]]) -> str:
-        lines = ["|".join(["", *(f" {self._text(cell)} " for cell in row), ""]) for row in rows]
+        lines = ["|".join(["", *(f" {self._text(cell)} " if plain(cell) else " " for cell in row), ""]) for row in rows]
         return "\n".join([lines[0], "|".join(["", *("---" for _ in rows[0]), ""]), *lines[1:]])
 
     def _table(self, table: Table) -> str:

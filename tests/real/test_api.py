@@ -77,6 +77,29 @@ def test_a_checkpoint_is_fixed_as_the_command_fixes_it(pinned_checkpoint: Path, 
     assert pinned_checkpoint.read_bytes() != other.read_bytes()
 
 
+def test_a_snapshot_is_taken_and_judged_as_the_commands_do(tmp_path: Path) -> None:
+    taken = ddpdoctor.snapshot(quick=True)
+    taken.write(tmp_path / "host.json")
+    assert json.loads(taken.to_json()) == json.loads((tmp_path / "host.json").read_text())
+    assert ddpdoctor.check(snapshots=[str(tmp_path / "host.json")]).report().host == taken.facts.host
+
+
+def test_a_look_at_leftovers_is_that_of_the_command_and_nothing_is_ended() -> None:
+    asleep = subprocess.Popen(["sleep", "60"])
+    try:
+        result = ddpdoctor.zombies([asleep.pid])
+        assert (result.exit_code(), result.endings) == (told("zombies", str(asleep.pid))[1], None)
+        killed = ddpdoctor.zombies([asleep.pid], kill=True, confirm=lambda result: pytest.fail("nothing is proven"))
+        assert killed.endings is None
+        assert asleep.poll() is None
+    finally:
+        asleep.kill()
+        asleep.wait()
+    assert f"{asleep.pid}: " in result.to_text()
+    with pytest.raises(ddpdoctor.UsageError, match=r"'train\.py' is neither a pid nor a path in /dev/shm"):
+        ddpdoctor.zombies(["train.py"])
+
+
 @pytest.fixture
 def pinned_checkpoint(tmp_path: Path) -> Path:
     """A real one, as rank 3 would have saved it."""
