@@ -53,8 +53,10 @@ async def until_stopped(work: Coroutine[Any, Any, T], describe_end: Callable[[],
         launcher: the pid of this process's parent, if its end is to be taken for a SIGTERM: one that is killed may leave its
             ranks behind.
 
+    It raises `StoppedBySignal` where a signal has come before the work was done.
+
     Raises:
-        StoppedBySignal: a signal has come before the work was done.
+        asyncio.CancelledError: somebody else has cancelled it.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)

@@ -16,7 +16,7 @@ _UNBROKEN: Final = re.compile(
 
 
 def complain(text: str, file: TextIO | None = None) -> None:
-    """Print it on standard error, or into that file."""
+    """Print the text on standard error, or into that file."""
     stream = file or sys.stderr
     width = _width(stream)
     print("\n".join(wrapped(line, width) for line in text.split("\n")) if width else text, file=stream)
@@ -38,7 +38,7 @@ def remark(text: str) -> None:
 
 
 def wrapped(line: str, width: int) -> str:
-    """The line broken between words alone: a command or a path that is longer than the width stays whole, on a line of its own."""
+    """Break a line between words alone: a command or a path that is longer than the width stays whole, on a line of its own."""
     if len(line) <= width or line[:1].isspace():
         return line
     rows = [""]
@@ -52,7 +52,7 @@ def wrapped(line: str, width: int) -> str:
 
 
 def _width(stream: TextIO) -> int:
-    """Of the terminal that it is; 0 of anything else, or where it doesn't say."""
+    """Columns of the terminal that it is; 0 for anything else, or where it doesn't say."""
     try:
         return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a check says: findings with their evidence and fixes."""
+"""Findings with their evidence and fixes: the results of a check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOT_TYPEABLE: Final = "the command is not shown: a name in it holds characters t
 
 
 class Severity(str, Enum):
-    """How bad a finding is. `fail`: training will not run, or not correctly. `warn`: it may not. `info`: good to know."""
+    """Degree of a finding. `fail`: training will not run, or not correctly. `warn`: it may not. `info`: good to know."""
 
     FAIL = "fail"
     WARN = "warn"
@@ -57,13 +57,15 @@ class Fix(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What one check found wrong.
+    """One thing that a check found wrong.
 
-    summary: one line, plain words, with the figures.
-    cause: why it is so here; empty means the "Why" of the check's own page.
-    severity: None means the check's own.
-    said: words of a program that failed, if the finding rests on such. Checks that know them by their log signs are named
-    with it.
+    Args:
+        summary: one line, plain words, with the figures.
+        cause: why it is so here; empty means the "Why" of the check's own page.
+        severity: None means the check's own.
+        rank: of a finding about one rank.
+        said: words of a program that failed, if the finding rests on such. Checks that know them by their log signs are
+            named with it.
     """
 
     summary: str

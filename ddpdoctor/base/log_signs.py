@@ -8,7 +8,7 @@ import msgspec
 
 
 class SignRole(str, Enum):
-    """What a sign is worth by itself."""
+    """Worth of a sign by itself."""
 
     NAMES = "names"
     """Only this illness says so: it is named by this sign alone."""

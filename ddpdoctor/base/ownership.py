@@ -1,4 +1,4 @@
-"""Who could have put, or could replace, what lies at a path: asked before it is run, sourced, written to or believed."""
+"""Finds who could have put, or could replace, what lies at a path: asked before it is run, sourced, written to or believed."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def foothold_on(
         path: a relative one is looked for in the current folder, whose own way counts, too.
         trusted: user numbers beside root's; by default `trusted_users()`.
         may_be_missing: where nothing is there, find out who could make it.
-    Raises:
-        OSError: nothing is there, or it may not be looked at.
+
+    It raises `OSError` where nothing is there, or it may not be looked at.
     """
     return next(footholds_on(path, trusted, may_be_missing=may_be_missing), None)
 
@@ -96,10 +96,15 @@ def foothold_on(
 def footholds_on(
     path: str | os.PathLike[str], trusted: Collection[int] | None = None, *, may_be_missing: bool = False
 ) -> Iterator[Foothold]:
-    """As `foothold_on`, all of them.
+    """Find all footholds on the way that `foothold_on` goes.
 
+    Args:
+        path: as there.
+        trusted: as there.
+        may_be_missing: as there.
     Raises:
-        OSError: as there, when it comes to that.
+        FileNotFoundError: nothing is there, when it comes to that.
+        OSError: it may not be looked at, or there are too many links.
     """
     trusted = _with_root(trusted) if trusted is not None else trusted_users()
     if not os.path.isabs(path):  # noqa: PTH117 (".." must stay, behind a link it leads elsewhere)
@@ -151,7 +156,7 @@ def open_folder(path: str | os.PathLike[str]) -> int:
 
 
 def foothold_of_file(file: int, path: str, trusted: Collection[int] | None = None) -> Foothold | None:
-    """As `foothold_on`, of an open file alone, however it was reached. A second hard link is a foothold, too: by it the file
+    """Find out whether an open file itself is a foothold, however it was reached. A second hard link is one, too: by it the file
     could have been brought here from elsewhere."""
     trusted = _with_root(trusted) if trusted is not None else trusted_users()
     status = os.fstat(file)
@@ -167,6 +172,7 @@ def who_misleads(file: int, path: str | os.PathLike[str]) -> Foothold | None:
 
     Args:
         file: opened at that path.
+        path: by which it was opened.
     """
     if os.geteuid() != ROOT:
         return None
@@ -197,11 +203,7 @@ def _parts(path: str) -> list[str]:
 
 
 def writers_of_folder(folder: str | os.PathLike[str], trusted: Collection[int] | None = None) -> Foothold | None:
-    """Who else may put names into a folder, be it a sticky one; None if nobody.
-
-    Raises:
-        OSError: nothing is there, or it may not be looked at.
-    """
+    """Find who else may put names into a folder, be it a sticky one; None if nobody. `OSError` where it may not be looked at."""
     trusted = _with_root(trusted) if trusted is not None else trusted_users()
     folder = os.path.realpath(folder)
     return _foothold_of(folder, os.lstat(folder), trusted, is_sticky_safe=False)
@@ -229,7 +231,7 @@ def _foothold_of(
 
 
 def _others_of_group(file: int | str, status: os.stat_result, trusted: frozenset[int]) -> str:
-    """Who else may write by the bits of the group, "" if nobody: it is root's, or a trusted user's own as many systems make
+    """Tell who else may write by the bits of the group, "" if nobody: it is root's, or a trusted user's own as many systems make
     one for each user. With an access control list these bits say what anybody named there may do at the most."""
     if access_list(file):
         return "those on its access control list"

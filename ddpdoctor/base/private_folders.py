@@ -1,4 +1,4 @@
-"""Where our own temporary files go: into a folder that nobody but we and root can look into, replace or move away."""
+"""Makes folders for our own temporary files, which nobody but we and root can look into, replace or move away."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddpdoctor.base.text import human
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a folder is for.
+    """Purpose of a folder.
 
     Args:
         prefix: its name begins so.
@@ -70,7 +70,7 @@ def private_folder(environ: Mapping[str, str], needs: Needs) -> Folder:
 
 
 def temporary_places(environ: Mapping[str, str]) -> Iterator[str]:
-    """Where such a folder may lie, the best first."""
+    """Places where such a folder may lie, the best first."""
     for name in ("TMPDIR", "TEMP", "TMP"):
         if environ.get(name):
             yield os.fspath(Path(environ[name]).absolute())

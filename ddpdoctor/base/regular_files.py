@@ -25,9 +25,9 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     Returns:
         The descriptor, which is the caller's to close.
     Raises:
-        NotRegularError: it isn't a regular file.
-        OSError: it can't be opened.
-        ValueError: no file can have that name.
+        OSError: it can't be opened, or is something else (`NotRegularError`).
+
+    It raises `ValueError` where no file can have that name.
     """
     place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
@@ -54,11 +54,7 @@ def _open(path: str) -> int | None:
 
 
 def read_start(path: str | os.PathLike[str], most: int) -> bytes:
-    """The first so many bytes of a regular file, and never more.
-
-    Raises:
-        OSError, ValueError: as of `open_regular`.
-    """
+    """Read the first so many bytes of a regular file, and never more. It raises what `open_regular` does."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read(most)
 

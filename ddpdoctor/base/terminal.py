@@ -1,4 +1,4 @@
-"""What a stream can do when it is a terminal, and how wide what is written is drawn."""
+"""Terminals: whether a stream is one whose cursor moves, how wide it is, and whether it is ours to write to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ours: Final[list[bool]] = []
 
 
 def take_terminal() -> None:
-    """From now on progress and remarks go to standard error: this process is the command line, and no program that calls us."""
+    """Send progress and remarks to standard error from now on: this process is the command line, and no program that calls us."""
     _ours.append(True)
 
 

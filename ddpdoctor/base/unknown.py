@@ -1,4 +1,4 @@
-"""What every group of facts is made of: typed, frozen, with `Unknown` where something could not be learned."""
+"""Parts of every group of facts: typed, frozen, with `Unknown` where something could not be learned."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Maybe = Union[T, Unknown]  # noqa: UP007 (a generic alias needs the old spelling
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where a fact comes from, for the evidence line ("statvfs of /dev/shm"). Stands in the field's annotation."""
+    """Origin of a fact, for the evidence line ("statvfs of /dev/shm"). Stands in the field's annotation."""
 
     text: str
 
 
 class Otherwise(msgspec.Struct, frozen=True):
-    """What to go on with where the whole group is unknown, for a field that decides nothing: fixes need a name for it."""
+    """Value to go on with where the whole group is unknown, for a field that decides nothing: fixes need a name for it."""
 
     value: Any
 

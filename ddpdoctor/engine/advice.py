@@ -1,4 +1,4 @@
-"""What other checks know of the words that a finding rests on."""
+"""Adds to a finding what other checks know of the words that it rests on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from ddpdoctor.base.findings import Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.engine.registry import Check, Result, SkipReason
 
-MOST = 3
-"""Checks that are named."""
+MAX_NAMED_CHECKS = 3
 
 
 def with_advice(of: Check, finding: Finding, results: Iterable[Result]) -> Finding:
-    """The finding with what the checks say that know its words. Those that found something on the same host come first, with
-    their fix; one that has nothing to look at there isn't named. results: what all checks came to; `of`: the finding's own."""
+    """Add what the checks say that know the words of a finding. Those that found something on the same host come first, with
+    their fix; one that has nothing to look at there isn't named.
+
+    Args:
+        of: the finding's own check.
+        finding: as that check gave it.
+        results: what all checks came to.
+    """
     if not finding.said:
         return finding
     by_slug = {result.check.slug: result for result in results}
@@ -27,10 +32,14 @@ def with_advice(of: Check, finding: Finding, results: Iterable[Result]) -> Findi
     ]
     found = [check for check in fitting if check.slug in by_slug and by_slug[check.slug].findings]
     # What passed may fail in the training all the same, but comes last.
-    named = sorted(found or fitting, key=lambda one: one.slug in by_slug and by_slug[one.slug].passed)[:MOST]
+    named = sorted(found or fitting, key=lambda check: check.slug in by_slug and by_slug[check.slug].passed)[
+        :MAX_NAMED_CHECKS
+    ]
     if not named:
         return finding
-    first = tuple(_found(by_slug[check.slug]) for check in found[:MOST] if by_slug[check.slug].findings[0].fixes)
+    first = tuple(
+        _found(by_slug[check.slug]) for check in found[:MAX_NAMED_CHECKS] if by_slug[check.slug].findings[0].fixes
+    )
     which = listed(f"`{check.slug}`" for check in named)
     known = Fix(
         f"This is what {which} {'say' if len(named) > 1 else 'says'}",
@@ -41,7 +50,7 @@ def with_advice(of: Check, finding: Finding, results: Iterable[Result]) -> Findi
 
 
 def with_a_fix(of: Check, finding: Finding) -> Finding:
-    """The finding with what its check's page advises, where this host's facts led to no fix."""
+    """Add what the check's page advises, where this host's facts led to no fix."""
     if finding.fixes:
         return finding
     advice = " ".join(of.section("Fix").split()) or "See what is known of it"

@@ -14,9 +14,9 @@ from ddpdoctor.engine.registry import Check, Result, SkipReason, diagnose
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 
-MAX_UNANSWERED = 1 / 3
+MAX_UNANSWERED_SHARE = 1 / 3
 """Of the checks that had something to look at: where more could not be tested, nothing is said of the whole."""
-FEW_UNANSWERED = 3
+MIN_UNANSWERED = 3
 """Whoever chooses two or three checks sees of each what it came to."""
 
 
@@ -54,7 +54,7 @@ class Examination(msgspec.Struct, frozen=True):
             for result in self.results
             for finding in result.findings
         ]
-        return sorted(found, key=lambda one: one[1].rank)
+        return sorted(found, key=lambda advised: advised[1].rank)
 
     @property
     def passed(self) -> list[str]:
@@ -62,17 +62,16 @@ class Examination(msgspec.Struct, frozen=True):
 
     @property
     def unanswered(self) -> tuple[int, int]:
-        """How many checks could not be tested, for want of a fact or of their own fault, and how many had something to look at."""
-        whys = [result.not_tested.why if result.not_tested else None for result in self.results]
-        return len(whys) - whys.count(None) - whys.count(SkipReason.NOT_APPLICABLE), len(whys) - whys.count(
-            SkipReason.NOT_APPLICABLE
-        )
+        """Count the checks that could not be tested, for want of a fact or by their own fault, and those that had something to look at."""
+        reasons = [result.not_tested.why if result.not_tested else None for result in self.results]
+        applicable = len(reasons) - reasons.count(SkipReason.NOT_APPLICABLE)
+        return applicable - reasons.count(None), applicable
 
     @property
     def conclusion(self) -> Verdict:
         """The verdict on the host: none where nothing fails, and too many checks could not be tested."""
-        unanswered, all_of_them = self.unanswered
-        too_few = unanswered >= max(FEW_UNANSWERED, MAX_UNANSWERED * all_of_them)
+        unanswered, applicable = self.unanswered
+        too_few = unanswered >= max(MIN_UNANSWERED, MAX_UNANSWERED_SHARE * applicable)
         return Verdict.UNKNOWN if too_few and self.verdict is not Verdict.FAIL else self.verdict
 
     @property
@@ -89,13 +88,13 @@ def _advised(of: Check, severity: Severity, finding: Finding) -> Finding:
 
 
 def examine(snapshot: Snapshot, nproc: int | None, checks: Iterable[Check]) -> Examination:
-    """Judges one host's facts."""
+    """Judge one host's facts by the checks."""
     plan = plan_for(snapshot, nproc)
     return Examination(snapshot, plan, diagnose(snapshot, plan, checks))
 
 
 def node_names(examinations: Sequence[Examination]) -> list[str]:
-    """What to call each of them: its host's name, and where two snapshots are of one host a number behind it."""
+    """Name each of them: by its host's name, and where two snapshots are of one host a number behind it."""
     names: list[str] = []
     for examination in examinations:
         host = examination.snapshot.host or "unnamed"

@@ -1,4 +1,4 @@
-"""How many ranks are planned, when the user didn't say."""
+"""Works out how many ranks are planned, when the user didn't say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpdoctor.facts.visible import selector, visible_gpus
 
 
 def plan_for(snapshot: Snapshot, nproc: int | None = None) -> Plan:
-    """`--nproc`, else what a launcher says of this host, else a rank a visible GPU (a MIG slice counts as one), else one."""
+    """Take `--nproc`, else what a launcher says of this host, else a rank a visible GPU (a MIG slice counts as one), else one."""
     if nproc is not None:
         return Plan(nproc, "--nproc")
     environment = None if isinstance(snapshot.environment, Unknown) else snapshot.environment
@@ -50,7 +50,7 @@ def _tasks_on_node(value: str, node: int) -> int:
 
 
 def _number(value: str) -> int | None:
-    """Of nine digits at most: a host runs no more ranks, and nobody is to do sums with a thousand digits."""
+    """Read a number of nine digits at most: a host runs no more ranks, and nobody is to do sums with a thousand digits."""
     return int(value) if re.fullmatch(r"[0-9]{1,9}", value) else None
 
 

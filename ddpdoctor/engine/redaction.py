@@ -16,8 +16,8 @@ from ddpdoctor.facts.environment import Setting
 
 REDACTED = "[redacted]"
 
-SHORT = 300
-"""Letters. What is redacted in a text up to that long is remembered: a job's ranks have hundreds of values in common."""
+MAX_REMEMBERED_LENGTH = 300
+"""What is redacted in a text up to that long is remembered: a job's ranks have hundreds of values in common."""
 
 T = TypeVar("T")
 
@@ -104,8 +104,8 @@ def _tells_nothing(name: str, value: str) -> bool:
 
 
 def redact_text(text: str) -> str:
-    """The text without passwords in URLs, tokens of known shape, and values given to secret-looking names."""
-    return _redact_short(text) if len(text) <= SHORT else _redact(text)
+    """Take out of the text passwords in URLs, tokens of known shape, and values given to secret-looking names."""
+    return _redact_short(text) if len(text) <= MAX_REMEMBERED_LENGTH else _redact(text)
 
 
 @lru_cache(maxsize=8192)
@@ -120,13 +120,15 @@ def _redact(text: str) -> str:
     text = _without(text, _assigned(text))
     text = _without(text, _given_to_options(text))
     text = _without(text, _given_to_clients(text))
-    text = _without(text, [one.span(2) for one in _BARE.finditer(text) if "_" in one[1] and is_secret_name(one[1])])
+    text = _without(
+        text, [found.span(2) for found in _BARE.finditer(text) if "_" in found[1] and is_secret_name(found[1])]
+    )
     text = _BEARER.sub(rf"\1{REDACTED}", text)
     return _BASIC.sub(rf"\1{REDACTED}", text)
 
 
 def _without(text: str, spans: list[Span]) -> str:
-    """The text with each span taken out; spans are in order, and one that starts within another is left to that."""
+    """Take each span out of the text; spans are in order, and one that starts within another is left to that."""
     if not spans:
         return text
     pieces = []
@@ -158,7 +160,7 @@ def _assigned(text: str) -> list[Span]:
 
 
 def _value_end(text: str, start: int, name: str, quote: str) -> int:
-    """Where the value ends: at the quote that was opened before the name, at the line's end for headers, else as a word."""
+    """Find the end of the value: at the quote that was opened before the name, at the line's end for headers, else as a word."""
     if quote:
         end = text.find(quote, start)
         return len(text) if end < 0 else end
@@ -173,13 +175,13 @@ def _value_end(text: str, start: int, name: str, quote: str) -> int:
 
 
 def _json_end(text: str, start: int) -> int:
-    """Where the value of a quoted name ends: {"token": "a b", "n": 1}."""
+    """Find the end of a quoted name's value: {"token": "a b", "n": 1}."""
     value = _JSON_VALUE.match(text, start)
     return value.end() if value else start
 
 
 def _given_to_options(text: str) -> list[Span]:
-    """What follows `--token` as a word of its own."""
+    """Find what follows `--token` as a word of its own."""
     spans = []
     for found in _OPTION.finditer(text):
         word = _WORD.match(text, found.end()) if is_secret_name(found[1]) else None
@@ -197,12 +199,12 @@ def _given_to_clients(text: str) -> list[Span]:
 
 
 def legible(text: str) -> str:
-    """The text with U+FFFD for the lone surrogates by which Python writes bytes that aren't UTF-8: they can't be encoded."""
+    """Put U+FFFD in the place of the lone surrogates by which Python writes bytes that aren't UTF-8: they can't be encoded."""
     return _SURROGATE.sub("\ufffd", text)
 
 
 def redact_setting(setting: Setting) -> Setting:
-    """The setting with its value taken out if the name speaks of a secret, else with the value's secrets taken out."""
+    """Take the setting's value out if the name speaks of a secret, else the secrets in the value."""
     return Setting(setting.name, _redact_named(setting.name, setting.value), setting.origin)
 
 
@@ -213,7 +215,7 @@ def _redact_named(name: str, value: str) -> str:
 
 
 def redact_facts(value: T) -> T:
-    """A copy of any struct, tuple, dict or string without its secrets: each string by `redact_text`, the `value` of a struct that
+    """Copy any struct, tuple, dict or string without its secrets: each string by `redact_text`, the `value` of a struct that
     has a `name` as `redact_setting` does, and in a tuple of arguments what follows a secret's option. All strings `legible`."""
     result: Any = value
     if isinstance(value, str):
@@ -229,12 +231,12 @@ def redact_facts(value: T) -> T:
         items = tuple(_item(before, item) for before, item in zip((None, *value), value, strict=False))
         result = value if items == value else items
     elif isinstance(value, dict):
-        result = {name: redact_facts(one) for name, one in value.items()}
+        result = {name: redact_facts(item) for name, item in value.items()}
     return result  # type: ignore[no-any-return]
 
 
 def _item(before: object, item: object) -> object:
-    """One of a tuple; as an argument after `--token` it is a secret whatever it looks like."""
+    """Redact one of a tuple; as an argument after `--token` it is a secret whatever it looks like."""
     follows_option = isinstance(before, str) and before.startswith("-") and "=" not in before and is_secret_name(before)
     if follows_option and isinstance(item, str) and not item.startswith("--"):
         return REDACTED

@@ -1,4 +1,4 @@
-"""What a snapshot that somebody else took may say of a host: names, addresses, versions, paths. Pure.
+"""Leaves out of a snapshot that somebody else took what can't be a name, an address, a version or a path. Pure.
 
 Commands are made of such words, and somebody copies them into a shell. So where a word can't be what it is said to be, its group
 of facts isn't taken. A text that isn't listed here must be plain words; free text (a log's words, the value of a setting) may be
@@ -225,7 +225,7 @@ def is_address(text: str) -> bool:
 
 
 def plausible(snapshot: Snapshot) -> Snapshot:
-    """The facts without the groups in which something can't be what it is said to be: they are Unknown, with the reason."""
+    """Leave out the groups in which something can't be what it is said to be: they are Unknown, with the reason."""
     refused: dict[str, object] = {}
     for name in snapshot.__struct_fields__:
         group = getattr(snapshot, name)

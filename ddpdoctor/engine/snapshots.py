@@ -1,4 +1,4 @@
-"""Snapshots as files: written whole or not at all, and read with the suspicion that a stranger's file deserves."""
+"""Snapshots as files: written whole or not at all, and read with suspicion, as anybody may have written them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ddpdoctor.engine.output_streams import open_stream
 from ddpdoctor.engine.sanitize_facts import plausible
 from ddpdoctor.facts.snapshot import SCHEMA, Snapshot
 
-MAX_SIZE = 64 * 1024 * 1024
-"""Bytes. A real snapshot has some tens of kilobytes."""
+MAX_SNAPSHOT_BYTES = 64 * 1024 * 1024
+"""A real snapshot has some tens of kilobytes."""
 
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -33,10 +33,9 @@ class _Header(msgspec.Struct):
 
 
 def read_snapshot(path: str | Path) -> Snapshot:
-    """Reads one snapshot from a file, or from standard input where the path is "-".
+    """Read one snapshot from a file, or from standard input where the path is "-".
 
-    Raises:
-        SnapshotError: it doesn't exist, may not be read, is too large, truncated, not ours, or from a newer ddpdoctor.
+    It raises `SnapshotError` where it doesn't exist, may not be read, is too large, truncated, not ours, or from a newer ddpdoctor.
     """
     name = "standard input" if str(path) == "-" else str(path)
     return decode_snapshot(_read(path, name), name)
@@ -45,19 +44,24 @@ def read_snapshot(path: str | Path) -> Snapshot:
 def _read(path: str | Path, name: str) -> bytes:
     try:
         with os.fdopen(0, "rb", closefd=False) if str(path) == "-" else Path(path).open("rb") as file:
-            content = file.read(MAX_SIZE + 1)
+            content = file.read(MAX_SNAPSHOT_BYTES + 1)
     except OSError as error:
         raise SnapshotError(f"{name}: {error.strerror or error}") from error
-    if len(content) > MAX_SIZE:
-        raise SnapshotError(f"{name}: larger than {MAX_SIZE >> 20} MiB, so this is no snapshot; nothing of it was used")
+    if len(content) > MAX_SNAPSHOT_BYTES:
+        raise SnapshotError(
+            f"{name}: larger than {MAX_SNAPSHOT_BYTES >> 20} MiB, so this is no snapshot; nothing of it was used"
+        )
     return content
 
 
 def decode_snapshot(content: bytes, name: str) -> Snapshot:
-    """The snapshot in these bytes; `name` stands in the errors.
+    """Decode the snapshot in these bytes.
 
+    Args:
+        content: JSON.
+        name: stands in the errors.
     Raises:
-        SnapshotError: as in `read_snapshot`.
+        SnapshotError: truncated, not ours, or from a newer ddpdoctor.
     """
     if not content.strip():
         raise SnapshotError(f"{name}: there is nothing in it; take the snapshot again with ddpdoctor snapshot -o FILE")
@@ -79,7 +83,7 @@ def decode_snapshot(content: bytes, name: str) -> Snapshot:
 
 
 def _attributed(snapshot: Snapshot) -> Snapshot:
-    """The snapshot, with whose words they are in front of what it says to do: a sentence may hold a command, too."""
+    """Put in front of what the snapshot says to do that these are its words: a sentence may hold a command, too."""
     if isinstance(snapshot.checkpoints, Unknown) or not any(file.advice for file in snapshot.checkpoints.files):
         return snapshot
     files = tuple(
@@ -90,7 +94,7 @@ def _attributed(snapshot: Snapshot) -> Snapshot:
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """The snapshot as indented JSON in UTF-8, fit for a terminal."""
+    """Encode the snapshot as indented JSON in UTF-8, fit for a terminal."""
     return escaped_json(msgspec.json.format(msgspec.json.encode(snapshot), indent=1).decode()).encode() + b"\n"
 
 

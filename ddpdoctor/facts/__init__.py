@@ -1,1 +1,1 @@
-"""What a Snapshot of a host holds: typed, frozen groups of facts, one module a group. Nothing here looks or judges."""
+"""Contents of a Snapshot of a host: typed, frozen groups of facts, one module a group. Nothing here looks or judges."""

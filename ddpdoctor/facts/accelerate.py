@@ -33,7 +33,7 @@ class ConfigFile(Facts, frozen=True, kw_only=True):
         return next((entry for entry in reversed(self.entries) if entry.name == name), None)
 
     def value(self, name: str, default: Value = None) -> Value:
-        """What the file says, or `default` where it says nothing, or null."""
+        """The value that the file gives, or `default` where it says nothing, or null."""
         found = self.entry(name)
         return default if found is None or found.value is None else found.value
 

@@ -1,4 +1,4 @@
-"""What is in checkpoint files, read without unpickling them."""
+"""Contents of checkpoint files, read without unpickling them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PICKLE = "the file's pickle, read without running it"
 
 
 class Pins(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be restored on one device. bytes: of the storages, each counted once."""
+    """Tensors that are to be restored on one device. bytes: of the storages, each counted once."""
 
     device: str
     """As in the file: cuda:3, cpu, mps."""
@@ -98,7 +98,7 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """What to type, made of the remedies."""
+        """Commands to type, made of the remedies."""
         return commands_of(self.remedies)
 
     @property

@@ -8,7 +8,7 @@ from ddpdoctor.base.unknown import Facts, Maybe, Source
 
 
 class Firewall(Facts, frozen=True, kw_only=True):
-    """What it does to new TCP between this host and another one, over IPv4; `ipv6` says the same of IPv6."""
+    """Effect of the packet filter on new TCP between this host and another one, over IPv4; `ipv6` says the same of IPv6."""
 
     tool: Annotated[Maybe[str | None], Source("services and rule sets")] = None
     """What manages it: "firewalld", "ufw", "nft", "iptables"; None: no rules at all."""

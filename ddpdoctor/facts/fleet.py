@@ -1,4 +1,4 @@
-"""What the nodes of a job found out together: who came, who reaches whom, how fast. Filled in by `netcheck`."""
+"""Findings of a job's nodes together: who came, who reaches whom, how fast. Filled in by `netcheck`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_ASKED = Unknown("not asked")
 
 
 class Cell(str, Enum):
-    """What a node met when it dialled another one: one character of a row of a matrix."""
+    """Result of a node's dialling another one: one character of a row of a matrix."""
 
     OK = "."
     """Connected, the right node answered, and a large message arrived whole."""
@@ -144,7 +144,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriedCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank of the real store and collectives came to.
+    """Result of one rank in the real store and collectives.
 
     stage: the last one that it began: "import", "store", "group", "all_reduce of 4 B", "all_reduce of 4 MiB", "end".
     """
@@ -162,7 +162,7 @@ class TriedCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Passed(str, Enum):
-    """How a phase ended. A phase that wasn't run has passed nothing."""
+    """End of a phase. A phase that wasn't run has passed nothing."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -195,5 +195,5 @@ class Fleet(Facts, frozen=True, kw_only=True):
     phases: Annotated[tuple[Phase, ...], Source("netcheck")] = ()
 
     def __hash__(self) -> int:
-        """Of a few figures only, since checks cache by it and a large fleet has a million pairs."""
+        """Hash a few figures only, since checks cache by it and a large fleet has a million pairs."""
         return hash((self.expected, len(self.nodes), len(self.reach), len(self.links)))

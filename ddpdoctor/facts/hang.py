@@ -1,4 +1,4 @@
-"""Where the ranks of one running, or dead, job stand. Filled in by an experiment, `ddpdoctor jobs --hang`."""
+"""Places where the ranks of one running, or dead, job stand. Filled in by an experiment, `ddpdoctor jobs --hang`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class RecordedCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank's flight recorder says of one process group."""
+    """One rank's flight recorder about one process group."""
 
     group: str
     """Its name ("0" is the default group) and description: "0:default_pg"."""
@@ -141,7 +141,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RasCount(msgspec.Struct, frozen=True, kw_only=True):
-    """What NCCL's RAS says of one rank in one communicator: how many operations of each kind it has begun, asked twice."""
+    """NCCL's RAS about one rank in one communicator: how many operations of each kind it has begun, asked twice."""
 
     communicator: str
     rank: int

@@ -1,4 +1,4 @@
-"""What the logs of one run say. Filled in by `ddpdoctor diagnose-log` and `ddpdoctor run`."""
+"""Contents of the logs of one run. Filled in by `ddpdoctor diagnose-log` and `ddpdoctor run`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class LoggedException(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoggedStack(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a process stood, as Python's fault handler or py-spy wrote it: of its threads the one that tells most.
+    """Stack of a process, as Python's fault handler or py-spy wrote it: of its threads the one that tells most.
 
     reason: "Fatal Python error: Aborted", "Timeout (0:00:20)!"; "" where nothing before it says why. frames: innermost last.
     own: the innermost frame that is in nobody's library.

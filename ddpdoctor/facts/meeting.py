@@ -1,4 +1,4 @@
-"""How this node went to meet the others at the master's address and port: what `netcheck` tried there."""
+"""Attempts of this node to meet the others at the master's address and port: what `netcheck` tried there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpdoctor.base.unknown import Facts, Source
 
 
 class ConnectOutcome(str, Enum):
-    """What a TCP connection came to, as the side that dialled saw it."""
+    """Outcome of a TCP connection, as the side that dialled saw it."""
 
     CONNECTED = "connected"
     REFUSED = "refused"
@@ -31,7 +31,7 @@ class ConnectOutcome(str, Enum):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """What dialling one address came to at last. `words` are the system's own; `seconds` how long the last try took."""
+    """Outcome of dialling one address at last. `words` are the system's own; `seconds` how long the last try took."""
 
     address: str
     met: ConnectOutcome

@@ -29,7 +29,7 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a TCP port, by listening on it or with a connection that has it as its near end.
+    """Holder of a TCP port, by listening on it or with a connection that has it as its near end.
 
     pid 0: the owner is another user's or in another namespace.
     """
@@ -49,7 +49,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resolution(Facts, frozen=True, kw_only=True):
-    """What the resolver makes of one name. `error` is empty where it succeeded."""
+    """Answer of the resolver to one name. `error` is empty where it succeeded."""
 
     name: str
     addresses: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What is on the PCI bus, as sysfs shows it to everyone."""
+"""Devices on the PCI bus, as sysfs shows it to everyone."""
 
 from __future__ import annotations
 

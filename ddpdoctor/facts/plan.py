@@ -1,4 +1,4 @@
-"""What the user means to run."""
+"""Plan of the user: the ranks that are meant to run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How many ranks are to run on this host, and who says so.
+    """Number of ranks that are to run on this host, and who says so.
 
     nproc: ranks on this host, at least 1.
     source: "--nproc", "LOCAL_WORLD_SIZE", "the number of GPUs" ... for the evidence.

@@ -16,7 +16,7 @@ NOT_LOOKED_INTO = Unknown("it was not looked into")
 
 
 class ProcessRole(str, Enum):
-    """What a process is to a training job."""
+    """Part that a process has in a training job."""
 
     RANK = "rank"
     LAUNCHER = "launcher"
@@ -40,7 +40,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True, order=True):
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rank a process is, and of how many. source: who says so: "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "the order in which
+    """Rank of a process, and how many there are. source: who says so: "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "the order in which
     its parent started them" ...; only the last is a guess."""
 
     rank: int
@@ -52,7 +52,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThreadActivity(msgspec.Struct, frozen=True, kw_only=True):
-    """What one thread did while its process was watched. cpu: cores, 1.0 is one core."""
+    """Activity of one thread while its process was watched. cpu: cores, 1.0 is one core."""
 
     name: str
     switches: int
@@ -61,7 +61,7 @@ class ThreadActivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
-    """How many processes a launcher was to start by its configuration file, on all its machines. source: the file and its line."""
+    """Number of processes that a launcher was to start by its configuration file, on all its machines. source: the file and its line."""
 
     processes: int
     source: str
@@ -154,7 +154,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spared(msgspec.Struct, frozen=True, kw_only=True):
-    """How many processes of one user were not looked into, or not wholly: what they are was not asked to the end."""
+    """Number of processes of one user that were not looked into, or not wholly: what they are was not asked to the end."""
 
     uid: int
     user: str
@@ -168,7 +168,7 @@ class Spared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Processes(Facts, frozen=True, kw_only=True):
-    """Of all processes those that matter: of a job or a GPU, or that may be left over from one, each with its ancestors and
+    """Processes that matter: of a job or a GPU, or that may be left over from one, each with its ancestors and
     descendants. Times in seconds."""
 
     listed: Annotated[tuple[Process, ...], Source("/proc")] = ()
@@ -194,8 +194,8 @@ class Processes(Facts, frozen=True, kw_only=True):
         """The process of that pid, or None."""
         if pid < 1:
             return None
-        at = bisect_left(self.listed, pid, key=lambda one: one.pid)
+        at = bisect_left(self.listed, pid, key=lambda process: process.pid)
         if at < len(self.listed) and self.listed[at].pid == pid:
             return self.listed[at]
         # Whoever wrote them down by hand may have done so in another order.
-        return next((one for one in self.listed if one.pid == pid), None)
+        return next((process for process in self.listed if process.pid == pid), None)

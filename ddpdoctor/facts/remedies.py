@@ -1,4 +1,4 @@
-"""What brings a file that is no checkpoint within reach, as data: no snapshot holds a command, it is made where it is shown."""
+"""Remedies for a file that is no checkpoint, as data: no snapshot holds a command, it is made where it is shown."""
 
 from __future__ import annotations
 
@@ -65,4 +65,4 @@ def remedy(name: str, *paths: object) -> Remedy:
 
 def commands_of(remedies: tuple[Remedy, ...]) -> tuple[str, ...]:
     """The commands of those that are known."""
-    return tuple(command for each in remedies if (command := each.command))
+    return tuple(command for remedy in remedies if (command := remedy.command))

@@ -1,4 +1,4 @@
-"""What a smoke training came to: every rank, stage by stage. Filled in by an experiment, `ddpdoctor smoke`."""
+"""Results of a smoke training: every rank, stage by stage. Filled in by an experiment, `ddpdoctor smoke`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,21 @@ ELASTIC = "torch.distributed.elastic"
 
 
 def stage_seconds(stage: str, seconds: float, import_seconds: float, *, apart: bool) -> float:
-    """What that stage may take, where any other may take `seconds`. At the rendezvous it counts from when the last rank came
-    that we hear of. apart: there are others, on another host or in a process of a launcher's, that may still import torch."""
+    """Time limit of a stage in seconds, where any other may take `seconds`.
+
+    At the rendezvous it counts from when the last rank came that we hear of.
+
+    Args:
+        stage: which.
+        seconds: for any other stage.
+        import_seconds: for the import of torch.
+        apart: there are ranks on another host, or in a process of a launcher's, that may still import torch.
+    """
     return import_seconds if stage == FIRST or (stage == RENDEZVOUS and apart) else seconds
 
 
 class StageState(str, Enum):
-    """How a stage ended on a rank. What wasn't run has passed nothing."""
+    """End of a stage on a rank. What wasn't run has passed nothing."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -51,7 +59,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankEnding(str, Enum):
-    """How a rank ended."""
+    """End of a rank."""
 
     FINISHED = "finished"
     RAISED = "raised"
@@ -80,7 +88,7 @@ class CollectiveCall(msgspec.Struct, frozen=True):
 
 
 class RankRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank came to."""
+    """Results of one rank."""
 
     rank: int
     local_rank: int
@@ -134,7 +142,7 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
-    """What the run left behind and ddpdoctor could not remove: processes "pid command", listening TCP ports, names of files
+    """Remains of the run that ddpdoctor could not remove: processes "pid command", listening TCP ports, names of files
     in /dev/shm and elsewhere."""
 
     processes: tuple[str, ...] = ()
@@ -215,6 +223,6 @@ class Smoke(Facts, frozen=True, kw_only=True):
     scaling: Annotated[Scaling, Source("--scaling")] = Scaling()
 
     def seconds_for(self, stage: str) -> float:
-        """What that stage may take; 0: not known."""
+        """Time limit of that stage; 0: not known."""
         apart = self.nnodes > 1 or self.engine not in ("", ELASTIC)
         return stage_seconds(stage, self.deadline, self.import_seconds or self.deadline, apart=apart)

@@ -8,7 +8,7 @@ from ddpdoctor.base.unknown import Facts, Maybe, Otherwise, Source
 
 
 class TargetPython(Facts, frozen=True, kw_only=True, tag="patient"):
-    """What the interpreter says of itself, or why it can't be asked.
+    """Answers of the interpreter about itself, or why it can't be asked.
 
     state: "ok", or "missing", "not-executable", "too-old", "not-python", "hangs", "dies".
     """

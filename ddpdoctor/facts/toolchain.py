@@ -1,4 +1,4 @@
-"""What this host could compile a CUDA extension with."""
+"""Tools with which this host could compile a CUDA extension."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Nvcc(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lacks(self) -> str:
-        """What its folder doesn't have, after "lacks"; "" if it is whole."""
+        """Parts that its folder doesn't have, after "lacks"; "" if it is whole."""
         return "" if self.whole else "a libcudart.so to link with" if self.has_headers else "CUDA's headers"
 
 
@@ -90,4 +90,4 @@ class Toolchain(Facts, frozen=True, kw_only=True):
         return first if first.path == f"{self.cuda_home.rstrip('/')}/bin/nvcc" else None
 
     def compiles_for(self, name: str) -> Consumer | None:
-        return next((one for one in self.compiles if one.name == name), None)
+        return next((consumer for consumer in self.compiles if consumer.name == name), None)

@@ -63,5 +63,5 @@ class Torch(Facts, frozen=True, kw_only=True):
 
     @property
     def impostor(self) -> str:
-        """What is found by the name of torch and isn't PyTorch (a torch.py, a folder without version.py), or ""."""
+        """Path that is found by the name of torch and isn't PyTorch (a torch.py, a folder without version.py), or ""."""
         return self.location if self.found_through and self.version is None else ""

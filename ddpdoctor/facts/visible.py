@@ -1,4 +1,4 @@
-"""Which GPUs a rank may use: what the driver lists, cut down by CUDA_VISIBLE_DEVICES and its relatives."""
+"""GPUs that a rank may use: what the driver lists, cut down by CUDA_VISIBLE_DEVICES and its relatives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def selector(gpus: Gpus, environment: Maybe[Environment]) -> str | None:
 
 
 def visible_gpus(gpus: Gpus, environment: Maybe[Environment]) -> tuple[VisibleGpu, ...]:
-    """What is left of the GPUs that answer after CUDA_VISIBLE_DEVICES; a GPU in MIG mode stands for its slices.
+    """List the GPUs that answer and are left by CUDA_VISIBLE_DEVICES; a GPU in MIG mode stands for its slices.
 
     Numbers are taken as NVML's: among unequal GPUs CUDA may count in another order (CUDA_DEVICE_ORDER).
     """
@@ -85,5 +85,5 @@ def _slice(token: str, gpus: Gpus) -> tuple[VisibleGpu, ...]:
         for mig_instance in gpu.mig_instances:
             if mig_instance.uuid.startswith(token):
                 return (VisibleGpu(gpu, mig_instance),)
-    sliced = next((one for one in gpus.answering if one.mig_enabled is True), None)
+    sliced = next((gpu for gpu in gpus.answering if gpu.mig_enabled is True), None)
     return (VisibleGpu(sliced, MigInstance(uuid=token)),) if sliced else ()

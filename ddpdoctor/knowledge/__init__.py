@@ -1,1 +1,1 @@
-"""What was known before any host was looked at: tables with their source, and pure rules over facts that checks share."""
+"""Knowledge from before any host is looked at: tables with their source, and pure rules over facts that checks share."""

@@ -44,8 +44,7 @@ class NotUnderstoodError(ValueError):
 def read_config(path: str, text: str) -> ConfigFile:
     """Read the file as accelerate does: JSON by its name's ending, else YAML.
 
-    Raises:
-        NotUnderstoodError: it isn't one that we can read.
+    It raises `NotUnderstoodError` where it isn't one that we can read.
     """
     return _read_json(path, text) if path.endswith(".json") else _read_yaml(path, text)
 
@@ -155,7 +154,7 @@ def is_of_this_host(file: ConfigFile) -> bool:
 
 
 def on_each_machine(file: ConfigFile) -> int | None:
-    """How many processes a launch by that file starts on each machine; None where it doesn't say, or we can't tell."""
+    """Count the processes that a launch by that file starts on each machine; None where it doesn't say, or we can't tell."""
     processes, machines = file.number("num_processes", 1 if kind(file) == "NO" else -1), file.number("num_machines", 1)
     if processes is None or machines is None or processes < 1 or machines < 1:
         return None

@@ -1,4 +1,4 @@
-"""What it takes to build CUDA extensions: whose rule rejects which nvcc and compiler, and the commands that help.
+"""Needs of who builds CUDA extensions: whose rule rejects which nvcc and compiler, and the commands that help.
 
 Pure: facts in, words and commands out.
 """
@@ -39,8 +39,8 @@ exclusive); 11.8, which it lacks, as 11.7. The header in the toolkit itself goes
 APT, DNF = ("debian", "ubuntu", "linuxmint", "pop"), ("rhel", "centos", "rocky", "almalinux", "ol")
 """Distributions (ID in /etc/os-release) with packages gcc-13 and gcc-toolset-13."""
 
-JOB_MEMORY = 3 * 1024**3
-"""What we reckon one nvcc at work on a kernel for a few architectures takes at its peak: a rule of thumb."""
+MEMORY_PER_COMPILER = 3 * 1024**3
+"""Bytes that one nvcc at work on a kernel for a few architectures takes at its peak: a rule of thumb."""
 
 
 def same_major(one: str, other: str) -> bool:
@@ -96,7 +96,7 @@ def matching_nvcc(toolchain: Toolchain, torch_cuda: str) -> Nvcc | None:
 
 
 def toolkit_fixes(toolchain: Toolchain, target_python: TargetPython, torch_cuda: str) -> tuple[Fix, ...]:
-    """How to come to an nvcc of torch's CUDA version without root: one that is there already, else one to install."""
+    """Advise how to come to an nvcc of torch's CUDA version without root: one that is there already, else one to install."""
     wanted = minor_only(torch_cuda)
     if nvcc := matching_nvcc(toolchain, torch_cuda):
         home = home_of(nvcc)
@@ -137,10 +137,10 @@ def wheel_fix(
     machine: Maybe[Machine],
     packages: Maybe[Packages],
 ) -> Fix | None:
-    """Taking the torch that was made with this nvcc's CUDA instead; None where there is none, or it wouldn't run on this
+    """Advise to take the torch that was made with this nvcc's CUDA instead; None where there is none, or it wouldn't run on this
     driver and these GPUs."""
     tag = cuda_tag(nvcc)
-    releases = sorted(one for one, tags in CUDA_TAGS.items() if tag in tags)
+    releases = sorted(version for version, tags in CUDA_TAGS.items() if tag in tags)
     jetson = not isinstance(machine, Unknown) and machine.jetson
     if not releases or jetson or not _runs_here(tag, driver_cuda(driver, machine), capabilities(gpus)):
         return None
@@ -170,7 +170,7 @@ def _runs_here(tag: str, served: tuple[int, int] | None, gpus: list[tuple[int, i
 
 
 def gcc_fixes(limit: int, machine: Maybe[Machine]) -> tuple[Fix, ...]:
-    """How to come to a gcc that nvcc takes, with this host's own package manager or without root."""
+    """Advise how to come to a gcc that nvcc takes, with this host's own package manager or without root."""
     os_id = "" if isinstance(machine, Unknown) or isinstance(machine.os_id, Unknown) else machine.os_id
     architecture = "x86_64" if isinstance(machine, Unknown) else machine.architecture
     install: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ def architecture_list(gpus: Maybe[Gpus], environment: Maybe[Environment]) -> str
     if isinstance(gpus, Unknown):
         return None
     seen = [visible_gpu.gpu.compute_capability for visible_gpu in visible_gpus(gpus, environment)]
-    found = {one for one in seen if not isinstance(one, Unknown)}
+    found = {capability for capability in seen if not isinstance(capability, Unknown)}
     return ";".join(f"{major}.{minor}" for major, minor in sorted(found)) or None
 
 
@@ -208,9 +208,9 @@ def jobs(machine: Maybe[Machine], cgroup: Maybe[Cgroup]) -> tuple[int, str] | No
     cores = None if isinstance(machine, Unknown) else machine.usable_cores
     memory = None if isinstance(machine, Unknown) else machine.memory_available
     limits = [
-        float(one)
-        for one in (cores, *(() if isinstance(cgroup, Unknown) else (cgroup.cpu_limit, cgroup.cpuset_cores)))
-        if one is not None and not isinstance(one, Unknown)
+        float(count)
+        for count in (cores, *(() if isinstance(cgroup, Unknown) else (cgroup.cpu_limit, cgroup.cpuset_cores)))
+        if count is not None and not isinstance(count, Unknown)
     ]
     room = [] if memory is None or isinstance(memory, Unknown) else [memory]
     if not isinstance(cgroup, Unknown) and isinstance(cgroup.memory_limit, int):
@@ -219,7 +219,7 @@ def jobs(machine: Maybe[Machine], cgroup: Maybe[Cgroup]) -> tuple[int, str] | No
         room.append(cgroup.memory_limit - max(0, used - cache))
     if not limits or not room:
         return None
-    by_memory, by_cores = min(room) // JOB_MEMORY, int(min(limits))
+    by_memory, by_cores = min(room) // MEMORY_PER_COMPILER, int(min(limits))
     count = max(1, min(by_memory, by_cores, 32))
     return count, f"{by_cores} cores, {min(room) / 1024**3:.0f} GiB free, and about 3 GiB for each compiler"
 
@@ -266,7 +266,7 @@ def build_commands(
     architectures: str | None = None,
     count: int | None = None,
 ) -> tuple[str, ...]:
-    """The commands that build Apex for this target Python with the toolkit in `home`, from the source tree at hand or a fresh
+    """Write the commands that build Apex for this target Python with the toolkit in `home`, from the source tree at hand or a fresh
     clone."""
     folder = toolchain.apex_source
     settings = []

@@ -1,4 +1,4 @@
-"""What torch says when a GPU's memory runs out, and whether by its figures somebody else holds the most of it."""
+"""Patterns for torch's words when a GPU's memory runs out, and whether by its figures somebody else holds the most of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _SMALL: Final = r"[\d.]+ (?:bytes|KiB|MiB)"
 
 
 class _Card(NamedTuple):
-    """Of GPUs with so many GiB, as regular expressions: how much of them is much less than the half, how much is a quarter or more,
-    and how little is free where one is full."""
+    """GPUs with so many GiB, as regular expressions: how much of them is much less than the half, how much is a quarter or more, and how
+    little is free where one is full."""
 
     total: str
     little: str

@@ -44,7 +44,7 @@ PACKAGES = {
 
 
 class PinnedRelease(msgspec.Struct, frozen=True):
-    """What torch requires of a package, "==12.8.4.1", and the version that stands there; None: not installed."""
+    """Requirement that torch has of a package, "==12.8.4.1", and the version that stands there; None: not installed."""
 
     package: str
     wanted: str
@@ -150,7 +150,7 @@ def version_of(library: Library, packages: Packages, target_python: TargetPython
 
 def is_ours(library: Library, libraries: Libraries) -> bool:
     """Whether a file is one of the target Python's own."""
-    own = {path for one in libraries.bundled for path in (one.path, one.real_path) if path}
+    own = {path for own_library in libraries.bundled for path in (own_library.path, own_library.real_path) if path}
     return library.path in own or library.real_path in own
 
 
@@ -164,7 +164,11 @@ def together(packages: Packages, pattern: str) -> list[tuple[Package, ...]]:
 
 
 def needs_cuda_build(torch: Torch) -> str:
-    """torch's CUDA version; ends the check where there is none."""
+    """Return torch's CUDA version, and end the check where there is none.
+
+    Raises:
+        NotKnown: torch doesn't say it, or something else hides torch.
+    """
     requires(torch.installed, "torch is not installed")
     if torch.impostor:
         raise NotKnown(f"torch is hidden by {torch.impostor}")
@@ -192,5 +196,5 @@ def reinstall(target_python: TargetPython, *wanted: PinnedRelease) -> str:
 
 def without_folder(libraries: Libraries, folder: str) -> tuple[str, ...]:
     """The command that takes a folder out of LD_LIBRARY_PATH."""
-    kept = [one for one in libraries.search_path if one.rstrip("/") != folder.rstrip("/")]
+    kept = [entry for entry in libraries.search_path if entry.rstrip("/") != folder.rstrip("/")]
     return (f"export LD_LIBRARY_PATH={shlex.quote(':'.join(kept))}" if kept else "unset LD_LIBRARY_PATH",)

@@ -16,17 +16,17 @@ def told(group: Facts, field: str, text: str) -> Evidence:
 
 
 def planned(plan: Plan) -> Evidence:
-    """How many ranks are judged for, and who said so."""
+    """Evidence of how many ranks are judged for, and who said so."""
     return Evidence(f"ranks on this host: {plan.nproc}", plan.source)
 
 
 def torch_version(torch: Torch) -> Evidence:
-    """Which torch it is."""
+    """Evidence of torch's version."""
     return told(torch, "version", f"torch {torch.version}" if torch.version else "this torch doesn't tell its version")
 
 
 def torch_cuda(torch: Torch) -> Evidence:
-    """Which CUDA torch is built for."""
+    """Evidence of the CUDA that torch is built for."""
     built_for = f"for CUDA {torch.cuda}" if torch.cuda else "without CUDA"
     return told(torch, "cuda", f"torch is built {built_for}")
 
@@ -37,7 +37,7 @@ def nvcc_version(nvcc: Nvcc) -> Evidence:
 
 
 def kernel_module(driver: Driver) -> Evidence:
-    """The version of the driver's kernel module."""
+    """Evidence of the version of the driver's kernel module."""
     version = driver.kernel_version
     if isinstance(version, Unknown):
         text = f"version of the loaded kernel module: unknown ({version.reason})"
@@ -47,19 +47,19 @@ def kernel_module(driver: Driver) -> Evidence:
 
 
 def libcuda(driver: Driver) -> Evidence:
-    """Which libcuda a program gets."""
+    """Evidence of the libcuda that a program gets."""
     path = driver.libcuda_path
     where = f"unknown ({path.reason})" if isinstance(path, Unknown) else path or "not found"
     return told(driver, "libcuda_path", f"libcuda.so.1: {where}")
 
 
 def cuda_start(driver: Driver) -> Evidence:
-    """What became of CUDA's own start, apart from torch."""
+    """Evidence of CUDA's own start, apart from torch."""
     return told(driver, "cuda_init", _outcome("CUDA's start (cuInit)", driver.cuda_init, "libcuda.so.1"))
 
 
 def nvml_start(driver: Driver) -> Evidence:
-    """What became of NVML's start."""
+    """Evidence of NVML's start."""
     words = f" ({driver.nvml_message})" if driver.nvml_status and driver.nvml_message else ""
     return told(driver, "nvml_status", _outcome("NVML's start", driver.nvml_status, "libnvidia-ml.so.1") + words)
 

@@ -18,7 +18,7 @@ from ddpdoctor.knowledge.privileges import by_root
 LOOK = ("sudo nft list ruleset",)
 TRUSTED = "; its zone trusted lets in whatever comes from there, not TCP alone"
 
-FEW = 8
+MAX_SINGLE_ADDRESSES = 8
 """Addresses outside of this host's own subnet that are let in one by one; of more, the /24 (IPv6: /64) around each."""
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -30,19 +30,19 @@ def job_subnet(network: Network) -> str:
     way = way_to_the_others(network)
     addresses = next((interface.addresses for interface in network.interfaces if interface.name == way), ())
     own = [network_around(address) for address in addresses]
-    usable = [one for one in own if one.version == 4 or not one.is_link_local]
-    return next((str(one) for one in sorted(usable, key=lambda one: one.version)), "")
+    usable = [subnet for subnet in own if subnet.version == 4 or not subnet.is_link_local]
+    return next((str(subnet) for subnet in sorted(usable, key=lambda subnet: subnet.version)), "")
 
 
 def subnets_of(own: str, peers: Iterable[str], interfaces: Sequence[Interface]) -> tuple[str, ...]:
-    """Networks that hold the peers' addresses: this host's own one around `own`, and those of the peers outside of it."""
-    networks = (network_around(one) for one in _written_with_prefix(own, interfaces))
+    """Find networks that hold the peers' addresses: this host's own one around `own`, and those of the peers outside of it."""
+    networks = (network_around(address) for address in _written_with_prefix(own, interfaces))
     home = next(networks, None)
-    others = [ipaddress.ip_address(one.partition("%")[0]) for one in dict.fromkeys(peers) if one]
-    outside = [one for one in others if home is None or one not in home]
-    around = outside if len(outside) <= FEW else [_around(one) for one in outside]
+    others = [ipaddress.ip_address(peer.partition("%")[0]) for peer in dict.fromkeys(peers) if peer]
+    outside = [address for address in others if home is None or address not in home]
+    around = outside if len(outside) <= MAX_SINGLE_ADDRESSES else [_around(address) for address in outside]
     found = [str(home)] if home is not None and len(outside) < len(others) else []
-    return (*found, *dict.fromkeys(str(one) for one in around))
+    return (*found, *dict.fromkeys(str(subnet) for subnet in around))
 
 
 def _written_with_prefix(address: str, interfaces: Sequence[Interface]) -> Iterator[str]:
@@ -57,17 +57,24 @@ def _around(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> IpNetwork
 
 
 def of_family(firewall: Maybe[Firewall], address: str) -> Maybe[Firewall]:
-    """What filters the packets of that address's family, or subnet's."""
+    """Choose the packet filter of that address's, or subnet's, family."""
     if ":" not in address or isinstance(firewall, Unknown) or isinstance(firewall.tool, Unknown):
         return firewall
     return Unknown("IPv6's packet filter was not read") if firewall.ipv6 is None else firewall.ipv6
 
 
 def opening(text: str, firewall: Maybe[Firewall], subnets: Sequence[str], *, inbound: bool) -> tuple[Fix, ...]:
-    """What lets all TCP from (inbound) or to those networks pass on this host, before any rule that drops it; text: that in
-    words. First the very commands of the tool that filters here or, where only root could see that, of the one that is
-    switched on; where nothing is known, how to see it, and then each tool's. () where the rules are known and none
-    is in the way."""
+    """Advise how all TCP from or to those networks is let pass on this host, before any rule that drops it.
+
+    First come the very commands of the tool that filters here or, where only root could see that, of the one that is switched
+    on; where nothing is known, how to see it, and then each tool's. () where the rules are known and none is in the way.
+
+    Args:
+        text: the same in words.
+        firewall: of this host.
+        subnets: the networks.
+        inbound: from there, else to there.
+    """
     firewall = of_family(firewall, next(iter(subnets), ""))
     tool = Unknown("not looked at") if isinstance(firewall, Unknown) else firewall.tool
     if isinstance(firewall, Firewall) and not isinstance(tool, Unknown):
@@ -91,7 +98,7 @@ def _beyond(tool: str | None, *, inbound: bool) -> str:
 
 
 def _whatever_it_is(text: str, subnets: Sequence[str], *, inbound: bool) -> tuple[Fix, ...]:
-    """Where the tool isn't known: how to find out, and for each what to type."""
+    """Advise how to find out which tool it is, and for each what to type."""
     chain = "inet filter input" if inbound else "inet filter output"
     return (
         by_root(f"{text}: see what filters there, and then type only the commands of that tool, below", LOOK),

@@ -1,4 +1,5 @@
-"""Which GPU belongs to a rank, by its local rank and what its settings show it; and when ranks share one, and could use NCCL there. Pure."""
+"""GPUs of ranks: which one belongs to a rank, by its local rank and what its settings show it; when ranks share one, and could use NCCL
+there. Pure."""
 
 from __future__ import annotations
 

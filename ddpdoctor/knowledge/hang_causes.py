@@ -1,4 +1,4 @@
-"""What a job may hang by. Each cause has a check that stands for it; a log may speak for some of them, too."""
+"""Causes by which a job may hang. Each cause has a check that stands for it; a log may speak for some of them, too."""
 
 from __future__ import annotations
 

@@ -6,43 +6,52 @@ import itertools
 import re
 from collections.abc import Iterator
 
-MOST_HOSTS = 65_536
+MAX_HOSTS = 65_536
 """More than any cluster has; a range of a billion hosts is a slip or an attack, and isn't written out."""
 
-MOST_CHARACTERS = 1 << 20
+MAX_CHARACTERS = 1 << 20
 
 
 class HostlistError(ValueError):
-    """What is wrong with the list, in a sentence."""
+    """Says in a sentence what is wrong with the list."""
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """The hosts, in the list's own order, repeated ones too; as `scontrol show hostnames` writes them.
+    """List the hosts in the list's own order, repeated ones too; as `scontrol show hostnames` writes them.
 
-    Raises HostlistError where the brackets or ranges make no sense, or there are more than MOST_HOSTS.
+    Raises:
+        HostlistError: the brackets or ranges make no sense, or there are more than MAX_HOSTS.
     """
-    if len(text) > MOST_CHARACTERS:
-        raise HostlistError(f"the list of hosts is longer than {MOST_CHARACTERS} characters")
+    if len(text) > MAX_CHARACTERS:
+        raise HostlistError(f"the list of hosts is longer than {MAX_CHARACTERS} characters")
     hosts: list[str] = []
     for word in _words(text):
-        hosts.extend(_hosts(word, MOST_HOSTS - len(hosts)))
+        hosts.extend(_hosts(word, MAX_HOSTS - len(hosts)))
     return tuple(hosts)
 
 
 def _hosts(word: str, most: int) -> Iterator[str]:
-    """The hosts of one word of the list, the last brackets counting fastest."""
+    """List the hosts of one word of the list, the last brackets counting fastest.
+
+    Raises:
+        HostlistError: there are too many.
+    """
     parts: list[tuple[str, ...]] = []
     many = 1
     for part in re.split(r"(\[[^\[\]]*\])", word):
         parts.append(_numbers(part[1:-1]) if part.startswith("[") else (part,))
         many *= len(parts[-1])
         if many > most:
-            raise HostlistError(f"the list names more than {MOST_HOSTS} hosts")
+            raise HostlistError(f"the list names more than {MAX_HOSTS} hosts")
     return map("".join, itertools.product(*parts))
 
 
 def _words(text: str) -> list[str]:
-    """The list's parts: split at commas outside of brackets."""
+    """Split the list at commas outside of brackets.
+
+    Raises:
+        HostlistError: a bracket is missing.
+    """
     words = [word.strip() for word in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|[\[\]]", text)]
     if "[" in words or "]" in words:
         raise HostlistError(f"a bracket too many or too few in {text[:80]!r}")
@@ -50,7 +59,11 @@ def _words(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> tuple[str, ...]:
-    """What stands between brackets, "01-03,07", written out. The first number of a range gives the width."""
+    """Write out what stands between brackets, "01-03,07". The first number of a range gives the width.
+
+    Raises:
+        HostlistError: it is no list of numbers and ranges, or too long a one.
+    """
     found: list[str] = []
     for part in text.split(","):
         matched = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
@@ -59,7 +72,7 @@ def _numbers(text: str) -> tuple[str, ...]:
         first, last = int(matched[1]), int(matched[2] or matched[1])
         if last < first:
             raise HostlistError(f"the range {part} runs backwards")
-        if len(found) + last - first >= MOST_HOSTS:
-            raise HostlistError(f"[{text[:40]}] names more than {MOST_HOSTS} hosts")
+        if len(found) + last - first >= MAX_HOSTS:
+            raise HostlistError(f"[{text[:40]}] names more than {MAX_HOSTS} hosts")
         found.extend(f"{number:0{len(matched[1])}}" for number in range(first, last + 1))
     return tuple(found)

@@ -17,12 +17,12 @@ from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, JETSON_INDEX, best_tag, index_url, numbers, tag_cuda
 
 ROCM_TAG = "rocm7.1"
-ACCELERATOR_MEMORY = 8 * 1024**3
+MIN_ACCELERATOR_BYTES = 8 * 1024**3
 """An AMD processor's built-in graphics reserve less memory than this; cards that train have more."""
 
 
 def nvidia_hardware(pci: Maybe[Pci], gpus: Maybe[Gpus], driver: Maybe[Driver]) -> Evidence | None:
-    """What shows that this host has an NVIDIA GPU of its own; None: nothing does.
+    """Find evidence that this host has an NVIDIA GPU of its own; None: there is none.
 
     Under WSL /dev/dxg stands for a GPU of any maker: it is NVIDIA's where Windows also hands in libcuda.
     """
@@ -39,7 +39,7 @@ def nvidia_hardware(pci: Maybe[Pci], gpus: Maybe[Gpus], driver: Maybe[Driver]) -
 
 
 def amd_accelerator(pci: Maybe[Pci], gpus: Maybe[Gpus]) -> Evidence | None:
-    """What shows an AMD GPU that one would train on: an Instinct, or a card with memory of its own."""
+    """Find evidence of an AMD GPU that one would train on: an Instinct, or a card with memory of its own."""
     if not isinstance(pci, Unknown):
         instinct = [amd_gpu for amd_gpu in pci.amd_gpus if amd_gpu.class_code >> 8 == 0x1200]
         if instinct:
@@ -48,7 +48,7 @@ def amd_accelerator(pci: Maybe[Pci], gpus: Maybe[Gpus]) -> Evidence | None:
             )
     if not isinstance(gpus, Unknown) and gpus.vendor == "amd":
         for device in gpus.devices:
-            if isinstance(device.memory_total, int) and device.memory_total >= ACCELERATOR_MEMORY:
+            if isinstance(device.memory_total, int) and device.memory_total >= MIN_ACCELERATOR_BYTES:
                 return told(gpus, "devices", f"GPUs: {len(gpus.devices)} x {device.name}")
     return None
 
@@ -83,7 +83,7 @@ def install_torch(
     machine: Maybe[Machine],
     packages: Maybe[Packages],
 ) -> Fix:
-    """Installs the newest torch that this host's driver and GPUs can run, with those of its companions that are there."""
+    """Install the newest torch that this host's driver and GPUs can run, with those of its companions that are there."""
     if target_python.externally_managed:
         return Fix(
             "Make an environment, since this system keeps pip out of its own Python (PEP 668), and check that one",
@@ -129,12 +129,12 @@ def uninstall(target_python: TargetPython, *names: str) -> str:
 
 
 def rocm_fix(target_python: TargetPython, packages: Maybe[Packages]) -> Fix:
-    """Installs the build for AMD GPUs."""
+    """Install the build for AMD GPUs."""
     return Fix("Install the build for ROCm", _pip(target_python, index_url(ROCM_TAG), replacing(packages)))
 
 
 def jetson_fix(target_python: TargetPython, driver: Maybe[Driver], packages: Maybe[Packages]) -> Fix:
-    """Installs NVIDIA's build for this Jetson, if it is one of JetPack 6."""
+    """Install NVIDIA's build for this Jetson, if it is one of JetPack 6."""
     cuda = None if isinstance(driver, Unknown) else driver.cuda_version
     if cuda == (12, 6):
         return Fix("Install NVIDIA's build for JetPack 6", _pip(target_python, JETSON_INDEX, replacing(packages)))

@@ -1,4 +1,4 @@
-"""Which interface NCCL and gloo will take: their rules over this host's interfaces. Pure: looks at facts alone.
+"""Predicts which interface NCCL and gloo will take: their rules over this host's interfaces. Pure: looks at facts alone.
 
 NCCL walks getifaddrs: the IPv4 addresses of all interfaces in the kernel's order, then the IPv6 ones. gloo asks the
 resolver for the hostname's addresses and takes the first that it can bind.
@@ -86,7 +86,9 @@ def in_kernel_order(interfaces: Sequence[Interface]) -> list[CandidateInterface]
         for interface in interfaces
         for address in interface.addresses
     ]
-    return [one for one in found if one.family == INET] + [one for one in found if one.family == INET6]
+    return [candidate for candidate in found if candidate.family == INET] + [
+        candidate for candidate in found if candidate.family == INET6
+    ]
 
 
 class NcclFilter(msgspec.Struct, frozen=True):
@@ -98,12 +100,14 @@ class NcclFilter(msgspec.Struct, frozen=True):
 
     def takes(self, name: str) -> bool:
         """Whether an interface of that name passes. An empty list matches all names, so "^" alone passes none."""
-        matched = not self.names or any(name == one if self.exact else name.startswith(one) for one in self.names)
+        matched = not self.names or any(
+            name == listed_name if self.exact else name.startswith(listed_name) for listed_name in self.names
+        )
         return matched != self.exclude
 
 
 def parse_nccl_filter(value: str) -> NcclFilter:
-    """Reads "eth", "=eth0,eth1", "^docker,lo" and "^=docker0". A ":port" after a name is dropped, as NCCL does here."""
+    """Read "eth", "=eth0,eth1", "^docker,lo" and "^=docker0". A ":port" after a name is dropped, as NCCL does here."""
     exclude = value.startswith("^")
     value = value.removeprefix("^") if exclude else value
     exact = value.startswith("=")
@@ -118,7 +122,7 @@ def nccl_ifname_counts(value: str) -> bool:
 
 
 def nccl_family(value: str) -> int | None:
-    """What NCCL_SOCKET_FAMILY asks for: 4, 6, or None where it is unset or says neither AF_INET nor AF_INET6."""
+    """Read what NCCL_SOCKET_FAMILY asks for: 4, 6, or None where it is unset or says neither AF_INET nor AF_INET6."""
     return {"AF_INET": INET, "AF_INET6": INET6}.get(value)
 
 
@@ -177,9 +181,14 @@ def nccl_choices(
     comm_id: str = "",
     version: Sequence[int] = NEWEST,
 ) -> list[InterfaceChoice]:
-    """The interfaces NCCL takes, best first, one address each. Bootstrap takes the first, the socket transport all.
+    """List the interfaces that NCCL takes, best first, one address each. Bootstrap takes the first, the socket transport all.
 
-    ifname, family, comm_id: NCCL_SOCKET_IFNAME, NCCL_SOCKET_FAMILY and NCCL_COMM_ID. version: NCCL's, (2, 28, 9).
+    Args:
+        interfaces: of this host.
+        ifname: NCCL_SOCKET_IFNAME.
+        family: NCCL_SOCKET_FAMILY.
+        comm_id: NCCL_COMM_ID.
+        version: NCCL's, (2, 28, 9).
     """
     if address := _host_of(comm_id):
         # Bootstrap then only looks at the subnet, whatever the other settings say, and fails where none matches.
@@ -220,9 +229,9 @@ def interface_with(address: str, interfaces: Sequence[Interface]) -> str | None:
     All of 127.0.0.0/8 can be bound as soon as the loopback is up.
     """
     wanted = as_address(address)
-    for one in in_kernel_order(interfaces):
-        if as_address(one.address) == wanted:
-            return one.interface.name
+    for candidate in in_kernel_order(interfaces):
+        if as_address(candidate.address) == wanted:
+            return candidate.interface.name
     if wanted.version == INET and wanted.is_loopback:
         return next((interface.name for interface in interfaces if interface.loopback and interface.up), None)
     return None
@@ -231,8 +240,8 @@ def interface_with(address: str, interfaces: Sequence[Interface]) -> str | None:
 def in_a_subnet_of(address: str, interfaces: Sequence[Interface]) -> bool:
     """Whether an interface other than the loopback leads to that address without a gateway."""
     wanted = as_address(address)
-    own = (one for interface in interfaces if not interface.loopback for one in interface.addresses if "/" in one)
-    return any(wanted in ipaddress.ip_network(one.partition("%")[0], strict=False) for one in own)
+    own = (text for interface in interfaces if not interface.loopback for text in interface.addresses if "/" in text)
+    return any(wanted in ipaddress.ip_network(text.partition("%")[0], strict=False) for text in own)
 
 
 FELL_BACK = "no address of the hostname can be bound, so torch falls back to 127.0.0.1"
@@ -247,9 +256,12 @@ def names_in(value: str) -> Iterator[str]:
 def gloo_choice(
     interfaces: Sequence[Interface], hostname_addresses: Sequence[str], *, ifname: str = ""
 ) -> InterfaceChoice | None:
-    """The interface gloo takes as torch sets it up; None: it raises "Unable to find address for".
+    """Choose the interface that gloo takes as torch sets it up; None: it raises "Unable to find address for".
 
-    hostname_addresses: what getaddrinfo says of the hostname, in its order. ifname: GLOO_SOCKET_IFNAME.
+    Args:
+        interfaces: of this host.
+        hostname_addresses: what getaddrinfo says of the hostname, in its order.
+        ifname: GLOO_SOCKET_IFNAME.
     """
     names = list(names_in(ifname))
     if names:

@@ -1,4 +1,4 @@
-"""What the settings say of the job that is meant to run: over several nodes? is its store to be on this host? Pure."""
+"""Reads from the settings which job is meant to run: over several nodes? is its store to be on this host? Pure."""
 
 from __future__ import annotations
 
@@ -41,15 +41,19 @@ def is_here(resolution: Resolution, network: Network) -> bool:
 
 def no_family_in_common(resolution: Resolution, network: Network) -> bool:
     """Whether it has addresses of one family (IPv4, IPv6) alone, and this host, link-local ones apart, of the other."""
-    own = [as_address(one) for interface in network.interfaces for one in interface.addresses]
-    families = {one.version for one in own if not one.is_loopback and not one.is_link_local}
+    own = [as_address(text) for interface in network.interfaces for text in interface.addresses]
+    families = {address.version for address in own if not address.is_loopback and not address.is_link_local}
     wanted = {as_address(address).version for address in resolution.addresses}
     return bool(families and wanted) and not wanted & families
 
 
 def hosts_the_store(network: Network) -> bool:
     """Whether the job's store is to listen on this host: nothing names another one."""
-    named = [one for one in (network.master, network.rendezvous) if isinstance(one, Resolution) and one.addresses]
+    named = [
+        resolution
+        for resolution in (network.master, network.rendezvous)
+        if isinstance(resolution, Resolution) and resolution.addresses
+    ]
     return all(is_here(resolution, network) for resolution in named)
 
 
@@ -93,7 +97,7 @@ def own_address(network: Network) -> str | None:
         for interface in network.interfaces
         if not interface.loopback
     ]
-    outer = [one for one in outer if one]
+    outer = [addresses for addresses in outer if addresses]
     return outer[0][0].partition("/")[0] if len(outer) == 1 else None
 
 

@@ -35,7 +35,7 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
     across: str = ""
 
     def complaint(self, value: str) -> str:
-        """What the reader makes of a value that it doesn't understand, as the end of a sentence; "" if it does."""
+        """Say what the reader makes of a value that it doesn't understand, as the end of a sentence; "" if it does."""
         # An empty value is as good as none, except to the readers that stop over a bad one.
         if not value.strip() and not self.rejects:
             return ""
@@ -149,7 +149,7 @@ def known_settings() -> dict[str, KnownSetting]:
 @cache
 def read_by_nothing() -> dict[str, ReadByNothing]:
     """Names that are often set and that nothing reads."""
-    return {one.name: one for one in _table().read_by_nothing}
+    return {unread.name: unread for unread in _table().read_by_nothing}
 
 
 def read_by_a_plugin(name: str) -> bool:

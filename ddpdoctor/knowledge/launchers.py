@@ -1,4 +1,4 @@
-"""What launchers leave in the environment: which rank this is, over how many nodes, and where the job's store is."""
+"""Reads what launchers leave in the environment: which rank this is, over how many nodes, and where the job's store is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one launcher says. None where it doesn't say, or what it says is no number.
+    """Settings of one launcher. None where it doesn't say, or what it says is no number.
 
     launcher: "torchrun", "Open MPI", "MVAPICH", "Intel MPI", "PMI", "Slurm", "Kubernetes", or "settings" (RANK and
     WORLD_SIZE that no known launcher accounts for).
@@ -102,7 +102,7 @@ def launches(environment: Settings) -> tuple[Launch, ...]:
     MPI goes before Slurm because mpirun inside a Slurm allocation leaves the batch script's SLURM_PROCID=0 in every rank.
     """
     found = [_torchrun(environment), *_mpi(environment), _slurm(environment), _kubernetes(environment)]
-    known = [one for one in found if one is not None]
+    known = [launch for launch in found if launch is not None]
     return (*known, *(() if known and known[0].launcher == "torchrun" else _plain(environment)))
 
 
@@ -149,7 +149,7 @@ def srun_netcheck(nodes: int, command: str = "netcheck") -> str:
 
 
 def slurm_tasks_here(environment: Settings) -> int | None:
-    """How many tasks this step (or job) runs on this node, as SLURM_STEP_TASKS_PER_NODE "8(x2),4" has it."""
+    """Count the tasks that this step (or job) runs on this node, as SLURM_STEP_TASKS_PER_NODE "8(x2),4" has it."""
     node = number(environment.get("SLURM_NODEID", "0")) or 0
     text = environment.get("SLURM_STEP_TASKS_PER_NODE", "") or environment.get("SLURM_TASKS_PER_NODE", "")
     for part in text.split(",") if text else ():
@@ -164,7 +164,7 @@ def slurm_tasks_here(environment: Settings) -> int | None:
 
 
 def slurm_tasks(environment: Settings) -> int | None:
-    """How many tasks the step, or else the job, has."""
+    """Count the tasks of the step, or else of the job."""
     return number(environment.get("SLURM_STEP_NUM_TASKS", "") or environment.get("SLURM_NTASKS", ""))
 
 

@@ -1,4 +1,4 @@
-"""What a log may speak of that some check stands for, beside signals and causes of hangs."""
+"""Topics that a log may speak of, for which some check stands, beside signals and causes of hangs."""
 
 from __future__ import annotations
 

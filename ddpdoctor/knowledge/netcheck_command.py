@@ -20,8 +20,8 @@ DEFAULT_PORT = 29500
 TOKEN_VARIABLE = "DDPDOCTOR_TOKEN"
 """The environment variable that --token is read from. Unlike a command line, other users of the host can't read it."""
 
-OF_SMOKE = ("--nproc", "--backend", "--timeout", "--stages")
-OPTIONS = (*OF_SMOKE, "--wait", "--quick", "--python", "--strict")
+SMOKE_OPTIONS = ("--nproc", "--backend", "--timeout", "--stages")
+OPTIONS = (*SMOKE_OPTIONS, "--wait", "--quick", "--python", "--strict")
 """Those that a command for another node takes over from the one that was typed here."""
 
 DOTS = "..."
@@ -37,10 +37,15 @@ def netcheck_command(
     master: str = "",
     port: int = 0,
 ) -> str:
-    """What to type on the node of that rank, to meet at the same place and test the same.
+    """Write what to type on the node of that rank, to meet at the same place and test the same.
 
-    more: options, each with its value, that win over what was given here ("--wait 300").
-    master, port: to meet there and not at the same place. nnodes: None, if only the way to the master is to be looked at.
+    Args:
+        meeting: of this node.
+        nnodes: None, if only the way to the master is to be looked at.
+        rank: of the other node, None for any.
+        more: options, each with its value, that win over what was given here ("--wait 300").
+        master: to meet there and not at the same place.
+        port: likewise.
     """
     # A node sends this, too.
     name = "smoke" if meeting.command == "smoke" else "netcheck"
@@ -59,12 +64,12 @@ def netcheck_command(
 
 def for_netcheck(meeting: Meeting) -> Meeting:
     """The same meeting, for commands that test the network between its hosts, whatever was run there."""
-    kept = tuple(option for option in meeting.options if option.partition(" ")[0] not in OF_SMOKE)
+    kept = tuple(option for option in meeting.options if option.partition(" ")[0] not in SMOKE_OPTIONS)
     return msgspec.structs.replace(meeting, command="netcheck", launched=False, options=kept)
 
 
 def by_launcher(meeting: Meeting) -> str:
-    """How the launcher starts all ranks, in front of the command that each of them is; "" by hand, or where it isn't known."""
+    """Write how the launcher starts all ranks, in front of the command that each of them is; "" by hand, or where it isn't known."""
     if not meeting.launched or not meeting.nnodes:
         return ""
     return {"Slurm": f"srun --ntasks={meeting.nnodes} ", "Open MPI": f"mpirun -np {meeting.nnodes} "}.get(
@@ -79,7 +84,7 @@ def options(meeting: Meeting, more: Sequence[str] = ()) -> list[str]:
 
 def quoted(given: Sequence[str]) -> list[str]:
     """The options, each with its value, as a shell reads them; of two of a name the last."""
-    chosen = dict(one.partition(" ")[::2] for one in given)
+    chosen = dict(option.partition(" ")[::2] for option in given)
     # A node sends its options to node 0, which prints commands with them: nothing else may get into these.
     known = [(name, chosen[name]) for name in OPTIONS if name in chosen]
     return [f"{name} {shlex.quote(value)}" if value else name for name, value in known]

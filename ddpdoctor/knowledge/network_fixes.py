@@ -21,7 +21,7 @@ PING_COMES_IN = "ping is in the package iputils-ping, on RHEL iputils"
 
 def setting(environment: Environment, name: str) -> Evidence:
     """The evidence that a setting gives."""
-    origin = next((one.origin for one in environment.settings if one.name == name), "environment")
+    origin = next((setting.origin for setting in environment.settings if setting.name == name), "environment")
     return Evidence(f"{name}={environment.get(name)}", origin)
 
 
@@ -34,7 +34,7 @@ def resolved(one: Resolution) -> Evidence:
 
 
 def interface_settings(name: str) -> tuple[str, ...]:
-    """What makes gloo and NCCL take that interface and no other."""
+    """Settings that make gloo and NCCL take that interface and no other."""
     quoted = shlex.quote(name)
     return (f"export GLOO_SOCKET_IFNAME={quoted}", f"export NCCL_SOCKET_IFNAME=={quoted}")
 
@@ -51,9 +51,9 @@ def hosts_fix(network: Network) -> tuple[Fix, ...]:
         return ()
     text = f"Give {network.hostname} its address on {way} in /etc/hosts"
     long = network.fqdn if network.fqdn.startswith(f"{network.hostname}.") else ""
-    line = shlex.quote(" ".join(one for one in (address, long, network.hostname) if one))
+    line = shlex.quote(" ".join(name for name in (address, long, network.hostname) if name))
     lines = network.hosts_lines
-    if isinstance(lines, tuple) and not any(network.hostname in one.split() for one in lines):
+    if isinstance(lines, tuple) and not any(network.hostname in line.split() for line in lines):
         return (by_root(text, (f"echo {line} | sudo tee -a /etc/hosts",)),)
     name = network.hostname.replace(".", r"\.")
     taken_out = rf":a;s/[[:space:]]{name}\(\.[^[:space:]]*\)\{{0,1\}}\([[:space:]]\|$\)/\2/;ta"
@@ -82,14 +82,16 @@ def hosts_lines(network: Network) -> Evidence:
 def shared_network(address: str, network: Network) -> str:
     """The network of an interface here that the address is of, too, "10.0.0.0/24"; "" where there is none."""
     there = as_address(address)
-    return next((str(one) for one in _networks(network) if one.version == there.version and there in one), "")
+    return next(
+        (str(subnet) for subnet in _networks(network) if subnet.version == there.version and there in subnet), ""
+    )
 
 
 def own_network(address: str, network: Network) -> str:
     """From where packets to that address come: the network that both are in, else the one of the way to the others."""
     way = way_to_the_others(network)
     ours = (interface.addresses for interface in network.interfaces if interface.name == way)
-    theirs = [one for one in next(ours, ()) if (":" in one) == (":" in address)]
+    theirs = [text for text in next(ours, ()) if (":" in text) == (":" in address)]
     return shared_network(address, network) or (str(network_around(theirs[0])) if theirs else "")
 
 

@@ -1,4 +1,4 @@
-"""How nodes of a fleet are written. Pure."""
+"""Names and words for the nodes of a fleet. Pure."""
 
 from __future__ import annotations
 

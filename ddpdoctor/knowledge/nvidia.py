@@ -1,4 +1,4 @@
-"""What checks on NVIDIA hardware have in common: is there any to judge, and how its GPUs are named."""
+"""Rules that checks on NVIDIA hardware share: is there any to judge, and how its GPUs are named."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ INSTALL = {
 def nvidia_gpus(gpus: Gpus) -> tuple[Gpu, ...]:
     """The NVIDIA GPUs that answer.
 
+    It ends the check where there is none on this host.
+
     Raises:
-        NotApplicable: there is none on this host.
         NotKnown: there are some, and the driver shows none of them.
     """
     requires(gpus.vendor != "amd" and (gpus.devices or gpus.vendor), NO_GPU)
@@ -87,11 +88,7 @@ def own_gpus(pci: Pci) -> tuple[PciDevice, ...]:
 
 
 def bus_gpus(pci: Pci, machine: Machine) -> tuple[PciDevice, ...]:
-    """The NVIDIA GPUs on the PCI bus that this system itself may use.
-
-    Raises:
-        NotApplicable: there is none, with the reason.
-    """
+    """The NVIDIA GPUs on the PCI bus that this system itself may use. It ends the check, with the reason, where there is none."""
     requires(not machine.wsl, "WSL has no PCI bus of its own")
     requires(not machine.jetson, "a Jetson's GPU is not on the PCI bus")
     requires(pci.nvidia_gpus, NO_GPU)
@@ -100,11 +97,7 @@ def bus_gpus(pci: Pci, machine: Machine) -> tuple[PciDevice, ...]:
 
 
 def driver_loaded(driver: Driver) -> bool:
-    """Whether the nvidia kernel module is loaded, by either of its two traces.
-
-    Raises:
-        NotKnown: neither could be read.
-    """
+    """Whether the nvidia kernel module is loaded, by either of its two traces. It ends the check where neither could be read."""
     if isinstance(driver.kernel_version, Unknown):
         return "nvidia" in known(driver.loaded_modules)
     loaded = () if isinstance(driver.loaded_modules, Unknown) else driver.loaded_modules

@@ -1,4 +1,4 @@
-"""How those name their segments in /dev/shm that make them for training: by the name alone it is told whose a file there is."""
+"""Names of segments in /dev/shm that are made for training: by the name alone it is told whose a file there is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Maker(str, Enum):
-    """Who names segments so."""
+    """Library that names segments so."""
 
     NCCL = "NCCL"
     TORCH = "torch"

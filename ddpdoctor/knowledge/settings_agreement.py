@@ -1,4 +1,4 @@
-"""Which settings a job's nodes must agree on, and what comes of it where they don't. Pure."""
+"""Settings that a job's nodes must agree on, and what comes of it where they don't. Pure."""
 
 from __future__ import annotations
 

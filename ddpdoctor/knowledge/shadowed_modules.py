@@ -1,4 +1,4 @@
-"""What to do with a file that is imported in place of torch, or of a module that torch needs. Pure."""
+"""Advises what to do with a file that is imported in place of torch, or of a module that torch needs. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def another_name(path: str) -> Fix:
 
 
 def torch_itself(torch: Torch, target_python: TargetPython) -> Iterator[Fix]:
-    """Where something else than the installed torch is found by its name."""
+    """Advise where something else than the installed torch is found by its name."""
     # A whole checkout of PyTorch keeps its name: it is left, not renamed.
     if torch.version is None and not torch.location.endswith("/pytorch/torch"):
         yield another_name(torch.location)

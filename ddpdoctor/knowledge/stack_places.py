@@ -1,4 +1,4 @@
-"""What a stack means: where in a training a rank stands. Pure.
+"""Tells by a stack where in a training a rank stands. Pure.
 
 Names of functions and files are those of torch 2.0 to 2.13. py-spy leaves out what is written in C, so that `.item()`,
 `time.sleep` and `input()` show themselves as the line that calls them.
@@ -45,8 +45,9 @@ MEETINGS: Final = (PlaceKind.COLLECTIVE, PlaceKind.PAIR, PlaceKind.STEP, PlaceKi
 
 
 class StackPlace(msgspec.Struct, frozen=True):
-    """Where a stack stands.
+    """Place in a training where a stack stands.
 
+    where: its kind.
     what: the collective or function ("all_reduce", "DDP's backward"); "" where `where` says all.
     frame: the innermost of the user's own, else of a library's: the line to look at. None without frames.
     path: all frames that aren't torch's or Python's, the innermost first: the way to it.
@@ -172,7 +173,7 @@ def pythons(frame: Frame) -> bool:
 
 
 def place_of(look: RankLook) -> StackPlace:
-    """Where the main thread stood."""
+    """Tell where the main thread stood."""
     place = _place(look.frames)
     if place.where is PlaceKind.OWN and look.waits_in in ("n_tty_read", "tty_read"):
         return msgspec.structs.replace(place, where=PlaceKind.INPUT)
@@ -180,7 +181,7 @@ def place_of(look: RankLook) -> StackPlace:
 
 
 def worker_place(look: RankLook) -> StackPlace:
-    """Where a DataLoader's worker stood. It is forked from its rank, whose frames are below its own."""
+    """Tell where a DataLoader's worker stood. It is forked from its rank, whose frames are below its own."""
     names = [name_of(frame) for frame in look.frames]
     return _place(look.frames[: names.index(WORKER_LOOP)] if WORKER_LOOP in names else look.frames)
 
@@ -188,22 +189,22 @@ def worker_place(look: RankLook) -> StackPlace:
 def _place(frames: Sequence[Frame]) -> StackPlace:
     if not frames:
         return StackPlace(PlaceKind.UNSEEN)
-    path = tuple(one for one in frames if not torchs(one) and not pythons(one))
+    path = tuple(frame for frame in frames if not torchs(frame) and not pythons(frame))
     inner = frames[: frames.index(path[0])] if path else frames
-    frame = next((one for one in path if "-packages/" not in one.path), path[0] if path else frames[-1])
+    frame = next((frame for frame in path if "-packages/" not in frame.path), path[0] if path else frames[-1])
     where, what = _meeting(inner) or _around(frames) or _weak(inner) or (PlaceKind.OWN, "")
-    if where is PlaceKind.LOADER and inner is not frames and not any("utils/data/" in one.path for one in inner):
+    if where is PlaceKind.LOADER and inner is not frames and not any("utils/data/" in frame.path for frame in inner):
         where = PlaceKind.DATA  # Without workers the data set runs in the rank itself.
     return StackPlace(where, what, frame, path)
 
 
 def _meeting(inner: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
-    for index, one in enumerate(inner):
-        if one.path.endswith(C10D) and name_of(one) not in CARRIERS:
+    for index, frame in enumerate(inner):
+        if frame.path.endswith(C10D) and name_of(frame) not in CARRIERS:
             return _of_c10d(inner[index:])
         for path, functions, where, what in RULES:
-            if one.path.endswith(path) and (functions is None or name_of(one) in functions):
-                return _of_ddp(inner) if what == FORWARD else (where, what or name_of(one))
+            if frame.path.endswith(path) and (functions is None or name_of(frame) in functions):
+                return _of_ddp(inner) if what == FORWARD else (where, what or name_of(frame))
     return None
 
 

@@ -1,4 +1,4 @@
-"""What to say of a driver that hangs or crashes: a deadline of ours that passed is a fact like any other."""
+"""Findings about a driver that hangs or crashes: a deadline of ours that passed is a fact like any other."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _remedy(container: Container, hangs: bool) -> Fix:
 def nvml_cut_short(driver: Driver, container: Container, gpus: Maybe[Gpus], cuda_works: bool) -> Finding:
     """NVML hung or crashed. cuda_works: torch could use the GPUs in the meantime, so that a hang may be mere slowness."""
     hangs = driver.nvml_end == "hangs"
-    reasons = [one.reason for one in (driver.nvml_status, gpus) if isinstance(one, Unknown)]
+    reasons = [fact.reason for fact in (driver.nvml_status, gpus) if isinstance(fact, Unknown)]
     asked = re.search(r"asking (GPU \d+)", " ".join(reasons))
     ends = "did not answer in time" if hangs else f"crashed with {_signal(driver.nvml_end)}"
     if hangs and cuda_works:

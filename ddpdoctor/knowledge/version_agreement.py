@@ -1,4 +1,4 @@
-"""Which versions of torch talk to each other, and which one of several the nodes should all have. Pure."""
+"""Tells which versions of torch talk to each other, and which one of several the nodes should all have. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def torch_release(version: str) -> str:
 
 
 def torch_build(node: Node) -> str:
-    """What the node's torch was built for: "cu130", "rocm7.0", "cpu"; another local part as it stands; "" unknown."""
+    """Target of the node's torch build: "cu130", "rocm7.0", "cpu"; another local part as it stands; "" unknown."""
     local = node.torch.partition("+")[2] if isinstance(node.torch, str) else ""
     if BUILD.fullmatch(local):
         return local
@@ -58,14 +58,14 @@ def torch_build(node: Node) -> str:
 
 
 def platform(build: str) -> str:
-    """Whose GPUs a build is for: "cuda", "rocm", "cpu", or "" where it doesn't tell."""
+    """Maker of the GPUs that a build is for: "cuda", "rocm", "cpu", or "" where it doesn't tell."""
     if build.startswith("cu"):
         return "cuda"
     return "rocm" if build.startswith("rocm") else build if build == "cpu" else ""
 
 
 def to_agree_on(values: Mapping[int, K]) -> K:
-    """Of each node's value, by rank, the one that all should have: the majority's; on a tie that of the lowest rank that
+    """Choose from each node's value, by rank, the one that all should have: the majority's; on a tie that of the lowest rank that
     has one of the most frequent, so node 0's where it is among them."""
     counts = Counter(values.values())
     most = max(counts.values())
@@ -73,17 +73,18 @@ def to_agree_on(values: Mapping[int, K]) -> K:
 
 
 def versions_compared(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Of what each of the nodes tells its version, or that it isn't there; without what none of them has."""
-    told = {name: [getattr(node, name) for node in nodes] for name in COMPARED}
+    """Name the programs of which each node tells its version, or that it isn't there; without what none of them has."""
+    versions = {name: [getattr(node, name) for node in nodes] for name in COMPARED}
     return tuple(
         word
         for name, word in COMPARED.items()
-        if any(isinstance(one, str) for one in told[name]) and not any(isinstance(one, Unknown) for one in told[name])
+        if any(isinstance(version, str) for version in versions[name])
+        and not any(isinstance(version, Unknown) for version in versions[name])
     )
 
 
 def versions_unknown(nodes: Sequence[Node]) -> str:
-    """Which versions could not be compared on which nodes, and why; "" where all are known. What no node at all has, as a
+    """Say which versions could not be compared on which nodes, and why; "" where all are known. What no node at all has, as a
     GPU's driver, isn't missed; torch and Python are."""
     found: dict[str, tuple[dict[str, None], dict[int, Node]]] = {}
     for name, word in COMPARED.items():
@@ -91,9 +92,10 @@ def versions_unknown(nodes: Sequence[Node]) -> str:
             continue
         for node in nodes:
             if isinstance(why := getattr(node, name), Unknown):
-                words, some = found.setdefault(why.reason, ({}, {}))
+                words, nodes_without = found.setdefault(why.reason, ({}, {}))
                 words[word] = None
-                some[node.rank] = node
+                nodes_without[node.rank] = node
     return "; ".join(
-        f"{listed(words)} of {names(some.values(), most=3)}: {why}" for why, (words, some) in found.items()
+        f"{listed(words)} of {names(nodes_without.values(), most=3)}: {why}"
+        for why, (words, nodes_without) in found.items()
     )

@@ -1,4 +1,4 @@
-"""Which builds of torch exist, and what driver and GPUs each serves. Tables with their source, and pure rules on them."""
+"""Builds of torch, and the drivers and GPUs that each serves. Tables with their source, and pure rules on them."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def _cpu_limit(cpu: Levels) -> Maybe[float | None]:
 
 
 def _cores(text: Maybe[str | None]) -> Number:
-    """How many "0-3,8" names."""
+    """Count the cores that "0-3,8" names."""
     if text is None or isinstance(text, Unknown):
         return text
     count = 0

@@ -1,4 +1,4 @@
-"""What a probe is given: the target Python's interpreter, the settings, and the other probes' facts."""
+"""Context of a probe: the target Python's interpreter, the settings, and the other probes' facts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 class Context:
     """One look at one host.
 
-    python: the target Python's interpreter; `chosen_by` says who chose it.
-    quick: don't import torch.
-    environ: the environment that a rank started now would inherit.
-    checkpoints: paths of files and folders, as the user typed them.
-    asked: the pid of a process by which the user means a job, 0 for none.
-    root: where /proc, /sys, /etc and /dev are looked for; tests put a made-up tree there. Use `path("/proc/modules")`.
+    Args:
+        python: the target Python's interpreter.
+        chosen_by: who chose it.
+        quick: don't import torch.
+        environ: the environment that a rank started now would inherit.
+        checkpoints: paths of files and folders, as the user typed them.
+        asked: the pid of a process by which the user means a job, 0 for none.
+        root: where /proc, /sys, /etc and /dev are looked for; tests put a made-up tree there. Use `path("/proc/modules")`.
     """
 
     def __init__(
@@ -70,11 +72,11 @@ class Context:
         return found
 
     def answered_by(self, ask: Callable[[str], Facts | Unknown]) -> None:
-        """Names who answers `facts()`: the runner of all probes, or a test."""
+        """Name who answers `facts()`: the runner of all probes, or a test."""
         self._ask = ask
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make()` gives, made once for all probes that share it (one run of the target Python serves several)."""
+        """Return what `make()` gives, made once for all probes that share it (one run of the target Python serves several)."""
         with self._lock:
             lock = self._once_locks.setdefault(name, threading.Lock())
         with lock:

@@ -26,14 +26,14 @@ class DiskMount(msgspec.Struct, frozen=True):
 def probe(context: Context) -> Disks:
     mounts = _mounts(context)
     asked = [_Asked(context, purpose, path, mounts) for purpose, path in _folders(context)]
-    for one in asked:
-        one.start()
+    for question in asked:
+        question.start()
     until = time.monotonic() + ANSWER_SECONDS
-    for one in asked:
-        one.answered.wait(max(0.0, until - time.monotonic()))
+    for question in asked:
+        question.answered.wait(max(0.0, until - time.monotonic()))
     return Disks(
-        folders=tuple(one.disk for one in asked if one.disk is not None),
-        unanswered=tuple(one.path for one in asked if not one.answered.is_set()),
+        folders=tuple(question.disk for question in asked if question.disk is not None),
+        unanswered=tuple(question.path for question in asked if not question.answered.is_set()),
         removed=_removed(),
     )
 

@@ -195,7 +195,7 @@ def nouveau_blacklisted(context: Context) -> bool | Unknown:
 
 
 def fabric_manager(context: Context) -> str | Unknown | None:
-    """ "active", "inactive", "failed", "activating"; None: it isn't installed here and doesn't run."""
+    """Tell its state: "active", "inactive", "failed", "activating"; None: it isn't installed here and doesn't run."""
     unit = any(exists(context.path(f"{folder}/{FABRIC_MANAGER_UNIT}")) for folder in UNIT_FOLDERS)
     booted = unit and isdir(context.path("/run/systemd/system"))
     if booted and (systemctl := find_system_tool("systemctl", context.root)):
@@ -221,7 +221,7 @@ def _fabric_manager_runs(context: Context) -> bool:
 
 
 def fabric_manager_version(context: Context) -> str | Unknown | None:
-    """As the program on disk says it; None: there is none."""
+    """Ask the program on disk for its version; None: there is none."""
     binary = context.path(FABRIC_MANAGER)
     if not exists(binary):
         return None

@@ -44,7 +44,7 @@ class NotElf(Exception):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """What the dynamic section and the symbols of one shared object say."""
+    """Dynamic section and symbols of one shared object."""
 
     needed: tuple[str, ...] = ()
     undefined: tuple[str, ...] = ()
@@ -53,11 +53,10 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 def sections(data: mmap.mmap) -> dict[str, tuple[int, int]]:
-    """Start and end of each section's bytes, by its name.
+    """Find start and end of each section's bytes, by its name. `struct.error` and `IndexError` where its tables are broken.
 
     Raises:
         NotElf: it is no such file.
-        struct.error, IndexError: its tables are broken, or lie beyond its end.
     """
     if data[:6] != b"\x7fELF\2\1":
         raise NotElf("not a 64-bit little-endian ELF file")
@@ -146,7 +145,11 @@ class SharedLibrary:
         return tuple(found)
 
     def exports(self, name: str) -> bool | None:
-        """Whether it defines that symbol, by its GNU hash table; None where it has no such table."""
+        """Whether it defines that symbol, by its GNU hash table; None where it has no such table.
+
+        Raises:
+            NotElf: the table is broken.
+        """
         start, end = self._span(".gnu.hash")
         if start == end:
             return None
@@ -180,7 +183,7 @@ class SharedLibrary:
         """The newest GLIBCXX_3.4.N among the versions that it asks for."""
         start, end = self._strings
         found = re.findall(rb"\0(GLIBCXX_3\.4(?:\.\d+)?)(?=\0)", self._bytes(start, end))
-        names = {one.decode() for one in found}
+        names = {name.decode() for name in found}
         return max(names, key=lambda name: [int(part) for part in name.partition("_")[2].split(".")], default="")
 
     @property
@@ -228,13 +231,14 @@ def fatbin_architectures(data: bytes | mmap.mmap, start: int, end: int) -> tuple
             entry += entry_header + payload
         position = data.find(FATBIN_MAGIC, max(stop, position + 8), end)
     return tuple(
-        f"{kind}_{number}{suffix}" for number, suffix, kind in sorted(found, key=lambda one: (one[2] == "compute", one))
+        f"{kind}_{number}{suffix}"
+        for number, suffix, kind in sorted(found, key=lambda code: (code[2] == "compute", code))
     )
 
 
 @contextmanager
 def mapped(path: Path) -> Iterator[mmap.mmap]:
-    """Maps a file; nothing of it is read but what is asked for.
+    """Map a file; nothing of it is read but what is asked for.
 
     Raises:
         NotElf: with the reason, be it the file system's or the file's, also for what is found in it.
@@ -255,10 +259,6 @@ def mapped(path: Path) -> Iterator[mmap.mmap]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[SharedLibrary]:
-    """Opens a shared object.
-
-    Raises:
-        NotElf: with the reason, be it the file system's or the file's.
-    """
+    """Open a shared object. `NotElf` with the reason, be it the file system's or the file's."""
     with mapped(path) as data:
         yield SharedLibrary(data)

@@ -25,8 +25,8 @@ T = TypeVar("T")
 FILE_SECONDS = 3.0
 """How long the files may take: the home folder may lie on a server that doesn't answer."""
 
-MAX_FILE = 256 * 1024
-MAX_VALUE = 32 * 1024
+MAX_FILE_BYTES = 256 * 1024
+MAX_VALUE_LENGTH = 32 * 1024
 MAX_IGNORED_LINES = 20
 
 PREFIXES = (
@@ -58,7 +58,7 @@ def probe(context: Context) -> Environment:
     files = within(FILE_SECONDS, lambda: _read_files(context))
     if isinstance(files, Unknown):
         files = _Files(paths=files)
-    settings = sorted(for_facts(own), key=lambda for_fact: for_fact.name) + list(for_facts(files.settings))
+    settings = sorted(for_facts(own), key=lambda setting: setting.name) + list(for_facts(files.settings))
     found = within(FILE_SECONDS, lambda: _rendezvous_files(context, [setting.value for setting in own]))
     return Environment(
         settings=tuple(settings),
@@ -90,7 +90,7 @@ def matters(name: str) -> bool:
 def for_facts(settings: Iterable[Setting]) -> Iterable[Setting]:
     """Cut, legible and without their secrets."""
     for setting in settings:
-        value = REDACTED if setting.value and _is_secret(setting.name) else legible(setting.value[:MAX_VALUE])
+        value = REDACTED if setting.value and _is_secret(setting.name) else legible(setting.value[:MAX_VALUE_LENGTH])
         yield redact_facts(Setting(legible(setting.name), value, setting.origin))
 
 
@@ -100,7 +100,7 @@ def _is_secret(name: str) -> bool:
 
 
 def within(seconds: float, make: Callable[[], T]) -> T | Unknown:
-    """What `make()` gives, unless a file system takes too long. The thread that hangs in the kernel is left behind."""
+    """Return what `make()` gives, unless a file system takes too long. The thread that hangs in the kernel is left behind."""
     result: list[T | Unknown] = []
 
     def work() -> None:
@@ -161,20 +161,20 @@ def _content(context: Context, path: str) -> bytes | Unknown:
     try:
         if foothold := who_misleads(descriptor, place):
             return Unknown(f"not for everybody's eyes, and {foothold.words}")
-        content = os.read(descriptor, MAX_FILE + 1)
+        content = os.read(descriptor, MAX_FILE_BYTES + 1)
     except OSError as error:
         return Unknown(error.strerror or str(error))
     finally:
         os.close(descriptor)
-    if len(content) > MAX_FILE:
-        return Unknown(f"larger than {MAX_FILE // 1024} KiB, so not a list of settings")
+    if len(content) > MAX_FILE_BYTES:
+        return Unknown(f"larger than {MAX_FILE_BYTES // 1024} KiB, so not a list of settings")
     if b"\0" in content:
         return Unknown("not a text file")
     return content
 
 
 def _parse(path: str, content: bytes, found: _Files) -> None:
-    """As NCCL reads it: "#" only in the first column, everything up to "=" is the name, all behind it the value."""
+    """Read a file as NCCL does: "#" only in the first column, everything up to "=" is the name, all behind it the value."""
     for number, raw in enumerate(content.split(b"\n"), 1):
         line = raw.decode("utf-8", "replace")
         if line.startswith("#") or not line.strip():
@@ -202,7 +202,7 @@ def _why_ignored(name: str, equals: str, value: str) -> str:
 
 
 def _rendezvous_files(context: Context, values: Iterable[str]) -> tuple[tuple[str, int, str], ...]:
-    """Which of the file:// addresses among the values name a file that is there."""
+    """Find the files that file:// addresses among the values name and that are there."""
     found = []
     for path in sorted({path for value in values for path in _file_urls(value)}):
         try:

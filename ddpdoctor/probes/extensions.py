@@ -110,7 +110,7 @@ class _Reader:
         ours = [name for name in found.needed if TORCH_LIBRARY.fullmatch(name)]
         if not ours and not found.undefined:
             return None
-        exporters = [*self._torch(), *(other for name, other in beside.items() if name != path)]
+        exporters = [*self._torch(), *(version for name, version in beside.items() if name != path)]
         undefined = [
             name
             for name in found.undefined
@@ -175,7 +175,7 @@ def _apexes(site: SitePackages, reader: _Reader) -> Iterator[Apex]:
 
 def _packages(site: SitePackages, reader: _Reader) -> Iterator[Extension]:
     for package in PACKAGES:
-        folder = next((one for one in site.folders if isdir(one / package)), None)
+        folder = next((folder for folder in site.folders if isdir(folder / package)), None)
         if folder is None:
             continue
         objects = reader.read(_shared_objects(folder / package), folder)

@@ -60,7 +60,7 @@ def _unread(why: Unknown, service: str | None) -> Firewall:
 
 
 def _judged(rules: Rules, family: str, ephemeral: tuple[int, int], service: str | None) -> Firewall:
-    """What the rules do to packets of that family."""
+    """Work out what the rules do to packets of that family."""
     tables, sent = rules.tables(INPUT, family), rules.tables(OUTPUT, family)
     reading = read_filters([chains for _, chains in tables], ephemeral)
     return Firewall(
@@ -102,7 +102,7 @@ def _tool(reading: Reading, sources: Sequence[str]) -> str | None:
 
 
 def _tool_of_output(tables: Tables, ephemeral: tuple[int, int]) -> str | None:
-    """Where nothing filters input."""
+    """Name the tool that filters output, where nothing filters input."""
     reading = read_filters([chains for _, chains in tables], ephemeral)
     return _tool(reading, [name for name, _ in tables]) if reading.drops_new is not False else None
 
@@ -114,7 +114,7 @@ def _chains_to_open(tables: Tables, ephemeral: tuple[int, int]) -> tuple[str, ..
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What the tools print: nft's JSON, and the text of iptables-save and ip6tables-save ("" where there is none).
+    """Output of the tools: nft's JSON, and the text of iptables-save and ip6tables-save ("" where there is none).
 
     shows_ipv6: whether any of them showed IPv6's rules.
     """
@@ -143,7 +143,7 @@ def _rules() -> Rules | Unknown:
     if not found:
         return NO_TOOL
     started = {name: start((str(path), *commands[name])) for name, path in found.items()}
-    ended = {name: one.wait(SECONDS) for name, one in started.items()}
+    ended = {name: process.wait(SECONDS) for name, process in started.items()}
     # nft shows every rule, so its failure would hide some; iptables-save only explains what nft can't.
     name, one = next(iter(ended.items()))
     if not one.ok:

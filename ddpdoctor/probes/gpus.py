@@ -77,7 +77,7 @@ def _amd_gpus(context: Context, devices: tuple[PciDevice, ...]) -> tuple[Gpu, ..
     """Those AMD functions that the amdgpu driver runs, in PCI order."""
     architectures = _amd_architectures(context)
     served = [device for device in devices if device.driver == "amdgpu"]
-    return tuple(_amd_gpu(context, index, one.address, architectures) for index, one in enumerate(served))
+    return tuple(_amd_gpu(context, index, device.address, architectures) for index, device in enumerate(served))
 
 
 def _amd_gpu(context: Context, index: int, address: str, architectures: dict[str, str]) -> Gpu:

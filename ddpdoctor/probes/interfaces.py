@@ -56,7 +56,7 @@ Entry = tuple[str, int, str]
 
 
 def getifaddrs() -> list[Entry]:
-    """What getifaddrs gives, in its order.
+    """Call getifaddrs, and keep its order.
 
     Raises:
         OSError: the C library could not ask the kernel.

@@ -27,7 +27,7 @@ from ddpdoctor.probes.target_python.asking import SECONDS, Answer, ask, maybe, w
 
 DEADLINE = SECONDS["torch"] + 5
 
-MATTERS = re.compile(
+RELEVANT = re.compile(
     r"lib(?:nccl|cudart|cublas|cublasLt|cudnn\w*|cusparse|cusparseLt|cusolver\w*|cufft\w*|curand|nvJitLink|nvrtc[\w-]*|cupti"
     r"|nvshmem\w*|cuda|nvidia-ml|stdc\+\+|gomp|iomp5|omp|rccl|amdhip64|c10(?:_cuda)?|torch(?:_cpu|_cuda|_hip|_python)?)(?:-[0-9a-f]{8})?\.so(?:\.|$)"
 )
@@ -43,10 +43,10 @@ PACKAGES = {
 TORCH_LIBRARIES = (
     "libtorch_cuda.so", "libtorch_cpu.so", "libtorch_python.so", "libtorch_global_deps.so", "libc10_cuda.so", "libc10.so",
 )  # fmt: skip
-OF_THE_DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvidia-encode.so.1", "libnvidia-ptxjitcompiler.so.1"}  # fmt: skip
-OF_PYTHON = re.compile(r"libpython3")
+DRIVER_LIBRARIES = {"libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvidia-encode.so.1", "libnvidia-ptxjitcompiler.so.1"}  # fmt: skip
+PYTHON_LIBRARY = re.compile(r"libpython3")
 
-NCCL_SAYS = re.compile(rb"NCCL version (\d+\.\d+(?:\.\d+)?)\+")
+NCCL_VERSION = re.compile(rb"NCCL version (\d+\.\d+(?:\.\d+)?)\+")
 
 
 def probe(context: Context) -> Libraries | Unknown:
@@ -55,12 +55,14 @@ def probe(context: Context) -> Libraries | Unknown:
         return why_silent(interpreter)
     # All that needs no torch is done while torch is still being imported.
     bundled = tuple(_bundled(interpreter))
-    offered = tuple(one for folder in library_path(context) for one in _in_folder(context, folder))
+    offered = tuple(library_file for folder in library_path(context) for library_file in _in_folder(context, folder))
     libstdcxx = targets_libstdcxx(context, interpreter.told["base_prefix"])
     imported = None if context.quick else ask(context, "torch")
     loaded = _loaded(interpreter, imported)
     if not isinstance(loaded, Unknown):
-        libstdcxx = next((one.path for one in loaded if one.soname == "libstdc++.so.6"), libstdcxx)
+        libstdcxx = next(
+            (loaded_library.path for loaded_library in loaded if loaded_library.soname == "libstdc++.so.6"), libstdcxx
+        )
     return Libraries(
         loaded=loaded,
         bundled=bundled,
@@ -82,14 +84,14 @@ def _loaded(interpreter: Answer, imported: Answer | None) -> tuple[Library, ...]
     paths = maybe(imported.told, "loaded", "listing what torch loaded")
     if isinstance(paths, Unknown):
         return paths
-    return tuple(library(path) for path in paths if MATTERS.match(Path(path).name))
+    return tuple(library(path) for path in paths if RELEVANT.match(Path(path).name))
 
 
 def _in_folder(context: Context, folder: str) -> Iterator[Library]:
     """One of each name: of libx.so, libx.so.1 and libx.so.1.2 the one that the loader would ask for."""
     best: dict[str, Library] = {}
     for name in names_in(context, folder):
-        if MATTERS.match(name):
+        if RELEVANT.match(name):
             one = library(str(Path(folder, name)), place(context, folder) / name)
             if one.soname not in best or name == one.soname:
                 best[one.soname] = one
@@ -97,12 +99,12 @@ def _in_folder(context: Context, folder: str) -> Iterator[Library]:
 
 
 def _bundled(interpreter: Answer) -> Iterator[Library]:
-    """What the wheels bring, and in a conda environment what its packages bring."""
+    """List what the wheels bring, and in a conda environment what its packages bring."""
     versions = _package_versions(interpreter)
     seen: set[str] = set()
     for folder in _bundled_folders(interpreter):
         for name in sorted(_names(folder)):
-            if MATTERS.match(name) and (one := library(str(folder / name))).real_path not in seen:
+            if RELEVANT.match(name) and (one := library(str(folder / name))).real_path not in seen:
                 seen.add(one.real_path)
                 yield one if one.version else msgspec.structs.replace(one, version=versions.get(stem(name), ""))
 
@@ -141,7 +143,7 @@ def _package_versions(interpreter: Answer) -> dict[str, str]:
     found: dict[str, str] = {}
     for library_stem, package in PACKAGES.items():
         wanted = re.compile(rf"nvidia-{package}(?:-cu\d+)?")
-        versions = {one["version"] for one in packages if wanted.fullmatch(one["name"])}
+        versions = {distribution["version"] for distribution in packages if wanted.fullmatch(distribution["name"])}
         if len(versions) == 1:
             found[library_stem] = versions.pop()
     return found
@@ -169,7 +171,7 @@ def soname_of(name: str) -> str:
 
 
 def library(path: str, real: Path | None = None) -> Library:
-    """`real`: where to look at it, if that isn't `path` itself."""
+    """Describe a library. real: where to look at it, if that isn't `path` itself."""
     real_path = os.path.realpath(real or path)
     named = re.search(r"\.so\.(\d+\.\d[\d.]*)$", Path(real_path).name)
     soname = soname_of(Path(path).name)
@@ -180,10 +182,10 @@ def library(path: str, real: Path | None = None) -> Library:
 
 
 def nccl_version(path: Path) -> str:
-    """What the library would print as its version, from its constants; "" if it can't be read."""
+    """Read what the library would print as its version, from its constants; "" if it can't be read."""
     try:
         with opened(path) as nccl:
-            found = NCCL_SAYS.search(nccl.section(".rodata"))
+            found = NCCL_VERSION.search(nccl.section(".rodata"))
     except NotElf:
         return ""
     return found[1].decode() if found else ""
@@ -200,7 +202,7 @@ def _glibcxx(context: Context, path: str | Unknown | None) -> str | Unknown | No
 
 
 def _missing(context: Context, interpreter: Answer, bundled: Iterable[Library]) -> tuple[str, ...] | Unknown:
-    """What torch's libraries, and those of the wheels that they lead to, ask for and nobody has."""
+    """Find the libraries that torch's, and those of the wheels that they lead to, ask for and nobody has."""
     torch = _torch_folder(interpreter)
     if torch is None:
         return ()
@@ -223,7 +225,7 @@ def _missing(context: Context, interpreter: Answer, bundled: Iterable[Library]) 
             if name in ours and ours[name] not in seen:
                 seen.add(ours[name])
                 waiting.append(ours[name])
-            elsewhere = name in had or name in OF_THE_DRIVER or OF_PYTHON.match(name)
+            elsewhere = name in had or name in DRIVER_LIBRARIES or PYTHON_LIBRARY.match(name)
             if not (name in ours or elsewhere or any(exists(folder / name) for folder in rpath)):
                 missing.add(name)
     if missing and isinstance(cache, Unknown):

@@ -1,4 +1,4 @@
-"""Where the dynamic loader looks for shared libraries: search path, cache, default folders."""
+"""Looks for shared libraries where the dynamic loader does: search path, cache, default folders. Starts nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def preloaded(context: Context) -> tuple[str, ...]:
 
 
 def place(context: Context, path: str) -> Path:
-    """Where to look for a path that a setting names; a relative one is meant from the working folder."""
+    """Locate a path that a setting names; a relative one is meant from the working folder."""
     return context.path(str(Path(path).absolute()))
 
 
@@ -85,9 +85,9 @@ def targets_libstdcxx(context: Context, base_prefix: str) -> str | Unknown | Non
     executable carries an RPATH; `base_prefix` is sys.base_prefix, which has conda-meta where it is one."""
     name = "libstdc++.so.6"
     own = Path(base_prefix, "lib", name)
-    for one in preloaded(context):
-        if Path(one).name.startswith(name):
-            return one
+    for path in preloaded(context):
+        if Path(path).name.startswith(name):
+            return path
     if isdir(Path(base_prefix, "conda-meta")) and exists(own):
         return str(own)
     for folder in library_path(context):
@@ -103,14 +103,14 @@ def targets_libstdcxx(context: Context, base_prefix: str) -> str | Unknown | Non
 
 
 def can_be_found(context: Context, name: str) -> bool:
-    """True if `name` ("libcuda.so.1") is in LD_LIBRARY_PATH, the loader's cache or a default folder.
+    """Whether `name` ("libcuda.so.1") is in LD_LIBRARY_PATH, the loader's cache or a default folder.
 
-    Says only that asking is worth while: which file a process gets, and whether it loads, only a process can tell.
+    It says only that asking is worth while: which file a process gets, and whether it loads, only a process can tell.
     """
     machine = platform.machine()
-    folders = [Path(one) for one in re.split("[:;]", context.environ.get("LD_LIBRARY_PATH", "")) if one]
+    folders = [Path(folder) for folder in re.split("[:;]", context.environ.get("LD_LIBRARY_PATH", "")) if folder]
     folders += [context.path(folder) for folder in (*DEFAULT_FOLDERS, "/usr/lib/wsl/lib")]
-    folders += [context.path(f"{one}/{machine}-linux-gnu") for one in ("/lib", "/usr/lib")]
+    folders += [context.path(f"{folder}/{machine}-linux-gnu") for folder in ("/lib", "/usr/lib")]
     if any(os.path.lexists(folder / name) for folder in folders):
         return True
     try:

@@ -28,7 +28,7 @@ from ddpdoctor.probes.run_as import NotRunError, identity_for
 from ddpdoctor.probes.subprocesses import EndedProgram, Started, start
 
 SECONDS = 10.0
-LONGEST_LOG = 4000
+MAX_LOG_LENGTH = 4000
 STANDARD_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -36,7 +36,7 @@ STANDARD_FOLDERS = (
     "/usr/local/lib",
     "/usr/lib",
 )
-NO_LOG_FILE = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
+LOG_FILE_SETTINGS = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 """Settings that would send NCCL's words elsewhere than to us."""
 
 _USING = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([^:\s]+):(\S*?)<\d+>")
@@ -46,7 +46,7 @@ _WORDS = re.compile(
 
 
 class NcclAnswer(msgspec.Struct, frozen=True):
-    """What the library said. `version` as a tuple, (2, 28, 9); `status` is ncclResult_t."""
+    """Answer of the library. `version` as a tuple, (2, 28, 9); `status` is ncclResult_t."""
 
     version: tuple[int, ...]
     status: int
@@ -90,12 +90,14 @@ def _folders(context: Context) -> Iterator[Path]:
             yield Path(packages) / "torch" / "lib"
         if target_python.prefix:
             yield Path(target_python.prefix) / "lib"
-    yield from (Path(one) for one in context.environ.get("LD_LIBRARY_PATH", "").split(":") if one.startswith("/"))
+    yield from (
+        Path(folder) for folder in context.environ.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/")
+    )
     yield from (context.path(standard_folder) for standard_folder in STANDARD_FOLDERS)
 
 
 def _ask(library: Path, context: Context) -> Started:
-    settings = {name: value for name, value in context.environ.items() if name not in NO_LOG_FILE}
+    settings = {name: value for name, value in context.environ.items() if name not in LOG_FILE_SETTINGS}
     # The inquiry goes through stdin: the owner of the library, as whom root asks, may not be allowed to read our files, nor
     # to run our Python.
     return start(
@@ -137,7 +139,7 @@ def _understand(version: int, status: int, unique: bytes, log: str, network: Net
     address = using[2].partition("%")[0] if using else (address_in(unique) if status == 0 else None)
     interface = using[1] if using else (interface_with(address, interfaces) if address else None)
     words = "\n".join(dict.fromkeys(found[0].strip() for found in _WORDS.finditer(log)))
-    return NcclAnswer(version_tuple(version), status, interface, address, words[:LONGEST_LOG])
+    return NcclAnswer(version_tuple(version), status, interface, address, words[:MAX_LOG_LENGTH])
 
 
 def version_tuple(number: int) -> tuple[int, int, int]:

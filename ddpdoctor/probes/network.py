@@ -45,7 +45,7 @@ class _Asked(Generic[T]):
 
 
 def resolve(name: str) -> Resolution:
-    """What getaddrinfo says, in its order, however long it takes."""
+    """Resolve a name by getaddrinfo, in its order, however long it takes."""
     started = time.monotonic()
     addresses: tuple[str, ...] = ()
     error = ""
@@ -115,9 +115,11 @@ def _route_to(destination: Resolution | None, interfaces: tuple[Interface, ...])
     failure = ""
     for address in destination.addresses:
         try:
-            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as one:
-                one.connect((address, 9))
-                return interface_with(str(one.getsockname()[0]), interfaces), ""
+            with socket.socket(
+                socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM
+            ) as probe_socket:
+                probe_socket.connect((address, 9))
+                return interface_with(str(probe_socket.getsockname()[0]), interfaces), ""
         except OSError as error:
             failure = failure or error.strerror or str(error)
     return None, failure

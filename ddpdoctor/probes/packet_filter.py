@@ -1,4 +1,4 @@
-"""What a packet filter does to a new TCP connection from another host to a high port. Pure: rules in, answer out.
+"""Works out what a packet filter does to a new TCP connection from another host to a high port. Pure: rules in, answer out.
 
 nftables' JSON and iptables-save are read into the same few kinds of match; what we don't know how to judge is
 `UNSURE`, and makes the answer None rather than a guess.
@@ -18,8 +18,9 @@ ACCEPT, DROP, RETURN, JUMP, GOTO = "accept", "drop", "return", "jump", "goto"
 INPUT, OUTPUT = "input", "output"
 IPV4, IPV6 = "ip", "ip6"
 """Whose packet it is, in nft's words."""
-MOST = 20
-MOST_EDGES = 128
+MAX_LISTED = 20
+"""Rules, and ports, that are listed."""
+MAX_EDGES = 128
 """Of ranges of ports; rule sets with more of them are too involved."""
 
 
@@ -56,7 +57,7 @@ class Chain(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What came of it. `drops_new` None: can't tell. `policy` None: nothing filters input."""
+    """Result of reading the rules. `drops_new` None: can't tell. `policy` None: nothing filters input."""
 
     policy: str | None = None
     drops_new: bool | None = False
@@ -69,7 +70,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 def read_filters(tables: Iterable[Mapping[str, Chain]], ephemeral: tuple[int, int]) -> Reading:
-    """Judges every table; a packet must pass all of them."""
+    """Lead a packet through every table; it must pass all of them."""
     walks = [_Walk(table, ephemeral) for table in tables]
     for walk in walks:
         walk.judge()
@@ -81,8 +82,8 @@ def read_filters(tables: Iterable[Mapping[str, Chain]], ephemeral: tuple[int, in
         drops_new=True if True in outcomes else None if None in outcomes else False,
         open_ports=_unique(label for walk in walks for label in walk.open_ports),
         open_sources=_unique(label for walk in walks for label in walk.open_sources),
-        blocked=_unique(text for walk in walks for text in walk.blocked)[:MOST],
-        shut_ports=_unique(label for walk in walks for label in walk.shut_ports)[:MOST],
+        blocked=_unique(text for walk in walks for text in walk.blocked)[:MAX_LISTED],
+        shut_ports=_unique(label for walk in walks for label in walk.shut_ports)[:MAX_LISTED],
         managers=_unique(name for walk in walks for chain in walk.table for name in _manager(chain)),
     )
 
@@ -91,11 +92,11 @@ def shut_ranges(tables: Iterable[Mapping[str, Chain]], ephemeral: tuple[int, int
     """The parts of that range of ports at which new TCP is plainly dropped: "40000-60999"."""
     tables = list(tables)
     low, high = ephemeral
-    written = [one for table in tables for one in _written_ranges(table)]
+    written = [port_range for table in tables for port_range in _written_ranges(table)]
     edges = sorted(
         {low, high + 1, *(edge for first, last in written for edge in (first, last + 1) if low < edge <= high)}
     )
-    if len(edges) > MOST_EDGES:
+    if len(edges) > MAX_EDGES:
         return ()
     shut: list[tuple[int, int]] = []
     for first, after in pairwise(edges):
@@ -383,7 +384,7 @@ def _nft_match(body: dict[str, Any], family: str) -> Match:
 
 
 def _members(right: object) -> list[object]:
-    """What stands on the right of a match, one or a set."""
+    """List what stands on the right of a match, one or a set."""
     if isinstance(right, dict) and isinstance(right.get("set"), list):
         return list(right["set"])
     return list(right) if isinstance(right, list) else [right]
@@ -413,7 +414,7 @@ def _nft_payload(payload: Mapping[str, Any], right: object, family: str) -> Matc
         ranges = [_nft_range(member) for member in _members(right)]
         if None in ranges:
             return UNSURE
-        known = tuple(one for one in ranges if one)
+        known = tuple(port_range for port_range in ranges if port_range)
         return Match("ports", ",".join(f"{a}-{b}" if a != b else str(a) for a, b in known), known)
     if protocol == family and field == "saddr":
         return Match("source", ", ".join(_nft_address(member) for member in _members(right)))

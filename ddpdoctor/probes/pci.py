@@ -18,8 +18,8 @@ ACS = 0x000D
 """Number of the extended capability "Access Control Services"."""
 ACS_REDIRECT = 0b1100
 """Its control bits "P2P Request Redirect" and "P2P Completion Redirect"."""
-WIDEST = 32
-"""Lanes of the widest link there is; a dead device answers 63."""
+MAX_LANES = 32
+"""Of the widest link there is; a dead device answers 63."""
 
 
 def probe(context: Context) -> Pci | Unknown:
@@ -33,7 +33,7 @@ def probe(context: Context) -> Pci | Unknown:
     except OSError as error:
         return Unknown(f"/sys/bus/pci/devices: {error.strerror}")
     chosen = {name: _bridges(bus / name) for name in names if _matters(bus / name)}
-    for name in [one for one in chosen if _number(bus / one, "vendor") != MELLANOX]:
+    for name in [address for address in chosen if _number(bus / address, "vendor") != MELLANOX]:
         for bridge in chosen[name]:
             chosen.setdefault(bridge, _bridges(bus / bridge))
     return Pci(
@@ -113,7 +113,7 @@ def _speed(folder: Path, name: str) -> float:
 
 def _width(folder: Path, name: str) -> int:
     lanes = _number(folder, name)
-    return lanes if 0 < lanes <= WIDEST else 0
+    return lanes if 0 < lanes <= MAX_LANES else 0
 
 
 def _driver(folder: Path) -> str | None:
@@ -124,7 +124,7 @@ def _driver(folder: Path) -> str | None:
 
 
 def _revision(folder: Path, vendor: int, class_code: int) -> int:
-    """What sysfs noted at boot, or 0xff where a GPU answers nothing but ones today."""
+    """Read what sysfs noted at boot, or 0xff where a GPU answers nothing but ones today."""
     if vendor in (NVIDIA, AMD) and class_code >> 16 in (0x03, 0x12) and _config(folder)[:4] == b"\xff\xff\xff\xff":
         return 0xFF
     return _number(folder, "revision")

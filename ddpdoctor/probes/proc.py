@@ -62,9 +62,12 @@ class Stat(msgspec.Struct, frozen=True):
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What a process has used since its start. cpu: seconds, of the threads that it has now. process_cpu: seconds of all that
-    it ever had, in whole ticks. switches: how often the threads that it has now were let onto a processor. transferred: bytes
-    (rchar + wchar), or why that isn't known. threads: of each that it has now, by its id, seconds of cpu and switches."""
+    """Resources that a process has used since its start.
+
+    cpu: seconds, of the threads that it has now. process_cpu: seconds of all that it ever had, in whole ticks.
+    switches: how often the threads that it has now were let onto a processor. transferred: bytes (rchar + wchar), or why that
+    isn't known. threads: of each that it has now, by its id, seconds of cpu and switches.
+    """
 
     cpu: float
     process_cpu: float
@@ -83,7 +86,7 @@ class Proc:
         self._folder = folder
 
     def pids(self) -> list[int]:
-        """Of all processes that are listed. Raises OSError where /proc itself can't be read."""
+        """List the pids of all processes. `OSError` where /proc itself can't be read."""
         return [int(name) for name in os.listdir(self._folder) if name.isdecimal()]  # noqa: PTH208 (names are enough)
 
     def read(self, file: str, limit: int = 1 << 16) -> bytes | Unknown:
@@ -118,7 +121,7 @@ class Proc:
             return -1
 
     def link(self, file: str) -> str | Unknown:
-        """Where the link `/proc/FILE` leads."""
+        """Read where the link `/proc/FILE` leads."""
         try:
             return os.readlink(f"{self._folder}/{file}")  # noqa: PTH115 (a Path for each descriptor takes longer)
         except OSError as error:
@@ -201,7 +204,7 @@ class Proc:
         return [(number, link) for number, link in links if isinstance(link, str)]
 
     def opened_for_writing(self, pid: int, descriptor: int) -> bool:
-        """Where that can't be told, it may be: whoever writes is left alone."""
+        """Whether it may write to that file; also where that can't be told: whoever writes is left alone."""
         content = self.read(f"{pid}/fdinfo/{descriptor}", 1024)
         if isinstance(content, Unknown):
             return True
@@ -209,7 +212,7 @@ class Proc:
         return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
     def spent(self, pid: int) -> Spent | Unknown:
-        """What it has used so far."""
+        """Read what it has used so far."""
         stat = self.stat(pid)
         if isinstance(stat, Unknown):
             return stat

@@ -34,14 +34,13 @@ from ddpdoctor.probes.run_as import (
 
 SECONDS: Final = 2.0
 """A dump takes some 20 ms on a quiet machine."""
-BESIDE: Final = 8
-"""So many are looked at at the same time."""
-AGAIN: Final = 2
-"""How often a process is asked once more whose stack was being changed while it was read."""
-MOST_FRAMES: Final = 100
-MOST_THREADS: Final = 64
-MAX_OUTPUT: Final = 16 << 20
-"""Bytes of each stream of py-spy's that are kept."""
+MAX_AT_ONCE: Final = 8
+MAX_RETRIES: Final = 2
+"""For a process whose stack was being changed while it was read."""
+MAX_FRAMES: Final = 100
+MAX_THREADS: Final = 64
+MAX_OUTPUT_BYTES: Final = 16 << 20
+"""Of each stream of py-spy's that are kept."""
 
 PARENTS_FRAMES: Final = ("multiprocessing/popen_fork.py", "multiprocessing/forkserver.py")
 """From here outward the stack of a forked process is a copy of its parent's."""
@@ -93,7 +92,7 @@ class _Frame(msgspec.Struct):
 
 
 class _Thread(msgspec.Struct):
-    """As `py-spy dump --json` prints it; what it prints beside this isn't needed."""
+    """Thread in `py-spy dump --json`; what it prints beside this isn't needed."""
 
     frames: list[_Frame]
     thread_name: str | None = None
@@ -114,16 +113,16 @@ def py_spy() -> str | None:
 
 
 async def spy(pids: Iterable[int], *, seconds: float = SECONDS) -> dict[int, Spied]:
-    """Where these processes are, by pid; none is held up. seconds: for each."""
+    """Read where these processes are, by pid; none is held up. seconds: for each."""
     program = py_spy()
-    turns = asyncio.Semaphore(BESIDE)
+    turns = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def one(pid: int) -> Spied:
         if program is None:
             return Spied(trouble=PySpyTrouble.NO_PROGRAM)
         async with turns:
             spied = await _dump(program, pid, seconds)
-            for _ in range(AGAIN):
+            for _ in range(MAX_RETRIES):
                 if spied.trouble is PySpyTrouble.TORN:
                     spied = await _dump(program, pid, seconds)
         return spied
@@ -133,8 +132,12 @@ async def spy(pids: Iterable[int], *, seconds: float = SECONDS) -> dict[int, Spi
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What each gives. Where we are stopped, each is cancelled once, and all have ended before this does."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    """Run all at the same time, and return what each gives. Where we are stopped, each is cancelled once, and all have ended before this does.
+
+    Raises:
+        asyncio.CancelledError: we are stopped.
+    """
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     if not tasks:
         return []
     try:
@@ -177,13 +180,16 @@ async def run_at(
 async def run(
     command: tuple[str, ...], seconds: float, pass_fds: tuple[int, ...] = (), identity: RunAsUser | None = None
 ) -> tuple[int, bytes, bytes]:
-    """Its exit code, and what it wrote to stdout and stderr. It is killed where it takes longer, or where we are stopped.
+    """Run a command, and return its exit code and what it wrote to stdout and stderr.
+
+    It is killed where it takes longer, or where we are stopped. It raises `OSError` where it can't be started, `TimeoutError` where
+    it took longer.
 
     Args:
+        command: the program and its arguments.
+        seconds: it may take.
+        pass_fds: descriptors that it keeps.
         identity: as whom it runs, None for who we are.
-    Raises:
-        OSError: it can't be started.
-        TimeoutError: it took longer.
     """
     # In a session of its own a Ctrl-C doesn't end it, but us, who end it.
     spying = await asyncio.create_subprocess_exec(
@@ -216,9 +222,9 @@ async def run(
 
 
 async def _read(stream: asyncio.StreamReader) -> bytes:
-    """What comes to its end; only so much of it is kept."""
+    """Read a stream to its end; only so much of it is kept."""
     pieces: list[bytes] = []
-    left = MAX_OUTPUT
+    left = MAX_OUTPUT_BYTES
     while piece := await stream.read(1 << 16):
         pieces.append(piece[:left])
         left -= len(pieces[-1])
@@ -230,7 +236,7 @@ def _environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def understood(pid: int, output: bytes) -> Spied:
-    """What `py-spy dump --json` printed of this process."""
+    """Understand what `py-spy dump --json` printed of this process."""
     try:
         threads = msgspec.json.decode(output, type=list[_Thread])
     except msgspec.DecodeError as error:
@@ -240,7 +246,7 @@ def understood(pid: int, output: bytes) -> Spied:
         return Spied(trouble=PySpyTrouble.TORN, said="the main thread has no frames")
     others = tuple(
         (masked(thread.thread_name or "")[:100], _frames(thread))
-        for thread in threads[:MOST_THREADS]
+        for thread in threads[:MAX_THREADS]
         if thread is not main and thread.frames
     )
     return Spied(frames=_frames(main), others=others)
@@ -255,7 +261,7 @@ def _main_thread(pid: int, threads: list[_Thread]) -> _Thread | None:
 
 def _frames(thread: _Thread) -> Frames:
     frames: list[Frame] = []
-    for frame in thread.frames[:MOST_FRAMES]:
+    for frame in thread.frames[:MAX_FRAMES]:
         if frame.filename.endswith(PARENTS_FRAMES):
             break
         line = max(frame.line or 0, 0)

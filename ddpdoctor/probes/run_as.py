@@ -1,4 +1,4 @@
-"""As whom a program is run that the environment names: root runs nothing that another user could have put there.
+"""Decides as whom a program is run that the environment names: root runs nothing that another user could have put there.
 
 An interpreter, compiler or library of another user's is run as that user, with settings that hold no secrets of root's. What
 several users could have put there isn't run at all. What root itself runs gets neither settings nor a working folder by which
@@ -84,7 +84,7 @@ def trust_everybody() -> None:
 
 
 def options_again() -> tuple[str, ...]:
-    """What a ddpdoctor that we start ourselves is to be told before its command."""
+    """Options that a ddpdoctor which we start ourselves gets before its command."""
     return (OPTION,) if _Trust.everybody else ()
 
 
@@ -166,7 +166,7 @@ def sudo(identity: RunAsUser) -> str:
 
 
 def remarks(python: str, chosen_by: str, environ: Mapping[str, str]) -> list[str]:
-    """What is to be known of what the environment has led to: sentences, none where all of it is root's, or the user's own."""
+    """Say what is to be known of what the environment has led to: sentences, none where all of it is root's, or the user's own."""
     if not is_wary():
         return [NOT_IMPORTED] if working_folder_for(None) and not _is_gone() else []
     try:
@@ -238,7 +238,7 @@ def clean_environ(environ: Mapping[str, str], *trusted: int) -> tuple[dict[str, 
 
 
 def _suspect(name: str, part: str, is_list: bool, trusted: Sequence[int]) -> Foothold | None:
-    """Who else decides what lies there. Programs are never looked for in relative folders; the loader looks for libraries
+    """Find who else decides what lies there. Programs are never looked for in relative folders; the loader looks for libraries
     without a "/" elsewhere."""
     is_elsewhere = name == "PATH" or not is_list or (name in ("LD_PRELOAD", "LD_AUDIT") and "/" not in part)
     if is_elsewhere and not part.startswith("/"):

@@ -1,4 +1,4 @@
-"""Who uses a segment in /dev/shm: processes that map it or have it open; and who may still come for one that nobody has mapped or open:
+"""Finds who uses a segment in /dev/shm: processes that map it or have it open; and who may still come for one that nobody has mapped or open:
 its maker, or one that keeps it for others."""
 
 from __future__ import annotations
@@ -36,16 +36,20 @@ _CLOCKS_APART = 5.0
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """used: those of the wanted that somebody has. closed: processes that may not be looked into: any of them may have any."""
+    """Use of segments. used: those of the wanted that somebody has. closed: processes that may not be looked into: any of them may have any."""
 
     used: frozenset[Inode]
     closed: int = 0
 
 
 def look_for_users(proc: Path, wanted: Mapping[Inode, str]) -> Use | Unknown:
-    """wanted: the names by inode. By inode, since in another mount namespace the path is another.
+    """Look through all processes for users of the segments.
 
-    Looks on until no process is new: one may have been forked, and its parent have ended, since they were listed.
+    It looks on until no process is new: one may have been forked, and its parent have ended, since they were listed.
+
+    Args:
+        proc: the folder /proc.
+        wanted: names by inode, since in another mount namespace the path is another.
     """
     until = time.monotonic() + SEARCH_SECONDS
     used: set[Inode] = set()
@@ -75,7 +79,7 @@ def look_for_users(proc: Path, wanted: Mapping[Inode, str]) -> Use | Unknown:
 
 
 def _tasks(process: Path) -> list[Path]:
-    """Where its memory and its files are to be seen: nowhere for a thread of the kernel, or for one that has ended; with its other
+    """Folders where its memory and its files are to be seen: nowhere for a thread of the kernel, or for one that has ended; with its other
     threads, once the first one has ended before them."""
     try:
         fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -92,15 +96,16 @@ def _tasks(process: Path) -> list[Path]:
 
 
 def _mapped(task: Path) -> set[Inode]:
-    """Raises OSError where it may not be looked into, or has ended."""
+    """Inodes of what it has mapped. `OSError` where it may not be looked into, or has ended."""
     text = (task / "maps").read_text(errors="replace")
     return {(os.makedev(int(major, 16), int(minor, 16)), int(inode)) for major, minor, inode in _MAPPING.findall(text)}
 
 
 def _open(task: Path, names: frozenset[str]) -> set[Inode]:
-    """The files of these names that it has open. Others aren't asked: on a hanging file system that would hang us, too.
+    """Find the files of these names that it has open. Others aren't asked: on a hanging file system that would hang us, too.
 
-    Raises OSError where it may not be looked into, or has ended.
+    Raises:
+        OSError: it may not be looked into, or has ended.
     """
     found: set[Inode] = set()
     for entry in (task / "fd").iterdir():
@@ -134,7 +139,7 @@ def keepers(context: Context) -> tuple[SegmentKeeper, ...]:
             words = proc.read(f"{entry.name}/cmdline", MAX_COMMAND)
             if isinstance(words, Unknown):
                 continue
-            what = next((one for one in (_MANAGER, _TRACKER) if one in words), b"")
+            what = next((program for program in (_MANAGER, _TRACKER) if program in words), b"")
             if what:
                 status = entry.stat()
                 found.append(
@@ -146,20 +151,20 @@ def keepers(context: Context) -> tuple[SegmentKeeper, ...]:
 
 
 def pids_anywhere(context: Context) -> frozenset[int]:
-    """Of all processes, with those that they have in containers: a container that shares /dev/shm names its segments by these."""
+    """List the pids of all processes, with those that they have in containers: a container that shares /dev/shm names its segments by these."""
     found = set()
     for name in os.listdir(context.path("/proc")):  # noqa: PTH208 (names are all we need)
         if name.isdecimal():
             found.add(int(name))
             status = context.read(f"/proc/{name}/status")
             if isinstance(status, str):
-                line = next((one for one in status.splitlines() if one.startswith("NSpid:")), "")
-                found |= {int(one) for one in line.split()[1:]}
+                line = next((row for row in status.splitlines() if row.startswith("NSpid:")), "")
+                found |= {int(word) for word in line.split()[1:]}
     return frozenset(found)
 
 
 def wanted_by(name: str, state: os.stat_result, known: tuple[SegmentKeeper, ...], pids: Set[int]) -> str:
-    """Who may still come for the segment of that name, in words; "" where nobody may. pids: of all that live."""
+    """Say who may still come for the segment of that name; "" where nobody may. pids: of all that live."""
     maker = maker_pid(name)
     if maker in pids:
         return f"pid {maker}, which made it"

@@ -21,8 +21,8 @@ from ddpdoctor.probes.smoke_notes import dead_runs
 
 MAX_SEGMENTS_OF_A_USER = 10_000
 """That are looked at: whoever leaves more hides his own alone."""
-SETTLED = 60.0
-"""Seconds: a younger segment may belong to a job that is just starting and has not mapped it yet."""
+SETTLED_SECONDS = 60.0
+"""A younger segment may belong to a job that is just starting and has not mapped it yet."""
 
 Stale = tuple[Mapping[str, os.stat_result], int]
 """By name, and how many processes could not be looked into."""
@@ -70,7 +70,9 @@ def _stale(context: Context, segments: Mapping[str, os.stat_result]) -> Stale | 
     judged = {name: state for name, state in segments.items() if me in (0, state.st_uid)}
     if not judged:
         return Unknown(_others(len(segments)))
-    use = look_for_users(context.path("/proc"), {(one.st_dev, one.st_ino): name for name, one in judged.items()})
+    use = look_for_users(
+        context.path("/proc"), {(status.st_dev, status.st_ino): name for name, status in judged.items()}
+    )
     if isinstance(use, Unknown):
         return use
     stale = {name: state for name, state in judged.items() if (state.st_dev, state.st_ino) not in use.used}
@@ -80,7 +82,7 @@ def _stale(context: Context, segments: Mapping[str, os.stat_result]) -> Stale | 
 
 
 def segments_of(context: Context, stale: Mapping[str, os.stat_result]) -> Iterator[Segment]:
-    """What is known of each of these, by name."""
+    """Describe each of these, by name."""
     known, pids = (keepers(context), pids_anywhere(context)) if stale else ((), frozenset())
     smokes = {key: name for run in dead_runs(context.environ) for key, name in run.noted.items()} if stale else {}
     now = time.time()
@@ -103,10 +105,10 @@ def _others(count: int) -> str:
 
 
 def _segments(folder: Path) -> tuple[dict[str, os.stat_result], tuple[str, ...]]:
-    """What looks in every respect as its makers leave it: whatever else lies there is none of ours. And what was left out of it."""
+    """Find what looks in every respect as its makers leave it: whatever else lies there is none of ours. And what was left out of it."""
     found: dict[str, os.stat_result] = {}
     count: Counter[int] = Counter()
-    newest = time.time() - SETTLED
+    newest = time.time() - SETTLED_SECONDS
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

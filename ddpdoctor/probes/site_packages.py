@@ -36,7 +36,7 @@ class SitePackages(msgspec.Struct, frozen=True):
 
         Wheels keep them in torch/lib, conda-forge in the environment's own lib folder.
         """
-        torch = next((one for one in self.folders if isfile(one / "torch" / "__init__.py")), None)
+        torch = next((folder for folder in self.folders if isfile(folder / "torch" / "__init__.py")), None)
         if torch is None:
             return {}
         found: dict[str, Path] = {}
@@ -57,7 +57,7 @@ def normalised(name: str) -> str:
 
 
 def names_in(folder: Path) -> list[str]:
-    """What a folder holds, sorted; nothing where it can't be read."""
+    """Names in a folder, sorted; nothing where it can't be read."""
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208 (names are enough)
     except OSError:

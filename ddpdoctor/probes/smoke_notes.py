@@ -1,4 +1,4 @@
-"""What earlier runs of `ddpdoctor smoke` left in /dev/shm, by their own notes. Where all of a run is killed at once (scancel, a
+"""Finds what earlier runs of `ddpdoctor smoke` left in /dev/shm, by their own notes. Where all of a run is killed at once (scancel, a
 cgroup's out-of-memory kill) nobody is left to clear up; its folder stays as well, and in it stands what its processes had mapped."""
 
 from __future__ import annotations

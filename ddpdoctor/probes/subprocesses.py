@@ -24,7 +24,7 @@ MAX_OUTPUT = 16 * 1024 * 1024
 
 
 class EndedProgram(msgspec.Struct, frozen=True):
-    """How it ended. Exactly one of these holds: `failed_to_start`, `timed_out`, or there is a `returncode`."""
+    """End of a program. Exactly one of these holds: `failed_to_start`, `timed_out`, or there is a `returncode`."""
 
     stdout: bytes = b""
     stderr: bytes = b""
@@ -92,7 +92,7 @@ _door = _Door()
 
 
 def end_all() -> None:
-    """As we end: kills whatever is still running, and starts nothing any more, so that nothing of ours outlives us."""
+    """Kill whatever is still running as we end, and start nothing any more, so that nothing of ours outlives us."""
     _door.close()
     left = list(_alive)
     for started in left:

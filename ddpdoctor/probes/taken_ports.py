@@ -1,4 +1,4 @@
-"""Which TCP ports torch's store could not listen on, and who holds them."""
+"""Finds TCP ports that torch's store could not listen on, and who holds them."""
 
 from __future__ import annotations
 

@@ -21,18 +21,18 @@ from ddpdoctor.probes.site_packages import SitePackages, names_in, site_packages
 SECONDS = 8.0
 """For all commands together; nvcc and compilers answer in hundredths, unless a network file system sleeps."""
 
-MOST_NVCCS = 6
-MAX_TEXT = 200_000
-"""Bytes of a header or setup.py."""
+MAX_NVCCS = 6
+MAX_TEXT_BYTES = 200_000
+"""Of a header or setup.py."""
 ON = ("ON", "1", "YES", "TRUE", "Y")
 DEBIAN_COMPILER = "/usr/lib/nvidia-cuda-toolkit/bin/g++"
 """Debian's and Ubuntu's own nvcc runs this, whatever stands on PATH."""
 
 
 def probe(context: Context) -> Toolchain:
-    """Runs `nvcc --version`, `c++ -dumpfullversion` and `ninja --version`, side by side."""
+    """Run `nvcc --version`, `c++ -dumpfullversion` and `ninja --version`, side by side."""
     home, found = _cuda_home(context)
-    candidates = list(islice(_nvccs(context, home, found), MOST_NVCCS))
+    candidates = list(islice(_nvccs(context, home, found), MAX_NVCCS))
     until = _Until()  # Only now: finding them waits for the target Python.
     asked = [_start(context, path, "--version") for path, _ in candidates]
     compiler = _Asked(context, *_cxx(context))
@@ -44,7 +44,7 @@ def probe(context: Context) -> Toolchain:
     source, style = _apex_source()
     return Toolchain(
         nvccs=tuple(
-            _nvcc(context, path, by, until.wait(one)) for (path, by), one in zip(candidates, asked, strict=True)
+            _nvcc(context, path, by, until.wait(started)) for (path, by), started in zip(candidates, asked, strict=True)
         ),
         cuda_home=home,
         compiler=compiler.answer(until),
@@ -83,7 +83,7 @@ def _start(context: Context, path: str, option: str) -> subprocesses.Started:
 
 
 def _located(context: Context, path: str) -> Path:
-    """Where to look for what a setting names; a relative path is meant from the working folder, if there still is one."""
+    """Locate what a setting names; a relative path is meant from the working folder, if there still is one."""
     try:
         return place(context, path)
     except OSError:
@@ -91,7 +91,7 @@ def _located(context: Context, path: str) -> Path:
 
 
 def _cuda_home(context: Context) -> tuple[str | None, str]:
-    """What torch.utils.cpp_extension.CUDA_HOME would be in a CUDA build of torch, and what says so."""
+    """Find what torch.utils.cpp_extension.CUDA_HOME would be in a CUDA build of torch, and what says so."""
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if value := context.environ.get(name):
             return value, name
@@ -170,7 +170,7 @@ def _gcc_max(context: Context, path: str, version: str) -> int | None:
     for home in homes:
         for include in ("include", "targets/x86_64-linux/include", "targets/sbsa-linux/include"):
             try:
-                header = read_start(home / include / "crt/host_config.h", MAX_TEXT).decode("utf-8", "replace")
+                header = read_start(home / include / "crt/host_config.h", MAX_TEXT_BYTES).decode("utf-8", "replace")
             except OSError:
                 continue
             if limit := re.search(r"#\s*if\s+__GNUC__\s*>\s*(\d+)", header):
@@ -296,6 +296,6 @@ def _working_folder() -> Path | None:
 
 def _text(path: Path) -> str:
     try:
-        return read_start(path, MAX_TEXT).decode("utf-8", "replace")
+        return read_start(path, MAX_TEXT_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""

@@ -41,7 +41,7 @@ def _a_minute_later(*words: str) -> subprocess.CompletedProcess[str]:
     """The command, to which no segment is too young, and which sees all processes that there are: those of a namespace of its own."""
     code = (
         "import os; from ddpdoctor.probes import context; context.INITIAL_PID_NAMESPACE = os.readlink('/proc/self/ns/pid');"
-        "from ddpdoctor.probes import shared_memory; shared_memory.SETTLED = -1.0;"
+        "from ddpdoctor.probes import shared_memory; shared_memory.SETTLED_SECONDS = -1.0;"
         "from ddpdoctor.cli.main import main; main()"
     )
     alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", code, *words]

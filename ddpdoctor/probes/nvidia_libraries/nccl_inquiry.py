@@ -20,7 +20,7 @@ class UniqueId(ctypes.Structure):
 
 
 def ask(path: str) -> dict[str, object]:
-    """What the library answers; {"error": ...} where it can't be loaded."""
+    """Ask the library; {"error": ...} where it can't be loaded."""
     try:
         library = ctypes.CDLL(path)
         version = ctypes.c_int(0)

@@ -21,7 +21,7 @@ LIBRARY = "libnvidia-ml.so.1"
 
 
 class NvmlAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """What NVML said. `status` None and `failure` "": there is no library to ask."""
+    """Answers of NVML. `status` None and `failure` "": there is no library to ask."""
 
     status: int | None = None
     """nvmlInit's return code."""

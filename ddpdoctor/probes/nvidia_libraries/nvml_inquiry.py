@@ -72,7 +72,7 @@ class NvmlGpu:
         """Counted by NVML, but nothing that this user or job may touch."""
 
     def ask(self, field: str, question: Callable[[], Any], otherwise: object = None) -> None:
-        """Notes the answer; or `otherwise`, or why there is none."""
+        """Note the answer; or `otherwise`, or why there is none."""
         if self.answers["lost"]:
             return
         try:
@@ -202,12 +202,16 @@ class NvmlGpu:
         listed = self.running("Compute", self.handle)
         return {
             "processes": len(listed),
-            "processes_memory": sum(one.usedGpuMemory or 0 for one in listed),
-            "mps_server": any(is_mps_server(one.pid) for one in listed),
+            "processes_memory": sum(process.usedGpuMemory or 0 for process in listed),
+            "mps_server": any(is_mps_server(process.pid) for process in listed),
         }
 
     def running(self, kind: str, handle: Any) -> Any:
-        """The processes of that kind ("Compute", "Graphics", "MPSCompute"), by the newest function that there is."""
+        """List the processes of that kind ("Compute", "Graphics", "MPSCompute"), by the newest function that there is.
+
+        Raises:
+            AttributeError: nvidia-ml-py doesn't know any.
+        """
         try:
             return getattr(self.nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")(handle)
         except (self.nvml.NVMLError, AttributeError) as error:
@@ -216,11 +220,11 @@ class NvmlGpu:
             return getattr(self.nvml, f"nvmlDeviceGet{kind}RunningProcesses_v2")(handle)
 
     def holders(self) -> list[dict[str, Any]]:
-        """All processes on the GPU and on its MIG instances. The whole GPU tells of those, too, to whom it may."""
+        """List all processes on the GPU and on its MIG instances. The whole GPU tells of those, too, to whom it may."""
         found: dict[object, dict[str, Any]] = {}
         for uuid, part in self.parts():
             self.note_holders(part, uuid, found)
-        on_instances = {one["pid"] for one in found.values()}
+        on_instances = {holder["pid"] for holder in found.values()}
         try:
             self.note_holders(self.handle, "", found, on_instances)
         except self.nvml.NVMLError as error:
@@ -229,7 +233,16 @@ class NvmlGpu:
         return list(found.values())
 
     def note_holders(self, handle: Any, uuid: str, found: dict[object, dict[str, Any]], known: Any = ()) -> None:
-        """known: pids that have been noted on another part."""
+        """Add the processes on a GPU, or a part of one, to those that were found.
+
+        Args:
+            handle: of the GPU or MIG instance.
+            uuid: of the MIG instance, "" for the whole GPU.
+            found: by instance and pid.
+            known: pids that have been noted on another part.
+        Raises:
+            AttributeError: nvidia-ml-py is too old to ask.
+        """
         for kind, word_for_it in (("Compute", "compute"), ("Graphics", "graphics"), ("MPSCompute", "mps client")):
             try:
                 listed = self.running(kind, handle)
@@ -238,17 +251,17 @@ class NvmlGpu:
                 if kind == "Compute" or getattr(error, "value", FUNCTION_NOT_FOUND) not in NO_ANSWER:
                     raise
                 continue
-            for place, one in enumerate(listed):
-                if one.pid and one.pid in known:
+            for index, process in enumerate(listed):
+                if process.pid and process.pid in known:
                     continue
                 # Who computes and draws stands in both lists, with the same memory. Those without a pid are unlike.
-                key = (uuid, one.pid) if one.pid else (uuid, kind, place)
-                role = "mps server" if is_mps_server(one.pid) else word_for_it
-                holder = found.setdefault(key, {"pid": one.pid, "mig_uuid": uuid, "kind": role, "memory": NOT_TOLD})
+                key = (uuid, process.pid) if process.pid else (uuid, kind, index)
+                role = "mps server" if is_mps_server(process.pid) else word_for_it
+                holder = found.setdefault(key, {"pid": process.pid, "mig_uuid": uuid, "kind": role, "memory": NOT_TOLD})
                 if word_for_it == "mps client" and role != "mps server":
                     holder["kind"] = role
-                if one.usedGpuMemory is not None:
-                    holder["memory"] = one.usedGpuMemory
+                if process.usedGpuMemory is not None:
+                    holder["memory"] = process.usedGpuMemory
 
     def parts(self) -> list[tuple[str, Any]]:
         """(UUID, handle) of each MIG instance."""
@@ -303,7 +316,7 @@ def p2p_matrix(nvml: Any, gpus: list[NvmlGpu]) -> list[list[str]]:
         dead = one.handle is None or other.handle is None or one.answers["lost"] or other.answers["lost"]
         return "unknown" if dead else p2p_status(nvml, one.handle, other.handle)
 
-    return [[status(gpu, other) for other in gpus] for gpu in gpus]
+    return [[status(gpu, peer) for peer in gpus] for gpu in gpus]
 
 
 def message(nvml: Any, error: Any) -> str:

@@ -1,4 +1,4 @@
-"""What /proc tells of the processes of this host: what each is, which rank of which job, and what it holds.
+"""Processes of this host as /proc tells of them: what each is, which rank of which job, and what it holds.
 
 `listing.probe(context)` gives the facts, but for the stacks of quiet orphans, which `ddpdoctor/processes/probe.py` adds.
 """

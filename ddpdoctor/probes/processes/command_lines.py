@@ -1,4 +1,4 @@
-"""What a process is by its command line (an interpreter, a launcher, a helper), and how the command line is shown without its secrets."""
+"""Command lines: tells an interpreter, a launcher or a helper by its own, and writes one without its secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one process has open and mapped: devices, sockets, shared memory, files that it writes to."""
+"""Reads what one process has open and mapped: devices, sockets, shared memory, files that it writes to."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _SOURCES = {
 
 
 class ObservedProcess:
-    """What was read of one process before anybody tells what it is.
+    """One process as it was read, before anybody tells what it is.
 
     Args:
         stat: /proc/PID/stat.
@@ -101,7 +101,7 @@ class ObservedProcess:
 
     @cached_property
     def place(self) -> RankPlace | None:
-        """Which rank it is by its settings, or where it has none and is in a process group by its arguments."""
+        """Rank by its settings, or where it has none and is in a process group by its arguments."""
         if self.has_rank_settings:
             found = place_by_settings(self.variables, alone=bool(STORE_THREADS & {*self.marks}))
             if found:

@@ -29,7 +29,7 @@ OVER_LIMIT = Unknown("it is one of more processes of its user than are looked in
 
 
 class UserLimits:
-    """What each user's processes have taken so far."""
+    """Account of what each user's processes have taken so far."""
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc

@@ -1,4 +1,4 @@
-"""Who holds what a job needs: a GPU, a segment of shared memory, the port of a store."""
+"""Finds who holds what a job needs: a GPU, a segment of shared memory, the port of a store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEGMENTS = (f"{SHARED_MEMORY}torch_", f"{SHARED_MEMORY}nccl-")
 
 
 class ResourceHolders:
-    """What processes have open. files: of those that were looked at so far."""
+    """Open files of processes. files: of those that were looked at so far."""
 
     def __init__(self, context: Context, proc: Proc, describer: Describer, limits: UserLimits) -> None:
         self._context = context
@@ -50,7 +50,7 @@ class ResourceHolders:
         return self._limits.read(pid, lambda: read_open_files(self._proc, pid, maps=maps), unread)
 
     def mark_as_hanging(self, pid: int) -> None:
-        """It is not to be looked into again."""
+        """Note that it hangs, and is not to be looked into again."""
         self.files[pid] = OpenFiles.unknown(HANGS)
 
     def look_into_the_rest(self, tree: ObservedTree) -> None:

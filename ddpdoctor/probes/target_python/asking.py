@@ -34,10 +34,14 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def ask(context: Context, mode: Mode, seconds: float | None = None) -> Answer:
-    """What the target Python answers; asked once for all probes. "torch" imports torch there, which takes seconds. seconds: how
-    long it is waited for, `SECONDS` by default.
+    """Ask the target Python, once for all probes.
 
-    Both run side by side. A target Python that doesn't answer as an interpreter isn't waited for any longer.
+    Both modes run side by side. A target Python that doesn't answer as an interpreter isn't waited for any longer.
+
+    Args:
+        context: of this look.
+        mode: "torch" imports torch there, which takes seconds.
+        seconds: how long it is waited for, `SECONDS` by default.
     """
     answer: Answer = context.once(f"target Python {mode}", lambda: _ask(context, mode, seconds or SECONDS[mode]))
     return answer
@@ -104,7 +108,7 @@ def _ended(started: Started, until: float) -> EndedProgram:
 
 
 def _unusable(python: str) -> Answer | None:
-    """What is wrong with the path itself."""
+    """Tell what is wrong with the path itself; None if nothing."""
     if os.path.isdir(python):
         return Answer("not-executable", "it is a folder, without a bin/python in it")
     try:
@@ -124,7 +128,7 @@ def _unusable(python: str) -> Answer | None:
 
 
 def _closed(python: str) -> str:
-    """Where its links lead, and the first folder on the way that keeps this user out."""
+    """Say where its links lead, and the first folder on the way that keeps this user out."""
     target = Path(os.path.realpath(python))
     folder = next((parent for parent in reversed(target.parents) if not os.access(parent, os.X_OK)), target.parent)
     leads = "" if os.fspath(target) == python else f" (it is a link to {target})"

@@ -1,4 +1,4 @@
-"""Which Python is the target Python. Nothing is run to find out, and links are left as they are: a venv's python is one."""
+"""Chooses the target Python. Nothing is run to find out, and links are left as they are: a venv's python is one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpdoctor.probes.programs import find_program
 
 
 def choose_python(option: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The interpreter's path, and who chose it.
+    """Choose the interpreter: its path, and who chose it.
 
     In this order: `--python` (a path, a command on PATH, or the folder of a virtual environment); the active virtual or
     conda environment (where both are active, the one that comes first on PATH); our own interpreter if torch is
@@ -48,11 +48,11 @@ def _without_our_own(path: str) -> str:
     if not {"pipx", "uv"} & set(sys.prefix.split(os.sep)):
         return path
     ours = os.path.join(sys.prefix, "bin")
-    return os.pathsep.join(one for one in path.split(os.pathsep) if os.path.normpath(one) != ours)
+    return os.pathsep.join(folder for folder in path.split(os.pathsep) if os.path.normpath(folder) != ours)
 
 
 def _active(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    folders = [os.path.normpath(one) for one in environ.get("PATH", "").split(os.pathsep) if one]
+    folders = [os.path.normpath(folder) for folder in environ.get("PATH", "").split(os.pathsep) if folder]
 
     def place(python: str) -> int:
         folder = os.path.dirname(python)

@@ -43,7 +43,7 @@ class WrongResult(Exception):
 
 
 class NotAvailable(Exception):
-    """What would be tested isn't there."""
+    """Something that would be tested isn't there."""
 
 
 def tell(**facts):
@@ -56,7 +56,7 @@ def begin(stage):
 
 
 def left():
-    """What torch may wait."""
+    """Time that torch may wait."""
     return timedelta(seconds=max(1.0, ORDER["seconds"] - MARGIN - (time.monotonic() - BEGAN)))
 
 
@@ -125,7 +125,11 @@ def run():
 
 
 def reduce(torch, elements, world_size):
-    """An all_reduce of ones, as float32: every element must come to the number of ranks."""
+    """All-reduce ones, as float32: every element must come to the number of ranks.
+
+    Raises:
+        WrongResult: it doesn't.
+    """
     numbers = torch.ones(elements, device="cuda" if ORDER["backend"] == "nccl" else "cpu")
     torch.distributed.all_reduce(numbers)
     least, most = numbers.min().item(), numbers.max().item()

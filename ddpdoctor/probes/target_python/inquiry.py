@@ -87,7 +87,7 @@ def in_one_line(error):
 
 
 def working_folder():
-    """What stands first on the path of a script in this folder, as a list of one, or empty."""
+    """Folder that stands first on the path of a script in this folder, as a list of one, or empty."""
     return [FOLDER] if FOLDER and not getattr(sys.flags, "safe_path", False) else []
 
 
@@ -100,7 +100,7 @@ def importable_folder():
 
 
 def folders_of_pythonpath():
-    return [absolute(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    return [absolute(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 def absolute(path):
@@ -183,7 +183,11 @@ def glibc_version():
 
 
 def pip_version(packages):
-    """None: `python -m pip` would not work."""
+    """Version of pip; None: `python -m pip` would not work.
+
+    Raises:
+        LookupError: it is there without its metadata.
+    """
     if finder_says("pip", sys.path) is None:
         return None
     for package in packages:
@@ -240,26 +244,27 @@ def distribution(place, folder, name, version):
     )
     headers = (text or read(place)).replace("\r\n", "\n").partition("\n\n")[0]
     versions = re.findall(r"(?m)^Version: *(\S+)", headers)
-    required = [one.strip() for one in re.findall(r"(?m)^Requires-Dist: *(\S.*)$", headers)]
+    required = [line.strip() for line in re.findall(r"(?m)^Requires-Dist: *(\S.*)$", headers)]
     # What an extra would add isn't required; but torch gets its CUDA libraries through the extras of cuda-toolkit.
     if normalised(name) != "cuda-toolkit":
-        required = [one for one in required if not re.search(r"\bextra *==", one)]
-    names = [re.match(r"[\w.-]*", one).group() for one in required]
+        required = [line for line in required if not re.search(r"\bextra *==", line)]
+    names = [re.match(r"[\w.-]*", line).group() for line in required]
     return {
         "name": normalised(name),
         "version": versions[0] if versions else version,
         "location": folder,
         "requires": [
-            one
-            for one, its in zip(required, names)
-            if MATTERS.fullmatch(normalised(its)) or (normalised(name) == "torch" and "==" in one.partition(";")[0])
+            requirement
+            for requirement, package in zip(required, names)
+            if MATTERS.fullmatch(normalised(package))
+            or (normalised(name) == "torch" and "==" in requirement.partition(";")[0])
         ],
         "installer": read(os.path.join(place, "INSTALLER")).strip().lower(),
     }
 
 
 def finder_says(name, path):
-    """Where a top-level module would come from with that sys.path: a file, or the folder of a package. Imports nothing."""
+    """Find where a top-level module would come from with that sys.path: a file, or the folder of a package. Imports nothing."""
     before = sys.path[:]
     sys.path[:] = path
     try:
@@ -276,14 +281,14 @@ def finder_says(name, path):
 
 
 def torch_files():
-    """What is there by the name of torch. None: nothing."""
+    """Describe what is there by the name of torch. None: nothing."""
     folders = working_folder()
     location = finder_says("torch", folders + sys.path)
     if location is None:
         return None
     pythonpath = folders_of_pythonpath()
     in_front = folders + pythonpath
-    behind = finder_says("torch", [one for one in sys.path if absolute(one) not in in_front])
+    behind = finder_says("torch", [entry for entry in sys.path if absolute(entry) not in in_front])
     text = read(os.path.join(location, "version.py"))
     found_in = os.path.dirname(absolute(location))
     return {
@@ -361,11 +366,11 @@ def in_the_way(error):
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
-    stacks = [traceback.extract_tb(one.__traceback__)[::-1] for one in chain[::-1]]
+    stacks = [traceback.extract_tb(error.__traceback__)[::-1] for error in chain[::-1]]
     frames = [frame_summary.filename for stack in stacks for frame_summary in stack]
     words = " ".join(map(str, chain))
     spoken_of = [sys.modules.get(name) for name in re.findall(r"'([A-Za-z_]\w*)", words)]
-    files = frames + [getattr(one, "__file__", None) or "" for one in spoken_of]
+    files = frames + [getattr(name, "__file__", None) or "" for name in spoken_of]
     for number, path in enumerate(map(absolute, filter(None, files))):
         if os.path.basename(path) == "__init__.py":
             path = os.path.dirname(path)
@@ -374,7 +379,7 @@ def in_the_way(error):
         name = name.partition(".")[0]
         if folder not in in_front or finder_says(name, in_front + sys.path) != path:
             continue
-        instead_of = finder_says(name, [one for one in sys.path if absolute(one) not in in_front]) or ""
+        instead_of = finder_says(name, [entry for entry in sys.path if absolute(entry) not in in_front]) or ""
         library = os.path.dirname(instead_of) == os.path.dirname(os.__file__)
         # A package there may be meant to go before the installed one, and a file that only calls isn't to blame for it.
         if library or (instead_of and path.endswith(".py") and not 0 < number < len(frames)):
@@ -394,7 +399,7 @@ def watch():
 
 
 def after_import(torch):
-    """What torch says without touching a driver."""
+    """Tell what torch says without touching a driver."""
 
     def distributed(question):
         def ask():
@@ -454,7 +459,11 @@ def cuda(torch):
 
 
 def loaded():
-    """Shared libraries in this process, without Python's extension modules; the kernel gives paths without links."""
+    """Shared libraries in this process, without Python's extension modules; the kernel gives paths without links.
+
+    Raises:
+        OSError: the kernel doesn't tell.
+    """
     paths = {}
     for line in read("/proc/self/maps", 1 << 25).splitlines():
         path = line[line.find("/") :] if "/" in line else ""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.snapshots import (
-    MAX_SIZE,
+    MAX_SNAPSHOT_BYTES,
     SnapshotError,
     decode_snapshot,
     encode_snapshot,
@@ -68,7 +68,7 @@ def test_a_gigabyte_is_refused_without_reading_it_all(tmp_path: Path) -> None:
     path = tmp_path / "huge.json"
     with path.open("wb") as file:
         file.truncate(1 << 30)
-    with pytest.raises(SnapshotError, match=f"larger than {MAX_SIZE >> 20} MiB"):
+    with pytest.raises(SnapshotError, match=f"larger than {MAX_SNAPSHOT_BYTES >> 20} MiB"):
         read_snapshot(path)
 
 

@@ -19,7 +19,7 @@ from ddpdoctor.hang.stack_sampling import sample
 from ddpdoctor.probes import py_spy as spying
 from ddpdoctor.probes import run_as
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.probes.py_spy import MAX_OUTPUT, PySpyTrouble, Spied, memory_reader, py_spy, run, spy
+from ddpdoctor.probes.py_spy import MAX_OUTPUT_BYTES, PySpyTrouble, Spied, memory_reader, py_spy, run, spy
 from tests.support.other_users import User, python_for_all
 
 pytestmark = pytest.mark.root
@@ -149,7 +149,7 @@ def test_what_she_makes_py_spy_say_is_cut(shared: Path, eve: User) -> None:
     (shared / "py-spy").write_text("#!/bin/sh\nhead -c 80000000 /dev/zero; exit 3\n")
     (shared / "py-spy").chmod(0o755)
     code, output, complaint = asyncio.run(run((str(shared / "py-spy"),), 30, (), run_as.identity_of(eve.uid)))
-    assert (code, len(output), complaint) == (3, MAX_OUTPUT, b"")
+    assert (code, len(output), complaint) == (3, MAX_OUTPUT_BYTES, b"")
 
 
 def test_her_py_spy_is_not_for_root(shared: Path, eve: User, monkeypatch: pytest.MonkeyPatch) -> None:

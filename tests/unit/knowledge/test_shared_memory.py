@@ -46,7 +46,7 @@ def made_up(root: Path, namespace: str = INITIAL_PID_NAMESPACE) -> Context:
 
 def look(root: Path, namespace: str = INITIAL_PID_NAMESPACE, settled: float = -1.0) -> SharedMemory:
     """settled: in seconds; nothing is too young where it is negative."""
-    with mock.patch.object(shared_memory, "SETTLED", settled):
+    with mock.patch.object(shared_memory, "SETTLED_SECONDS", settled):
         found = shared_memory.probe(made_up(root, namespace))
     assert isinstance(found, SharedMemory)
     return found
@@ -181,7 +181,7 @@ def test_where_processes_are_hidden_nobody_can_say(tmp_path: Path) -> None:
     segment(tmp_path, "nccl-3XkQz1")
     context = made_up(tmp_path)
     (tmp_path / "proc/1").unlink()
-    with mock.patch.object(shared_memory, "SETTLED", -1.0):
+    with mock.patch.object(shared_memory, "SETTLED_SECONDS", -1.0):
         found = shared_memory.probe(context)
     assert isinstance(found, SharedMemory)
     assert isinstance(found.stale, Unknown)
@@ -249,7 +249,7 @@ def test_who_may_not_look_into_all_processes_is_sure_of_nothing(holder: str, tmp
 
     def ask() -> None:
         become_nobody()
-        with mock.patch.object(shared_memory, "SETTLED", -1.0):
+        with mock.patch.object(shared_memory, "SETTLED_SECONDS", -1.0):
             found = shared_memory.probe(context)
         assert isinstance(found, SharedMemory)
         assert not isinstance(found.stale, Unknown)

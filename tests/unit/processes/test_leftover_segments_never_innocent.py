@@ -95,7 +95,7 @@ class World:
             return _MAPPED(task)
 
         with (
-            mock.patch.object(shared_memory, "SETTLED", -1.0),
+            mock.patch.object(shared_memory, "SETTLED_SECONDS", -1.0),
             mock.patch.object(segment_users, "_mapped", readable),
             mock.patch.object(os, "geteuid", return_value=self.me),
         ):
