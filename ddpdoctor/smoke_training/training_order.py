@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from ddpdoctor.facts.smoke import stage_seconds
+from ddpdoctor.facts.smoke import Smoke, stage_seconds
 from ddpdoctor.smoke_training.stages import IMPORT_SECONDS, STAGE_SECONDS, STAGES
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """The rank that a launcher gave to this very process."""
+    """The rank that a launcher gave to this process."""
 
     rank: int
     local_rank: int
@@ -25,8 +25,8 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class TrainingOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One host's share of a run. Fields as in smoke_training/trainer/ddpdoctor_smoke/orders.py; channel and folder are filled in when
-    it is started. import_seconds: what the stage import may take, and the rendezvous with ranks that we don't hear of."""
+    """One host's share of a run. Its fields are explained in smoke_training/trainer/ddpdoctor_smoke/orders.py; channel and folder are
+    filled in when it is started."""
 
     nproc: int
     world_size: int
@@ -40,31 +40,45 @@ class TrainingOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     import_seconds: float = IMPORT_SECONDS
     launched: Launched | None = None
     first_rank: int | None = None
-    """On this host; None: every host has as many."""
+    """The first rank on this host; None: every host has as many."""
     gpus: int = 0
     fault: Fault | None = None
 
     @property
     def ranks(self) -> list[int]:
-        """Those of this host."""
+        """The ranks of this host."""
         if self.launched is not None:
             return [self.launched.rank]
         first = self.node_rank * self.nproc if self.first_rank is None else self.first_rank
         return [first + local for local in range(self.nproc)]
 
     def seconds_for(self, stage: str) -> float:
-        """What it may take, as `facts.smoke.stage_seconds` has it."""
+        """The seconds that a stage may take."""
         return stage_seconds(
             stage, self.seconds, self.import_seconds, apart=self.launched is not None or self.nnodes > 1
         )
 
-    def to_json(self, channel: str, folder: str) -> str:
-        """What the target Python is given."""
-        return msgspec.json.encode(
-            {**msgspec.to_builtins(self), **self._whole(), "channel": channel, "folder": folder}
-        ).decode()
+    def facts(self) -> Smoke:
+        """The facts of a training that is ordered and hasn't begun."""
+        return Smoke(
+            world_size=self.world_size,
+            nnodes=self.nnodes,
+            backend=self.backend,
+            stages=self.stages,
+            deadline=self.seconds,
+            import_seconds=self.import_seconds,
+        )
 
-    def _whole(self) -> dict[str, object]:
-        """Fields that the target Python reads whatever their value is."""
+    def to_json(self, channel: str, folder: str) -> str:
+        """Encode the order for the target Python.
+
+        Args:
+            channel: the name of the socket at which the ranks report.
+            folder: an empty one, for the files of the run.
+        """
+        # The target Python reads all of them, also those that are left out because of their value.
         names = ("nnodes", "node_rank", "master", "port", "backend", "stages", "seconds", "import_seconds")
-        return {name: getattr(self, name) for name in names}
+        whole = {name: getattr(self, name) for name in names}
+        return msgspec.json.encode(
+            {**msgspec.to_builtins(self), **whole, "channel": channel, "folder": folder}
+        ).decode()

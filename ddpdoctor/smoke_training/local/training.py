@@ -104,18 +104,12 @@ def _stopped() -> str:
 
 
 def _facts(order: TrainingOrder, plan: SmokePlan, ran: HostRun, *, python: str, seconds: float) -> Smoke:
-    """The facts of a training on this host alone; seconds: that the whole of it took."""
-    return Smoke(
+    return msgspec.structs.replace(
+        order.facts(),
         ranks=tuple(sorted(ran.runs, key=lambda run: run.rank)),
-        world_size=order.world_size,
-        nnodes=order.nnodes,
-        backend=order.backend,
         chosen=plan.chosen,
         gpus_passed_over=plan.gpus_passed_over,
         engine=ELASTIC,
-        stages=order.stages,
-        deadline=order.seconds,
-        import_seconds=order.import_seconds,
         seconds=round(seconds, 3),
         problem=ran.problem,
         torch=ran.torch,

@@ -1,4 +1,4 @@
-"""A node's share of a smoke training over several hosts: runs the ranks that node 0 orders, and says what they came to."""
+"""A node's part in a smoke training over several hosts: runs the ranks that node 0 orders, and answers what they came to."""
 
 from __future__ import annotations
 
@@ -28,38 +28,49 @@ from ddpdoctor.smoke_training.plan import plan_training
 from ddpdoctor.smoke_training.stages import STAGES
 from ddpdoctor.smoke_training.training_order import Fault, Launched, TrainingOrder
 
-LONGEST_PATH = 500
-SHORT, FRAMES = 80, 6
-"""Characters and frames of a rank that says too much."""
+MAX_PATH_LENGTH = 500
+SHORT_LENGTH, SHORT_STACK = 80, 6
+"""Characters of a text, and frames of a stack, where a rank says too much."""
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What this node wishes. backend, stages, timeout: as given here, though node 0's count. launched: the rank that a
-    launcher has given to this process. store_running: its own store holds the master's port."""
+    """The options of this node. Of backend, stages and timeout node 0's count, whatever is given here."""
 
     nproc: int | None = None
     backend: str = "auto"
     stages: tuple[str, ...] | None = None
     timeout: float | None = None
     launched: Launched | None = None
+    """The rank that a launcher has given to this process."""
     local_world_size: int | None = None
     store_running: bool = False
+    """Whether the launcher's own store holds the master's port."""
     fault: Fault | None = None
 
 
 class RemoteTraining:
-    """heard: as for `running.run`."""
+    """Carries out the order of node 0 on this node, once."""
 
     def __init__(
         self,
-        share: NodeOptions,
+        options: NodeOptions,
         snapshot: Snapshot,
         master: Master,
         python: str,
         environ: Mapping[str, str],
         on_progress: Callable[[RankMonitor], None] = lambda monitor: None,
     ) -> None:
-        self._share = share
+        """Prepare.
+
+        Args:
+            options: of this node.
+            snapshot: this host's facts.
+            master: where the ranks may go, whatever is ordered.
+            python: the target Python.
+            environ: the settings that training would inherit.
+            on_progress: as for `run_ranks`.
+        """
+        self._options = options
         self._snapshot = snapshot
         self._master = master
         self._python = python
@@ -71,23 +82,24 @@ class RemoteTraining:
         self._own_part = Smoke()
 
     def welcome(self, welcome: Welcome) -> None:
-        """Node 0 has let us in."""
+        """Take in as which node this one was admitted."""
         self._welcome = welcome
 
     async def carry_out(self, order: AnyOrder) -> Answer:
-        """Runs the ranks to their end; cancelled with ENOUGH, to the answer where they were."""
+        """Run the ranks to their end. Cancelled with ENOUGH, end them and answer where they were."""
         if not isinstance(order, Train):
             return OrderFailed(why="this node was started for smoke")
-        if why := self._why_not(order):
+        if why := self._refusal(order):
             self._refused = why
             return OrderFailed(why=f"it was ordered what no node 0 of ours orders: {why}")
         # Whatever is ordered, the ranks go to the master that was named here.
         order = msgspec.structs.replace(order, master=self._master.host, port=self._master.port)
         self._order = order
         began = time.time()
-        ran = await run_ranks(
-            self._own(order), python=self._python, environ=self._settings(order), on_progress=self._on_progress
-        )
+        options = self._options
+        own = TrainingOrder(**msgspec.structs.asdict(order), launched=options.launched, fault=options.fault)
+        environ = self._settings(order)
+        ran = await run_ranks(own, python=self._python, environ=environ, on_progress=self._on_progress)
         answer = TrainingDone(
             runs=tuple(shorten_run(redact_facts(run)) for run in ran.runs),
             began=began,
@@ -96,14 +108,9 @@ class RemoteTraining:
             folder=redact_facts(ran.folder.told)[:500] if ran.folder else "",
             leftovers=_few(redact_facts(ran.leftovers)),
         )
-        self._own_part = Smoke(
+        self._own_part = msgspec.structs.replace(
+            own.facts(),
             ranks=answer.runs,
-            world_size=order.world_size,
-            nnodes=order.nnodes,
-            backend=order.backend,
-            stages=order.stages,
-            deadline=order.seconds,
-            import_seconds=order.import_seconds,
             seconds=round(time.time() - began, 3),
             problem=answer.problem,
             torch=answer.torch,
@@ -113,8 +120,8 @@ class RemoteTraining:
         )
         return answer
 
-    def _why_not(self, order: Train) -> str:
-        """Why the order isn't carried out, for somebody else may speak as node 0; "" where it is."""
+    def _refusal(self, order: Train) -> str:
+        """Say why an order isn't carried out, since another program may pose as node 0; "" where it is."""
         assert self._welcome is not None, "nobody orders before"
         node, nnodes = self._welcome.node_rank, self._welcome.nnodes
         if self._order is not None:
@@ -124,8 +131,8 @@ class RemoteTraining:
         # Rank 0 listens for the others, for which it is node 0's place alone.
         if (order.first_rank == 0) != (node == 0) or order.first_rank + order.nproc > order.world_size:
             return f"node {node} is to have rank {order.first_rank} of {order.world_size}"
-        wished = 1 if self._share.launched is not None else self._share.nproc
-        most = max(plan_training(self._snapshot, wished, backend).nproc for backend in ("gloo", "nccl"))
+        nproc = 1 if self._options.launched is not None else self._options.nproc
+        most = max(plan_training(self._snapshot, nproc, backend).nproc for backend in ("gloo", "nccl"))
         if order.nproc > most:
             return f"it is to run {order.nproc} ranks, and {most} at most are planned here"
         if unknown := [stage for stage in order.stages if stage not in STAGES]:
@@ -133,87 +140,72 @@ class RemoteTraining:
         return ""
 
     def told(self, snapshot: Snapshot) -> Snapshot:
-        """With what this node's own ranks came to."""
+        """Add to this node's facts what its own ranks came to."""
         return msgspec.structs.replace(snapshot, smoke=self._own_part)
 
     async def close(self) -> None:
-        """Nothing of it is left once the order is carried out."""
+        """Do nothing: nothing is left once the order is carried out."""
 
     def in_vain(self) -> Iterator[str]:
-        """Flags that node 0 was started without."""
-        share, order = self._share, self._order
+        """Say in a sentence each which options have no effect, since node 0 decides otherwise."""
+        options, order = self._options, self._order
         if self._refused:
             yield f"node 0 ordered what none of ours does, and it was not done: {self._refused}"
         if order is None:
             return
-        if share.backend not in ("auto", order.backend):
-            yield f"--backend {share.backend} has no effect here: node 0 runs with {order.backend}"
-        if share.timeout is not None and share.timeout != order.seconds:
-            yield f"--timeout {share.timeout:g} has no effect here: node 0 gives each stage {order.seconds:g} s"
-        if share.stages is not None and share.stages != order.stages:
+        if options.backend not in ("auto", order.backend):
+            yield f"--backend {options.backend} has no effect here: node 0 runs with {order.backend}"
+        if options.timeout is not None and options.timeout != order.seconds:
+            yield f"--timeout {options.timeout:g} has no effect here: node 0 gives each stage {order.seconds:g} s"
+        if options.stages is not None and options.stages != order.stages:
             yield "--stages has no effect here: node 0 says which are run"
 
-    def _own(self, order: Train) -> TrainingOrder:
-        return TrainingOrder(
-            nproc=order.nproc,
-            first_rank=order.first_rank,
-            world_size=order.world_size,
-            nnodes=order.nnodes,
-            node_rank=order.node_rank,
-            master=order.master,
-            port=order.port,
-            backend=order.backend,
-            stages=order.stages,
-            seconds=order.seconds,
-            import_seconds=order.import_seconds,
-            launched=self._share.launched,
-            fault=self._share.fault,
-        )
-
     def _settings(self, order: Train) -> dict[str, str]:
-        """What a rank would inherit. One that a launcher started reads there where its store is: torchrun has said so, and
-        for the others it is what their training script would be told."""
-        launched = self._share.launched
-        if launched is None or self._share.store_running:
+        """The settings that a rank inherits. One that a launcher started finds its store by them: torchrun sets them, and for the
+        other launchers they are what their training script would be told."""
+        launched = self._options.launched
+        if launched is None or self._options.store_running:
             return dict(self._environ)
-        told = {
+        added = {
             "RANK": launched.rank,
             "LOCAL_RANK": launched.local_rank,
             "WORLD_SIZE": order.world_size,
             "MASTER_ADDR": order.master,
             "MASTER_PORT": order.port,
         }
-        if self._share.local_world_size is not None:
-            told["LOCAL_WORLD_SIZE"] = self._share.local_world_size
-        return {**self._environ, **{name: str(value) for name, value in told.items()}}
+        if self._options.local_world_size is not None:
+            added["LOCAL_WORLD_SIZE"] = self._options.local_world_size
+        return {**self._environ, **{name: str(value) for name, value in added.items()}}
 
 
 def _few(left: Leftovers) -> Leftovers:
-    return Leftovers(
-        processes=tuple(process[: 2 * SHORT] for process in left.processes[:MAX_LEFTOVERS]),
-        ports=left.ports[:MAX_LEFTOVERS],
-        shared_memory=tuple(one for one in left.shared_memory if len(one) < LONGEST_PATH)[:MAX_LEFTOVERS],
-        unclaimed=tuple(one for one in left.unclaimed if len(one) < LONGEST_PATH)[:MAX_LEFTOVERS],
-        files=tuple(file for file in left.files if len(file) < LONGEST_PATH)[:MAX_LEFTOVERS],
-    )
+    """Cut leftovers to what an answer has room for."""
+    paths = {
+        name: tuple(path for path in getattr(left, name) if len(path) < MAX_PATH_LENGTH)[:MAX_LEFTOVERS]
+        for name in ("shared_memory", "unclaimed", "files")
+    }
+    processes = tuple(process[: 2 * SHORT_LENGTH] for process in left.processes[:MAX_LEFTOVERS])
+    return Leftovers(processes=processes, ports=left.ports[:MAX_LEFTOVERS], **paths)
 
 
 def _cut_stage_words(run: RankRun) -> RankRun:
-    stages = tuple(msgspec.structs.replace(stage, words=stage.words[:SHORT]) for stage in run.stages)
+    stages = tuple(msgspec.structs.replace(stage, words=stage.words[:SHORT_LENGTH]) for stage in run.stages)
     return msgspec.structs.replace(run, stages=stages)
 
 
 def _cut_frames(run: RankRun) -> RankRun:
-    return msgspec.structs.replace(run, stack=tuple(frame[: 2 * SHORT] for frame in run.stack[:FRAMES]))
+    return msgspec.structs.replace(run, stack=tuple(frame[: 2 * SHORT_LENGTH] for frame in run.stack[:SHORT_STACK]))
 
 
 def _cut_texts(run: RankRun) -> RankRun:
     names = ("words", "last_line", "calls", "step", "device", "process_state", "stack_source")
-    short: dict[str, object] = {name: getattr(run, name)[: 2 * SHORT] for name in names}
+    short: dict[str, object] = {name: getattr(run, name)[: 2 * SHORT_LENGTH] for name in names}
     short["called"] = tuple(
-        msgspec.structs.replace(call, call=call.call[:SHORT]) for call in run.called[-MAX_LEFTOVERS:]
+        msgspec.structs.replace(call, call=call.call[:SHORT_LENGTH]) for call in run.called[-MAX_LEFTOVERS:]
     )
-    return msgspec.structs.replace(run, culprits=run.culprits[:SHORT], contexts=run.contexts[:MAX_LEFTOVERS], **short)
+    return msgspec.structs.replace(
+        run, culprits=run.culprits[:SHORT_LENGTH], contexts=run.contexts[:MAX_LEFTOVERS], **short
+    )
 
 
 def _drop_stage_words(run: RankRun) -> RankRun:

@@ -1,4 +1,4 @@
-"""`ddpdoctor smoke` over several nodes: they meet as for netcheck, and then train."""
+"""The task of a meeting for `ddpdoctor smoke`: the nodes meet as for netcheck, train, and judge what came of it."""
 
 from __future__ import annotations
 
@@ -23,59 +23,57 @@ from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions, TrainingCoordinator
 from ddpdoctor.smoke_training.multinode.remote_training import NodeOptions, RemoteTraining
 
-FAMILIES: Final = ("join", "compare", "smoke")
-MAY_SAY_WHY: Final = "network"
+JUDGED_FAMILIES: Final = ("join", "compare", "smoke")
+FAMILY_AFTER_FAILURE: Final = "network"
 """Judged as well where the nodes didn't meet, or their training failed."""
 
-LEAST_SECONDS: Final = 3600.0
+MIN_MEETING_SECONDS: Final = 3600.0
 """That the others give node 0, whose --timeout they don't know."""
 
 
 class JointProgressListener(ProgressListener, Protocol):
-    """Who is told how a training over several hosts goes: first who comes, then how far this host's own ranks are.
-
-    has_shown: the report has been told already.
-    """
+    """Is told how a training over several hosts goes: first which nodes come, then how far this host's own ranks are."""
 
     has_shown: bool
+    """Whether the report has been shown already."""
 
     def heard(self, watch: RankMonitor) -> None:
-        """How far the ranks are has changed."""
+        """Take in that the ranks have come further."""
 
 
 class SmokeTask:
-    """share: of this node; terms: of node 0, which count for all. heard: as for `running.run`."""
+    """Train together."""
 
     command: str = "smoke"
     groups: Sequence[str] = FACT_GROUPS
 
     def __init__(
         self,
-        share: NodeOptions,
-        terms: CoordinatorOptions,
+        options: NodeOptions,
+        common: CoordinatorOptions,
         catalogue: Catalogue,
         on_progress: Callable[[RankMonitor], None] = lambda monitor: None,
     ) -> None:
         self.catalogue = catalogue
-        self._share = share
-        self._terms = terms
+        self._options = options
+        self._common = common
         self._on_progress = on_progress
-        self.seconds = max(LEAST_SECONDS, 2 * (terms.import_seconds + len(terms.stages) * terms.seconds))
+        self.seconds = max(MIN_MEETING_SECONDS, 2 * (common.import_seconds + len(common.stages) * common.seconds))
 
     def meeting(self, meeting: Meeting) -> Meeting:
-        return msgspec.structs.replace(meeting, nproc=self._share.nproc)
+        return msgspec.structs.replace(meeting, nproc=self._options.nproc)
 
     def programme(self, company: NodeSession, master: str, store_port: int) -> PhaseCoordinator:
-        return TrainingCoordinator(company, self._terms, self.catalogue, master=master, store_port=store_port)
+        return TrainingCoordinator(company, self._common, self.catalogue, master=master, store_port=store_port)
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
     ) -> Worker:
-        return RemoteTraining(self._share, snapshot, master, python, environ, self._on_progress)
+        return RemoteTraining(self._options, snapshot, master, python, environ, self._on_progress)
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
-        """Each node's own findings: of a rank on the node that runs it, of the whole on node 0."""
-        families = FAMILIES if all(map(_went_well, snapshots)) else (*FAMILIES, MAY_SAY_WHY)
+        """Judge each node: findings on a rank belong to the node that runs it, those on the whole to node 0."""
+        families = JUDGED_FAMILIES if all(map(_went_well, snapshots)) else (*JUDGED_FAMILIES, FAMILY_AFTER_FAILURE)
         checks = [check for check in self.catalogue.checks if check.family in families]
         of_plans = [check for check in checks_of_plans(self.catalogue) if check not in checks]
         return [
@@ -85,12 +83,12 @@ class SmokeTask:
 
 
 def _has_a_plan(snapshot: Snapshot) -> bool:
-    """Whether it was settled what the node runs, or was to run: what its launcher started may see other GPUs than it does."""
+    """Whether it was settled what the node runs, or was to run: the ranks of a launcher may see other GPUs than this process."""
     return isinstance(snapshot.smoke, Smoke) and bool(snapshot.smoke.ranks or snapshot.smoke.world_size)
 
 
 def _ranks_here(snapshot: Snapshot) -> int | None:
-    """How many ranks the node runs, or was to run; None where that was never settled."""
+    """The number of ranks that the node runs, or was to run; None where that was never settled."""
     smoke, meeting = snapshot.smoke, snapshot.meeting
     if not isinstance(smoke, Smoke) or not isinstance(meeting, Meeting):
         return None
@@ -104,13 +102,13 @@ def _ranks_here(snapshot: Snapshot) -> int | None:
 def _went_well(snapshot: Snapshot) -> bool:
     smoke = snapshot.smoke
     if not isinstance(smoke, Smoke) or not smoke.ranks:
-        # The others aren't there, or aren't met.
+        # No rank was ordered: the nodes have met at least, or not even that.
         return isinstance(snapshot.meeting, Meeting) and snapshot.meeting.joined
     return all(rank.ending is RankEnding.FINISHED for rank in smoke.ranks)
 
 
 def own_part(examination: Examination) -> Examination:
-    """It without what the family smoke says of the ranks of other nodes, whose facts lie in every node's; a plan is a node's own."""
+    """Take out what the family smoke says of the ranks of other nodes, whose facts every node has; a plan is a node's own."""
     snapshot = examination.snapshot
     if not isinstance(snapshot.smoke, Smoke) or not isinstance(snapshot.meeting, Meeting):
         return examination
@@ -118,10 +116,10 @@ def own_part(examination: Examination) -> Examination:
     ranks = snapshot.smoke.ranks
     own = {rank.rank for rank in ranks if rank.node == node}
 
-    def mine(result: Result) -> Result:
+    def without_others(result: Result) -> Result:
         if result.check.family != "smoke" or Subject.OWN_HOST in result.check.judges or not ranks:
             return result
         kept = (finding for finding in result.findings if (node == 0 if finding.rank is None else finding.rank in own))
         return msgspec.structs.replace(result, findings=tuple(kept))
 
-    return msgspec.structs.replace(examination, results=tuple(map(mine, examination.results)))
+    return msgspec.structs.replace(examination, results=tuple(map(without_others, examination.results)))

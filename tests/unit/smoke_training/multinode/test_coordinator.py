@@ -238,8 +238,8 @@ def account(answers: dict[int, Answer]) -> TrainingCoordinator:
     for rank, guest in company.hub.peers.items():
         guest.host, guest.offset = f"n{rank}", 100.0 * rank
     one = TrainingCoordinator(company, TERMS, catalogue(), master="n1", store_port=29500)
-    plans, backend = one._plans()
-    one._smoke = one._account(one._orders(plans, backend), answers, plans, backend, 5.0)
+    plans, backend = one.plan_ranks()
+    one.smoke = one.merge_answers(one.make_orders(plans, backend), answers, plans, backend, 5.0)
     return one
 
 
@@ -251,9 +251,9 @@ def test_who_was_ended_for_anothers_sake_is_not_the_one_that_could_not_start() -
             1: TrainingDone(runs=(), began=110.0, problem="No module named 'torch'"),
         }
     )
-    assert one._smoke.problem == "n1: No module named 'torch'"
-    assert [run.ending for run in one._smoke.ranks] == [RankEnding.ENDED, RankEnding.NEVER_CAME]
-    laid = [msgspec.structs.replace(cpu(node), smoke=one._smoke) for node in (0, 1)]
+    assert one.smoke.problem == "n1: No module named 'torch'"
+    assert [run.ending for run in one.smoke.ranks] == [RankEnding.ENDED, RankEnding.NEVER_CAME]
+    laid = [msgspec.structs.replace(cpu(node), smoke=one.smoke) for node in (0, 1)]
     first, second = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(laid)
     assert "smoke-not-started" not in [check.slug for check, _, _ in first.findings]
     assert [one.rank for check, _, one in second.findings if check.slug == "smoke-not-started"] == [1]
@@ -267,4 +267,4 @@ def test_times_of_all_hosts_are_by_one_clock() -> None:
             1: TrainingDone(runs=(rank_run(1, names=STAGES),), began=112.0),
         }
     )
-    assert [run.ended_after for run in one._smoke.ranks] == [4.2, 6.2]
+    assert [run.ended_after for run in one.smoke.ranks] == [4.2, 6.2]

@@ -23,7 +23,6 @@ from ddpdoctor.network_check.protocol.messages import (
     MAX_RANKS_PER_HOST,
     Answer,
     Train,
-    TrainingDone,
 )
 from ddpdoctor.smoke_training.analysis.verdict import Found, own_findings
 from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions, TrainingCoordinator
@@ -40,7 +39,7 @@ class Trained(TrainingCoordinator):
 
     def planned(self) -> dict[int, tuple[int, int, str]]:
         """Node to its first rank, its number of ranks, and the backend."""
-        orders = self._orders(*self._plans())
+        orders = self.make_orders(*self.plan_ranks())
         return {
             rank: (one.first_rank, one.nproc, one.backend) for rank, one in orders.items() if isinstance(one, Train)
         }
@@ -81,7 +80,7 @@ def test_more_ranks_than_gpus_on_one_host_are_explained_before_the_start() -> No
     (phase,) = company.phases
     assert (phase.name, phase.reason) == ("smoke", "n1 can't run the ranks that are planned there")
     laid = [
-        msgspec.structs.replace(snapshot, smoke=one._hindered.get(rank, one._smoke))
+        msgspec.structs.replace(snapshot, smoke=one.impossible.get(rank, one.smoke))
         for rank, snapshot in company.snapshots.items()
     ]
     first, second = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(laid)
@@ -129,10 +128,10 @@ def foreseen(launcher: str, snapshots: Sequence[Snapshot], backend: str = "auto"
         company.hub.peers[rank].host = one.host
     terms = msgspec.structs.replace(TERMS, launcher=launcher, backend=backend)
     programme = TrainingCoordinator(company, terms, catalogue(), master="n1", store_port=29500)
-    plans, _ = programme._plans()
-    why = programme._foreseen(plans)
+    plans, _ = programme.plan_ranks()
+    why = programme.find_impossible_hosts(plans)
     laid = [
-        msgspec.structs.replace(one, smoke=programme._hindered.get(rank, programme._smoke))
+        msgspec.structs.replace(one, smoke=programme.impossible.get(rank, programme.smoke))
         for rank, one in company.snapshots.items()
     ]
     return why, [own_findings(one) for one in SmokeTask(NodeOptions(), terms, catalogue()).judge(laid)]
@@ -226,8 +225,8 @@ def told(*snapshots: Snapshot, backend: str = "auto") -> Smoke:
         guest.host, guest.offset = f"n{rank}", 0.0
     terms = msgspec.structs.replace(TERMS, backend=backend)
     one = TrainingCoordinator(company, terms, catalogue(), master="n1", store_port=29500)
-    plans, backend = one._plans()
-    orders = one._orders(plans, backend)
+    plans, backend = one.plan_ranks()
+    orders = one.make_orders(plans, backend)
     answers: dict[int, Answer] = {}
     for node, given in orders.items():
         assert isinstance(given, Train)
@@ -235,7 +234,7 @@ def told(*snapshots: Snapshot, backend: str = "auto") -> Smoke:
         folder = "in /dev/shm, since others can't be used (/tmp: No space left on device)" if node else ""
         runs = tuple(rank_run(rank, names=STAGES, node=node) for rank in ranks)
         answers[node] = TrainingDone(runs=runs, began=0.0, folder=folder)
-    return one._account(orders, answers, plans, backend, 5.0)
+    return one.merge_answers(orders, answers, plans, backend, 5.0)
 
 
 MISMATCH = "there is an NVIDIA GPU on the PCI bus, but NVML failed to start (code 18)"
@@ -291,7 +290,7 @@ def test_a_host_without_gpus_is_told_before_nccl_is_started() -> None:
     )
     asyncio.run(one.go())
     laid = [
-        msgspec.structs.replace(snapshot, smoke=one._hindered.get(rank, one._smoke))
+        msgspec.structs.replace(snapshot, smoke=one.impossible.get(rank, one.smoke))
         for rank, snapshot in company.snapshots.items()
     ]
     first, second = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(laid)
@@ -313,7 +312,7 @@ def test_a_rank_is_no_plural() -> None:
     company.snapshots = {0: cpu(0)}
     company.members = [0]
     one = TrainingCoordinator(company, terms, catalogue(), master="n1", store_port=29500)
-    assert one._chosen(*one._plans()) == "1 rank as Slurm started it, on CPU over gloo"
+    assert one.describe_plan(*one.plan_ranks()) == "1 rank as Slurm started it, on CPU over gloo"
 
 
 def test_as_many_ranks_as_a_host_runs_can_be_started() -> None:
