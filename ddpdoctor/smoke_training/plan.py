@@ -1,4 +1,4 @@
-"""How many ranks are run on this host, over which backend, and who says so."""
+"""Decides how many ranks are run on this host, over which backend, and says why."""
 
 from __future__ import annotations
 
@@ -17,25 +17,31 @@ from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.knowledge.gpu_assignment import lacks_nccl
 
 GROUPS: Final = ("gpus", "environment")
-"""The facts that a plan needs. It is better with torch's, which take an import."""
+"""Groups of facts that a plan needs. It is better with torch's, which take an import."""
 
 CPU_RANKS: Final = 2
-
-NONE: Final = "no GPU"
+NO_GPU: Final = "no GPU"
 
 
 class SmokePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """chosen: why so many ranks and that backend, in words for the report. gpus_passed_over: as in `facts.smoke.Smoke`."""
+    """The plan of one host."""
 
     nproc: int
     backend: str
     chosen: str
+    """So many ranks and that backend, and why, in words for the report."""
     gpus_passed_over: str = ""
+    """As in `facts.smoke.Smoke`."""
 
 
 def plan_training(snapshot: Snapshot, nproc: int | None, backend: str) -> SmokePlan:
-    """backend: "nccl", "gloo" or "auto": NCCL where there are GPUs, and torch isn't known to have none. nproc None: a rank a
-    visible GPU, two without any."""
+    """Plan the training of one host.
+
+    Args:
+        snapshot: the host's facts, of GROUPS at least.
+        nproc: ranks; None: one for each visible GPU, two without any.
+        backend: "nccl", "gloo" or "auto": NCCL where there are GPUs, and torch isn't known to lack it.
+    """
     gpus, lacking, number = _usable(snapshot)
     without = lacks_nccl(snapshot.torch)
     if gpus and without:
@@ -56,13 +62,13 @@ def plan_training(snapshot: Snapshot, nproc: int | None, backend: str) -> SmokeP
 
 
 def _usable(snapshot: Snapshot) -> tuple[int, str, str]:
-    """How many GPUs ranks may use; why that isn't all that are there, or may be: "" where it is; and their number in words."""
+    """The number of GPUs that ranks may use; why that isn't all that are there, or may be, "" where it is; and the number in words."""
     gpus = snapshot.gpus
     if isinstance(gpus, Unknown):
-        return 0, f"the GPUs could not be asked: {gpus.reason}", NONE
+        return 0, f"the GPUs could not be asked: {gpus.reason}", NO_GPU
     if not gpus.devices:
         there = gpus.vendor == "nvidia"
-        return 0, "the GPUs could not be asked: one is on the PCI bus, and NVML lists none" if there else "", NONE
+        return 0, "the GPUs could not be asked: one is on the PCI bus, and NVML lists none" if there else "", NO_GPU
     environment = snapshot.environment if isinstance(snapshot.environment, Environment) else Unknown("not looked at")
     seen = visible_gpus(gpus, environment)
     visible, number = _for_ranks(seen)
@@ -74,11 +80,11 @@ def _usable(snapshot: Snapshot) -> tuple[int, str, str]:
 
 
 def _for_ranks(seen: Sequence[VisibleGpu]) -> tuple[int, str]:
-    """How many of them ranks can use together, and that in words. A process sees one MIG slice, and none where it sees a
-    whole GPU; NCCL doesn't connect them."""
+    """The number of GPUs that ranks can use together, also in words. A process sees one MIG slice, and none where it sees a whole GPU;
+    NCCL doesn't connect slices."""
     whole = sum(visible_gpu.slice is None and visible_gpu.gpu.mig_enabled is not True for visible_gpu in seen)
     if whole or not seen:
-        return whole, plural(whole, "GPU") if whole else NONE
+        return whole, plural(whole, "GPU") if whole else NO_GPU
     return 1, "1 GPU" if len(seen) == 1 else f"{len(seen)} MIG slices, of which a process sees one"
 
 

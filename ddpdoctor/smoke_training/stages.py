@@ -1,4 +1,4 @@
-"""Which stages are run where the user names some: those, and what they can't do without."""
+"""The stages of a training, the seconds that each may take, and those that --stages chooses."""
 
 from __future__ import annotations
 
@@ -29,30 +29,34 @@ STAGES: Final = (
     "apex",
     "shutdown",
 )
-"""All of them, in their order; `smoke_training/trainer/ddpdoctor_smoke/stages` has the code. A test compares the two."""
+"""All stages, in their order; `smoke_training/trainer/ddpdoctor_smoke/stages` has the code. A test compares the two."""
 
 STAGE_SECONDS: Final = 30.0
 IMPORT_SECONDS: Final = 90.0
-"""Of the first stage: over a network file system torch takes long. Both are overruled by --timeout."""
-LEAST_IMPORT_SECONDS: Final = 30.0
+"""For the first stage: over a network file system torch takes long. Both are overruled by --timeout."""
+MIN_IMPORT_SECONDS: Final = 30.0
 """Whatever --timeout says: on a busy host a healthy import takes ten."""
 
 
 def import_seconds(timeout: float | None) -> float:
-    """What the import of torch may take. timeout: what the user wants a stage to take at most."""
-    return IMPORT_SECONDS if timeout is None else max(timeout, LEAST_IMPORT_SECONDS)
+    """The seconds that the import of torch may take.
+
+    Args:
+        timeout: seconds that a stage may take, as the user wants it.
+    """
+    return IMPORT_SECONDS if timeout is None else max(timeout, MIN_IMPORT_SECONDS)
 
 
-ALWAYS: Final = ("import", "device", "rendezvous", "process group", "shutdown")
-"""The frame of every run."""
+ALWAYS_RUN: Final = ("import", "device", "rendezvous", "process group", "shutdown")
+"""Part of every run."""
 
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
+PREREQUISITES: Final[Mapping[str, tuple[str, ...]]] = {
     "one process": ("training",),
     "accumulation": ("training",),
     "parameters": ("training",),
     "checkpoint": ("training",),
 }
-"""A stage, to those whose results it takes up."""
+"""By stage: those whose results it takes up."""
 
 
 class UnknownStageError(ValueError):
@@ -79,16 +83,16 @@ def chosen_stages(names: Iterable[str]) -> tuple[str, ...]:
         wanted.add(known[_written(name)])
     if not wanted:
         return STAGES
-    todo = [*wanted, *ALWAYS]
+    todo = [*wanted, *ALWAYS_RUN]
     wanted = set()
     while todo:
-        one = todo.pop()
-        if one not in wanted:
-            wanted.add(one)
-            todo += NEEDS.get(one, ())
+        stage = todo.pop()
+        if stage not in wanted:
+            wanted.add(stage)
+            todo += PREREQUISITES.get(stage, ())
     return tuple(stage for stage in STAGES if stage in wanted)
 
 
 def _written(name: str) -> str:
-    """As one word for a shell, whatever its case."""
+    """A stage's name as one word for a shell, whatever its case."""
     return "-".join(name.lower().replace("_", " ").replace("-", " ").split())

@@ -1,4 +1,4 @@
-"""Whose fault it was that a smoke training failed or hung, and who only waited or fell with them. Pure."""
+"""Decides which ranks caused the failure or the hang of a smoke training, and which only waited or fell with them. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LOST: Final = re.compile(
 )
 """In the words of a rank that lost another one, or waited for it in vain."""
 
-CLOCKS_DIFFER: Final = 2.0
-"""Seconds within which it isn't known of ranks of two hosts which ended first."""
+CLOCK_DOUBT_SECONDS: Final = 2.0
+"""Within which it isn't known of ranks of two hosts which ended first."""
 
 SIGTERM: Final = -15
-PAIRWISE: Final = {"send", "recv", "isend", "irecv"}
-"""What ranks call that differ by right."""
+PAIRWISE_CALLS: Final = {"send", "recv", "isend", "irecv"}
+"""Calls that may differ between ranks."""
 
 
 class TrainingFailureKind(Enum):
@@ -39,24 +39,22 @@ class TrainingFailureKind(Enum):
 
 
 class TrainingFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """What a training that wasn't finished came to.
-
-    culprits: whose fault it is, the first of them first; all that hang where the kind is TOGETHER.
-    others: those of the rest that didn't finish.
-    calls: with DIFFERENT_CALLS what was called by whom at the first place where that differs, the majority first.
-    accused: with WRONG whether the ranks say who caused it; else the culprits are those that have the wrong result.
-    left_behind: with HUNG that the culprits wait as well, in a place that the others have left.
-    alone: with FAILED that the culprit has words of its own; else it only was the first to lose another.
-    """
+    """The ranks to which a failure, or a hang, is attributed."""
 
     kind: TrainingFailureKind
     stage: str
     culprits: tuple[RankRun, ...]
+    """The first of them first; where the kind is TOGETHER, all that hang."""
     others: tuple[RankRun, ...] = ()
+    """The rest of those that didn't finish."""
     calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """With DIFFERENT_CALLS: each call and its ranks at the first place where they differ, the majority first."""
     accused: bool = False
+    """With WRONG: whether the ranks say who caused it; else the culprits are those that have the wrong result."""
     left_behind: bool = False
+    """With HUNG: whether the culprits wait as well, in a place that the others have left."""
     alone: bool = True
+    """With FAILED: whether the culprit has words of its own; else it only was the first to lose another."""
 
     @property
     def first(self) -> RankRun:
@@ -64,7 +62,7 @@ class TrainingFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def attribute_failure(ranks: Sequence[RankRun]) -> TrainingFailure | None:
-    """None where every rank finished, or there is none."""
+    """Attribute a failure to ranks; None where every rank finished, or there is none."""
     if all(rank.ending is RankEnding.FINISHED for rank in ranks):
         return None
     return _different_calls(ranks) or _failed(ranks) or _hung(ranks) or _lost(ranks)
@@ -74,7 +72,7 @@ NO_SMOKE: Final = "no smoke training was run"
 
 
 def ranks_not_started(smoke: Smoke) -> tuple[RankRun, ...]:
-    """The ranks of hosts on which none was ever heard of, where it is known that they could not be started."""
+    """The ranks of hosts on which none ever reported, where it is known that they could not be started."""
     began = {rank.node for rank in smoke.ranks if rank.ending is not RankEnding.NEVER_CAME}
     return tuple(rank for rank in smoke.ranks if rank.node not in began) if smoke.problem or not began else ()
 
@@ -103,13 +101,13 @@ def lost_another(run: RankRun) -> bool:
 
 
 def _different_calls(ranks: Sequence[RankRun]) -> TrainingFailure | None:
-    """At the first place where collectives that belong together differ. Whoever called another one may have gone on since,
-    so it is looked for before anybody's position counts."""
+    """Find the first place where collectives that belong together differ. The rank that called another one may have gone on since,
+    so this comes before positions count."""
     places: dict[tuple[int, int], dict[int, str]] = {}
     for run in ranks:
-        order = [one.name for one in run.stages]
+        order = [stage.name for stage in run.stages]
         for call in run.called:
-            if call.stage in order and call.call.partition(" ")[0] not in PAIRWISE:
+            if call.stage in order and call.call.partition(" ")[0] not in PAIRWISE_CALLS:
                 places.setdefault((order.index(call.stage), call.number), {})[run.rank] = call.call
     for (stage, _), by_rank in sorted(places.items()):
         if len(set(by_rank.values())) > 1:
@@ -118,11 +116,11 @@ def _different_calls(ranks: Sequence[RankRun]) -> TrainingFailure | None:
 
 
 def _one_too_many(ranks: Sequence[RankRun]) -> TrainingFailure | None:
-    """At one and the same step some call a collective of their own, where the others leave that to DDP."""
+    """Find a step at which some ranks call a collective of their own, where the others leave that to DDP."""
     steps: dict[tuple[str, str, int], dict[int, str]] = {}
-    for one in ranks:
-        if one.step and one.ending is not RankEnding.FINISHED:
-            steps.setdefault((stage_of(one), one.step, one.steps), {})[one.rank] = one.calls
+    for run in ranks:
+        if run.step and run.ending is not RankEnding.FINISHED:
+            steps.setdefault((stage_of(run), run.step, run.steps), {})[run.rank] = run.calls
     for (stage, step, _), by_rank in steps.items():
         if len(set(by_rank.values())) > 1:
             return _differ(ranks, stage, {rank: call or f"{step} alone" for rank, call in by_rank.items()})
@@ -130,27 +128,27 @@ def _one_too_many(ranks: Sequence[RankRun]) -> TrainingFailure | None:
 
 
 def _differ(ranks: Sequence[RankRun], stage: str, by_rank: Mapping[int, str]) -> TrainingFailure:
-    """Those that differ from the majority; all, if there is none."""
+    """Attribute it to those that differ from the majority; to all if there is none."""
     counted = Counter(by_rank.values()).most_common()
     calls = tuple((call, tuple(sorted(rank for rank in by_rank if by_rank[rank] == call))) for call, _ in counted)
     tied = counted[0][1] == counted[1][1]
     named = sorted(rank for call, members in calls for rank in members if tied or call != calls[0][0])
-    return _blame(TrainingFailureKind.DIFFERENT_CALLS, ranks, named, stage=stage, calls=calls)
+    return _attribute_to(TrainingFailureKind.DIFFERENT_CALLS, ranks, named, stage=stage, calls=calls)
 
 
 # --- failures and wrong results -----------------------------------------------------------------------------------------
 
 
-THE_END: Final = re.compile(r"^(destroy_process_group|the end of)")
+END_STEP: Final = re.compile(r"^(destroy_process_group|the end of)")
 
 
 def is_at_the_end(found: TrainingFailure) -> bool:
     """Whether the training is over, and only its processes don't end, or not well."""
-    return found.stage == LAST and all(THE_END.search(culprit.step) for culprit in found.culprits)
+    return found.stage == LAST and all(END_STEP.search(culprit.step) for culprit in found.culprits)
 
 
 def _by_themselves(ranks: Sequence[RankRun]) -> list[RankRun]:
-    """Those that failed, and not since they lost another."""
+    """The ranks that failed, and not because they lost another."""
     return [
         rank
         for rank in ranks
@@ -160,50 +158,52 @@ def _by_themselves(ranks: Sequence[RankRun]) -> list[RankRun]:
 
 
 def _failed(ranks: Sequence[RankRun]) -> TrainingFailure | None:
-    """The first that failed by itself, with those that failed in the same way, or a wrong result that was noticed before."""
+    """Attribute it to the first rank that failed by itself and those that failed in the same way, or to a wrong result that was
+    noticed before."""
     own = _by_themselves(ranks)
     if not own:
         return None
-    first = min(own, key=lambda one: one.ended_after)
+    first = min(own, key=lambda run: run.ended_after)
     if first.ending is RankEnding.WRONG:
         return _wrong(ranks)
-    alike = [rank_run.rank for rank_run in own if rank_run is not first and _way(rank_run) == _way(first)]
-    return _blame(TrainingFailureKind.FAILED, ranks, [first.rank, *alike])
+    alike = [run.rank for run in own if run is not first and _way(run) == _way(first)]
+    return _attribute_to(TrainingFailureKind.FAILED, ranks, [first.rank, *alike])
 
 
 def _way(run: RankRun) -> tuple[str, RankEnding, int | None, str]:
-    """How a rank failed, without what is different on each: numbers, addresses."""
+    """The way a rank failed, without what is different on each: numbers, addresses."""
     return stage_of(run), run.ending, run.exit_code, re.sub(r"0x[0-9a-f]+|\d+", "N", run.words)
 
 
 def _wrong(ranks: Sequence[RankRun]) -> TrainingFailure:
-    """Who caused it by the word of most; where nobody says, those that have the wrong result."""
-    noticed = [one for one in ranks if one.ending is RankEnding.WRONG]
-    known = {one.rank for one in ranks}
-    votes = Counter(rank for rank_run in noticed for rank in set(rank_run.culprits) if rank in known)
+    """Attribute a wrong result to the ranks that most ranks accuse; where none does, to those that have it."""
+    noticed = [run for run in ranks if run.ending is RankEnding.WRONG]
+    known = {run.rank for run in ranks}
+    votes = Counter(rank for run in noticed for rank in set(run.culprits) if rank in known)
     most = max(votes.values(), default=0)
     accused = [rank for rank, count in sorted(votes.items()) if count == most]
-    named = accused or [rank_run.rank for rank_run in noticed]
-    return _blame(TrainingFailureKind.WRONG, ranks, named, stage=stage_of(noticed[0]), accused=bool(accused))
+    named = accused or [run.rank for run in noticed]
+    return _attribute_to(TrainingFailureKind.WRONG, ranks, named, stage=stage_of(noticed[0]), accused=bool(accused))
 
 
 def _lost(ranks: Sequence[RankRun]) -> TrainingFailure:
-    """Nobody has words of its own. One that ended without a word before the others complained is the one that they lost."""
-    complaints = sorted((rank for rank in ranks if lost_another(rank)), key=lambda rank: rank.ended_after)
+    """Attribute it where no rank has words of its own: one that ended without a word before the others complained is the one that they
+    lost."""
+    complaints = sorted((rank for rank in ranks if lost_another(rank)), key=lambda run: run.ended_after)
     silent = [
         rank
         for rank in ranks
         if rank.ending is RankEnding.NEVER_CAME or (complaints and _gone_before(rank, complaints[0]))
     ]
     if silent:
-        return _blame(TrainingFailureKind.FAILED, ranks, [min(silent, key=lambda one: one.ended_after).rank])
+        return _attribute_to(TrainingFailureKind.FAILED, ranks, [min(silent, key=lambda run: run.ended_after).rank])
     first = complaints[0] if complaints else next(rank for rank in ranks if rank.ending is not RankEnding.FINISHED)
-    return _blame(TrainingFailureKind.FAILED, ranks, [first.rank], alone=False)
+    return _attribute_to(TrainingFailureKind.FAILED, ranks, [first.rank], alone=False)
 
 
 def _gone_before(run: RankRun, complaint: RankRun) -> bool:
-    """Two hosts don't begin at the same moment."""
-    doubt = 0.0 if run.node == complaint.node else CLOCKS_DIFFER
+    """Whether a rank was ended before another complained. Two hosts don't begin at the same moment."""
+    doubt = 0.0 if run.node == complaint.node else CLOCK_DOUBT_SECONDS
     return run.ending is RankEnding.ENDED and run.ended_after < complaint.ended_after - doubt
 
 
@@ -211,42 +211,44 @@ def _gone_before(run: RankRun, complaint: RankRun) -> bool:
 
 
 def _hung(ranks: Sequence[RankRun]) -> TrainingFailure | None:
-    """Among those that were still running, or never came, when a stage's time was up: whom the kernel holds, wherever it is,
-    since its threads serve the others, too; else who doesn't wait for another; else who is furthest behind."""
+    """Attribute a hang, among the ranks that were still running, or never came, when a stage's time was up: to those that the kernel
+    holds, wherever they are, since their threads serve the others, too; else to those that don't wait for another; else to
+    those that are furthest behind."""
     if not any(rank.ending in (RankEnding.HUNG, RankEnding.NEVER_CAME) for rank in ranks):
         return None
     hanging = [rank for rank in ranks if rank.ending in (RankEnding.HUNG, RankEnding.ENDED, RankEnding.NEVER_CAME)]
-    held = [rank_run for rank_run in hanging if rank_run.process_state]
-    if held:
-        first = min(held, key=position)
-        return _blame(
+    blocked = [run for run in hanging if run.process_state]
+    if blocked:
+        first = min(blocked, key=position)
+        return _attribute_to(
             TrainingFailureKind.HUNG,
             ranks,
-            _last_of([rank_run for rank_run in held if rank_run.process_state == first.process_state]),
+            _last_of([run for run in blocked if run.process_state == first.process_state]),
         )
-    absent = [rank_run.rank for rank_run in hanging if rank_run.ending is RankEnding.NEVER_CAME]
+    absent = [run.rank for run in hanging if run.ending is RankEnding.NEVER_CAME]
     if absent:
-        return _blame(TrainingFailureKind.HUNG, ranks, absent)
-    waiting = [rank_run for rank_run in hanging if is_waiting(rank_run)]
-    busy = [rank_run for rank_run in hanging if not is_waiting(rank_run)]
+        return _attribute_to(TrainingFailureKind.HUNG, ranks, absent)
+    waiting = [run for run in hanging if is_waiting(run)]
+    busy = [run for run in hanging if not is_waiting(run)]
     if waiting:
-        furthest = max(position(rank_run) for rank_run in waiting)
+        furthest = max(position(run) for run in waiting)
         # One that is ahead of all that wait can't be the one that they wait for.
-        busy = [rank_run for rank_run in busy if position(rank_run) <= furthest]
+        busy = [run for run in busy if position(run) <= furthest]
     if busy and waiting:
-        return _blame(TrainingFailureKind.HUNG, ranks, _last_of(busy))
+        return _attribute_to(TrainingFailureKind.HUNG, ranks, _last_of(busy))
     behind = _last_of(hanging)
     if len(behind) < len(hanging) or len(hanging) == 1:
-        return _blame(
-            TrainingFailureKind.HUNG, ranks, behind, left_behind=all(is_waiting(rank_run) for rank_run in hanging)
+        return _attribute_to(
+            TrainingFailureKind.HUNG, ranks, behind, left_behind=all(is_waiting(run) for run in hanging)
         )
     if not waiting and not _has_group(hanging[0]):
         # Before there is a group nobody waits for anybody, unless it says so.
-        return _blame(TrainingFailureKind.HUNG, ranks, behind)
-    return _blame(TrainingFailureKind.TOGETHER, ranks, behind)
+        return _attribute_to(TrainingFailureKind.HUNG, ranks, behind)
+    return _attribute_to(TrainingFailureKind.TOGETHER, ranks, behind)
 
 
 def _last_of(runs: Sequence[RankRun]) -> list[int]:
+    """The ranks that are furthest behind."""
     least = min(position(run) for run in runs)
     return [run.rank for run in runs if position(run) == least]
 
@@ -256,7 +258,7 @@ def _has_group(run: RankRun) -> bool:
     return any(stage.name == "process group" and stage.state is StageState.PASSED for stage in run.stages)
 
 
-def _blame(
+def _attribute_to(
     kind: TrainingFailureKind,
     ranks: Sequence[RankRun],
     named: Iterable[int],
@@ -267,13 +269,13 @@ def _blame(
     left_behind: bool = False,
     alone: bool = True,
 ) -> TrainingFailure:
-    by_rank = {one.rank: one for one in ranks}
+    by_rank = {run.rank: run for run in ranks}
     culprits = tuple(by_rank[rank] for rank in dict.fromkeys(named))
     return TrainingFailure(
         kind=kind,
         stage=stage or stage_of(culprits[0]),
         culprits=culprits,
-        others=tuple(one for one in ranks if one not in culprits and one.ending is not RankEnding.FINISHED),
+        others=tuple(run for run in ranks if run not in culprits and run.ending is not RankEnding.FINISHED),
         calls=calls,
         accused=accused,
         left_behind=left_behind,

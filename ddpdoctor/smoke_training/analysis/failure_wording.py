@@ -1,4 +1,4 @@
-"""The ranks of a smoke training in words: what each came to, and who waited where. Pure."""
+"""Words on the ranks of a smoke training: what each came to, which waited where, and the evidence of a failure. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.smoke_training.analysis.failure_attribution import TrainingFailure, TrainingFailureKind, lost_another
 from ddpdoctor.smoke_training.analysis.rank_position import is_waiting, stage_of
 
-AS_LOGGED: Final = {
+LOG_WORDS_BY_EXIT_CODE: Final = {
     -9: "failed (exitcode: -9) Signal 9 (SIGKILL) received by PID",
     -7: "killed by signal: Bus error",
 }
@@ -22,17 +22,17 @@ AS_LOGGED: Final = {
 CPP_SOURCE: Final = re.compile(
     r"\[enforce fail at [^\]\s]+:\d+\] (?:\S[^\n]{0,200}?\. (?=[A-Z]))?|\[[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] ?"
 )
-"""Where in its own C++ a library says something, with the condition that wasn't met: of use to its authors, and so long that
-nothing may be left of the message behind it."""
+"""The place in a library's own C++, with the condition that wasn't met, before its message: of use to its authors, and so long that
+nothing may be left of the message itself."""
 
-MOST_FRAMES: Final = 6
+MAX_FRAMES: Final = 6
 VERBS: Final = {
     (True, True): ("waits", "wait"), (True, False): ("waited", "waited"),
     (False, True): ("is", "are"), (False, False): ("was", "were"),
 }  # fmt: skip
-"""For one and for several, by whether they wait for another, and whether they still do."""
-MOST_SHOWN: Final = 4
-"""Culprits whose last line and stack are shown, without those of which the same is said."""
+"""Singular and plural, by whether the ranks wait for another, and whether they still do."""
+MAX_SHOWN_GROUPS: Final = 4
+"""Of ranks of which the same is said."""
 
 
 def name_ranks(runs: Sequence[RankRun], smoke: Smoke) -> str:
@@ -43,7 +43,7 @@ def name_ranks(runs: Sequence[RankRun], smoke: Smoke) -> str:
 
 
 def describe_place(run: RankRun) -> str:
-    """Where a rank was: its stage, or the step that says more: "all_reduce of 4 MiB", "training (training step 3 of 10)"."""
+    """Name the place of a rank: its stage, or the step that says more: "all_reduce of 4 MiB", "training (training step 3 of 10)"."""
     stage = stage_of(run)
     if not run.step or run.step == stage:
         return stage
@@ -51,12 +51,12 @@ def describe_place(run: RankRun) -> str:
 
 
 def strip_cpp_source(words: str) -> str:
-    """What somebody raised without the places in C++ that it came from."""
+    """An error's message without the places in C++ that it came from."""
     return CPP_SOURCE.sub("", words)
 
 
 def describe_ending(run: RankRun, *, several: bool = False) -> str:
-    """How it ended, as the end of a sentence that begins with the rank, or with several ranks."""
+    """Say how a rank ended, as the end of a sentence that begins with the rank, or with several ranks."""
     where, was, words = describe_place(run), "were" if several else "was", strip_cpp_source(run.words)
     if run.ending is RankEnding.ENDED and run.last is None:
         return f"{was} ended before {'their' if several else 'its'} first stage"
@@ -74,27 +74,30 @@ def describe_ending(run: RankRun, *, several: bool = False) -> str:
 
 
 def words_of(runs: Iterable[RankRun]) -> str:
-    """Their words and last lines, and their ends as a log tells them: for the checks that know such words."""
-    said = [text for run in runs for text in (run.words, run.last_line, AS_LOGGED.get(run.exit_code or 0, "")) if text]
-    return "\n".join(dict.fromkeys(said))
+    """All words of these ranks, and their ends as a log would tell them: for the log signs of the checks."""
+    words = [
+        text
+        for run in runs
+        for text in (run.words, run.last_line, LOG_WORDS_BY_EXIT_CODE.get(run.exit_code or 0, ""))
+        if text
+    ]
+    return "\n".join(dict.fromkeys(words))
 
 
 def describe_others(found: TrainingFailure, smoke: Smoke) -> str:
     """ "Ranks 0 and 2 wait for it in all_reduce of 4 B." "" where nobody waited."""
     waited = [
-        rank_run
-        for rank_run in found.others
-        if rank_run.ending is RankEnding.HUNG
-        or (rank_run.ending is RankEnding.ENDED and rank_run.last)
-        or lost_another(rank_run)
+        run
+        for run in found.others
+        if run.ending is RankEnding.HUNG or (run.ending is RankEnding.ENDED and run.last) or lost_another(run)
     ]
     groups: dict[tuple[bool, str], list[RankRun]] = {}
-    for rank_run in waited:
-        groups.setdefault((_waits_for(rank_run, found), describe_place(rank_run)), []).append(rank_run)
+    for run in waited:
+        groups.setdefault((_is_waiting_for_culprits(run, found), describe_place(run)), []).append(run)
     if not groups:
         return ""
     it = "it" if len(found.culprits) == 1 else "them"
-    hung = all(rank_run.ending is RankEnding.HUNG for rank_run in waited)
+    hung = all(run.ending is RankEnding.HUNG for run in waited)
     parts = []
     for (waits_for, where), runs in sorted(groups.items(), key=lambda group: -len(group[1])):
         verb = VERBS[waits_for, hung][len(runs) > 1]
@@ -103,22 +106,22 @@ def describe_others(found: TrainingFailure, smoke: Smoke) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _waits_for(run: RankRun, found: TrainingFailure) -> bool:
-    """Of a rank that hangs it must be known."""
+def _is_waiting_for_culprits(run: RankRun, found: TrainingFailure) -> bool:
+    """Whether a rank waits for the culprits; of one that hangs it must be known."""
     return found.kind is not TrainingFailureKind.HUNG or is_waiting(run) or lost_another(run)
 
 
 def evidence_of_failure(found: TrainingFailure, smoke: Smoke) -> tuple[Evidence, ...]:
-    """What the culprits came to, their last lines and stacks; then the others in groups."""
+    """Evidence of what the culprits came to, their last lines and stacks; then of the others in groups."""
     groups: dict[tuple[object, ...], list[RankRun]] = {}
     for culprit in found.culprits:
-        groups.setdefault(_alike(culprit), []).append(culprit)
+        groups.setdefault(_likeness(culprit), []).append(culprit)
     in_order = list(groups.values())
-    more = sum(map(len, in_order[MOST_SHOWN:]))
+    more = sum(map(len, in_order[MAX_SHOWN_GROUPS:]))
     return (
         *(
             of_rank
-            for runs in in_order[:MOST_SHOWN]
+            for runs in in_order[:MAX_SHOWN_GROUPS]
             for of_rank in _of_ranks(runs, smoke, vanished=found.kind is TrainingFailureKind.FAILED)
         ),
         *((told(smoke, "ranks", f"and {plural(more, 'more rank')}"),) if more else ()),
@@ -126,21 +129,21 @@ def evidence_of_failure(found: TrainingFailure, smoke: Smoke) -> tuple[Evidence,
     )
 
 
-def _alike(run: RankRun) -> tuple[object, ...]:
-    """The same for ranks of which the same would be said but for numbers, as of GPUs, pids and addresses. Of wrong results
-    the numbers are what matters."""
+def _likeness(run: RankRun) -> tuple[object, ...]:
+    """A key that is the same for ranks of which the same would be said but for numbers, as of GPUs, pids and addresses. Of wrong
+    results the numbers are what matters."""
     said = [describe_ending(run), run.last_line]
     if run.ending is not RankEnding.WRONG:
-        said = [re.sub(r"0x[0-9a-f]+|\d+", "N", one) for one in said]
+        said = [re.sub(r"0x[0-9a-f]+|\d+", "N", text) for text in said]
     return *said, run.stack, run.process_state
 
 
 def _of_ranks(runs: Sequence[RankRun], smoke: Smoke, *, vanished: bool) -> list[Evidence]:
-    """Of ranks that are alike, the first in full."""
+    """Evidence of ranks that are alike, of the first in full."""
     first, *others = runs
     found = _of_rank(first, smoke, vanished=vanished)
     if others:
-        pids = listed((rank_run.pid for rank_run in others if rank_run.pid), most=8)
+        pids = listed((run.pid for run in others if run.pid), most=8)
         found.append(told(smoke, "ranks", f"the same of {name_ranks(others, smoke)}{f' (pid {pids})' if pids else ''}"))
     return found
 
@@ -160,7 +163,7 @@ def _of_rank(run: RankRun, smoke: Smoke, *, vanished: bool) -> list[Evidence]:
     if run.last_line:
         found.append(Evidence(f'the last line of {who}: "{run.last_line}"', "its standard output and error"))
     if run.stack:
-        found.append(_stack(run, MOST_FRAMES))
+        found.append(_stack(run, MAX_FRAMES))
     return found
 
 
@@ -174,7 +177,7 @@ def _of_others(runs: Sequence[RankRun], smoke: Smoke) -> Iterable[Evidence]:
     for run in runs:
         # Addresses and ports differ, and say nothing here.
         groups.setdefault(re.sub(r"\[[0-9a-f.:]+\]:\d+", "", describe_ending(run)), []).append(run)
-    for members in sorted(groups.values(), key=lambda group: -len(group))[:MOST_SHOWN]:
+    for members in sorted(groups.values(), key=lambda group: -len(group))[:MAX_SHOWN_GROUPS]:
         text = describe_ending(members[0], several=len(members) > 1)
         held = sorted({member.process_state for member in members if member.process_state})
         text += f" ({', '.join(held)})" if held else ""

@@ -1,4 +1,4 @@
-"""What the checks make of a smoke training, before it, after it, and where it failed with a look at the host."""
+"""Judges a smoke training by the checks: its plan before it, its facts after it, and the host where it failed; and the verdict."""
 
 from __future__ import annotations
 
@@ -16,42 +16,48 @@ from ddpdoctor.smoke_training.plan import SmokePlan
 
 FAMILY = "smoke"
 
-Found = tuple[Check, Severity, Finding]
+JudgedFinding = tuple[Check, Severity, Finding]
 
 
 def facts_of_plan(plan: SmokePlan) -> Smoke:
-    """The facts of a training that isn't started."""
+    """The facts of a training that is planned and not started."""
     return Smoke(
         world_size=plan.nproc, backend=plan.backend, chosen=plan.chosen, gpus_passed_over=plan.gpus_passed_over
     )
 
 
 def checks_of_plans(catalogue: Catalogue) -> list[Check]:
-    """Those that know of a plan, before anything is started, that it can't be run."""
+    """The checks that know of a plan, before anything is started, that it can't be run."""
     return [check for check in catalogue.checks if Subject.TRAINING_PLAN in check.judges]
 
 
 def judge_plan(snapshot: Snapshot, plan: SmokePlan, catalogue: Catalogue) -> Examination | None:
-    """What is wrong with the plan itself; None where nothing speaks against trying it."""
+    """Judge a plan; None where nothing speaks against trying it."""
     planned = msgspec.structs.replace(snapshot, smoke=facts_of_plan(plan))
-    one = examine(planned, plan.nproc, checks_of_plans(catalogue))
-    return one if plan.backend == "nccl" and one.verdict is Verdict.FAIL else None
+    examination = examine(planned, plan.nproc, checks_of_plans(catalogue))
+    return examination if plan.backend == "nccl" and examination.verdict is Verdict.FAIL else None
 
 
 def judge_training(snapshot: Snapshot, facts: Smoke, catalogue: Catalogue) -> Examination:
-    """snapshot: this host's, as far as it was looked at before."""
+    """Judge a training.
+
+    Args:
+        snapshot: this host's facts, as far as they were collected before.
+        facts: of the training.
+        catalogue: all checks.
+    """
     here = sum(rank.host == snapshot.host for rank in facts.ranks) or facts.world_size
     with_smoke = msgspec.structs.replace(snapshot, smoke=facts)
     return examine(with_smoke, here, [check for check in catalogue.checks if check.family == FAMILY])
 
 
 def add_host_findings(examination: Examination, host: Snapshot, catalogue: Catalogue) -> Examination:
-    """The same with all that `check` has to say of this host; first what the ranks' words are a sign of."""
-    was = examination.snapshot
-    whole = msgspec.structs.replace(host, smoke=was.smoke, meeting=was.meeting, fleet=was.fleet)
+    """Add all that `check` finds on this host; first those illnesses of which the ranks' words are a sign."""
+    before = examination.snapshot
+    whole = msgspec.structs.replace(host, smoke=before.smoke, meeting=before.meeting, fleet=before.fleet)
     everything = examine(whole, examination.plan.nproc, catalogue.checks)
-    said = "\n".join(finding.said for _, _, finding in own_findings(everything))
-    place = {one.slug: number for number, one in enumerate(catalogue.saying(said))}
+    words = "\n".join(finding.said for _, _, finding in own_findings(everything))
+    place = {check.slug: number for number, check in enumerate(catalogue.saying(words))}
     results = sorted(
         everything.results,
         key=lambda result: (result.check.family != FAMILY, place.get(result.check.slug, len(place))),
@@ -60,18 +66,18 @@ def add_host_findings(examination: Examination, host: Snapshot, catalogue: Catal
 
 
 def smoke_of(examination: Examination) -> Smoke:
-    """Without any rank where nothing is known of one."""
+    """The facts of the training; without any rank where there are none."""
     facts = examination.snapshot.smoke
     return Smoke() if isinstance(facts, Unknown) else facts
 
 
-def own_findings(examination: Examination) -> list[Found]:
-    """What is said of the training itself, worst first."""
+def own_findings(examination: Examination) -> list[JudgedFinding]:
+    """The findings on the training itself, worst first."""
     return [finding for finding in examination.findings if _is_own(finding[0])]
 
 
-def host_findings(examination: Examination) -> list[Found]:
-    """What `check` found on the host that may have to do with it: no mere information."""
+def host_findings(examination: Examination) -> list[JudgedFinding]:
+    """The failures and warnings that `check` found on the host."""
     return [finding for finding in examination.findings if not _is_own(finding[0]) and finding[1] in (FAIL, WARN)]
 
 
@@ -88,17 +94,17 @@ def _is_own(check: Check) -> bool:
 
 
 def nothing_ran(facts: Smoke) -> bool:
-    """Not one rank was heard of."""
+    """Whether not one rank has ever reported."""
     return all(rank.ending is RankEnding.NEVER_CAME for rank in facts.ranks)
 
 
 def has_passed(facts: Smoke) -> bool:
-    """Every rank came to its end."""
+    """Whether every rank came to its end."""
     return bool(facts.ranks) and not facts.problem and all(rank.ending is RankEnding.FINISHED for rank in facts.ranks)
 
 
 def has_only_scaling_failed(examination: Examination) -> bool:
-    """The training itself passed."""
+    """Whether the training itself passed, and only what it measured of its speed failed."""
     failed = [check for check, severity, _ in own_findings(examination) if severity is FAIL]
     only_speed = bool(failed) and all(Subject.TRAINING_SPEED in check.judges for check in failed)
     return only_speed and has_passed(smoke_of(examination))
@@ -110,8 +116,8 @@ def needs_host_check(examination: Examination) -> bool:
 
 
 def verdict_of(examination: Examination) -> Verdict:
-    """Of the training: a rank that didn't finish has failed, whether or not a check knows why; what is wrong with the host
-    beside that changes nothing."""
+    """The verdict on the training: a rank that didn't finish has failed, whether or not a check knows why; what is wrong with the
+    host beside that changes nothing."""
     facts = smoke_of(examination)
     severities = {severity for _, severity, _ in own_findings(examination)}
     if FAIL in severities:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.smoke_training.stages import ALWAYS, NEEDS, STAGES, UnknownStageError, chosen_stages
+from ddpdoctor.smoke_training.stages import ALWAYS_RUN, PREREQUISITES, STAGES, UnknownStageError, chosen_stages
 
 
 def test_without_a_name_all_are_run() -> None:
@@ -14,10 +14,10 @@ def test_without_a_name_all_are_run() -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_any_one_comes_with_its_frame_and_what_it_needs_in_order(name: str) -> None:
     found = chosen_stages([name])
-    assert {name, *ALWAYS} <= set(found)
+    assert {name, *ALWAYS_RUN} <= set(found)
     assert [one for one in STAGES if one in found] == list(found)
     for one in found:
-        assert set(NEEDS.get(one, ())) <= set(found)
+        assert set(PREREQUISITES.get(one, ())) <= set(found)
 
 
 def test_what_a_stage_needs_comes_before_it() -> None:
@@ -30,7 +30,7 @@ def test_what_a_stage_needs_comes_before_it() -> None:
         "checkpoint",
         "shutdown",
     )
-    for one, needed in NEEDS.items():
+    for one, needed in PREREQUISITES.items():
         assert all(STAGES.index(other) < STAGES.index(one) for other in needed)
 
 

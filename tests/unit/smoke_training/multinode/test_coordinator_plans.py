@@ -24,7 +24,7 @@ from ddpdoctor.network_check.protocol.messages import (
     Answer,
     Train,
 )
-from ddpdoctor.smoke_training.analysis.verdict import Found, own_findings
+from ddpdoctor.smoke_training.analysis.verdict import JudgedFinding, own_findings
 from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions, TrainingCoordinator
 from ddpdoctor.smoke_training.multinode.remote_training import NodeOptions
 from ddpdoctor.smoke_training.multinode.task import SmokeTask
@@ -119,7 +119,9 @@ def launched(
     return named(facts, host)
 
 
-def foreseen(launcher: str, snapshots: Sequence[Snapshot], backend: str = "auto") -> tuple[str, list[list[Found]]]:
+def foreseen(
+    launcher: str, snapshots: Sequence[Snapshot], backend: str = "auto"
+) -> tuple[str, list[list[JudgedFinding]]]:
     """Why they can't be started, and each one's own findings before that."""
     company = NodeSession(Nodes(len(snapshots)))  # type: ignore[arg-type]
     company.snapshots = dict(enumerate(snapshots))
