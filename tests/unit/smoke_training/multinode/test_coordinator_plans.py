@@ -23,6 +23,7 @@ from ddpdoctor.network_check.protocol.messages import (
     MAX_RANKS_PER_HOST,
     Answer,
     Train,
+    TrainingDone,
 )
 from ddpdoctor.smoke_training.analysis.verdict import JudgedFinding, own_findings
 from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions, TrainingCoordinator
