@@ -14,7 +14,7 @@ from ddpdoctor.hang.certainty import is_definite, movements
 from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause
 from ddpdoctor.hang.rank_states import RankActivity, RankState, bytes_moved, cores_used, is_worker_idle
 from ddpdoctor.hang.recorded_hang import RecordedHang
-from ddpdoctor.hang.verdict import ITS_DUMP, HangVerdict
+from ddpdoctor.hang.verdict import GATHER_DUMP, HangVerdict
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.stack_places import PlaceKind, file_line, pythons, torchs, where, worker_place
 
@@ -87,7 +87,7 @@ def not_known(found: HangVerdict, hang: Hang) -> str:
         others = [rank for rank in range(hang.world_size) if rank not in here]
         parts.append(f"Nothing is known of {ranks_named(others)}: not on this host, or not found.")
     if found.record and found.record.missing:
-        parts.append(f"There is no dump of {ranks_named(found.record.missing)}: {ITS_DUMP}.")
+        parts.append(f"There is no dump of {ranks_named(found.record.missing)}: {GATHER_DUMP}.")
     text = " ".join(parts)
     return text[:1].upper() + text[1:]
 

@@ -57,6 +57,10 @@ class RankState(msgspec.Struct, frozen=True):
         return self.rank.rank
 
     @property
+    def where(self) -> PlaceKind:
+        return self.place.where
+
+    @property
     def pid(self) -> int:
         return self.rank.watched.pid if self.rank.watched else 0
 

@@ -1,6 +1,6 @@
-"""Why a job hangs: one cause, with whose it is. Pure.
+"""Why a job hangs: one cause, with the ranks whose it is. Pure.
 
-Where nobody can be told apart, nobody is blamed: that is a verdict of its own.
+Where nothing tells the ranks apart, none is blamed: that is a verdict of its own.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign, behind, cou
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.stack_places import FORWARD, PlaceKind, StackPlace
 
-SOON: Final = 60.0
-"""Seconds that ranks may well wait for one that does something alone."""
+ALONE_SECONDS: Final = 60.0
+"""So long ranks may well wait for one that does something alone."""
 BARRIERS: Final = ("barrier", "monitored_barrier")
-ITS_DUMP: Final = "gather it, or look at what is missing first: a rank that can't dump is often the culprit"
+GATHER_DUMP: Final = "gather it, or look at what is missing first: a rank that can't dump is often the culprit"
+CAUSE_OF_SIGN: Final = {
+    RecordedSign.MISMATCH: HangCause.DESYNC,
+    RecordedSign.BEHIND: HangCause.BEHIND,
+    RecordedSign.CIRCLE: HangCause.DESYNC,
+    RecordedSign.EVEN: HangCause.STALLED,
+}
 
-
-KIND_OF: Final = {
-    RecordedSign.MISMATCH: HangCause.DESYNC, RecordedSign.BEHIND: HangCause.BEHIND, RecordedSign.CIRCLE: HangCause.DESYNC, RecordedSign.EVEN: HangCause.STALLED,
-}  # fmt: skip
+Places = tuple[tuple[StackPlace, tuple[RankState, ...]], ...]
 
 
 class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The one cause.
-
-    culprits: whose fault it is, as far as they are on this host; all that wait, where nobody can be told apart.
-    waiting: those that wait for them. places: with DESYNC, UNEVEN and STALLED where ranks stand together, the most first.
-    unseen: ranks of this host that could not be looked into. record: what the flight recorders or RAS say, if it fits.
-    """
+    """The one cause of a hang."""
 
     kind: HangCause
     culprits: tuple[RankState, ...] = ()
+    """The ranks whose fault it is, as far as they are on this host; all that wait, where nothing tells them apart."""
     waiting: tuple[RankState, ...] = ()
-    places: tuple[tuple[StackPlace, tuple[RankState, ...]], ...] = ()
+    """Those that wait for the culprits."""
+    places: Places = ()
+    """With DESYNC, UNEVEN and STALLED where ranks stand together, the most first."""
     unseen: tuple[RankState, ...] = ()
+    """Ranks of this host that could not be looked into."""
     record: RecordedHang | None = None
+    """What the flight recorders or RAS say, if it fits."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -67,11 +70,12 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_for(hang: Hang, kind: HangCause) -> HangVerdict | None:
-    """The verdict, for the check that speaks of that kind; None where the job moves on.
+    """Return the verdict to the check of that cause; None where the job moves on.
+
+    Where no job was looked at, that check doesn't apply.
 
     Raises:
-        NotApplicable: no job was looked at, or it hangs for another reason.
-        NotKnown: it can't be told whether it hangs.
+        JudgedElsewhere: it hangs for another reason.
     """
     requires(hang.asked, "no running job was looked at")
     found = verdict_of(hang)
@@ -81,201 +85,175 @@ def verdict_for(hang: Hang, kind: HangCause) -> HangVerdict | None:
 
 
 def verdict_of(hang: Hang) -> HangVerdict | None:
-    """Why it hangs; None where it moves on, or does nothing that could hang.
-
-    Raises:
-        NotKnown: it can't be told.
-    """
+    """Judge why a job hangs; None where it moves on, or does nothing that could hang. Raises NotKnown where that can't be told."""
     states = states_of(hang)
-    here = [state for state in states if state.activity is not RankActivity.GONE]
-    if not here:
-        return _recorded_only(hang, states)
-    return _who_can_do_nothing(states) or _who_waits(states, hang)
+    if all(state.activity is RankActivity.GONE for state in states):
+        return _judge_records(hang, states)
+    found = _judge_blocked(states) or _judge_waits(states, hang)
+    return found and msgspec.structs.replace(found, unseen=with_activity(states, RankActivity.UNSEEN))
 
 
 # --- dumps alone --------------------------------------------------------------------------------------------------------
 
 
-def _recorded_only(hang: Hang, states: Sequence[RankState]) -> HangVerdict | None:
+def _judge_records(hang: Hang, gone: Sequence[RankState]) -> HangVerdict | None:
     record = record_of(hang)
-    if record is None:
-        if states:
-            raise NotKnown("all ranks of this host are gone, and no flight recorder tells what they did: see the log")
-        missing = not_dumped(hang)
-        if counts_move(hang) or (_all_done(hang) and not missing):
-            return None
-        raise NotKnown(f"{missing}: {ITS_DUMP}" if missing else _even_words(hang))
-    culprits = tuple(state for state in states if state.number in record.ranks)
-    kind = KIND_OF[record.sign]
-    if record.timed_out and kind is not HangCause.DESYNC:
-        kind = HangCause.TIMED_OUT
-    return HangVerdict(kind=kind, culprits=culprits, record=record)
-
-
-def _all_done(hang: Hang) -> bool:
-    calls = [entry for dump in hang.recorded for group in dump.groups for entry in group.entries]
-    return bool(calls) and all(call.state == "completed" for call in calls)
-
-
-def _even_words(hang: Hang) -> str:
+    if record:
+        culprits = tuple(state for state in gone if state.number in record.ranks)
+        return HangVerdict(kind=_cause_of(record), culprits=culprits, record=record)
+    if gone:
+        raise NotKnown("all ranks of this host are gone, and no flight recorder tells what they did: see the log")
+    missing = not_dumped(hang)
+    if counts_move(hang) or (_is_all_done(hang) and not missing):
+        return None
+    if missing:
+        raise NotKnown(f"{missing}: {GATHER_DUMP}")
     if hang.recorded:
         ranks = ranks_named(recorded.rank for recorded in hang.recorded)
-        return f"by the flight recorders of {ranks}, none waits for another; gloo's don't record sends and receives"
-    return "all ranks have begun the same collectives, by NCCL's RAS: it doesn't say whether they are done"
+        raise NotKnown(
+            f"by the flight recorders of {ranks}, none waits for another; gloo's don't record sends and receives"
+        )
+    raise NotKnown("all ranks have begun the same collectives, by NCCL's RAS: it doesn't say whether they are done")
+
+
+def _cause_of(record: RecordedHang) -> HangCause:
+    cause = CAUSE_OF_SIGN[record.sign]
+    return HangCause.TIMED_OUT if record.timed_out and cause is not HangCause.DESYNC else cause
+
+
+def _is_all_done(hang: Hang) -> bool:
+    calls = [entry for dump in hang.recorded for group in dump.groups for entry in group.entries]
+    return bool(calls) and all(call.state == "completed" for call in calls)
 
 
 # --- ranks that can do nothing ------------------------------------------------------------------------------------------
 
 
-def _who_can_do_nothing(states: Sequence[RankState]) -> HangVerdict | None:
-    """Stopped, gone, held by the kernel, in front of a debugger: whatever the others do, they wait for these."""
+def _judge_blocked(states: Sequence[RankState]) -> HangVerdict | None:
+    """Find ranks that are stopped, gone, held by the kernel, or in front of a debugger: all others wait for these."""
     waiting = with_activity(states, RankActivity.WAITS, RankActivity.PERHAPS)
-    unseen = with_activity(states, RankActivity.UNSEEN)
-    stopped = with_activity(states, RankActivity.STOPPED)
-    gone = with_activity(states, RankActivity.GONE)
-    held = with_activity(states, RankActivity.HELD)
-    typing = tuple(
-        state for state in with_activity(states, RankActivity.ELSEWHERE) if state.place.where is PlaceKind.INPUT
-    )
-    if stopped:
-        return HangVerdict(kind=HangCause.STOPPED, culprits=stopped, waiting=waiting, unseen=unseen)
-    sure = with_activity(states, RankActivity.WAITS)
+    if stopped := with_activity(states, RankActivity.STOPPED):
+        return HangVerdict(kind=HangCause.STOPPED, culprits=stopped, waiting=waiting)
+    gone, sure = with_activity(states, RankActivity.GONE), with_activity(states, RankActivity.WAITS)
     if gone and sure:
         # One that the others still expect may never have been started, unless it was seen.
-        expected = all(state.place.where is PlaceKind.GROUP for state in sure) and not any(
-            _ended(state) for state in gone
-        )
+        in_rendezvous = all(state.where is PlaceKind.GROUP for state in sure)
+        expected = in_rendezvous and all(state.rank.gone == NOT_FOUND for state in gone)
         kind = HangCause.RENDEZVOUS if expected else HangCause.CRASHED
-        return HangVerdict(kind=kind, culprits=gone, waiting=waiting, unseen=unseen)
-    if held:
-        return HangVerdict(kind=HangCause.KERNEL, culprits=held, waiting=waiting, unseen=unseen)
-    if typing:
-        return HangVerdict(kind=HangCause.INPUT, culprits=typing, waiting=waiting, unseen=unseen)
+        return HangVerdict(kind=kind, culprits=gone, waiting=waiting)
+    if held := with_activity(states, RankActivity.HELD):
+        return HangVerdict(kind=HangCause.KERNEL, culprits=held, waiting=waiting)
+    elsewhere = with_activity(states, RankActivity.ELSEWHERE)
+    if prompting := tuple(state for state in elsewhere if state.where is PlaceKind.INPUT):
+        return HangVerdict(kind=HangCause.INPUT, culprits=prompting, waiting=waiting)
     others = with_activity(states, RankActivity.ELSEWHERE, RankActivity.PERHAPS)
     if gone and others and not any(state.progress or state.activity is RankActivity.MOVES for state in states):
-        return HangVerdict(kind=HangCause.CRASHED, culprits=gone, unseen=unseen)
+        return HangVerdict(kind=HangCause.CRASHED, culprits=gone)
     return None
-
-
-def _ended(state: RankState) -> bool:
-    return state.rank.gone != NOT_FOUND
 
 
 # --- who waits for whom -------------------------------------------------------------------------------------------------
 
 
-def _who_waits(states: Sequence[RankState], hang: Hang) -> HangVerdict | None:
-    unseen = with_activity(states, RankActivity.UNSEEN)
-    if len(unseen) == len([state for state in states if state.activity is not RankActivity.GONE]):
+def _judge_waits(states: Sequence[RankState], hang: Hang) -> HangVerdict | None:
+    if all(state.activity in (RankActivity.UNSEEN, RankActivity.GONE) for state in states):
         raise NotKnown(hang.hidden[0] if hang.hidden else "no rank could be looked into")
     if with_activity(states, RankActivity.MOVES) or counts_move(hang):
         return None
     waiting = with_activity(states, RankActivity.WAITS)
     perhaps = with_activity(states, RankActivity.PERHAPS)
     elsewhere = with_activity(states, RankActivity.ELSEWHERE)
-    left = with_activity(states, RankActivity.LEFT)
     if not waiting and any(is_worker_moving(worker) for state in perhaps for worker in state.rank.workers):
         return None
     if elsewhere and waiting:
-        return _elsewhere(elsewhere, (*waiting, *perhaps), unseen, hang)
-    if elsewhere:
-        return _all_elsewhere(elsewhere, perhaps, unseen)
-    return _all_wait(states, left, unseen, hang)
+        return _judge_elsewhere(elsewhere, (*waiting, *perhaps), hang)
+    return _judge_all_elsewhere(elsewhere, perhaps) if elsewhere else _judge_all_waiting(states, hang)
 
 
-def _elsewhere(
-    elsewhere: Sequence[RankState], waiting: Sequence[RankState], unseen: tuple[RankState, ...], hang: Hang
-) -> HangVerdict | None:
-    """Of those that don't wait for other ranks, first those that can't go on by themselves."""
-    for kind, chosen in (
-        (HangCause.LOADER, [state for state in elsewhere if _loader_stuck(state)]),
-        (
-            HangCause.LOCK,
-            [state for state in elsewhere if state.place.where is PlaceKind.LOCK and not state.progress],
-        ),
-    ):
-        if chosen:
-            return HangVerdict(kind=kind, culprits=tuple(chosen), waiting=tuple(waiting), unseen=unseen)
-    rest = [state for state in elsewhere if state.place.where is not PlaceKind.LOADER]
+def _judge_elsewhere(elsewhere: Sequence[RankState], waiting: tuple[RankState, ...], hang: Hang) -> HangVerdict | None:
+    """Judge ranks that don't wait for others: those first that can't go on by themselves."""
+    if stuck := tuple(filter(_is_loader_stuck, elsewhere)):
+        return HangVerdict(kind=HangCause.LOADER, culprits=stuck, waiting=waiting)
+    if locked := tuple(filter(_is_locked, elsewhere)):
+        return HangVerdict(kind=HangCause.LOCK, culprits=locked, waiting=waiting)
+    rest = [state for state in elsewhere if state.where is not PlaceKind.LOADER]
     if not rest:
         return None  # A DataLoader that is slow, and moves.
-    still = [state for state in rest if not state.progress] or rest
+    still = tuple(state for state in rest if not state.progress) or tuple(rest)
+    first = still[0]
     record = record_of(hang)
-    if still[0].progress and record and record.sign is RecordedSign.BEHIND and 0.0 < record.waited < SOON:
+    if first.progress and record and record.sign is RecordedSign.BEHIND and 0.0 < record.waited < ALONE_SECONDS:
         return None
     kind = HangCause.BUSY
-    if [state.number for state in still] == [0] and (still[0].progress or still[0].place.where in CHECKPOINTS):
+    if [state.number for state in still] == [0] and (first.progress or first.where in CHECKPOINTS):
         kind = HangCause.SLOW_0
-    elif all(state.place.where is PlaceKind.GROUP for state in waiting):
+    elif all(state.where is PlaceKind.GROUP for state in waiting):
         kind = HangCause.RENDEZVOUS
-    return HangVerdict(kind=kind, culprits=tuple(still), waiting=tuple(waiting), unseen=unseen)
+    return HangVerdict(kind=kind, culprits=still, waiting=waiting)
 
 
-def _loader_stuck(state: RankState) -> bool:
-    """Its worker stays where it is, or is gone. Without workers, the data set runs in the rank itself."""
-    if state.place.where is PlaceKind.DATA:
+def _is_loader_stuck(state: RankState) -> bool:
+    """Whether its worker stays where it is, or is gone. Without workers, the data set runs in the rank itself."""
+    if state.where is PlaceKind.DATA:
         return not state.progress
-    if state.place.where is not PlaceKind.LOADER or state.progress:
+    if state.where is not PlaceKind.LOADER or state.progress:
         return False
-    busy = [worker for worker in state.rank.workers if not is_worker_idle(worker)]
-    return not any(is_worker_moving(watched) for watched in busy)
+    return not any(is_worker_moving(worker) for worker in state.rank.workers if not is_worker_idle(worker))
 
 
-def _all_elsewhere(
-    elsewhere: tuple[RankState, ...], perhaps: tuple[RankState, ...], unseen: tuple[RankState, ...]
-) -> HangVerdict | None:
-    """Nobody surely waits for another: all compute, or none can go on."""
-    stuck = tuple(state for state in elsewhere if _loader_stuck(state))
-    if stuck:
-        return HangVerdict(kind=HangCause.LOADER, culprits=stuck, waiting=perhaps, unseen=unseen)
-    locked = tuple(state for state in elsewhere if state.place.where is PlaceKind.LOCK and not state.progress)
-    if locked and not any(state.progress for state in elsewhere):
-        return HangVerdict(kind=HangCause.LOCK, culprits=locked, waiting=perhaps, unseen=unseen)
+def _is_locked(state: RankState) -> bool:
+    return state.where is PlaceKind.LOCK and not state.progress
+
+
+def _judge_all_elsewhere(elsewhere: tuple[RankState, ...], perhaps: tuple[RankState, ...]) -> HangVerdict | None:
+    """Judge ranks none of which surely waits for another: all compute, or none can go on."""
+    if stuck := tuple(filter(_is_loader_stuck, elsewhere)):
+        return HangVerdict(kind=HangCause.LOADER, culprits=stuck, waiting=perhaps)
     if any(state.progress for state in elsewhere):
         return None
+    if locked := tuple(filter(_is_locked, elsewhere)):
+        return HangVerdict(kind=HangCause.LOCK, culprits=locked, waiting=perhaps)
     if perhaps:
-        return HangVerdict(kind=HangCause.BUSY, culprits=elsewhere, waiting=perhaps, unseen=unseen)
+        return HangVerdict(kind=HangCause.BUSY, culprits=elsewhere, waiting=perhaps)
     if len(elsewhere) < 2:
         return None
-    return HangVerdict(kind=HangCause.STALLED, culprits=elsewhere, places=_places(elsewhere), unseen=unseen)
+    return HangVerdict(kind=HangCause.STALLED, culprits=elsewhere, places=_by_place(elsewhere))
 
 
-def _all_wait(
-    states: Sequence[RankState], left: tuple[RankState, ...], unseen: tuple[RankState, ...], hang: Hang
-) -> HangVerdict | None:
+def _judge_all_waiting(states: Sequence[RankState], hang: Hang) -> HangVerdict | None:
     waiting = with_activity(states, RankActivity.WAITS, RankActivity.PERHAPS)
-    record = _without_those_that_wait(record_of(hang), waiting)
+    left = with_activity(states, RankActivity.LEFT)
     if not waiting:
-        still = left and not any(state.progress for state in left)
-        return HangVerdict(kind=HangCause.EXIT, culprits=left, unseen=unseen) if still else None
+        is_still = left and not any(state.progress for state in left)
+        return HangVerdict(kind=HangCause.EXIT, culprits=left) if is_still else None
     if left:
-        return HangVerdict(kind=HangCause.UNEVEN, culprits=left, waiting=waiting, unseen=unseen)
+        return HangVerdict(kind=HangCause.UNEVEN, culprits=left, waiting=waiting)
+    record = _without_those_that_wait(record_of(hang), waiting)
+    places = _by_place(waiting)
     if record and record.sign is not RecordedSign.EVEN:
-        return _by_record(record, waiting, unseen)
-    places = _places(waiting)
-    lines = [
-        state for state in waiting if state.activity is RankActivity.PERHAPS and state.place.where is not PlaceKind.STEP
-    ]
-    if lines or not with_activity(waiting, RankActivity.WAITS):
-        return HangVerdict(kind=HangCause.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
-    if all(state.place.where is PlaceKind.GROUP for state in waiting):
-        return HangVerdict(kind=HangCause.RENDEZVOUS, culprits=waiting, places=places, unseen=unseen)
-    if len(places) == 1 or all(state.place.where is PlaceKind.PAIR for state in waiting):
-        kind = HangCause.TIMED_OUT if record and record.timed_out else HangCause.STALLED
-        return HangVerdict(kind=kind, culprits=waiting, places=places, unseen=unseen, record=record)
-    if hang.groups > 1:
-        # Different calls may belong to different groups by design: then most ranks say nothing about which is wrong.
-        return HangVerdict(kind=HangCause.STALLED, culprits=waiting, places=places, unseen=unseen, record=record)
-    return _apart(waiting, places, unseen)
+        culprits = tuple(state for state in waiting if state.number in record.ranks)
+        others = tuple(state for state in waiting if state.number not in record.ranks)
+        return HangVerdict(kind=_cause_of(record), culprits=culprits, waiting=others, places=places, record=record)
+    stalled = HangVerdict(kind=HangCause.STALLED, culprits=waiting, places=places, record=record)
+    sure = with_activity(waiting, RankActivity.WAITS)
+    unsure = with_activity(waiting, RankActivity.PERHAPS)
+    if not sure or any(state.where is not PlaceKind.STEP for state in unsure):
+        return stalled
+    if all(state.where is PlaceKind.GROUP for state in waiting):
+        return HangVerdict(kind=HangCause.RENDEZVOUS, culprits=waiting, places=places)
+    if len(places) == 1 or all(state.where is PlaceKind.PAIR for state in waiting):
+        return msgspec.structs.replace(stalled, kind=_cause_of(record)) if record else stalled
+    # Different calls may belong to different groups by design: then most ranks say nothing about which is wrong.
+    return stalled if hang.groups > 1 else _judge_different_calls(waiting, places)
 
 
 def _without_those_that_wait(record: RecordedHang | None, waiting: tuple[RankState, ...]) -> RecordedHang | None:
-    """Without ranks that only seem to keep the others waiting: their stacks show that they wait themselves, in what no dump tells
+    """Leave out ranks that only seem to keep the others waiting: their stacks show that they wait themselves, in what no dump tells
     of. gloo doesn't record sends, receives and the making of groups; a rank without a dump may not have come to write it."""
     if record is None or not record.lags:
         return record
-    unrecorded = {state.number for state in waiting if state.place.where in (PlaceKind.PAIR, PlaceKind.GROUP)}
     here = {state.number for state in waiting}
+    unrecorded = {state.number for state in waiting if state.where in (PlaceKind.PAIR, PlaceKind.GROUP)}
     lags = tuple(
         lag for lag in record.lags
         if lag.rank not in (here if lag.cause is LagCause.SILENT else unrecorded if not lag.nccl else ())
@@ -285,77 +263,57 @@ def _without_those_that_wait(record: RecordedHang | None, waiting: tuple[RankSta
     return behind(lags, record.waiting, record.missing) if lags else None
 
 
-def _by_record(record: RecordedHang, waiting: tuple[RankState, ...], unseen: tuple[RankState, ...]) -> HangVerdict:
-    culprits = tuple(state for state in waiting if state.number in record.ranks)
-    others = tuple(state for state in waiting if state.number not in record.ranks)
-    kind = KIND_OF[record.sign]
-    if record.timed_out and kind is not HangCause.DESYNC:
-        kind = HangCause.TIMED_OUT
-    return HangVerdict(
-        kind=kind, culprits=culprits, waiting=others, places=_places(waiting), unseen=unseen, record=record
-    )
-
-
-def _apart(
-    waiting: tuple[RankState, ...],
-    places: tuple[tuple[StackPlace, tuple[RankState, ...]], ...],
-    unseen: tuple[RankState, ...],
-) -> HangVerdict:
-    """Ranks wait in different calls: some have left the loop in which others are, or they call different things."""
+def _judge_different_calls(waiting: tuple[RankState, ...], places: Places) -> HangVerdict:
+    """Judge ranks that wait in different calls: some have left the loop in which others are, or they call different things."""
     beyond = tuple(state for state in waiting if state.place.what in BARRIERS)
     within = tuple(state for state in waiting if state not in beyond)
     # A backward is in a loop. The forward, to validate, or a collective of one's own may also be what one rank alone does: there
     # most ranks decide what the way through the script is.
-    own = any(state.place.where is PlaceKind.COLLECTIVE or state.place.what == FORWARD for state in within)
-    looping = {state.place.where for state in within} in ({PlaceKind.STEP}, {PlaceKind.COLLECTIVE}) and (
-        not own or len(beyond) < len(within)
-    )
-    if (
-        beyond
-        and within
-        and looping
-        and all(_further(state.place, other.place) for state in beyond for other in within)
-    ):
-        return HangVerdict(kind=HangCause.UNEVEN, culprits=beyond, waiting=within, places=places, unseen=unseen)
-    places = _places_by_their_lines(places)
+    own = any(state.where is PlaceKind.COLLECTIVE or state.place.what == FORWARD for state in within)
+    in_loop = {state.where for state in within} in ({PlaceKind.STEP}, {PlaceKind.COLLECTIVE})
+    looping = in_loop and (not own or len(beyond) < len(within))
+    further = all(_is_further(state.place, other.place) for state in beyond for other in within)
+    if beyond and within and looping and further:
+        return HangVerdict(kind=HangCause.UNEVEN, culprits=beyond, waiting=within, places=places)
+    places = _with_telling_lines(places)
     tied = len(places[0][1]) == len(places[1][1])
     odd = tuple(member for place, members in places for member in members if tied or place is not places[0][0])
     others = () if tied else places[0][1]
-    return HangVerdict(kind=HangCause.DESYNC, culprits=odd, waiting=others, places=places, unseen=unseen)
+    return HangVerdict(kind=HangCause.DESYNC, culprits=odd, waiting=others, places=places)
 
 
-def _places_by_their_lines(
-    places: tuple[tuple[StackPlace, tuple[RankState, ...]], ...],
-) -> tuple[tuple[StackPlace, tuple[RankState, ...]], ...]:
-    """Where a helper of the user's own is called from several lines, those are the ones to look at."""
-    told = []
+def _with_telling_lines(places: Places) -> Places:
+    """Replace each place's line by the one in which it differs: a helper of the user's own may be called from several."""
+    found = []
     for place, members in places:
         alike = [
-            one.path for one, _ in places if one is not place and (one.what, one.frame) == (place.what, place.frame)
+            other.path
+            for other, _ in places
+            if other is not place and (other.what, other.frame) == (place.what, place.frame)
         ]
         apart = next((frame for frame in place.path if all(frame not in path for path in alike)), place.frame)
         shown = msgspec.structs.replace(place, frame=apart if alike else place.frame)
-        told.append((shown, tuple(msgspec.structs.replace(member, place=shown) for member in members)))
-    return tuple(told)
+        found.append((shown, tuple(msgspec.structs.replace(member, place=shown) for member in members)))
+    return tuple(found)
 
 
-def _further(one: StackPlace, other: StackPlace) -> bool:
-    """Whether a place comes later in the same function than another; with no function in common, nobody can say."""
-    for mine, theirs in zip(reversed(one.path), reversed(other.path), strict=False):
-        if (mine.path, mine.function) != (theirs.path, theirs.function):
+def _is_further(place: StackPlace, other: StackPlace) -> bool:
+    """Whether a place comes later in the same function than another; with no function in common, nothing tells."""
+    for frame, others in zip(reversed(place.path), reversed(other.path), strict=False):
+        if (frame.path, frame.function) != (others.path, others.function):
             return False
-        if mine.line != theirs.line:
-            return mine.line > theirs.line
+        if frame.line != others.line:
+            return frame.line > others.line
     return False
 
 
-def _places(states: Iterable[RankState]) -> tuple[tuple[StackPlace, tuple[RankState, ...]], ...]:
-    """Ranks that stand at the same call, the most first."""
+def _by_place(states: Iterable[RankState]) -> Places:
+    """Group ranks by the call at which they stand, the most first."""
     groups: list[tuple[StackPlace, list[RankState]]] = []
     for state in states:
-        group = next((members for place, members in groups if place.same_as(state.place)), None)
-        if group is None:
+        members = next((members for place, members in groups if place.same_as(state.place)), None)
+        if members is None:
             groups.append((state.place, [state]))
         else:
-            group.append(state)
+            members.append(state)
     return tuple((place, tuple(members)) for place, members in sorted(groups, key=lambda group: -len(group[1])))
