@@ -120,11 +120,11 @@ def jobs(
 
 def _hang(name: str | None, hang: bool, dumps: Sequence[str], ras: bool, seconds: int | None) -> HangResult:
     from ddpdoctor.checks.catalogue import catalogue
-    from ddpdoctor.hang.examining import SECONDS, NotExaminedError, examined
+    from ddpdoctor.hang.examining import SECONDS, NotExaminedError, examine_job
 
     watched = hang or name is not None
     try:
-        return HangResult(examined(name, catalogue(), tuple(dumps), seconds or SECONDS, watched=watched, ras=ras))
+        return HangResult(examine_job(name, catalogue(), tuple(dumps), seconds or SECONDS, watched=watched, ras=ras))
     except NotExaminedError as error:
         raise NoVerdictError(COMMAND, [str(error)], error.host) from error
 

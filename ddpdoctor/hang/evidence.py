@@ -1,4 +1,4 @@
-"""A hang in words: who stands where, and what it rests on. Pure."""
+"""The evidence of a hang, and the words in which ranks, places and lags are named. Pure."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ddpdoctor.hang.verdict import GATHER_DUMP, HangVerdict
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.stack_places import PlaceKind, file_line, pythons, torchs, where, worker_place
 
-MOST_FRAMES: Final = 6
-MOST_OF_LIBRARIES: Final = 3
-MOST_SHOWN: Final = 4
-RECORDER: Final = "flight recorder"
-ORDERS: Final = {"nccl": ("NCCL", "10 minutes"), "gloo": ("gloo", "30 minutes")}
-"""Timeouts of a process group unless the script says otherwise."""
+MAX_FRAMES: Final = 6
+MAX_FRAMES_OF_LIBRARIES: Final = 3
+"""In a row: of more only the innermost and the outermost are shown."""
+MAX_SHOWN: Final = 4
+DEFAULT_TIMEOUTS: Final = {"nccl": ("NCCL", "10 minutes"), "gloo": ("gloo", "30 minutes")}
+"""Of a process group unless the script says otherwise."""
 
 
 def spans_hosts(hang: Hang) -> bool:
-    """Whether the ranks of which anything is known are on several."""
+    """Whether the ranks of which anything is known are on several hosts."""
     hosts = {rank.host for rank in hang.ranks} | {recorded.host for recorded in hang.recorded}
     return len(hosts - {""}) > 1
 
 
 def numbers_named(ranks: Iterable[int], hang: Hang) -> str:
-    """ "rank 1"; with several hosts "rank 9 (node02)"."""
+    """Name ranks: "rank 1"; with several hosts "rank 9 (node02)"."""
     numbers = sorted(set(ranks))
     host_of = {recorded.rank: recorded.host for recorded in hang.recorded} | {
         rank.rank: rank.host for rank in hang.ranks
@@ -43,7 +43,7 @@ def numbers_named(ranks: Iterable[int], hang: Hang) -> str:
 
 
 def named(states: Iterable[RankState], hang: Hang) -> str:
-    """The same of ranks of this host."""
+    """Name ranks of this host."""
     return numbers_named((state.number for state in states), hang)
 
 
@@ -58,7 +58,13 @@ def verb(found: HangVerdict, one: str, several: str) -> str:
 
 
 def what_they_do(states: Sequence[RankState], hang: Hang, *, them: str = "") -> str:
-    """ "ranks 0 and 2 wait in all_reduce (train.py:40)", by places, the most first. them: "for it"."""
+    """Say who waits, or stands, where, by places, the most first: "ranks 0 and 2 wait in all_reduce (train.py:40)".
+
+    Args:
+        states: the ranks.
+        hang: what was seen of their job.
+        them: for whom they wait, behind the verb: "for it".
+    """
     groups: dict[tuple[bool, str], list[RankState]] = {}
     for state in states:
         groups.setdefault((state.activity is RankActivity.WAITS, where(state.place)), []).append(state)
@@ -71,18 +77,18 @@ def what_they_do(states: Sequence[RankState], hang: Hang, *, them: str = "") -> 
 
 
 def waiting_words(found: HangVerdict, hang: Hang) -> str:
-    """ "; ranks 0 and 2 wait for it in ...", "" where nobody waits."""
+    """Say who waits for the culprits, as the end of a sentence: "; ranks 0 and 2 wait for it in ..."; "" where nobody waits."""
     if not found.waiting:
         return ""
     return "; " + what_they_do(found.waiting, hang, them="for it" if len(found.ranks) == 1 else "for them")
 
 
 def not_known(found: HangVerdict, hang: Hang) -> str:
-    """What was not seen, so that the cause may be there; "" where all was."""
+    """Say what was not seen, so that the cause may be there; "" where all was."""
     parts = []
     if found.unseen:
         parts.append(f"{named(found.unseen, hang)} could not be looked into.")
-    here = {one.rank for one in hang.ranks} | {recorded.rank for recorded in hang.recorded}
+    here = {rank.rank for rank in hang.ranks} | {recorded.rank for recorded in hang.recorded}
     if hang.world_size > len(here):
         others = [rank for rank in range(hang.world_size) if rank not in here]
         parts.append(f"Nothing is known of {ranks_named(others)}: not on this host, or not found.")
@@ -93,10 +99,10 @@ def not_known(found: HangVerdict, hang: Hang) -> str:
 
 
 def timeout_words(hang: Hang) -> str:
-    """Which timeout will strike; "" where no rank is left for it."""
+    """Say which timeout will strike; "" where no rank is left for it."""
     if not hang.ranks:
         return ""
-    times = [f"{minutes} over {name}" for word, (name, minutes) in ORDERS.items() if word in hang.backend]
+    times = [f"{minutes} over {name}" for word, (name, minutes) in DEFAULT_TIMEOUTS.items() if word in hang.backend]
     default = listed(times) or "10 minutes over NCCL, 30 over gloo"
     return f"The group's timeout ends the wait: {default}, unless init_process_group(timeout=...) says otherwise."
 
@@ -105,204 +111,183 @@ def timeout_words(hang: Hang) -> str:
 
 
 def evidence_of(found: HangVerdict, hang: Hang) -> tuple[Evidence, ...]:
-    """The culprits with their stacks, their DataLoader workers, who waits, what was recorded, and what was not seen. Of ranks
-    in the same place one is shown in full."""
+    """List the culprits with their stacks and DataLoader workers, who waits, what was recorded, and what was not seen.
+
+    Of ranks in the same place one is shown in full.
+    """
     groups: dict[tuple[object, ...], list[RankState]] = {}
     for culprit in found.culprits:
         alike = (culprit.activity, where(culprit.place), culprit.rank.gone, bool(culprit.rank.workers))
         groups.setdefault(alike, []).append(culprit)
-    shown = list(groups.values())[:MOST_SHOWN]
-    seen = [evidence for members in shown for evidence in _of_ranks(members, hang)]
-    more = len(found.culprits) - sum(map(len, shown))
-    if more:
-        seen.append(told(hang, "ranks", f"and {plural(more, 'more rank')}"))
+    shown = list(groups.values())[:MAX_SHOWN]
+    evidence = [piece for members in shown for piece in _evidence_of_ranks(members, hang)]
+    if more := len(found.culprits) - sum(map(len, shown)):
+        evidence.append(told(hang, "ranks", f"and {plural(more, 'more rank')}"))
     if found.waiting:
-        seen.append(told(hang, "ranks", what_they_do(found.waiting, hang)))
+        evidence.append(told(hang, "ranks", what_they_do(found.waiting, hang)))
     if found.record:
-        seen += evidence_of_record(found.record, hang)
+        evidence += evidence_of_record(found.record, hang)
     if slow := describe_movement(found, hang):
-        seen.append(told(hang, "ranks", slow))
-    unknown = not_known(found, hang)
-    if unknown:
-        seen.append(Evidence(unknown, "what could be seen"))
-    return tuple(seen)
+        evidence.append(told(hang, "ranks", slow))
+    if unknown := not_known(found, hang):
+        evidence.append(Evidence(unknown, "what could be seen"))
+    return tuple(evidence)
 
 
 def describe_movement(found: HangVerdict, hang: Hang) -> str:
-    """What moved, so that the job may only be slow; "" where nothing did, or it makes no difference."""
+    """Say what moved, so that the job may only be slow; "" where nothing did, or it makes no difference."""
     moved = () if is_definite(found, hang) else movements(hang)
     if not moved:
         return ""
-    more = f"; and {plural(len(moved) - MOST_SHOWN, 'more rank')}" if len(moved) > MOST_SHOWN else ""
-    return f"it goes on, slowly perhaps: within {hang.between:.1f} s {'; '.join(moved[:MOST_SHOWN])}{more}"
+    more = f"; and {plural(len(moved) - MAX_SHOWN, 'more rank')}" if len(moved) > MAX_SHOWN else ""
+    return f"it goes on, slowly perhaps: within {hang.between:.1f} s {'; '.join(moved[:MAX_SHOWN])}{more}"
 
 
-def _of_ranks(states: Sequence[RankState], hang: Hang) -> list[Evidence]:
+def _evidence_of_ranks(states: Sequence[RankState], hang: Hang) -> Iterator[Evidence]:
     first, *others = states
-    found = _of_rank(first, hang)
+    yield from _evidence_of_rank(first, hang)
     if others:
         pids = listed((state.pid for state in others if state.pid), most=8)
-        found.append(told(hang, "ranks", f"the same of {named(others, hang)}{f' (pid {pids})' if pids else ''}"))
-    return found
+        yield told(hang, "ranks", f"the same of {named(others, hang)}{f' (pid {pids})' if pids else ''}")
 
 
-def _of_rank(state: RankState, hang: Hang) -> list[Evidence]:
+def _evidence_of_rank(state: RankState, hang: Hang) -> Iterator[Evidence]:
     details = [f"on {state.rank.host}" if spans_hosts(hang) else "", f"pid {state.pid}" if state.pid else ""]
     who = f"rank {state.number} ({', '.join(filter(None, details))})".replace(" ()", "")
     watched = state.rank.watched
     if state.activity is RankActivity.GONE:
-        return [told(hang, "ranks", f"{who} is gone: {state.rank.gone or 'its process has ended'}")]
-    found = [
-        told(
-            hang,
-            "ranks",
-            f"{who} {state.activity.value}, in {where(state.place)}{_doing(watched, meets=state.place.meets)}",
-        )
-    ]
+        yield told(hang, "ranks", f"{who} is gone: {state.rank.gone or 'its process has ended'}")
+        return
+    at = f"in {where(state.place)}{_describe_process(watched, meets=state.place.meets)}"
+    yield told(hang, "ranks", f"{who} {state.activity.value}, {at}")
     if watched and watched.last.frames:
-        found.append(Evidence(f"rank {state.number} is in {_stack(watched.last.frames)}", watched.last.source))
-    if watched and state.place.where in (PlaceKind.LEAVING, PlaceKind.LOCK):
-        found += [
-            Evidence(f"its thread {name!r} is in {_stack(frames)}", watched.last.source)
-            for name, frames in watched.last.others[:MOST_SHOWN]
-        ]
-    if state.place.where in (PlaceKind.LOADER, PlaceKind.DATA):
-        found += [
-            _of_worker(worker, state.number) for worker in state.rank.workers[:MOST_SHOWN] if not is_worker_idle(worker)
-        ]
-    return found
+        yield Evidence(f"rank {state.number} is in {_stack(watched.last.frames)}", watched.last.source)
+    if watched and state.where in (PlaceKind.LEAVING, PlaceKind.LOCK):
+        for name, frames in watched.last.others[:MAX_SHOWN]:
+            yield Evidence(f"its thread {name!r} is in {_stack(frames)}", watched.last.source)
+    if state.where in (PlaceKind.LOADER, PlaceKind.DATA):
+        for worker in state.rank.workers[:MAX_SHOWN]:
+            if not is_worker_idle(worker):
+                yield _evidence_of_worker(worker, state.number)
 
 
-def _doing(watched: Watched | None, *, meets: bool = False) -> str:
-    """What a process did between two looks."""
+def _evidence_of_worker(worker: Watched, rank: int) -> Evidence:
+    place = worker_place(worker.last)
+    stack = f": {_stack(place.path or worker.last.frames)}" if worker.last.frames else ""
+    text = f"worker {worker.pid} of rank {rank} is in {where(place)}{_describe_process(worker)}{stack}"
+    return Evidence(text, worker.last.source)
+
+
+def _describe_process(watched: Watched | None, *, meets: bool = False) -> str:
+    """Say what a process did between two looks, as the end of a sentence. meets: it waits for other ranks."""
     if watched is None or len(watched.looks) < 2:
         return ""
     first, last = watched.looks[0], watched.looks[-1]
     state = f"state {last.state}{f' in {last.waits_in}' if last.waits_in else ''}"
     cores, moved = cores_used(watched), bytes_moved(watched)
-    did = [f"used {cores:.1f} cores" if cores >= 0.05 else "", f"moved {human(moved)}" if moved else ""]
-    words = listed(filter(None, did)) or "used no processor"
-    unseen = "" if did[0] or did[1] or meets or last.state in "Tt" else "; what it sends over sockets isn't counted"
-    return f"; {state}; {words} within {last.seconds - first.seconds:.1f} s{unseen}"
-
-
-def _of_worker(worker: Watched, rank: int) -> Evidence:
-    place = worker_place(worker.last)
-    stack = f": {_stack(place.path or worker.last.frames)}" if worker.last.frames else ""
-    text = f"worker {worker.pid} of rank {rank} is in {where(place)}{_doing(worker)}{stack}"
-    return Evidence(text, worker.last.source)
+    figures = ((f"used {cores:.1f} cores", cores >= 0.05), (f"moved {human(moved)}", moved))
+    work = listed(words for words, counts in figures if counts)
+    unseen = "" if work or meets or last.state in "Tt" else "; what it sends over sockets isn't counted"
+    return f"; {state}; {work or 'used no processor'} within {last.seconds - first.seconds:.1f} s{unseen}"
 
 
 def _stack(frames: Sequence[Frame]) -> str:
-    """The user's frames, and what of the libraries tells where they are: of many in a row only the innermost and the outermost."""
+    """Show the user's frames, and what of the libraries tells where they are."""
     telling = [frame for frame in frames if not frame.path.endswith("torch/distributed/c10d_logger.py")]
     parts: list[str] = []
-    for libraries, run in groupby(telling, lambda one: torchs(one) or pythons(one)):
-        words = [f"{one.function} ({_path(one)}:{one.line})" for one in run]
-        if libraries and len(words) > MOST_OF_LIBRARIES:
+    for libraries, run in groupby(telling, lambda frame: torchs(frame) or pythons(frame)):
+        words = [f"{frame.function} ({_short_path(frame)}:{frame.line})" for frame in run]
+        if libraries and len(words) > MAX_FRAMES_OF_LIBRARIES:
             words = [words[0], f"{len(words) - 2} more", words[-1]]
         parts += words
-        if len(parts) >= MOST_FRAMES and not libraries:
+        if len(parts) >= MAX_FRAMES and not libraries:
             break
-    return " <- ".join(parts[: 2 * MOST_FRAMES])
+    return " <- ".join(parts[: 2 * MAX_FRAMES])
 
 
-def _path(frame: Frame) -> str:
-    """Of libraries from their package on; of the user's own in full."""
+def _short_path(frame: Frame) -> str:
+    """The file of a library from its package on; the user's own in full."""
     if "-packages/" in frame.path:
         return frame.path.rpartition("-packages/")[2]
     return re.sub(r"^.*/lib(?:64)?/python[\d.]+t?/", "", frame.path)
 
 
+# --- what was recorded --------------------------------------------------------------------------------------------------
+
+
 def evidence_of_record(record: RecordedHang, hang: Hang) -> list[Evidence]:
-    """What flight recorders or RAS tell of the group."""
-    group = f"group {record.group}"
-    found = []
-    if record.calls:
-        at = f"number {record.number}" if record.number else "operations begun"
-        lines = {record.calls[0][1]: record.frame}
-        lines |= {members: record.last for _, members in record.calls[1:] if record.ranks[-1] in members}
-        found = [
-            Evidence(
-                f"{group}, {at}: {numbers_named(members, hang)}: {call}{_called_at(lines.get(members))}", record.source
-            )
-            for call, members in record.calls[:MOST_SHOWN]
-        ]
-    elif record.lags:
-        found = [of_lag for lags in group_lags(record) for of_lag in _of_lags(lags, hang)]
-        others = set(record.waiting) - {rank for lag in record.lags for rank in lag.others}
-        if others:
-            found.append(
-                Evidence(
-                    f"{numbers_named(others, hang)} wait{'s' if len(others) == 1 else ''} for ranks that wait for {'it' if len(record.ranks) == 1 else 'them'}",
-                    record.source,
-                )
-            )
-    elif record.others:
-        call = record.call or "an operation"
-        ahead, lagging = numbers_named(record.others, hang), numbers_named(record.ranks, hang)
-        found = [Evidence(f"{group}: {ahead} called {call}, {lagging} did not", record.source)]
-    elif record.waiting:
-        found = [
-            Evidence(
-                f"each of {numbers_named(record.ranks, hang)} waits for another one of them, in different groups",
-                record.source,
-            )
-        ]
-    elif record.call:
-        call = f"{record.call} number {record.number}"
-        found = [
-            Evidence(
-                f"{group}: {call} was called by {numbers_named(record.ranks, hang)} and is not done", record.source
-            )
-        ]
+    """Say what flight recorders or RAS tell of the group."""
+    found = [Evidence(text, record.source) for text in _describe_record(record, hang)]
     if record.waited:
         found.append(Evidence(f"it had waited {record.waited:.0f} s when the dump was written", record.source))
     return found
 
 
+def _describe_record(record: RecordedHang, hang: Hang) -> Iterator[str]:
+    group, ranks = f"group {record.group}", numbers_named(record.ranks, hang)
+    if record.calls:
+        at = f"number {record.number}" if record.number else "operations begun"
+        lines = {record.calls[0][1]: record.frame}
+        lines |= {members: record.last for _, members in record.calls[1:] if record.ranks[-1] in members}
+        for call, members in record.calls[:MAX_SHOWN]:
+            yield f"{group}, {at}: {numbers_named(members, hang)}: {call}{_called_at(lines.get(members))}"
+    elif record.lags:
+        for lags in group_lags(record):
+            yield from _describe_lag_of_record(lags, hang)
+        if others := set(record.waiting) - {rank for lag in record.lags for rank in lag.others}:
+            wait = f"wait{'s' if len(others) == 1 else ''}"
+            them = "it" if len(record.ranks) == 1 else "them"
+            yield f"{numbers_named(others, hang)} {wait} for ranks that wait for {them}"
+    elif record.others:
+        yield f"{group}: {numbers_named(record.others, hang)} called {record.call or 'an operation'}, {ranks} did not"
+    elif record.waiting:
+        yield f"each of {ranks} waits for another one of them, in different groups"
+    elif record.call:
+        yield f"{group}: {record.call} number {record.number} was called by {ranks} and is not done"
+
+
 def group_lags(record: RecordedHang) -> list[tuple[Lag, ...]]:
-    """Those together that keep the same ranks waiting in the same call, at most a few."""
+    """Put those together that keep the same ranks waiting in the same call, at most a few."""
     alike: dict[tuple[object, ...], list[Lag]] = {}
     for lag in record.lags:
         alike.setdefault((lag.cause, lag.group, lag.call, lag.number, lag.others), []).append(lag)
-    return [tuple(lags) for lags in alike.values()][:MOST_SHOWN]
+    return [tuple(lags) for lags in alike.values()][:MAX_SHOWN]
 
 
-def _of_lags(lags: Sequence[Lag], hang: Hang) -> Iterator[Evidence]:
+def _describe_lag_of_record(lags: Sequence[Lag], hang: Hang) -> Iterator[str]:
     first = lags[0]
     call = f"{first.call} number {first.number}{f' at {file_line(first.frame)}' if first.frame else ''}"
     who, others = numbers_named((lag.rank for lag in lags), hang), numbers_named(first.others, hang)
     text = {
         LagCause.ABSENT: f"{others} called {call}, {who} did not",
-        LagCause.STUCK: f"{others} {'has' if len(first.others) == 1 else 'have'} done {call}, {who} called it and {'has' if len(lags) == 1 else 'have'} not",
+        LagCause.STUCK: f"{others} {_have(first.others)} done {call}, {who} called it and {_have(lags)} not",
         LagCause.SILENT: f"{others} called {call}; of {who} there is no dump",
     }[first.cause]
-    yield Evidence(f"group {first.group}: {text}", RECORDER)
+    yield f"group {first.group}: {text}"
     if first.last:
-        yield Evidence(
-            f"the last call of {numbers_named([first.rank], hang)} was at {first.last.path}:{first.last.line}", RECORDER
-        )
+        yield f"the last call of {numbers_named([first.rank], hang)} was{_called_at(first.last)}"
 
 
 def describe_lags(lags: Sequence[Lag], hang: Hang) -> str:
-    """ "rank 1 never called all_reduce number 7 of group 3:tp (train.py:40), where ranks 0 and 2 wait"."""
+    """Say who lags: "rank 1 never called all_reduce number 7 of group 3:tp (train.py:40), where ranks 0 and 2 wait"."""
     first = lags[0]
     who, others = numbers_named((lag.rank for lag in lags), hang), ranks_named(first.others)
-    end = "the other end of " if "->" in first.call or "<-" in first.call else ""
-    call = f"{first.call} number {first.number}{_of_group(first.group)}"
-    line = f" ({file_line(first.frame)})" if first.frame else ""
-    waits = f"wait{'s' if len(first.others) == 1 else ''}"
+    group = "" if first.group.partition(":")[0] == "0" else f" of group {first.group}"
+    call = f"{first.call} number {first.number}{group}{f' ({file_line(first.frame)})' if first.frame else ''}"
+    wait = f"wait{'s' if len(first.others) == 1 else ''}"
     if first.cause is LagCause.STUCK:
-        has, have = ("has" if len(some) == 1 else "have" for some in (lags, first.others))
-        return f"{who} {has} not done {call}{line}, which {others} {have}: {'its GPU' if len(lags) == 1 else 'their GPUs'} failed, or stands still"
+        gpu = "its GPU" if len(lags) == 1 else "their GPUs"
+        return (
+            f"{who} {_have(lags)} not done {call}, which {others} {_have(first.others)}: {gpu} failed, or stands still"
+        )
     if first.cause is LagCause.SILENT:
-        return f"no dump of {who}: {others} {waits} for {'it' if len(lags) == 1 else 'them'} in {call}{line}"
-    return f"{who} never called {end}{call}{line}, where {others} {waits}"
+        return f"no dump of {who}: {others} {wait} for {'it' if len(lags) == 1 else 'them'} in {call}"
+    end = "the other end of " if "->" in first.call or "<-" in first.call else ""
+    return f"{who} never called {end}{call}, where {others} {wait}"
 
 
-def _of_group(group: str) -> str:
-    return "" if group.partition(":")[0] == "0" else f" of group {group}"
+def _have(ranks: Sequence[object]) -> str:
+    return "has" if len(ranks) == 1 else "have"
 
 
 def _called_at(frame: Frame | None) -> str:

@@ -6,27 +6,40 @@ import asyncio
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import msgspec
 
 from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.base.status_line import StatusLine
+from ddpdoctor.base.text import plural
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.registry import Catalogue
+from ddpdoctor.facts.hang import Hang, RasCount
+from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps, dumps_of, read_dumps
+from ddpdoctor.hang.judging import groups_of_hangs, judge_hang
+from ddpdoctor.hang.permission import command_line
+from ddpdoctor.hang.ras.client import UNWANTED, ask_twice
+from ddpdoctor.hang.watching import backend_of, watch
+from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.session import collect_facts
-
-if TYPE_CHECKING:
-    from ddpdoctor.engine.examination import Examination
-    from ddpdoctor.engine.registry import Catalogue
-    from ddpdoctor.facts.hang import Hang, RasCount
-    from ddpdoctor.facts.snapshot import Snapshot
-    from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps
-    from ddpdoctor.processes.jobs import TrainingJob
+from ddpdoctor.processes.jobs import TrainingJob, jobs_of
+from ddpdoctor.processes.overview import UnknownJobError, jobs_there, named_job
 
 SECONDS: Final = 3
-RAS_PATIENCE: Final = 5.0
-"""Seconds that NCCL's RAS may take beyond the look itself."""
+RAS_GRACE_SECONDS: Final = 5.0
+"""So long NCCL's RAS may take beyond the look itself."""
 
 
 class NotExaminedError(Exception):
-    """Why no job is judged. host: this one's name."""
+    """Why no job is judged.
+
+    Args:
+        why: in a sentence.
+        host: this one's name.
+    """
 
     def __init__(self, why: str, host: str) -> None:
         super().__init__(why)
@@ -34,14 +47,14 @@ class NotExaminedError(Exception):
 
 
 def show(examination: Examination, *, verbose: bool = False, quiet: bool = False) -> None:
-    """For a person at a terminal."""
+    """Print a report for a person at a terminal."""
     from ddpdoctor.hang.render import hang_document
     from ddpdoctor.report.terminal import screen_for
 
     screen_for(sys.stdout).show(hang_document(examination, verbose=verbose, quiet=quiet))
 
 
-def examined(
+def examine_job(
     name: str | None,
     catalogue: Catalogue,
     dumps: Sequence[str] = (),
@@ -53,29 +66,25 @@ def examined(
 ) -> Examination:
     """Look at a job, and judge it.
 
-    alone: that process and what it has started; of the jobs that there are nothing is said.
+    Raises NotExaminedError where there is no such job, or more than one; with `alone` UnknownJobError where there is none.
 
-    Raises:
-        NotExaminedError: there is no such job, or more than one.
-        UnknownJobError: there is no such job, and `alone`.
+    Args:
+        name: the job, by the pid of any process of it; None for the only one.
+        catalogue: the checks that judge.
+        dumps: of flight recorders: folders, files, prefixes or patterns; else those that the job's ranks have written are read.
+        seconds: how long its ranks are watched.
+        watched: whether its ranks are; else its dumps are all.
+        ras: whether NCCL's RAS is asked, too.
+        alone: only that process and what it has started is the job; of the jobs that there are nothing is said.
     """
-    from ddpdoctor.hang.judging import groups_of_hangs, judge_hang
-    from ddpdoctor.probes.context import Context
-
     asked = int(name) if name and name.strip().isascii() and name.strip().isdecimal() else 0
     snapshot = collect_facts(Context(sys.executable, "ddpdoctor", quick=True, asked=asked), groups_of_hangs(catalogue))
-    job = _job(snapshot, name, needed=not dumps, alone=alone) if watched else None
-    return judge_hang(snapshot, _hang(snapshot, job, dumps, seconds, with_ras=ras), catalogue)
+    job = _find_job(snapshot, name, needed=not dumps, alone=alone) if watched else None
+    return judge_hang(snapshot, _look(snapshot, job, dumps, seconds, with_ras=ras), catalogue)
 
 
-def _job(snapshot: Snapshot, name: str | None, *, needed: bool, alone: bool) -> TrainingJob | None:
-    """The one that is meant. With dumps alone there need not be any."""
-    from ddpdoctor.base.text import plural
-    from ddpdoctor.base.unknown import Unknown
-    from ddpdoctor.hang.permission import command_line
-    from ddpdoctor.processes.jobs import jobs_of
-    from ddpdoctor.processes.overview import UnknownJobError, jobs_there, named_job
-
+def _find_job(snapshot: Snapshot, name: str | None, *, needed: bool, alone: bool) -> TrainingJob | None:
+    # With dumps alone there need not be any.
     processes = snapshot.processes
     if isinstance(processes, Unknown):
         if needed or name is not None:
@@ -84,7 +93,8 @@ def _job(snapshot: Snapshot, name: str | None, *, needed: bool, alone: bool) -> 
     jobs = jobs_of(processes)
     closed = ""
     if processes.closed and processes.uid:
-        closed = f" {plural(processes.closed, 'process', 'processes')} of others can't be looked into; root can: sudo {command_line(name or '')}"
+        count = plural(processes.closed, "process", "processes")
+        closed = f" {count} of others can't be looked into; root can: sudo {command_line(name or '')}"
     if name is not None:
         try:
             return named_job(name, jobs, processes, below=alone)
@@ -101,28 +111,26 @@ def _job(snapshot: Snapshot, name: str | None, *, needed: bool, alone: bool) -> 
     return jobs[0]
 
 
-def _hang(snapshot: Snapshot, job: TrainingJob | None, dumps: Sequence[str], seconds: int, *, with_ras: bool) -> Hang:
-    from ddpdoctor.base.unknown import Unknown
-    from ddpdoctor.facts.hang import Hang
-    from ddpdoctor.hang.flight_recorder.collect_dumps import dumps_of
-    from ddpdoctor.hang.judging import with_counts, with_dumps
-    from ddpdoctor.hang.watching import watch
-
+def _look(snapshot: Snapshot, job: TrainingJob | None, dumps: Sequence[str], seconds: int, *, with_ras: bool) -> Hang:
     if job is None or isinstance(snapshot.processes, Unknown):
-        return with_dumps(Hang(), _read(dumps))
-    ras = _Ras(job, float(seconds), wanted=with_ras)
+        return _with_dumps(Hang(), _read(dumps))
+    inquiry = RasInquiry(job, float(seconds), wanted=with_ras)
     line = StatusLine(lambda passed: f"Watching {len(job.ranks)} ranks ({passed:.0f} of {seconds} s)", delay=0.3)
     try:
         work = watch(job, snapshot.processes, snapshot.host, seconds)
         hang = asyncio.run(until_stopped(work, lambda: "Stopped. No rank was held up, and nothing is left running."))
     finally:
         line.close()
-    return with_counts(with_dumps(hang, _read(dumps) if dumps else dumps_of(job)), *ras.told())
+    hang = _with_dumps(hang, _read(dumps) if dumps else dumps_of(job))
+    counts, why_not = inquiry.answer()
+    return msgspec.structs.replace(hang, counts=counts, ras=why_not)
+
+
+def _with_dumps(hang: Hang, dumps: Dumps) -> Hang:
+    return msgspec.structs.replace(hang, recorded=dumps.recorded, dumps=dumps.note, refused=dumps.refused)
 
 
 def _read(dumps: Sequence[str]) -> Dumps:
-    from ddpdoctor.hang.flight_recorder.collect_dumps import read_dumps
-
     line = StatusLine(lambda passed: f"Reading the dumps ({passed:.0f} s)", delay=0.5)
     try:
         return read_dumps(dumps)
@@ -130,24 +138,22 @@ def _read(dumps: Sequence[str]) -> Dumps:
         line.close()
 
 
-class _Ras:
-    """NCCL's RAS is asked meanwhile, in a thread that nobody has to wait for."""
+class RasInquiry:
+    """Asks NCCL's RAS while the job is watched, in a thread that nobody has to wait for."""
 
     def __init__(self, job: TrainingJob, between: float, *, wanted: bool) -> None:
-        self._told: tuple[tuple[RasCount, ...], str] = ((), "it has not answered in time")
-        self._until = between + RAS_PATIENCE
+        self._answer: tuple[tuple[RasCount, ...], str] = ((), "it has not answered in time")
+        self._patience = between + RAS_GRACE_SECONDS
         self._thread = threading.Thread(target=self._ask, args=(job, between, wanted), daemon=True)
         self._thread.start()
 
     def _ask(self, job: TrainingJob, between: float, wanted: bool) -> None:
-        from ddpdoctor.hang.ras.client import UNWANTED, ask_twice
-        from ddpdoctor.hang.watching import backend_of
-
         if "nccl" not in backend_of(job):
-            self._told = ((), "no rank here has a process group of NCCL's")
+            self._answer = ((), "no rank here has a process group of NCCL's")
         else:
-            self._told = ask_twice(job, between) if wanted else ((), UNWANTED)
+            self._answer = ask_twice(job, between) if wanted else ((), UNWANTED)
 
-    def told(self) -> tuple[tuple[RasCount, ...], str]:
-        self._thread.join(self._until)
-        return self._told
+    def answer(self) -> tuple[tuple[RasCount, ...], str]:
+        """Return what it says of each rank, asked twice; or nothing, and why."""
+        self._thread.join(self._patience)
+        return self._answer

@@ -13,40 +13,38 @@ from ddpdoctor.hang.evidence import named
 from ddpdoctor.hang.rank_states import RankState
 from ddpdoctor.knowledge.stack_places import file_line
 
-AROUND_THE_LINE: Final = 6
-MOST_LINES: Final = 3
+LINES_BEFORE: Final = 6
+MAX_COMMANDS: Final = 3
 KILLED_LINES: Final = "sudo dmesg -T | grep -iE 'killed process|out of memory|segfault' | tail"
 """Shows what the kernel says of processes that it killed, or that crashed."""
 
 
 def read_the_code(frames: Iterable[Frame | None], why: str) -> tuple[Fix, ...]:
     """Show the lines where ranks stand."""
-    lines = list(
-        dict.fromkeys(
-            (frame.path, frame.line) for frame in frames if frame and frame.line and frame.path.startswith("/")
-        )
+    known = (frame for frame in frames if frame and frame.line and frame.path.startswith("/"))
+    lines = list(dict.fromkeys((frame.path, frame.line) for frame in known))[:MAX_COMMANDS]
+    return (
+        Fix(
+            why, tuple(f"sed -n {max(1, line - LINES_BEFORE)},{line + 2}p {shlex.quote(path)}" for path, line in lines)
+        ),
     )
-    commands = [
-        f"sed -n {max(1, line - AROUND_THE_LINE)},{line + 2}p {shlex.quote(path)}" for path, line in lines[:MOST_LINES]
-    ]
-    return (Fix(why, tuple(commands)),) if commands else (Fix(why),)
 
 
 def full_stacks(hang: Hang, states: Sequence[RankState], workers: Sequence[int] = ()) -> tuple[Fix, ...]:
-    """The whole stacks, those of C++ too."""
-    pids = [state.pid for state in states if state.pid][:MOST_LINES] + list(workers)[:MOST_LINES]
+    """Show the whole stacks, those of C++ too."""
+    pids = [state.pid for state in states if state.pid][:MAX_COMMANDS] + list(workers)[:MAX_COMMANDS]
     text = "See the whole stacks, C++ included (this holds the process up for a second)"
     return (Fix(text, tuple(f"{shlex.quote(hang.py_spy)} dump --native --pid {pid}" for pid in pids)),) if pids else ()
 
 
 def look_again(hang: Hang) -> str:
-    """The command that looks at this job; of dumps alone it isn't known which that is."""
+    """Word the command that looks at this job; of dumps alone it isn't known which that is."""
     return shlex.join(["ddpdoctor", "jobs", "--hang", *([hang.job] if hang.job else [])])
 
 
 def look_on_other_hosts(hang: Hang) -> tuple[Fix, ...]:
-    """Where ranks are elsewhere, the cause may be, too. There the job has another name."""
-    here = {one.rank for one in hang.ranks}
+    """Look on the other hosts that have ranks: the cause may be there. The job has another name there."""
+    here = {rank.rank for rank in hang.ranks}
     if hang.world_size <= len(here):
         return ()
     others = [rank for rank in range(hang.world_size) if rank not in here]
@@ -59,7 +57,7 @@ def look_on_other_hosts(hang: Hang) -> tuple[Fix, ...]:
 
 
 def record_next_time(hang: Hang) -> tuple[Fix, ...]:
-    """The flight recorder must be told before the job starts. Whose dumps are here has it on."""
+    """Turn the flight recorder on, which must be done before the job starts; nothing where there are dumps of it."""
     if hang.recorded:
         return ()
     return (
@@ -77,7 +75,7 @@ def record_next_time(hang: Hang) -> tuple[Fix, ...]:
 
 
 def test_the_way(hang: Hang) -> tuple[Fix, ...]:
-    """Whether data gets through between these ranks without the user's own code."""
+    """Test whether data gets through between these ranks without the user's own code."""
     here = len(hang.ranks) or len(hang.recorded)
     if hang.world_size > len(hang.ranks) or len({recorded.host for recorded in hang.recorded} - {""}) > 1:
         return (
@@ -97,11 +95,11 @@ def test_the_way(hang: Hang) -> tuple[Fix, ...]:
 
 
 def end_the_rest(found: Sequence[RankState], hang: Hang) -> Fix:
-    """After a rank is gone, the others hold their GPUs for nothing."""
+    """End the other ranks after one is gone: they hold their GPUs for nothing."""
     text = f"End what is left of the job, since {named(found, hang)} won't come back: stop its launcher, then see what it left behind"
     return Fix(text, ("ddpdoctor zombies", "ddpdoctor zombies --kill"))
 
 
 def lines_of(states: Iterable[RankState], most: int = 3) -> str:
-    """ "train.py:40 and eval.py:12"."""
+    """List the lines where ranks stand: "train.py:40 and eval.py:12"."""
     return listed(dict.fromkeys(filter(None, (file_line(state.place.frame) for state in states))), most=most)

@@ -12,12 +12,12 @@ from ddpdoctor.facts.hang import Hang, Watched, WatchedRank
 from ddpdoctor.knowledge.stack_places import PlaceKind, StackPlace, place_of, pythons, torchs, worker_place
 
 CHECKPOINTS: Final = (PlaceKind.SAVING, PlaceKind.LOADING)
-IDLE: Final = 0.05
-BUSY: Final = 0.2
-"""Cores. A rank that only waits uses less than 0.02: gloo's threads wake up a hundred times a second, and do nothing."""
-DATA_MOVES: Final = 64 << 10
-"""Bytes that a process reads or writes between two looks if it makes progress. One that only waits has none."""
-FOR_SURE_NO_GPU: Final = frozenset({
+IDLE_CORES: Final = 0.05
+BUSY_CORES: Final = 0.2
+"""A rank that only waits uses less than 0.02: gloo's threads wake up a hundred times a second, and do nothing."""
+MIN_PROGRESS_BYTES: Final = 64 << 10
+"""A process that makes progress reads or writes so many between two looks. One that only waits has none."""
+NO_GPU_WAITS: Final = frozenset({
     "hrtimer_nanosleep", "do_wait", "pipe_read", "anon_pipe_read", "pipe_write", "n_tty_read", "wait_woken",
     "unix_stream_read_generic", "__skb_wait_for_more_packets", "sk_wait_data", "inet_csk_accept", "fcntl_setlk", "locks_lock_inode_wait",
     "flock_lock_inode_wait", "do_sigtimedwait", "do_epoll_wait", "ep_poll",
@@ -41,16 +41,13 @@ class RankActivity(Enum):
 
 
 class RankState(msgspec.Struct, frozen=True):
-    """A rank, what it is to the others, and where it is.
-
-    progress: it has used a processor, moved data, or changed its place between the looks; False where it hasn't or only one
-    look was taken.
-    """
+    """A rank, what it is to the others, and where it is."""
 
     rank: WatchedRank
     activity: RankActivity
     place: StackPlace
     progress: bool = False
+    """It has used a processor, moved data, or changed its place between the looks; False also where only one look was taken."""
 
     @property
     def number(self) -> int:
@@ -66,24 +63,24 @@ class RankState(msgspec.Struct, frozen=True):
 
 
 def states_of(hang: Hang) -> tuple[RankState, ...]:
-    """Every rank of this host, in their order."""
-    return tuple(_stand(rank, hang) for rank in hang.ranks)
+    """Judge every rank of this host, in their order."""
+    return tuple(_state_of(rank, hang) for rank in hang.ranks)
 
 
 def with_activity(states: Iterable[RankState], *activities: RankActivity) -> tuple[RankState, ...]:
-    """Those of them."""
+    """Pick the ranks with one of these activities."""
     return tuple(state for state in states if state.activity in activities)
 
 
 def cores_used(watched: Watched) -> float:
-    """Between the looks, 1.0 is one core; 0.0 where there was only one look."""
+    """Count the cores that a process used between the looks; 0.0 where there was only one look."""
     first, last = watched.looks[0], watched.looks[-1]
     seconds = last.seconds - first.seconds
     return max(0.0, last.cpu_seconds - first.cpu_seconds) / seconds if seconds > 0 else 0.0
 
 
 def bytes_moved(watched: Watched) -> int:
-    """Read and written between the looks."""
+    """Count the bytes that a process read and wrote between the looks."""
     return max(0, watched.looks[-1].transferred - watched.looks[0].transferred)
 
 
@@ -92,48 +89,53 @@ def is_worker_moving(worker: Watched) -> bool:
     if not worker.looks:
         return False
     first, last = worker_place(worker.looks[0]), worker_place(worker.last)
-    return _changed(first, last) or _wandered(worker) or cores_used(worker) > BUSY or bytes_moved(worker) > DATA_MOVES
+    return (
+        _is_elsewhere(first, last)
+        or _moved_between(worker)
+        or cores_used(worker) > BUSY_CORES
+        or bytes_moved(worker) > MIN_PROGRESS_BYTES
+    )
 
 
 def is_worker_idle(worker: Watched) -> bool:
-    """Whether it waits to be told what to load."""
+    """Whether a DataLoader's worker waits to be told what to load."""
     place = worker_place(worker.last)
     return place.where is PlaceKind.LOCK and place.what == "an empty queue" and not place.path
 
 
-def _stand(rank: WatchedRank, hang: Hang) -> RankState:
+def _state_of(rank: WatchedRank, hang: Hang) -> RankState:
     watched = rank.watched
-    nowhere = StackPlace(PlaceKind.UNSEEN)
     if rank.gone or watched is None or watched.last.state in ("Z", "X"):
-        here = rank.gone or watched is not None
-        return RankState(rank, RankActivity.GONE if here else RankActivity.UNSEEN, nowhere)
+        activity = RankActivity.GONE if rank.gone or watched is not None else RankActivity.UNSEEN
+        return RankState(rank, activity, StackPlace(PlaceKind.UNSEEN))
     place = place_of(watched.last)
-    if watched.last.state == "T" or {look.state for look in watched.looks} == {"t"}:
+    kernel_states = {look.state for look in watched.looks}
+    if watched.last.state == "T" or kernel_states == {"t"}:
         # Whoever traces a process stops it for moments: a debugger holds it all the while.
         return RankState(rank, RankActivity.STOPPED, place)
     if len(watched.looks) < 2:
         return RankState(rank, RankActivity.UNSEEN, place)
     before = place_of(watched.looks[0])
-    works = bytes_moved(watched) > DATA_MOVES
-    changed = _changed(before, place) or _wandered(watched)
-    if {look.state for look in watched.looks} == {"D"} and not works and not changed:
+    works = bytes_moved(watched) > MIN_PROGRESS_BYTES
+    changed = _is_elsewhere(before, place) or _moved_between(watched)
+    if kernel_states == {"D"} and not works and not changed:
         return RankState(rank, RankActivity.HELD, place)
-    computes = cores_used(watched) > BUSY
-    activity = _standing(watched, before, place, hang, works=works, computes=computes, changed=changed)
+    computes = cores_used(watched) > BUSY_CORES
+    activity = _activity(watched, before, place, hang, works=works, computes=computes, changed=changed)
     # One that waits for something in a loop changes its place, too, and does nothing; a checkpoint that goes to a slow disk or
     # over a network needs no processor.
-    telling = cores_used(watched) > IDLE or place.where in CHECKPOINTS
-    progress = works or computes or _changed(before, place) or (changed and telling)
-    return RankState(rank, activity, _seen_within(place, watched), progress)
+    telling = cores_used(watched) > IDLE_CORES or place.where in CHECKPOINTS
+    progress = works or computes or _is_elsewhere(before, place) or (changed and telling)
+    return RankState(rank, activity, _with_constant_frame(place, watched), progress)
 
 
-def _wandered(watched: Watched) -> bool:
+def _moved_between(watched: Watched) -> bool:
     """Whether its stack was another one in between."""
     return watched.samples > 0 and not watched.still
 
 
-def _seen_within(place: StackPlace, watched: Watched) -> StackPlace:
-    """In code of its own that calls others: the function in which it was all the while says more than where it is just now."""
+def _with_constant_frame(place: StackPlace, watched: Watched) -> StackPlace:
+    """Replace, in code of its own that calls others, where it is just now by the function in which it was all the while."""
     within = [frame for frame in watched.within if not torchs(frame) and not pythons(frame)]
     if place.where is not PlaceKind.OWN or watched.still or not within:
         return place
@@ -141,11 +143,11 @@ def _seen_within(place: StackPlace, watched: Watched) -> StackPlace:
     return msgspec.structs.replace(place, frame=own)
 
 
-def _changed(before: StackPlace, place: StackPlace) -> bool:
+def _is_elsewhere(before: StackPlace, place: StackPlace) -> bool:
     return PlaceKind.UNSEEN not in (before.where, place.where) and not before.same_as(place)
 
 
-def _standing(
+def _activity(
     watched: Watched, before: StackPlace, place: StackPlace, hang: Hang, *, works: bool, computes: bool, changed: bool
 ) -> RankActivity:
     nccl = "nccl" in hang.backend
@@ -163,7 +165,7 @@ def _standing(
     if changed:
         return RankActivity.ELSEWHERE
     if place.where is PlaceKind.DEVICE or (
-        nccl and place.where is PlaceKind.OWN and watched.last.waits_in not in FOR_SURE_NO_GPU
+        nccl and place.where is PlaceKind.OWN and watched.last.waits_in not in NO_GPU_WAITS
     ):
         return RankActivity.MOVES if works else RankActivity.PERHAPS
     return RankActivity.ELSEWHERE

@@ -74,12 +74,12 @@ def look_at(pid: int, seconds: int, many: str) -> Work:
     def work() -> int:
         from ddpdoctor.base.text import one_line
         from ddpdoctor.checks.catalogue import catalogue
-        from ddpdoctor.hang.examining import NotExaminedError, examined, show
+        from ddpdoctor.hang.examining import NotExaminedError, examine_job, show
         from ddpdoctor.processes.overview import UnknownJobError
 
         try:
             with redirect_stderr(sys.stdout):
-                examination = examined(str(pid), catalogue(), seconds=seconds, alone=True)
+                examination = examine_job(str(pid), catalogue(), seconds=seconds, alone=True)
         except UnknownJobError as error:
             print(one_line(str(error) if error.launcher else NO_PYTHON))
             return 2
@@ -315,11 +315,11 @@ def _read_dumps(ended: EndedCommand, environ: Mapping[str, str]) -> None:
     if not written:
         return
     from ddpdoctor.checks.catalogue import catalogue
-    from ddpdoctor.hang.examining import examined, show
+    from ddpdoctor.hang.examining import examine_job, show
 
     print(f"The ranks' flight recorders have left {written[0]}{' and others' if len(written) > 1 else ''}:")
     print()
-    show(examined(None, catalogue(), written, watched=False))
+    show(examine_job(None, catalogue(), written, watched=False))
 
 
 def dumps_of_run(environ: Mapping[str, str], since: float) -> Sequence[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from ddpdoctor.facts.hang import RasCount
 from ddpdoctor.facts.processes import Process, ProcessRole, RankPlace
-from ddpdoctor.hang import examining, watching
+from ddpdoctor.hang import examining
 from ddpdoctor.hang.ras import client
 from ddpdoctor.hang.ras.client import ask_twice
 from ddpdoctor.processes.jobs import TrainingJob
@@ -256,8 +256,8 @@ def test_it_is_asked_only_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatc
         asked.append(job)
         return (), "asked"
 
-    monkeypatch.setattr(client, "ask_twice", ask)
-    monkeypatch.setattr(watching, "backend_of", lambda _: "nccl")
-    told = examining._Ras(job(), 0.0, wanted=wanted).told()
+    monkeypatch.setattr(examining, "ask_twice", ask)
+    monkeypatch.setattr(examining, "backend_of", lambda _: "nccl")
+    told = examining.RasInquiry(job(), 0.0, wanted=wanted).answer()
     assert told == ((), "asked" if wanted else client.UNWANTED)
     assert bool(asked) is wanted
