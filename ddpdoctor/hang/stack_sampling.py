@@ -18,34 +18,36 @@ from ddpdoctor.knowledge.stack_places import place_of
 from ddpdoctor.probes.py_spy import PARENTS_FRAMES, py_spy, run_at, side_by_side
 
 RATE: Final = 100
-"""Times a second; one process costs some 0.05 s of processor time a second then."""
+"""Samples a second; one process costs some 0.05 s of processor time a second then."""
 ALL_RATE: Final = 3000
-"""Times a second, of all processes together."""
-LEAST_RATE: Final = 10
-PATIENCE: Final = 5.0
-"""Seconds that py-spy may take beyond the sampling itself."""
-MOST_OUTPUT: Final = 16 << 20
+"""Samples a second, of all processes together."""
+MIN_RATE: Final = 10
+GRACE_SECONDS: Final = 5.0
+"""So long py-spy may take beyond the sampling itself."""
+MAX_OUTPUT_BYTES: Final = 16 << 20
 
 THREAD: Final = re.compile(r"^thread \((\d+|0x[0-9a-fA-F]+)\)(?:: (.*))?$")
 FRAME: Final = re.compile(r"^(.*) \(((?:(?! \().)*):(\d+)\)$")
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """count: of the samples of the main thread. elsewhere: of these, how many in other calls than most. moved: of these, in another
-    line of the user's code, or out of the collective. within: the calls that all have in common, the innermost first."""
+    """The samples of one process's main thread."""
 
     count: int = 0
     elsewhere: int = 0
+    """How many of these were in other calls than most."""
     moved: int = 0
+    """How many of these were in another line of the user's code, or out of the collective."""
     within: tuple[Frame, ...] = ()
+    """The calls that all have in common, the innermost first."""
 
 
 async def sample(pids: Sequence[int], seconds: int) -> dict[int, Sampled]:
-    """By pid, for as long as each lives; without a sample where it can't be looked into."""
+    """Sample the stacks of processes, by pid, for as long as each lives; without a sample where it can't be looked into."""
     program = py_spy()
     if program is None:
         return {}
-    rate = max(LEAST_RATE, min(RATE, ALL_RATE // max(1, len(pids))))
+    rate = max(MIN_RATE, min(RATE, ALL_RATE // max(1, len(pids))))
     found = await side_by_side(_sample(program, pid, seconds, rate) for pid in pids)
     return dict(zip(pids, found, strict=True))
 
@@ -56,28 +58,21 @@ async def _sample(program: str, pid: int, seconds: int, rate: int) -> Sampled:
     except OSError:
         return Sampled()
     try:
-        how = (
-            "--nonblocking",
-            "--idle",
-            "--threads",
-            "--full-filenames",
-            "--rate",
-            str(rate),
-            "--duration",
-            str(seconds),
-        )
-        command = (program, "record", *how, "--format", "raw", "--output", f"/proc/self/fd/{file}", "--pid", str(pid))
+        command = (
+            program, "record", "--nonblocking", "--idle", "--threads", "--full-filenames", "--rate", str(rate), "--duration", str(seconds),
+            "--format", "raw", "--output", f"/proc/self/fd/{file}", "--pid", str(pid),
+        )  # fmt: skip
         with suppress(OSError, TimeoutError):
-            code, _, _ = await run_at(pid, command, seconds + PATIENCE, (file,))
+            code, _, _ = await run_at(pid, command, seconds + GRACE_SECONDS, (file,))
             if code == 0:
-                return understood(pid, os.pread(file, MOST_OUTPUT, 0))
+                return parse_samples(pid, os.pread(file, MAX_OUTPUT_BYTES, 0))
         return Sampled()
     finally:
         os.close(file)
 
 
-def understood(pid: int, output: bytes) -> Sampled:
-    """What `py-spy record --format raw --threads` wrote of that process: a line a stack, the outermost call first, and how often
+def parse_samples(pid: int, output: bytes) -> Sampled:
+    """Parse what `py-spy record --format raw --threads` wrote of that process: a line a stack, the outermost call first, and how often
     it was seen."""
     by_thread: dict[tuple[str, str], Counter[tuple[str, ...]]] = {}
     for line in output.decode("utf-8", "replace").splitlines():
@@ -87,15 +82,15 @@ def understood(pid: int, output: bytes) -> Sampled:
         if found and frames and count.isdecimal():
             key = (found[1], found[2] or "")
             by_thread.setdefault(key, Counter())[tuple(frames)] += int(count)
-    main = next((one for (number, _), one in by_thread.items() if number == str(pid)), None)
-    main = main or next((one for (_, name), one in by_thread.items() if name == "MainThread"), None)
+    main = next((stacks for (number, _), stacks in by_thread.items() if number == str(pid)), None)
+    main = main or next((stacks for (_, name), stacks in by_thread.items() if name == "MainThread"), None)
     if main is None and len(by_thread) == 1:
         # From outside of a container its number is another, and without the module threading it has no name.
         [main] = by_thread.values()
-    return _compared(main) if main else Sampled()
+    return _compare(main) if main else Sampled()
 
 
-def _compared(stacks: Counter[tuple[str, ...]]) -> Sampled:
+def _compare(stacks: Counter[tuple[str, ...]]) -> Sampled:
     calls: Counter[tuple[str, ...]] = Counter()
     for stack, count in stacks.items():
         calls[_calls(stack)] += count
@@ -103,8 +98,7 @@ def _compared(stacks: Counter[tuple[str, ...]]) -> Sampled:
     begin = _function(stacks.most_common(1)[0][0][0])
     whole = [stack for stack in stacks if _function(stack[0]) == begin]
     common = _common(whole)
-    frames = (_frame(one) for one in common)
-    within = [frame for frame in frames if frame is not None]
+    within = [frame for text in common if (frame := _frame(text))]
     forked = next(
         (place for place in range(len(within) - 1, -1, -1) if within[place].path.endswith(PARENTS_FRAMES)), -1
     )
@@ -119,25 +113,25 @@ def _compared(stacks: Counter[tuple[str, ...]]) -> Sampled:
 
 
 def _moved(most: tuple[str, ...], stack: tuple[str, ...]) -> bool:
-    """Whether it got from one to the other by going on: in the user's code, or out of a collective."""
-    before, after = (place_of(RankLook(frames=_frames(one))) for one in (most, stack))
+    """Whether it got from one stack to the other by going on: in the user's code, or out of a collective."""
+    before, after = (place_of(RankLook(frames=_frames(frames))) for frames in (most, stack))
     out = before.meets and (before.where, before.what) != (after.where, after.what)
     return out or before.path != after.path
 
 
 def _frames(stack: tuple[str, ...]) -> tuple[Frame, ...]:
-    """The innermost first; without the line at which that is."""
-    found = [frame for one in reversed(stack) if (frame := _frame(one))]
-    return tuple(msgspec.structs.replace(one, line=one.line if place else 0) for place, one in enumerate(found))
+    """Parse a stack, the innermost call first; without the line at which that is."""
+    found = [frame for text in reversed(stack) if (frame := _frame(text))]
+    return tuple(msgspec.structs.replace(frame, line=frame.line if depth else 0) for depth, frame in enumerate(found))
 
 
 def _calls(stack: tuple[str, ...]) -> tuple[str, ...]:
-    """The stack without the line at which the innermost function is: a loop in it that calls no other is one place."""
+    """Take from a stack the line at which the innermost function is: a loop in it that calls no other is one place."""
     return (*stack[:-1], _function(stack[-1]))
 
 
 def _common(stacks: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """The outermost calls that are the same in all; of the last of them only the function, where the line differs."""
+    """Find the outermost calls that are the same in all; of the last of them only the function, where the line differs."""
     depth = 0
     while all(len(stack) > depth for stack in stacks) and len({stack[depth] for stack in stacks}) == 1:
         depth += 1
@@ -147,7 +141,7 @@ def _common(stacks: list[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _function(frame: str) -> str:
-    """Without the line."""
+    """Take the line from a frame."""
     return frame.rpartition(":")[0]
 
 

@@ -23,7 +23,7 @@ import pytest
 from ddpdoctor.facts.hang import Frame, Hang
 from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity, ProcessRole, RankPlace
 from ddpdoctor.hang import watching
-from ddpdoctor.hang.stack_sampling import ALL_RATE, LEAST_RATE, RATE, Sampled, understood
+from ddpdoctor.hang.stack_sampling import ALL_RATE, MIN_RATE, RATE, Sampled, parse_samples
 from ddpdoctor.hang.watching import ProcessGlance
 from ddpdoctor.probes.py_spy import Spied
 from ddpdoctor.processes.jobs import TrainingJob
@@ -123,7 +123,7 @@ class Timeline:
         lines = [_line(self.pid, stack, count) for stack, count in stacks.items()]
         if dice.random() < 0.2:
             lines.append(_line(self.pid, stacks.most_common(1)[0][0][:2], 1))
-        return understood(self.pid, "\n".join(lines).encode())
+        return parse_samples(self.pid, "\n".join(lines).encode())
 
 
 def _line(pid: int, stack: Sequence[Frame], count: int) -> str:
@@ -154,7 +154,7 @@ class SimulatedJob:
             return {pid: Spied(frames=seen[pid].stack(clock.now)) for pid in pids}
 
         async def sample(pids: Sequence[int], seconds: int) -> dict[int, Sampled]:
-            rate = max(LEAST_RATE, min(RATE, ALL_RATE // max(1, len(pids))))
+            rate = max(MIN_RATE, min(RATE, ALL_RATE // max(1, len(pids))))
             return {pid: seen[pid].sampled(clock.now, seconds, rate, dice) for pid in pids}
 
         async def sleep(seconds: float) -> None:
