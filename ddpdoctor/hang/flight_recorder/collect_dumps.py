@@ -1,4 +1,4 @@
-"""Flight recorders' dumps: those that the user names, from whatever host, and those that a job's own ranks have written.
+"""Collects flight recorders' dumps: those that the user names, from whatever host, and those that a job's own ranks have written.
 
 A dump is never asked for here. A rank of NCCL that reads a pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) writes one when it is told to,
 over the one that its timeout may have left; that it harms no run can't be shown without GPUs, so the command is told instead.
@@ -11,7 +11,7 @@ import shlex
 import socket
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,35 +25,38 @@ from ddpdoctor.hang.flight_recorder.dump_files import (
     DumpContents,
     NotRead,
     candidates,
-    contents,
     rank_in,
+    read_dump_file,
 )
-from ddpdoctor.hang.flight_recorder.dump_format import Dump, understand
+from ddpdoctor.hang.flight_recorder.dump_format import Dump, parse_dump
 from ddpdoctor.hang.flight_recorder.plain_pickles import NotPlain
 from ddpdoctor.probes.proc import MAX_ENVIRON, TICKS, Proc, variables
 from ddpdoctor.probes.run_as import identity_of, sudo
 from ddpdoctor.processes.jobs import TrainingJob
 
-SECONDS = 300.0
+MAX_SECONDS = 300.0
 """How long all dumps together may take to be read: one of 2000 entries takes some 0.2."""
-MOST_REFUSALS = 50
-UNKNOWN_TIMEOUT = 3 * 3600.0
+MAX_REFUSALS = 50
+UNKNOWN_TIMEOUT_SECONDS = 3 * 3600.0
 """Taken for that of a collective whose dump doesn't tell it."""
 
-PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+PREFIX_SETTINGS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """torch appends the rank; the first that is set counts (torch 2.8 and later; before that only the second is known)."""
-PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+PIPE_SETTING = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 
 
 class Dumps(NamedTuple):
-    """What was read. recorded: by rank. refused: "FILE: why". note: what was read, or why there is nothing."""
+    """What was read."""
 
     recorded: tuple[Recorded, ...] = ()
+    """By rank."""
     refused: tuple[str, ...] = ()
+    """"FILE: why" of each that was not read."""
     note: str = ""
+    """Which those are, or why there is nothing."""
 
 
-class _Read(NamedTuple):
+class _ReadDump(NamedTuple):
     rank: int
     path: str
     written: float
@@ -61,12 +64,12 @@ class _Read(NamedTuple):
 
     @property
     def age(self) -> tuple[float, float]:
-        """The time in it first: copying changes the file's."""
+        """A key by which the newest is the greatest: the time in it first, for copying changes the file's."""
         return self.dump.last, self.written
 
 
 def read_dumps(paths: Sequence[str]) -> Dumps:
-    """The dumps in these folders, files, or behind these prefixes or patterns; for each rank its newest."""
+    """Read the dumps in these folders, files, or behind these prefixes or patterns; for each rank its newest."""
     refused: list[str] = []
     found: list[CandidateDump] = []
     for given in paths:
@@ -74,38 +77,39 @@ def read_dumps(paths: Sequence[str]) -> Dumps:
             found += candidates(given)
         except NotRead as error:
             refused.append(_refusal(given, str(error)))
-    read = list(_read_all(found, refused))
-    kept = _of_one_run(_newest(read, refused), refused)
-    recorded = tuple(one.dump.recorded(one.rank, masked(one.path), "", one.written) for one in kept)
+    kept = _of_one_run(_newest(_read_all(found, refused), refused), refused)
+    recorded = tuple(read.dump.recorded(read.rank, masked(read.path), "", read.written) for read in kept)
     named = masked(listed(paths, most=3))
     if recorded:
-        note = f"{named}: {plural(len(recorded), 'dump')}, of {ranks_named(one.rank for one in recorded)}"
+        note = f"{named}: {plural(len(recorded), 'dump')}, of {ranks_named(dump.rank for dump in recorded)}"
     else:
         note = f"no flight recorder's dump could be read in {named}"
     return Dumps(recorded, _cut(refused), note)
 
 
-def _read_all(found: Sequence[CandidateDump], refused: list[str]) -> Iterator[_Read]:
-    until = time.monotonic() + SECONDS
+def _read_all(found: Sequence[CandidateDump], refused: list[str]) -> Iterator[_ReadDump]:
+    until = time.monotonic() + MAX_SECONDS
     seen: set[tuple[int, int]] = set()
-    for number, one in enumerate(found):
+    for number, candidate in enumerate(found):
         if time.monotonic() > until:
             late = plural(len(found) - number, "file")
-            refused.append(_refusal(one.path, f"{late} from here on not read, for the others took {SECONDS:.0f} s"))
+            refused.append(
+                _refusal(candidate.path, f"{late} from here on not read, for the others took {MAX_SECONDS:.0f} s")
+            )
             return
         try:
-            file = contents(one.path)
+            file = read_dump_file(candidate.path)
             if file.identity in seen:
                 continue
             seen.add(file.identity)
-            yield _placed(one.path, file)
+            yield _with_rank(candidate.path, file)
         except (NotRead, NotPlain) as error:
-            if one.certain:
-                refused.append(_refusal(one.path, str(error)))
+            if candidate.certain:
+                refused.append(_refusal(candidate.path, str(error)))
 
 
-def _placed(path: str, file: DumpContents) -> _Read:
-    dump = understand(file.data)
+def _with_rank(path: str, file: DumpContents) -> _ReadDump:
+    dump = parse_dump(file.data)
     rank = rank_in(path)
     if rank is None:
         rank = dump.rank
@@ -113,41 +117,41 @@ def _placed(path: str, file: DumpContents) -> _Read:
         raise NotRead(
             "neither its name nor what it holds tells the rank: let its name end with it, as in flight_rank_3"
         )
-    return _Read(rank, path, file.written, dump)
+    return _ReadDump(rank, path, file.written, dump)
 
 
-def _newest(read: Sequence[_Read], refused: list[str]) -> list[_Read]:
-    by_rank: dict[int, _Read] = {}
-    for one in sorted(read, key=lambda one: one.age, reverse=True):
-        if one.rank in by_rank:
-            newer = by_rank[one.rank].path
-            refused.append(_refusal(one.path, f"of rank {one.rank}, too, and {masked(newer)} is newer"))
-        by_rank.setdefault(one.rank, one)
+def _newest(dumps: Iterable[_ReadDump], refused: list[str]) -> list[_ReadDump]:
+    by_rank: dict[int, _ReadDump] = {}
+    for dump in sorted(dumps, key=lambda dump: dump.age, reverse=True):
+        if dump.rank in by_rank:
+            newer = masked(by_rank[dump.rank].path)
+            refused.append(_refusal(dump.path, f"of rank {dump.rank}, too, and {newer} is newer"))
+        by_rank.setdefault(dump.rank, dump)
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def _of_one_run(read: Sequence[_Read], refused: list[str]) -> list[_Read]:
-    """Without those that an earlier run, of more ranks perhaps, left in the same place."""
-    timed = [one for one in read if one.dump.last]
+def _of_one_run(dumps: Sequence[_ReadDump], refused: list[str]) -> list[_ReadDump]:
+    """Leave out dumps that an earlier run, of more ranks perhaps, left in the same place."""
+    timed = [read.dump for read in dumps if read.dump.last]
     if not timed:
-        return list(read)
-    begun = max(timed, key=lambda one: one.dump.last).dump.first
+        return list(dumps)
+    begun = max(timed, key=lambda dump: dump.last).first
     kept = []
-    for one in read:
+    for read in dumps:
         # A run whose collectives stand still for so long has ended by its timeout; half of it is for slower clocks and watchdogs.
-        most = 2 * (one.dump.timeout or UNKNOWN_TIMEOUT)
-        if one.dump.last and begun - one.dump.last > most:
-            older = f"{(begun - one.dump.last) / 3600:.1f} h"
+        most = 2 * (read.dump.timeout or UNKNOWN_TIMEOUT_SECONDS)
+        if read.dump.last and begun - read.dump.last > most:
+            older = f"{(begun - read.dump.last) / 3600:.1f} h"
             why = f"an earlier run's: its last call is {older} older than the first that the newest tells of"
-            refused.append(_refusal(one.path, why))
+            refused.append(_refusal(read.path, why))
         else:
-            kept.append(one)
+            kept.append(read)
     return kept
 
 
 def dumps_of(job: TrainingJob) -> Dumps:
-    """The dumps that this job's ranks on this host have written since they started. The note tells how to get one where there is
-    none."""
+    """Read the dumps that this job's ranks on this host have written since they started. The note tells how to get one where there
+    is none."""
     proc = Proc()
     host = socket.gethostname()
     recorded: list[Recorded] = []
@@ -164,20 +168,22 @@ def dumps_of(job: TrainingJob) -> Dumps:
             continue
         settings = variables(environ)
         root = _root(proc, process.pid)
-        one = _own(process, rank, [_inside(root, proc, process.pid, path) for path in _places(settings, rank)], refused)
-        if one:
-            recorded.append(one.dump.recorded(rank, masked(one.path), host, one.written))
-        elif settings.get(PIPES):
-            pipe = _inside(root, proc, process.pid, f"{settings[PIPES]}{rank}.pipe")
+        paths = [_inside(root, proc, process.pid, path) for path in _default_paths(settings, rank)]
+        if read := _newest_own(process, rank, paths, refused):
+            recorded.append(read.dump.recorded(rank, masked(read.path), host, read.written))
+        elif settings.get(PIPE_SETTING):
+            pipe = _inside(root, proc, process.pid, f"{settings[PIPE_SETTING]}{rank}.pipe")
             if _is_own_pipe(pipe, process.uid):
-                commands.append(_asking(pipe, process.uid))
-    recorded.sort(key=lambda one: one.rank)
+                commands.append(_dump_command(pipe, process.uid))
+    recorded.sort(key=lambda dump: dump.rank)
     return Dumps(tuple(recorded), _cut(refused), _note(recorded, hidden, commands))
 
 
 def _note(recorded: Sequence[Recorded], hidden: Sequence[int], commands: Sequence[str]) -> str:
     if recorded:
-        return f"{plural(len(recorded), 'dump')} that this job wrote: {listed((one.file for one in recorded), most=3)}"
+        return (
+            f"{plural(len(recorded), 'dump')} that this job wrote: {listed((dump.file for dump in recorded), most=3)}"
+        )
     if commands:
         return f"none yet: NCCL's ranks write one each after {listed(commands, most=9)}; then look again"
     if hidden:
@@ -185,14 +191,14 @@ def _note(recorded: Sequence[Recorded], hidden: Sequence[int], commands: Sequenc
     return "this job has written none: NCCL's ranks do so at their timeout, or when asked through a pipe that was set beforehand"
 
 
-def _asking(pipe: str, uid: int) -> str:
-    """The command that asks for a dump; root is to type it as the pipe's owner, who may have put a link there by then."""
+def _dump_command(pipe: str, uid: int) -> str:
+    """Word the command that asks for a dump; root is to type it as the pipe's owner, who may have put a link there by then."""
     words = f"timeout 5 sh -c {shlex.quote(f'echo dump > {shlex.quote(masked(pipe))}')}"
     return f"{sudo(identity_of(uid))} {words}" if os.geteuid() == ROOT != uid else words
 
 
 def _root(proc: Proc, pid: int) -> str:
-    """What to put before a path as that process knows it: "" where it sees the same files as we do."""
+    """Return what to put before a path as that process knows it: "" where it sees the same files as we do."""
     own = proc.link("self/ns/mnt"), proc.link("self/root")
     its = proc.link(f"{pid}/ns/mnt"), proc.link(f"{pid}/root")
     return "" if own == its else f"/proc/{pid}/root"
@@ -205,9 +211,9 @@ def _inside(root: str, proc: Proc, pid: int, path: str) -> str:
     return root + path
 
 
-def _places(settings: dict[str, str], rank: int) -> Iterator[str]:
-    """Where torch puts that rank's dump, whichever release it is."""
-    for name in PREFIXES:
+def _default_paths(settings: dict[str, str], rank: int) -> Iterator[str]:
+    """List where torch puts that rank's dump, whichever release it is."""
+    for name in PREFIX_SETTINGS:
         if settings.get(name):
             yield f"{settings[name]}{rank}"
     cache = settings.get("XDG_CACHE_HOME") or f"{settings.get('HOME', '/tmp')}/.cache"
@@ -216,8 +222,8 @@ def _places(settings: dict[str, str], rank: int) -> Iterator[str]:
     yield f"/tmp/nccl_trace_rank_{rank}"
 
 
-def _own(process: Process, rank: int, paths: Sequence[str], refused: list[str]) -> _Read | None:
-    """The newest of the rank's own dumps. A file of somebody else, or from before its start, is another job's."""
+def _newest_own(process: Process, rank: int, paths: Sequence[str], refused: list[str]) -> _ReadDump | None:
+    """Read the newest of the rank's own dumps. A file of somebody else, or from before its start, is another job's."""
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     started = booted + process.start / TICKS
     found = []
@@ -226,16 +232,16 @@ def _own(process: Process, rank: int, paths: Sequence[str], refused: list[str]) 
             facts = Path(path).stat()
             if facts.st_uid != process.uid or facts.st_mtime < started - 1:
                 continue
-            file = contents(path)
+            file = read_dump_file(path)
             # What was opened counts: who owns the folder may have put something else there meanwhile.
             if file.owner != process.uid:
                 continue
-            found.append(_Read(rank, path, file.written, understand(file.data)))
+            found.append(_ReadDump(rank, path, file.written, parse_dump(file.data)))
         except (OSError, ValueError):
             continue
         except (NotRead, NotPlain) as error:
             refused.append(_refusal(path, str(error)))
-    return max(found, key=lambda one: one.age, default=None)
+    return max(found, key=lambda read: read.age, default=None)
 
 
 def _is_own_pipe(path: str, uid: int) -> bool:
@@ -251,6 +257,6 @@ def _refusal(path: str, why: str) -> str:
 
 
 def _cut(refused: Sequence[str]) -> tuple[str, ...]:
-    if len(refused) <= MOST_REFUSALS:
+    if len(refused) <= MAX_REFUSALS:
         return tuple(refused)
-    return (*refused[: MOST_REFUSALS - 1], f"{len(refused) - MOST_REFUSALS + 1} more files: not read either")
+    return (*refused[: MAX_REFUSALS - 1], f"{len(refused) - MAX_REFUSALS + 1} more files: not read either")

@@ -1,4 +1,4 @@
-"""From what a flight recorder dumped to facts. The keys are those of torch's FlightRecorderDetail.hpp (version 2.10, torch 2.9.1 to
+"""Turns what a flight recorder dumped into facts. The keys are those of torch's FlightRecorderDetail.hpp (version 2.10, torch 2.9.1 to
 2.13); a dump of an older torch lacks some: before 2.0 it is a bare list of entries, with `seq_id` for `collective_seq_id` and a
 `pg_id` alone for the group. As JSON (`_dump_fr_trace_json`) it has no stacks, and the status' numbers are texts.
 
@@ -16,41 +16,50 @@ import msgspec
 
 from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective, RecordedGroup
-from ddpdoctor.hang.flight_recorder import plain_pickles
-from ddpdoctor.hang.flight_recorder.plain_pickles import NotPlain
+from ddpdoctor.hang.flight_recorder.plain_pickles import MAX_BYTES, NotPlain, read_plain
 
-KEPT_ENTRIES = 400
-"""Of each group, the last ones. Over NCCL a rank calls many before the first is done, but CUDA holds a rank up that has launched 1024
+MAX_ENTRIES = 400
+"""Of each group the last ones are kept. Over NCCL a rank calls many before the first is done, but CUDA holds a rank up that has launched 1024
 kernels, and there are several to a collective."""
-KEPT_FRAMES = 48
-MOST_GROUPS = 1000
-TIMEOUT_IS_LATE = 300.0
-"""Seconds that a watchdog may take to see a timeout and to write of it."""
-MOST_RANKS = 100_000
-LONGEST_TEXT = 500
+MAX_FRAMES = 48
+MAX_GROUPS = 1000
+WATCHDOG_SECONDS = 300.0
+"""So long a watchdog may take to see a timeout and to write of it."""
+MAX_RANKS = 100_000
+MAX_TEXT = 500
 
-_NUMBERS = 1 << 63
+_NUMBER_LIMIT = 1 << 63
 _OWN_RANK = re.compile(r"\w+:(?:send (\d+)->\d+|recv (\d+)<-\d+)")
 """A point-to-point call's name begins with the caller's own rank in its group: "nccl:send 0->1", "nccl:recv 0<-1"."""
 _DEFAULT_GROUPS = ("0", "default_pg")
 
 
 class Dump(NamedTuple):
-    """rank: as the dump itself tells, or None. first, last: when its first and its last entry were made, seconds since the epoch;
-    0.0 without entries. timeout: of its last collective, in seconds; 0.0 where it isn't told."""
+    """What one dump says."""
 
     version: str
     groups: tuple[RecordedGroup, ...]
     rank: int | None
+    """As the dump itself tells."""
     first: float
+    """When its first entry was made, in seconds since the epoch; 0.0 without entries."""
     last: float
+    """When its last entry was made."""
     timeout: float
+    """Of its last collective, in seconds; 0.0 where it isn't told."""
 
     def recorded(self, rank: int, file: str, host: str, modified: float) -> Recorded:
-        """modified: of the file. It isn't the time of writing where the rank would have timed out long before: the file was
-        copied since."""
+        """Make the facts of it.
+
+        Args:
+            rank: whose dump it is.
+            file: its path.
+            host: on which it was written; "" where that isn't known.
+            modified: the file's time. It isn't the time of writing where the rank would have timed out long before: the file was
+                copied since.
+        """
         beyond = modified - self.last
-        copied = self.timeout and beyond > self.timeout + TIMEOUT_IS_LATE
+        copied = self.timeout and beyond > self.timeout + WATCHDOG_SECONDS
         return Recorded(
             rank=rank,
             file=file,
@@ -61,22 +70,22 @@ class Dump(NamedTuple):
         )
 
 
-def understand(data: bytes) -> Dump:
-    """What a dump says, pickled or as JSON.
+def parse_dump(data: bytes) -> Dump:
+    """Parse a dump, pickled or as JSON.
 
     Raises:
         NotPlain: it isn't one, or isn't plain data.
     """
-    said = _json(data) if data[:64].lstrip()[:1] in (b"{", b"[") else plain_pickles.read(data)
-    if isinstance(said, list):
-        said = {"version": "1", "entries": said}
-    if not isinstance(said, dict) or not ("entries" in said or ("version" in said and "pg_status" in said)):
+    dump = _json(data) if data[:64].lstrip()[:1] in (b"{", b"[") else read_plain(data)
+    if isinstance(dump, list):
+        dump = {"version": "1", "entries": dump}
+    if not isinstance(dump, dict) or not ("entries" in dump or ("version" in dump and "pg_status" in dump)):
         raise NotPlain("it is no flight recorder's dump")
-    entries = [item for item in _items(said, "entries") if isinstance(item, dict)]
-    if not entries and _items(said, "entries"):
+    entries = [item for item in _items(dump, "entries") if isinstance(item, dict)]
+    if not entries and _items(dump, "entries"):
         raise NotPlain("it is no flight recorder's dump")
     calls = _calls(entries)
-    status, config = _mapping(said, "pg_status"), _mapping(said, "pg_config")
+    status, config = _mapping(dump, "pg_status"), _mapping(dump, "pg_config")
     groups, ids = _by_group(entries, config, status)
     made = tuple(
         _group(
@@ -91,12 +100,12 @@ def understand(data: bytes) -> Dump:
     times = [entry.created for group in made for entry in group.entries if entry.created]
     first = min((_created(entry) for entry in entries[:1]), default=0.0)
     timeout = max((_number(entry, "timeout_ms", 0) / 1000 for entry in entries[-1:]), default=0.0)
-    return Dump(_text(said, "version"), made, _own_rank(entries), first, max(times, default=0.0), timeout)
+    return Dump(_text(dump, "version"), made, _own_rank(entries), first, max(times, default=0.0), timeout)
 
 
 def _json(data: bytes) -> Any:
-    if len(data) > plain_pickles.LARGEST:
-        raise NotPlain(f"it has more than {plain_pickles.LARGEST >> 20} MiB")
+    if len(data) > MAX_BYTES:
+        raise NotPlain(f"it has more than {MAX_BYTES >> 20} MiB")
     try:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -104,7 +113,7 @@ def _json(data: bytes) -> Any:
 
 
 def _calls(entries: Sequence[dict[Any, Any]]) -> dict[int, RecordedCollective]:
-    """Each entry by its place. What was called within a batch has the state of the entry that ends the batch: its own stays
+    """Parse each entry, by its place. What was called within a batch has the state of the entry that ends the batch: its own stays
     "scheduled" for ever."""
     calls = {place: _collective(entry) for place, entry in enumerate(entries)}
     ends: dict[tuple[str, bool, int], str] = {}
@@ -121,15 +130,19 @@ def _calls(entries: Sequence[dict[Any, Any]]) -> dict[int, RecordedCollective]:
 def _by_group(
     entries: Sequence[dict[Any, Any]], config: Mapping[Any, Any], status: Mapping[Any, Any]
 ) -> tuple[dict[str, list[int]], dict[str, str]]:
-    """Each group with the places of its entries, and the key by which pg_status knows it."""
+    """Map each group to the places of its entries, and to the key by which pg_status knows it.
+
+    Raises:
+        NotPlain: there are too many groups.
+    """
     groups: dict[str, list[int]] = {}
     ids: dict[str, str] = {}
-    for place, one in enumerate(entries):
-        name = _group_name(one)
-        if name not in groups and len(groups) == MOST_GROUPS:
-            raise NotPlain(f"it tells of more than {MOST_GROUPS} process groups")
+    for place, entry in enumerate(entries):
+        name = _group_name(entry)
+        if name not in groups and len(groups) == MAX_GROUPS:
+            raise NotPlain(f"it tells of more than {MAX_GROUPS} process groups")
         groups.setdefault(name, []).append(place)
-        ids[name] = str(_number(one, "pg_id", 0))
+        ids[name] = str(_number(entry, "pg_id", 0))
     for name, number in _without_entries(groups, ids, config, status).items():
         groups[name] = []
         if number:
@@ -140,26 +153,26 @@ def _by_group(
 def _without_entries(
     groups: Mapping[str, Sequence[int]], ids: Mapping[str, str], config: Mapping[Any, Any], status: Mapping[Any, Any]
 ) -> dict[str, str]:
-    """Groups that only pg_config tells of, with their keys in pg_status: both count the groups in the order in which they were made,
+    """Map groups that only pg_config tells of to their keys in pg_status: both count the groups in the order in which they were made,
     where names are numbers. "" where they don't fit to each other, or to the entries."""
-    names = {name: _name_of_config(name, told) for name, told in config.items() if isinstance(name, str) and name}
-    told = {name.partition(":")[0] for name in groups}
-    found = {full: "" for name, full in names.items() if name not in told}
-    numbers = [one for one in status if isinstance(one, str) and one.isdecimal()]
+    names = {name: _name_of_config(name, group) for name, group in config.items() if isinstance(name, str) and name}
+    with_entries = {name.partition(":")[0] for name in groups}
+    found = {full: "" for name, full in names.items() if name not in with_entries}
+    numbers = [key for key in status if isinstance(key, str) and key.isdecimal()]
     if len(names) == len(numbers) == len(status) and all(map(str.isdecimal, names)):
         keys = dict(zip(sorted(names, key=int), sorted(numbers, key=int), strict=True))
-        if all(keys.get(name.partition(":")[0], one) == one for name, one in ids.items()):
+        if all(keys.get(name.partition(":")[0], key) == key for name, key in ids.items()):
             found = {full: keys[name] for name, full in names.items() if full in found}
-    return dict(list(found.items())[: MOST_GROUPS - len(groups)])
+    return dict(list(found.items())[: MAX_GROUPS - len(groups)])
 
 
-def _name_of_config(name: str, told: Any) -> str:
-    description = _text(told, "desc") if isinstance(told, dict) else ""
+def _name_of_config(name: str, group: Any) -> str:
+    description = _text(group, "desc") if isinstance(group, dict) else ""
     return ":".join(filter(None, (_cut(name), description)))
 
 
 def _group_name(entry: Mapping[Any, Any]) -> str:
-    """ "0:default_pg"; without a description "0"."""
+    """Name an entry's group: "0:default_pg"; without a description "0"."""
     named = entry.get("process_group", entry.get("pg_name"))
     parts = named if isinstance(named, (list, tuple)) else (named,)
     words = [_cut(part) for part in parts[:2] if isinstance(part, str) and part]
@@ -184,13 +197,13 @@ def _group(
         last_enqueued=last("enqueued"),
         last_started=last("started"),
         last_completed=last("completed"),
-        entries=tuple(_without_stale(calls, last("completed") or 0))[-KEPT_ENTRIES:],
-        places=tuple(_number(entry, "record_id", 0) for entry in entries)[-KEPT_ENTRIES:],
+        entries=tuple(_without_stale(calls, last("completed") or 0))[-MAX_ENTRIES:],
+        places=tuple(_number(entry, "record_id", 0) for entry in entries)[-MAX_ENTRIES:],
     )
 
 
 def _without_stale(calls: Sequence[RecordedCollective], last_completed: int) -> Iterator[RecordedCollective]:
-    """Of a dump that leaves out what is done, the calls of a batch of sends and receives stay when its end is left out."""
+    """Complete the calls of a batch of sends and receives whose end is left out, as in a dump that leaves out what is done."""
     sizes = Counter(call.number for call in calls if call.point_to_point)
     collectives = max((call.number for call in calls if not call.point_to_point), default=0)
     for call in calls:
@@ -201,8 +214,8 @@ def _without_stale(calls: Sequence[RecordedCollective], last_completed: int) -> 
 
 
 def _collective_at(number: int, entries: Sequence[dict[Any, Any]]) -> int:
-    """gloo's status counts all operations, also those between two ranks, which it doesn't record; its entries say at which
-    operation each collective was."""
+    """Find the collective of which gloo's status gives the number: it counts all operations, also those between two ranks, which it
+    doesn't record; its entries say at which operation each collective was."""
     if not entries or not _text(entries[-1], "profiling_name").startswith("gloo:"):
         return number
     until = [entry for entry in entries if _number(entry, "op_id", 0) <= number]
@@ -212,11 +225,13 @@ def _collective_at(number: int, entries: Sequence[dict[Any, Any]]) -> int:
 
 
 def _ranks(config: Mapping[Any, Any]) -> tuple[int, ...]:
-    """ "[0, 1]", as a text; a list would do as well."""
-    told = config.get("ranks")
-    if isinstance(told, str):
-        return tuple(int(one) for one in re.findall(r"\b\d{1,9}\b", told[: 10 * MOST_RANKS]))[:MOST_RANKS]
-    return tuple(item for item in _items(config, "ranks")[:MOST_RANKS] if type(item) is int and 0 <= item < _NUMBERS)
+    """Parse a group's ranks: "[0, 1]", as a text; a list would do as well."""
+    ranks = config.get("ranks")
+    if isinstance(ranks, str):
+        return tuple(map(int, re.findall(r"\b\d{1,9}\b", ranks[: 10 * MAX_RANKS])))[:MAX_RANKS]
+    return tuple(
+        item for item in _items(config, "ranks")[:MAX_RANKS] if type(item) is int and 0 <= item < _NUMBER_LIMIT
+    )
 
 
 def _collective(entry: dict[Any, Any]) -> RecordedCollective:
@@ -248,17 +263,17 @@ def _created(entry: Mapping[Any, Any]) -> float:
 def _shape(sizes: Any) -> tuple[int, ...]:
     if not isinstance(sizes, (list, tuple)):
         return ()
-    return tuple(size for size in sizes[:32] if type(size) is int and abs(size) < _NUMBERS)
+    return tuple(size for size in sizes[:32] if type(size) is int and abs(size) < _NUMBER_LIMIT)
 
 
 def _frames(entry: Mapping[Any, Any]) -> Iterator[Frame]:
-    for item in _items(entry, "frames")[:KEPT_FRAMES]:
+    for item in _items(entry, "frames")[:MAX_FRAMES]:
         if isinstance(item, dict):
             yield Frame(_text(item, "name"), _text(item, "filename"), _number(item, "line", 0))
 
 
 def _own_rank(entries: Sequence[dict[Any, Any]]) -> int | None:
-    """By its point-to-point calls within the default group, in which a rank has its global number."""
+    """Tell the rank by its point-to-point calls within the default group, in which a rank has its global number."""
     for entry in entries:
         if entry.get("is_p2p") is True and _group_name(entry).partition(":")[0] in _DEFAULT_GROUPS:
             found = _OWN_RANK.match(_text(entry, "profiling_name"))
@@ -283,12 +298,12 @@ def _text(holder: Mapping[Any, Any], key: str) -> str:
 
 
 def _cut(text: str) -> str:
-    return masked(text[:LONGEST_TEXT])
+    return masked(text[:MAX_TEXT])
 
 
 def _number(holder: Mapping[Any, Any], key: str, default: int) -> int:
-    """A whole number of 64 bits; JSON's dumps write some as texts."""
+    """Read a whole number of 64 bits; JSON's dumps write some as texts."""
     value = holder.get(key)
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
         value = int(value)
-    return value if type(value) is int and -_NUMBERS <= value < _NUMBERS else default
+    return value if type(value) is int and -_NUMBER_LIMIT <= value < _NUMBER_LIMIT else default

@@ -14,15 +14,15 @@ from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.checkpoints.pickles.nodes import Bytes, ContainerNode, Text, Tuple
 from ddpdoctor.checkpoints.pickles.opcodes import OldProtocol
 
-LARGEST = 16 << 20
-"""Bytes. A flight recorder of 20,000 entries writes about 7 MiB."""
-MOST_HOLDERS = 2_000_000
+MAX_BYTES = 16 << 20
+"""A flight recorder of 20,000 entries writes about 7 MiB."""
+MAX_CONTAINER_OPCODES = 2_000_000
 """Opcodes of one byte that make a dict, list, tuple, mark or None: what takes most memory for its length in the file."""
-DEEPEST = 32
+MAX_DEPTH = 32
 """Levels within each other. A flight recorder's dump has six."""
 
-_HOLDERS = (b"(", b")", b"]", b"}", b"N")
-_KEYS = (str, int, float, bool, bytes, type(None))
+_CONTAINER_OPCODES = (b"(", b")", b"]", b"}", b"N")
+_KEY_TYPES = (str, int, float, bool, bytes, type(None))
 """Not tuples: to hash one that holds itself many times over takes for ever."""
 
 
@@ -30,16 +30,16 @@ class NotPlain(Exception):
     """Why a pickle was not read, in a few words."""
 
 
-def read(data: bytes) -> Any:
-    """What one pickle says. What it holds twice, by its memo, is one object here, too, so nothing grows beyond the file.
+def read_plain(data: bytes) -> Any:
+    """Read one pickle. What it holds twice, by its memo, is one object here, too, so nothing grows beyond the file.
 
     Raises:
         NotPlain: it is too large, damaged, no pickle, or holds more than plain data.
     """
-    if len(data) > LARGEST:
-        raise NotPlain(f"it has more than {LARGEST >> 20} MiB")
+    if len(data) > MAX_BYTES:
+        raise NotPlain(f"it has more than {MAX_BYTES >> 20} MiB")
     # Those bytes may stand in its texts as well, but never so many.
-    if sum(map(data.count, _HOLDERS)) > MOST_HOLDERS:
+    if sum(map(data.count, _CONTAINER_OPCODES)) > MAX_CONTAINER_OPCODES:
         raise NotPlain("it is made of far more lists and dicts than any flight recorder's")
     try:
         program = scan(data)
@@ -58,26 +58,26 @@ def read(data: bytes) -> Any:
 class _Conversion:
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.made: dict[int, Any] = {}
-        self.under_way: set[int] = set()
+        self.converted: dict[int, Any] = {}
+        self.open_nodes: set[int] = set()
 
     def value(self, node: Any, depth: int) -> Any:
         if node is None or isinstance(node, (bool, int, float)):
             return node
         if isinstance(node, Text):
             return node.value
-        if id(node) in self.made:
-            return self.made[id(node)]
-        if id(node) in self.under_way:
+        if id(node) in self.converted:
+            return self.converted[id(node)]
+        if id(node) in self.open_nodes:
             raise NotPlain("it holds something that holds itself")
-        if depth == DEEPEST:
-            raise NotPlain(f"it is nested more than {DEEPEST} levels deep")
-        self.under_way.add(id(node))
-        made = self.made[id(node)] = self._holder(node, depth + 1)
-        self.under_way.discard(id(node))
-        return made
+        if depth == MAX_DEPTH:
+            raise NotPlain(f"it is nested more than {MAX_DEPTH} levels deep")
+        self.open_nodes.add(id(node))
+        value = self.converted[id(node)] = self._container(node, depth + 1)
+        self.open_nodes.discard(id(node))
+        return value
 
-    def _holder(self, node: Any, depth: int) -> Any:
+    def _container(self, node: Any, depth: int) -> Any:
         if isinstance(node, Bytes):
             return self.data[node.start : node.start + node.length]
         if isinstance(node, Tuple):
@@ -90,6 +90,6 @@ class _Conversion:
 
     def _key(self, node: Any, depth: int) -> Any:
         key = self.value(node, depth)
-        if not isinstance(key, _KEYS):
+        if not isinstance(key, _KEY_TYPES):
             raise NotPlain("it has a dict whose keys are neither texts nor numbers")
         return key

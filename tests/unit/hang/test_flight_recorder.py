@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective
 from ddpdoctor.hang.flight_recorder import collect_dumps, dump_files
 from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps, read_dumps
-from ddpdoctor.hang.flight_recorder.dump_format import KEPT_ENTRIES, understand
-from ddpdoctor.hang.flight_recorder.plain_pickles import LARGEST, NotPlain
+from ddpdoctor.hang.flight_recorder.dump_format import MAX_ENTRIES, parse_dump
+from ddpdoctor.hang.flight_recorder.plain_pickles import MAX_BYTES, NotPlain
 from tests.support.command import ROOT
 
 RECORDED = ROOT / "fixtures" / "flight_recorder"
@@ -156,8 +156,8 @@ def test_point_to_point_calls_have_numbers_of_their_own_and_tell_the_rank(tmp_pa
 
 def test_only_the_last_calls_are_kept() -> None:
     data = pickle.dumps(dump(*(entry(number) for number in range(1, 501))), 2)
-    (group,) = understand(data).groups
-    assert [one.number for one in group.entries] == list(range(501 - KEPT_ENTRIES, 501))
+    (group,) = parse_dump(data).groups
+    assert [one.number for one in group.entries] == list(range(501 - MAX_ENTRIES, 501))
 
 
 def test_the_newer_dump_of_a_rank_counts_and_the_other_is_named(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "rank_11").symlink_to("rank_11")
     (tmp_path / "rank_12").symlink_to("/dev/zero")
     with (tmp_path / "rank_13").open("wb") as file:
-        file.truncate(LARGEST + 1)
+        file.truncate(MAX_BYTES + 1)
     found = read(tmp_path)
     assert found.recorded == ()
     assert found.note == f"no flight recorder's dump could be read in {tmp_path}"
@@ -250,12 +250,12 @@ def test_of_ten_thousand_broken_dumps_some_are_named(tmp_path: Path) -> None:
     for number in range(10_000):
         (tmp_path / f"rank_{number}").touch()
     found = read(tmp_path)
-    assert len(found.refused) == collect_dumps.MOST_REFUSALS
+    assert len(found.refused) == collect_dumps.MAX_REFUSALS
     assert found.refused[-1] == "9951 more files: not read either"
 
 
 def test_reading_ends_when_it_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect_dumps, "SECONDS", -1.0)
+    monkeypatch.setattr(collect_dumps, "MAX_SECONDS", -1.0)
     found = read(write(tmp_path, "rank_0", dump(entry(1))))
     assert "1 file from here on not read" in found.refused[0]
 
@@ -264,7 +264,7 @@ def test_a_fifo_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     os.mkfifo(tmp_path / "rank_0")
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("it was opened"))
     with pytest.raises(dump_files.NotRead, match="named pipe"):
-        dump_files.contents(str(tmp_path / "rank_0"))
+        dump_files.read_dump_file(str(tmp_path / "rank_0"))
 
 
 def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +290,7 @@ def test_whatever_stands_under_the_keys_is_read_or_refused(
     value = dump({**entry(1), **odd}, pg_status=status, pg_config=config)
     data = pickle.dumps(value, 2) if how == "pickle" else json.dumps(value).encode()
     try:
-        said = understand(data)
+        said = parse_dump(data)
     except NotPlain:
         return
     recorded = said.recorded(0, "rank_0", "", time.time())
@@ -304,7 +304,7 @@ def test_a_real_dump_that_was_damaged_is_read_or_refused(data: st.DataObject) ->
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     try:
-        said = understand(bytes(content))
+        said = parse_dump(bytes(content))
     except NotPlain as error:
         text = str(error)
         assert text.isprintable()

@@ -14,7 +14,7 @@ from ddpdoctor.engine.planning import plan_for
 from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.hang import Hang, Recorded, RecordedCollective, RecordedGroup
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.hang.flight_recorder.dump_format import understand
+from ddpdoctor.hang.flight_recorder.dump_format import parse_dump
 from ddpdoctor.hang.flight_recorder.wait_graph import LagCause, waits_of
 from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign, record_of
 from ddpdoctor.hang.verdict import verdict_of
@@ -29,7 +29,7 @@ AT_ONCE = 250
 
 
 def recorded(job: Job) -> tuple[Recorded, ...]:
-    return tuple(understand(data).recorded(rank, f"rank_{rank}", "", 0.0) for rank, data in sorted(job.dumps().items()))
+    return tuple(parse_dump(data).recorded(rank, f"rank_{rank}", "", 0.0) for rank, data in sorted(job.dumps().items()))
 
 
 def judged(job: Job) -> RecordedHang | None:
@@ -260,7 +260,7 @@ def test_what_was_called_in_a_batch_is_done_with_its_end() -> None:
     }  # fmt: skip
     end = {**entry, "profiling_name": "nccl:coalesced", "state": "completed"}
     data = [{**entry, "profiling_name": "nccl:send 0->1"}, {**entry, "profiling_name": "nccl:recv 0<-1"}, end]
-    (told,) = understand(json.dumps({"version": "2.9", "entries": data}).encode()).groups
+    (told,) = parse_dump(json.dumps({"version": "2.9", "entries": data}).encode()).groups
     assert {one.state for one in told.entries} == {"completed"}
 
 
@@ -280,7 +280,7 @@ def test_a_group_without_entries_has_the_status_that_its_place_tells() -> None:
 
     def told(**more: object) -> dict[str, int | None]:
         data = json.dumps({"version": "2.9", "pg_config": config, "pg_status": status, "entries": [{**entry, **more}]})
-        return {one.group: one.last_enqueued for one in understand(data.encode()).groups}
+        return {one.group: one.last_enqueued for one in parse_dump(data.encode()).groups}
 
     assert told() == {"0:default_pg": 1, "7:tp": 7, "12:dp": 12}
     # Where that doesn't fit to what entries say, the places tell nothing.

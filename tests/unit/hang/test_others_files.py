@@ -19,9 +19,8 @@ from ddpdoctor.base.ownership import who_misleads
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.processes import Process, RankPlace
-from ddpdoctor.hang.flight_recorder import collect_dumps as flight_recorder
 from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps, dumps_of
-from ddpdoctor.hang.flight_recorder.dump_files import DumpContents, NotRead, contents
+from ddpdoctor.hang.flight_recorder.dump_files import DumpContents, NotRead, read_dump_file
 from ddpdoctor.hang.ras.mapped_nccl import mapped_nccl
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
@@ -115,10 +114,10 @@ def test_what_she_exchanges_after_the_look_is_not_taken_for_hers(
 
     def swapped(path: str) -> DumpContents:
         eve.does(f"ln -sf {shared}/roots {dump}")
-        return contents(path)
+        return read_dump_file(path)
 
     assert len(dumps_of_rank(eve, shared / "hers")[0].recorded) == 1
-    monkeypatch.setattr(flight_recorder, "contents", swapped)
+    monkeypatch.setattr(collect_dumps, "read_dump_file", swapped)
     assert dumps_of_rank(eve, shared / "hers")[0].recorded == ()
 
 
@@ -198,7 +197,7 @@ def test_her_pipe_among_the_logs_of_a_run_holds_nobody_up(shared: Path, eve: Use
 def test_a_link_among_her_dumps_is_told(shared: Path, eve: User, secret: Path) -> None:
     eve.does(f"mkdir {shared}/hers; ln -s {secret} {shared}/hers/rank_3")
     with pytest.raises(NotRead, match=r"not for everybody's eyes, and .* belongs to ddpdoctor-eve"):
-        contents(f"{shared}/hers/rank_3")
+        read_dump_file(f"{shared}/hers/rank_3")
 
 
 def test_her_shared_object_with_a_hole_is_not_copied(shared: Path, eve: User) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdoctor.hang.flight_recorder.plain_pickles import LARGEST, NotPlain, read
+from ddpdoctor.hang.flight_recorder.plain_pickles import MAX_BYTES, NotPlain, read_plain
 from tests.support.pickles import dumps, random_value
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -40,12 +40,12 @@ ran: list[int] = []
 @settings(max_examples=150, deadline=None)
 @given(PLAIN, st.sampled_from((3, 4, 5)))
 def test_plain_data_is_read_as_python_reads_it(value: Any, protocol: int) -> None:
-    assert read(pickle.dumps(value, protocol)) == value
+    assert read_plain(pickle.dumps(value, protocol)) == value
 
 
 def test_what_is_one_object_in_the_pickle_is_one_here() -> None:
     frame = {"line": 1}
-    first, second = read(pickle.dumps([frame, frame], 2))
+    first, second = read_plain(pickle.dumps([frame, frame], 2))
     assert first is second
 
 
@@ -53,7 +53,7 @@ def test_what_is_one_object_in_the_pickle_is_one_here() -> None:
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda data: b"\x80\x02" + data + b"."))
 def test_whatever_the_bytes_are_they_are_read_or_refused(data: bytes) -> None:
     with suppress(NotPlain):
-        assert_plain(read(data))
+        assert_plain(read_plain(data))
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
@@ -65,7 +65,7 @@ def test_a_pickle_that_was_tampered_with_is_what_python_makes_of_it_or_refused(p
         for _ in range(dice.randrange(3)):
             data[dice.randrange(len(data))] = dice.randrange(256)
         try:
-            ours = read(bytes(data))
+            ours = read_plain(bytes(data))
             theirs = pickle.loads(data)
         except Exception:  # Python refuses in many words
             continue
@@ -79,7 +79,7 @@ def test_what_isnt_plain_is_never_read() -> None:
     for seed in range(300):
         data = dumps(random_value(random.Random(seed), 30), 4)
         try:
-            value = read(data)
+            value = read_plain(data)
         except NotPlain:
             refused += 1
             continue
@@ -96,7 +96,7 @@ def assert_plain(value: Any) -> None:
 @pytest.mark.parametrize("protocol", range(6))
 def test_nothing_runs(protocol: int) -> None:
     with pytest.raises(NotPlain):
-        read(pickle.dumps({"entries": [Evil()]}, protocol))
+        read_plain(pickle.dumps({"entries": [Evil()]}, protocol))
     assert ran == []
 
 
@@ -151,17 +151,17 @@ def iterated(value: Any) -> bytes:
         (b"\x80\x02\x8d" + struct.pack("<Q", (1 << 63)) + b"x.", "breaks off"),
         (b"\x80\x02I" + b"9" * 5000 + b"\n.", "no pickle"),
         (b"\x80\x02" + b"N" * 10, "breaks off"),
-        (b"\x80\x02]" + bytes(LARGEST), "more than 16 MiB"),
+        (b"\x80\x02]" + bytes(MAX_BYTES), "more than 16 MiB"),
     ],
 )
 def test_what_no_flight_recorder_writes_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(NotPlain, match=why.replace("?", r"\?").replace("[", r"\[")):
-        read(data)
+        read_plain(data)
 
 
 def test_what_is_shared_a_million_times_over_stays_small() -> None:
     value: Any = ["ha"] * 100
     for _ in range(25):
         value = [value, value]
-    made = read(pickle.dumps(value, 2))
+    made = read_plain(pickle.dumps(value, 2))
     assert made[0] is made[1]
