@@ -1,4 +1,4 @@
-"""What flight recorders and NCCL's RAS say of a hang: who called another collective, and who fell behind. Pure."""
+"""Judges what flight recorders and NCCL's RAS say of a hang: who called another collective, and who fell behind. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpdoctor.facts.hang import Frame, Hang, RasCount, RecordedCollective
 from ddpdoctor.hang.flight_recorder.group_members import Key, Member, all_ranks, call_name, members_of, where_called
 from ddpdoctor.hang.flight_recorder.wait_graph import Even, Lag, waits_of
 
-SAME_SHAPES: Final = (
+SAME_SHAPE_COLLECTIVES: Final = (
     "all_reduce",
     "broadcast",
     "reduce_scatter_base",
@@ -24,8 +24,8 @@ SAME_SHAPES: Final = (
 )
 """Collectives whose inputs have one shape on all ranks."""  # fmt: skip
 RAS: Final = "NCCL's RAS"
-LONG_AGO: Final = 290.0
-"""Seconds that a collective of NCCL has waited when its group's timeout wrote the dump: 600 by default; few set less than 300."""
+NCCL_TIMEOUT_SECONDS: Final = 290.0
+"""So long a collective of NCCL has waited at least when its group's timeout wrote the dump: 600 by default; few set less than 300."""
 
 
 class RecordedSign(Enum):
@@ -38,49 +38,51 @@ class RecordedSign(Enum):
 
 
 class RecordedHang(msgspec.Struct, frozen=True, kw_only=True):
-    """What the records tell of a hang, with the group that shows it.
-
-    ranks: those that fell behind, or differ from the most (all of them, if nobody is the majority). calls: with MISMATCH what was
-    called by whom, the majority first. number: of the collective that is not done; 0 with RAS, which doesn't tell.
-    call: its name. frame: where the others called it. last: where the first of `ranks` made its last call.
-    missing: ranks without a record that aren't among `ranks`. waited: seconds since the call when the dump was written.
-    lags: with BEHIND from dumps, each of `ranks` by itself. waiting: all that wait for them, also by way of others. unsure: the same
-    as `ranks`, where some of them may wait for another of them in a way that isn't recorded.
-    """
+    """What the records tell of a hang, with the group that shows it."""
 
     sign: RecordedSign
     group: str
     ranks: tuple[int, ...]
+    """Those that fell behind, or differ from the most; all of them, where there is no majority."""
     others: tuple[int, ...] = ()
     calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """With MISMATCH what was called by whom, the majority first."""
     number: int = 0
+    """Of the collective that is not done; 0 with RAS, which doesn't tell."""
     call: str = ""
     frame: Frame | None = None
+    """Where the others called it."""
     last: Frame | None = None
+    """Where the first of `ranks` made its last call."""
     missing: tuple[int, ...] = ()
+    """Ranks without a record that aren't among `ranks`."""
     waited: float = 0.0
+    """Seconds since the call when the dump was written."""
     nccl: bool = False
     source: str = "flight recorder"
     lags: tuple[Lag, ...] = ()
+    """With BEHIND from dumps, each of `ranks` by itself."""
     waiting: tuple[int, ...] = ()
+    """All that wait for them, also by way of others."""
     unsure: tuple[int, ...] = ()
+    """The same as `ranks`, where some of them may wait for another of them in a way that isn't recorded."""
 
     @property
     def timed_out(self) -> bool:
         """Whether NCCL's watchdog wrote it. Over gloo no timeout does."""
-        return self.nccl and self.waited > LONG_AGO
+        return self.nccl and self.waited > NCCL_TIMEOUT_SECONDS
 
 
 def record_of(hang: Hang) -> RecordedHang | None:
-    """What tells most: where calls differ, else who fell behind, else where all wait. None where no record tells of a hang: none is
-    there, or all is done."""
-    found = [by_group for by_group in (*_by_groups(hang), _by_waits(hang), *_by_communicators(hang)) if by_group]
+    """Find what tells most: where calls differ, else who fell behind, else where all wait. None where no record tells of a hang: none
+    is there, or all is done."""
+    found = filter(None, (*_by_groups(hang), _by_waits(hang), *_by_communicators(hang)))
     order = list(RecordedSign)
-    return min(found, key=lambda one: (order.index(one.sign), one.number), default=None)
+    return min(found, key=lambda record: (order.index(record.sign), record.number), default=None)
 
 
 def not_dumped(hang: Hang) -> str:
-    """Which members of the recorded groups have no dump, as the beginning of a sentence; "" where all have one, or none was read."""
+    """Say which members of the recorded groups have no dump, as the beginning of a sentence; "" where all have one, or none was read."""
     members = {rank for recorded in hang.recorded for group in recorded.groups for rank in group.ranks}
     missing = members - {recorded.rank for recorded in hang.recorded}
     return f"No dump of {ranks_named(missing)}, of {len(members)} ranks" if missing else ""
@@ -92,7 +94,7 @@ def counts_move(hang: Hang) -> bool:
 
 
 def _by_waits(hang: Hang) -> RecordedHang | None:
-    """Over all groups: a rank may wait in one for a rank that waits in another."""
+    """Judge over all groups: a rank may wait in one for a rank that waits in another."""
     found = waits_of(hang.recorded, hang.world_size)
     if found.lags:
         return behind(found.lags, found.waiting, found.silent, found.unsure)
@@ -108,12 +110,12 @@ def _by_waits(hang: Hang) -> RecordedHang | None:
 def behind(
     lags: Sequence[Lag], waiting: tuple[int, ...], silent: tuple[int, ...], unsure: tuple[int, ...] = ()
 ) -> RecordedHang:
-    """Of ranks that keep others waiting, at least one."""
+    """Make the record of ranks that keep others waiting, of at least one."""
     first = lags[0]
     same = [lag for lag in lags if (lag.group, lag.call, lag.number) == (first.group, first.call, first.number)]
     return RecordedHang(
         sign=RecordedSign.BEHIND, group=first.group, ranks=unsure or tuple(lag.rank for lag in lags),
-        others=tuple(sorted({rank for one in same for rank in one.others})), number=first.number, call=first.call,
+        others=tuple(sorted({rank for lag in same for rank in lag.others})), number=first.number, call=first.call,
         frame=first.frame, last=first.last, missing=tuple(rank for rank in silent if rank not in unsure), waited=max(lag.waited for lag in lags), nccl=first.nccl,
         lags=tuple(lags), waiting=waiting, unsure=unsure,
     )  # fmt: skip
@@ -127,7 +129,7 @@ def _even(even: Even, silent: tuple[int, ...]) -> RecordedHang:
 
 
 def _by_groups(hang: Hang) -> Iterable[RecordedHang | None]:
-    """Where ranks of one group have called different things at the same number."""
+    """Find groups in which ranks have called different things at the same number."""
     groups = members_of(hang.recorded, all_ranks(hang.recorded, hang.world_size))
     for key, members in groups.items():
         yield _mismatch(key, members, groups)
@@ -136,17 +138,19 @@ def _by_groups(hang: Hang) -> Iterable[RecordedHang | None]:
 def _mismatch(
     key: Key, members: Mapping[int, Member], groups: Mapping[Key, Mapping[int, Member]]
 ) -> RecordedHang | None:
-    called = {rank: {number: made.call for number, made in one.collectives.items()} for rank, one in members.items()}
+    called = {
+        rank: {number: made.call for number, made in member.collectives.items()} for rank, member in members.items()
+    }
     for number in sorted({number for calls in called.values() for number in calls}):
         by_rank = {rank: calls[number] for rank, calls in called.items() if number in calls}
-        words = _told_apart(by_rank)
+        words = _distinguish(by_rank)
         if len(set(words.values())) < 2:
             continue
         plain = len({call_name(collective.name) for collective in by_rank.values()}) > 1
         calls, odd = _majority(words, _elsewhere(key, number, groups, plain=plain))
         most = calls[0][1]
         return RecordedHang(
-            sign=RecordedSign.MISMATCH, group=key[0], ranks=odd, others=tuple(one for one in most if one not in odd), calls=calls,
+            sign=RecordedSign.MISMATCH, group=key[0], ranks=odd, others=tuple(rank for rank in most if rank not in odd), calls=calls,
             number=number, call=calls[0][0], frame=where_called(by_rank[most[0]]), last=where_called(by_rank[odd[-1]]),
             missing=tuple(rank for rank in key[1] if rank not in members),
         )  # fmt: skip
@@ -154,15 +158,17 @@ def _mismatch(
 
 
 def _elsewhere(key: Key, number: int, groups: Mapping[Key, Mapping[int, Member]], *, plain: bool) -> Counter[str]:
-    """What groups of the same purpose and size have called at this number: they do the same for other ranks. plain: by name alone."""
+    """Count what groups of the same purpose and size have called at this number: they do the same for other ranks. plain: by name alone."""
     purpose = key[0].partition(":")[2]
     counted: Counter[str] = Counter()
     for other, members in groups.items():
         if other == key or not purpose or other[0].partition(":")[2] != purpose or len(other[1]) != len(key[1]):
             continue
-        by_rank = {rank: one.collectives[number].call for rank, one in members.items() if number in one.collectives}
-        told = _told_apart(by_rank) if by_rank else {}
-        words = {call_name(collective.name) for collective in by_rank.values()} if plain else set(told.values())
+        calls = {
+            rank: member.collectives[number].call for rank, member in members.items() if number in member.collectives
+        }
+        told = _distinguish(calls) if calls else {}
+        words = {call_name(call.name) for call in calls.values()} if plain else set(told.values())
         counted.update(words if len(words) == 1 else ())
     return counted
 
@@ -170,8 +176,10 @@ def _elsewhere(key: Key, number: int, groups: Mapping[Key, Mapping[int, Member]]
 def _majority(
     words: Mapping[int, str], elsewhere: Mapping[str, int]
 ) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]:
-    """What was called by whom, the majority first; and those that differ from it, or all if there is none. elsewhere: how often other
-    groups have called each, which decides where as many have called one thing as another."""
+    """Sort out what was called by whom, the majority first; and those that differ from it, or all if there is none.
+
+    elsewhere: how often other groups have called each, which decides where as many have called one thing as another.
+    """
     weights = {word: (count, elsewhere.get(word, 0)) for word, count in Counter(words.values()).items()}
     counted = sorted(weights, key=lambda word: weights[word], reverse=True)
     calls = tuple((word, tuple(sorted(rank for rank in words if words[rank] == word))) for word in counted)
@@ -179,12 +187,12 @@ def _majority(
     return calls, tuple(sorted(rank for word, ranks in calls for rank in ranks if tied or word != calls[0][0]))
 
 
-def _told_apart(by_rank: Mapping[int, RecordedCollective]) -> dict[int, str]:
-    """Each call by its name; with shape and type where all must have the same."""
-    names = {rank: call_name(one.name) for rank, one in by_rank.items()}
-    if len(set(names.values())) > 1 or next(iter(names.values())) not in SAME_SHAPES:
+def _distinguish(by_rank: Mapping[int, RecordedCollective]) -> dict[int, str]:
+    """Word each call: by its name; with shape and type where all must have the same."""
+    names = {rank: call_name(call.name) for rank, call in by_rank.items()}
+    if len(set(names.values())) > 1 or next(iter(names.values())) not in SAME_SHAPE_COLLECTIVES:
         return names
-    return {rank: f"{names[rank]} {_shape(one)}".strip() for rank, one in by_rank.items()}
+    return {rank: f"{names[rank]} {_shape(call)}".strip() for rank, call in by_rank.items()}
 
 
 def _shape(call: RecordedCollective) -> str:
@@ -194,7 +202,7 @@ def _shape(call: RecordedCollective) -> str:
 
 
 def _by_communicators(hang: Hang) -> Iterable[RecordedHang | None]:
-    """Of RAS, which counts the operations of each kind that a rank has begun."""
+    """Judge by RAS, which counts the operations of each kind that a rank has begun."""
     if counts_move(hang):
         return
     for name in dict.fromkeys(count.communicator for count in hang.counts):
@@ -205,9 +213,9 @@ def _by_communicators(hang: Hang) -> Iterable[RecordedHang | None]:
 
 
 def _by_global_rank(counts: Sequence[RasCount], hang: Hang) -> dict[int, tuple[tuple[str, int], ...]]:
-    """RAS counts the ranks of each communicator from 0. Whose pid isn't known is a rank of the job by that number only where
+    """Map counts to ranks of the job: RAS counts those of each communicator from 0. Whose pid isn't known is a rank of the job by that number only where
     all are in the communicator."""
-    pids = {(one.host, one.watched.pid): one.rank for one in hang.ranks if one.watched}
+    pids = {(rank.host, rank.watched.pid): rank.rank for rank in hang.ranks if rank.watched}
     of_pid = {pid: rank for (_, pid), rank in pids.items()} if len({host for host, _ in pids}) < 2 else {}
     hosts = {count.host for count in counts}
     found: dict[int, tuple[tuple[str, int], ...]] = {}
@@ -238,6 +246,6 @@ def _of_counts(name: str, kinds: Mapping[int, tuple[tuple[str, int], ...]]) -> R
 
 
 def _ahead_in(behind: Iterable[tuple[str, int]], ahead: Iterable[tuple[str, int]]) -> str:
-    """The kind of operation of which the others have begun more."""
+    """Name the kind of operation of which the others have begun more."""
     own = dict(behind)
     return next((kind for kind, count in ahead if count > own.get(kind, 0)), "")

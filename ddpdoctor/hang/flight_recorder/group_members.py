@@ -1,4 +1,4 @@
-"""What flight recorders tell of each member of each process group: how far it has come, and what it has open. Pure."""
+"""Gathers what flight recorders tell of each member of each process group: how far it has come, what it has open. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Order = tuple[int, float]
 """When a rank made a call, to be compared with its other calls."""
 
 
-class Made(msgspec.Struct, frozen=True):
+class MadeCall(msgspec.Struct, frozen=True):
     """A call, and when its rank made it."""
 
     call: RecordedCollective
@@ -31,35 +31,36 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Dumped(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's dump over all groups. last: its last call. first_open: its first that isn't done.
-
-    forgot_open: its first entry isn't done, and none is left out: what the full buffer has forgotten may be open as well.
-    complete: it has all calls from the first on. some_done: it has calls that are done.
-    """
+    """One rank's dump over all groups."""
 
     dump: Recorded
     last: RecordedCollective | None = None
+    """Its last call."""
     first_open: Order | None = None
+    """Its first call that isn't done."""
     forgot_open: bool = False
+    """Its first entry isn't done, and none is left out: what the full buffer has forgotten may be open as well."""
     complete: bool = False
+    """It has all calls from the first on."""
     some_done: bool = False
+    """It has calls that are done."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank's dump says of one group. last: the number of its last collective; 0 where it has come to none.
-
-    done: the last collective that torch's status says is done; None where it doesn't say. told: the dump says who is in the group.
-    """
+    """What a rank's dump says of one group."""
 
     dumped: Dumped
-    collectives: dict[int, Made] = {}
-    pairs: tuple[Made, ...] = ()
+    collectives: dict[int, MadeCall] = {}
+    pairs: tuple[MadeCall, ...] = ()
     last: int = 0
+    """The number of its last collective; 0 where it has come to none."""
     done: int | None = None
-    told: bool = False
+    """The last collective that torch's status says is done; None where it doesn't say."""
+    lists_members: bool = False
+    """The dump says who is in the group."""
 
-    def finished(self, number: int) -> bool:
-        """Of a collective that this rank has come to. A dump of what is open leaves the rest out."""
+    def has_finished(self, number: int) -> bool:
+        """Whether a collective that this rank has come to is done. A dump of what is open leaves the rest out."""
         made = self.collectives.get(number)
         if made:
             return not made.open
@@ -67,42 +68,43 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def where_called(call: RecordedCollective) -> Frame | None:
-    """The innermost frame that isn't torch's or Python's."""
+    """Find the innermost frame of a call that isn't torch's or Python's."""
     return next((frame for frame in call.frames if not torchs(frame) and not pythons(frame)), None)
 
 
 def call_name(name: str) -> str:
-    """ "nccl:all_reduce" without the backend."""
+    """Take the backend from a name: "nccl:all_reduce"."""
     return name.rpartition(":")[2]
 
 
 def all_ranks(recorded: Sequence[Recorded], world_size: int) -> tuple[int, ...]:
-    """Those that any dump tells of, and all below the highest."""
-    told = {rank for dump in recorded for rank in (dump.rank, *(one for group in dump.groups for one in group.ranks))}
-    return tuple(range(max(world_size, max(told, default=-1) + 1)))
+    """List the ranks that any dump tells of, and all below the highest."""
+    members = (rank for dump in recorded for group in dump.groups for rank in group.ranks)
+    highest = max((*members, *(dump.rank for dump in recorded)), default=-1)
+    return tuple(range(max(world_size, highest + 1)))
 
 
 def dumped_ranks(recorded: Sequence[Recorded]) -> dict[int, Dumped]:
-    """Each rank's dump."""
+    """Sum up each rank's dump."""
     found = {}
     for dump in recorded:
-        made = sorted((one for group in dump.groups for one in _made(group)), key=_when)
-        open_ones = [one for one in made if one.open]
+        made = sorted((call for group in dump.groups for call in _made(group)), key=lambda call: call.order)
+        still_open = [call for call in made if call.open]
         first, last = (made[0].order[0], made[-1].order[0]) if made else (0, 0)
         unbroken = bool(made) and last - first + 1 == len(made)
         found[dump.rank] = Dumped(
-            dump=dump, last=made[-1].call if made else None, first_open=open_ones[0].order if open_ones else None,
-            forgot_open=unbroken and first > 0 and made[0].open, complete=unbroken and first == 0, some_done=len(open_ones) < len(made),
+            dump=dump, last=made[-1].call if made else None, first_open=still_open[0].order if still_open else None,
+            forgot_open=unbroken and first > 0 and made[0].open, complete=unbroken and first == 0, some_done=len(still_open) < len(made),
         )  # fmt: skip
     return found
 
 
 def members_of(recorded: Sequence[Recorded], world: tuple[int, ...]) -> dict[Key, dict[int, Member]]:
-    """Each group with its members that have a dump, by rank. world: all ranks."""
+    """Gather each group's members that have a dump, by rank. world: all ranks."""
     dumped = dumped_ranks(recorded)
     return {
-        key: _members(told, {rank: dumped[rank] for rank in dumped if rank in key[1] or rank in told})
-        for key, told in _by_key(recorded, world).items()
+        key: _members(groups, {rank: dumped[rank] for rank in dumped if rank in key[1] or rank in groups})
+        for key, groups in _by_key(recorded, world).items()
     }
 
 
@@ -113,34 +115,34 @@ def _by_key(recorded: Sequence[Recorded], world: tuple[int, ...]) -> dict[Key, d
         for group in dump.groups:
             ranks = group.ranks or (world if group.group.partition(":")[0] in DEFAULT_GROUP else ())
             (found[group.group, ranks] if ranks else without[group.group])[dump.rank] = group
-    for name, told in without.items():
+    for name, groups in without.items():
         # Some dumps don't say who is in it (none of gloo's do): others may.
         known = [key for key in found if key[0] == name]
-        for rank, group in told.items():
+        for rank, group in groups.items():
             found[next((key for key in known if rank in key[1]), (name, ()))][rank] = group
     return found
 
 
-def _members(told: Mapping[int, RecordedGroup], dumped: Mapping[int, Dumped]) -> dict[int, Member]:
-    """A member whose dump has nothing of the group has not come to it."""
-    calls = {rank: _made(group) for rank, group in told.items()}
+def _members(groups: Mapping[int, RecordedGroup], dumped: Mapping[int, Dumped]) -> dict[int, Member]:
+    """Sum up each member; one whose dump has nothing of the group has not come to it."""
+    calls = {rank: _made(group) for rank, group in groups.items()}
     collectives = {
-        rank: {one.call.number: one for one in made if not one.call.point_to_point} for rank, made in calls.items()
+        rank: {call.call.number: call for call in made if not call.call.point_to_point} for rank, made in calls.items()
     }
-    mixed = any(_mixed(group) for group in told.values())
+    mixed = any(_counts_pairs(group) for group in groups.values())
     found = {}
-    for rank, one in dumped.items():
-        group = told.get(rank, RecordedGroup(group=""))
+    for rank, dump in dumped.items():
+        group = groups.get(rank, RecordedGroup(group=""))
         own = collectives.get(rank, {})
         status = 0 if mixed else group.last_enqueued or 0
         found[rank] = Member(
-            dumped=one, collectives=own, pairs=tuple(made for made in calls.get(rank, ()) if made.call.point_to_point),
-            last=max(own, default=status), done=None if mixed else group.last_completed, told=bool(group.ranks),
+            dumped=dump, collectives=own, pairs=tuple(made for made in calls.get(rank, ()) if made.call.point_to_point),
+            last=max(own, default=status), done=None if mixed else group.last_completed, lists_members=bool(group.ranks),
         )  # fmt: skip
     return found
 
 
-def _mixed(group: RecordedGroup) -> bool:
+def _counts_pairs(group: RecordedGroup) -> bool:
     """Whether torch's status of this group has counted sends and receives among the collectives."""
     last = max((entry.number for entry in group.entries if not entry.point_to_point), default=None)
     if last is not None and group.last_enqueued not in (None, last):
@@ -148,13 +150,9 @@ def _mixed(group: RecordedGroup) -> bool:
     return any(entry.point_to_point for entry in group.entries)
 
 
-def _made(group: RecordedGroup) -> list[Made]:
+def _made(group: RecordedGroup) -> list[MadeCall]:
     places = group.places if len(group.places) == len(group.entries) else (0,) * len(group.entries)
     return [
-        Made(call, (place, call.created or float(call.number)))
+        MadeCall(call, (place, call.created or float(call.number)))
         for call, place in zip(group.entries, places, strict=True)
     ]
-
-
-def _when(made: Made) -> Order:
-    return made.order

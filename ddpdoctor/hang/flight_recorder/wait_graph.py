@@ -24,7 +24,7 @@ from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective
 from ddpdoctor.hang.flight_recorder.group_members import (
     DEFAULT_GROUP,
     Key,
-    Made,
+    MadeCall,
     Member,
     Order,
     all_ranks,
@@ -34,9 +34,9 @@ from ddpdoctor.hang.flight_recorder.group_members import (
     where_called,
 )
 
-ROOTED: Final = ("broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "scatter", "coalesced")
+ROOTED_COLLECTIVES: Final = ("broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "scatter", "coalesced")
 """Collectives that may be done on some ranks before all have begun."""
-PAIR: Final = re.compile(r"\w+:(?P<verb>send|recv) \d+(?:->|<-)(?P<peer>\d{1,9})")
+PAIR_NAME: Final = re.compile(r"\w+:(?P<verb>send|recv) \d+(?:->|<-)(?P<peer>\d{1,9})")
 """A point-to-point call by its name, with ranks of the group, the caller's first: "nccl:send 0->3", "nccl:recv 0<-3"."""
 ANSWERS: Final = {"send": "recv", "recv": "send"}
 
@@ -50,19 +50,19 @@ class LagCause(Enum):
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that keeps others waiting, and waits for nobody.
-
-    group, call, number, frame: what those in `others` have called, or with STUCK finished. last: where its own last call was.
-    """
+    """A rank that keeps others waiting, and waits for nobody."""
 
     rank: int
     cause: LagCause
     group: str
     call: str
     number: int
+    """What those in `others` have called, or with STUCK finished."""
     others: tuple[int, ...]
     frame: Frame | None = None
+    """Where they called it."""
     last: Frame | None = None
+    """Where its own last call was."""
     waited: float = 0.0
     nccl: bool = False
 
@@ -77,19 +77,20 @@ class Even(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the dumps come to.
-
-    lags: those that are waited for and wait for nobody. waiting: all that wait. even: where nobody lags. circle: ranks that wait for
-    each other. silent: those that left no dump, and aren't known to be waited for. unsure: over gloo all that wait in nothing that is
-    recorded: some of them may wait for another one in a send or receive.
-    """
+    """What the dumps come to."""
 
     lags: tuple[Lag, ...] = ()
+    """Ranks that are waited for and wait for nobody."""
     waiting: tuple[int, ...] = ()
+    """All that wait."""
     even: Even | None = None
+    """Where nobody lags."""
     circle: tuple[int, ...] = ()
+    """Ranks that wait for each other."""
     silent: tuple[int, ...] = ()
+    """Those that left no dump, and aren't known to be waited for."""
     unsure: tuple[int, ...] = ()
+    """Over gloo all that wait in nothing that is recorded: some of them may wait for another one in a send or receive."""
 
 
 def waits_of(recorded: Sequence[Recorded], world_size: int) -> Waits:
@@ -98,18 +99,26 @@ def waits_of(recorded: Sequence[Recorded], world_size: int) -> Waits:
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """A call that isn't done.
-
-    lacks: those known not to have come. silent: those without a dump, where nobody else is known to lack. behind: those that have
-    come, and have something open that they called before.
-    """
+    """A call that isn't done."""
 
     rank: int
     key: Key
-    made: Made
+    made: MadeCall
     lacks: tuple[int, ...] = ()
+    """Ranks known not to have come."""
     silent: tuple[int, ...] = ()
+    """Ranks without a dump, where nobody else is known to lack."""
     behind: tuple[int, ...] = ()
+    """Ranks that have come, and have something open that they called before."""
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        return (*self.lacks, *self.silent, *self.behind)
+
+    @property
+    def age(self) -> tuple[float, int, int]:
+        """A key by which the oldest is the least."""
+        return self.made.call.created, self.made.call.number, self.rank
 
 
 class _Graph:
@@ -123,12 +132,12 @@ class _Graph:
         self.stuck: dict[int, _Call] = {}
         self.even: list[_Call] = []
         for key, members in self.groups.items():
-            self._see_collectives(key, members)
-            self._see_pairs(key, members)
+            self._add_collectives(key, members)
+            self._add_pairs(key, members)
 
     # --- what lacks -------------------------------------------------------------------------------------------------------
 
-    def _see_collectives(self, key: Key, members: Mapping[int, Member]) -> None:
+    def _add_collectives(self, key: Key, members: Mapping[int, Member]) -> None:
         opened: dict[int, list[int]] = defaultdict(list)
         for rank, member in members.items():
             for number, made in member.collectives.items():
@@ -141,86 +150,90 @@ class _Graph:
                 if lacks:
                     self.calls[rank].append(_Call(rank, key, made, lacks=lacks))
                 elif _tells_its_end(made.call, members[rank]):
-                    self._all_have_come(key, members, rank, made)
+                    self._add_complete_call(key, members, rank, made)
 
-    def _all_have_come(self, key: Key, members: Mapping[int, Member], rank: int, made: Made) -> None:
+    def _add_complete_call(self, key: Key, members: Mapping[int, Member], rank: int, made: MadeCall) -> None:
         number = made.call.number
-        if call_name(made.call.name) not in ROOTED and any(
-            member.finished(number) for one, member in members.items() if one != rank
+        if call_name(made.call.name) not in ROOTED_COLLECTIVES and any(
+            member.has_finished(number) for other, member in members.items() if other != rank
         ):
-            self._is_stuck(_Call(rank, key, made))
+            self._add_stuck(_Call(rank, key, made))
             return
         behind = tuple(
-            one for one, member in members.items() if one != rank and self._late(one, member.collectives.get(number))
+            other
+            for other, member in members.items()
+            if other != rank and self._has_older_open(other, member.collectives.get(number))
         )
         silent: tuple[int, ...] = ()
         if not behind:
-            silent = tuple(one for one in key[1] if one not in self.dumped)
-            if not silent and not any(one.told for one in members.values()):
+            silent = tuple(member for member in key[1] if member not in self.dumped)
+            if not silent and not any(member.lists_members for member in members.values()):
                 silent = self._unknown_members(key, members, number)
-        self._wait(_Call(rank, key, made, silent=silent, behind=behind))
+        self._add_wait(_Call(rank, key, made, silent=silent, behind=behind))
 
-    def _is_stuck(self, call: _Call) -> None:
+    def _add_stuck(self, call: _Call) -> None:
         before = self.stuck.get(call.rank)
         if before is None or call.made.order < before.made.order:
             self.stuck[call.rank] = call
 
-    def _wait(self, call: _Call) -> None:
+    def _add_wait(self, call: _Call) -> None:
         self.calls[call.rank].append(call)
-        if not (call.lacks or call.silent or call.behind) and not self._late(call.rank, call.made):
+        if not call.awaited and not self._has_older_open(call.rank, call.made):
             self.even.append(call)
 
-    def _late(self, rank: int, made: Made | None) -> bool:
+    def _has_older_open(self, rank: int, made: MadeCall | None) -> bool:
         """Whether a rank has something open that it called before."""
         first: Order | None = self.dumped[rank].first_open
         return made is not None and first is not None and first < made.order
 
     def _unknown_members(self, key: Key, members: Mapping[int, Member], number: int) -> tuple[int, ...]:
-        """Where no dump says who is in a group, and all that are known to be in it have come. Of the default group, and of any from
-        its second call on, only ranks without a dump are not known: at least the one above all others, where nobody says how many
-        there are."""
+        """Guess who else is in a group of which no dump says who is in it, where all that are known to be have come.
+
+        Of the default group, and of any from its second call on, only ranks without a dump are not known: at least the one above all
+        others, where nobody says how many there are.
+        """
         if self.silent:
             return self.silent
         if number > 1 or key[0].partition(":")[0] in DEFAULT_GROUP:
             return () if self.world_size else (max(self.dumped) + 1,)
-        return tuple(rank for rank, one in self.dumped.items() if one.first_open is None and rank not in members)
+        return tuple(rank for rank, dump in self.dumped.items() if dump.first_open is None and rank not in members)
 
-    def _see_pairs(self, key: Key, members: Mapping[int, Member]) -> None:
-        made: dict[tuple[int, int, str], list[Made]] = defaultdict(list)
+    def _add_pairs(self, key: Key, members: Mapping[int, Member]) -> None:
+        made: dict[tuple[int, int, str], list[MadeCall]] = defaultdict(list)
         for rank, member in members.items():
             for pair in member.pairs:
-                found = PAIR.match(pair.call.name)
+                found = PAIR_NAME.match(pair.call.name)
                 if found:
                     place = int(found["peer"])
                     made[rank, key[1][place] if place < len(key[1]) else -1, found["verb"]].append(pair)
         for (rank, peer, verb), calls in made.items():
             answers = made.get((peer, rank, ANSWERS[verb]), [])
-            if not (self._complete(rank) and self._complete(peer)):
+            if not (self._has_all_calls(rank) and self._has_all_calls(peer)):
                 # The calls of which one side says nothing any more are done.
                 calls, answers = [call for call in calls if call.open], [answer for answer in answers if answer.open]
             # What two ranks send each other is done in its order: what comes after the first has no say yet.
-            first = next((index for index, one in enumerate(calls) if one.open), None)
+            first = next((index for index, call in enumerate(calls) if call.open), None)
             if first is not None:
-                self._see_pair(key, rank, peer, calls[first], answers[first] if first < len(answers) else None)
+                self._add_pair(key, rank, peer, calls[first], answers[first] if first < len(answers) else None)
 
-    def _see_pair(self, key: Key, rank: int, peer: int, made: Made, answer: Made | None) -> None:
+    def _add_pair(self, key: Key, rank: int, peer: int, made: MadeCall, answer: MadeCall | None) -> None:
         if peer not in self.dumped:
-            self._wait(_Call(rank, key, made, silent=(peer,) if peer >= 0 else ()))
+            self._add_wait(_Call(rank, key, made, silent=(peer,) if peer >= 0 else ()))
         elif answer is None:
-            self._wait(_Call(rank, key, made, lacks=(peer,)))
+            self._add_wait(_Call(rank, key, made, lacks=(peer,)))
         elif not answer.open:
-            self._is_stuck(_Call(rank, key, made))
+            self._add_stuck(_Call(rank, key, made))
         else:
-            self._wait(_Call(rank, key, made, behind=(peer,) if self._late(peer, answer) else ()))
+            self._add_wait(_Call(rank, key, made, behind=(peer,) if self._has_older_open(peer, answer) else ()))
 
-    def _complete(self, rank: int) -> bool:
+    def _has_all_calls(self, rank: int) -> bool:
         """Whether its dump has all calls from the first on."""
         return rank in self.dumped and self.dumped[rank].complete
 
     # --- followed to its end ----------------------------------------------------------------------------------------------
 
     def waits(self) -> Waits:
-        """The ends of all waits, or why there are none."""
+        """Find the ends of all waits, or why there are none."""
         edges = {rank: self._waits_for(rank) for rank in self.dumped}
         waited = {rank for ends in edges.values() for rank in ends}
         ends = {rank for rank in waited if not edges.get(rank) and not self.calls.get(rank)} | set(self.stuck)
@@ -232,13 +245,13 @@ class _Graph:
             return Waits(lags=lags, waiting=waiting, silent=silent, unsure=unsure)
         if self.even:
             return Waits(waiting=waiting, silent=silent, even=self._first_even())
-        return msgspec.structs.replace(self._around(edges, waiting), silent=silent)
+        return msgspec.structs.replace(self._judge_circle(edges, waiting), silent=silent)
 
     def _others_may_be_waited_for(self, lags: Sequence[Lag]) -> tuple[int, ...]:
-        """Over gloo: ranks that wait in nothing that is recorded, beside those of `lags`. gloo doesn't record sends and receives."""
+        """List over gloo the ranks that wait in nothing that is recorded, beside those of `lags`: it records no sends and receives."""
         if any(lag.nccl for lag in lags):
             return ()
-        idle = {rank for rank, one in self.dumped.items() if one.first_open is None}
+        idle = {rank for rank, dump in self.dumped.items() if dump.first_open is None}
         found = idle | {lag.rank for lag in lags}
         return tuple(sorted(found)) if len(found) > 1 else ()
 
@@ -247,32 +260,30 @@ class _Graph:
             return frozenset()
         calls = self.calls.get(rank, ())
         sure = {lack for call in calls for lack in call.lacks}
-        return frozenset(sure or {one for call in calls for one in (*call.silent, *call.behind)}) - {rank}
+        return frozenset(sure or {other for call in calls for other in call.awaited}) - {rank}
 
     def _lag(self, rank: int) -> Lag:
         own = self.stuck.get(rank)
         if own:
             number = own.made.call.number
             members = self.groups[own.key]
-            pair = PAIR.match(own.made.call.name) if own.made.call.point_to_point else None
+            pair = PAIR_NAME.match(own.made.call.name) if own.made.call.point_to_point else None
             if pair:
                 return self._lag_of(rank, LagCause.STUCK, own, [own.key[1][int(pair["peer"])]])
-            done = (one for one, member in members.items() if one != rank and member.finished(number))
+            done = (other for other, member in members.items() if other != rank and member.has_finished(number))
             return self._lag_of(rank, LagCause.STUCK, own, done)
         wanted = [
             call for calls in self.calls.values() for call in calls
-            if call.rank not in self.stuck and rank in (*call.lacks, *call.silent, *call.behind)
+            if call.rank not in self.stuck and rank in call.awaited
         ]  # fmt: skip
         callers: dict[tuple[Key, bool, int], list[_Call]] = defaultdict(list)
         for call in wanted:
             callers[call.key, call.made.call.point_to_point, call.made.call.number].append(call)
         # The one that shows most, and of these the one where it began.
-        same = min(
-            callers.values(), key=lambda calls: (calls[0].made.call.point_to_point, -len(calls), *_age(calls[0]))
-        )
-        first = min(same, key=_age)
+        same = min(callers.values(), key=lambda calls: (calls[0].made.call.point_to_point, -len(calls), *calls[0].age))
+        first = min(same, key=lambda call: call.age)
         return self._lag_of(
-            rank, LagCause.ABSENT if rank in self.dumped else LagCause.SILENT, first, (one.rank for one in same)
+            rank, LagCause.ABSENT if rank in self.dumped else LagCause.SILENT, first, (call.rank for call in same)
         )
 
     def _lag_of(self, rank: int, cause: LagCause, call: _Call, others: Iterable[int]) -> Lag:
@@ -286,21 +297,21 @@ class _Graph:
         )  # fmt: skip
 
     def _waited(self, call: _Call) -> float:
-        """Seconds, by the time of the dump."""
+        """Return for how many seconds a call had waited when the dump was written; 0.0 where that isn't known."""
         written = self.dumped[call.rank].dump.written
         return written - call.made.call.created if written and call.made.call.created else 0.0
 
     def _first_even(self) -> Even:
-        first = min(self.even, key=_age)
+        first = min(self.even, key=lambda call: call.age)
         made = first.made.call
-        same = [one for one in self.even if one.key == first.key and one.made.call.number == made.number]
+        same = [call for call in self.even if call.key == first.key and call.made.call.number == made.number]
         ranks = tuple(
-            sorted({one.rank for one in same} if made.point_to_point else {*first.key[1], *self.groups[first.key]})
+            sorted({call.rank for call in same} if made.point_to_point else {*first.key[1], *self.groups[first.key]})
         )
         return Even(group=first.key[0], ranks=ranks, call=made, waited=max(map(self._waited, same)))
 
-    def _around(self, edges: Mapping[int, frozenset[int]], waiting: tuple[int, ...]) -> Waits:
-        """All wait for each other: one without whom there is no circle has taken another way than the others."""
+    def _judge_circle(self, edges: Mapping[int, frozenset[int]], waiting: tuple[int, ...]) -> Waits:
+        """Judge ranks that all wait for each other: one without whom there is no circle has taken another way than the others."""
         circle = _in_circles(edges)
         alone = [rank for rank in _one_circle(edges, circle) if not _in_circles(_without(edges, rank))]
         if len(alone) == 1:
@@ -309,21 +320,17 @@ class _Graph:
         return Waits(waiting=waiting, circle=circle)
 
 
-def _age(call: _Call) -> tuple[float, int, int]:
-    return call.made.call.created, call.made.call.number, call.rank
-
-
 def _tells_its_end(call: RecordedCollective, member: Member) -> bool:
     """Whether the dump would say if it were done. Some dumps of gloo don't."""
     return not call.name.startswith("gloo:") or member.dumped.some_done
 
 
 def _without(edges: Mapping[int, frozenset[int]], rank: int) -> dict[int, frozenset[int]]:
-    return {one: ends - {rank} for one, ends in edges.items() if one != rank}
+    return {start: ends - {rank} for start, ends in edges.items() if start != rank}
 
 
 def _in_circles(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
-    """Those that are left when all that wait for nobody, and all for whom nobody waits, are taken away again and again."""
+    """Find the ranks that are left when all that wait for nobody, and all for whom nobody waits, are taken away again and again."""
     left = {rank: set(ends) & set(edges) for rank, ends in edges.items()}
     while True:
         waited = {end for ends in left.values() for end in ends}
@@ -334,14 +341,12 @@ def _in_circles(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
 
 
 def _one_circle(edges: Mapping[int, frozenset[int]], ranks: Sequence[int]) -> tuple[int, ...]:
-    """A short one. Who is in all circles is in this one."""
-    within = set(ranks)
-    for start in ranks[:1]:
-        # From anywhere, the first rank that comes again closes a circle.
-        way = [start]
-        while True:
-            following = min((one for one in edges[way[-1]] if one in within), key=lambda one: one not in way)
-            if following in way:
-                return tuple(way[way.index(following) :])
-            way.append(following)
+    """Find a short circle. Who is in all circles is in this one."""
+    # From anywhere, the first rank that comes again closes a circle.
+    path = list(ranks[:1])
+    while path:
+        following = min(edges[path[-1]] & set(ranks), key=lambda rank: rank not in path)
+        if following in path:
+            return tuple(path[path.index(following) :])
+        path.append(following)
     return ()

@@ -1,7 +1,7 @@
 """Asks NCCL's RAS, a thread in each rank that knows how far all ranks of the job have come, on all hosts.
 
 Older NCCL could crash when it was asked (NVIDIA/nccl#1762), so it is asked only where every rank of the job on this host is known
-to have at least `SAFE`, and only where nobody but this job listens on that port: all who do share it (SO_REUSEPORT), and the
+to have at least `SAFE_VERSION`, and only where nobody but this job listens on that port: all who do share it (SO_REUSEPORT), and the
 kernel chooses who answers. Since then it has crashed where a communicator was being set up just then (NVIDIA/nccl#2346, open for
 2.29.7): by its sources while it wrote the text, so JSON alone is asked for; and it is asked only if the user wants it.
 
@@ -20,20 +20,20 @@ import psutil
 from ddpdoctor.base.text import dotted, masked
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.hang import RasCount
-from ddpdoctor.hang.ras.json_answer import Counts, NotUnderstood, together, understand
+from ddpdoctor.hang.ras.json_answer import Counts, NotUnderstood, join_answers, parse_json
 from ddpdoctor.hang.ras.mapped_nccl import mapped_nccl
-from ddpdoctor.hang.ras.text_answer import understand_text
+from ddpdoctor.hang.ras.text_answer import parse_text
 from ddpdoctor.probes.proc import MAX_ENVIRON, Proc, variables
 from ddpdoctor.processes.jobs import TrainingJob
 
-SAFE = (2, 29, 2)
-DEFAULT = "localhost:28028"
+SAFE_VERSION = (2, 29, 2)
+DEFAULT_ADDRESS = "localhost:28028"
 GREETING_SECONDS = 2.0
 """For a rank's RAS to say that it is there; one that was stopped accepts connections as well, and says nothing."""
 ANSWER_SECONDS = 15.0
 """It waits up to five seconds for each rank that doesn't answer."""
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-LONGEST = 16 << 20
+LOOPBACK_OF_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+MAX_ANSWER_BYTES = 16 << 20
 ATTEMPTS = 4
 """With another port of ours, the kernel may choose another rank."""
 
@@ -57,24 +57,24 @@ class Listening(NamedTuple):
 
 
 def ask_twice(job: TrainingJob, between: float) -> tuple[tuple[RasCount, ...], str]:
-    """How far each rank had come, twice, `between` seconds apart; or nothing, and why."""
+    """Ask how far each rank has come, twice, `between` seconds apart; return that, or nothing and why."""
     try:
         first = ask(job)
         time.sleep(between)
-        return together(first, ask(job)), ""
+        return join_answers(first, ask(job)), ""
     except NotAsked as error:
         return (), str(error)
 
 
 def ask(job: TrainingJob) -> Counts:
-    """Once. Raises NotAsked."""
-    where = listening(job)
+    """Ask once; as text where its JSON can't be had or read. Raises NotAsked."""
+    place = find_listener(job)
     try:
-        return understand(_whole_answer(where, in_json=True))
+        return parse_json(_whole_answer(place, in_json=True))
     except (NotUnderstood, RasRefused) as error:
         why = error if isinstance(error, RasRefused) else NotAsked(f"NCCL's RAS has answered, but {error}")
     try:
-        return understand_text(_whole_answer(where, in_json=False))
+        return parse_text(_whole_answer(place, in_json=False))
     except (NotUnderstood, NotAsked):
         raise why from None
 
@@ -87,8 +87,12 @@ def _whole_answer(where: Listening, *, in_json: bool) -> bytes:
     raise NotAsked(f"NCCL's RAS at {_named(where)} accepts connections and says nothing")
 
 
-def listening(job: TrainingJob) -> Listening:
-    """Where it can be asked without harm. Raises NotAsked."""
+def find_listener(job: TrainingJob) -> Listening:
+    """Find where it can be asked without harm.
+
+    Raises:
+        NotAsked: nowhere.
+    """
     proc = Proc()
     if not job.ranks:
         raise NotAsked("there is no rank on this host whose RAS could be asked")
@@ -102,9 +106,9 @@ def _check(pid: int, rank: int, proc: Proc) -> None:
     version = mapped_nccl(pid, proc)
     if isinstance(version, Unknown):
         raise NotAsked(f"NCCL's RAS was not asked, since it isn't known which NCCL rank {rank} has: {version.reason}")
-    if version < SAFE:
+    if version < SAFE_VERSION:
         has = f"rank {rank} has NCCL {dotted(version)}"
-        raise NotAsked(f"NCCL's RAS was not asked: {has}, and before {dotted(SAFE)} asking could crash it")
+        raise NotAsked(f"NCCL's RAS was not asked: {has}, and before {dotted(SAFE_VERSION)} asking could crash it")
     if proc.link(f"{pid}/ns/net") != proc.link("self/ns/net"):
         where = f"rank {rank} is in another network namespace"
         raise NotAsked(f"NCCL's RAS was not asked: {where}; run ddpdoctor in its container")
@@ -117,35 +121,47 @@ def _port(pid: int, proc: Proc) -> int:
     settings = variables(environ)
     if settings.get("NCCL_RAS_ENABLE", "").strip() == "0":
         raise NotAsked("NCCL's RAS is off: the job has NCCL_RAS_ENABLE=0")
-    told = settings.get("NCCL_RAS_ADDR") or DEFAULT
-    port = told.rpartition(":")[2]
+    address = settings.get("NCCL_RAS_ADDR") or DEFAULT_ADDRESS
+    port = address.rpartition(":")[2]
     if not port.isascii() or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
-        raise NotAsked(f'NCCL\'s RAS was not asked: NCCL_RAS_ADDR is "{masked(told)[:100]}", no host:port')
+        raise NotAsked(f'NCCL\'s RAS was not asked: NCCL_RAS_ADDR is "{masked(address)[:100]}", no host:port')
     return int(port)
 
 
 def _address(port: int, own: set[int]) -> str:
-    """Where one of these processes listens on the port, if nobody else does: another job's RAS may be older."""
+    """Find where one of these processes listens on the port, if nobody else does: another job's RAS may be older.
+
+    Raises:
+        NotAsked: none does, or somebody else does, or it can't be seen.
+    """
     try:
-        open_ones = psutil.net_connections("tcp")
+        connections = psutil.net_connections("tcp")
     except (psutil.Error, OSError) as error:
         raise NotAsked(f"NCCL's RAS was not asked: who listens on its port can't be seen ({error})") from None
-    listeners = [one for one in open_ones if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port]
+    listeners = [
+        connection
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+    ]
     if not listeners:
         raise NotAsked(f"NCCL's RAS doesn't listen on port {port}: no communicator is set up yet, or it could not")
-    stranger = next((listener for listener in listeners if listener.pid not in own), None)
-    if stranger:
-        who = f"process {stranger.pid}" if stranger.pid else "a process that this user can't look into"
+    foreign = next((listener for listener in listeners if listener.pid not in own), None)
+    if foreign:
+        who = f"process {foreign.pid}" if foreign.pid else "a process that this user can't look into"
         raise NotAsked(f"NCCL's RAS was not asked: {who}, which is none of this job's, listens on port {port}")
     address, *_ = map(str, listeners[0].laddr)
-    return EVERYWHERE.get(address, address)
+    return LOOPBACK_OF_ANY.get(address, address)
 
 
 def _answer(where: Listening, *, in_json: bool) -> bytes | None:
-    """All that it says to VERBOSE STATUS; None where it doesn't even greet. Raises NotAsked."""
+    """Return all that it says to VERBOSE STATUS; None where it doesn't even greet.
+
+    Raises:
+        NotAsked: it can't be reached.
+    """
     try:
-        with socket.create_connection(where, GREETING_SECONDS) as one:
-            return _Conversation(one, where).status(in_json=in_json)
+        with socket.create_connection(where, GREETING_SECONDS) as connection:
+            return _Conversation(connection, where).status(in_json=in_json)
     except TimeoutError:
         return None
     except OSError as error:
@@ -153,51 +169,62 @@ def _answer(where: Listening, *, in_json: bool) -> bytes | None:
 
 
 class _Conversation:
-    def __init__(self, one: socket.socket, where: Listening) -> None:
-        self.socket = one
+    def __init__(self, connection: socket.socket, where: Listening) -> None:
+        self.socket = connection
         self.where = where
-        self.held = bytearray()
-        self.until = time.monotonic() + GREETING_SECONDS
+        self.buffer = bytearray()
+        self.deadline = time.monotonic() + GREETING_SECONDS
 
     def status(self, *, in_json: bool) -> bytes:
-        """Raises TimeoutError: no greeting. Refused: it doesn't know JSON. NotAsked: anything else that RAS doesn't do."""
+        """Hold the conversation, and return the answer; without a greeting it raises TimeoutError.
+
+        Raises:
+            RasRefused: it doesn't know JSON.
+            NotAsked: it does anything else that RAS doesn't do.
+        """
         greeting = self._say("CLIENT PROTOCOL 2")
         if not greeting.startswith(b"SERVER PROTOCOL "):
             raise NotAsked(f'what listens at {_named(self.where)} is no RAS: it said "{_quoted(greeting)}"')
-        self.until = time.monotonic() + ANSWER_SECONDS
+        self.deadline = time.monotonic() + ANSWER_SECONDS
         try:
             for line in ("TIMEOUT 5", *(("SET FORMAT json",) if in_json else ())):
-                said = self._say(line)
-                if said != b"OK":
-                    raise (RasRefused if line.endswith("json") else NotAsked)(
-                        f'NCCL\'s RAS at {_named(self.where)} said "{_quoted(said)}" to {line}'
-                    )
+                reply = self._say(line)
+                if reply != b"OK":
+                    words = f'NCCL\'s RAS at {_named(self.where)} said "{_quoted(reply)}" to {line}'
+                    if line.endswith("json"):
+                        raise RasRefused(words)
+                    raise NotAsked(words)
             self.socket.sendall(b"VERBOSE STATUS\n")
-            while self._hear():
+            while self._receive():
                 pass
         except TimeoutError:
             raise NotAsked(
                 f"NCCL's RAS at {_named(self.where)} has not told all within {ANSWER_SECONDS:.0f} s"
             ) from None
-        return bytes(self.held)
+        return bytes(self.buffer)
 
     def _say(self, line: str) -> bytes:
-        """The line that it answers, without its end."""
+        """Send a line; return the line that it answers, without its end."""
         self.socket.sendall(line.encode() + b"\n")
-        while b"\n" not in self.held and self._hear():
+        while b"\n" not in self.buffer and self._receive():
             pass
-        said, _, self.held = self.held.partition(b"\n")
-        return bytes(said).rstrip(b"\r")
+        reply, _, self.buffer = self.buffer.partition(b"\n")
+        return bytes(reply).rstrip(b"\r")
 
-    def _hear(self) -> bool:
-        """Whether more has come; not where it has ended."""
-        left = self.until - time.monotonic()
+    def _receive(self) -> bool:
+        """Wait for more; return whether it came, and not the end.
+
+        Raises:
+            TimeoutError: nothing came in time.
+            NotAsked: it never ends.
+        """
+        left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         self.socket.settimeout(left)
         piece = self.socket.recv(1 << 16)
-        self.held += piece
-        if len(self.held) > LONGEST:
+        self.buffer += piece
+        if len(self.buffer) > MAX_ANSWER_BYTES:
             raise NotAsked(f"what listens at {_named(self.where)} doesn't stop talking")
         return bool(piece)
 
@@ -206,5 +233,5 @@ def _named(where: Listening) -> str:
     return f"{where.address}:{where.port}"
 
 
-def _quoted(said: bytes) -> str:
-    return masked(said[:80].decode("utf-8", "replace"))
+def _quoted(reply: bytes) -> str:
+    return masked(reply[:80].decode("utf-8", "replace"))

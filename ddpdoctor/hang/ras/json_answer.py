@@ -1,4 +1,4 @@
-"""What NCCL's RAS answers to `VERBOSE STATUS` in the format json: the names and types are those that NVIDIA/nccl writes in
+"""Parses what NCCL's RAS answers to `VERBOSE STATUS` in the format json: the names and types are those that NVIDIA/nccl writes in
 src/ras/client_support.cc (jsonWriteHeader and what follows, read at a commit of 2026 with NCCL 2.30's diagnostics). Some releases
 (2.28.7 and 2.28.9 are known) leave out a comma where a rank is missing; every member stands in a line of its own there, so that it is
 known where one lacks."""
@@ -15,7 +15,7 @@ from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import RasCount
 
 IN_PROGRESS = 7
-ERRORS = {
+ERROR_NAMES = {
     1: "unhandled CUDA error",
     2: "system error",
     3: "internal error",
@@ -24,9 +24,9 @@ ERRORS = {
     6: "remote process error",
     8: "timeout",
 }
-"""ncclResult_t."""
+"""Of ncclResult_t."""
 
-NO_COMMA = re.compile(rb'([\w"}\]])([ \t\r]*\n[ \t]*"\w+":)')
+LACKS_COMMA = re.compile(rb'([\w"}\]])([ \t\r]*\n[ \t]*"\w+":)')
 """A value, and in the next line the next key: no text of JSON goes on in another line."""
 
 _Number = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
@@ -34,7 +34,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=300)]
 
 
 class _Status(msgspec.Struct, frozen=True):
-    """Of a rank that answers the first five, of a missing one the other two."""
+    """The state of a rank: one that answers has the first five fields, a missing one the other two."""
 
     init_state: _Number = 0
     async_error: _Number = 0
@@ -46,8 +46,8 @@ class _Status(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """ "" where it is well."""
-        told = [
+        """Words for what is wrong; "" where it is well."""
+        troubles = [
             (self.considered_dead, "dead, RAS says"),
             (self.unresponsive, "doesn't answer RAS"),
             (self.init_state == IN_PROGRESS, "still joining"),
@@ -56,7 +56,7 @@ class _Status(msgspec.Struct, frozen=True):
             (self.abort_flag, "aborted"),
             (self.finalize_called or self.destroy_flag, "leaving"),
         ]
-        return next((words for holds, words in told if holds), "")
+        return next((words for holds, words in troubles if holds), "")
 
 
 class _Rank(msgspec.Struct, frozen=True):
@@ -86,20 +86,24 @@ Counts = dict[tuple[str, str, int], RasCount]
 """By communicator (both its hashes) and rank in it. Each has `first` alone."""
 
 
-def understand(answer: bytes) -> Counts:
-    """Raises NotUnderstood."""
+def parse_json(answer: bytes) -> Counts:
+    """Parse an answer.
+
+    Raises:
+        NotUnderstood: it isn't the JSON that RAS writes.
+    """
     try:
-        said = _decoded(answer)
+        parsed = _decoded(answer)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise NotUnderstood(f"it isn't the JSON that RAS writes ({masked(str(error))[:150]})") from None
-    return {key: count for communicator in said.communicators for key, count in _counts(communicator)}
+    return {key: count for communicator in parsed.communicators for key, count in _counts(communicator)}
 
 
 def _decoded(answer: bytes) -> _Answer:
     try:
         return msgspec.json.decode(answer, type=_Answer)
     except msgspec.DecodeError as error:
-        mended = NO_COMMA.sub(rb"\1,\2", answer)
+        mended = LACKS_COMMA.sub(rb"\1,\2", answer)
         if mended == answer:
             raise
         try:
@@ -108,8 +112,8 @@ def _decoded(answer: bytes) -> _Answer:
             raise error from None
 
 
-def together(first: Counts, second: Counts) -> tuple[RasCount, ...]:
-    """Of every rank that either tells of, the status as it was last."""
+def join_answers(first: Counts, second: Counts) -> tuple[RasCount, ...]:
+    """Join two answers: of every rank that either tells of, both counts, and the status as it was last."""
     merged = {key: msgspec.structs.replace(count, first=(), second=count.first) for key, count in second.items()}
     for key, count in first.items():
         later = merged.get(key)
@@ -134,4 +138,4 @@ def _counts(communicator: _Communicator) -> Iterator[tuple[tuple[str, str, int],
 
 
 def _error(number: int) -> str:
-    return ERRORS.get(number, f"NCCL's error {number}")
+    return ERROR_NAMES.get(number, f"NCCL's error {number}")

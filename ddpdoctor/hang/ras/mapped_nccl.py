@@ -1,4 +1,4 @@
-"""Which NCCL a running process has loaded: the version that stands in the very file it has mapped. Nothing is loaded for that."""
+"""Tells which NCCL a running process has loaded: the version that stands in the very file it has mapped. Nothing is loaded for that."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.probes.files import open_regular
 from ddpdoctor.probes.proc import MAX_MAPS, Proc
 
-MAX_LIBRARY: Final = 1 << 30
-"""Bytes; NCCL's libraries have some 500 MiB at most."""
-PIECE: Final = 1 << 20
-LONGEST: Final = 64
-"""Bytes of the words that tell a version."""
+MAX_LIBRARY_BYTES: Final = 1 << 30
+"""NCCL's libraries have some 500 MiB at most."""
+PIECE_BYTES: Final = 1 << 20
+MAX_VERSION_BYTES: Final = 64
+"""Length of the words that tell a version."""
 
 _LIBRARY = re.compile(rb"^\S+ \S+ \S+ \S+ \d+\s+(/.*/libnccl\.so[^/\n]*)$", re.MULTILINE)
 _VERSION = re.compile(rb"NCCL version (\d{1,2})\.(\d{1,3})\.(\d{1,3})(?!\d)")
@@ -23,11 +23,11 @@ _DELETED = b" (deleted)"
 
 
 def mapped_nccl(pid: int, proc: Proc) -> tuple[int, ...] | Unknown:
-    """(2, 29, 3), or why it isn't known. A torch into which NCCL was linked has no such file."""
+    """Read its version, as (2, 29, 3), or say why it isn't known. A torch into which NCCL was linked has no such file."""
     maps = proc.read(f"{pid}/maps", MAX_MAPS)
     if isinstance(maps, Unknown):
         return Unknown(f"its libraries can't be looked at ({maps.reason})")
-    found = {one[1] for one in _LIBRARY.finditer(maps)}
+    found = {library[1] for library in _LIBRARY.finditer(maps)}
     if len(found) != 1:
         return Unknown("it has several libnccl.so loaded" if found else "it has no libnccl.so loaded")
     path = found.pop()
@@ -38,21 +38,21 @@ def mapped_nccl(pid: int, proc: Proc) -> tuple[int, ...] | Unknown:
 
 def _versions(file: BinaryIO) -> Iterator[tuple[int, ...]]:
     before = b""
-    left = MAX_LIBRARY
-    while left > 0 and (piece := file.read(PIECE)):
+    left = MAX_LIBRARY_BYTES
+    while left > 0 and (piece := file.read(PIECE_BYTES)):
         left -= len(piece)
         piece = before + piece
         # One at the very end may go on in the next piece, with which it is looked at again.
-        before = piece[-LONGEST:]
-        yield from (tuple(map(int, one.groups())) for one in _VERSION.finditer(piece))
+        before = piece[-MAX_VERSION_BYTES:]
+        yield from (tuple(map(int, version.groups())) for version in _VERSION.finditer(piece))
 
 
 def _version_in(path: str) -> tuple[int, ...] | Unknown:
     try:
         # Not by mmap: its owner may cut it off meanwhile, which would end us.
         with os.fdopen(open_regular(path), "rb") as file:
-            if os.fstat(file.fileno()).st_size > MAX_LIBRARY:
-                return Unknown(f"its libnccl.so is larger than {MAX_LIBRARY >> 20} MiB")
+            if os.fstat(file.fileno()).st_size > MAX_LIBRARY_BYTES:
+                return Unknown(f"its libnccl.so is larger than {MAX_LIBRARY_BYTES >> 20} MiB")
             versions = set(_versions(file))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "its path is none"

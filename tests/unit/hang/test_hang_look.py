@@ -48,14 +48,14 @@ FEEDER = thread("QueueFeederThread", 9, frame("Condition.wait", "/opt/lib/python
 
 def test_the_thread_with_the_process_s_number_is_the_main_one() -> None:
     own = thread("renamed", 7, frame("load", "/home/ada/train.py", 31))
-    spied = spying.parse_samples(7, printed(FEEDER, own))
+    spied = spying.understood(7, printed(FEEDER, own))
     assert spied.frames == (Frame("load", "/home/ada/train.py", 31),)
     assert [name for name, _ in spied.others] == ["QueueFeederThread"]
 
 
 def test_from_outside_of_its_container_the_main_thread_is_known_by_name() -> None:
     own = thread("MainThread", None, frame("load", "/home/ada/train.py", 31))
-    assert spying.parse_samples(4711, printed(FEEDER, own)).frames == (Frame("load", "/home/ada/train.py", 31),)
+    assert spying.understood(4711, printed(FEEDER, own)).frames == (Frame("load", "/home/ada/train.py", 31),)
 
 
 def test_a_forked_process_has_no_part_in_its_parent_s_frames() -> None:
@@ -67,7 +67,7 @@ def test_a_forked_process_has_no_part_in_its_parent_s_frames() -> None:
         frame("Popen._launch", "/opt/lib/python3.11/multiprocessing/popen_fork.py", 71),
         frame("<module>", "/home/ada/train.py", 12),
     )
-    names = [one.function for one in spying.parse_samples(7, printed(own)).frames]
+    names = [one.function for one in spying.understood(7, printed(own)).frames]
     assert names == ["Images.__getitem__", "_worker_loop"]
 
 
@@ -76,12 +76,12 @@ def test_a_forked_process_has_no_part_in_its_parent_s_frames() -> None:
     [b"", b"[]", b"{", printed(thread("MainThread", 7)), printed(FEEDER, thread(None, None)), b'[{"frames": 1}]'],
 )
 def test_what_makes_no_sense_was_torn(output: bytes) -> None:
-    assert spying.parse_samples(7, output).trouble is PySpyTrouble.TORN
+    assert spying.understood(7, output).trouble is PySpyTrouble.TORN
 
 
 def test_a_name_can_t_steer_the_terminal() -> None:
     own = thread("MainThread", 7, frame("\x1b[2Jload" + "x" * 999, "/home/\x07ada.py", -3))
-    [seen] = spying.parse_samples(7, printed(own)).frames
+    [seen] = spying.understood(7, printed(own)).frames
     assert "\x1b" not in seen.function
     assert "\x07" not in seen.path
     assert len(seen.function) == 200

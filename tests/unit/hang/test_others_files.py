@@ -19,6 +19,7 @@ from ddpdoctor.base.ownership import who_misleads
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.processes import Process, RankPlace
+from ddpdoctor.hang.flight_recorder import collect_dumps
 from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps, dumps_of
 from ddpdoctor.hang.flight_recorder.dump_files import DumpContents, NotRead, read_dump_file
 from ddpdoctor.hang.ras.mapped_nccl import mapped_nccl

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdoctor.hang.ras.json_answer import NotUnderstood, understand
-from ddpdoctor.hang.ras.text_answer import understand_text
+from ddpdoctor.hang.ras.json_answer import NotUnderstood, parse_json
+from ddpdoctor.hang.ras.text_answer import parse_text
 from tests.support.command import ROOT
 
 FOLDER = ROOT / "fixtures" / "ras"
@@ -15,8 +15,8 @@ COMMUNICATOR = "0x27a079b828ff1a75"
 
 
 def test_a_comma_that_lacks_before_the_status_of_a_missing_rank_is_no_matter() -> None:
-    well = understand((FOLDER / "missing-rank.json").read_bytes())
-    assert understand((FOLDER / "missing-rank-without-comma.json").read_bytes()) == well
+    well = parse_json((FOLDER / "missing-rank.json").read_bytes())
+    assert parse_json((FOLDER / "missing-rank-without-comma.json").read_bytes()) == well
     assert [(one.rank, one.status) for one in well.values()] == [(0, ""), (1, ""), (2, ""), (3, "doesn't answer RAS")]
     assert well[COMMUNICATOR, "0x1c8:0x2f1", 3].pid == 483075
 
@@ -25,11 +25,11 @@ def test_a_comma_that_lacks_before_the_status_of_a_missing_rank_is_no_matter() -
 def test_what_lacks_more_than_a_comma_is_not_guessed(removed: bytes) -> None:
     broken = (FOLDER / "missing-rank-without-comma.json").read_bytes().replace(removed, b"", 1)
     with pytest.raises(NotUnderstood, match="isn't the JSON"):
-        understand(broken)
+        parse_json(broken)
 
 
 def test_a_text_names_the_few_and_counts_the_rest() -> None:
-    told = understand_text((FOLDER / "behind.txt").read_bytes())
+    told = parse_text((FOLDER / "behind.txt").read_bytes())
     all_of_them = {rank: one.first for (name, _, rank), one in told.items() if name == COMMUNICATOR}
     lag = {2: (("AllReduce", 6649),), 5: (("AllReduce", 6649),), 6: ()}
     assert all_of_them == {rank: lag.get(rank, (("AllReduce", 6650),)) for rank in range(8)}
@@ -40,7 +40,7 @@ def test_a_text_names_the_few_and_counts_the_rest() -> None:
 @given(st.binary(max_size=300))
 def test_other_texts_are_refused(data: bytes) -> None:
     with pytest.raises(NotUnderstood):
-        understand_text(data)
+        parse_text(data)
 
 
 @given(st.data())
@@ -49,6 +49,6 @@ def test_a_damaged_text_never_breaks_it(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 8))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     try:
-        understand_text(bytes(content))
+        parse_text(bytes(content))
     except NotUnderstood:
         return
