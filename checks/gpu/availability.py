@@ -21,7 +21,7 @@ from ddpdoctor.knowledge.evidence import planned, torch_version
 from ddpdoctor.knowledge.gpu_assignment import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
 from ddpdoctor.knowledge.nvidia import called, nvidia_gpus
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.processes.gpu_holders import told_by_holder
+from ddpdoctor.processes.gpu_holders import is_all_owned
 
 
 def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
@@ -328,7 +328,7 @@ def gpu_memory_in_use(
         raise NotKnown("the memory in use on the visible GPUs is not reported")
     # Where it is known who holds what, gpu-memory-held-by-others, zombie-gpu-process and gpu-memory-unowned name them.
     looked_at = isinstance(processes, Processes) and isinstance(machine, Machine) and not machine.wsl
-    named = tuple(gpu for gpu in asked if looked_at and told_by_holder(gpu))
+    named = tuple(gpu for gpu in asked if looked_at and is_all_owned(gpu))
     full = tuple(gpu for gpu in asked if (_share(gpu) or 0.0) >= 0.1 and gpu not in named)
     if not full:
         if len(asked) < sum(not gpu.integrated for gpu in visible):

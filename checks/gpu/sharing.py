@@ -22,7 +22,15 @@ from ddpdoctor.knowledge.evidence import planned
 from ddpdoctor.knowledge.gpu_assignment import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
 from ddpdoctor.logs.analyze.false_positives import names_another_refusal
 from ddpdoctor.logs.analyze.sightings import said
-from ddpdoctor.processes.gpu_holders import HeldGpu, SharedGpu, all_told, holdings, of_process, own_jobs, shared_gpus
+from ddpdoctor.processes.gpu_holders import (
+    HeldGpu,
+    SharedGpu,
+    holdings,
+    of_process,
+    own_jobs,
+    require_known_holders,
+    shared_gpus,
+)
 from ddpdoctor.processes.gpu_holders_words import evidence_of
 from ddpdoctor.processes.job_words import Oddity, places
 from ddpdoctor.processes.jobs import TrainingJob
@@ -76,7 +84,7 @@ def duplicate_gpu(
         yield from _running(gpus, processes)
     yield from _planned(gpus, plan, environment, torch, smoke)
     if own_jobs(known(processes)):
-        all_told(gpus.answering)
+        require_known_holders(gpus.answering)
 
 
 def _planned(

@@ -23,7 +23,7 @@ from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.processes.gpu_holders import ENDED, own_jobs
 from ddpdoctor.processes.job_words import who
-from ddpdoctor.processes.jobs import BY_LIGHTNING, setting
+from ddpdoctor.processes.jobs import SOURCES_BY_LIGHTNING, setting
 
 LAUNCHED = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK")
 """Set by a launcher for each rank: then what we see are one rank's own cores, if the launcher binds ranks to cores."""
@@ -223,7 +223,7 @@ def _threads_of(rank: Process, cores: int) -> int:
     value = setting(rank, "OMP_NUM_THREADS").split(",")[0].strip()
     if value:
         return number(value) or 0
-    return 0 if rank.place and rank.place.source in BY_LIGHTNING else cores
+    return 0 if rank.place and rank.place.source in SOURCES_BY_LIGHTNING else cores
 
 
 def _too_many(ranks: int, threads: int, cores: str) -> str:

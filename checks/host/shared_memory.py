@@ -21,7 +21,7 @@ from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.processes.leftovers.leftover import MAX_NAMED, kill_command
-from ddpdoctor.processes.leftovers.segments import left_segments, unlooked
+from ddpdoctor.processes.leftovers.segments import left_segments, why_use_is_unknown
 from ddpdoctor.report.reported_leftovers import LeftoverKind
 
 MIB = 1024**2
@@ -202,7 +202,7 @@ def shm_stale_segments(shared_memory: SharedMemory, processes: Maybe[Processes])
     stale = known(shared_memory.stale)
     if not stale:
         return
-    if reason := unlooked(shared_memory, f"the {plural(len(stale), 'segment')} that nobody else uses"):
+    if reason := why_use_is_unknown(shared_memory, f"the {plural(len(stale), 'segment')} that nobody else uses"):
         known(Unknown(reason))
     size = shared_memory.size
     heavy = isinstance(size, int) and shared_memory.stale_size > size // 4

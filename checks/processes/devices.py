@@ -18,10 +18,10 @@ from ddpdoctor.processes.gpu_holders import (
     ENDED,
     HeldGpu,
     SharedGpu,
-    all_told,
     holdings,
     of_process,
     own_jobs,
+    require_known_holders,
     shared_gpus,
 )
 from ddpdoctor.processes.gpu_holders_words import evidence_of
@@ -59,7 +59,7 @@ def missing_set_device(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
         for shared_gpu in shared_gpus(job, held, gpus):
             if shared_gpu.unset:
                 yield _all_on_one(job, shared_gpu, held, gpus)
-    all_told(gpus.devices)
+    require_known_holders(gpus.devices)
 
 
 def _all_on_one(job: TrainingJob, shared: SharedGpu, held: Sequence[HeldGpu], gpus: Gpus) -> Finding:
@@ -130,7 +130,7 @@ def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -
             )
         else:
             unnamed = True
-    all_told(gpus.devices)
+    require_known_holders(gpus.devices)
     if unnamed:
         raise NotKnown("the ranks' threads have no names by which their backend could be told")
 

@@ -8,7 +8,15 @@ from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.base.text import human, plural, ranks_named
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
-from ddpdoctor.processes.gpu_holders import HeldGpu, holdings, left_on_gpus, own_jobs
+from ddpdoctor.processes.gpu_holders import (
+    ExtraContext,
+    ExtraKind,
+    HeldGpu,
+    extra_contexts,
+    holdings,
+    left_on_gpus,
+    own_jobs,
+)
 from ddpdoctor.processes.gpu_holders_words import (
     alike,
     capital,
@@ -21,7 +29,6 @@ from ddpdoctor.processes.gpu_holders_words import (
 from ddpdoctor.processes.job_words import places
 from ddpdoctor.processes.jobs import TrainingJob
 from ddpdoctor.processes.leftovers.leftover import Leftover
-from ddpdoctor.processes.ranks_on_gpus import Extra, ExtraKind, extra_contexts
 
 CAUSES = {
     ExtraKind.BARE: "So little is a context without tensors: something touched cuda:0 before torch.cuda.set_device(local_rank),"
@@ -58,7 +65,7 @@ def of_running_jobs(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
         yield _leaked(group, [held_gpu for leftover in group for held_gpu in beside[leftover]], processes)
 
 
-def _of_job(job: TrainingJob, kind: ExtraKind, extra: Sequence[Extra]) -> Finding:
+def _of_job(job: TrainingJob, kind: ExtraKind, extra: Sequence[ExtraContext]) -> Finding:
     pids = {context.process.pid for context in extra}
     ranks = places([context.process for context in extra])
     who = ranks_named(ranks) if ranks else plural(len(pids), "rank")

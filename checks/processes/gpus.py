@@ -24,13 +24,13 @@ from ddpdoctor.knowledge.privileges import by_root, on_the_host
 from ddpdoctor.logs.analyze.sightings import memory_of_ranks
 from ddpdoctor.processes.gpu_holders import (
     HeldGpu,
-    all_told,
     for_this_job,
     held_by_nobody,
     holdings,
-    in_this_job,
+    is_in_this_job,
     left_on_gpus,
     own_jobs,
+    require_known_holders,
     unowned,
 )
 from ddpdoctor.processes.gpu_holders_words import (
@@ -40,7 +40,7 @@ from ddpdoctor.processes.gpu_holders_words import (
     evidence_of,
     gpus_named,
     holders_named,
-    may_be_by_hand,
+    may_be_started_by_hand,
     owner_of,
     why_left,
 )
@@ -98,13 +98,13 @@ def zombie_gpu_process(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     }
     for group in alike(left):
         yield _left(group, [held for leftover in group for held in left[leftover]], processes)
-    all_told(gpus.devices)
+    require_known_holders(gpus.devices)
     _all_seen(holdings(gpus, processes), processes)
 
 
 def _left(group: Sequence[Leftover], held: Sequence[HeldGpu], processes: Processes) -> Finding:
     first, one = group[0], len({held_gpu.holder.pid for held_gpu in held}) == 1
-    hand = may_be_by_hand(group, processes)
+    hand = may_be_started_by_hand(group, processes)
     if first.kind is LeftoverKind.ENDED:
         state = f"{'has' if one else 'have'} ended, and still"
     elif first.proven:
@@ -169,7 +169,7 @@ def gpu_memory_held_by_others(
         for holding in holdings(gpus, processes)
         if holding.gpu.index in indices
         and holding.holder.pid not in dead
-        and (not in_this_job(holding.process, processes, environment) if holding.process else processes.unseen)
+        and (not is_in_this_job(holding.process, processes, environment) if holding.process else processes.unseen)
     ]
     full = [
         gpu for gpu in ours if _share(sum(held_gpu.memory for held_gpu in held if held_gpu.gpu == gpu), gpu) >= MUCH
@@ -178,7 +178,7 @@ def gpu_memory_held_by_others(
     if full:
         yield _held([held_gpu for held_gpu in held if held_gpu.gpu in full], full, free, processes, plan)
     known(environment)
-    all_told(ours)
+    require_known_holders(ours)
 
 
 def _held(
@@ -361,4 +361,4 @@ def mixed_jobs_on_gpu(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
                 else Fix("Start one after the other, or give each its own GPU by CUDA_VISIBLE_DEVICES"),
             ),
         )
-    all_told(gpus.devices)
+    require_known_holders(gpus.devices)

@@ -12,7 +12,7 @@ from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.processes.gpu_holders import left_on_gpus, own_jobs, works
-from ddpdoctor.processes.gpu_holders_words import age, alike, capital, end_leftovers, may_be_by_hand, why_left
+from ddpdoctor.processes.gpu_holders_words import age, alike, capital, end_leftovers, may_be_started_by_hand, why_left
 from ddpdoctor.processes.job_settings import Difference, comparable, differences
 from ddpdoctor.processes.job_words import Oddity, who
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of, perhaps_of_several_runs
@@ -51,7 +51,7 @@ def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
         for leftover in left_by_processes(processes, gpus)
         if leftover.kind in (LeftoverKind.RANK, LeftoverKind.WORKER) and leftover.identity not in told
     ]
-    hands = {orphan.identity for orphan in orphans if may_be_by_hand([orphan], processes)}
+    hands = {orphan.identity for orphan in orphans if may_be_started_by_hand([orphan], processes)}
     for group in alike(orphan for orphan in orphans if orphan.identity not in hands):
         yield _orphans(group, processes)
     for job in jobs_of(processes):
@@ -162,7 +162,7 @@ def _differ(job: TrainingJob, found: Sequence[Difference]) -> Finding:
         fixes=(
             Fix(
                 "Set the same for all ranks before the launcher is started, as most have it, if that is right",
-                tuple(_line(difference) for difference in found if difference.settable),
+                tuple(_line(difference) for difference in found if difference.is_settable),
             ),
         ),
         severity=FAIL if fatal else WARN,

@@ -28,7 +28,7 @@ from ddpdoctor.knowledge.installing import install_torch
 from ddpdoctor.knowledge.nvidia import NO_GPU
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.shadowed_modules import another_name, torch_itself, why_in_the_way
-from ddpdoctor.processes.gpu_holders import all_told, own_jobs
+from ddpdoctor.processes.gpu_holders import own_jobs, require_known_holders
 from ddpdoctor.processes.job_words import Oddity
 from ddpdoctor.smoke_training.analysis.failure_attribution import (
     NO_SMOKE,
@@ -329,7 +329,7 @@ def gpu0_extra_contexts(smoke: Smoke, gpus: Maybe[Gpus], processes: Maybe[Proces
     if not smoke.ranks:
         requires(known(gpus).devices and known(gpus).vendor != "amd", NO_GPU)
         requires(own_jobs(known(processes)), f"{NO_SMOKE}, and no training job runs on this host")
-        all_told(known(gpus).answering)
+        require_known_holders(known(gpus).answering)
         return
     requires(smoke.backend == "nccl", "the smoke training ran on the CPU")
     silent = [rank.rank for rank in smoke.ranks if gpu_number(rank) not in rank.contexts]

@@ -1,8 +1,9 @@
-"""Who holds a GPU: what NVML lists on it, joined with the processes of this host. Pure."""
+"""Joins what NVML lists on each GPU with the processes of this host: who holds it, and which rank works on it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
 
 import msgspec
 
@@ -21,38 +22,39 @@ from ddpdoctor.report.reported_leftovers import LeftoverKind
 
 ENDED = ("Z", "X")
 
-BARE_CONTEXT = 1 << 30
-"""Bytes. A context without any tensor takes 300 to 700 MB, by GPU and by the kernels that were loaded."""
+BARE_CONTEXT_BYTES = 1 << 30
+"""A context without any tensor takes 300 to 700 MB, by GPU and by the kernels that were loaded."""
 
-RESERVE = 1 << 30
-"""Bytes that the driver, and what its processes share, may take without an owner: some 600 MB were seen on an idle H100."""
+RESERVED_BYTES = 1 << 30
+"""So much the driver, and what its processes share, may take without an owner: some 600 MB were seen on an idle H100."""
 
 RESERVED_SHARE = 0.02
 """The same, as a share of the GPU's memory, where that is more: page tables and ECC grow with it."""
 
-SAME_JOB = ("SLURM_JOB_ID", ELASTIC_RUN)
+SETTINGS_OF_A_JOB = ("SLURM_JOB_ID", ELASTIC_RUN)
 
 
 class HeldGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process has on one GPU. process: None where this user can't see it."""
+    """What one process has on one GPU."""
 
     gpu: Gpu
     holder: GpuHolder
     process: Process | None = None
+    """None where this user can't see it."""
 
     @property
     def memory(self) -> int:
-        """Bytes, 0 where NVML doesn't tell."""
+        """In bytes; 0 where NVML doesn't tell."""
         return 0 if isinstance(self.holder.memory, Unknown) else self.holder.memory
 
     @property
     def amount(self) -> str:
-        """ "31.2 GiB"."""
+        """In words: "31.2 GiB"."""
         return "an unknown amount" if isinstance(self.holder.memory, Unknown) else human(self.memory)
 
 
 def holdings(gpus: Gpus, processes: Processes) -> tuple[HeldGpu, ...]:
-    """Everything that is held on the GPUs that answer, as far as NVML tells."""
+    """List everything that is held on the GPUs that answer, as far as NVML tells."""
     return tuple(
         HeldGpu(gpu=gpu, holder=holder, process=process_of(holder, processes))
         for gpu in gpus.answering
@@ -62,19 +64,19 @@ def holdings(gpus: Gpus, processes: Processes) -> tuple[HeldGpu, ...]:
 
 
 def held_by_nobody(gpus: Gpus, processes: Processes) -> tuple[HeldGpu, ...]:
-    """What NVML says that processes hold which this host doesn't have: the driver could not take it back, or they are just ending.
+    """List what NVML says that processes hold which this host doesn't have: the driver could not take it back, or they are just ending.
     Empty where not all processes can be seen."""
     if processes.unseen:
         return ()
     return tuple(
         holding
         for holding in holdings(gpus, processes)
-        if holding.holder.pid and not holding.process and holding.memory >= RESERVE
+        if holding.holder.pid and not holding.process and holding.memory >= RESERVED_BYTES
     )
 
 
 def process_of(holder: GpuHolder, processes: Processes) -> Process | None:
-    """The process of that holder, None where it can't be seen.
+    """Find the process of that holder; None where it can't be seen.
 
     In a container NVML may tell pids of the host: a process that happens to have the same one here is another.
     """
@@ -85,8 +87,8 @@ def process_of(holder: GpuHolder, processes: Processes) -> Process | None:
     return found if touches else None
 
 
-def all_told(gpus: Iterable[Gpu]) -> None:
-    """Before a check says that nobody holds these GPUs wrongly.
+def require_known_holders(gpus: Iterable[Gpu]) -> None:
+    """Make sure that it is known who holds these GPUs, before a check says that nobody does wrongly.
 
     Raises:
         NotKnown: NVML doesn't tell who holds one of them.
@@ -97,7 +99,7 @@ def all_told(gpus: Iterable[Gpu]) -> None:
 
 
 def unowned(gpu: Gpu) -> Maybe[int]:
-    """Bytes in use that nobody who is listed holds; 0 where it is no more than what the driver keeps for itself."""
+    """Count the bytes in use that nobody who is listed holds; 0 where it is no more than what the driver keeps for itself."""
     if gpu.lost:
         return Unknown(f"GPU {gpu.index} doesn't answer")
     if gpu.integrated:
@@ -116,25 +118,27 @@ def unowned(gpu: Gpu) -> Maybe[int]:
     if any(isinstance(holder.memory, Unknown) for holder in holders):
         return Unknown(f"the driver doesn't tell how much each process holds on GPU {gpu.index}")
     rest = used - sum(holder.memory for holder in holders if not isinstance(holder.memory, Unknown))
-    return rest if rest > max(RESERVE, RESERVED_SHARE * total) else 0
+    return rest if rest > max(RESERVED_BYTES, RESERVED_SHARE * total) else 0
 
 
-def told_by_holder(gpu: Gpu) -> bool:
+def is_all_owned(gpu: Gpu) -> bool:
     """Whether it is known of all its memory who holds it, or that nobody does."""
     return not isinstance(unowned(gpu), Unknown)
 
 
-def in_this_job(process: Process, processes: Processes, environment: Maybe[Environment]) -> bool:
-    """It is ddpdoctor's own, or belongs to the very job in which ddpdoctor was started."""
+def is_in_this_job(process: Process, processes: Processes, environment: Maybe[Environment]) -> bool:
+    """Whether it is ddpdoctor's own, or belongs to the very job in which ddpdoctor was started."""
     if process.ours:
         return True
     if isinstance(environment, Unknown) or process.uid != processes.uid:
         return False
-    return any((own := environment.get(name)) and own != "none" and own == setting(process, name) for name in SAME_JOB)
+    return any(
+        (own := environment.get(name)) and own != "none" and own == setting(process, name) for name in SETTINGS_OF_A_JOB
+    )
 
 
 def for_this_job(gpus: Gpus, environment: Maybe[Environment]) -> tuple[Gpu, ...]:
-    """The GPUs that a job started here would get as a whole: MIG slices, and what shares the host's memory, are left out."""
+    """List the GPUs that a job started here would get as a whole: MIG slices, and what shares the host's memory, are left out."""
     return tuple(
         visible_gpu.gpu
         for visible_gpu in visible_gpus(gpus, environment)
@@ -143,22 +147,21 @@ def for_this_job(gpus: Gpus, environment: Maybe[Environment]) -> tuple[Gpu, ...]
 
 
 def own_jobs(processes: Processes) -> tuple[TrainingJob, ...]:
-    """The running jobs of this user, root's being all: those whose faults are ours to find."""
+    """List the running jobs of this user, root's being all: those whose faults are ours to find."""
     return tuple(
         job for job in jobs_of(processes) if processes.uid == 0 or any(rank.uid == processes.uid for rank in job.ranks)
     )
 
 
 def of_process(process: Process, held: Iterable[HeldGpu]) -> tuple[HeldGpu, ...]:
-    """What it has on which GPUs, the most first; without displays."""
+    """List what a process has on which GPUs, the most first; without displays."""
     own = [held_gpu for held_gpu in held if held_gpu.process and held_gpu.process.identity == process.identity]
-    return tuple(
-        sorted((held_gpu for held_gpu in own if held_gpu.holder.kind != "graphics"), key=lambda one: -one.memory)
-    )
+    contexts = (held_gpu for held_gpu in own if held_gpu.holder.kind != "graphics")
+    return tuple(sorted(contexts, key=lambda context: -context.memory))
 
 
 def main_gpu(rank: Process, held: Iterable[HeldGpu], gpus: Gpus) -> int | None:
-    """The GPU on which it works: where it holds the most. None where it holds none, or how much isn't told."""
+    """Tell the GPU on which a rank works: where it holds the most. None where it holds none, or how much isn't told."""
     contexts = of_process(rank, held)
     if len(contexts) < 2:
         return contexts[0].gpu.index if contexts else None
@@ -169,34 +172,34 @@ def main_gpu(rank: Process, held: Iterable[HeldGpu], gpus: Gpus) -> int | None:
 
 
 def first_gpu(rank: Process, gpus: Gpus) -> int | None:
-    """What it calls cuda:0, by its settings; None where that can't be told."""
+    """Tell what a rank calls cuda:0, by its settings; None where that can't be told."""
     if isinstance(rank.settings, Unknown):
         return None
-    seen = visible_gpus(gpus, Environment(settings=rank.settings))
-    return seen[0].gpu.index if seen and seen[0].slice is None else None
+    visible = visible_gpus(gpus, Environment(settings=rank.settings))
+    return visible[0].gpu.index if visible and visible[0].slice is None else None
 
 
 class SharedGpu(msgspec.Struct, frozen=True):
-    """Ranks of one job that work on the same GPU. unset: each of them has a GPU of its own by its local rank, and those
-    whose it isn't are on what they call cuda:0."""
+    """Ranks of one job that work on the same GPU."""
 
     gpu: Gpu
     ranks: tuple[Process, ...]
     unset: bool
+    """Each of them has a GPU of its own by its local rank, and those whose it isn't are on what they call cuda:0."""
 
 
 def shared_gpus(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> tuple[SharedGpu, ...]:
-    """GPUs on which several ranks of the job work. MIG slices and MPS, which share a GPU on purpose, are left out."""
-    on: dict[int, list[Process]] = {}
+    """List the GPUs on which several ranks of the job work. MIG slices and MPS, which share a GPU on purpose, are left out."""
+    ranks_on: dict[int, list[Process]] = {}
     for rank in job.ranks:
         if (main := main_gpu(rank, held, gpus)) is not None:
-            on.setdefault(main, []).append(rank)
+            ranks_on.setdefault(main, []).append(rank)
     found = []
     for gpu in gpus.answering:
-        ranks = on.get(gpu.index, [])
-        if len(ranks) > 1 and gpu.mig_enabled is not True and not _through_mps(gpu):
-            owners = [own_gpu(one, gpus) for one in ranks]
-            strays = [one for one, own in zip(ranks, owners, strict=True) if own != gpu.index]
+        ranks = ranks_on.get(gpu.index, [])
+        if len(ranks) > 1 and gpu.mig_enabled is not True and not _is_shared_by_mps(gpu):
+            owners = [own_gpu(rank, gpus) for rank in ranks]
+            strays = [rank for rank, own in zip(ranks, owners, strict=True) if own != gpu.index]
             unset = (
                 None not in owners
                 and len(set(owners)) == len(owners)
@@ -206,39 +209,88 @@ def shared_gpus(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> tuple[
     return tuple(found)
 
 
-def _through_mps(gpu: Gpu) -> bool:
+def _is_shared_by_mps(gpu: Gpu) -> bool:
     holders = () if isinstance(gpu.holders, Unknown) else gpu.holders
     return gpu.mps_server or any(holder.kind.startswith("mps") for holder in holders)
 
 
+# --- contexts on GPUs where a job needs none ---------------------------------------------------------------------------------
+
+
+class ExtraKind(str, Enum):
+    """What put it there."""
+
+    BARE = "a context without tensors"
+    TENSORS = "tensors"
+    WORKER = "a DataLoader worker"
+
+
+class ExtraContext(msgspec.Struct, frozen=True):
+    """A context that a process of a job has on a GPU on which another rank of it works."""
+
+    process: Process
+    held: HeldGpu
+    main: int
+    """The GPU on which the process itself, or the worker's rank, works."""
+    kind: ExtraKind
+
+
+def extra_contexts(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> tuple[ExtraContext, ...]:
+    """Find the contexts that a job needs none of. A GPU on which no other rank works belongs to a model that is split over several."""
+    if any(shared_gpu.unset for shared_gpu in shared_gpus(job, held, gpus)):
+        return ()  # Then it is missing-set-device that speaks.
+    return tuple(_extra_contexts(job, held, gpus))
+
+
+def _extra_contexts(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> Iterator[ExtraContext]:
+    main = {rank.pid: index for rank in job.ranks if (index := main_gpu(rank, held, gpus)) is not None}
+    for rank in job.ranks:
+        others = {index for pid, index in main.items() if pid != rank.pid}
+        if rank.pid not in main:
+            continue
+        for held_gpu in of_process(rank, held):
+            if held_gpu.gpu.index != main[rank.pid] and held_gpu.gpu.index in others:
+                yield ExtraContext(rank, held_gpu, main[rank.pid], _kind(held_gpu))
+        for worker in job.others:
+            if worker.parent == rank.pid and worker.role is ProcessRole.WORKER:
+                for held_gpu in of_process(worker, held):
+                    if held_gpu.gpu.index != main[rank.pid]:
+                        yield ExtraContext(worker, held_gpu, main[rank.pid], ExtraKind.WORKER)
+
+
+def _kind(held_gpu: HeldGpu) -> ExtraKind:
+    # Where NVML doesn't tell how much, a bare one is what is seen most.
+    bare = isinstance(held_gpu.holder.memory, Unknown) or held_gpu.memory < BARE_CONTEXT_BYTES
+    return ExtraKind.BARE if bare else ExtraKind.TENSORS
+
+
+# --- leftovers on GPUs --------------------------------------------------------------------------------------------------------
+
+
 class LeftOnGpus(msgspec.Struct, frozen=True):
-    """A leftover, and what it and its children hold. beside: a rank of a running job of this user's works on one of these GPUs."""
+    """A leftover, and what it and its children hold."""
 
     leftover: Leftover
     held: tuple[HeldGpu, ...]
     beside: bool
+    """A rank of a running job of this user's works on one of these GPUs."""
 
 
 def left_on_gpus(gpus: Gpus, processes: Processes) -> tuple[LeftOnGpus, ...]:
-    """The leftovers that hold a GPU. Who still works, or may have been started to stay, is none."""
-    return tuple(_left_on_gpus(gpus, processes))
-
-
-def _left_on_gpus(gpus: Gpus, processes: Processes) -> Iterator[LeftOnGpus]:
+    """List the leftovers that hold a GPU. Who still works, or may have been started to stay, is none."""
     held = holdings(gpus, processes)
     found = []
-    for one in left_by_processes(processes, gpus):
-        whole = {one.identity, *one.children}
-        on = tuple(held_gpu for held_gpu in held if held_gpu.process and held_gpu.process.identity in whole)
-        if on and (one.proven or (one.kind is not LeftoverKind.HOLDER and not works(one, processes))):
-            found.append((one, on))
-    dead = {held_gpu.holder.pid for _, on in found for held_gpu in on}
+    for leftover in left_by_processes(processes, gpus):
+        whole = {leftover.identity, *leftover.children}
+        own = tuple(held_gpu for held_gpu in held if held_gpu.process and held_gpu.process.identity in whole)
+        if own and (leftover.proven or (leftover.kind is not LeftoverKind.HOLDER and not works(leftover, processes))):
+            found.append((leftover, own))
+    dead = {held_gpu.holder.pid for _, own in found for held_gpu in own}
     ranks = {rank.pid for job in own_jobs(processes) for rank in job.ranks} - dead
-    for one, on in found:
-        numbers = {held_gpu.gpu.index for held_gpu in on}
-        yield LeftOnGpus(
-            one, on, any(held_gpu.holder.pid in ranks and held_gpu.gpu.index in numbers for held_gpu in held)
-        )
+    busy = {held_gpu.gpu.index for held_gpu in held if held_gpu.holder.pid in ranks}
+    return tuple(
+        LeftOnGpus(leftover, own, any(held_gpu.gpu.index in busy for held_gpu in own)) for leftover, own in found
+    )
 
 
 def works(leftover: Leftover, processes: Processes) -> bool:

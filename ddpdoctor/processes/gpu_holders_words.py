@@ -1,4 +1,4 @@
-"""How the holders of GPUs are named in a finding, and what to do about those that are dead. Pure."""
+"""Names the holders of GPUs in a finding, and says what to do about those that are dead. Pure."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.processes.gpu_holders import ENDED, HeldGpu
 from ddpdoctor.processes.job_words import places
-from ddpdoctor.processes.jobs import by_hand
+from ddpdoctor.processes.jobs import is_started_by_hand
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
-MOST = 8
-"""Lines of evidence."""
+MAX_LINES = 8
+"""Of evidence."""
 
 
 def gpus_named(held: Iterable[HeldGpu]) -> str:
-    """ "GPU 3", "GPUs 0-7"."""
+    """Name the GPUs: "GPU 3", "GPUs 0-7"."""
     numbers = {held_gpu.gpu.index for held_gpu in held}
     return f"GPU{'' if len(numbers) == 1 else 's'} {listed(spans(numbers))}"
 
 
 def holders_named(held: Sequence[HeldGpu]) -> str:
-    """ "pid 4711 (rank 3)", "8 processes"."""
+    """Name the holders: "pid 4711 (rank 3)", "8 processes"."""
     pids = {held_gpu.holder.pid: held_gpu.process for held_gpu in held}
     if len(pids) > 2:
-        ranks = places([one for one in pids.values() if one])
+        ranks = places(process for process in pids.values() if process)
         named_ranks = f" ({ranks_named(ranks)})" if len(ranks) == len(pids) else ""
         return f"{plural(len(pids), 'process', 'processes')}{named_ranks}"
     return " and ".join(named(pid, process) for pid, process in pids.items())
 
 
 def named(pid: int, process: Process | None) -> str:
-    """ "pid 4711 (rank 3)", "pid 4711 (python)"."""
+    """Name a process: "pid 4711 (rank 3)", "pid 4711 (python)"."""
     if process is None:
         return f"pid {pid}" if pid else "a hidden process"
     what = f"rank {process.place.rank}" if process.place else process.name or process.role.value
@@ -43,7 +43,7 @@ def named(pid: int, process: Process | None) -> str:
 
 
 def age(seconds: float) -> str:
-    """ "40 s", "3 h", "2 days"."""
+    """Word an age: "40 s", "3 h", "2 days"."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:
@@ -52,18 +52,18 @@ def age(seconds: float) -> str:
 
 
 def evidence_of(held: Sequence[HeldGpu]) -> tuple[Evidence, ...]:
-    """A line for each context: how much, who, whose, how old; and its command, which ranks of one job have in common."""
+    """Write a line for each context: how much, who, whose, how old; and its command, which ranks of one job have in common."""
     lines: list[Evidence] = []
     told: set[str] = set()
-    for held_gpu in held[:MOST]:
+    for held_gpu in held[:MAX_LINES]:
         command = held_gpu.process.command[:80] if held_gpu.process else ""
         more = f": {command}" if command and command not in told else ""
         told.add(command)
         lines.append(
             Evidence(f"GPU {held_gpu.gpu.index}: {held_gpu.amount}, {_described(held_gpu)}{more}", "NVML, /proc")
         )
-    if len(held) > MOST:
-        lines.append(Evidence(f"and {len(held) - MOST} more", "NVML, /proc"))
+    if len(held) > MAX_LINES:
+        lines.append(Evidence(f"and {len(held) - MAX_LINES} more", "NVML, /proc"))
     return tuple(lines)
 
 
@@ -77,7 +77,7 @@ def _described(held: HeldGpu) -> str:
 
 
 def owner_of(held: Sequence[HeldGpu], processes: Processes) -> str:
-    """ "of yours", "of bob and eve", "that can't be seen from here"."""
+    """Say whose they are: "of yours", "of bob and eve", "that can't be seen from here"."""
     users = sorted({held_gpu.process.user or str(held_gpu.process.uid) for held_gpu in held if held_gpu.process})
     if not users:
         return "that can't be seen from here"
@@ -86,27 +86,27 @@ def owner_of(held: Sequence[HeldGpu], processes: Processes) -> str:
 
 
 def capital(text: str) -> str:
-    """With its first letter as a capital, and the rest as it is."""
+    """Begin a text with a capital, and leave the rest as it is."""
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def alike(leftovers: Iterable[Leftover]) -> list[list[Leftover]]:
-    """Those together that are left over for the same reason and with the same certainty: the ranks of one run."""
+    """Group leftovers that are left over for the same reason and with the same certainty: the ranks of one run."""
     groups: dict[object, list[Leftover]] = {}
     for leftover in leftovers:
         groups.setdefault((leftover.kind, leftover.certainty, leftover.why, leftover.owner), []).append(leftover)
     return list(groups.values())
 
 
-def may_be_by_hand(leftovers: Iterable[Leftover], processes: Processes) -> bool:
+def may_be_started_by_hand(leftovers: Iterable[Leftover], processes: Processes) -> bool:
     """Whether all of them are ranks without any launcher's marks: whoever starts those with nohup leaves none behind that
     would be missing."""
     found = [processes.get(leftover.pid) if leftover.kind is LeftoverKind.RANK else None for leftover in leftovers]
-    return all(one is not None and by_hand(one) for one in found)
+    return all(process is not None and is_started_by_hand(process) for process in found)
 
 
 def why_left(leftover: Leftover) -> str:
-    """Why it is thought dead, and what speaks against it."""
+    """Say why it is thought dead, and what speaks against it."""
     why = f"{capital(leftover.why)}."
     if leftover.proven or leftover.kind is LeftoverKind.ENDED:
         return why
@@ -116,11 +116,11 @@ def why_left(leftover: Leftover) -> str:
 
 
 def end_it(leftovers: Sequence[Leftover], held: Sequence[HeldGpu], processes: Processes) -> tuple[Fix, ...]:
-    """What ends leftovers of one sort that hold GPUs."""
+    """Prescribe what ends leftovers of one sort that hold GPUs."""
     if leftovers[0].kind is not LeftoverKind.ENDED:
         return (end_leftovers(leftovers),)
     ended = [processes.get(leftover.pid) for leftover in leftovers]
-    parents = sorted({one.parent for one in ended if one})
+    parents = sorted({process.parent for process in ended if process})
     return (
         Fix(
             "See whether its parent, which has not taken note of its end, can be ended: then it goes, too",
@@ -136,7 +136,7 @@ def end_it(leftovers: Sequence[Leftover], held: Sequence[HeldGpu], processes: Pr
 
 
 def end_leftovers(leftovers: Sequence[Leftover]) -> Fix:
-    """What ends leftover processes of one sort: ddpdoctor only where they are proven to be that, and the caller's."""
+    """Prescribe what ends leftover processes of one sort: ddpdoctor only where they are proven to be that, and the caller's."""
     first, pids = leftovers[0], [str(leftover.pid) for leftover in leftovers]
     it, them = ("it is", "it") if len(pids) == 1 else ("they are", "them")
     if first.proven:

@@ -1,4 +1,4 @@
-"""In which settings the ranks of one running job differ where they must not. Pure."""
+"""Finds settings in which the ranks of one running job differ where they must not. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpdoctor.facts.processes import Process
 from ddpdoctor.knowledge.settings_agreement import PROTOCOL, meaning, must_agree
 from ddpdoctor.knowledge.version_agreement import to_agree_on
 
-MEETING = {
+MEETING_SETTINGS = {
     "WORLD_SIZE": "ranks wait for different numbers of others",
     "MASTER_ADDR": "ranks meet at different places",
     "MASTER_PORT": "ranks meet at different places",
@@ -19,8 +19,8 @@ MEETING = {
 }
 """What a launcher gives all ranks alike."""
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+VISIBLE_SETTINGS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 TUNING = "the ranks understand each other, but may not behave alike"
 SLOWEST = "every step takes as long as the rank with the fewest threads"
@@ -28,13 +28,15 @@ SAME_FIRST = "some ranks call the same GPU their first, and the lists differ oth
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting with unlike values. values: each, None where it isn't set, with the ranks that have it, the usual one first.
-    fatal: the ranks can't train together. why: what comes of it, the end of a sentence."""
+    """A setting with unlike values."""
 
     name: str
     values: Mapping[str | None, tuple[int, ...]]
+    """The ranks that have each value, None where it isn't set, the usual one first."""
     fatal: bool
+    """The ranks can't train together."""
     why: str
+    """What comes of it, as the end of a sentence."""
 
     @property
     def usual(self) -> str | None:
@@ -42,22 +44,22 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def value(self) -> str | None:
-        """The other one, the first of them."""
+        """The first value that isn't the usual one."""
         return list(self.values)[1]
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Who has that."""
+        """The ranks that have that value."""
         return self.values[self.value]
 
     @property
-    def settable(self) -> bool:
-        """It is the user's to set, and no launcher's."""
-        return self.name not in ("WORLD_SIZE", "TORCHELASTIC_RUN_ID", *VISIBLE)
+    def is_settable(self) -> bool:
+        """Whether it is the user's to set, and no launcher's."""
+        return self.name not in ("WORLD_SIZE", "TORCHELASTIC_RUN_ID", *VISIBLE_SETTINGS)
 
 
 def comparable(ranks: Sequence[Process]) -> list[Process]:
-    """Those of one job that still have what they were started with, as far as that can be seen.
+    """Pick the ranks that still have what they were started with, as far as that can be seen.
 
     What a forked rank sets after the fork, nobody can see: all show their parent's. A rank that started others (Lightning's
     first) set for itself what it gave them. A process that wrote its title over its environment shows none.
@@ -71,7 +73,7 @@ def comparable(ranks: Sequence[Process]) -> list[Process]:
 
 
 def differences(ranks: Sequence[Process]) -> tuple[Difference, ...]:
-    """Between ranks whose settings are known, those that matter most first.
+    """List the differences between ranks whose settings are known, those that matter most first.
 
     A meeting point that a rank was not started with it has set itself, or it could not train: that is unknown, not different.
     """
@@ -83,28 +85,27 @@ def differences(ranks: Sequence[Process]) -> tuple[Difference, ...]:
     found = []
     for name in sorted({name for settings in own.values() for name in settings}):
         values = {
-            place: settings.get(name) for place, settings in own.items() if name in settings or name not in MEETING
+            place: settings.get(name)
+            for place, settings in own.items()
+            if name in settings or name not in MEETING_SETTINGS
         }
-        if (why := _matters(name)) and _unlike(name, values):
-            found.append(
-                Difference(
-                    name=name, values=_by_value(values, ranks), fatal=name in MEETING or name in PROTOCOL, why=why
-                )
-            )
-    return tuple(sorted(found, key=lambda one: not one.fatal))
+        if (why := _why_it_matters(name)) and _differ(name, values):
+            fatal = name in MEETING_SETTINGS or name in PROTOCOL
+            found.append(Difference(name=name, values=_by_value(values, ranks), fatal=fatal, why=why))
+    return tuple(sorted(found, key=lambda difference: not difference.fatal))
 
 
-def _matters(name: str) -> str:
-    """What comes of different values, "" where each rank may have its own."""
-    if name in THREADS:
+def _why_it_matters(name: str) -> str:
+    """Say what comes of different values; "" where each rank may have its own."""
+    if name in THREAD_SETTINGS:
         return SLOWEST
-    if name in VISIBLE:
+    if name in VISIBLE_SETTINGS:
         return SAME_FIRST
-    return MEETING.get(name, "") or PROTOCOL.get(name, "") or (TUNING if must_agree(name) else "")
+    return MEETING_SETTINGS.get(name, "") or PROTOCOL.get(name, "") or (TUNING if must_agree(name) else "")
 
 
-def _unlike(name: str, values: Mapping[int, str | None]) -> bool:
-    if name in VISIBLE:
+def _differ(name: str, values: Mapping[int, str | None]) -> bool:
+    if name in VISIBLE_SETTINGS:
         # A GPU each, or all of them in an order of its own, is how wrappers give each rank its GPU.
         first = [(value or "0").split(",")[0].strip() for value in values.values()]
         return len(set(values.values())) > 1 and len(set(first)) < len(first)
@@ -114,7 +115,9 @@ def _unlike(name: str, values: Mapping[int, str | None]) -> bool:
 def _by_value(values: Mapping[int, str | None], ranks: Sequence[Process]) -> dict[str | None, tuple[int, ...]]:
     usual = to_agree_on(dict(values))
     order = dict.fromkeys([usual, *values.values()])
-    return {value: tuple(_number(ranks[at], at) for at, own in values.items() if own == value) for value in order}
+    return {
+        value: tuple(_number(ranks[place], place) for place, own in values.items() if own == value) for value in order
+    }
 
 
 def _number(rank: Process, otherwise: int) -> int:

@@ -1,8 +1,9 @@
-"""Which processes make up one training job on this host. Pure."""
+"""Groups processes into the training jobs of this host. Pure."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -12,20 +13,17 @@ from ddpdoctor.facts.processes import AskedFor, Process, Processes, ProcessRole
 from ddpdoctor.processes.same_facts import remembered
 
 ELASTIC_RUN = "TORCHELASTIC_RUN_ID"
-MOST_ON_A_HOST = 4096
-"""Ranks. Where settings tell of more, they are wrong."""
-STARTED_TOGETHER = 60.0
-"""Seconds between the first and the last of a run's ranks, on however slow a host."""
+MAX_RANKS_ON_A_HOST = 4096
+"""Where settings tell of more, they are wrong."""
+STARTED_TOGETHER_SECONDS = 60.0
+"""Time between the first and the last of a run's ranks, on however slow a host."""
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks of one job on this host, with what started them.
-
-    name: what `ddpdoctor jobs NAME` takes: the launcher's pid, or that of the first rank where there is none, or it
-    has started several jobs.
-    """
+    """The ranks of one job on this host, with what started them."""
 
     name: str
+    """For `ddpdoctor jobs NAME`: the launcher's pid, or that of the first rank where there is none, or it has started several jobs."""
     launcher: Process | None = None
     """The oldest where several started parts of it: one in each container."""
     launchers: tuple[Process, ...] = ()
@@ -40,71 +38,78 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Those of the expected that no process is."""
-        there = {one.place.rank for one in self.ranks if one.place}
+        """The expected ranks that no process is."""
+        there = {rank.place.rank for rank in self.ranks if rank.place}
         return tuple(rank for rank in self.expected if rank not in there)
 
     @property
     def doubled(self) -> tuple[int, ...]:
         """Ranks that several processes say they are."""
-        said = [one.place.rank for one in self.ranks if one.place]
-        return tuple(sorted({rank for rank in said if said.count(rank) > 1}))
+        numbers = Counter(rank.place.rank for rank in self.ranks if rank.place)
+        return tuple(sorted(number for number, times in numbers.items() if times > 1))
 
     def workers_of(self, rank: Process) -> tuple[Process, ...]:
-        """The DataLoader workers of that rank."""
-        parents = {
-            rank.pid,
-            *(one.pid for one in self.others if one.role is ProcessRole.HELPER and one.parent == rank.pid),
-        }
-        return tuple(one for one in self.others if one.role is ProcessRole.WORKER and one.parent in parents)
+        """List the DataLoader workers of that rank, those of its helpers as well."""
+        helpers = (process for process in self.others if process.role is ProcessRole.HELPER)
+        parents = {rank.pid, *(helper.pid for helper in helpers if helper.parent == rank.pid)}
+        workers = (process for process in self.others if process.role is ProcessRole.WORKER)
+        return tuple(worker for worker in workers if worker.parent in parents)
 
 
 def setting(process: Process, name: str) -> str:
-    """That variable of its environment, "" where it has none or can't be looked into."""
+    """Read a variable of a process's environment; "" where it has none or can't be looked into."""
     if isinstance(process.settings, Unknown):
         return ""
-    return next((one.value for one in process.settings if one.name == name), "")
+    return next((variable.value for variable in process.settings if variable.name == name), "")
 
 
-BY_LIGHTNING = ("LOCAL_RANK", "its children's LOCAL_RANK")
+SOURCES_BY_LIGHTNING = ("LOCAL_RANK", "its children's LOCAL_RANK")
 """Sources of a place that Lightning gave, whose first rank starts the others."""
 
-_TOLD_BY_NOBODY = ("RANK", "--rank", "its children's LOCAL_RANK")
+_SOURCES_BY_HAND = ("RANK", "--rank", "its children's LOCAL_RANK")
 """Sources of a place that a user may have set without any launcher."""
 
 
-def by_hand(rank: Process) -> bool:
-    """Nothing in its settings tells that a launcher, or a script that starts ranks, has started it: with nohup, say."""
+def is_started_by_hand(rank: Process) -> bool:
+    """Whether nothing in a rank's settings tells that a launcher, or a script that starts ranks, has started it: with nohup, say."""
     if isinstance(rank.settings, Unknown) or setting(rank, ELASTIC_RUN):
         return False
-    return rank.place is None or rank.place.source in _TOLD_BY_NOBODY
+    return rank.place is None or rank.place.source in _SOURCES_BY_HAND
 
 
-_PROCESSES = re.compile(r"\baccelerate\b.* --num[_-]processes[= ]'?(\d{1,6})'?(?!\S)")
+_NUM_PROCESSES = re.compile(r"\baccelerate\b.* --num[_-]processes[= ]'?(\d{1,6})'?(?!\S)")
 
 
 def asked_for(launcher: Process | None) -> AskedFor | None:
-    """The number of ranks that accelerate's command line asks for, or its configuration file, on all its machines; None where
+    """Read the number of ranks that accelerate's command line asks for, or its configuration file, on all its machines; None where
     neither says."""
     if launcher is None:
         return None
-    found = _PROCESSES.search(launcher.command)
+    found = _NUM_PROCESSES.search(launcher.command)
     return AskedFor(processes=int(found[1]), source="--num_processes") if found else launcher.asked_for
 
 
-_OF_A_LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "SLURM_PROCID", ELASTIC_RUN, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_SETTINGS_OF_A_LAUNCH = (
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "SLURM_PROCID",
+    ELASTIC_RUN,
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+)
 
 
 def lone_setting(rank: Process) -> str:
-    """ "LOCAL_RANK=0" where a rank was started with that and nothing else that a launch sets: left in the shell, as it seems.
+    """Return "LOCAL_RANK=0" where a rank was started with that and nothing else that a launch sets: left in the shell, as it seems.
     Lightning then takes it that somebody else starts the other ranks."""
     value = setting(rank, "LOCAL_RANK")
-    alone = bool(value) and not rank.forked and not any(setting(rank, name) for name in _OF_A_LAUNCH)
+    alone = bool(value) and not rank.forked and not any(setting(rank, name) for name in _SETTINGS_OF_A_LAUNCH)
     return f"LOCAL_RANK={value}" if alone else ""
 
 
 def ancestors(process: Process, processes: Processes) -> Iterator[Process]:
-    """Its parent, that one's, and so on, as far as they are listed."""
+    """Yield its parent, that one's, and so on, as far as they are listed."""
     seen = {process.pid}
     parent = processes.get(process.parent)
     while parent and parent.pid not in seen:
@@ -115,12 +120,12 @@ def ancestors(process: Process, processes: Processes) -> Iterator[Process]:
 
 @remembered
 def jobs_of(processes: Processes) -> tuple[TrainingJob, ...]:
-    """The jobs of this host, the oldest first."""
+    """Group the processes of this host into jobs, the oldest first."""
     by_pid = {process.pid: process for process in processes.listed}
     parts: dict[tuple[object, ...], _Part] = {}
     siblings = _siblings(processes)
     started = {
-        process.pid: _started_by(process, by_pid) for process in processes.listed if process.role is ProcessRole.RANK
+        process.pid: _started_by(process, processes) for process in processes.listed if process.role is ProcessRole.RANK
     }
     starters = {first.pid for pid, (_, first) in started.items() if first.pid != pid}
     for pid, (launcher, first) in started.items():
@@ -154,7 +159,7 @@ class _Part:
         return max((rank.place.world_size or 0 for rank in self.ranks if rank.place), default=0) or None
 
     def runs(self) -> Sequence[_Part]:
-        """One by one where their sockets or ports tell them apart, or several runs met at the same point one after the other:
+        """Split it where sockets or ports tell ranks apart, or several runs met at the same point one after the other:
         each has all the ranks that the others have, began when the one before it was complete, and began at once. Else,
         doubled or not, it is one."""
         for apart in (self._by_sockets(), self._by_port() if self.launcher else self._by_time()):
@@ -163,11 +168,11 @@ class _Part:
         return [self]
 
     def _by_sockets(self) -> Sequence[_Part]:
-        """Those that are connected with each other, where else ranks would be doubled, or nobody says which they are."""
-        told = [rank for rank in self.ranks if rank.place]
-        if told and len(self.places) == len(told):
+        """Split it into ranks that are connected with each other, where else ranks would be doubled, or nobody says which they are."""
+        placed = [rank for rank in self.ranks if rank.place]
+        if placed and len(self.places) == len(placed):
             return [self]
-        circles = circles_of(self.ranks)
+        circles = connected_ranks(self.ranks)
         if len(circles) < 2 or any(len(circle) < 2 for circle in circles):
             return [self]
         parts = [_Part(self.launcher, named_by_launcher=False) for _ in circles]
@@ -177,44 +182,42 @@ class _Part:
         return parts if complete else [self]
 
     def _by_time(self) -> Sequence[_Part]:
-        """One after the other at the same point."""
+        """Split it into runs that met one after the other at the same point."""
         runs: list[_Part] = []
-        for rank in sorted(self.ranks, key=lambda one: (one.start, one.pid)):
+        for rank in sorted(self.ranks, key=lambda rank: (rank.start, rank.pid)):
             if rank.place is None or not runs or rank.place.rank in runs[-1].places:
                 runs.append(_Part(None))
             runs[-1].ranks.append(rank)
         several = len(runs[0].places) > 1 or self.world_size == 1
         at_once = all(
-            max(ages) - min(ages) < STARTED_TOGETHER for ages in ([rank.age for rank in run.ranks] for run in runs)
+            max(ages) - min(ages) < STARTED_TOGETHER_SECONDS
+            for ages in ([rank.age for rank in run.ranks] for run in runs)
         )
         return runs if several and at_once and len({run.places for run in runs}) == 1 else [self]
 
     def _by_port(self) -> Sequence[_Part]:
-        """Several jobs where one step of Slurm, a shell in it, has started them by hand: each rank is there twice, but for
+        """Split it into jobs that one step of Slurm, a shell in it, has started by hand: each rank is there twice, but for
         each port once."""
         parts: dict[str, _Part] = {}
         for rank in self.ranks:
-            parts.setdefault(setting(rank, "MASTER_PORT"), _Part(self.launcher, named_by_launcher=False)).ranks.append(
-                rank
-            )
+            port = setting(rank, "MASTER_PORT")
+            parts.setdefault(port, _Part(self.launcher, named_by_launcher=False)).ranks.append(rank)
         once = all(len(part.places) == len(part.ranks) for part in parts.values())
         return list(parts.values()) if once and len(self.places) < len(self.ranks) else [self]
 
 
-def _started_by(rank: Process, by_pid: Mapping[int, Process]) -> tuple[Process | None, Process]:
-    """The rank's launcher, and the rank whose settings tell of the job: with Lightning the first has started the others."""
-    first, one, seen = rank, by_pid.get(rank.parent), {rank.pid}
-    while one and one.pid not in seen:
-        if one.role is ProcessRole.LAUNCHER:
-            return one, first
-        if one.role is ProcessRole.RANK:
-            if first is rank and _by_lightning(rank, "LOCAL_RANK") and _by_lightning(one, *BY_LIGHTNING):
-                first = one
-            elif _meeting_point(one) != _meeting_point(rank):
+def _started_by(rank: Process, processes: Processes) -> tuple[Process | None, Process]:
+    """Find the rank's launcher, and the rank whose settings tell of the job: with Lightning the first has started the others."""
+    first = rank
+    for ancestor in ancestors(rank, processes):
+        if ancestor.role is ProcessRole.LAUNCHER:
+            return ancestor, first
+        if ancestor.role is ProcessRole.RANK:
+            if first is rank and _by_lightning(rank, "LOCAL_RANK") and _by_lightning(ancestor, *SOURCES_BY_LIGHTNING):
+                first = ancestor
+            elif _meeting_point(ancestor) != _meeting_point(rank):
                 # A notebook or a test that has a process group of its own, say.
                 break
-        seen.add(one.pid)
-        one = by_pid.get(one.parent)
     return None, first
 
 
@@ -223,14 +226,14 @@ def _by_lightning(rank: Process, *sources: str) -> bool:
 
 
 def _siblings(processes: Processes) -> Mapping[int, Process]:
-    """Of each rank that has ended, and so has no settings any more: another that the same parent has started."""
+    """Map each rank that has ended, and so has no settings any more, to another that the same parent has started."""
     ranks = [process for process in processes.listed if process.role is ProcessRole.RANK and process.parent > 1]
     readable = {rank.parent: rank for rank in ranks if not isinstance(rank.settings, Unknown)}
     return {rank.pid: readable[rank.parent] for rank in ranks if rank.state == "Z" and rank.parent in readable}
 
 
-def circles_of(ranks: Sequence[Process]) -> list[list[Process]]:
-    """The ranks that are connected with each other, through others as well, or were started by one of them."""
+def connected_ranks(ranks: Sequence[Process]) -> list[list[Process]]:
+    """Group ranks that are connected with each other, through others as well, or were started by one of them."""
     circles: list[list[Process]] = []
     for rank in ranks:
         met = [circle for circle in circles if any(_met(rank, process) for process in circle)]
@@ -249,64 +252,64 @@ def _met(rank: Process, other: Process) -> bool:
 
 
 def perhaps_of_several_runs(job: TrainingJob) -> tuple[int, ...]:
-    """The doubled ranks that are neither connected nor were told to meet at one place: which of them belong together can't be
+    """List the doubled ranks that are neither connected nor were told to meet at one place: which of them belong together can't be
     told."""
     if not job.doubled:
         return ()
-    circle_of = {process.pid: number for number, circle in enumerate(circles_of(job.ranks)) for process in circle}
+    circle_of = {process.pid: number for number, circle in enumerate(connected_ranks(job.ranks)) for process in circle}
     unclear = []
     for rank in job.doubled:
-        alike = [one for one in job.ranks if one.place and one.place.rank == rank]
+        alike = [process for process in job.ranks if process.place and process.place.rank == rank]
         connected = len({circle_of[process.pid] for process in alike}) == 1
         if not connected and not all(setting(process, "MASTER_PORT") for process in alike):
             unclear.append(rank)
     return tuple(unclear)
 
 
-_MEETING = ("MASTER_ADDR", "MASTER_PORT", ELASTIC_RUN, "SLURM_JOB_ID", "SLURM_STEP_ID", "WORLD_SIZE")
+_MEETING_SETTINGS = ("MASTER_ADDR", "MASTER_PORT", ELASTIC_RUN, "SLURM_JOB_ID", "SLURM_STEP_ID", "WORLD_SIZE")
 
 
 def _meeting_point(rank: Process) -> tuple[object, ...]:
     if not setting(rank, "MASTER_PORT"):
         # Nobody says where they meet: those that one process has started belong together.
         return (rank.uid, rank.pid_namespace, rank.parent if rank.parent > 1 else rank.session)
-    return (rank.uid, rank.pid_namespace, rank.network_namespace, *(setting(rank, name) for name in _MEETING))
+    return (rank.uid, rank.pid_namespace, rank.network_namespace, *(setting(rank, name) for name in _MEETING_SETTINGS))
 
 
 def _joined(parts: Sequence[_Part]) -> list[list[_Part]]:
-    """The parts of each job: they meet at the same point and have different ranks of the same world."""
+    """Group the parts of each job: they meet at the same point and have different ranks of the same world."""
     jobs: list[list[_Part]] = []
-    at: dict[tuple[object, ...], list[list[_Part]]] = {}
+    by_world: dict[tuple[object, ...], list[list[_Part]]] = {}
     for part in parts:
-        there = at.setdefault(_world(part), [])
-        for job in there:
-            if all(_together(part, other) for other in job):
+        of_world = by_world.setdefault(_world(part), [])
+        for job in of_world:
+            if all(_may_be_one_job(part, other) for other in job):
                 job.append(part)
                 break
         else:
-            there.append([part])
-            jobs.append(there[-1])
+            of_world.append([part])
+            jobs.append(of_world[-1])
     return jobs
 
 
 def _world(part: _Part) -> tuple[object, ...]:
-    """What those have in common that may be of one job; of one that meets nowhere something of its own."""
+    """Return what parts have in common that may be of one job; of one that meets nowhere something of its own."""
     rank = part.ranks[0]
-    here = tuple(setting(rank, name) for name in _HERE)
-    return (rank.uid, part.world_size, *here) if all(here[:2]) else (rank.identity,)
+    values = tuple(setting(rank, name) for name in _WORLD_SETTINGS)
+    return (rank.uid, part.world_size, *values) if all(values[:2]) else (rank.identity,)
 
 
-_HERE = ("MASTER_ADDR", "MASTER_PORT", ELASTIC_RUN, "WORLD_SIZE")
+_WORLD_SETTINGS = ("MASTER_ADDR", "MASTER_PORT", ELASTIC_RUN, "WORLD_SIZE")
 
 
-def _together(part: _Part, other: _Part) -> bool:
-    one, two = part.ranks[0], other.ranks[0]
-    master = setting(one, "MASTER_ADDR")
-    if not master or not setting(one, "MASTER_PORT") or part.places & other.places:
+def _may_be_one_job(part: _Part, other: _Part) -> bool:
+    first, second = part.ranks[0], other.ranks[0]
+    master = setting(first, "MASTER_ADDR")
+    if not master or not setting(first, "MASTER_PORT") or part.places & other.places:
         return False
     # Another network namespace has a loopback of its own.
     return len(part.places | other.places) <= (part.world_size or 0) and (
-        not _is_loopback(master) or one.network_namespace == two.network_namespace
+        not _is_loopback(master) or first.network_namespace == second.network_namespace
     )
 
 
@@ -315,12 +318,12 @@ def _is_loopback(address: str) -> bool:
 
 
 def _job(parts: Sequence[_Part], processes: Processes) -> TrainingJob:
-    members = [one for part in parts for one in part.ranks]
+    members = [rank for part in parts for rank in part.ranks]
     ranks = sorted(
         members, key=lambda member: (member.place.rank if member.place else 1 << 30, member.start, member.pid)
     )
     started = {part.launcher.pid: part.launcher for part in parts if part.launcher}
-    launchers = sorted(started.values(), key=lambda one: (one.start, one.pid))
+    launchers = sorted(started.values(), key=lambda launcher: (launcher.start, launcher.pid))
     by_launcher = launchers and all(part.named_by_launcher for part in parts)
     return TrainingJob(
         name=str((launchers if by_launcher else ranks)[0].pid),
@@ -341,14 +344,14 @@ def _others(ranks: Sequence[Process], processes: Processes) -> tuple[Process, ..
 
 
 def _expected(part: _Part) -> tuple[int, ...]:
-    """By LOCAL_WORLD_SIZE: a rank that is missing here is none of another host's. By WORLD_SIZE where all meet on loopback."""
+    """List the ranks that should be on this host. By LOCAL_WORLD_SIZE: a rank that is missing here is none of another host's. By WORLD_SIZE where all meet on loopback."""
     size = part.world_size
-    if size and size <= MOST_ON_A_HOST and _is_loopback(setting(part.ranks[0], "MASTER_ADDR")):
+    if size and size <= MAX_RANKS_ON_A_HOST and _is_loopback(setting(part.ranks[0], "MASTER_ADDR")):
         return tuple(range(size))
     found: set[int] = set()
     for rank in part.ranks:
         place = rank.place
         if place and place.local_world_size and place.local_rank is not None:
             first = place.rank - place.local_rank
-            found.update(range(first, first + min(place.local_world_size, MOST_ON_A_HOST)))
+            found.update(range(first, first + min(place.local_world_size, MAX_RANKS_ON_A_HOST)))
     return tuple(sorted(found))

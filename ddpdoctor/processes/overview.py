@@ -20,16 +20,17 @@ from ddpdoctor.processes.jobs import TrainingJob, ancestors, jobs_of
 from ddpdoctor.processes.rank_remarks import remarks_on
 
 FAMILY: Final = "processes"
-
-HEADING: Final = ("machine", "container", "gpus", "environment", "processes")
-
-_MOST_NAMED = 12
+GROUPS_OF_REPORT: Final = ("machine", "container", "gpus", "environment", "processes")
+_MAX_NAMED = 12
 
 
 class UnknownJobError(ValueError):
     """No job goes by that name; the message says which there are.
 
-    what: it without these. launcher: the name is that of a launcher without ranks.
+    Args:
+        what: what is wrong, without these.
+        there: which there are.
+        launcher: the name is that of a launcher without ranks.
     """
 
     def __init__(self, what: str, there: str = "", *, launcher: bool = False) -> None:
@@ -73,7 +74,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checks_of_jobs(catalogue: Catalogue) -> tuple[Check, ...]:
-    """The checks that judge running jobs."""
+    """Pick the checks that judge running jobs."""
     return tuple(
         check
         for check in catalogue.checks
@@ -82,12 +83,22 @@ def checks_of_jobs(catalogue: Catalogue) -> tuple[Check, ...]:
 
 
 def groups_of(checks: Sequence[Check]) -> set[str]:
-    """The facts that they need, and what the report's heading says; nothing that takes an import of torch."""
-    return set(HEADING).union(*(check.groups for check in checks)) - {"torch", "libraries", "extensions", "toolchain"}
+    """Name the facts that checks need, and what the report's heading says; nothing that takes an import of torch."""
+    return set(GROUPS_OF_REPORT).union(*(check.groups for check in checks)) - {
+        "torch",
+        "libraries",
+        "extensions",
+        "toolchain",
+    }
 
 
 def overview(snapshot: Snapshot, checks: Sequence[Check], name: str | None = None) -> Overview:
-    """Judges the jobs of a snapshot. name: the job that is meant, by the pid of any process that belongs to it.
+    """Judge the jobs of a snapshot.
+
+    Args:
+        snapshot: of this host.
+        checks: those that judge.
+        name: the job that is meant, by the pid of any process that belongs to it; None: all.
 
     Raises:
         UnknownJobError: there is none of that name.
@@ -122,15 +133,21 @@ def _views(jobs: Sequence[TrainingJob], examination: Examination) -> tuple[JobVi
         views.append(
             JobView(
                 job,
-                tuple(msgspec.structs.replace(one, severity=told or Severity.INFO) for one, told in judged),
-                tuple(msgspec.structs.replace(one, severity=Severity.INFO) for one, told in judged if told is None),
+                tuple(
+                    msgspec.structs.replace(remark, severity=severity or Severity.INFO) for remark, severity in judged
+                ),
+                tuple(
+                    msgspec.structs.replace(remark, severity=Severity.INFO)
+                    for remark, severity in judged
+                    if severity is None
+                ),
             )
         )
     return tuple(views)
 
 
 def _severity(remark: Remark, job: TrainingJob, examination: Examination) -> Severity | None:
-    """As the check has it that says the same of these processes; None where none does. Of a check that says several things in
+    """Rate a remark as the check does that says the same of these processes; None where none does. Of a check that says several things in
     one finding, the remark knows which of them is how bad."""
     pids = set(remark.pids) or {int(job.name)}
     for check, severity, finding in examination.findings:
@@ -143,10 +160,14 @@ def _severity(remark: Remark, job: TrainingJob, examination: Examination) -> Sev
 
 
 def named_job(name: str, jobs: Sequence[TrainingJob], processes: Processes, *, below: bool = False) -> TrainingJob:
-    """The job of which the process with that pid is a part: launcher, rank, worker, what one of them has started, or what
+    """Find the job of which the process with that pid is a part: launcher, rank, worker, what one of them has started, or what
     alone has started all of it (a script around torchrun).
 
-    below: not one that has started that process.
+    Args:
+        name: the pid, as the user typed it.
+        jobs: those there are.
+        processes: all of this host.
+        below: whether only jobs count that the process has started itself.
 
     Raises:
         UnknownJobError: there is none, or several.
@@ -178,7 +199,7 @@ def named_job(name: str, jobs: Sequence[TrainingJob], processes: Processes, *, b
 
 
 def members(job: TrainingJob) -> set[int]:
-    """The pids of launchers, ranks, workers and helpers."""
+    """Collect the pids of a job's launchers, ranks, workers and helpers."""
     return {launcher.pid for launcher in (*job.launchers, *job.ranks, *job.others)}
 
 
@@ -187,15 +208,15 @@ def _above(job: TrainingJob, processes: Processes) -> set[int]:
 
 
 def jobs_there(jobs: Sequence[TrainingJob]) -> str:
-    """ "The jobs here: 4711 (torchrun train.py, 8 ranks) and 5200 (python train.py, 2 ranks)."."""
+    """Say which jobs there are: "The jobs here: 4711 (torchrun train.py, 8 ranks) and 5200 (python train.py, 2 ranks)."."""
     if not jobs:
         return "No training job runs on this host that this user can see."
     named = [f"{job.name} ({called(job)}, {plural(len(job.ranks), 'rank')})" for job in jobs]
-    return f"The job{'s' if len(jobs) > 1 else ''} here: {listed(named, _MOST_NAMED)}."
+    return f"The job{'s' if len(jobs) > 1 else ''} here: {listed(named, _MAX_NAMED)}."
 
 
 def called(job: TrainingJob) -> str:
-    """The command by which it was started, or that of its first rank, cut."""
+    """Return the command by which a job was started, or that of its first rank, cut."""
     process: Process = job.launcher or job.ranks[0]
     return clip(process.command or process.name, 60)
 
@@ -204,7 +225,7 @@ def called(job: TrainingJob) -> str:
 
 
 def _of_job(examination: Examination, job: TrainingJob) -> tuple[Examination, int]:
-    """Without the findings that name processes, and none of this job or on its GPUs; how many these are."""
+    """Leave out the findings that name processes, and none of this job or on its GPUs; count these."""
     processes = examination.snapshot.processes
     assert not isinstance(processes, Unknown)
     own = members(job) | _beside(job, examination.snapshot)
@@ -221,7 +242,7 @@ def _of_job(examination: Examination, job: TrainingJob) -> tuple[Examination, in
 
 
 def _beside(job: TrainingJob, snapshot: Snapshot) -> set[int]:
-    """The pids of all that is on the GPUs of this job."""
+    """Collect the pids of all that is on the GPUs of this job."""
     if isinstance(snapshot.gpus, Unknown) or isinstance(snapshot.processes, Unknown):
         return set()
     own, held = members(job), holdings(snapshot.gpus, snapshot.processes)

@@ -9,7 +9,7 @@ from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.processes import listing
-from ddpdoctor.processes.leftovers.rank_stacks import busy_thread, whose_stacks
+from ddpdoctor.processes.leftovers.rank_stacks import busy_thread, ranks_to_look_at
 
 DEADLINE = listing.DEADLINE
 MAX_STACKS = 64
@@ -24,8 +24,8 @@ def probe(context: Context) -> Processes | Unknown:
 
 
 def with_stacks(processes: Processes) -> Processes:
-    """The same, where it matters with the stacks of the ranks."""
-    wanted = [rank.pid for rank in whose_stacks(processes)]
+    """Add the stacks of the ranks, where it matters."""
+    wanted = [rank.pid for rank in ranks_to_look_at(processes)]
     if not wanted:
         return processes
     stacks = dict.fromkeys(wanted, TOO_MANY) | _read(wanted[:MAX_STACKS])
@@ -42,11 +42,11 @@ def _read(pids: list[int]) -> dict[int, Maybe[tuple[Frame, ...]]]:
 
     from ddpdoctor.probes.py_spy import Spied, spy
 
-    def told(spied: Spied) -> Maybe[tuple[Frame, ...]]:
+    def stack_of(spied: Spied) -> Maybe[tuple[Frame, ...]]:
         if not spied.frames:
             return Unknown(spied.trouble.value or "its main thread has no stack")
         busy = busy_thread(spied.others)
         return Unknown(busy) if busy else spied.frames
 
     # Each probe has a thread of its own, in which no loop runs.
-    return {pid: told(spied) for pid, spied in asyncio.run(spy(pids)).items()}
+    return {pid: stack_of(spied) for pid, spied in asyncio.run(spy(pids)).items()}

@@ -1,4 +1,4 @@
-"""Whether a process does anything: what it used of the processor, of files and of its GPUs while it was watched. Pure."""
+"""Judges whether a process does anything: what it used of the processor, of files and of its GPUs while it was watched. Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ddpdoctor.facts.processes import Process
 
 IDLE_CORES: Final = 0.02
 """A rank that waits in a gloo collective for ever was measured at less than 0.001 cores, and 0.002 for each gloo loop."""
-TICK: Final = 0.011
-"""Seconds: the processor's time is counted in hundredths, so one may have been there before."""
-LEAST_WATCHED: Final = 0.2
-"""Seconds. Who was watched for less may just have been between two steps."""
+TICK_SECONDS: Final = 0.011
+"""The processor's time is counted in hundredths, so one may have been there before."""
+MIN_WATCHED_SECONDS: Final = 0.2
+"""Who was watched for less may just have been between two steps."""
 
-WAKE_UPS: Final = 5.0
-"""A second, of all threads of a process together that wait for ever: none, as measured. Those that poll are counted by themselves."""
-POLLING: Final = {"gloo_tcp_loop": 120.0, "pt_nccl_": 25.0, "NCCL": 25.0, "cuda-": 25.0}
+IDLE_WAKE_UPS_PER_SECOND: Final = 5.0
+"""Of all threads of a process together that wait for ever: none, as measured. Those that poll are counted by themselves."""
+POLLING_RATES: Final = {"gloo_tcp_loop": 120.0, "pt_nccl_": 25.0, "NCCL": 25.0, "cuda-": 25.0}
 """Beginnings of the names of threads that look again and again whether there is anything to do, and how often a second each may:
 gloo's loop every 10 ms (measured), NCCL's watchdog every 100 ms. A rank has one for each of its process groups."""
-NCCL_GROUP: Final = "pt_nccl_watchdg"
+NCCL_GROUP_THREAD: Final = "pt_nccl_watchdg"
 """There is one for each process group of NCCL's."""
-UNNAMED_OF_NCCL: Final = 5.0
-"""More wake-ups a second for each of those: NCCL's own threads, which bear no name unless NCCL_SET_THREAD_NAME is set, look twice a
+NCCL_WAKE_UPS_PER_SECOND: Final = 5.0
+"""More wake-ups for each of those: NCCL's own threads, which bear no name unless NCCL_SET_THREAD_NAME is set, look twice a
 second (src/proxy.cc of NCCL; not measured)."""
 
-STATES: Final = {
+ACTIVE_STATES: Final = {
     "R": "it runs at this moment",
     "D": "it waits for a disk or a driver",
     "T": "it is stopped, and somebody may let it go on",
@@ -38,9 +38,9 @@ STATES: Final = {
 
 
 def signs_of_life(process: Process, watched: float) -> Iterator[str]:
-    """What it was seen to do during those seconds, in words."""
-    if process.state in STATES:
-        yield STATES[process.state]
+    """Say what a process was seen to do during those seconds."""
+    if process.state in ACTIVE_STATES:
+        yield ACTIVE_STATES[process.state]
     if isinstance(process.recent_cpu, float | int) and _computes(process, process.recent_cpu, watched):
         yield f"it uses {process.recent_cpu:.2f} cores"
     if isinstance(process.recent_bytes, int) and process.recent_bytes > 0:
@@ -52,8 +52,8 @@ def signs_of_life(process: Process, watched: float) -> Iterator[str]:
 
 
 def not_known(process: Process, watched: float) -> Iterator[str]:
-    """What would have to be known before it is called dead, and isn't."""
-    if watched < LEAST_WATCHED:
+    """Say what would have to be known before a process is called dead, and isn't."""
+    if watched < MIN_WATCHED_SECONDS:
         yield "nobody watched it for long enough"
     facts = {
         "what it uses of the processor": process.recent_cpu,
@@ -72,7 +72,13 @@ def not_known(process: Process, watched: float) -> Iterator[str]:
 
 
 def gpu_at_work(process: Process, holding: Sequence[Gpu], all_gpus: Sequence[Gpu] | Unknown) -> Iterator[str]:
-    """Why its GPUs may be working for it. holding: those on which NVML lists it. A rank may sleep while its kernels run."""
+    """Say why GPUs may be working for a process: a rank may sleep while its kernels run.
+
+    Args:
+        process: it.
+        holding: the GPUs on which NVML lists it.
+        all_gpus: of this host.
+    """
     if isinstance(all_gpus, Unknown):
         yield f"whether a GPU works for it can't be told: {all_gpus.reason}"
         return
@@ -86,7 +92,7 @@ def gpu_at_work(process: Process, holding: Sequence[Gpu], all_gpus: Sequence[Gpu
 
 
 def _through_other_devices(gpu: Gpu) -> bool:
-    """It isn't reached through /dev/nvidiaN: AMD's, a Jetson's, or one in WSL, which doesn't tell who uses it."""
+    """Whether it isn't reached through /dev/nvidiaN: AMD's, a Jetson's, or one in WSL, which doesn't tell who uses it."""
     return gpu.integrated or gpu.architecture is not None or isinstance(gpu.holders, Unknown)
 
 
@@ -99,12 +105,12 @@ def worked_between(earlier: Process, later: Process, seconds: float) -> bool:
 
 
 def _busy(cores: float, seconds: float) -> bool:
-    return cores * seconds > max(IDLE_CORES * seconds, TICK)
+    return cores * seconds > max(IDLE_CORES * seconds, TICK_SECONDS)
 
 
 def polling_rate(thread: str) -> float:
-    """How often a second a thread of that name may wake up without having anything to do; 0.0 of one that is not known to poll."""
-    return next((rate for name, rate in POLLING.items() if thread.startswith(name)), 0.0)
+    """Tell how often a second a thread of that name may wake up without having anything to do; 0.0 of one that is not known to poll."""
+    return next((rate for name, rate in POLLING_RATES.items() if thread.startswith(name)), 0.0)
 
 
 def _computes(process: Process, cores: float, watched: float) -> bool:
@@ -114,10 +120,10 @@ def _computes(process: Process, cores: float, watched: float) -> bool:
 
 
 def _awake(process: Process, switches: int, watched: float) -> bool:
-    """The same of how often they wake up. Two more each: whoever watches it may have woken it up."""
+    """Whether its threads wake up more often than waiting takes. Two more each: whoever watches it may have woken it up."""
     polling = [thread for thread in process.recent_threads if polling_rate(thread.name)]
     if any(thread.switches > polling_rate(thread.name) * watched + 2 for thread in polling):
         return True
-    groups = sum(thread.name.startswith(NCCL_GROUP) for thread in polling)
+    groups = sum(thread.name.startswith(NCCL_GROUP_THREAD) for thread in polling)
     rest = switches - sum(thread.switches for thread in polling)
-    return rest > (WAKE_UPS + UNNAMED_OF_NCCL * groups) * watched + 2
+    return rest > (IDLE_WAKE_UPS_PER_SECOND + NCCL_WAKE_UPS_PER_SECOND * groups) * watched + 2

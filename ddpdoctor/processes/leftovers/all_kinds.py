@@ -1,4 +1,4 @@
-"""What earlier runs left behind on this host, and how sure that is. In doubt it is named, and left alone. Pure."""
+"""Lists what earlier runs left behind on this host, and where a look could not reach. In doubt it is named, and left alone. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 def leftovers_of(
     processes: Maybe[Processes], gpus: Maybe[Gpus], shared_memory: Maybe[SharedMemory]
 ) -> tuple[Leftover, ...]:
-    """All that is left over as far as these facts tell, what is proven first. A group that is Unknown tells nothing."""
+    """List all that is left over as far as these facts tell, what is proven first. A group that is Unknown tells nothing."""
     found = tuple(_found(processes, gpus, shared_memory))
     order = list(Certainty)
+    kinds = list(LeftoverKind)
     return tuple(
-        sorted(found, key=lambda one: (order.index(one.certainty), list(LeftoverKind).index(one.kind), one.pid))
+        sorted(found, key=lambda leftover: (order.index(leftover.certainty), kinds.index(leftover.kind), leftover.pid))
     )
 
 
@@ -37,7 +38,7 @@ def _found(processes: Maybe[Processes], gpus: Maybe[Gpus], shared_memory: Maybe[
 
 
 def blind_spots(processes: Maybe[Processes], gpus: Maybe[Gpus], shared_memory: Maybe[SharedMemory]) -> tuple[str, ...]:
-    """A sentence each."""
+    """Say where leftovers may lie that the look could not reach, a sentence each: what was not seen is never called clean."""
     return tuple(dict.fromkeys(_unseen(processes, gpus, shared_memory)))
 
 
@@ -63,4 +64,4 @@ def _unseen(processes: Maybe[Processes], gpus: Maybe[Gpus], shared_memory: Maybe
         return
     if isinstance(shared_memory.stale, Unknown):
         yield f"/dev/shm: {shared_memory.stale.reason}"
-    yield from (f"/dev/shm: {one}" for one in shared_memory.left_out)
+    yield from (f"/dev/shm: {words}" for words in shared_memory.left_out)

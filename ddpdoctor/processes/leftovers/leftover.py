@@ -16,27 +16,29 @@ MAX_NAMED: Final = 32
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was left over. Sizes in bytes, age in seconds.
-
-    identity: of the process, None where it is none. children: those that end with it. path: of the segment, "" else.
-    why: why it is thought dead. doubts: why that is not certain, or why it is left to another; empty where it is proven.
-    command: to do it by hand; in doubt, to look at it. then: what ends it after that look; "" where it may still work.
-    """
+    """One thing that was left over. Sizes in bytes, age in seconds."""
 
     kind: LeftoverKind
     certainty: Certainty
     what: str
     why: str
+    """Why it is thought dead."""
     doubts: tuple[str, ...] = ()
+    """Why that is not certain, or why it is left to another; empty where it is proven."""
     command: str = ""
+    """What does it by hand; in doubt, what looks at it."""
     then: str = ""
+    """What ends it after that look; "" where it may still work."""
     owner: str = ""
     age: float | None = None
     identity: ProcessIdentity | None = None
+    """Of the process, None where it is none."""
     children: tuple[ProcessIdentity, ...] = ()
+    """Those that end with it."""
     mates: tuple[ProcessIdentity, ...] = ()
     """The other ranks that may be of its job: while one of them works, it is none."""
     path: str = ""
+    """Of the segment, "" where it is none."""
     inode: tuple[int, int] = (0, 0)
     """Device and inode of the segment."""
     size: int = 0

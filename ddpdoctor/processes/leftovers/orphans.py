@@ -1,4 +1,4 @@
-"""The processes of a host by what they are to each other, as the judging of leftovers needs them. Pure."""
+"""Judges which processes of a host have lost what started them: adopted by an init, or below a subreaper. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole
-from ddpdoctor.processes.jobs import ELASTIC_RUN, TrainingJob, jobs_of, setting
+from ddpdoctor.processes.jobs import ELASTIC_RUN, TrainingJob, ancestors, jobs_of, setting
 
-INITS: Final = frozenset(
+INIT_PROGRAMS: Final = frozenset(
     {"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "runit", "pause", "sleep", "tail"}
 )
 """Programs that are a system's or a container's first process, adopt orphans, and start no rank themselves."""
@@ -32,7 +32,6 @@ class ProcessTree:
     def __init__(self, processes: Processes, gpus: Maybe[Gpus]) -> None:
         self.processes = processes
         self.all_gpus: Sequence[Gpu] | Unknown = gpus if isinstance(gpus, Unknown) else gpus.answering
-        self.by_pid: dict[int, Process] = {process.pid: process for process in processes.listed}
         self._children: dict[int, list[Process]] = {}
         for process in processes.listed:
             if process.pid != process.parent:
@@ -43,55 +42,47 @@ class ProcessTree:
                 self._held.setdefault(holder.pid, []).append((gpu, holder))
         self._jobs: dict[int, TrainingJob] = {rank.pid: job for job in jobs_of(processes) for rank in job.ranks}
         ours = [process for process in processes.listed if process.ours]
-        self.own: Process | None = max(ours, key=lambda one: one.start, default=None)
+        self.own: Process | None = max(ours, key=lambda process: process.start, default=None)
         """ddpdoctor itself, or one that it started."""
 
     def parent(self, process: Process) -> Process | None:
-        return self.by_pid.get(process.parent)
+        return self.processes.get(process.parent)
 
     def job(self, rank: Process) -> TrainingJob | None:
         return self._jobs.get(rank.pid)
 
     def held(self, process: Process) -> Sequence[tuple[Gpu, GpuHolder]]:
-        """Where NVML lists it."""
+        """List the GPUs on which NVML lists a process."""
         return self._held.get(process.pid, ())
 
     def descendants(self, process: Process) -> Iterator[Process]:
-        """Its children before theirs."""
+        """Yield its children before theirs."""
         waiting, seen = [process], {process.pid}
         while waiting:
-            for one in self._children.get(waiting.pop(0).pid, ()):
-                if one.pid not in seen:
-                    seen.add(one.pid)
-                    waiting.append(one)
-                    yield one
+            for child in self._children.get(waiting.pop(0).pid, ()):
+                if child.pid not in seen:
+                    seen.add(child.pid)
+                    waiting.append(child)
+                    yield child
 
-    def ancestors(self, process: Process) -> Iterator[Process]:
-        seen = {process.pid}
-        up = self.parent(process)
-        while up and up.pid not in seen:
-            yield up
-            seen.add(up.pid)
-            up = self.parent(up)
-
-    def adopted(self, process: Process) -> bool:
-        """Its parent is one that adopts orphans; whether it has also started it, `not_adopted` says."""
+    def is_adopted(self, process: Process) -> bool:
+        """Whether its parent is one that adopts orphans; whether it may also have started it, `why_not_adopted` says."""
         parent = self.parent(process)
         if parent is None:
             return process.parent == 1
         return parent.role is ProcessRole.OTHER and (
-            parent.pid == 1 or _user_manager(parent) or _init_of_a_container(parent)
+            parent.pid == 1 or _is_user_manager(parent) or _is_init_of_a_container(parent)
         )
 
-    def lost(self, process: Process) -> bool:
+    def lacks_its_launcher(self, process: Process) -> bool:
         """Whether who started it is gone, though its parent is no init: a subreaper adopted it (slurmstepd, a container's shim, Ray,
         a supervisor), which nothing in /proc tells. It lacks the launcher that it must have had."""
         parent = self.parent(process)
-        if parent is None or self.adopted(process):
+        if parent is None or self.is_adopted(process):
             return False
         if process.group and parent.group and process.group not in (process.pid, parent.group):
             # What a process starts has its group, or one of its own; slurmstepd gives all ranks that of the first.
-            first = self.by_pid.get(process.group)
+            first = self.processes.get(process.group)
             beside = first is not None and first.role is ProcessRole.RANK and first.parent == process.parent
             return not beside and not _is_shell(parent)
         if SPAWNED in process.command:
@@ -103,51 +94,53 @@ class ProcessTree:
         )
 
     def _lacks_torchrun(self, rank: Process) -> bool:
-        """A shell adopts nobody: a rank in one was started there, but for that which torchrun had started."""
+        """Whether torchrun, which started the rank, is gone. A shell adopts nobody: a rank in one was started there, but for that which torchrun had started."""
         top = self._outermost(rank)
         parent = self.parent(top)
-        if parent is None or self.adopted(top) or _is_shell(parent):
+        if parent is None or self.is_adopted(top) or _is_shell(parent):
             return False
-        return not any(_may_be_torchrun(ancestor, rank) for ancestor in self.ancestors(top))
+        return not any(_may_be_torchrun(ancestor, rank) for ancestor in ancestors(top, self.processes))
 
     def _outermost(self, rank: Process) -> Process:
-        """The rank, or the shell in which torchrun had started it: `torchrun --no-python ./train.sh`."""
+        """Return the rank, or the shell in which torchrun had started it: `torchrun --no-python ./train.sh`."""
         top = rank
-        for parent in self.ancestors(rank):
-            if self.adopted(top) or not _wraps(parent, top):
+        for parent in ancestors(rank, self.processes):
+            if self.is_adopted(top) or not _wraps(parent, top):
                 break
             top = parent
         return top
 
     def lost_its_parent(self, process: Process) -> bool:
-        """By whatever of these."""
+        """Whether what started it is gone, by whatever sign."""
         return (
-            self.adopted(process) or self.lost(process) or (process.role is ProcessRole.RANK and self.orphaned(process))
+            self.is_adopted(process)
+            or self.lacks_its_launcher(process)
+            or (process.role is ProcessRole.RANK and self.is_orphaned(process))
         )
 
-    def orphaned(self, process: Process) -> bool:
-        """It was adopted, or the shell was in which torchrun had started it."""
-        return self.adopted(self._outermost(process))
+    def is_orphaned(self, process: Process) -> bool:
+        """Whether it was adopted, or the shell was in which torchrun had started it."""
+        return self.is_adopted(self._outermost(process))
 
-    def not_adopted(self, process: Process) -> Iterator[str]:
-        """Why its parent may have started it after all, so that it is no orphan."""
+    def why_not_adopted(self, process: Process) -> Iterator[str]:
+        """Say why its parent may have started it after all, so that it is no orphan."""
         parent = self.parent(process)
-        if parent is not None and self.lost(process):
+        if parent is not None and self.lacks_its_launcher(process):
             yield (
                 f"its parent, {parent.name} (pid {parent.pid}), is not known to be an init: it may have adopted it as an orphan, or"
                 " have started it"
             )
-        elif parent is not None and not self.adopted(process):
+        elif parent is not None and not self.is_adopted(process):
             yield f"{parent.name} (pid {parent.pid}), which started it, is still there, and may have more to do"
         elif parent is None:
             yield "its parent can't be looked into"
         elif parent.start > process.start:
             yield f"its parent, {parent.name} (pid {parent.pid}), is younger than itself"
-        elif parent.name in INITS:
+        elif parent.name in INIT_PROGRAMS:
             return
         elif isinstance(parent.executable, Unknown):
             yield f"its parent, {parent.name} (pid {parent.pid}), may have started it: it can't be looked into"
-        elif _base(parent.executable).startswith(INTERPRETERS):
+        elif _file_name(parent.executable).startswith(INTERPRETERS):
             yield f"its parent, {parent.name} (pid {parent.pid}), may have started it"
 
 
@@ -166,8 +159,8 @@ def _wraps(parent: Process, child: Process) -> bool:
 
 
 def _is_shell(process: Process) -> bool:
-    """A script that is run by its path has the script's name."""
-    program = "" if isinstance(process.executable, Unknown) else _base(process.executable)
+    """Whether it is a shell. A script that is run by its path has the script's name."""
+    program = "" if isinstance(process.executable, Unknown) else _file_name(process.executable)
     return process.name in SHELLS or program in SHELLS
 
 
@@ -180,14 +173,14 @@ def _may_be_torchrun(above: Process, rank: Process) -> bool:
 
 def _may_start_ranks(process: Process) -> bool:
     """Whether it is a Python with torch in it, as far as can be told: who calls elastic_launch() or mp.spawn() has that."""
-    python = isinstance(process.executable, Unknown) or _base(process.executable).startswith(("python", "pypy"))
+    python = isinstance(process.executable, Unknown) or _file_name(process.executable).startswith(("python", "pypy"))
     return python and process.has_torch is not False and bool(_PYTHON_COMMAND.match(process.command))
 
 
 def _of_another_program(child: Process, parent: Process) -> bool:
     """Whether a process that was forked can't have been forked from its parent: both have the command line that they were started
     with, and it isn't the same."""
-    if isinstance(parent.executable, str) and not _base(parent.executable).startswith(("python", "pypy")):
+    if isinstance(parent.executable, str) and not _file_name(parent.executable).startswith(("python", "pypy")):
         return True
     return (
         bool(_PYTHON_COMMAND.match(child.command))
@@ -196,15 +189,15 @@ def _of_another_program(child: Process, parent: Process) -> bool:
     )
 
 
-def _init_of_a_container(process: Process) -> bool:
-    """As it is seen from outside of that container."""
-    return process.pid_inside == 1 and process.name in INITS
+def _is_init_of_a_container(process: Process) -> bool:
+    """Whether it is a container's init, as it is seen from outside."""
+    return process.pid_inside == 1 and process.name in INIT_PROGRAMS
 
 
-def _user_manager(process: Process) -> bool:
-    """systemd --user: the first process of a user's session, which adopts its orphans."""
+def _is_user_manager(process: Process) -> bool:
+    """Whether it is systemd --user: the first process of a user's session, which adopts its orphans."""
     return process.name == "systemd" and process.parent == 1
 
 
-def _base(path: str) -> str:
+def _file_name(path: str) -> str:
     return path.rpartition("/")[2]

@@ -1,11 +1,11 @@
-"""Which processes were left over by a run that is gone. Each fact that is missing is a doubt, and one doubt is enough. Pure."""
+"""Judges which processes were left over by a run that is gone. Each fact that is missing is a doubt, and one doubt is enough. Pure."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from ddpdoctor.base.text import plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown
@@ -14,22 +14,24 @@ from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.processes.jobs import ELASTIC_RUN, TrainingJob, setting
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.processes.leftovers.orphans import ProcessTree
-from ddpdoctor.processes.leftovers.rank_stacks import not_waiting
+from ddpdoctor.processes.leftovers.rank_stacks import why_not_waiting
 from ddpdoctor.processes.same_facts import remembered
 from ddpdoctor.processes.signs_of_life import gpu_at_work, not_known, signs_of_life
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
-LEAST_AGE: Final = 10.0
-"""Seconds. Whoever is younger may still be starting, or on the way to another parent."""
-STARTED_TOGETHER: Final = 60.0
-"""Seconds between the first and the last of a job's ranks that torchrun starts, on however slow a host."""
+MIN_AGE_SECONDS: Final = 10.0
+"""Whoever is younger may still be starting, or on the way to another parent."""
+STARTED_TOGETHER_SECONDS: Final = 60.0
+"""Time between the first and the last of a job's ranks that torchrun starts, on however slow a host."""
 AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
-PROCESS_GROUP: Final = ("pt_gloo", "gloo_", "pt_nccl", "pt_tcpstore")
+GROUP_THREADS: Final = ("pt_gloo", "gloo_", "pt_nccl", "pt_tcpstore")
 """How the threads of a rank that has joined its job are named."""
 
 _ATTENDED: Final = re.compile(r"ipykernel|jupyter|ipython|notebook|colab|debugpy|pydevd|\bi?pdb\b|\bgdb\b|code-server|\.vscode", re.IGNORECASE)  # fmt: skip
 """Somebody may come back to it: a notebook's kernel, a debugger."""
 _DISPLAY_OR_SERVICE: Final = re.compile(r"Xorg|Xwayland|Xvnc|gnome-|kwin|plasma|mutter|weston|sddm|gdm|lightdm|compiz|nvidia-|nv-hostengine|dcgm|xrdp|steam|chrome|firefox", re.IGNORECASE)  # fmt: skip
+
+T = TypeVar("T")
 
 _KINDS: Final = {
     ProcessRole.RANK: LeftoverKind.RANK,
@@ -38,108 +40,117 @@ _KINDS: Final = {
 }
 
 
-def left_processes(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Leftover]:
-    """Those that may be left over, each with its children, and how sure that is."""
-    scene = ProcessTree(processes, gpus)
+@remembered
+def left_by_processes(processes: Maybe[Processes], gpus: Maybe[Gpus]) -> tuple[Leftover, ...]:
+    """List the processes that may be left over, each with its children, and how sure that is; none where they are not known."""
+    return tuple(_left_processes(processes, gpus)) if isinstance(processes, Processes) else ()
+
+
+def _left_processes(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Leftover]:
+    tree = ProcessTree(processes, gpus)
     for process in processes.listed:
         if process.ours:
             continue
         if process.state == "Z" and not process.ended_threads:
-            yield from _ended(process, scene)
-        elif scene.lost_its_parent(process) and _thought_dead(process, scene):
-            yield _leftover(process, scene)
+            yield from _ended(process, tree)
+        elif tree.lost_its_parent(process) and _is_suspect(process, tree):
+            yield _leftover(process, tree)
 
 
-def _thought_dead(process: Process, scene: ProcessTree) -> bool:
+def _is_suspect(process: Process, tree: ProcessTree) -> bool:
     """Whether it is worth a word: an orphan of a run. One that works and was perhaps started by hand is none."""
-    busy = any(signs_of_life(process, scene.processes.watched))
+    busy = any(signs_of_life(process, tree.processes.watched))
     if process.role is ProcessRole.RANK:
-        return bool(setting(process, ELASTIC_RUN)) or scene.lost(process) or not busy
+        return bool(setting(process, ELASTIC_RUN)) or tree.lacks_its_launcher(process) or not busy
     if process.role in (ProcessRole.WORKER, ProcessRole.HELPER):
-        return process.age >= LEAST_AGE
+        return process.age >= MIN_AGE_SECONDS
     return (
         process.role is ProcessRole.OTHER
         and process.pid != 1
-        and _holds_gpu(process, scene)
+        and _holds_gpu(process, tree)
         and not busy
         and not process.terminal
         and not process.unit.endswith(".service")
         and not _DISPLAY_OR_SERVICE.search(f"{process.name} {process.command}")
-        and all(holder.kind == "compute" for _, holder in scene.held(process))
+        and all(holder.kind == "compute" for _, holder in tree.held(process))
     )
 
 
-def _holds_gpu(process: Process, scene: ProcessTree) -> bool:
+def _holds_gpu(process: Process, tree: ProcessTree) -> bool:
     touches = isinstance(process.devices, tuple) and bool(process.devices)
     # In a container NVML may tell pids of the host: a process that happens to have the same one here is another.
-    return touches or (bool(scene.held(process)) and not scene.processes.unseen)
+    return touches or (bool(tree.held(process)) and not tree.processes.unseen)
 
 
-def _leftover(process: Process, scene: ProcessTree) -> Leftover:
-    children = tuple(scene.descendants(process))
-    foreign = tuple(_foreign(process, scene))
-    doubts = foreign or tuple(dict.fromkeys(_doubts(process, children, scene)))
+def _leftover(process: Process, tree: ProcessTree) -> Leftover:
+    children = tuple(tree.descendants(process))
+    foreign = tuple(_foreign(process, tree))
+    doubts = foreign or tuple(dict.fromkeys(_doubts(process, children, tree)))
     certainty = Certainty.NOT_OURS if foreign else Certainty.DOUBT if doubts else Certainty.PROVEN
-    all_of_it = (process, *children)
-    job = scene.job(process)
-    held = [(gpu, holder) for one in all_of_it for gpu, holder in scene.held(one)]
+    family = (process, *children)
+    job = tree.job(process)
+    held = [(gpu, holder) for member in family for gpu, holder in tree.held(member)]
     return Leftover(
         kind=_KINDS.get(process.role, LeftoverKind.HOLDER),
         certainty=certainty,
         what=_what(process),
-        why=_why(process, scene),
+        why=_why(process, tree),
         doubts=doubts,
         command=_command(process, certainty),
-        then=_then(process, children, scene) if certainty is Certainty.DOUBT else "",
+        then=_then(process, children, tree) if certainty is Certainty.DOUBT else "",
         owner=process.user or str(process.uid),
         age=process.age,
         identity=process.identity,
         children=tuple(child.identity for child in children),
         mates=tuple(rank.identity for rank in job.ranks if rank.pid != process.pid) if job else (),
-        memory=sum(one.memory for one in all_of_it),
+        memory=sum(member.memory for member in family),
         gpus=tuple(sorted({gpu.index for gpu, _ in held})),
         gpu_memory=sum(holder.memory for _, holder in held if isinstance(holder.memory, int)),
-        ports=tuple(sorted({port for one in all_of_it if isinstance(one.listens, tuple) for port in one.listens})),
-        lacks_its_launcher=scene.lost(process),
-        segments=tuple(
-            sorted({path for one in all_of_it if isinstance(one.shared_memory, tuple) for path in one.shared_memory})
-        ),
+        ports=tuple(sorted({port for member in family for port in _known(member.listens)})),
+        lacks_its_launcher=tree.lacks_its_launcher(process),
+        segments=tuple(sorted({path for member in family for path in _known(member.shared_memory)})),
     )
 
 
-def _foreign(process: Process, scene: ProcessTree) -> Iterator[str]:
-    """Why it isn't the caller's to end."""
-    if process.uid != scene.processes.uid:
+def _known(fact: Maybe[tuple[T, ...]]) -> tuple[T, ...]:
+    return () if isinstance(fact, Unknown) else fact
+
+
+def _foreign(process: Process, tree: ProcessTree) -> Iterator[str]:
+    """Say why it isn't the caller's to end."""
+    if process.uid != tree.processes.uid:
         yield f"it is {process.user or process.uid}'s"
-    if process.pid_namespace and scene.processes.pid_namespace not in ("", process.pid_namespace):
+    if process.pid_namespace and tree.processes.pid_namespace not in ("", process.pid_namespace):
         yield "it runs in another container"
-    elif scene.own and process.container != scene.own.container:
+    elif tree.own and process.container != tree.own.container:
         yield f"it runs in container {process.container}" if process.container else "it runs outside of this container"
 
 
-def _doubts(process: Process, children: Sequence[Process], scene: ProcessTree) -> Iterator[str]:
-    """Why it is not certain that it is a leftover."""
-    yield from (spared.words for spared in scene.processes.spared if spared.uid == process.uid)
-    yield from scene.not_adopted(process)
-    yield from _of_itself(process, scene)
-    if process.age < LEAST_AGE:
+def _doubts(process: Process, children: Sequence[Process], tree: ProcessTree) -> Iterator[str]:
+    """Say why it is not certain that it is a leftover."""
+    yield from (spared.words for spared in tree.processes.spared if spared.uid == process.uid)
+    yield from tree.why_not_adopted(process)
+    yield from _doubts_of_any(process, tree)
+    if process.age < MIN_AGE_SECONDS:
         yield f"it is only {process.age:.0f} s old"
     if process.role is ProcessRole.RANK:
-        yield from _of_a_rank(process, scene)
+        yield from _doubts_of_rank(process, tree)
     elif process.role is ProcessRole.WORKER:
-        yield from _of_a_worker(process, scene)
+        yield from _doubts_of_worker(process, tree)
     else:
         yield "what it is for is not known"
     for child in children:
-        yield from (f"its child {child.name} (pid {child.pid}): {text}" for text in _of_a_child(child, process, scene))
+        yield from (
+            f"its child {child.name} (pid {child.pid}): {text}" for text in _doubts_of_child(child, process, tree)
+        )
 
 
-def _of_itself(process: Process, scene: ProcessTree) -> Iterator[str]:
-    """What holds for any process that is to be ended: it is idle, nobody attends to it, and nothing about it is unknown."""
-    watched = scene.processes.watched
+def _doubts_of_any(process: Process, tree: ProcessTree) -> Iterator[str]:
+    """Say what speaks against ending whatever process: it isn't idle, somebody attends to it, or something about it is unknown."""
+    watched = tree.processes.watched
     yield from signs_of_life(process, watched)
     yield from not_known(process, watched)
-    yield from gpu_at_work(process, [gpu for gpu, _ in scene.held(process)], scene.all_gpus)
+    yield from gpu_at_work(process, [gpu for gpu, _ in tree.held(process)], tree.all_gpus)
     if process.state not in ("S", "I") and process.state not in "RDTt":
         yield f"its state {process.state} tells nothing"
     if process.ended_threads:
@@ -152,11 +163,11 @@ def _of_itself(process: Process, scene: ProcessTree) -> Iterator[str]:
         yield "it is a notebook's or a debugger's, to which somebody may come back"
     if _DISPLAY_OR_SERVICE.search(f"{process.name} {process.command}"):
         yield "it is a display's or a service's"
-    if any(holder.kind != "compute" or gpu.mps_server for gpu, holder in scene.held(process)):
+    if any(holder.kind != "compute" or gpu.mps_server for gpu, holder in tree.held(process)):
         yield "it draws, or it works through MPS"
-    if not process.pid_namespace or not scene.processes.pid_namespace:
+    if not process.pid_namespace or not tree.processes.pid_namespace:
         yield "in which container it runs can't be told"
-    elif scene.own is None:
+    elif tree.own is None:
         yield "in which container ddpdoctor itself runs can't be told"
     if process.pid_inside not in (0, process.pid):
         yield f"it calls itself pid {process.pid_inside}: it runs in a container"
@@ -164,13 +175,13 @@ def _of_itself(process: Process, scene: ProcessTree) -> Iterator[str]:
         yield f"it is no Python: {process.executable}"
 
 
-def _of_a_rank(process: Process, scene: ProcessTree) -> Iterator[str]:
+def _doubts_of_rank(process: Process, tree: ProcessTree) -> Iterator[str]:
     place = process.place
     if not setting(process, ELASTIC_RUN):
         yield "nothing tells that a launcher had started it: it may have been started by hand"
-    elif process.session != process.pid and scene.adopted(process):
+    elif process.session != process.pid and tree.is_adopted(process):
         yield "it doesn't lead a session of its own, as torchrun's ranks do"
-    if not any(mark.startswith(PROCESS_GROUP) for mark in process.marks):
+    if not any(mark.startswith(GROUP_THREADS) for mark in process.marks):
         yield "it has no process group's threads, so whether it ever was a rank is not certain"
     if place is None or place.world_size is None or place.local_world_size is None or place.local_rank is None:
         yield (
@@ -182,77 +193,76 @@ def _of_a_rank(process: Process, scene: ProcessTree) -> Iterator[str]:
         yield "which rank it is can only be guessed"
     elif place.world_size != place.local_world_size:
         yield f"{plural(place.world_size - place.local_world_size, 'rank')} of its job are on other hosts, and may still work with it"
-    job = scene.job(process)
+    job = tree.job(process)
     if job is None:
         yield "which job it belongs to is not known"
         return
-    yield from _of_the_missing(process, job, scene)
+    yield from _doubts_of_missing(process, job, tree)
     for rank in job.ranks:
         named = "it" if rank.pid == process.pid else f"rank {_number(rank)} of its job (pid {rank.pid})"
-        if stands := not_waiting(rank, named, scene.processes.watched):
+        if stands := why_not_waiting(rank, named, tree.processes.watched):
             yield stands
         if rank.pid != process.pid:
-            yield from (f"{named}: {text}" for text in _alive(rank, scene))
+            yield from (f"{named}: {text}" for text in _why_alive(rank, tree))
 
 
 def _missing(process: Process, job: TrainingJob) -> tuple[int, ...]:
-    """Ranks of this host that are none of those which were surely started with it: other runs may have met at the same place."""
+    """List ranks of this host that are none of those which were surely started with it: other runs may have met at the same place."""
     place = process.place
     if place is None or place.local_rank is None or place.local_world_size is None:
         return ()
     first = place.rank - place.local_rank
     mates = {
-        one.place.rank
-        for one in job.ranks
-        if one.place
-        and (one.uid, one.pid_namespace, one.container) == (process.uid, process.pid_namespace, process.container)
-        and abs(one.age - process.age) < STARTED_TOGETHER
+        rank.place.rank
+        for rank in job.ranks
+        if rank.place
+        and (rank.uid, rank.pid_namespace, rank.container) == (process.uid, process.pid_namespace, process.container)
+        and abs(rank.age - process.age) < STARTED_TOGETHER_SECONDS
     }
     return tuple(rank for rank in range(first, first + place.local_world_size) if rank not in mates)
 
 
-def _of_the_missing(process: Process, job: TrainingJob, scene: ProcessTree) -> Iterator[str]:
-    """Why the ranks of its job that no process is may still run somewhere, and it only waits for them."""
+def _doubts_of_missing(process: Process, job: TrainingJob, tree: ProcessTree) -> Iterator[str]:
+    """Say why the ranks of its job that no process is may still run somewhere, and it only waits for them."""
     missing = _missing(process, job)
     if not missing:
         return
     named = f"{ranks_named(missing)} of its job"
-    if scene.processes.unseen:
-        yield f"{named} may run where that can't be seen: {scene.processes.unseen}"
+    if tree.processes.unseen:
+        yield f"{named} may run where that can't be seen: {tree.processes.unseen}"
     if setting(process, AGENT_STORE) != "True":
         # Else it was torchrun's own store that they met at, and with torchrun that is gone.
         yield f"{named} may run on another host, as {_are(missing)} not on this one"
-    for one in scene.processes.listed:
-        hidden = isinstance(one.settings, Unknown) and one.uid == process.uid and one.state not in ("Z", "X")
-        if hidden and (
-            one.role is ProcessRole.RANK or (one.role is ProcessRole.OTHER and one.name.startswith(("python", "pt_")))
-        ):
-            yield f"{one.name} (pid {one.pid}), which can't be looked into, may be {named}"
+    for other in tree.processes.listed:
+        hidden = isinstance(other.settings, Unknown) and other.uid == process.uid and other.state not in ("Z", "X")
+        python = other.role is ProcessRole.OTHER and other.name.startswith(("python", "pt_"))
+        if hidden and (other.role is ProcessRole.RANK or python):
+            yield f"{other.name} (pid {other.pid}), which can't be looked into, may be {named}"
 
 
-def _alive(other: Process, scene: ProcessTree) -> Iterator[str]:
-    """Why that rank of the same job may still train, and with it all others."""
-    watched = scene.processes.watched
-    for process in (other, *scene.descendants(other)):
+def _why_alive(other: Process, tree: ProcessTree) -> Iterator[str]:
+    """Say why that rank of the same job may still train, and with it all others."""
+    watched = tree.processes.watched
+    for process in (other, *tree.descendants(other)):
         yield from signs_of_life(process, watched)
         yield from not_known(process, watched)
-        yield from gpu_at_work(process, [gpu for gpu, _ in scene.held(process)], scene.all_gpus)
-    if not scene.adopted(other):
+        yield from gpu_at_work(process, [gpu for gpu, _ in tree.held(process)], tree.all_gpus)
+    if not tree.is_adopted(other):
         yield "it still has its parent"
     if other.tracer or other.terminal:
         yield "somebody looks at it"
 
 
-def _of_a_worker(process: Process, scene: ProcessTree) -> Iterator[str]:
+def _doubts_of_worker(process: Process, tree: ProcessTree) -> Iterator[str]:
     if not process.name.startswith("pt_data_worker"):
         yield "its name is not that of a DataLoader's worker"
-    for other in scene.processes.listed:
+    for other in tree.processes.listed:
         fed = other.role in (ProcessRole.RANK, ProcessRole.LAUNCHER, ProcessRole.OTHER) and not other.ours
         if fed and other.group == process.group and other.pid != process.parent:
             yield f"{other.name} (pid {other.pid}) of its group still runs, and may be fed by it"
 
 
-def _of_a_child(child: Process, process: Process, scene: ProcessTree) -> Iterator[str]:
+def _doubts_of_child(child: Process, process: Process, tree: ProcessTree) -> Iterator[str]:
     if child.role not in (ProcessRole.WORKER, ProcessRole.HELPER):
         yield "what it is for is not known"
     if child.uid != process.uid or child.pid_namespace != process.pid_namespace or child.container != process.container:
@@ -261,16 +271,16 @@ def _of_a_child(child: Process, process: Process, scene: ProcessTree) -> Iterato
         yield "it is older than its parent"
     if child.state == "Z":
         return
-    yield from _of_itself(child, scene)
+    yield from _doubts_of_any(child, tree)
 
 
-def _ended(process: Process, scene: ProcessTree) -> Iterator[Leftover]:
-    """A zombie: it has ended, and is listed until its parent asks how."""
-    parent = scene.parent(process)
+def _ended(process: Process, tree: ProcessTree) -> Iterator[Leftover]:
+    """Judge a zombie: it has ended, and is listed until its parent asks how."""
+    parent = tree.parent(process)
     if parent is None:
         return
     named = f"{parent.name} (pid {parent.pid})"
-    foreign = tuple(_foreign(process, scene))
+    foreign = tuple(_foreign(process, tree))
     yield Leftover(
         kind=LeftoverKind.ENDED,
         certainty=Certainty.NOT_OURS if foreign else Certainty.DOUBT,
@@ -297,19 +307,19 @@ def _what(process: Process) -> str:
     return f"{what} (pid {process.pid})" + (f": {process.command}" if process.command else "")
 
 
-def _why(process: Process, scene: ProcessTree) -> str:
-    watched = scene.processes.watched
-    may_go_on = process.role is ProcessRole.RANK and not_waiting(process, "it", watched)
+def _why(process: Process, tree: ProcessTree) -> str:
+    watched = tree.processes.watched
+    may_go_on = process.role is ProcessRole.RANK and why_not_waiting(process, "it", watched)
     idle = "" if may_go_on or any(signs_of_life(process, watched)) else ", and it does nothing"
     if process.role is ProcessRole.WORKER:
         return f"the rank that it loaded data for is gone{idle}"
     if process.role is ProcessRole.HELPER:
         return f"the rank that it helped is gone{idle}"
     if process.role is ProcessRole.RANK and setting(process, ELASTIC_RUN):
-        job = scene.job(process)
+        job = tree.job(process)
         missing = _missing(process, job) if job else ()
         gone = f", as {_are(missing)} {ranks_named(missing)}" if missing else ""
-        if scene.lost(process):
+        if tree.lacks_its_launcher(process):
             return f"torchrun, which started it by its settings, is none of its parents{gone}{idle}"
         return f"torchrun, which started it, is gone{gone}{idle}"
     return f"whoever started it is gone{idle}"
@@ -326,17 +336,11 @@ def _command(process: Process, certainty: Certainty) -> str:
     return shlex.join(look) if certainty is Certainty.DOUBT else ""
 
 
-def _then(process: Process, children: Sequence[Process], scene: ProcessTree) -> str:
-    """Nobody is told to kill what was seen at work, or whose job was."""
-    watched = scene.processes.watched
-    job = scene.job(process)
+def _then(process: Process, children: Sequence[Process], tree: ProcessTree) -> str:
+    """Word the command that ends it after a look; "" where it, or its job, was seen at work."""
+    watched = tree.processes.watched
+    job = tree.job(process)
     mates = job.ranks if job else ()
-    alive = any(any(signs_of_life(one, watched)) for one in (process, *children, *mates))
-    elsewhere = any(isinstance(mate.stack, tuple) and not_waiting(mate, "it", watched) for mate in mates)
+    alive = any(any(signs_of_life(member, watched)) for member in (process, *children, *mates))
+    elsewhere = any(isinstance(mate.stack, tuple) and why_not_waiting(mate, "it", watched) for mate in mates)
     return "" if alive or elsewhere else shlex.join(["kill", str(process.pid)])
-
-
-@remembered
-def left_by_processes(processes: Maybe[Processes], gpus: Maybe[Gpus]) -> tuple[Leftover, ...]:
-    """The same, worked out once; none where the processes are not known."""
-    return tuple(left_processes(processes, gpus)) if isinstance(processes, Processes) else ()

@@ -1,4 +1,4 @@
-"""Shared memory that earlier runs left in /dev/shm. Pure."""
+"""Judges shared memory that earlier runs left in /dev/shm. Pure."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from ddpdoctor.knowledge.segment_names import Maker, maker_of, may_be_chosen
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
-WHY = "no process has it mapped or open"
+UNUSED = "no process has it mapped or open"
 BY_SMOKE = ", and an earlier `ddpdoctor smoke` that was killed had made it"
-WHY_SEEN = "no process that can be seen has it mapped or open"
+UNUSED_AS_SEEN = "no process that can be seen has it mapped or open"
 
 
 def left_segments(shared_memory: SharedMemory, processes: Maybe[Processes]) -> Iterator[Leftover]:
-    """One a segment."""
+    """List the segments that no process uses, and how sure that is."""
     if isinstance(shared_memory.stale, Unknown):
         return
-    known = {one.path: one for one in shared_memory.segments}
-    me = None if isinstance(processes, Unknown) else processes.uid
+    known = {segment.path: segment for segment in shared_memory.segments}
+    own_uid = None if isinstance(processes, Unknown) else processes.uid
     for path in shared_memory.stale:
         segment = known.get(path, Segment(path=path))
         doubts = tuple(_doubts(segment, shared_memory, processes)) if path in known else ("whose it is isn't known",)
         certainty = Certainty.DOUBT if doubts else Certainty.PROVEN
-        if path in known and me is not None and segment.uid != me:
+        if path in known and own_uid is not None and segment.uid != own_uid:
             certainty, doubts = Certainty.NOT_OURS, (f"it is {segment.user or segment.uid}'s",)
         yield Leftover(
             kind=LeftoverKind.SEGMENT,
             certainty=certainty,
             what=path,
-            why=(WHY_SEEN if shared_memory.closed else WHY) + (BY_SMOKE if segment.by_smoke else ""),
+            why=(UNUSED_AS_SEEN if shared_memory.closed else UNUSED) + (BY_SMOKE if segment.by_smoke else ""),
             doubts=doubts,
             command="" if certainty is Certainty.NOT_OURS else f"rm -f {quoted(path)}",
             owner=segment.user,
@@ -45,8 +45,8 @@ def left_segments(shared_memory: SharedMemory, processes: Maybe[Processes]) -> I
         )
 
 
-def unlooked(shared_memory: SharedMemory, what: str = "it") -> str:
-    """Why it can't be told whether somebody uses a segment; "" where all processes were looked into."""
+def why_use_is_unknown(shared_memory: SharedMemory, what: str = "it") -> str:
+    """Say why it can't be told whether somebody uses a segment; "" where all processes were looked into."""
     if not shared_memory.closed:
         return ""
     count = plural(shared_memory.closed, "process", "processes")
@@ -62,7 +62,7 @@ def _doubts(segment: Segment, shared_memory: SharedMemory, processes: Maybe[Proc
         yield f"{segment.wanted_by} still runs, and may come for it"
     if not segment.inode:
         yield "its inode isn't known"
-    if closed := unlooked(shared_memory):
+    if closed := why_use_is_unknown(shared_memory):
         yield closed
     name = segment.path.removeprefix("/dev/shm/")
     maker = maker_of(name)

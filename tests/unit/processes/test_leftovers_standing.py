@@ -12,7 +12,7 @@ from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.processes import Processes, RankPlace
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.processes.leftovers.processes import left_by_processes
-from ddpdoctor.processes.leftovers.rank_stacks import busy_thread, whose_stacks
+from ddpdoctor.processes.leftovers.rank_stacks import busy_thread, ranks_to_look_at
 from tests.support.process_trees import COLLECTIVES, ELSEWHERE, TORCH, Frame, Host
 
 READS = (Frame("upload", "/home/ann/store.py", 7), Frame("run", "/usr/lib/python3.11/threading.py", 975))
@@ -70,14 +70,14 @@ def test_nobody_is_told_to_kill_what_works(facts: dict[str, Any]) -> None:
 
 def test_stacks_are_read_of_quiet_orphans_and_their_mates_alone() -> None:
     quiet, _ = two_ranks(recent_cpu=0.9)
-    assert len(whose_stacks(listed(quiet))) == 2
+    assert len(ranks_to_look_at(listed(quiet))) == 2
     busy = Host(Random(1))
     for number in range(2):
         busy.rank(number, 2, recent_cpu=0.9)
-    assert not whose_stacks(listed(busy))
+    assert not ranks_to_look_at(listed(busy))
     shell = busy.add(name="bash")
     busy.rank(0, 1, parent=shell.pid, extra={"MASTER_PORT": "29999"})
-    assert not whose_stacks(listed(busy))
+    assert not ranks_to_look_at(listed(busy))
 
 
 def test_a_thread_beside_the_main_one_may_be_at_work() -> None:
