@@ -154,7 +154,7 @@ def _end(proven: Sequence[Leftover], first: LeftoverLook) -> Endings:
     try:
         end(proven, first, look, endings)
     except StoppedBySignal as stopped:
-        done = endings.said()
+        done = endings.describe()
         stopped.text = f"Stopped. By then {done}." if done else "Stopped. Nothing was ended."
         raise
     finally:

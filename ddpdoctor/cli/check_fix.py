@@ -164,7 +164,7 @@ def _prove(applied: Applied, checks: Sequence[Check], wish: Wish) -> Proof:
 
 def _changed(applied: Applied) -> str:
     """What was done when we were stopped."""
-    if not applied.anything and not applied.endings.said():
+    if not applied.anything and not applied.endings.describe():
         return "Nothing was changed."
     parts = []
     if applied.settings_file:
@@ -174,7 +174,7 @@ def _changed(applied: Applied) -> str:
 
         undo = undo_command(applied.fixed, [str(path) for path in applied.fixed])
         parts.append(f"fixed, and whole: {', '.join(one_line(str(one)) for one in applied.fixed)} (to go back: {undo})")
-    if ended := applied.endings.said():
+    if ended := applied.endings.describe():
         parts.append(ended)
     return f"By then {'; '.join(parts)}. Nothing was proved yet."
 

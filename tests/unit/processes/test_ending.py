@@ -81,7 +81,7 @@ def test_a_leftover_is_ended(sleeper: subprocess.Popen[str]) -> None:
 
 
 def test_one_that_ignores_sigterm_is_killed(stubborn: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE", 0.2)
+    monkeypatch.setattr(module, "SIGTERM_SECONDS", 0.2)
     (one,) = ended(look_at(stubborn))
     assert one.fate is Fate.KILLED
     assert stubborn.wait(5) == -9
@@ -145,7 +145,7 @@ def test_stopped_before_the_second_look_nothing_is_ended(sleeper: subprocess.Pop
     first, ending = look_at(sleeper), Endings()
     with pytest.raises(StoppedBySignal):
         end([one for one in first.leftovers if one.proven], first, stop, ending)
-    assert not ending.said()
+    assert not ending.describe()
     assert lives(sleeper)
 
 
