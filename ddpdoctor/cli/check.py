@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
-from ddpdoctor.cli.output import (
+from ddpdoctor.cli.options import (
+    CheckpointOption,
     JsonOption,
     MarkdownOption,
+    PythonOption,
+    QuickOption,
     QuietOption,
     StrictOption,
-    print_result,
-    refusals,
-    refuse_two_forms,
+    VerboseOption,
 )
-from ddpdoctor.cli.probing import CheckpointOption, PythonOption
+from ddpdoctor.cli.output import ReportForm
 
 
 def check(
@@ -41,7 +42,7 @@ def check(
     as_json: JsonOption = False,
     as_markdown: MarkdownOption = False,
     strict: StrictOption = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not import torch.")] = False,
+    quick: QuickOption = False,
     fixing: Annotated[
         bool,
         typer.Option(
@@ -51,16 +52,14 @@ def check(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: show it all and change nothing.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Name what passed and what had nothing to test.")
-    ] = False,
+    verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Look at this host and at the Python in which training runs, and say what is wrong with them.
 
     Exit code: 0 nothing failed, 1 something did (or warned, with --strict), 2 wrong usage or no verdict.
     """
-    refuse_two_forms(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     if fixing or yes or dry_run:
         from ddpdoctor.cli.fix_check_options import not_ours, refuse_options
 
@@ -73,7 +72,7 @@ def check(
             raise typer.Exit(0)
     from ddpdoctor.api import checking
 
-    with refusals(as_json=as_json):
+    with form.refusals():
         result = checking.check(
             python,
             select=chosen or (),
@@ -103,5 +102,5 @@ def check(
             checkpoints=tuple(checkpoints or ()),
         )
         raise typer.Exit(treat(result.examinations[0], result.checks, wish))
-    print_result(result, as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    form.print(result)
     raise typer.Exit(result.exit_code(strict=strict))

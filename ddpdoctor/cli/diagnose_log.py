@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ddpdoctor.cli.output import JsonOption, print_result, refusals, refuse_two_forms
-from ddpdoctor.cli.probing import PythonOption
+from ddpdoctor.cli.options import JsonOption, PythonOption
+from ddpdoctor.cli.output import ReportForm
 
 
 def diagnose_log(
@@ -53,10 +53,10 @@ def diagnose_log(
     something failed that is not known here, only what followed was logged, or
     a log could not be read; or wrong usage.
     """
-    refuse_two_forms(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     from ddpdoctor.api import log_diagnosis
 
-    with refusals(as_json=as_json):
+    with form.refusals():
         result = log_diagnosis.diagnose_log(paths, here=here, snapshot=snapshot, python=python)
-    print_result(result, as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    form.print(result)
     raise typer.Exit(result.exit_code())

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpdoctor.base.error_lines import complain
-from ddpdoctor.cli.probing import begin
-from ddpdoctor.probes.session import collect_facts
+from ddpdoctor.cli.output import refusals
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.registry import Check
@@ -94,16 +93,20 @@ def _show_page(screen: Screen, check: Check) -> None:
 
 def _prescribe(screen: Screen, topic: Check, python: str | None, path: Path | None) -> bool:
     """Shows what is worked out for the host. False: nothing was, and why is shown."""
+    from ddpdoctor.api.errors import refuse_empty
     from ddpdoctor.base.text import one_line
     from ddpdoctor.engine.examination import Examination
     from ddpdoctor.engine.planning import plan_for
     from ddpdoctor.engine.registry import diagnose
     from ddpdoctor.engine.snapshots import SnapshotError, read_snapshot
+    from ddpdoctor.probes.session import collect_facts, start_probes
     from ddpdoctor.report.check_results import result_sections
     from ddpdoctor.report.document import Paragraph, StyledText
 
     if path is None:
-        snapshot = collect_facts(begin(python, quick="torch" not in topic.groups), topic.groups)
+        with refusals():
+            refuse_empty(python=python)
+        snapshot = collect_facts(start_probes(python, quick="torch" not in topic.groups), topic.groups)
     else:
         try:
             snapshot = read_snapshot(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,15 +13,20 @@ import typer
 
 from ddpdoctor.api.checkpoint_fixing import FixingObserver
 from ddpdoctor.base.signals import StoppedBySignal
+from ddpdoctor.base.status_line import StatusLine
+from ddpdoctor.base.text import human
 from ddpdoctor.cli.asking import ask
 from ddpdoctor.cli.checkpoint_results import Ledger
-from ddpdoctor.cli.output import MarkdownOption, print_result, refusals, refuse_two_forms
+from ddpdoctor.cli.options import JsonAloneOption, MarkdownOption
+from ddpdoctor.cli.output import ReportForm
 
 if TYPE_CHECKING:
     from ddpdoctor.api.checkpoint_targets import Target
     from ddpdoctor.checkpoints.pickles.editing import EditOptions
-    from ddpdoctor.cli.progress import FilesProgress
     from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
+
+
+BAR_COLUMNS = 20
 
 
 def fix_checkpoint(
@@ -59,7 +65,7 @@ def fix_checkpoint(
     to_safetensors: Annotated[
         bool, typer.Option("--to-safetensors", help="With -o: the tensors, as a safetensors file.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonAloneOption = False,
     as_markdown: MarkdownOption = False,
 ) -> None:
     """Take the device pins out of checkpoints, without loading or running them: in place, in milliseconds.
@@ -72,11 +78,11 @@ def fix_checkpoint(
     """
     from ddpdoctor.api import checkpoint_fixing
 
-    refuse_two_forms(as_json=as_json, as_markdown=as_markdown)
+    form = ReportForm(as_json=as_json, as_markdown=as_markdown)
     ledger = Ledger(paths)
-    observer = _Silent(ledger) if as_json or as_markdown else _AtTheTerminal(ledger, paths)
+    observer = _Silent(ledger) if form.option else _AtTheTerminal(ledger, paths)
     try:
-        with refusals(as_json=as_json), observer:
+        with form.refusals(), observer:
             result = checkpoint_fixing.fix_checkpoint(
                 paths,
                 dry_run=dry_run,
@@ -91,8 +97,8 @@ def fix_checkpoint(
                 observer=observer,
             )
         with ledger.telling():
-            if as_json or as_markdown:
-                print_result(result, as_json=as_json, as_markdown=as_markdown)
+            if form.option:
+                form.print(result)
             else:
                 observer.sum_up()
     except StoppedBySignal as stopped:
@@ -116,7 +122,6 @@ class _Silent(FixingObserver):
             self._progress.close()
 
     def start(self, targets: Sequence[Target], options: EditOptions) -> None:
-        from ddpdoctor.cli.progress import FilesProgress
 
         self._progress = FilesProgress(len(targets))
 
@@ -198,3 +203,54 @@ def _ask(outcome: CheckpointOutcome) -> str | None:
             return answer
         if answer.isdecimal() and 1 <= int(answer) <= len(outcome.choices):
             return outcome.choices[int(answer) - 1]
+
+
+class FilesProgress:
+    """How far we are with several files, and within one that takes long."""
+
+    def __init__(self, files: int) -> None:
+        self._files = files
+        self._number = 0
+        self._name = ""
+        self._began = 0.0
+        self._amount = (0, 0)
+        self._paused = False
+        self._line = StatusLine(self.text, 1.0)
+        self.close = self._line.close
+
+    def begin(self, name: str) -> None:
+        """The next file."""
+        self._number += 1
+        self._name = name
+        self._began = time.monotonic()
+        self._amount = (0, 0)
+        self._paused = False
+
+    def pause(self) -> None:
+        """Until `resume` or `begin`, the screen belongs to others."""
+        self._paused = True
+        self._line.clear()
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def update(self, done: int, total: int) -> None:
+        """So many bytes of so many, of the present file."""
+        self._amount = (done, total)
+
+    def text(self, seconds: float) -> str:
+        """What is shown so many seconds after the first file was begun; nothing while the screen belongs to others."""
+        if self._paused:
+            return ""
+        count = f"file {self._number} of {self._files}, " if self._files > 1 else ""
+        done, total = self._amount
+        if not total:
+            return f"{count}reading {self._name} ({seconds:.0f} s)"
+        if done >= total:
+            return f"{count}verifying {self._name} ({seconds:.0f} s)"
+        filled = BAR_COLUMNS * done // total
+        bar = "━" * filled + "─" * (BAR_COLUMNS - filled)
+        left = (time.monotonic() - self._began) * (total - done) / done if done else 0
+        return (
+            f"{bar} {100 * done // total:3d} %, {human(done)} of {human(total)}, {left:.0f} s left, {count}{self._name}"
+        )

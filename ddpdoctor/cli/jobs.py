@@ -6,15 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ddpdoctor.cli.output import (
-    JsonOption,
-    MarkdownOption,
-    QuietOption,
-    StrictOption,
-    print_result,
-    refusals,
-    refuse_two_forms,
-)
+from ddpdoctor.cli.options import JsonOption, MarkdownOption, QuietOption, StrictOption
+from ddpdoctor.cli.output import ReportForm
 
 
 def jobs(
@@ -67,10 +60,10 @@ def jobs(
     Exit code: 0 nothing failed, 1 something did (or warned, with --strict), 2
     wrong usage, no such job, or the processes could not be seen.
     """
-    refuse_two_forms(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     from ddpdoctor.api import running_jobs
 
-    with refusals(as_json=as_json):
+    with form.refusals():
         result = running_jobs.jobs(job, hang=hang, dumps=dumps or (), ras=ras, seconds=seconds)
-    print_result(result, as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    form.print(result)
     raise typer.Exit(result.exit_code(strict=strict))

@@ -8,31 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpdoctor.api.network_checking import WAIT_SECONDS
-from ddpdoctor.cli.output import JsonOption, MarkdownOption, QuietOption, print_result, refusals, refuse_two_forms
-from ddpdoctor.cli.probing import PythonOption
-from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
+from ddpdoctor.cli.job_options import PANEL, MasterAddrOption, MasterPortOption, TokenOption, WaitOption
+from ddpdoctor.cli.options import JsonOption, MarkdownOption, PythonOption, QuietOption, VerboseOption
+from ddpdoctor.cli.output import ReportForm
 
 if TYPE_CHECKING:
     from ddpdoctor.api.network_checking import NetcheckResult
 
 
 def netcheck(
-    master_addr: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST", help="Where rank 0 runs: MASTER_ADDR. Default: the launcher's.", show_default=False
-        ),
-    ] = None,
-    master_port: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", help="MASTER_PORT. Default: the launcher's, or 29500.", show_default=False),
-    ] = None,
+    master_addr: MasterAddrOption = None,
+    master_port: MasterPortOption = None,
     nnodes: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             help="Nodes of the job. Default: the launcher's; without any, look from here alone.",
             show_default=False,
+            rich_help_panel=PANEL,
         ),
     ] = None,
     node_rank: Annotated[
@@ -41,23 +34,11 @@ def netcheck(
             metavar="I",
             help="This node, from 0. Default: the launcher's, else by order of arrival.",
             show_default=False,
+            rich_help_panel=PANEL,
         ),
     ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            envvar=TOKEN_VARIABLE,
-            show_envvar=False,
-            help="Let in only nodes that give the same. Better set DDPDOCTOR_TOKEN, which other users of the host can't read. "
-            "Default: from the job's id; by hand none on a private address, so that whoever reaches the port may take part; "
-            "else node 0 makes one up.",
-            show_default=False,
-        ),
-    ] = None,
-    wait: Annotated[
-        float, typer.Option(min=1, max=86400, metavar="SECONDS", help="For nodes that aren't there yet.")
-    ] = WAIT_SECONDS,
+    token: TokenOption = None,
+    wait: WaitOption = WAIT_SECONDS,
     python: PythonOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Without torch: no real store, no collectives. Node 0's counts.")
@@ -70,9 +51,7 @@ def netcheck(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit 1 for warnings, too, on all nodes. Node 0's counts.")
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Name what passed and what had nothing to test.")
-    ] = False,
+    verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Find out why the ranks don't meet: run this on every node of the job, in any order.
@@ -88,8 +67,8 @@ def netcheck(
     from ddpdoctor.network_check.progress import NetcheckProgress
     from ddpdoctor.report.live import show_on
 
-    refuse_two_forms(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
-    with refusals(as_json=as_json):
+    form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    with form.refusals():
         result = network_checking.netcheck(
             master_addr,
             master_port=master_port,
@@ -102,8 +81,8 @@ def netcheck(
             strict=strict,
             listen=lambda: show_on(sys.stderr, NetcheckProgress()),
         )
-    if as_json or as_markdown:
-        print_result(result, as_json=as_json, as_markdown=as_markdown, verbose=verbose)
+    if form.option:
+        form.print(result)
     else:
         from ddpdoctor.report.terminal import screen_for
 

@@ -1,12 +1,12 @@
-"""The options that say how a report is printed, and its printing: the same for all commands."""
+"""In which form a report is printed, and what is printed where the API refuses: the same for all commands."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,40 +14,51 @@ if TYPE_CHECKING:
     from ddpdoctor.api.errors import UnsafeError
     from ddpdoctor.api.results import CommandResult
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; with -v also the facts.")]
-MarkdownOption = Annotated[
-    bool, typer.Option("--markdown", help="Print Markdown for a bug report, without names of people and hosts.")
-]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings, too.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="One line a finding, and the verdict.")]
 
+class ReportForm:
+    """The form that was asked for.
 
-def refuse_two_forms(*, as_json: bool, as_markdown: bool, verbose: bool = False, quiet: bool = False) -> None:
-    """Refuse options of which each asks for another form of the report.
+    Args:
+        as_json: JSON, with the facts where `verbose`.
+        as_markdown: Markdown.
+        verbose: also what is mostly left out.
+        quiet: in brief.
 
     Raises:
-        typer.BadParameter: there are two.
+        typer.BadParameter: two options ask for two forms.
     """
-    if as_json and as_markdown:
-        raise typer.BadParameter("--json and --markdown exclude each other")
-    if verbose and quiet:
-        raise typer.BadParameter("-v and -q exclude each other")
 
+    def __init__(self, *, as_json: bool, as_markdown: bool, verbose: bool = False, quiet: bool = False) -> None:
+        if as_json and as_markdown:
+            raise typer.BadParameter("--json and --markdown exclude each other")
+        if verbose and quiet:
+            raise typer.BadParameter("-v and -q exclude each other")
+        self.as_json = as_json
+        self.as_markdown = as_markdown
+        self.verbose = verbose
+        self.quiet = quiet
 
-def print_result(
-    result: CommandResult, *, as_json: bool, as_markdown: bool, verbose: bool = False, quiet: bool = False
-) -> None:
-    """Print the report in the form that was asked for; JSON with the facts where `verbose`."""
-    if as_json:
-        print(result.to_json(with_facts=verbose))
-    elif as_markdown:
-        print(result.to_markdown(), end="")
-    else:
-        result.show(sys.stdout, verbose=verbose, quiet=quiet)
+    @property
+    def option(self) -> str:
+        """The option by which another form than a terminal's was asked for; "" if none was."""
+        return "--json" if self.as_json else "--markdown" if self.as_markdown else ""
+
+    def refusals(self) -> AbstractContextManager[None]:
+        """As the function of that name does."""
+        return refusals(as_json=self.as_json)
+
+    def print(self, result: CommandResult) -> None:
+        """Print the report."""
+        if self.as_json:
+            print(result.to_json(with_facts=self.verbose))
+        elif self.as_markdown:
+            print(result.to_markdown(), end="")
+        else:
+            result.show(sys.stdout, verbose=self.verbose, quiet=self.quiet)
 
 
 @contextmanager
-def refusals(*, as_json: bool) -> Iterator[None]:
+def refusals(*, as_json: bool = False) -> Iterator[None]:
     """Around a call of the API: what it refuses becomes a sentence and an exit code.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,26 +10,15 @@ import typer
 from ddpdoctor.api.network_checking import WAIT_SECONDS
 from ddpdoctor.api.training import SmokeObserver
 from ddpdoctor.base.terminal import moves_its_cursor
-from ddpdoctor.cli.output import (
-    JsonOption,
-    MarkdownOption,
-    QuietOption,
-    StrictOption,
-    print_result,
-    refusals,
-    refuse_two_forms,
-)
-from ddpdoctor.cli.probing import PythonOption
-from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
+from ddpdoctor.cli.job_options import PANEL, MasterAddrOption, MasterPortOption, TokenOption, WaitOption
+from ddpdoctor.cli.options import JsonOption, MarkdownOption, PythonOption, QuietOption, StrictOption
+from ddpdoctor.cli.output import ReportForm
 
 if TYPE_CHECKING:
-    from ddpdoctor.api.results import CommandResult
     from ddpdoctor.api.training_results import JointSmokeResult, SmokeResult
     from ddpdoctor.network_check.job import NetcheckJob
     from ddpdoctor.smoke_training.multinode.task import JointProgressListener
     from ddpdoctor.smoke_training.progress import SmokeProgress
-
-_JOB = "Several hosts"
 
 
 def smoke(
@@ -50,7 +38,7 @@ def smoke(
             metavar="M",
             help="Hosts of the job: run this on each. Default: the launcher's, else 1.",
             show_default=False,
-            rich_help_panel=_JOB,
+            rich_help_panel=PANEL,
         ),
     ] = None,
     node_rank: Annotated[
@@ -60,46 +48,13 @@ def smoke(
             metavar="I",
             help="This host, from 0. Default: the launcher's.",
             show_default=False,
-            rich_help_panel=_JOB,
+            rich_help_panel=PANEL,
         ),
     ] = None,
-    master_addr: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST",
-            help="Where rank 0 runs: MASTER_ADDR. Default: the launcher's.",
-            show_default=False,
-            rich_help_panel=_JOB,
-        ),
-    ] = None,
-    master_port: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=65535,
-            metavar="PORT",
-            help="MASTER_PORT. Default: the launcher's, or 29500.",
-            show_default=False,
-            rich_help_panel=_JOB,
-        ),
-    ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            envvar=TOKEN_VARIABLE,
-            show_envvar=False,
-            help="Let in only hosts that give the same, as with netcheck.",
-            show_default=False,
-            rich_help_panel=_JOB,
-        ),
-    ] = None,
-    wait: Annotated[
-        float,
-        typer.Option(
-            min=1, max=86400, metavar="SECONDS", help="For hosts that aren't there yet.", rich_help_panel=_JOB
-        ),
-    ] = WAIT_SECONDS,
+    master_addr: MasterAddrOption = None,
+    master_port: MasterPortOption = None,
+    token: TokenOption = None,
+    wait: WaitOption = WAIT_SECONDS,
     backend: Annotated[
         str, typer.Option(metavar="nccl|gloo|auto", help="Default: NCCL where there are GPUs.", show_default=False)
     ] = "auto",
@@ -146,12 +101,9 @@ def smoke(
     """
     from ddpdoctor.api import training
 
-    refuse_two_forms(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
+    form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
 
-    def shown(result: CommandResult) -> None:
-        print_result(result, as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
-
-    with refusals(as_json=as_json):
+    with form.refusals():
         result = training.smoke(
             nproc=nproc,
             nnodes=nnodes,
@@ -166,7 +118,7 @@ def smoke(
             stages=stages or (),
             scaling=scaling,
             strict=strict,
-            observer=_AtTheTerminal(shown, quiet=quiet),
+            observer=_AtTheTerminal(form),
         )
     raise typer.Exit(result.exit_code(strict=strict))
 
@@ -174,9 +126,8 @@ def smoke(
 class _AtTheTerminal(SmokeObserver):
     """Shows how far the ranks are, and the report as soon as there is one."""
 
-    def __init__(self, shown: Callable[[CommandResult], None], *, quiet: bool) -> None:
-        self._shown = shown
-        self._quiet = quiet
+    def __init__(self, form: ReportForm) -> None:
+        self._form = form
 
     def progress(self) -> SmokeProgress:
         from ddpdoctor.report.live import show_on
@@ -185,12 +136,12 @@ class _AtTheTerminal(SmokeObserver):
         return show_on(sys.stderr, SmokeProgress())
 
     def ended(self, result: SmokeResult) -> None:
-        self._shown(result)
+        self._form.print(result)
 
     def looking_for_the_cause(self, result: SmokeResult) -> str:
         """What happened, for the seconds in which the host is looked at: a terminal shows it until the report is there, a log
         keeps it."""
-        if self._quiet:
+        if self._form.quiet:
             return ""
         text = result.headline
         if moves_its_cursor(sys.stderr):
@@ -201,9 +152,9 @@ class _AtTheTerminal(SmokeObserver):
     def audience(self, job: NetcheckJob) -> JointProgressListener:
         from ddpdoctor.cli.smoke_hosts import TerminalAudience, print_joint
 
-        return TerminalAudience(lambda result: print_joint(result, job, self._shown), job)
+        return TerminalAudience(lambda result: print_joint(result, job, self._form.print), job)
 
     def ended_together(self, result: JointSmokeResult, job: NetcheckJob) -> None:
         from ddpdoctor.cli.smoke_hosts import print_joint
 
-        print_joint(result, job, self._shown)
+        print_joint(result, job, self._form.print)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ddpdoctor.cli.options import CheckpointOption, PythonOption, QuickOption
 from ddpdoctor.cli.output import refusals
-from ddpdoctor.cli.probing import CheckpointOption, PythonOption
 
 
 def snapshot(
@@ -24,7 +24,7 @@ def snapshot(
     ] = None,
     python: PythonOption = None,
     checkpoints: CheckpointOption = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not import torch.")] = False,
+    quick: QuickOption = False,
 ) -> None:
     """Take the facts of this host and judge nothing. Passwords and tokens are left out.
 
@@ -36,7 +36,7 @@ def snapshot(
     from ddpdoctor.base.text import one_line
     from ddpdoctor.engine.snapshots import SnapshotError
 
-    with refusals(as_json=False):
+    with refusals():
         taken = host_snapshot.snapshot(python, checkpoints=checkpoints or (), quick=quick)
     if output is None or output == "-":
         sys.stdout.write(taken.to_json())

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpdoctor.cli.asking import ask
-from ddpdoctor.cli.output import MarkdownOption, print_result, refusals, refuse_two_forms
+from ddpdoctor.cli.options import JsonAloneOption, MarkdownOption
+from ddpdoctor.cli.output import ReportForm
 
 if TYPE_CHECKING:
     from ddpdoctor.api.leftovers import ZombiesResult
@@ -31,7 +32,7 @@ def zombies(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --kill: show what would be ended, and end nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonAloneOption = False,
     as_markdown: MarkdownOption = False,
 ) -> None:
     """Show what earlier runs left behind: orphaned ranks and DataLoader workers, GPU memory, ports, shared memory.
@@ -44,12 +45,11 @@ def zombies(
     Exit code: 0 nothing is left over, 1 something is, 2 wrong usage, or the
     processes could not be seen.
     """
-    refuse_two_forms(as_json=as_json, as_markdown=as_markdown)
-    form = "--json" if as_json else "--markdown" if as_markdown else ""
+    form = ReportForm(as_json=as_json, as_markdown=as_markdown)
     if not kill and (yes or dry_run):
         raise typer.BadParameter(f"{'--yes' if yes else '--dry-run'} goes with --kill")
-    if form and kill and not yes and not dry_run:
-        raise typer.BadParameter(f"--kill {form} can't ask: add --yes, or --dry-run to see what would be done")
+    if form.option and kill and not yes and not dry_run:
+        raise typer.BadParameter(f"--kill {form.option} can't ask: add --yes, or --dry-run to see what would be done")
     from ddpdoctor.cli.fix_check_options import not_ours
 
     if kill and not dry_run and (silent := not_ours(os.environ)):
@@ -58,23 +58,23 @@ def zombies(
     from ddpdoctor.api import leftovers
 
     def confirm(result: ZombiesResult) -> bool:
-        if not form:
+        if not form.option:
             _show_plan(result)
         if dry_run:
-            print("Nothing was ended: it was a dry run.", file=sys.stderr if form else sys.stdout)
+            print("Nothing was ended: it was a dry run.", file=sys.stderr if form.option else sys.stdout)
         return not dry_run and (yes or _may())
 
-    with refusals(as_json=as_json):
+    with form.refusals():
         result = leftovers.zombies(targets or (), kill=kill, confirm=confirm)
-    if form:
-        print_result(result, as_json=as_json, as_markdown=as_markdown)
+    if form.option:
+        form.print(result)
     elif not (kill and result.proven):
         result.show(sys.stdout)
     elif result.endings is not None:
         _show_endings(result)
     if kill and result.leftovers and not result.proven:
         words = "Nothing was ended: nothing of it is proven to be left over, and yours."
-        print(words, file=sys.stderr if form else sys.stdout)
+        print(words, file=sys.stderr if form.option else sys.stdout)
     raise typer.Exit(result.exit_code())
 
 

@@ -417,7 +417,7 @@ def test_no_answer_changes_nothing(gan: Path, tmp_path: Path, typed: str, code: 
 SLOW = """
 import time
 from ddpdoctor.base.terminal import take_terminal
-from ddpdoctor.cli.progress import FilesProgress
+from ddpdoctor.cli.fix_checkpoint import FilesProgress
 take_terminal()
 progress = FilesProgress(2)
 progress.begin("quick.pt")

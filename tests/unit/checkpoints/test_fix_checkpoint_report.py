@@ -20,8 +20,7 @@ from ddpdoctor.checkpoints.pickles.editing import EditOptions
 from ddpdoctor.checkpoints.render import file_item, file_sections, sum_sections
 from ddpdoctor.checkpoints.render_json import fixing_report
 from ddpdoctor.checks.catalogue import select
-from ddpdoctor.cli import progress
-from ddpdoctor.cli.progress import FilesProgress
+from ddpdoctor.cli.fix_checkpoint import FilesProgress
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
 from ddpdoctor.report.contract import json_schema, to_json
@@ -448,7 +447,7 @@ def test_what_leaves_something_out_needs_a_new_file(options: dict[str, Any], out
 
 def test_progress_says_how_far(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr("ddpdoctor.cli.fix_checkpoint.time.monotonic", lambda: now)
     bar = FilesProgress(3)
     bar.begin("a.pt")
     assert bar.text(2) == "file 1 of 3, reading a.pt (2 s)"
