@@ -69,7 +69,7 @@ class CheckResult(CommandResult):
         )
 
     def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
-        from ddpdoctor.report.render_check import check_document
+        from ddpdoctor.report.examined_hosts import check_document
 
         return check_document(self._examinations, self._problems, verbose=verbose, quiet=quiet)
 
@@ -146,7 +146,7 @@ def _load_checks(collected: bool) -> None:
         from ddpdoctor.checks.catalogue import all_checks
 
         all_checks()
-        import ddpdoctor.report.render_check
+        import ddpdoctor.report.examined_hosts
         import ddpdoctor.report.terminal  # noqa: F401
     finally:
         if collected:

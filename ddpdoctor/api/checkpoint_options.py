@@ -46,12 +46,12 @@ def edit_options(
     named = [option for option, is_given in given.items() if is_given]
     if undo and named:
         raise UsageError(f"--undo only restores; it can't go with {' or '.join(named)}")
-    for one, other, why in (
+    for first, second, why in (
         ("--keep", "--drop", "what isn't kept is dropped"),
         ("--to-safetensors", "--to", "a safetensors file names no device"),
     ):
-        if given[one] and given[other]:
-            raise UsageError(f"{one} and {other} exclude each other: {why}")
+        if given[first] and given[second]:
+            raise UsageError(f"{first} and {second} exclude each other: {why}")
     if output is not None and not output.strip():
         raise UsageError("--output is empty; is the variable in it set?")
     dropping = [option for option in ("--keep", "--drop", "--params-only", "--to-safetensors") if given[option]]

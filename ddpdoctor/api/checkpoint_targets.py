@@ -84,7 +84,7 @@ def make_folders(chosen: Sequence[Target]) -> None:
 
 def undo_targets(paths: Sequence[str]) -> list[Target]:
     """The files that were named, and of a folder those that have an undo file; itself, if none has."""
-    found = [one for path in paths for one in _fixed_before(Path(path))]
+    found = [file for path in paths for file in _fixed_before(Path(path))]
     return [Target(path) for path in dict.fromkeys(found)]
 
 
@@ -92,8 +92,8 @@ def _fixed_before(path: Path) -> list[Path]:
     from ddpdoctor.checkpoints.writing.journal import SUFFIX
 
     if path.is_dir():
-        return sorted(Path(str(one).removesuffix(SUFFIX)) for one in path.rglob(f"*{SUFFIX}")) or [path]
-    files = [one for one, _ in _files(path)]
+        return sorted(Path(str(file).removesuffix(SUFFIX)) for file in path.rglob(f"*{SUFFIX}")) or [path]
+    files = [file for file, _ in _files(path)]
     return [file for file in files if Path(f"{file}{SUFFIX}").exists()] or files
 
 
@@ -122,5 +122,5 @@ def _files(path: Path) -> Iterator[tuple[Path, Path]]:
     from ddpdoctor.checkpoints.named_paths import expand
 
     folder = path if path.is_dir() else path.parent
-    for one in expand([path]):
-        yield one, one.relative_to(folder)
+    for file in expand([path]):
+        yield file, file.relative_to(folder)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _MARGIN = 9
 """Columns: room for the longest of the words below."""
-_MOST_PATHS = 8
-_MOST_NAMES = 4
+_MAX_PATHS = 8
+_MAX_NAMES = 4
 _LONG_NAME = re.compile(r"\S{401,}")
 """A name of thousands of characters, which nobody reads."""
 _SHOWN_CHARACTERS = 200
@@ -100,7 +100,7 @@ def file_item(outcome: CheckpointOutcome) -> Paragraph:
 def sum_sections(outcomes: Sequence[CheckpointOutcome], paths: Sequence[str]) -> Iterator[Section]:
     """What must be said of some of the many files, then how many came to what. `paths`: as the user named them."""
     for parts, alike in _loud(outcomes).items():
-        named = listed((outcome.path for outcome in alike), _MOST_NAMES)
+        named = listed((outcome.path for outcome in alike), _MAX_NAMES)
         blocks = (block for part in parts for block in _part(part))
         yield Section((_item(StyledText(one_line(named), "bold"), "", margin=0), *blocks))
     counts = Counter(outcome.action for outcome in outcomes)
@@ -117,9 +117,9 @@ def sum_sections(outcomes: Sequence[CheckpointOutcome], paths: Sequence[str]) ->
 
 def undo_command(fixed: Sequence[Path], paths: Sequence[str]) -> str:
     """What takes the changes of these files back. paths: as the user named them, and files besides these."""
-    named = [path for path in paths if any(_names(path, one) for one in fixed)]
-    if len(named) > _MOST_PATHS:
-        named = [*named[:_MOST_PATHS], "..."]
+    named = [path for path in paths if any(_names(path, file) for file in fixed)]
+    if len(named) > _MAX_PATHS:
+        named = [*named[:_MAX_PATHS], "..."]
     return f"{COMMAND} --undo {' '.join(map(quoted, named))}"
 
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ddpdoctor.report.reported_checkpoints import CheckpointOutcome
 
 COMMAND = "ddpdoctor fix-checkpoint"
-_MOST = 6
+_MAX_NAMES = 6
 """So many names of a kind are shown; a hostile file may hold thousands."""
 
-_LONGEST = 160
+_MAX_NAME_CHARACTERS = 160
 """Characters of a name; what is longer is cut in its middle."""
 
 
@@ -107,13 +107,13 @@ def _edits(outcome: CheckpointOutcome, rename: str, leave_out: str) -> list[str]
     if outcome.renamed:
         edits.append(f"{rename} {plural(outcome.renamed, 'key')}")
     if outcome.dropped:
-        edits.append(f"{leave_out} {listed(map(_clipped, outcome.dropped), _MOST)}")
+        edits.append(f"{leave_out} {listed(map(_clipped, outcome.dropped), _MAX_NAMES)}")
     return edits
 
 
 def _clipped(name: str) -> str:
     """A key may have thousands of characters."""
-    return clip_middle(name, _LONGEST)
+    return clip_middle(name, _MAX_NAME_CHARACTERS)
 
 
 def _advice(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
@@ -137,7 +137,7 @@ def _advice(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
 
 
 def _done(outcome: CheckpointOutcome, wishes: EditOptions) -> Iterator[LabelledPart]:
-    moved = sum(one.tensors for one in outcome.moved)
+    moved = sum(moved.tensors for moved in outcome.moved)
     which = "what stays" if outcome.dropped else plural(moved, "tensor")
     planned = outcome.action is Action.WOULD_FIX
     edits = [f"{'move' if planned else 'moved'} {which} to {wishes.to}"] if moved else []
@@ -179,8 +179,8 @@ def _code_devices(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
     """What of a TorchScript file stays tied to a device, whatever was done to its tensors."""
     facts = outcome.after or outcome.before
     if facts is not None and facts.code_devices and outcome.action not in (Action.UNDONE, Action.WOULD_UNDO):
-        devices = listed(dict.fromkeys(place.rpartition(": ")[2] for place in facts.code_devices), _MOST)
-        places = listed((_clipped(place.rpartition(": ")[0]) for place in facts.code_devices), _MOST)
+        devices = listed(dict.fromkeys(place.rpartition(": ")[2] for place in facts.code_devices), _MAX_NAMES)
+        places = listed((_clipped(place.rpartition(": ")[0]) for place in facts.code_devices), _MAX_NAMES)
         text = (
             f"But its code still names {devices} ({places}), which can't be rewritten: where there is no such device "
             "it fails when it is run. Trace or script the model anew on the CPU, and move it after loading."
@@ -211,8 +211,8 @@ def _dangers(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
 
 
 def _named(lines: list[str]) -> str:
-    more = [f"and {len(lines) - _MOST} more (--json names them all)"] if len(lines) > _MOST else []
-    return "".join(f"\n- {line}" for line in [*lines[:_MOST], *more])
+    more = [f"and {len(lines) - _MAX_NAMES} more (--json names them all)"] if len(lines) > _MAX_NAMES else []
+    return "".join(f"\n- {line}" for line in [*lines[:_MAX_NAMES], *more])
 
 
 def _load(outcome: CheckpointOutcome, facts: CheckpointFile) -> Iterator[LabelledPart]:
@@ -245,7 +245,7 @@ def _load_foreign(path: str, facts: CheckpointFile) -> LabelledPart:
     """How to load what weights_only=True stops at: as `check` says it."""
     from ddpdoctor.checkpoints.weights_only import ALL, preparation
 
-    stops = f"weights_only=True stops at {listed(facts.weights_only_blockers, _MOST)}."
+    stops = f"weights_only=True stops at {listed(facts.weights_only_blockers, _MAX_NAMES)}."
     prepared = preparation(facts.weights_only_blockers)
     if prepared is None:
         return LabelledPart("load", f"{stops} Only {ALL}:", (f"torch.load({path!r}, weights_only=False)",))
@@ -269,18 +269,18 @@ def _to_know(outcome: CheckpointOutcome, facts: CheckpointFile) -> Iterator[Labe
         text = f'{which} with "{prefix.prefix}"{by}. If your model lacks it, take it off:'
         yield LabelledPart("hint", text, (f"{COMMAND} {quoted(path)} --strip-prefix {quoted(prefix.prefix)}",))
     if facts.rng_states:
-        devices = listed((_clipped(one.device) for one in facts.pinned), _MOST)
+        devices = listed((_clipped(pin.device) for pin in facts.pinned), _MAX_NAMES)
         how = (
             f"with map_location='cpu' (without, what is tied to {devices} goes there)"
             if devices
             else "without map_location, or with 'cpu'"
         )
-        states = listed(map(_clipped, facts.rng_states), _MOST)
+        states = listed(map(_clipped, facts.rng_states), _MAX_NAMES)
         text = f"It holds random number generators' states ({states}), which torch can't restore from a GPU: load it {how}."
         yield LabelledPart("hint", text)
     if facts.device_texts:
         texts = listed(
             (f"{_clipped(device_text.where)} = {_clipped(device_text.device)}" for device_text in facts.device_texts),
-            _MOST,
+            _MAX_NAMES,
         )
         yield LabelledPart("hint", f"Your own code may read these devices, so they were left as they are: {texts}.")

@@ -11,8 +11,8 @@ def library_first() -> None:
     if library not in sys.path:
         return
     place = sys.path.index(library)
-    last = [one for one in sys.path[:place] if _hides_modules(one)]
-    sys.path[:] = [one for one in sys.path if one not in last] + last
+    last = [folder for folder in sys.path[:place] if _hides_modules(folder)]
+    sys.path[:] = [folder for folder in sys.path if folder not in last] + last
 
 
 def _hides_modules(folder: str) -> bool:

@@ -21,7 +21,7 @@ from ddpdoctor.fixes.remedies import AppliableFix, Case, cases
 from ddpdoctor.fixes.render import case_blocks, outcome_blocks, source_path, treatment_blocks
 from ddpdoctor.fixes.settings_file import SettingsPlace, safe_place
 from ddpdoctor.report.document import Paragraph
-from ddpdoctor.report.render_check import check_document, check_verdict
+from ddpdoctor.report.examined_hosts import check_document, check_verdict
 from ddpdoctor.report.reported_fixes import FixState, Treatment
 from ddpdoctor.report.terminal import screen_for
 
@@ -124,7 +124,9 @@ class _Terminal:
         sys.stdout.flush()
         self._screen.write(Paragraph(""), *case_blocks(case, number, total, self._place))
         several = len(case.remedies) > 1
-        places = {str(one): one - 1 for one in range(1, len(case.remedies) + 1)} if several else {"y": 0, "yes": 0}
+        places = (
+            {str(number): number - 1 for number in range(1, len(case.remedies) + 1)} if several else {"y": 0, "yes": 0}
+        )
         choices = "/".join([*places, "N"] if several else ["y", "N"])
         return _answer(f"Apply {'which' if several else 'it'}? [{choices}] ", places)
 
@@ -173,7 +175,9 @@ def _changed(applied: Applied) -> str:
         from ddpdoctor.checkpoints.render import undo_command
 
         undo = undo_command(applied.fixed, [str(path) for path in applied.fixed])
-        parts.append(f"fixed, and whole: {', '.join(one_line(str(one)) for one in applied.fixed)} (to go back: {undo})")
+        parts.append(
+            f"fixed, and whole: {', '.join(one_line(str(path)) for path in applied.fixed)} (to go back: {undo})"
+        )
     if ended := applied.endings.describe():
         parts.append(ended)
     return f"By then {'; '.join(parts)}. Nothing was proved yet."

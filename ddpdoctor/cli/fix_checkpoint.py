@@ -193,8 +193,8 @@ class _AtTheTerminal(_Silent):
 
 def _ask(outcome: CheckpointOutcome) -> str | None:
     """Which of the choices the user means; None for none of them."""
-    for number, one in enumerate(outcome.choices, start=1):
-        print(f"  {number}  {one or '(the whole file)'}", file=sys.stderr)
+    for number, key in enumerate(outcome.choices, start=1):
+        print(f"  {number}  {key or '(the whole file)'}", file=sys.stderr)
     while True:
         answer = ask(f"Which are the model's parameters of {outcome.path}? [none] ").strip()
         if not answer:

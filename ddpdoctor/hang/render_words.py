@@ -29,14 +29,14 @@ from ddpdoctor.knowledge.stack_places import PlaceKind, StackPlace, file_line, p
 from ddpdoctor.processes.jobs import TrainingJob
 from ddpdoctor.processes.jobs_summary import described
 
-MOST_CALLERS: Final = 5
-MOST_PIDS: Final = 4
-MOST_WORKERS: Final = 4
-MOST_SECONDS: Final = 600
-LONGER: Final = 10
+MAX_CALLERS: Final = 5
+MAX_PIDS: Final = 4
+MAX_WORKERS: Final = 4
+MAX_SECONDS: Final = 600
+LONGER_FACTOR: Final = 10
 """Times as long as the last look: a step may take longer than that."""
 
-SEVERAL: Final = (
+PLURALS: Final = (
     ("it has", "they have"),
     ("it ended", "they ended"),
     ("it was", "they were"),
@@ -49,7 +49,7 @@ SEVERAL: Final = (
 )
 """How the reasons of one rank are told of several."""
 
-ORDER: Final = (
+GROUP_ORDER: Final = (
     RankActivity.STOPPED, RankActivity.GONE, RankActivity.HELD, RankActivity.LEFT, RankActivity.ELSEWHERE, RankActivity.UNSEEN, RankActivity.PERHAPS, RankActivity.WAITS,
     RankActivity.MOVES,
 )  # fmt: skip
@@ -191,7 +191,7 @@ def groups(examination: Examination) -> list[Group]:
     gathered.sort(
         key=lambda members: (
             blamed.isdisjoint(member.number for member in members),
-            ORDER.index(members[0].activity),
+            GROUP_ORDER.index(members[0].activity),
             len(members),
             members[0].number,
         )
@@ -199,14 +199,14 @@ def groups(examination: Examination) -> list[Group]:
     return [_group(members, hang) for members in gathered]
 
 
-def _together(one: RankState, other: RankState) -> bool:
-    if _goes_on(one) and _goes_on(other):
-        return _place_within(one.rank.watched) == _place_within(other.rank.watched)
-    if one.activity is not other.activity:
+def _together(first: RankState, second: RankState) -> bool:
+    if _goes_on(first) and _goes_on(second):
+        return _place_within(first.rank.watched) == _place_within(second.rank.watched)
+    if first.activity is not second.activity:
         return False
-    if one.activity is RankActivity.GONE:
-        return one.rank.gone == other.rank.gone
-    return one.place.same_as(other.place) and one.progress == other.progress
+    if first.activity is RankActivity.GONE:
+        return first.rank.gone == second.rank.gone
+    return first.place.same_as(second.place) and first.progress == second.progress
 
 
 def _group(members: Sequence[RankState], hang: Hang) -> Group:
@@ -245,8 +245,8 @@ def _words(members: Sequence[RankState]) -> str:
 
 def _of(members: Sequence[RankState], reason: str) -> str:
     """Why there is nothing of a rank, of as many as there are."""
-    for one, several in SEVERAL if len(members) > 1 else ():
-        reason = re.sub(rf"\b{one}\b", several, reason)
+    for single, several in PLURALS if len(members) > 1 else ():
+        reason = re.sub(rf"\b{single}\b", several, reason)
     return reason
 
 
@@ -270,8 +270,8 @@ def _callers(stand: RankState) -> Iterator[str]:
 
 def _called_from(place: StackPlace) -> str:
     others = place.path[1:]
-    shown = [f"{frame.function.rpartition('.')[2]} ({file_line(frame)})" for frame in others[:MOST_CALLERS]]
-    more = f", and {len(others) - MOST_CALLERS} more" if len(others) > MOST_CALLERS else ""
+    shown = [f"{frame.function.rpartition('.')[2]} ({file_line(frame)})" for frame in others[:MAX_CALLERS]]
+    more = f", and {len(others) - MAX_CALLERS} more" if len(others) > MAX_CALLERS else ""
     return f"called from {', '.join(shown)}{more}" if shown else ""
 
 
@@ -280,7 +280,7 @@ def _processes(members: Sequence[RankState]) -> Iterator[str]:
     if not pids:
         return
     if len(pids) > 1:
-        yield f"pid {listed(pids, MOST_PIDS + 1)}"
+        yield f"pid {listed(pids, MAX_PIDS + 1)}"
         return
     watched = members[0].rank.watched
     assert watched is not None
@@ -304,8 +304,8 @@ def _workers(members: Sequence[RankState]) -> Iterator[str]:
         places.setdefault(key, []).append((rank, worker))
     if _goes_on(members[0]):
         return
-    for (place, moving), those in list(places.items())[:MOST_WORKERS]:
-        pids = listed((worker.pid for _, worker in those), MOST_PIDS)
+    for (place, moving), those in list(places.items())[:MAX_WORKERS]:
+        pids = listed((worker.pid for _, worker in those), MAX_PIDS)
         of = f" of {ranks_named(rank for rank, _ in those)}" if len(members) > 1 else ""
         s = "s" if len(those) == 1 else ""
         yield f"DataLoader worker{'' if s else 's'}{of} (pid {pids}) {'move' if moving else 'stay'}{s} in {place}"
@@ -332,7 +332,7 @@ def advice(examination: Examination) -> str:
         return ""
     if not any(state.rank.watched and state.rank.watched.last.frames for state in stands):
         return ""
-    seconds = min(MOST_SECONDS, max(round(STALL_SECONDS), LONGER * round(hang.between)))
+    seconds = min(MAX_SECONDS, max(round(STALL_SECONDS), LONGER_FACTOR * round(hang.between)))
     command = f"ddpdoctor jobs --hang {hang.job} --seconds {seconds}"
     if examination.verdict is not Verdict.WARN:
         return f"A step may take longer than that; to look longer: {command}"

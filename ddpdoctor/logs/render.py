@@ -53,11 +53,11 @@ from ddpdoctor.report.document import (
 )
 
 MARGIN: Final = 6
-MOST_LINES: Final = 2
+MAX_LINES: Final = 2
 """Of a hypothesis that isn't the first."""
-MOST_ATTEMPTS: Final = 6
-MOST_STACKS: Final = 8
-MOST_EFFECTS: Final = 4
+MAX_ATTEMPTS: Final = 6
+MAX_STACKS: Final = 8
+MAX_EFFECTS: Final = 4
 HELD_STYLES: Final = {
     HostVerdict.CONFIRMED: "bold red",
     HostVerdict.CONTRADICTED: "bold green",
@@ -173,10 +173,10 @@ def _stacks(judgement: LogJudgement) -> Section:
         return Section()
     items = [
         Paragraph(evidence_words(Evidence(f"{f'{why}: ' if why else ''}{quoted(stack.text)}", stack.source)), indent=2)
-        for why, stack in found[:MOST_STACKS]
+        for why, stack in found[:MAX_STACKS]
     ]
-    if len(found) > MOST_STACKS:
-        items.append(Paragraph(StyledText(f"and {plural(len(found) - MOST_STACKS, 'other stack')}", "dim"), indent=2))
+    if len(found) > MAX_STACKS:
+        items.append(Paragraph(StyledText(f"and {plural(len(found) - MAX_STACKS, 'other stack')}", "dim"), indent=2))
     return Section(tuple(items), "Where its processes stood when they wrote their stacks")
 
 
@@ -195,7 +195,7 @@ def _hypothesis(judgement: LogJudgement, diagnosis: Diagnosis) -> Iterator[Block
     yield _named(diagnosis)
     if diagnosis.suspect.why:
         yield _part("why", one_line(diagnosis.suspect.why))
-    for number, evidence in enumerate(lines(judgement.log, diagnosis.suspect.sightings, MOST_LINES)):
+    for number, evidence in enumerate(lines(judgement.log, diagnosis.suspect.sightings, MAX_LINES)):
         yield _part("" if number else "seen", evidence_words(Evidence(quoted(evidence.text), evidence.source)))
     if diagnosis.held:
         yield _part("here", f"{diagnosis.held.standing.value}: {one_line(diagnosis.held.words)}")
@@ -233,8 +233,8 @@ def _followed(judgement: LogJudgement, *, verbose: bool) -> Section:
 
 
 def _some(texts: Sequence[str]) -> str:
-    rest = len(texts) - MOST_EFFECTS
-    return "; ".join(texts[:MOST_EFFECTS]) + (f"; {rest} more kinds, -v shows them" if rest > 0 else "")
+    rest = len(texts) - MAX_EFFECTS
+    return "; ".join(texts[:MAX_EFFECTS]) + (f"; {rest} more kinds, -v shows them" if rest > 0 else "")
 
 
 def _attempts(judgement: LogJudgement) -> Section:
@@ -242,9 +242,9 @@ def _attempts(judgement: LogJudgement) -> Section:
     others = other_attempts(judgement)
     if not others:
         return Section()
-    left_out = len(others) - MOST_ATTEMPTS
+    left_out = len(others) - MAX_ATTEMPTS
     note = (Paragraph(StyledText(f"{left_out} more, --json has them all", "dim"), indent=2),) if left_out > 0 else ()
-    shown = (_seen(judgement, words, line) for words, line in others[-MOST_ATTEMPTS:])
+    shown = (_seen(judgement, words, line) for words, line in others[-MAX_ATTEMPTS:])
     return Section((*note, *shown), "The other attempts")
 
 

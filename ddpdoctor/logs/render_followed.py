@@ -15,10 +15,11 @@ from ddpdoctor.logs.analyze.false_positives import good_news
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.render_words import quoted
 
-MOST_NAMES: Final = 40
-MOST_ERROR: Final = 90
+MAX_NAME: Final = 40
 """Characters."""
-MOST_NOISE: Final = 3
+MAX_ERROR: Final = 90
+"""Characters."""
+MAX_NOISE_NAMES: Final = 3
 _DIGITS: Final = re.compile(r"\d+")
 
 
@@ -28,15 +29,18 @@ def followed(log: Log, verdict: LogVerdict) -> list[tuple[str, LogLine]]:
     for effect in verdict.effects:
         kinds.setdefault(effect.sign, []).append(effect)
     found = [
-        (f'"{quoted(sign)}" {_said_by([one.line for one in seen], sum(one.times for one in seen))}', seen[0].line)
-        for sign, seen in kinds.items()
+        (
+            f'"{quoted(sign)}" {_said_by([match.line for match in matches], sum(match.times for match in matches))}',
+            matches[0].line,
+        )
+        for sign, matches in kinds.items()
     ]
     raised: dict[str, list[LoggedException]] = {}
-    for each in _lost(log, verdict):
-        raised.setdefault(f"{each.exception}: {_DIGITS.sub('', each.message)[:MOST_NAMES]}", []).append(each)
+    for error in _lost(log, verdict):
+        raised.setdefault(f"{error.exception}: {_DIGITS.sub('', error.message)[:MAX_NAME]}", []).append(error)
     found += [
         (
-            f'"{clip(quoted(f"{short_name(errors[0].exception)}: {errors[0].message}"), MOST_ERROR)}" '
+            f'"{clip(quoted(f"{short_name(errors[0].exception)}: {errors[0].message}"), MAX_ERROR)}" '
             + _said_by([error.line for error in errors], sum(error.times for error in errors)),
             errors[0].line,
         )
@@ -91,7 +95,7 @@ def noise(log: Log, catalogue: Catalogue) -> list[Noise]:
         Noise(text, _why(catalogue.get(slug), text), sum(match.times for match in seen), seen[0].line)
         for (slug, text), seen in kinds.items()
     ]
-    return sorted([*log.noise, *signs], key=lambda one: -one.times)
+    return sorted([*log.noise, *signs], key=lambda message: -message.times)
 
 
 def _why(known: Check | None, text: str) -> str:
@@ -108,6 +112,6 @@ def _why(known: Check | None, text: str) -> str:
 def harmless(log: Log, catalogue: Catalogue) -> str:
     """All of it in one line; "" where there is none."""
     found = noise(log, catalogue)
-    names = [f'"{clip(quoted(one.text), MOST_NAMES)}" ({one.times}x)' for one in found]
+    names = [f'"{clip(quoted(message.text), MAX_NAME)}" ({message.times}x)' for message in found]
     many = plural(len(found), "message")
-    return f"{many} that healthy runs print, too: {listed(names, MOST_NOISE)}" if found else ""
+    return f"{many} that healthy runs print, too: {listed(names, MAX_NOISE_NAMES)}" if found else ""

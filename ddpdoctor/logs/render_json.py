@@ -7,13 +7,13 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
+from ddpdoctor.facts.log import Log, LoggedException, LogLine, SignMatch
 from ddpdoctor.knowledge.log_topics import LogTopic
 from ddpdoctor.logs.analyze.verdict import RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
 from ddpdoctor.logs.render_followed import noise
 from ddpdoctor.logs.render_words import headline, judged_as, own_errors, unread
-from ddpdoctor.report.contract import Report, build_report
+from ddpdoctor.report.contract import Report, build_report, mirror
 from ddpdoctor.report.reported_log import (
     HeldName,
     OutcomeName,
@@ -41,8 +41,8 @@ HELD: Final[dict[HostVerdict, HeldName]] = {
     HostVerdict.NOT_CONFIRMED: "not-confirmed",
     HostVerdict.NOT_TESTED: "not-tested",
 }
-MOST_LINES: Final = 20
-MOST_CALLS: Final = 8
+MAX_LINES: Final = 20
+MAX_CALLS: Final = 8
 
 
 def log_report(judgement: LogJudgement, *, with_facts: bool = False) -> Report:
@@ -63,7 +63,9 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
     log, verdict = judgement.log, judgement.verdict
     lead, exited = verdict.lead, verdict.exited
     rank = lead.rank if lead else None
-    return ReportedLog(
+    return mirror(
+        ReportedLog,
+        log,
         outcome=OUTCOMES[verdict.outcome],
         headline=headline(judgement),
         lead=_line(log, lead) if lead else None,
@@ -71,21 +73,14 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
         host=lead.host or (exited.host if exited else "") if lead else "",
         time=lead.time if lead and not lead.lent else None,
         exception=_exception(verdict.raised) if verdict.raised else None,
-        exit=_exit(exited) if exited else None,
+        exit=mirror(ReportedExit, exited) if exited else None,
         suspects=tuple(_suspect(log, opinion) for opinion in judgement.opinions),
         also=(
             *(_own_error(judgement, *error) for error in own_errors(verdict)),
             *(_suspect(log, diagnosis) for diagnosis in judgement.also),
         ),
         effects=_effects(log, verdict.effects),
-        noise=tuple(
-            ReportedNoise(text=one.text, why=one.why, times=one.times) for one in noise(log, judgement.catalogue)
-        ),
-        files=log.files,
-        launcher=log.launcher,
-        world_size=log.world_size,
-        ranks=log.ranks,
-        hosts=log.hosts,
+        noise=tuple(mirror(ReportedNoise, message) for message in noise(log, judgement.catalogue)),
         not_kept=log.more,
         attempt=verdict.attempt,
         other_attempts=tuple(
@@ -101,23 +96,15 @@ def reported_log(judgement: LogJudgement) -> ReportedLog:
 
 def _line(log: Log, line: LogLine) -> ReportedLine:
     name = log.files[line.file].name if line.file < len(log.files) else ""
-    return ReportedLine(
-        file=name,
-        number=line.number,
-        text=line.text,
-        rank=line.rank,
-        host=line.host,
-        time=None if line.lent else line.time,
-    )
+    return mirror(ReportedLine, line, file=name, time=None if line.lent else line.time)
 
 
-def _suspect(log: Log, one: Diagnosis) -> ReportedSuspect:
-    held = one.held
-    return ReportedSuspect(
-        slug=one.suspect.slug,
-        sure=one.suspect.sure,
-        why=one.suspect.why,
-        lines=tuple(_line(log, sighting.line) for sighting in one.suspect.sightings[:MOST_LINES]),
+def _suspect(log: Log, diagnosis: Diagnosis) -> ReportedSuspect:
+    held = diagnosis.held
+    return mirror(
+        ReportedSuspect,
+        diagnosis.suspect,
+        lines=tuple(_line(log, sighting.line) for sighting in diagnosis.suspect.sightings[:MAX_LINES]),
         held=HELD[held.standing] if held else None,
         held_words=held.words if held else "",
     )
@@ -129,13 +116,7 @@ def _own_error(judgement: LogJudgement, words: str, line: LogLine) -> ReportedSu
 
 
 def _exception(raised: LoggedException) -> ReportedException:
-    return ReportedException(
-        exception=raised.exception, message=raised.message, calls=raised.frames[-MOST_CALLS:], own=raised.own
-    )
-
-
-def _exit(exited: ProcessExit) -> ReportedExit:
-    return ReportedExit(said_by=exited.said_by, exit_code=exited.exit_code, error=exited.error)
+    return mirror(ReportedException, raised, calls=raised.frames[-MAX_CALLS:])
 
 
 def _effects(log: Log, effects: Sequence[SignMatch]) -> tuple[ReportedEffect, ...]:

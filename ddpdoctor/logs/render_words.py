@@ -25,11 +25,11 @@ from ddpdoctor.logs.analyze.sightings import common_folder, phase_within, stack_
 from ddpdoctor.logs.analyze.verdict import LogVerdict, RunOutcome
 from ddpdoctor.logs.diagnosis import Diagnosis, HostVerdict, LogJudgement
 
-MOST_TEXT: Final = 300
+MAX_TEXT: Final = 300
 """Characters of a log's line that are shown."""
-MOST_FILES: Final = 3
-MOST_FRAMES: Final = 4
-MOST_ENDS: Final = 2
+MAX_FILES: Final = 3
+MAX_FRAMES: Final = 4
+MAX_ENDS: Final = 2
 _WORD: Final = re.compile(r"[A-Z][a-z']*(?: |$)")
 _NAME: Final = re.compile(r"(?:Accelerate|Apex|Docker|Horovod|Hydra|Kubernetes|Lightning|Linux|Podman|Python|Slurm)\b")
 _HOW: Final = {
@@ -44,7 +44,7 @@ NOT_IN_A_LOG: Final = (
 
 def quoted(text: str) -> str:
     """Words of a log as they may be shown: on one line, without what steers a terminal, or a middle that nobody would read."""
-    return clip_middle(one_line(text), MOST_TEXT)
+    return clip_middle(one_line(text), MAX_TEXT)
 
 
 def clock(time: float) -> str:
@@ -212,7 +212,7 @@ def _survived(log: Log, verdict: LogVerdict) -> str:
         if len(some) == 1
         else "errors are spoken of, and the run went on"
     )
-    return f"; {many}: {listed([place(log, one) for one in some], 3)}"
+    return f"; {many}: {listed([place(log, line) for line in some], 3)}"
 
 
 def who_first(log: Log, verdict: LogVerdict) -> str:
@@ -299,7 +299,7 @@ def _files(files: Sequence[LogFile]) -> str:
             *(file_name(log_file) for log_file in read if log_file not in within),
             *([f"{plural(len(within), 'file')} in {one_line(folder)}"] if within else []),
         ],
-        MOST_FILES,
+        MAX_FILES,
     )
     return f"{names} ({size}, {lines:,} {'line' if lines == 1 else 'lines'})" if read else "nothing"
 
@@ -330,20 +330,20 @@ def last_calls(raised: LoggedException) -> list[str]:
     telling = [
         frame for frame in raised.frames[:-1] if frame is raised.own or not is_of_framework(with_slashes(frame.path))
     ]
-    frames = [*telling, *raised.frames[-1:]][-MOST_FRAMES:]
+    frames = [*telling, *raised.frames[-1:]][-MAX_FRAMES:]
     if raised.own and raised.own not in frames:
         frames = [raised.own, *frames]
     found = [_shown(frame) for frame in frames]
     phase = phase_within(raised.frames)
     if phase:
         found.insert(found.index(_shown(raised.own)) + 1 if raised.own else 0, f"... {phase}")
-    return [quoted(one) for one in found]
+    return [quoted(call) for call in found]
 
 
 def stacks(judgement: LogJudgement) -> list[tuple[str, Evidence]]:
     """Why a process's stack was written, and where it stood; those that the findings show are left out, and of the same places one is told."""
     log = judgement.log
-    shown = {each for opinion in judgement.opinions for each in opinion.finding.evidence}
+    shown = {evidence for opinion in judgement.opinions for evidence in opinion.finding.evidence}
     found: dict[str, tuple[str, Evidence]] = {}
     for stack in log.stacks:
         (evidence,) = stack_lines(log, stack)
@@ -388,17 +388,17 @@ def ended_before(judgement: LogJudgement) -> list[list[ProcessExit]]:
     whole = judgement.examination.snapshot.log
     log = judgement.log if isinstance(whole, Unknown) else whole
     together: dict[object, list[ProcessExit]] = {}
-    for number, one in enumerate(endings(log)):
-        if one.exit_code is not None and not one.told_to:
-            of_several = one.rank is not None and one.pid is None
-            key = (one.line.file, one.line.number, one.exit_code) if of_several else number
-            together.setdefault(key, []).append(one)
-    return list(together.values())[:MOST_ENDS]
+    for number, process_exit in enumerate(endings(log)):
+        if process_exit.exit_code is not None and not process_exit.told_to:
+            of_several = process_exit.rank is not None and process_exit.pid is None
+            key = (process_exit.line.file, process_exit.line.number, process_exit.exit_code) if of_several else number
+            together.setdefault(key, []).append(process_exit)
+    return list(together.values())[:MAX_ENDS]
 
 
 def _who_ended(exited: ProcessExit, *alike: ProcessExit) -> str:
     if alike:
-        return f"that {ranks_named(one.rank for one in (exited, *alike) if one.rank is not None)}"
+        return f"that {ranks_named(ended.rank for ended in (exited, *alike) if ended.rank is not None)}"
     pid = f"pid {exited.pid}" if exited.pid is not None else ""
     if exited.rank is not None or exited.local_rank is not None:
         who = f"rank {exited.rank}" if exited.rank is not None else f"local rank {exited.local_rank}"

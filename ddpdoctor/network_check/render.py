@@ -34,9 +34,11 @@ from ddpdoctor.network_check.render_words import (
 from ddpdoctor.report.check_results import (
     finding_lines,
     finding_sections,
+    idle_reasons,
     more_on,
     not_tested_sections,
     passed_section,
+    unknown_reasons,
 )
 from ddpdoctor.report.document import (
     Block,
@@ -52,18 +54,18 @@ from ddpdoctor.report.document import (
     Words,
     verdict_span,
 )
-from ddpdoctor.report.folding import folded, idle_reasons, passed_everywhere, reasons
-from ddpdoctor.report.render_check import check_verdict
+from ddpdoctor.report.examined_hosts import check_verdict
+from ddpdoctor.report.folding import folded, idle_everywhere, passed_everywhere, reasons
 from ddpdoctor.report.summary import summary
 
 _WORD_STYLES = {"PASS": "bold green", "WARN": "bold yellow", "FAIL": "bold red", "NOT TESTED": "bold magenta"}
 _WORD = re.compile(rf"(?:{'|'.join(_WORD_STYLES)}) +")
 _FINDING = re.compile(r"(?P<word>FAIL|WARN) +(?P<summary>\S.*)  \[(?P<slug>[a-z0-9-]+)\]")
 """What `render_words.finding_line` writes."""
-_MARGIN = 10
+MARGIN = 10
 """Columns for the labels of who was looked at."""
-_NARROW = 60
-_WIDEST = 32
+NARROW_COLUMNS = 60
+MAX_CELL_COLUMNS = 32
 """Columns of a table's cell."""
 
 
@@ -112,7 +114,7 @@ def verdict_document(
             *maps,
             *finding_sections(found),
             *not_tested_sections(
-                reasons(examinations, names), idle_reasons(examinations) if verbose else {}, verbose=verbose
+                reasons(examinations, names), idle_everywhere(examinations) if verbose else {}, verbose=verbose
             ),
             passed_section(passed_everywhere(examinations) if verbose else (), " on every node"),
         ),
@@ -259,7 +261,7 @@ def _one_side(
     rows += [
         ("ended", one_line(problem)) for problem in (problems if is_wrong else problems[1:]) if problem not in evidence
     ]
-    yield Section((LabelledRows(tuple(rows), _MARGIN),))
+    yield Section((LabelledRows(tuple(rows), MARGIN),))
     yield from _own(examination, verbose=verbose, with_findings=not is_wrong)
 
 
@@ -267,8 +269,8 @@ def _own(examination: Examination, *, verbose: bool, with_findings: bool = True)
     """One node's findings, and what could not be tested on it."""
     if with_findings:
         yield from finding_sections(examination.findings)
-    idle = idle_reasons([examination]) if verbose else {}
-    yield from not_tested_sections(reasons([examination], [""]), idle, verbose=verbose)
+    results = examination.results
+    yield from not_tested_sections(unknown_reasons(results), idle_reasons(results) if verbose else {}, verbose=verbose)
 
 
 def one_line_kept(line: str) -> str:
@@ -283,17 +285,17 @@ def _headline(verdict: Verdict, text: str) -> Section:
 
 
 def _head(fleet: Fleet, meeting: Meeting, training: Document | None) -> Iterator[Block]:
-    yield LabelledRows((("master", met_at(meeting, fleet)), (f"{fleet.seat}s", who_came(fleet, meeting))), _MARGIN)
+    yield LabelledRows((("master", met_at(meeting, fleet)), (f"{fleet.seat}s", who_came(fleet, meeting))), MARGIN)
     rows, rest = node_rows(fleet)
     if rows:
         yield _node_table(rows)
     if rest:
-        yield Paragraph(one_line(rest), margin=_MARGIN)
+        yield Paragraph(one_line(rest), margin=MARGIN)
     more = [*(training.rows if training else ())]
     if fleet.strangers:
         more.append(("refused", listed(map(one_line, fleet.strangers), most=4)))
     if more:
-        yield LabelledRows(tuple(more), _MARGIN)
+        yield LabelledRows(tuple(more), MARGIN)
 
 
 def _node_table(rows: Sequence[tuple[str, ...]]) -> Table:
@@ -305,12 +307,12 @@ def _node_table(rows: Sequence[tuple[str, ...]]) -> Table:
         tuple(columns),
         tuple(
             Row(
-                tuple(clip(visible(cell), _WIDEST) for cell in row[: len(COLUMNS)]),
-                StyledText(clip(visible(row[-1]), _WIDEST), "bold red") if row[-1] else "",
+                tuple(clip(visible(cell), MAX_CELL_COLUMNS) for cell in row[: len(COLUMNS)]),
+                StyledText(clip(visible(row[-1]), MAX_CELL_COLUMNS), "bold red") if row[-1] else "",
             )
             for row in rows
         ),
-        _MARGIN,
+        MARGIN,
     )
 
 
@@ -324,7 +326,7 @@ def _phases(fleet: Fleet, warned: Collection[str]) -> Section:
             text = one_line(phase_text(phase, fleet))
             if not text:
                 items.append(Paragraph("", (label, name.rstrip()), 0, 2))
-            elif width < _NARROW:
+            elif width < NARROW_COLUMNS:
                 items.append(Paragraph(f"{name}{text}", label, 12, 2))
             else:
                 items.append(Paragraph(text, (label, name), 12 + len(name), 2))

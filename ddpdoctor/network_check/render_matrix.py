@@ -9,7 +9,7 @@ from ddpdoctor.base.text import bandwidth, clip, milliseconds, one_line, visible
 from ddpdoctor.facts.fleet import Cell, Fleet
 from ddpdoctor.report.document import Block, Fitted, Lines, Paragraph, Section, StyledText
 
-_MOST_FIGURES = 24
+_MAX_FIGURES = 24
 """Nodes: for more there is a character a pair instead of a figure."""
 
 _SHADES = ("green", "yellow", "dark_orange", "red")
@@ -102,7 +102,7 @@ def _drawn(
     label = max((len(str(node.rank)) for node in fleet.nodes), default=1)
     cells = max([len(figure(value)) for value in values.values()] + [label])
     unreached = dict(_unreached(fleet))
-    detailed = count <= _MOST_FIGURES and label + 2 + count * (cells + 1) <= width
+    detailed = count <= _MAX_FIGURES and label + 2 + count * (cells + 1) <= width
     yield Lines(
         tuple(
             _detailed(fleet, values, unreached, figure, shade, label, cells)

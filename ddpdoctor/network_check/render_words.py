@@ -14,10 +14,11 @@ from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.knowledge.node_words import bare_host
 from ddpdoctor.knowledge.version_agreement import versions_compared
 from ddpdoctor.network_check.analysis.verdicts import overall_verdict
-from ddpdoctor.report.folding import Found, folded, idle_reasons, passed_everywhere, reasons
+from ddpdoctor.report.check_results import Found, problems_and_warnings
+from ddpdoctor.report.folding import folded, idle_everywhere, passed_everywhere, reasons
 
-_MOST_ROWS = 16
-_MOST_LINES = 20
+_MAX_ROWS = 16
+_MAX_LINES = 20
 
 _NOT_JUDGED = "No verdict: on at least one node not a single check could be judged"
 
@@ -28,8 +29,8 @@ def names_of(fleet: Fleet, examinations: Sequence[Examination]) -> list[str]:
     """What to call each node: its host's name, else "node 3"."""
     names = node_names(examinations)
     return [
-        name if one.snapshot.host else f"node {node.rank}"
-        for name, one, node in zip(names, examinations, fleet.nodes, strict=True)
+        name if examination.snapshot.host else f"node {node.rank}"
+        for name, examination, node in zip(names, examinations, fleet.nodes, strict=True)
     ]
 
 
@@ -68,12 +69,7 @@ def untested(fleet: Fleet) -> list[str]:
 def outcome(fleet: Fleet, examinations: Sequence[Examination]) -> str:
     """How many problems and warnings there are; never "fine" of what was not tested."""
     found = folded(examinations, names_of(fleet, examinations), verbose=True)
-    severities = [severity for _, severity, _ in found]
-    parts = []
-    if fails := severities.count(Severity.FAIL):
-        parts.append(f"{plural(fails, 'problem')} that will stop or spoil training")
-    if warns := severities.count(Severity.WARN):
-        parts.append(plural(warns, "warning"))
+    parts = problems_and_warnings([severity for _, severity, _ in found])
     verdict, problems = overall_verdict(fleet, examinations)
     if verdict is Verdict.UNKNOWN:
         parts += problems or [_NOT_JUDGED]
@@ -87,7 +83,7 @@ def counts(fleet: Fleet, examinations: Sequence[Examination]) -> str:
     """ "14 checks passed on every node, 3 could not be tested, 9 had nothing to look at." """
     where = f" on every {fleet.seat}" if len(examinations) > 1 else ""
     unknown = {slug for reason in reasons(examinations, names_of(fleet, examinations)).values() for slug in reason}
-    idle = sum(map(len, idle_reasons(examinations).values()))
+    idle = sum(map(len, idle_everywhere(examinations).values()))
     return (
         f"{plural(len(passed_everywhere(examinations)), 'check')} passed{where}, {len(unknown)} could not be tested, "
         f"{idle} had nothing to look at."
@@ -100,7 +96,7 @@ def counts(fleet: Fleet, examinations: Sequence[Examination]) -> str:
 def met_at(meeting: Meeting, fleet: Fleet) -> str:
     """ "n0 (10.9.0.1), port 29500"."""
     first = [bare_host(fleet.nodes[0]), fleet.nodes[0].address] if fleet.nodes else []
-    also = ", ".join(one for one in first if one and one != meeting.master)
+    also = ", ".join(name for name in first if name and name != meeting.master)
     return f"{meeting.master}{f' ({also})' if also else ''}, port {meeting.port}"
 
 
@@ -118,7 +114,7 @@ def node_rows(fleet: Fleet) -> tuple[list[tuple[str, ...]], str]:
     those get a row that are lost or absent, or differ from most."""
     usual = Counter(_looks(node) for node in fleet.nodes if not node.lost).most_common(1)
     most = usual[0][0] if usual else ("", "", "")
-    all_shown = len(fleet.nodes) + len(fleet.absent) <= _MOST_ROWS
+    all_shown = len(fleet.nodes) + len(fleet.absent) <= _MAX_ROWS
     shown = [node for node in fleet.nodes if all_shown or node.lost or _looks(node) != most]
     rows: list[tuple[str, ...]]
     rows = [(str(node.rank), node.host or "?", node.address, *_looks(node), node.lost) for node in shown]
@@ -127,7 +123,7 @@ def node_rows(fleet: Fleet) -> tuple[list[tuple[str, ...]], str]:
         for missing_node in fleet.absent
     ]
     rows.sort(key=lambda row: int(row[0]))
-    left = len(rows) - _MOST_ROWS
+    left = len(rows) - _MAX_ROWS
     alike = len(fleet.nodes) - len(shown)
     sentences = []
     if alike:
@@ -135,7 +131,7 @@ def node_rows(fleet: Fleet) -> tuple[list[tuple[str, ...]], str]:
         sentences.append(f"{alike} {fleet.seat}s alike: {interface}, torch {torch}, NCCL {nccl}")
     if left > 0:
         sentences.append(f"{left} more that differ")
-    return rows[:_MOST_ROWS], "; ".join(sentences)
+    return rows[:_MAX_ROWS], "; ".join(sentences)
 
 
 def _looks(node: Node) -> tuple[str, str, str]:
@@ -217,7 +213,7 @@ def _slowest(fleet: Fleet) -> str:
 
 def _all_reduces(fleet: Fleet, backend: str) -> str:
     ran = [collective for collective in fleet.collectives if collective.backend == backend]
-    return f"all_reduce of 4 B and 4 MiB on {sum(one.ok for one in ran)} of {plural(len(ran), 'node')}" if ran else ""
+    return f"all_reduce of 4 B and 4 MiB on {sum(run.ok for run in ran)} of {plural(len(ran), 'node')}" if ran else ""
 
 
 # --- for the other nodes ----------------------------------------------------------------------------------------------
@@ -230,16 +226,17 @@ def part_lines(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[str, 
         f"{phase_word(phase, warned):<11} {phase.name:<11} {phase_text(phase, fleet)}".rstrip()
         for phase in fleet.phases
     ]
-    found = [one for one in folded(examinations, names_of(fleet, examinations)) if one[1] is not Severity.INFO]
-    lines += [finding_line(one) for one in found[:_MOST_LINES]]
-    if len(found) > _MOST_LINES:
-        lines.append(f"and {len(found) - _MOST_LINES} more, which node 0 shows")
+    everything = folded(examinations, names_of(fleet, examinations))
+    found = [finding for finding in everything if finding[1] is not Severity.INFO]
+    lines += [finding_line(finding) for finding in found[:_MAX_LINES]]
+    if len(found) > _MAX_LINES:
+        lines.append(f"and {len(found) - _MAX_LINES} more, which node 0 shows")
     return tuple(lines)
 
 
-def finding_line(one: Found) -> str:
+def finding_line(found: Found) -> str:
     """ "FAIL  n1 drops inbound TCP 32768-60999  [firewall-blocked-ports]"."""
-    check, severity, finding = one
+    check, severity, finding = found
     return f"{severity.value.upper():<5} {finding.summary}  [{check.slug}]"
 
 

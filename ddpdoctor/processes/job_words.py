@@ -91,4 +91,4 @@ _PIDS = re.compile(r"\b(?:pids?|jobs?) ((?:\d+(?:, | and )?)+)(?!\d| more)", re.
 
 def pids_in(text: str) -> set[int]:
     """The pids that findings and remarks name: "pid 4711", "pids 4711, 4712 and 4713", "job 4711"."""
-    return {int(one) for found in _PIDS.findall(text) for one in re.findall(r"\d+", found)}
+    return {int(pid) for found in _PIDS.findall(text) for pid in re.findall(r"\d+", found)}

@@ -83,7 +83,7 @@ def seen(examination: Examination) -> str:
     closed = _closed(processes) or ("not all" if processes.spared else "all of them") + " looked into"
     watched = f"; watched for {processes.watched:.1f} s" if processes.watched else ""
     return f"{plural(processes.count, 'process', 'processes')}, {closed}{watched}" + "".join(
-        f"; {one}" for one in hidden(examination)
+        f"; {reason}" for reason in hidden(examination)
     )
 
 

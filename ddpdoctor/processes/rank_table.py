@@ -108,7 +108,7 @@ def rows_of(view: JobView, held: Sequence[HeldGpu], *, fold: bool = True) -> lis
         rows += [(_order(group[0]), _row(group, by_gpu=by_gpu)) for group in groups.values()]
     else:
         rows += [(_order(rank), _row([rank], by_gpu=by_gpu)) for rank in ranks]
-    return [row for _, row in sorted(rows, key=lambda one: one[0])]
+    return [row for _, row in sorted(rows, key=lambda row: row[0])]
 
 
 def table_of(rows: Sequence[JobRow], memory: str) -> Table:
@@ -144,36 +144,36 @@ def _missing(remarks: Sequence[Remark]) -> Iterator[tuple[tuple[int, int], JobRo
                 )
 
 
-def _order(one: _Rank) -> tuple[int, int]:
-    place = one.process.place
-    return (place.rank if place else 1 << 30, one.process.pid)
+def _order(rank: _Rank) -> tuple[int, int]:
+    place = rank.process.place
+    return (place.rank if place else 1 << 30, rank.process.pid)
 
 
-def _looks(one: _Rank) -> object:
+def _looks(rank: _Rank) -> object:
     """What must be equal for two to share a row. Whether one runs or sleeps at this very moment says nothing."""
-    process = one.process
-    if one.remarks or process.place is None:
+    process = rank.process
+    if rank.remarks or process.place is None:
         return process.pid
     state = "alive" if process.state in "RS" else process.state
     busy = "unknown" if isinstance(process.recent_cpu, Unknown) else process.recent_cpu > 0.05
-    return (process.user, state, busy, len(one.held), process.place.source)
+    return (process.user, state, busy, len(rank.held), process.place.source)
 
 
 def _row(group: Sequence[_Rank], *, by_gpu: bool) -> JobRow:
-    processes = [one.process for one in group]
+    processes = [rank.process for rank in group]
     first = group[0]
     return JobRow(
         rank=_ranks(processes),
         pid=_pid(first.process) if len(group) == 1 else _span([process.pid for process in processes]),
         user=one_line(first.process.user) or str(first.process.uid),
-        age=_range([age(process.age) for process in sorted(processes, key=lambda one: one.age)]),
+        age=_range([age(process.age) for process in sorted(processes, key=lambda process: process.age)]),
         gpus=_gpus(group),
         memory=_memory(group, by_gpu=by_gpu),
         state=_range(sorted({STATES.get(process.state, process.state) for process in processes})).replace("-", "/"),
         cpu=_cpu(processes),
         waits=_waits(processes),
         remark=", ".join(remark.oddity.value for remark in first.remarks),
-        severity=min((remark.severity for remark in first.remarks), key=lambda one: one.rank, default=None),
+        severity=min((remark.severity for remark in first.remarks), key=lambda severity: severity.rank, default=None),
     )
 
 
@@ -201,16 +201,16 @@ def _gpus(group: Sequence[_Rank]) -> str:
     if len(group) == 1:
         # The one on which it works comes first.
         return " ".join(str(held_gpu.gpu.index) for held_gpu in group[0].held)
-    return ",".join(spans(held_gpu.gpu.index for one in group for held_gpu in one.held))
+    return ",".join(spans(held_gpu.gpu.index for rank in group for held_gpu in rank.held))
 
 
 def _memory(group: Sequence[_Rank], *, by_gpu: bool) -> str:
     amounts = [
-        sum(held_gpu.memory for held_gpu in one.held) if one.held else 0 if by_gpu else one.process.memory
-        for one in group
+        sum(held_gpu.memory for held_gpu in rank.held) if rank.held else 0 if by_gpu else rank.process.memory
+        for rank in group
     ]
     if by_gpu and not any(amounts):
-        resident = [one.process.memory for one in group]
+        resident = [rank.process.memory for rank in group]
         return f"{_amounts(resident)} resident" if any(resident) else ""
     return _amounts(amounts) if any(amounts) else ""
 

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import msgspec
 
-from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.text import one_line, plural
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.examination import Verdict
@@ -24,9 +23,10 @@ from ddpdoctor.report.check_results import (
     idle_reasons,
     not_tested_sections,
     passed_section,
+    problems_and_warnings,
     unknown_reasons,
 )
-from ddpdoctor.report.contract import Report, build_report
+from ddpdoctor.report.contract import Report, build_report, mirror
 from ddpdoctor.report.document import Block, Document, Paragraph, Section, StyledText, severity_span
 from ddpdoctor.report.reported_jobs import ReportedGpu, ReportedJob, ReportedProcess, ReportedRank, ReportedRemark
 
@@ -96,11 +96,7 @@ def outcome(overview: Overview) -> str:
     if isinstance(overview.examination.snapshot.processes, Unknown):
         return "No verdict: the processes of this host could not be seen"
     severities = [severity for _, severity, _ in overview.examination.findings]
-    parts = []
-    if fails := severities.count(Severity.FAIL):
-        parts.append(plural(fails, "problem"))
-    if warns := severities.count(Severity.WARN):
-        parts.append(plural(warns, "warning"))
+    parts = problems_and_warnings(severities, "problem")
     jobs = plural(len(overview.views), "job") if overview.views else "No job"
     if not parts:
         notes = f"; {plural(len(severities), 'note')}" if severities else ""
@@ -121,49 +117,40 @@ def jobs_report(overview: Overview, *, with_facts: bool = False) -> Report:
 
 
 def reported_job(job: TrainingJob, remarks: Sequence[Remark], held: Sequence[HeldGpu]) -> ReportedJob:
-    """held: what all processes hold on the GPUs."""
-    return ReportedJob(
-        name=job.name,
+    """One job, rank by rank.
+
+    Args:
+        job: it.
+        remarks: what stands out in it.
+        held: what all processes hold on the GPUs.
+    """
+    return mirror(
+        ReportedJob,
+        job,
         launchers=tuple(map(_process, job.launchers)),
-        world_size=job.world_size,
-        expected=job.expected,
-        missing=job.missing,
         ranks=tuple(_rank(rank, job, remarks, held) for rank in job.ranks),
-        remarks=tuple(
-            ReportedRemark(remark.oddity.value, remark.severity, remark.text, remark.ranks, remark.pids)
-            for remark in remarks
-        ),
+        remarks=tuple(mirror(ReportedRemark, remark, remark=remark.oddity.value) for remark in remarks),
     )
 
 
-def _rank(one: Process, job: TrainingJob, remarks: Sequence[Remark], held: Sequence[HeldGpu]) -> ReportedRank:
-    place = one.place
+def _rank(rank: Process, job: TrainingJob, remarks: Sequence[Remark], held: Sequence[HeldGpu]) -> ReportedRank:
+    place = rank.place
     return ReportedRank(
         rank=place.rank if place else None,
         local_rank=place.local_rank if place else None,
         source=place.source if place else "",
-        process=_process(one),
+        process=_process(rank),
         gpus=tuple(
             ReportedGpu(held_gpu.gpu.index, _or_none(held_gpu.holder.memory), held_gpu.holder.mig_uuid)
-            for held_gpu in of_process(one, held)
+            for held_gpu in of_process(rank, held)
         ),
-        workers=tuple(map(_process, job.workers_of(one))),
-        remarks=tuple(remark.oddity.value for remark in of_pid(remarks, one.pid)),
+        workers=tuple(map(_process, job.workers_of(rank))),
+        remarks=tuple(remark.oddity.value for remark in of_pid(remarks, rank.pid)),
     )
 
 
-def _process(one: Process) -> ReportedProcess:
-    return ReportedProcess(
-        pid=one.pid,
-        pid_inside=one.pid_inside,
-        user=one.user,
-        command=one.command,
-        age=one.age,
-        state=one.state,
-        cpu=_or_none(one.recent_cpu),
-        memory=one.memory,
-        waits_in=one.waits_in,
-    )
+def _process(process: Process) -> ReportedProcess:
+    return mirror(ReportedProcess, process, cpu=_or_none(process.recent_cpu))
 
 
 def _or_none(value: Maybe[T]) -> T | None:

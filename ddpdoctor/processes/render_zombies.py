@@ -17,7 +17,7 @@ from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.processes.leftovers.ending import Endings, LeftoverEnding
 from ddpdoctor.processes.leftovers.leftover import MAX_NAMED, Leftover, kill_command
 from ddpdoctor.processes.zombies_words import gathered, holds, of_whom, summed
-from ddpdoctor.report.contract import Report, ReportedFinding, build_report
+from ddpdoctor.report.contract import Report, ReportedFinding, build_report, mirror
 from ddpdoctor.report.document import Block, Command, Document, Paragraph, Section, StyledText
 from ddpdoctor.report.reported_leftovers import Certainty, Fate, LeftoverKind, ReportedLeftover
 
@@ -193,7 +193,7 @@ def _finding(alike: Sequence[Leftover], catalogue: Catalogue) -> ReportedFinding
     (check,) = catalogue.standing_for(first.kind)
     what = first.what
     if len(alike) > 1:
-        what = f"{plural(len(alike), 'segment')} in /dev/shm, {human(sum(one.size for one in alike))}"
+        what = f"{plural(len(alike), 'segment')} in /dev/shm, {human(sum(leftover.size for leftover in alike))}"
     summary = f"{_SURE[first.certainty]}: {what}"
     details = ", ".join(filter(None, (of_whom(first), f"it holds {held}" if (held := holds(first)) else "")))
     return ReportedFinding(
@@ -228,26 +228,14 @@ def reported_leftovers(
     return tuple(_reported(leftover, fates.get(leftover)) for leftover in leftovers)
 
 
-def _reported(one: Leftover, ending: LeftoverEnding | None) -> ReportedLeftover:
-    return ReportedLeftover(
-        kind=one.kind,
-        certainty=one.certainty,
-        what=one.what,
-        why=one.why,
-        doubts=one.doubts,
-        command=one.command,
-        owner=one.owner,
-        age=one.age,
-        pid=one.identity.pid if one.identity else None,
-        start=one.identity.start if one.identity else None,
-        children=tuple(child.pid for child in one.children),
-        path=one.path,
-        size=one.size,
-        memory=one.memory,
-        gpus=one.gpus,
-        gpu_memory=one.gpu_memory,
-        ports=one.ports,
-        segments=one.segments,
+def _reported(leftover: Leftover, ending: LeftoverEnding | None) -> ReportedLeftover:
+    identity = leftover.identity
+    return mirror(
+        ReportedLeftover,
+        leftover,
+        pid=identity.pid if identity else None,
+        start=identity.start if identity else None,
+        children=tuple(child.pid for child in leftover.children),
         fate=ending.fate if ending else UNSET,
         reason=ending.reason if ending else UNSET,
     )

@@ -9,34 +9,34 @@ from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
 
 
-def holds(one: Leftover) -> str:
+def holds(leftover: Leftover) -> str:
     """ "1.5 GiB of GPU 3, port 29500, 2 segments in /dev/shm, 210 MiB of memory"; "" where it holds nothing."""
-    return ", ".join(_parts(one))
+    return ", ".join(_parts(leftover))
 
 
-def _parts(one: Leftover) -> Iterator[str]:
-    if one.gpus and one.pid:
-        named = f"GPU{'' if len(one.gpus) == 1 else 's'} {listed(one.gpus)}"
-        yield f"{human(one.gpu_memory)} of {named}" if one.gpu_memory else named
-    elif one.kind is LeftoverKind.MEMORY:
-        yield f"{human(one.size)} of its memory"
-    if one.path:
-        yield human(one.size)
-    if one.ports:
-        yield f"port{'' if len(one.ports) == 1 else 's'} {listed(one.ports)}"
-    if one.segments:
-        yield f"{plural(len(one.segments), 'segment')} in /dev/shm"
-    if one.memory:
-        yield f"{human(one.memory)} of memory"
+def _parts(leftover: Leftover) -> Iterator[str]:
+    if leftover.gpus and leftover.pid:
+        named = f"GPU{'' if len(leftover.gpus) == 1 else 's'} {listed(leftover.gpus)}"
+        yield f"{human(leftover.gpu_memory)} of {named}" if leftover.gpu_memory else named
+    elif leftover.kind is LeftoverKind.MEMORY:
+        yield f"{human(leftover.size)} of its memory"
+    if leftover.path:
+        yield human(leftover.size)
+    if leftover.ports:
+        yield f"port{'' if len(leftover.ports) == 1 else 's'} {listed(leftover.ports)}"
+    if leftover.segments:
+        yield f"{plural(len(leftover.segments), 'segment')} in /dev/shm"
+    if leftover.memory:
+        yield f"{human(leftover.memory)} of memory"
 
 
-def of_whom(one: Leftover) -> str:
+def of_whom(leftover: Leftover) -> str:
     """ "ann's, for 3 h"."""
-    parts = [f"{one.owner}'s"] if one.owner else []
-    if one.age is not None:
-        parts.append(f"{lasting(one.age)} old")
-    if one.children:
-        parts.append(f"with {plural(len(one.children), 'child', 'children')}")
+    parts = [f"{leftover.owner}'s"] if leftover.owner else []
+    if leftover.age is not None:
+        parts.append(f"{lasting(leftover.age)} old")
+    if leftover.children:
+        parts.append(f"with {plural(len(leftover.children), 'child', 'children')}")
     return ", ".join(parts)
 
 
@@ -51,9 +51,9 @@ def lasting(seconds: float) -> str:
 def gathered(leftovers: Sequence[Leftover]) -> list[tuple[Leftover, ...]]:
     """One process by itself, segments of which the same is to be said together."""
     found: dict[object, list[Leftover]] = {}
-    for number, one in enumerate(leftovers):
-        key = (one.certainty, one.doubts, one.owner) if one.kind is LeftoverKind.SEGMENT else number
-        found.setdefault(key, []).append(one)
+    for number, leftover in enumerate(leftovers):
+        key = (leftover.certainty, leftover.doubts, leftover.owner) if leftover.kind is LeftoverKind.SEGMENT else number
+        found.setdefault(key, []).append(leftover)
     return [tuple(alike) for alike in found.values()]
 
 

@@ -50,6 +50,24 @@ def more_on(found: Sequence[Found]) -> tuple[Words, ...]:
     )
 
 
+def problems_and_warnings(
+    severities: Sequence[Severity], problem: str = "problem that will stop or spoil training"
+) -> list[str]:
+    """How many problems there are, and how many warnings, each if there is any.
+
+    Args:
+        severities: of the findings.
+        problem: what a failure is called; its first word has a plural.
+    """
+    noun, space, rest = problem.partition(" ")
+    parts = []
+    if fails := severities.count(Severity.FAIL):
+        parts.append(f"{plural(fails, noun)}{space}{rest}")
+    if warns := severities.count(Severity.WARN):
+        parts.append(plural(warns, "warning"))
+    return parts
+
+
 # --- what was not tested ------------------------------------------------------------------------------------------------------
 
 

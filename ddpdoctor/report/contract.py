@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,7 +16,7 @@ from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.base.version import __version__
 from ddpdoctor.engine.examination import Examination, Verdict, node_names, overall, unless_unjudged
 from ddpdoctor.engine.registry import SkipReason
-from ddpdoctor.facts.fleet import Fleet, Link, Node, Phase, Reach
+from ddpdoctor.facts.fleet import Fleet, Link, Phase, Reach
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import Smoke
@@ -27,6 +27,8 @@ from ddpdoctor.report.reported_fixes import Treatment
 from ddpdoctor.report.reported_jobs import ReportedJob
 from ddpdoctor.report.reported_leftovers import ReportedLeftover
 from ddpdoctor.report.reported_log import ReportedLog
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ReportedFinding(msgspec.Struct, frozen=True):
@@ -157,7 +159,7 @@ def build_report(
     findings = []
     not_tested = []
     names = node_names(examinations)
-    for one, name in zip(examinations, names, strict=True):
+    for examination, name in zip(examinations, names, strict=True):
         node = name if several else UNSET
         findings += [
             ReportedFinding(
@@ -172,11 +174,11 @@ def build_report(
                 UNSET if finding.rank is None else finding.rank,
                 check.docs,
             )
-            for check, severity, finding in one.findings
+            for check, severity, finding in examination.findings
         ]
         not_tested += [
             ReportedNotTested(result.check.slug, result.not_tested.reason, result.not_tested.why, node)
-            for result in one.results
+            for result in examination.results
             if result.not_tested is not None
         ]
     passed = (
@@ -194,7 +196,7 @@ def build_report(
         passed=tuple(passed),
         problems=tuple(problems),
         facts=_facts(names, examinations) if with_facts else UNSET,
-        nodes=UNSET if fleet is None else tuple(_node(one) for one in fleet.nodes),
+        nodes=UNSET if fleet is None else tuple(mirror(ReportedNode, node) for node in fleet.nodes),
         absent=UNSET if fleet is None else _absent(fleet, examinations[0].snapshot.meeting),
         strangers=UNSET if fleet is None else fleet.strangers,
         phases=UNSET if fleet is None else fleet.phases,
@@ -208,8 +210,8 @@ def build_report(
 def _facts(names: Sequence[str], examinations: Sequence[Examination]) -> dict[str, Snapshot]:
     """The snapshots by host. What a fleet found out is the same in all of them, and stays in the first only."""
     return {
-        name: msgspec.structs.replace(one.snapshot, fleet=Fleet()) if place else one.snapshot
-        for place, (name, one) in enumerate(zip(names, examinations, strict=True))
+        name: msgspec.structs.replace(examination.snapshot, fleet=Fleet()) if place else examination.snapshot
+        for place, (name, examination) in enumerate(zip(names, examinations, strict=True))
     }
 
 
@@ -224,19 +226,18 @@ def _absent(fleet: Fleet, meeting: Maybe[Meeting]) -> tuple[ReportedAbsent, ...]
     )
 
 
-def _node(node: Node) -> ReportedNode:
-    versions = {name: getattr(node, name) for name in ("python", "torch", "nccl", "cuda", "driver")}
-    return ReportedNode(
-        rank=node.rank,
-        host=node.host,
-        address=node.address,
-        interface=node.interface,
-        mtu=node.mtu,
-        clock_offset=node.clock_offset,
-        clock_error=node.clock_error,
-        lost=node.lost,
-        **{name: version for name, version in versions.items() if not isinstance(version, Unknown)},
-    )
+def mirror(kind: type[T], source: object, **fields: Any) -> T:
+    """A struct for the report out of one of the facts.
+
+    Args:
+        kind: of the struct.
+        source: has the attributes that are its fields; one that is unknown is left out.
+        fields: those that differ.
+    """
+    same = {
+        name: getattr(source, name) for name in kind.__struct_fields__ if name not in fields and hasattr(source, name)
+    }
+    return kind(**{name: value for name, value in same.items() if not isinstance(value, Unknown)}, **fields)
 
 
 def to_json(report: Report) -> str:
@@ -258,5 +259,5 @@ def _cleaned(schema: Any) -> Any:
             for key, value in schema.items()
         }
     if isinstance(schema, list | tuple):
-        return [_cleaned(one) for one in schema]
+        return [_cleaned(part) for part in schema]
     return schema

@@ -11,12 +11,11 @@ from ddpdoctor.base.findings import Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import listed
 from ddpdoctor.engine.examination import Examination
 from ddpdoctor.engine.registry import Check, SkipReason
+from ddpdoctor.report.check_results import Found
 
-Found = tuple[Check, Severity, Finding]
-
-_MOST_NAMES = 3
-_MOST_OF_A_CHECK = 4
-_MOST_FIXES = 3
+MAX_NAMED_NODES = 3
+MAX_WHOLE_FINDINGS = 4
+MAX_FIXES = 3
 
 
 class _Same(msgspec.Struct):
@@ -32,8 +31,8 @@ def folded(examinations: Sequence[Examination], names: Sequence[str], *, verbose
     """All findings, worst first, each naming its nodes. Of one check that found more than some things only the first are
     whole, the rest is one finding that counts them; `verbose`: all."""
     alike: dict[tuple[str, Severity, str], _Same] = {}
-    for place, one in enumerate(examinations):
-        for check, severity, finding in one.findings:
+    for place, examination in enumerate(examinations):
+        for check, severity, finding in examination.findings:
             key = (check.slug, severity, _without(names[place], finding.summary))
             same = alike.setdefault(key, _Same(check, severity, [], []))
             same.places.append(place)
@@ -43,11 +42,11 @@ def folded(examinations: Sequence[Examination], names: Sequence[str], *, verbose
         by_check.setdefault((same.check.slug, same.severity), []).append(same)
     found: list[Found] = []
     for sames in by_check.values():
-        whole = len(sames) if verbose or len(sames) <= _MOST_OF_A_CHECK else _MOST_OF_A_CHECK - 1
-        found += [(one.check, one.severity, _named(one, names)) for one in sames[:whole]]
+        whole = len(sames) if verbose or len(sames) <= MAX_WHOLE_FINDINGS else MAX_WHOLE_FINDINGS - 1
+        found += [(same.check, same.severity, _named(same, names)) for same in sames[:whole]]
         if sames[whole:]:
             found.append((sames[0].check, sames[0].severity, _counted(sames[whole:], names, found[-1][2])))
-    return sorted(found, key=lambda one: one[1].rank)
+    return sorted(found, key=lambda finding: finding[1].rank)
 
 
 def on(places: Sequence[int], names: Sequence[str]) -> str:
@@ -55,25 +54,25 @@ def on(places: Sequence[int], names: Sequence[str]) -> str:
     chosen = list(dict.fromkeys(places))
     if len(chosen) == len(names) > 2:
         return f"all {len(names)} nodes"
-    return listed((names[place] for place in chosen), _MOST_NAMES)
+    return listed((names[place] for place in chosen), MAX_NAMED_NODES)
 
 
 def reasons(examinations: Sequence[Examination], names: Sequence[str]) -> dict[str, list[str]]:
     """Why checks crashed or could not be judged, to their slugs; a reason that isn't every node's names its nodes."""
     nodes: dict[tuple[str, str], list[int]] = {}
     for wanted in (SkipReason.CRASHED, SkipReason.UNKNOWN):
-        for place, one in enumerate(examinations):
-            for result in one.results:
+        for place, examination in enumerate(examinations):
+            for result in examination.results:
                 if result.not_tested is not None and result.not_tested.why is wanted:
                     nodes.setdefault((result.not_tested.reason, result.check.slug), []).append(place)
-    told: dict[str, list[str]] = {}
+    slugs: dict[str, list[str]] = {}
     for (reason, slug), places in nodes.items():
         where = "" if len(places) == len(names) else f" (on {on(places, names)})"
-        told.setdefault(reason + where, []).append(slug)
-    return told
+        slugs.setdefault(reason + where, []).append(slug)
+    return slugs
 
 
-def idle_reasons(examinations: Sequence[Examination]) -> dict[str, list[str]]:
+def idle_everywhere(examinations: Sequence[Examination]) -> dict[str, list[str]]:
     """Why checks had nothing to look at on any node, to their slugs: the first node's reason."""
     idle = [
         {
@@ -83,11 +82,11 @@ def idle_reasons(examinations: Sequence[Examination]) -> dict[str, list[str]]:
         }
         for examination in examinations
     ]
-    told: dict[str, list[str]] = {}
+    slugs: dict[str, list[str]] = {}
     for slug, reason in idle[0].items() if idle else ():
-        if all(slug in one for one in idle):
-            told.setdefault(reason, []).append(slug)
-    return told
+        if all(slug in reasons_of_node for reasons_of_node in idle):
+            slugs.setdefault(reason, []).append(slug)
+    return slugs
 
 
 def passed_everywhere(examinations: Sequence[Examination]) -> list[str]:
@@ -142,11 +141,11 @@ def _fixes(same: _Same, names: Sequence[str]) -> tuple[Fix, ...]:
         return same.findings[0].fixes
     fixes = [
         msgspec.structs.replace(fix, text=f"On {on(places, names)}: {fix.text}")
-        for group, places in list(differing.items())[:_MOST_FIXES]
+        for group, places in list(differing.items())[:MAX_FIXES]
         for fix in group
     ]
-    if len(differing) > _MOST_FIXES:
-        fixes.append(Fix(f"Likewise on the other {sum(map(len, list(differing.values())[_MOST_FIXES:]))}"))
+    if len(differing) > MAX_FIXES:
+        fixes.append(Fix(f"Likewise on the other {sum(map(len, list(differing.values())[MAX_FIXES:]))}"))
     return tuple(fixes)
 
 

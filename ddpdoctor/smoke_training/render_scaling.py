@@ -26,7 +26,9 @@ def scaling_sections(facts: Smoke, snapshot: Snapshot) -> Iterator[Section]:
 
 def efficiency(speed: Speed, speeds: Sequence[Speed]) -> float | None:
     """Against its number of ranks times the single one; None where that isn't known."""
-    single = next((one for one in speeds if one.ranks == 1 and one.way == "DDP" and one.samples_per_second), None)
+    single = next(
+        (speed for speed in speeds if speed.ranks == 1 and speed.way == "DDP" and speed.samples_per_second), None
+    )
     if single is None or not speed.samples_per_second or not speed.ranks:
         return None
     return speed.samples_per_second / (speed.ranks * single.samples_per_second)

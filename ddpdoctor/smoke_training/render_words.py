@@ -121,7 +121,7 @@ def _began_after(facts: Smoke) -> float:
         for rank in facts.ranks
         if rank.ending is not RankEnding.NEVER_CAME
     ]
-    return min((one for one in began if 0 < one < facts.seconds), default=0.0)
+    return min((seconds for seconds in began if 0 < seconds < facts.seconds), default=0.0)
 
 
 # --- how far each rank came -------------------------------------------------------------------------------------------------
@@ -143,10 +143,10 @@ def marks(facts: Smoke, blamed: Collection[int]) -> dict[int, dict[str, Mark]]:
 _MARKS = {StageState.PASSED: Mark.PASSED, StageState.NOT_RUN: Mark.NOT_RUN, StageState.NOT_TESTED: Mark.NOT_TESTED}
 
 
-def _mark(one: RankRun, state: StageState, blamed: Collection[int]) -> Mark:
+def _mark(rank: RankRun, state: StageState, blamed: Collection[int]) -> Mark:
     if state in _MARKS:
         return _MARKS[state]
-    return Mark.FAILED if one.rank in blamed else Mark.WAITED
+    return Mark.FAILED if rank.rank in blamed else Mark.WAITED
 
 
 def shown_stages(facts: Smoke) -> list[str]:
@@ -240,34 +240,34 @@ def _both(first: Mapping[str, list[int]], then: Mapping[str, list[int]]) -> list
     return [*first.items(), *then.items()]
 
 
-def _fate(one: RankRun, *, blamed: bool) -> str:
+def _fate(rank: RankRun, *, blamed: bool) -> str:
     """What became of it. blamed: it is one of those whose fault it was."""
-    if one.ending is RankEnding.KILLED:
-        return f"was killed by {signal_name(one.exit_code or 0)}"
-    if one.ending is RankEnding.EXITED:
-        return f"exited with code {one.exit_code}"
-    if one.ending is RankEnding.HUNG:
+    if rank.ending is RankEnding.KILLED:
+        return f"was killed by {signal_name(rank.exit_code or 0)}"
+    if rank.ending is RankEnding.EXITED:
+        return f"exited with code {rank.exit_code}"
+    if rank.ending is RankEnding.HUNG:
         return "hung" if blamed else "waited till the time was up"
-    if one.ending is RankEnding.ENDED:
-        if one.last is None:
+    if rank.ending is RankEnding.ENDED:
+        if rank.last is None:
             return "was ended"
         return "was ended in it" if blamed else "waited"
-    if one.ending is RankEnding.WRONG:
+    if rank.ending is RankEnding.WRONG:
         return "had a wrong result" if blamed else "noticed"
-    return "lost another rank" if lost_another(one) else "raised"
+    return "lost another rank" if lost_another(rank) else "raised"
 
 
 # --- each rank --------------------------------------------------------------------------------------------------------------
 
 
-def ending_text(one: RankRun, blamed: Collection[int]) -> str:
+def ending_text(rank: RankRun, blamed: Collection[int]) -> str:
     """ "raised in all_reduce after 3.1 s"."""
-    if one.ending is RankEnding.NEVER_CAME:
+    if rank.ending is RankEnding.NEVER_CAME:
         return "was never heard of"
-    if one.ending is RankEnding.FINISHED:
-        return f"finished after {one.ended_after:.1f} s"
-    where = f" in {one_line(one.last.name)}" if one.last else " before its first stage"
-    return f"{_fate(one, blamed=one.rank in blamed)}{where} after {one.ended_after:.1f} s"
+    if rank.ending is RankEnding.FINISHED:
+        return f"finished after {rank.ended_after:.1f} s"
+    where = f" in {one_line(rank.last.name)}" if rank.last else " before its first stage"
+    return f"{_fate(rank, blamed=rank.rank in blamed)}{where} after {rank.ended_after:.1f} s"
 
 
 def accounts(facts: Smoke, blamed: Collection[int]) -> list[tuple[str, tuple[str, ...]]]:
@@ -280,16 +280,16 @@ def accounts(facts: Smoke, blamed: Collection[int]) -> list[tuple[str, tuple[str
     return [(ranks_text([rank.rank for rank in ranks]), lines) for lines, ranks in in_order if lines]
 
 
-def _account(one: RankRun, *, blamed: bool) -> tuple[str, ...]:
-    if one.ending is RankEnding.NEVER_CAME:
+def _account(rank: RankRun, *, blamed: bool) -> tuple[str, ...]:
+    if rank.ending is RankEnding.NEVER_CAME:
         return ("was never heard of",)
-    where = f"in {one.last.name}" if one.last else "before its first stage"
+    where = f"in {rank.last.name}" if rank.last else "before its first stage"
     lines = [
-        f"{_fate(one, blamed=blamed)} {where}: {strip_cpp_source(one.words)}".rstrip(": "),
-        f"at: {one.step}" if one.step else "",
-        f"the last line that it printed: {one.last_line}" if one.last_line else "",
-        f"{one.process_state}" if one.process_state else "",
-        *(f"in {frame}" for frame in one.stack[:_MOST_FRAMES]),
+        f"{_fate(rank, blamed=blamed)} {where}: {strip_cpp_source(rank.words)}".rstrip(": "),
+        f"at: {rank.step}" if rank.step else "",
+        f"the last line that it printed: {rank.last_line}" if rank.last_line else "",
+        f"{rank.process_state}" if rank.process_state else "",
+        *(f"in {frame}" for frame in rank.stack[:_MOST_FRAMES]),
     ]
     return tuple(one_line(line) for line in lines if line)
 

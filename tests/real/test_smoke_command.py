@@ -137,7 +137,7 @@ def test_wrong_usage_ends_before_anything_starts(arguments: tuple[str, ...], wor
 TWO_AT_MOST = """
 from ddpdoctor.cli.main import main
 from ddpdoctor.smoke_training.multinode import coordinator as steps
-steps.MOST_RANKS = 2
+steps.MAX_RANKS = 2
 main()
 """
 

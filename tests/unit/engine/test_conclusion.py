@@ -13,7 +13,7 @@ from ddpdoctor.engine.examination import Examination, Verdict, conclusion, exami
 from ddpdoctor.engine.snapshots import write_snapshot
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.facts.torch import NOT_IMPORTED
-from ddpdoctor.report.render_check import check_verdict
+from ddpdoctor.report.examined_hosts import check_verdict
 from tests.support.command import ddpdoctor
 from tests.support.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 

@@ -21,9 +21,9 @@ from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.report.contract import Report, build_report, json_schema, to_json
 from ddpdoctor.report.document import Document, Paragraph, Section
+from ddpdoctor.report.examined_hosts import check_document
 from ddpdoctor.report.markdown import to_markdown
 from ddpdoctor.report.privacy import Anonymiser
-from ddpdoctor.report.render_check import check_document
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind, ReportedLeftover
 from ddpdoctor.report.terminal import text_of
 from tests.support.fixture_hosts import healthy_facts, healthy_names, host_cases, to_snapshot

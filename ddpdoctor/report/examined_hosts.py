@@ -6,12 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ddpdoctor.base.findings import Severity
 from ddpdoctor.base.text import one_line, plural
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict, conclusion, node_names, unless_unjudged
 from ddpdoctor.engine.registry import SkipReason
-from ddpdoctor.report.check_results import finding_lines, more_on, passed_section, result_sections
+from ddpdoctor.report.check_results import (
+    finding_lines,
+    more_on,
+    passed_section,
+    problems_and_warnings,
+    result_sections,
+)
 from ddpdoctor.report.document import Document, LabelledRows, Paragraph, Section, StyledText, verdict_span
 from ddpdoctor.report.summary import summary
 
@@ -87,16 +92,6 @@ def _outcome(host: Examination) -> str:
 
 def _found(host: Examination) -> str:
     return " and ".join(problems_and_warnings([severity for _, severity, _ in host.findings]))
-
-
-def problems_and_warnings(severities: Sequence[Severity], kind: str = " that will stop or spoil training") -> list[str]:
-    """How many problems there are, and warnings. kind: of problem."""
-    parts = []
-    if fails := severities.count(Severity.FAIL):
-        parts.append(f"{plural(fails, 'problem')}{kind}")
-    if warns := severities.count(Severity.WARN):
-        parts.append(plural(warns, "warning"))
-    return parts
 
 
 def _counts(host: Examination) -> str:
