@@ -60,15 +60,15 @@ def run(
     """
     from ddpdoctor.run.added_settings import folder_for_dumps, settings_for
     from ddpdoctor.run.diagnosis import (
+        count_oom_kills,
         diagnose,
-        killed_so_far,
         left_running,
         look_at,
         looks_at_jobs,
         one_of_many,
     )
-    from ddpdoctor.run.output_file import KeptFile, NotKeptError
-    from ddpdoctor.run.supervisor import Orders, supervise
+    from ddpdoctor.run.output_file import OutputFile, OutputFileError
+    from ddpdoctor.run.supervisor import RunOptions, supervise
 
     if not command[0]:
         raise typer.BadParameter("the command is empty; is the variable in it set?")
@@ -77,8 +77,8 @@ def run(
     if keep is not None and not keep.strip():
         raise typer.BadParameter("--keep is empty; is the variable in it set?")
     try:
-        kept = KeptFile(keep) if keep else None
-    except NotKeptError as error:
+        kept = OutputFile(keep) if keep else None
+    except OutputFileError as error:
         raise typer.BadParameter(f"--keep {keep}: {error}") from None
     before = dict(os.environ)
     folder = folder_for_dumps(before) if settings else ""
@@ -95,9 +95,9 @@ def run(
                 Path(folder).rmdir()
 
     environ = {**before, **added}
-    many, killed = one_of_many(before), killed_so_far()
+    many, killed = one_of_many(before), count_oom_kills()
     code = supervise(
-        Orders(
+        RunOptions(
             command=command,
             environ=environ,
             hang_after=hang_after if looks_at_jobs(before) else 0.0,

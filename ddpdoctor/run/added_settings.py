@@ -1,4 +1,4 @@
-"""Settings that make a failure tell more, and cost a healthy run nothing: those that the user hasn't set.
+"""Adds settings that make a failure tell more and cost a healthy run nothing, where the user hasn't set them.
 
 What is set goes by the release of torch that the command will run: a release warns of a name that is older than itself, and the
 output is to be the same with us as without us.
@@ -17,12 +17,12 @@ from ddpdoctor.probes.files import read_start
 from ddpdoctor.probes.programs import find_program, interpreter_of
 from ddpdoctor.run.command_wrappers import wrappers_and_program
 
-ENTRIES: Final = "2000"
-"""Of each rank's flight recorder: torch's own default from 2.10 on."""
-RECORDER_SINCE: Final = (2, 5)
+RECORDER_ENTRIES: Final = "2000"
+"""In each rank's flight recorder: torch's own default from 2.10 on."""
+FIRST_RELEASE_WITH_RECORDER: Final = (2, 5)
 """It is older, and was called experimental before."""
-MAX_VERSION_FILE: Final = 1 << 16
-STARTS_ELSEWHERE: Final = (
+MAX_VERSION_FILE_BYTES: Final = 1 << 16
+REMOTE_LAUNCHERS: Final = (
     "srun",
     "mpirun",
     "mpiexec",
@@ -44,23 +44,29 @@ _PYTHON: Final = re.compile(r"(?:python|pypy)[\d.]*")
 
 
 class AddedSetting(NamedTuple):
-    """names: the one that this release reads, and those that count for the same; any of them is the user's word."""
+    """A setting: the name that this release reads, and those that count for the same (if the user has set any of them, it stays)."""
 
     names: tuple[str, ...]
     value: str
 
 
 def folder_for_dumps(environ: Mapping[str, str]) -> str:
-    """A new one; "" where there is no place for it."""
+    """Make a new folder; "" where there is no place for it."""
     with suppress(NoFolderError):
         return private_folder(environ, FOLDER).path
     return ""
 
 
 def settings_for(command: Sequence[str], environ: Mapping[str, str], dumps: str) -> dict[str, str]:
-    """What to add to the command's environment. dumps: the beginning of the names of the recorders' files; "" for torch's own."""
+    """The settings to add to the command's environment.
+
+    Args:
+        command: its words.
+        environ: as the user has it.
+        dumps: the beginning of the names of the recorders' files; "" for torch's own.
+    """
     wrappers, program = wrappers_and_program(command)
-    if "sudo" in wrappers or Path(program[0]).name in STARTS_ELSEWHERE:
+    if "sudo" in wrappers or Path(program[0]).name in REMOTE_LAUNCHERS:
         dumps = ""
     wanted = [AddedSetting(("PYTHONFAULTHANDLER",), "1"), *_recorder(program, environ, dumps)]
     return {
@@ -76,10 +82,10 @@ def _recorder(command: Sequence[str], environ: Mapping[str, str], dumps: str) ->
     file = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     when = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_ON_TIMEOUT")
     if release and release < (2, 8):
-        if release < RECORDER_SINCE:
+        if release < FIRST_RELEASE_WITH_RECORDER:
             return
         size, file = size[::-1], file[::-1]
-    yield AddedSetting(size, ENTRIES)
+    yield AddedSetting(size, RECORDER_ENTRIES)
     # From 2.10 on that is the default, and this name an old one.
     if release and release < (2, 10):
         yield AddedSetting(when, "1")
@@ -88,13 +94,13 @@ def _recorder(command: Sequence[str], environ: Mapping[str, str], dumps: str) ->
 
 
 def torch_release(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """That of the torch which the command imports, as far as its files tell without starting anything."""
+    """The release of the torch that the command imports, as far as files tell without starting anything."""
     for python in _pythons(command, environ):
         # The folder that it stands in counts, not what it links to: so a virtual environment is told from its base.
         for folder in ("lib", "lib64"):
             for file in sorted((python.parent.parent / folder).glob("python3*/*-packages/torch/version.py")):
                 with suppress(OSError, ValueError):
-                    if found := _VERSION.search(read_start(file, MAX_VERSION_FILE).decode()):
+                    if found := _VERSION.search(read_start(file, MAX_VERSION_FILE_BYTES).decode()):
                         return int(found[1]), int(found[2])
     return None
 

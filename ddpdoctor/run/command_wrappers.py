@@ -1,4 +1,4 @@
-"""The program that a command is about: torchrun in `nohup nice -n 5 env X=1 torchrun train.py`."""
+"""Finds the program that a command is about: torchrun in `nohup nice -n 5 env X=1 torchrun train.py`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Final, NamedTuple
 
 
 class Wrapper(NamedTuple):
-    """valued: options that take the next word, without their dashes. operands: words of its own before the program."""
+    """A program that only starts another."""
 
     valued: tuple[str, ...] = ()
+    """Options that take the next word, without their dashes."""
     operands: int = 0
+    """Number of words of its own before the program."""
 
 
 TIMEOUT: Final = "timeout"
-TIMED_OUT: Final = 124
-"""How timeout ends where it has ended the program."""
+TIMEOUT_EXIT_CODE: Final = 124
+"""Of timeout where it has ended the program."""
 WRAPPERS: Final = {
     "env": Wrapper(("u", "unset", "C", "chdir", "a", "argv0")),
     "nice": Wrapper(("n", "adjustment")),
@@ -41,16 +43,16 @@ _SETTING: Final = re.compile(r"[A-Za-z_]\w*=")
 
 
 def wrappers_and_program(command: Sequence[str]) -> tuple[tuple[str, ...], Sequence[str]]:
-    """The names of those that only start the program, and its own command. Where that can't be told, the whole is the program's."""
+    """Split a command into the names of its wrappers and the program's own command. Where that can't be told, all is the program's."""
     names: list[str] = []
     words = command
-    while (name := Path(words[0]).name) in WRAPPERS and (rest := _behind(words[1:], WRAPPERS[name])):
+    while (name := Path(words[0]).name) in WRAPPERS and (rest := _without_wrapper(words[1:], WRAPPERS[name])):
         names.append(name)
         words = rest
     return tuple(names), words
 
 
-def _behind(words: Sequence[str], wrapper: Wrapper) -> Sequence[str]:
+def _without_wrapper(words: Sequence[str], wrapper: Wrapper) -> Sequence[str]:
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
         if words[at] == "--":

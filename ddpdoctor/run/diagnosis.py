@@ -1,4 +1,4 @@
-"""What the doctor does: looks at a silent job, or reads what a failed command has said. Runs in a process of its own."""
+"""Diagnoses a command: looks at a silent job, or reads the output of a failed one. Runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddpdoctor.base.ownership import foothold_on
 from ddpdoctor.probes.files import open_regular
 from ddpdoctor.run.command_wrappers import wrappers_and_program
 from ddpdoctor.run.diagnosis_process import Work
-from ddpdoctor.run.output_copy import part_of
+from ddpdoctor.run.output_copy import read_part
 from ddpdoctor.run.supervisor import OUTPUT, EndedCommand
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.logs.diagnosis import LogJudgement
 
-DUMPS: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Where torch writes the flight recorder's dumps: the first that is set counts."""
+DUMP_SETTINGS: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Settings that say where torch writes the flight recorder's dumps: the first that is set counts."""
 
-MOST_FILES: Final = 256
-MOST_PLACES: Final = 4
-SETTINGS: Final = ("launch", "settings")
-"""Families whose facts a failed command has had, too: its environment is ours."""
-SLOW: Final = frozenset({"torch", "nccl", "log"})
+MAX_FILES: Final = 256
+MAX_SHOWN: Final = 4
+SETTINGS_FAMILIES: Final = ("launch", "settings")
+"""Families of checks whose facts hold for the failed command, too: its environment is ours."""
+SLOW_GROUPS: Final = frozenset({"torch", "nccl", "log"})
 NO_PYTHON: Final = "None of its processes here is a Python whose stack could be shown."
 _REDIRECTS: Final = re.compile(r"(?:^| )(?:-r|--redirects?)(?:[= ]?\d)")
 _TEE: Final = re.compile(r"(?:^| )(?:-t|--tee)(?:[= ]?\d)")
@@ -44,9 +44,9 @@ _LOG_DIR: Final = re.compile(r"(?:^|\0)--log[-_]dir[=\0]([^\0]+)")
 
 
 def one_of_many(environ: Mapping[str, str]) -> str:
-    """ "rank 3", "task 3": who we are, where a launcher has started one of us for each rank or node, and this is not the first; else "".
+    """Name this process where a launcher has started one for each rank or node, and this is not the first: "rank 3", "task 3"; else "".
 
-    That one tells the whole; of the others a line each is enough.
+    The first tells the whole; of the others a line each is enough.
     """
     from ddpdoctor.knowledge.launchers import current_launch
 
@@ -60,7 +60,7 @@ def one_of_many(environ: Mapping[str, str]) -> str:
 
 
 def looks_at_jobs(environ: Mapping[str, str]) -> bool:
-    """Whether this is the one of its host that looks at a silent job: its ranks are seen from each of them."""
+    """Whether this process is the one of its host that looks at a silent job: all of them see its ranks."""
     from ddpdoctor.knowledge.launchers import current_launch
 
     launch = current_launch(environ)
@@ -68,8 +68,13 @@ def looks_at_jobs(environ: Mapping[str, str]) -> bool:
 
 
 def look_at(pid: int, seconds: int, many: str) -> Work:
-    """The ranks of the job that this process has started, for so long. many: see `one_of_many`. Its exit code is 0 where nothing
-    is wrong, and then it has said so in a line."""
+    """Make the look at a silent job. Its exit code is 0 where nothing is wrong, and then it has said so in a line.
+
+    Args:
+        pid: the process that has started the job.
+        seconds: for which its ranks are watched.
+        many: as `one_of_many` says it.
+    """
 
     def work() -> int:
         from ddpdoctor.base.text import one_line
@@ -98,30 +103,46 @@ def look_at(pid: int, seconds: int, many: str) -> Work:
 
 
 def _say_where(examination: Examination) -> None:
-    """Where its ranks stand, though nothing is wrong there: whoever waits may know better."""
+    """Say where the ranks are, though nothing is wrong there: the user may know better."""
     from ddpdoctor.base.text import one_line
     from ddpdoctor.hang.render_words import groups
 
-    for group in groups(examination)[:MOST_PLACES]:
+    for group in groups(examination)[:MAX_SHOWN]:
         print(one_line(f"{group.ranks} {group.words}, {', '.join(group.details)}".rstrip(", ")))
 
 
 def left_running(name: str, status: int, besides: Collection[int], outputs: Set[tuple[int, int]], many: str) -> Work:
-    """What the command of that name has left running, besides those processes. outputs: device and inode of where its output went."""
+    """Make what names the processes that a command has left running.
+
+    Args:
+        name: the command's.
+        status: the command's.
+        besides: pids that aren't meant.
+        outputs: device and inode of where its output went.
+        many: as `one_of_many` says it.
+    """
     supervisor = os.getpid()
 
     def work() -> int:
-        from ddpdoctor.run.left_running import Left, name_left_running
+        from ddpdoctor.run.left_running import EndedJob, name_left_running
 
         failed = os.waitstatus_to_exitcode(status) != 0
-        left = Left(name, failed, supervisor, {*besides, os.getpid()}, outputs, many)
-        return name_left_running(left, os.environ)
+        job = EndedJob(name, failed, supervisor, {*besides, os.getpid()}, outputs, many)
+        return name_left_running(job, os.environ)
 
     return lambda: _guarded(work)
 
 
 def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed: int, keep: str) -> Work:
-    """environ: the command's settings. killed: `killed_so_far`, before it was started. keep: the file in which the output is, or ""."""
+    """Make the diagnosis of a failed command.
+
+    Args:
+        ended: the command.
+        many: as `one_of_many` says it.
+        environ: the command's settings.
+        killed: `count_oom_kills` before it was started.
+        keep: the file in which the output is, or "".
+    """
 
     def work() -> int:
         log = _read(ended, keep)
@@ -146,14 +167,14 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
         if judgement.verdict.outcome in (RunOutcome.NOTHING, RunOutcome.UNRECOGNISED, RunOutcome.EFFECTS_ONLY):
             _say_settings()
         _say_more(ended, judgement, keep, shown=shown)
-        _read_dumps(ended, environ)
+        show_dumps(ended, environ)
         return 0
 
     return lambda: _guarded(work)
 
 
 def _guarded(work: Callable[[], int]) -> int:
-    """Whatever happens, the doctor ends with a code and leaves no process."""
+    """Do the work, and whatever happens return a code and leave no process."""
     import typer
 
     from ddpdoctor.base.signals import StoppedBySignal, stop_on_signals
@@ -180,39 +201,39 @@ def _read(ended: EndedCommand, keep: str) -> Log:
     from ddpdoctor.logs.parse.reading import read_stream
 
     words, gathered = vocabulary(catalogue()), GatheredLog()
-    for name, text in (*ended.output, *_redirected(ended)):
+    for name, text in (*ended.output, *redirected_output(ended)):
         read_stream(BytesIO(text), keep if keep and name == OUTPUT else name, words, gathered)
     log = gathered.log()
     launcher = launcher_of_command(wrappers_and_program(ended.command)[1])
     return msgspec.structs.replace(log, launcher=launcher) if launcher else log
 
 
-def _redirected(ended: EndedCommand) -> Iterator[tuple[str, bytes]]:
-    """What torchrun has let the ranks write into files alone, during this run."""
+def redirected_output(ended: EndedCommand) -> Iterator[tuple[str, bytes]]:
+    """Read what torchrun has let the ranks write into files alone, during this run."""
     from ddpdoctor.logs.analyze.kernel_kills import STAMP_SECONDS
 
     began = ended.began - STAMP_SECONDS
     folder = folder_of_redirects(ended.command, began)
-    for path in sorted(Path(folder).rglob("*.log"))[:MOST_FILES] if folder else ():
+    for path in sorted(Path(folder).rglob("*.log"))[:MAX_FILES] if folder else ():
         with suppress(OSError), os.fdopen(open_regular(path), "rb") as file:
             facts = os.fstat(file.fileno())
             if facts.st_size and facts.st_mtime >= began:
-                yield str(path), part_of(file.fileno(), 0, facts.st_size)
+                yield str(path), read_part(file.fileno(), 0, facts.st_size)
 
 
 def folder_of_redirects(command: Sequence[str], began: float) -> str:
-    """torchrun's --log-dir, where --redirects keeps the ranks' words from its own output; else "". Where none is named, the folder
-    that torchrun has made itself, if only one was made since the command began."""
+    """The folder of torchrun's --log-dir, where --redirects keeps the ranks' words from its own output; else "". Where none is named,
+    the folder that torchrun has made itself, if only one was made since the command began."""
     named = log_dir(command)
     if named != "":
         return named or ""
-    place = tempfile.gettempdir()
+    temporary = tempfile.gettempdir()
     with suppress(OSError):
-        if foothold_on(place):
-            # Whoever else decides what is found there could have put it there since.
+        if foothold_on(temporary):
+            # Another user who decides what is found there could have put it there since.
             return ""
     made = []
-    for path in Path(place).glob("torchelastic_*"):
+    for path in Path(temporary).glob("torchelastic_*"):
         with suppress(OSError):
             facts = path.lstat()
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and facts.st_mtime >= began:
@@ -223,7 +244,7 @@ def folder_of_redirects(command: Sequence[str], began: float) -> str:
 def log_dir(command: Sequence[str]) -> str | None:
     """torchrun's --log-dir where --redirects is given, "" where that has none; None where the ranks' words are in the output."""
     # What follows the script's name is the script's own.
-    script = next((place for place, one in enumerate(command) if one.endswith(".py")), len(command))
+    script = next((place for place, word in enumerate(command) if word.endswith(".py")), len(command))
     options = " ".join(command[:script])
     if not _REDIRECTS.search(options) or _TEE.search(options):
         return None
@@ -231,8 +252,8 @@ def log_dir(command: Sequence[str]) -> str | None:
     return found[1] if found else ""
 
 
-def killed_so_far() -> int:
-    """How many processes of this container, job or session the kernel has killed for want of memory; 0 where that isn't known."""
+def count_oom_kills() -> int:
+    """Count the processes of this container, job or session that the kernel has killed for want of memory; 0 where that isn't known."""
     from ddpdoctor.base.unknown import Unknown
     from ddpdoctor.probes.cgroup import probe
     from ddpdoctor.probes.context import Context
@@ -245,7 +266,13 @@ def killed_so_far() -> int:
 
 
 def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
-    """This host's facts, as far as the log's suspicions can be held against them. seconds: how long the run took."""
+    """Collect this host's facts, as far as they decide on what the log suggests.
+
+    Args:
+        log: of the run.
+        seconds: that the run took.
+        killed: `count_oom_kills` before it.
+    """
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.logs.analyze.kernel_kills import of_this_run
     from ddpdoctor.logs.analyze.settings import settings_of
@@ -275,24 +302,24 @@ def _in_a_line(log: Log, many: str) -> int:
 
 
 def _say_settings() -> None:
-    """Where the output doesn't tell the cause: settings with which no training starts."""
+    """Name settings with which no training starts, where the output doesn't tell the cause."""
     from ddpdoctor.base.findings import FAIL
     from ddpdoctor.base.text import one_line
     from ddpdoctor.checks.catalogue import select
     from ddpdoctor.engine.examination import examine
     from ddpdoctor.probes.session import collect_facts, start_probes
 
-    checks = [one for one in select(SETTINGS) if not SLOW.intersection(one.groups)]
-    snapshot = collect_facts(start_probes(None, quick=True), set().union(*(one.groups for one in checks)))
+    checks = [check for check in select(SETTINGS_FAMILIES) if not SLOW_GROUPS.intersection(check.groups)]
+    snapshot = collect_facts(start_probes(None, quick=True), set().union(*(check.groups for check in checks)))
     failing = [
         (check, finding) for check, severity, finding in examine(snapshot, None, checks).findings if severity is FAIL
     ]
-    for check, finding in failing[:MOST_PLACES]:
+    for check, finding in failing[:MAX_SHOWN]:
         print(one_line(f"Here `ddpdoctor check` fails on {check.slug}: {finding.summary}"))
 
 
 def _say_more(ended: EndedCommand, judgement: LogJudgement, keep: str, *, shown: bool) -> None:
-    """What its end itself tells, where its log doesn't; and how the next run tells more."""
+    """Say what the command's end tells where its log doesn't, and how the next run tells more."""
     from ddpdoctor.logs.analyze.verdict import RunOutcome
 
     killed = os.waitstatus_to_exitcode(ended.status) in (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -309,8 +336,8 @@ def _say_more(ended: EndedCommand, judgement: LogJudgement, keep: str, *, shown:
         print(f"ddpdoctor has kept the output in no file{counted}. To keep it: ddpdoctor run --keep FILE -- COMMAND")
 
 
-def _read_dumps(ended: EndedCommand, environ: Mapping[str, str]) -> None:
-    """The flight recorders' dumps that this run has written."""
+def show_dumps(ended: EndedCommand, environ: Mapping[str, str]) -> None:
+    """Show the flight recorders' dumps that this run has written."""
     written = dumps_of_run(environ, ended.began - 1)
     if not written:
         return
@@ -323,10 +350,10 @@ def _read_dumps(ended: EndedCommand, environ: Mapping[str, str]) -> None:
 
 
 def dumps_of_run(environ: Mapping[str, str], since: float) -> Sequence[str]:
-    """Those files of the ranks of this host that are no older than that."""
+    """The dumps of the ranks of this host that are no older than that moment, in seconds since the epoch."""
     from ddpdoctor.hang.flight_recorder.dump_files import NotRead, candidates
 
-    prefix = next((environ[name] for name in DUMPS if environ.get(name)), "")
+    prefix = next((environ[name] for name in DUMP_SETTINGS if environ.get(name)), "")
     found = []
     with suppress(NotRead, OSError):
         for candidate in candidates(prefix) if prefix else ():

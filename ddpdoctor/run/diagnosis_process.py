@@ -1,4 +1,4 @@
-"""The doctor: a process of its own for one diagnosis, so that neither its failing nor its slowness is anybody's but its own."""
+"""Runs one diagnosis in a process of its own, so that neither its failing nor its slowness touches the supervisor."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from contextlib import suppress
 from typing import Final
 
 Work = Callable[[], int]
-"""Prints what is to be said to standard output; its exit code."""
+"""Prints a diagnosis to standard output, and returns an exit code."""
 
 ENDING_SECONDS: Final = 3.0
-"""What a doctor that is told to end has to end those it has started."""
+"""For a diagnosis that is told to end, to end the processes that it has started."""
 
 
 class DiagnosisProcess:
-    """At work from the start on. pid: its process. began: when, by the monotonic clock."""
+    """A diagnosis, at work from the start on: pid, its process; began, by the monotonic clock."""
 
     def __init__(self, work: Work, environ: Mapping[str, str], patience: float) -> None:
-        """environ: settings for it alone. patience: seconds until it is told to end.
+        """Start it. An OSError tells that there are no more processes or files.
 
-        Raises:
-            OSError: no more processes or files.
+        Args:
+            work: the diagnosis.
+            environ: settings for it alone.
+            patience: seconds until it is to be told to end.
         """
         # In memory: a disk that is full must not take the diagnosis with it.
-        self._said = open(os.memfd_create("diagnosis"), "w+b")  # noqa: PTH123, SIM115
+        self._output = open(os.memfd_create("diagnosis"), "w+b")  # noqa: PTH123, SIM115
         self.began = time.monotonic()
         self._until = self.began + patience
-        self._told = False
+        self._is_told_to_end = False
         self.code: int | None = None
         self.text = b""
-        """Once it has ended: its exit code, negative for a signal, and what it has said."""
+        """Once it has ended: its exit code, negative for a signal, and what it has printed."""
         self.pid = os.fork()
         if not self.pid:
             self._work(work, environ)
@@ -44,7 +46,7 @@ class DiagnosisProcess:
             # What the terminal sends is for the command and the supervisor.
             os.setsid()
             null = os.open(os.devnull, os.O_RDWR)
-            for number, file in ((0, null), (1, self._said.fileno()), (2, null)):
+            for number, file in ((0, null), (1, self._output.fileno()), (2, null)):
                 os.dup2(file, number)
             os.environ.update(environ)
             code = work()
@@ -53,36 +55,37 @@ class DiagnosisProcess:
             os._exit(code)
 
     @property
-    def late(self) -> bool:
-        """Its time is over."""
+    def is_late(self) -> bool:
+        """Whether its time is over."""
         return time.monotonic() > self._until
 
     @property
     def until(self) -> float:
-        """When somebody is to look whether it is late."""
+        """The moment to look whether it is late."""
         return self._until
 
     def hurry(self, seconds: float) -> None:
-        """Has no more than that left."""
+        """Leave it no more than that."""
         self._until = min(self._until, time.monotonic() + seconds)
 
     def end(self) -> None:
-        """Tells it to end; the second time, it and all that it has started are killed."""
+        """Tell it to end; the second time, kill it and all that it has started."""
         with suppress(ProcessLookupError):
-            if self._told:
+            if self._is_told_to_end:
                 os.killpg(self.pid, signal.SIGKILL)
             else:
                 os.kill(self.pid, signal.SIGTERM)
-        self._told = True
+        self._is_told_to_end = True
         self._until = time.monotonic() + ENDING_SECONDS
 
     @property
     def was_told_to_end(self) -> bool:
-        return self._told
+        """Whether it was, and so may have said only a part."""
+        return self._is_told_to_end
 
-    def ended(self, status: int) -> None:
-        """The supervisor has seen its end."""
+    def note_end(self, status: int) -> None:
+        """Take in its end, as the supervisor has seen it."""
         self.code = os.waitstatus_to_exitcode(status)
-        with self._said:
-            self._said.seek(0)
-            self.text = self._said.read()
+        with self._output:
+            self._output.seek(0)
+            self.text = self._output.read()

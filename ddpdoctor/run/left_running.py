@@ -1,4 +1,4 @@
-"""Names what a command that has ended has left running: its ranks, what they hold, and how to end them. In the doctor's process."""
+"""Names what a command that has ended has left running: its ranks, what they hold, and how to end them. In the diagnosis's process."""
 
 from __future__ import annotations
 
@@ -22,65 +22,77 @@ from ddpdoctor.probes.processes.process_tree import ObservedProcess, ObservedTre
 from ddpdoctor.probes.processes.roles import DATA_WORKER
 from ddpdoctor.processes.leftovers.orphans import SHELLS
 
-SETTLED_SECONDS: Final = 2.0
-"""Ranks that lose their launcher, or each other, may end by themselves: so long they are waited for, and no longer."""
+SETTLING_SECONDS: Final = 2.0
+"""For ranks that lose their launcher, or each other, to end by themselves."""
 PAUSE_SECONDS: Final = 0.1
-MOST_ROWS: Final = 8
+MAX_ROWS: Final = 8
 
 
-class Left(NamedTuple):
-    """What the doctor is asked. name: the command's. supervisor: the pid whose descendants are looked at, but for those below the
-    pids in `besides`. outputs: device and inode of where the command's output went. many: see `one_of_many`."""
+class EndedJob(NamedTuple):
+    """A command that has ended, and where to look for what it has left."""
 
     name: str
     failed: bool
     supervisor: int
+    """The pid whose descendants are looked at."""
     besides: Collection[int]
+    """Pids that are not looked at, nor what is below them."""
     outputs: Set[tuple[int, int]]
+    """Device and inode of where the command's output went."""
     many: str
+    """As `one_of_many` says it."""
 
 
-def name_left_running(left: Left, environ: Mapping[str, str]) -> int:
-    """Print what goes on; nothing where nothing does. environ: our own settings."""
-    until = time.monotonic() + SETTLED_SECONDS
+def name_left_running(job: EndedJob, environ: Mapping[str, str]) -> int:
+    """Print what goes on; nothing where nothing does.
+
+    Args:
+        job: that has ended.
+        environ: our own settings.
+
+    Returns:
+        0.
+    """
+    until = time.monotonic() + SETTLING_SECONDS
     while True:
-        family = _family(left)
-        training = _training(family, left, environ)
+        family = _family(job)
+        training = _training(family, job, environ)
         # A shell may be about to start one, as pyenv's.
-        if not training and not any(seen_process.stat.name in SHELLS for seen_process in family.by_pid.values()):
+        if not training and not any(process.stat.name in SHELLS for process in family.by_pid.values()):
             return 0
         if time.monotonic() > until:
             break
         time.sleep(PAUSE_SECONDS)
     if training:
-        _say(left, _described(training))
+        _say(job, _described(training))
     return 0
 
 
-def _training(family: ObservedTree, left: Left, environ: Mapping[str, str]) -> list[ObservedProcess]:
+def _training(family: ObservedTree, job: EndedJob, environ: Mapping[str, str]) -> list[ObservedProcess]:
     """The ranks, launchers and scripts among those that live, a parent before its children. After a command that didn't fail, a Python
     counts only if it trains: it may be a service that was to stay."""
     outside = place_by_settings(environ)
     named: set[int] = set()
-    for seen_process in family.by_pid.values():
-        if not _counts(seen_process, failed=left.failed, inherited=seen_process.place == outside):
+    for process in family.by_pid.values():
+        if not _counts(process, failed=job.failed, inherited=process.place == outside):
             continue
-        above = [up for up in family.ancestors(seen_process) if up.stat.pid in family.by_pid]
-        if seen_process.stat.name == DATA_WORKER and any(up.is_python for up in above):
+        above = [up for up in family.ancestors(process) if up.stat.pid in family.by_pid]
+        if process.stat.name == DATA_WORKER and any(up.is_python for up in above):
             continue
-        named |= {seen_process.stat.pid, *(up.stat.pid for up in above if _starts_others(up))}
+        named |= {process.stat.pid, *(up.stat.pid for up in above if _starts_others(up))}
     return sorted(
-        (family.by_pid[pid] for pid in named), key=lambda one: (len(list(family.ancestors(one))), one.stat.pid)
+        (family.by_pid[pid] for pid in named),
+        key=lambda process: (len(list(family.ancestors(process))), process.stat.pid),
     )
 
 
-def _family(left: Left) -> ObservedTree:
-    """Those that the command has started and that live."""
+def _family(job: EndedJob) -> ObservedTree:
+    """The processes that the command has started and that live."""
     proc = Proc()
     stats = {pid: stat for pid in proc.pids() if not isinstance(stat := proc.stat(pid), Unknown)}
-    below = ObservedTree({pid: ObservedProcess(stat) for pid, stat in stats.items() if pid not in left.besides})
+    below = ObservedTree({pid: ObservedProcess(stat) for pid, stat in stats.items() if pid not in job.besides})
     found = {}
-    for descendant in below.descendants(left.supervisor):
+    for descendant in below.descendants(job.supervisor):
         if descendant.stat.ended:
             continue
         pid = descendant.stat.pid
@@ -92,22 +104,22 @@ def _family(left: Left) -> ObservedTree:
     return ObservedTree(found)
 
 
-def _counts(one: ObservedProcess, *, failed: bool, inherited: bool) -> bool:
-    if one.is_inquiry or commands.is_tool(one.words) or commands.is_helper(one.words):
+def _counts(process: ObservedProcess, *, failed: bool, inherited: bool) -> bool:
+    if process.is_inquiry or commands.is_tool(process.words) or commands.is_helper(process.words):
         return False
-    if one.is_launcher or (one.place is not None and not inherited):
+    if process.is_launcher or (process.place is not None and not inherited):
         return True
-    return one.is_python and (failed or _trains(one))
+    return process.is_python and (failed or _trains(process))
 
 
-def _trains(one: ObservedProcess) -> bool:
-    opened = read_open_files(Proc(), one.stat.pid, maps=True)
+def _trains(process: ObservedProcess) -> bool:
+    opened = read_open_files(Proc(), process.stat.pid, maps=True)
     return opened.runtime == "torch" or bool(isinstance(opened.devices, tuple) and opened.devices)
 
 
-def _starts_others(one: ObservedProcess) -> bool:
-    """A script that would go on with its next command once the rank is gone."""
-    return one.stat.name in SHELLS or (one.is_python and not commands.is_tool(one.words))
+def _starts_others(process: ObservedProcess) -> bool:
+    """Whether a process is a script that would go on with its next command once the rank is gone."""
+    return process.stat.name in SHELLS or (process.is_python and not commands.is_tool(process.words))
 
 
 def _described(seen: list[ObservedProcess]) -> list[Process]:
@@ -115,35 +127,35 @@ def _described(seen: list[ObservedProcess]) -> list[Process]:
     describer = Describer(proc)
     return [
         describer.describe(
-            seen_process,
+            process,
             ProcessRole.OTHER,
-            seen_process.place,
-            read_open_files(proc, seen_process.stat.pid, maps=False),
+            process.place,
+            read_open_files(proc, process.stat.pid, maps=False),
             ours=False,
         )
-        for seen_process in seen
+        for process in seen
     ]
 
 
-def _say(left: Left, processes: list[Process]) -> None:
+def _say(job: EndedJob, processes: list[Process]) -> None:
     count = plural(len(processes), "process", "processes")
     goes, it, end = ("goes", "it is", "it") if len(processes) == 1 else ("go", "they are", "them")
     kill = _kill(processes)
-    if left.many:
-        pids = listed((process.pid for process in processes), MOST_ROWS)
+    if job.many:
+        pids = listed((process.pid for process in processes), MAX_ROWS)
         print(
-            f"ddpdoctor, {left.many} on {socket.gethostname()}: {left.name} has ended, and {count} that it started {goes} on"
+            f"ddpdoctor, {job.many} on {socket.gethostname()}: {job.name} has ended, and {count} that it started {goes} on"
             f" (pid {pids}); to end {end}: {kill}"
         )
         return
-    print(f"ddpdoctor: {left.name} has ended, and {count} that it started {goes} on:")
+    print(f"ddpdoctor: {job.name} has ended, and {count} that it started {goes} on:")
     memory = _gpu_memory(processes)
-    for process in processes[:MOST_ROWS]:
+    for process in processes[:MAX_ROWS]:
         rank = f", rank {process.place.rank}" if process.place else ""
         print(f"  pid {process.pid}{rank}: {one_line(process.command or process.name)}")
-        if held := list(_held(process, memory.get(process.pid, {}), left.outputs)):
+        if held := list(_held(process, memory.get(process.pid, {}), job.outputs)):
             print(f"      holds {listed(held)}")
-    if more := processes[MOST_ROWS:]:
+    if more := processes[MAX_ROWS:]:
         print(f"  and {len(more)} more")
     print(f"Unless {it} meant to go on, end {end}, and see whether anything is left:")
     print(f"  {kill}")

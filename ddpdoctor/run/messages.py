@@ -1,4 +1,4 @@
-"""What the supervisor itself says, in a sentence each."""
+"""The supervisor's own messages, a sentence each."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ddpdoctor.base.terminal import width
 from ddpdoctor.base.text import signal_name
-from ddpdoctor.run.command_wrappers import TIMED_OUT, TIMEOUT, wrappers_and_program
+from ddpdoctor.run.command_wrappers import TIMEOUT, TIMEOUT_EXIT_CODE, wrappers_and_program
 from ddpdoctor.run.output_streams import STDERR
 
 
-class Words:
-    """Of that command. name: its program's."""
+class SupervisorMessages:
+    """Messages on one command; name: its program's."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._wrappers, program = wrappers_and_program(command)
@@ -22,7 +22,7 @@ class Words:
         self._width_at_start = width()
 
     def environ(self) -> dict[str, str]:
-        """The settings by which a diagnosis is written as for where it will be shown."""
+        """The settings by which a diagnosis is written for the terminal, or file, where it will be shown."""
         if not self._at_a_terminal:
             return {"COLUMNS": str(self._width_at_start)}
         return {"COLUMNS": str(width((STDERR,))), "FORCE_COLOR": "1"}
@@ -30,9 +30,9 @@ class Words:
     def diagnosing(self, status: int, seconds: float) -> str:
         code = os.waitstatus_to_exitcode(status)
         how = f"was ended by {signal_name(code)}" if code < 0 else f"ended with exit code {code}"
-        if code == TIMED_OUT and TIMEOUT in self._wrappers:
+        if code == TIMEOUT_EXIT_CODE and TIMEOUT in self._wrappers:
             how = f"was ended by {TIMEOUT} (exit code {code})"
-        return f"ddpdoctor: {self.name} {how} after {duration(seconds)}; what it said is being read"
+        return f"ddpdoctor: {self.name} {how} after {duration_text(seconds)}; what it said is being read"
 
     def asked_to_stop(self, number: int) -> str:
         return f"ddpdoctor: not diagnosed, since {self.name} ended after a {signal_name(number)} from outside"
@@ -55,7 +55,7 @@ class Words:
     def silent(self, seconds: float) -> str:
         # What the command has said last need not be a whole line.
         begin = "\n" if self._at_a_terminal else ""
-        return f"{begin}ddpdoctor: no output of {self.name} for {duration(seconds)}."
+        return f"{begin}ddpdoctor: no output of {self.name} for {duration_text(seconds)}."
 
     def no_look(self) -> str:
         return "The job could not be looked at."
@@ -67,7 +67,7 @@ class Words:
         return f"ddpdoctor: the output could not be kept in {path}: {getattr(error, 'strerror', '') or error}"
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """ "12 s", "10 min", "2 h 5 min"."""
     if seconds < 60:
         return f"{seconds:.0f} s"

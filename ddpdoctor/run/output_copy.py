@@ -1,17 +1,17 @@
-"""The copy of a run's output as one text: whole lines, and a mark where something was left out."""
+"""Puts the copy of a run's output together as one text: whole lines, and a mark where something was left out."""
 
 from __future__ import annotations
 
 import os
-from typing import BinaryIO, Final
+from typing import Final
 
-HEAD: Final = 2 << 20
-TAIL: Final = 14 << 20
-"""Bytes that are kept in memory of the beginning and of the end."""
-FILE_TAIL: Final = 62 << 20
+HEAD_BYTES: Final = 2 << 20
+TAIL_BYTES: Final = 14 << 20
+"""That are kept in memory of the beginning and of the end."""
+FILE_TAIL_BYTES: Final = 62 << 20
 """Of output that is in a file anyway, more is read."""
-LONGEST_LINE: Final = 1 << 16
-"""Of two streams in one copy, that much is waited for until a line is whole."""
+MAX_LINE_BYTES: Final = 1 << 16
+"""For which the end of a line is waited for, where two streams go into one copy."""
 
 
 def mark(left_out: int) -> bytes:
@@ -19,8 +19,8 @@ def mark(left_out: int) -> bytes:
     return b"[ddpdoctor run: %d bytes left out here]\n" % left_out
 
 
-def joined(head: bytes, left_out: int, tail: bytes) -> bytes:
-    """Where something was left out, the lines beside that are whole."""
+def join_copy(head: bytes, left_out: int, tail: bytes) -> bytes:
+    """Join the beginning and the end of an output. Where something was left out, the lines beside that are whole."""
     if not left_out:
         return head + tail
     end = head.rfind(b"\n") + 1 or len(head)
@@ -29,12 +29,12 @@ def joined(head: bytes, left_out: int, tail: bytes) -> bytes:
     return whole + mark(left_out + len(head) - end + begin) + tail[begin:]
 
 
-def part_of(descriptor: int, start: int, end: int) -> bytes:
-    """What stands in a file from start to end: its first and last bytes."""
-    if end - start <= HEAD + FILE_TAIL:
+def read_part(descriptor: int, start: int, end: int) -> bytes:
+    """Read a file from start to end; of a long part its first and last bytes."""
+    if end - start <= HEAD_BYTES + FILE_TAIL_BYTES:
         return _read(descriptor, start, end)
-    head, tail = _read(descriptor, start, start + HEAD), _read(descriptor, end - FILE_TAIL, end)
-    return joined(head, end - start - HEAD - FILE_TAIL, tail)
+    head, tail = _read(descriptor, start, start + HEAD_BYTES), _read(descriptor, end - FILE_TAIL_BYTES, end)
+    return join_copy(head, end - start - HEAD_BYTES - FILE_TAIL_BYTES, tail)
 
 
 def _read(descriptor: int, start: int, end: int) -> bytes:
@@ -52,21 +52,15 @@ class WholeLines:
         self._begun = [b""] * streams
 
     def add(self, stream: int, data: memoryview) -> bytes:
-        """What of it can be kept now."""
+        """Add a piece of a stream. Returns the lines that are whole by now."""
         text = self._begun[stream] + data
         end = text.rfind(b"\n") + 1
-        if len(text) - end > LONGEST_LINE:
+        if len(text) - end > MAX_LINE_BYTES:
             end = len(text)
         self._begun[stream] = text[end:]
         return text[:end]
 
     def rest(self, stream: int) -> bytes:
-        """The line that was begun and has no end."""
+        """Take the line that was begun and has no end."""
         begun, self._begun[stream] = self._begun[stream], b""
         return begun
-
-
-def save(data: bytes, file: BinaryIO) -> None:
-    """Writes all of it, or raises OSError."""
-    file.write(data)
-    file.flush()

@@ -1,4 +1,4 @@
-"""The file of `--keep`: opened before the command starts, so that nobody can put another in its place in the hours until it is
+"""The file of `--keep`: opened before the command starts, so that no other user can put another in its place in the hours until it is
 written."""
 
 from __future__ import annotations
@@ -17,37 +17,36 @@ FIRST_OWN_DESCRIPTOR: Final = 3
 """Those before are the command's, also where they are closed."""
 
 
-class NotKeptError(Exception):
-    """Why nothing can be kept there, in a few words."""
+class OutputFileError(Exception):
+    """Nothing can be kept there; the text says why, in a few words."""
 
 
-class KeptFile:
-    """Open for writing. What is in it stays until `write`."""
+class OutputFile:
+    """A file that is open for writing. What is in it stays until `write`."""
 
     def __init__(self, path: str) -> None:
-        """path: of a new file, or of one that exists and is root's or ours.
+        """Open the file.
+
+        Args:
+            path: of a new file, or of one that exists and is root's or ours.
 
         Raises:
-            NotKeptError: nothing can be kept there.
+            OutputFileError: nothing can be kept there.
         """
         self.path = path
         self._made = False
         try:
-            self._file = self._opened()
+            self._file = self._open()
         except OSError as error:
-            raise NotKeptError(_words(path, error)) from None
+            raise OutputFileError(_explain(path, error)) from None
 
     def write(self, data: bytes) -> None:
-        """Put it in the place of what is in there.
-
-        Raises:
-            OSError: it can't be written.
-            NotKeptError: it was removed, and what lies there now isn't ours to write.
-        """
+        """Put this in the place of what is in there. An OSError tells that it can't be written, an OutputFileError that it was removed and
+        what lies there now isn't ours to write."""
         if not os.fstat(self._file).st_nlink:
             # As by a command that empties its folder when it starts.
             os.close(self._file)
-            self._file = self._opened()
+            self._file = self._open()
         with open(self._file, "wb", buffering=0) as file:  # noqa: PTH123 (a descriptor is no path)
             if stat.S_ISREG(os.fstat(self._file).st_mode):
                 file.truncate(0)
@@ -61,7 +60,7 @@ class KeptFile:
                 os.unlink(self.path)  # noqa: PTH108
         os.close(self._file)
 
-    def _opened(self) -> int:
+    def _open(self) -> int:
         folder, name = os.path.split(_without_own_links(self.path))
         at = open_folder(folder or ".")
         try:
@@ -75,23 +74,27 @@ class KeptFile:
             os.close(at)
         try:
             if not self._made and (problem := _problem(found, self.path)):
-                raise NotKeptError(problem)
+                raise OutputFileError(problem)
             return fcntl.fcntl(found, fcntl.F_DUPFD_CLOEXEC, FIRST_OWN_DESCRIPTOR)
         finally:
             os.close(found)
 
 
 def _without_own_links(path: str) -> str:
-    """Where it leads if it is a link that nobody else could have put there."""
+    """Follow a link that no other user could have put there.
+
+    Raises:
+        OutputFileError: another user could have.
+    """
     if not os.path.islink(path):  # noqa: PTH114
         return path
     if foothold := foothold_on(path):
-        raise NotKeptError(f"it is a link, and {foothold.words}; name the file itself")
+        raise OutputFileError(f"it is a link, and {foothold.words}; name the file itself")
     return os.path.realpath(path)
 
 
 def _problem(file: int, path: str) -> str:
-    """Why what lies there already isn't to be written; "" if it is."""
+    """Say why what lies there already isn't to be written; "" if it is."""
     status = os.fstat(file)
     if stat.S_ISCHR(status.st_mode):
         foothold = foothold_on(path)
@@ -105,7 +108,7 @@ def _problem(file: int, path: str) -> str:
     return ""
 
 
-def _words(path: str, error: OSError) -> str:
+def _explain(path: str, error: OSError) -> str:
     folder = os.path.dirname(path) or "."  # noqa: PTH120
     if error.errno == errno.EISDIR or os.path.isdir(path):  # noqa: PTH112
         return "it is a folder"

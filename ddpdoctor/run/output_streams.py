@@ -1,4 +1,4 @@
-"""Where the command's output goes, and by which way: into a file directly, else through a pipe or a terminal of our own."""
+"""Decides how each stream of the command's output goes: into a file directly, else through a pipe or a terminal of our own."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ STDOUT: Final = 1
 STDERR: Final = 2
 
 
-class Direct(NamedTuple):
-    """Output that the command writes into a file itself. reading: a descriptor of ours to read it. start: where it begins.
-
-    appending: writes go to the file's end, else to where the last one ended.
-    """
+class FileOutput(NamedTuple):
+    """Output that the command writes into a file itself."""
 
     number: int
     reading: int
+    """A descriptor of ours to read the file."""
     start: int
+    """The place in the file at which the output begins."""
     appending: bool
+    """Whether writes go to the file's end, else to where the last one ended."""
 
     def end(self) -> int:
-        """Where it ends by now."""
+        """The place in the file at which the output ends by now."""
         size = os.fstat(self.reading).st_size
         if self.appending:
             return size
@@ -34,32 +34,31 @@ class Direct(NamedTuple):
 
 
 class CarriedStream(NamedTuple):
-    """Output that we carry. source: what the relay reads. given: what the command writes to; the supervisor closes it once the
-    command has it. destination: where it goes. numbers: the command's descriptors that are one with it."""
+    """Output that the relay carries."""
 
     source: int
+    """The relay reads it."""
     given: int
+    """The command writes to it; the supervisor closes it once the command has it."""
     destination: int
     terminal: bool
     numbers: tuple[int, ...]
+    """The command's descriptors that are one with it."""
 
 
-class Ways(NamedTuple):
-    """Of both, standard output and standard error. What is in neither is as it was: closed, or a device
-    that the command writes to itself."""
+class OutputStreams(NamedTuple):
+    """Standard output and standard error. A stream that is in neither is as it was: closed, or a device that the command writes to
+    itself."""
 
-    direct: tuple[Direct, ...]
-    streams: tuple[CarriedStream, ...]
+    files: tuple[FileOutput, ...]
+    carried: tuple[CarriedStream, ...]
 
 
-def ways() -> Ways:
-    """Opens them. Where both go to the same place there is one way, so that their order is kept.
-
-    Raises:
-        OSError: there are no more descriptors or terminals.
-    """
-    direct: list[Direct] = []
-    streams: dict[tuple[int, int, int], CarriedStream] = {}
+def open_streams() -> OutputStreams:
+    """Open what standard output and standard error need. Where both go to the same place they are one, so that their order is kept.
+    An OSError tells that there are no more descriptors or terminals."""
+    files: list[FileOutput] = []
+    carried: dict[tuple[int, int, int], CarriedStream] = {}
     for number in (STDOUT, STDERR):
         try:
             facts = os.fstat(number)
@@ -68,24 +67,24 @@ def ways() -> Ways:
                 continue
         except OSError:
             continue
-        found = _direct(number, facts)
-        if found:
-            if all(not os.path.samestat(facts, os.fstat(one.reading)) for one in direct):
-                direct.append(found)
+        file = _file_output(number, facts)
+        if file:
+            if all(not os.path.samestat(facts, os.fstat(known.reading)) for known in files):
+                files.append(file)
             else:
-                os.close(found.reading)
+                os.close(file.reading)
             continue
-        if _refuses(number, facts):
+        if _may_refuse(number, facts):
             continue
         place = (facts.st_dev, facts.st_ino, facts.st_rdev)
-        if place in streams:
-            streams[place] = streams[place]._replace(numbers=(*streams[place].numbers, number))
+        if place in carried:
+            carried[place] = carried[place]._replace(numbers=(*carried[place].numbers, number))
         else:
-            streams[place] = _through_us(number)
-    return Ways(tuple(direct), tuple(streams.values()))
+            carried[place] = _carried_stream(number)
+    return OutputStreams(tuple(files), tuple(carried.values()))
 
 
-def _direct(number: int, facts: os.stat_result) -> Direct | None:
+def _file_output(number: int, facts: os.stat_result) -> FileOutput | None:
     if not stat.S_ISREG(facts.st_mode):
         return None
     try:
@@ -94,19 +93,19 @@ def _direct(number: int, facts: os.stat_result) -> Direct | None:
         # Ours to write and not to read: it is carried like a pipe's.
         return None
     appending = bool(fcntl.fcntl(number, fcntl.F_GETFL) & os.O_APPEND)
-    return Direct(number, reading, facts.st_size if appending else os.lseek(number, 0, os.SEEK_CUR), appending)
+    return FileOutput(number, reading, facts.st_size if appending else os.lseek(number, 0, os.SEEK_CUR), appending)
 
 
-def _refuses(number: int, facts: os.stat_result) -> bool:
+def _may_refuse(number: int, facts: os.stat_result) -> bool:
     """Whether it is a device that may refuse what is written, as /dev/full: the command is to hear of that itself."""
     return stat.S_ISCHR(facts.st_mode) and not os.isatty(number) and facts.st_rdev != os.stat(os.devnull).st_rdev  # noqa: PTH116
 
 
-def _through_us(number: int) -> CarriedStream:
+def _carried_stream(number: int) -> CarriedStream:
     destination = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
     if os.isatty(number):
         source, given = os.openpty()
-        _like(destination, given)
+        _copy_settings(destination, given)
         copy_size(destination, source)
     else:
         source, given = os.pipe()
@@ -114,8 +113,8 @@ def _through_us(number: int) -> CarriedStream:
     return CarriedStream(source, given, destination, os.isatty(number), (number,))
 
 
-def _like(terminal: int, ours: int) -> None:
-    """The settings of the user's terminal, but for what it does with output: that it does itself, to what we carry there."""
+def _copy_settings(terminal: int, ours: int) -> None:
+    """Give our terminal the settings of the user's, but for what it does with output: the user's does that to what we carry there."""
     with suppress(termios.error):
         settings = termios.tcgetattr(terminal)
         settings[1] &= ~termios.OPOST
@@ -123,7 +122,7 @@ def _like(terminal: int, ours: int) -> None:
 
 
 def copy_size(terminal: int, ours: int) -> bool:
-    """Gives ours the size of the user's; whether it had another one."""
+    """Give our terminal the size of the user's. Returns whether it had another one."""
     try:
         size = fcntl.ioctl(terminal, termios.TIOCGWINSZ, bytes(8))
         if size == fcntl.ioctl(ours, termios.TIOCGWINSZ, bytes(8)):
@@ -132,3 +131,13 @@ def copy_size(terminal: int, ours: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def identities_of(*descriptors: int) -> frozenset[tuple[int, int]]:
+    """Device and inode of what these descriptors are open on: by them other processes' descriptors are known to be the same."""
+    identities = set()
+    for number in descriptors:
+        with suppress(OSError):
+            status = os.fstat(number)
+            identities.add((status.st_dev, status.st_ino))
+    return frozenset(identities)

@@ -26,19 +26,19 @@ from ddpdoctor.run.output_streams import CarriedStream
 from ddpdoctor.run.shared_output import SharedOutput
 
 IDLE_SECONDS: Final = 0.2
-"""What was still open so long after the command's end, without a word, is somebody's who stays."""
+"""After which a stream that is still open at the command's end, and silent, belongs to a process that stays."""
 LATE_SECONDS: Final = 1.0
-"""Who stays and goes on talking is listened to for so long, and beyond that until what the command may have said is through."""
+"""For a process that stays and goes on printing, and beyond that until what the command may have printed is through."""
 BUFFERED_BYTES: Final = 1 << 16
 """Of a terminal of ours; a pipe tells."""
-ENDED: Final = b"E"
-"""What the supervisor says once the command has ended."""
+COMMAND_ENDED: Final = b"E"
+"""The supervisor's word once the command has ended."""
 
 Write = Callable[[memoryview], int]
 
 
 class Relay:
-    """control: the supervisor's word, and its end. wake: tells the supervisor to look."""
+    """The relay's work, in its process."""
 
     def __init__(
         self,
@@ -49,6 +49,15 @@ class Relay:
         *,
         copies: bool = True,
     ) -> None:
+        """Begin, or go on where another relay was ended.
+
+        Args:
+            streams: to be carried.
+            shared: the memory that survives this process.
+            control: brings the supervisor's word that the command has ended, and the supervisor's own end.
+            wake: tells the supervisor to look.
+            copies: whether a copy is kept.
+        """
         self._shared = shared
         self._control = control
         self._wake = wake
@@ -57,38 +66,40 @@ class Relay:
         self._late = math.inf
         self._lines = WholeLines(len(streams)) if len(streams) > 1 else None
         self._flows = {
-            number: _Flow(number, one, shared)
-            for number, one in enumerate(streams)
-            if one.source >= 0 and not shared.broken(number)
+            number: _Flow(number, stream, shared)
+            for number, stream in enumerate(streams)
+            if stream.source >= 0 and not shared.is_broken(number)
         }
 
     def carry(self) -> None:
-        """Until all streams have ended, and the command, or the supervisor, too."""
+        """Carry until all streams have ended, and the command, or the supervisor, too."""
         while self._flows or not (self._ended or self._alone):
             poll = select.poll()
             if not self._alone:
                 poll.register(self._control, select.POLLIN)
-            held = self._shared.drained and not self._alone
+            held = self._shared.is_drained and not self._alone
             for flow in () if held else self._flows.values():
                 flow.register(poll)
-            idle = self._ended and not self._shared.drained and not any(one.pending for one in self._flows.values())
+            idle = (
+                self._ended and not self._shared.is_drained and not any(flow.pending for flow in self._flows.values())
+            )
             ready = dict(poll.poll(1000 * self._patience() if idle else None))
-            if idle and (not ready or self._all_said(ready)):
+            if idle and (not ready or self._is_all_said(ready)):
                 self._set_drained()
                 continue
             if self._control in ready:
-                self._hear()
+                self._take_word()
             for number, flow in () if held else list(self._flows.items()):
                 self._serve(number, flow, ready)
 
     def _patience(self) -> float:
-        """Seconds for which a silence must last, until who stays and goes on talking has been listened to for long enough."""
+        """Seconds for which a silence must last, until a process that stays and goes on printing was carried for long enough."""
         return min(IDLE_SECONDS, max(0.0, self._late - time.monotonic()))
 
-    def _all_said(self, ready: dict[int, int]) -> bool:
-        """Whether no word of the command itself can be left, though others never cease to talk."""
+    def _is_all_said(self, ready: dict[int, int]) -> bool:
+        """Whether nothing of the command itself can be left, though others never cease to print."""
         talking = [flow for flow in self._flows.values() if flow.source in ready]
-        return not self._patience() and all(one.since_the_end >= one.capacity for one in talking)
+        return not self._patience() and all(flow.since_the_end >= flow.capacity for flow in talking)
 
     def _set_drained(self) -> None:
         for number in self._flows if self._lines else ():
@@ -97,7 +108,7 @@ class Relay:
         self._shared.set_drained()
         self._wake()
 
-    def _hear(self) -> None:
+    def _take_word(self) -> None:
         self._alone = not os.read(self._control, 16)
         if not self._ended:
             self._late = time.monotonic() + LATE_SECONDS
@@ -127,7 +138,7 @@ class Relay:
             self._keep(self._lines.rest(number) if self._lines else b"")
             flow.close()
             return
-        self._shared.spoke()
+        self._shared.note_output()
         self._keep(self._lines.add(number, data) if self._lines and self._copies else data)
         try:
             if flow.at_once:
@@ -140,7 +151,7 @@ class Relay:
             self._shared.keep(data)
 
     def _give_up(self, number: int, flow: _Flow) -> None:
-        """Nobody reads it any more: the next who writes to it shall get the error that he would have got without us."""
+        """Close a stream that nobody reads any more: the next process that writes to it gets the error that it would get without us."""
         self._shared.set_broken(number)
         del self._flows[number]
         flow.close()
@@ -148,8 +159,8 @@ class Relay:
 
 
 class _Flow:
-    """One stream. pending: a chunk is read and not wholly written. at_once: a write never waits. capacity: bytes that may wait to be
-    read; since_the_end: those that were read since the command ended."""
+    """One stream: pending, whether a chunk is read and not wholly written; at_once, whether a write never waits; capacity, the bytes that
+    may wait to be read; since_the_end, those that were read since the command ended."""
 
     def __init__(self, number: int, stream: CarriedStream, shared: SharedOutput) -> None:
         self.source = stream.source
@@ -167,18 +178,22 @@ class _Flow:
             self.capacity = BUFFERED_BYTES
 
     def register(self, poll: select.poll) -> None:
-        """Waits for what it needs next; for the end of its reader always."""
+        """Wait for what it needs next; for the end of its reader always."""
         poll.register(self.destination, select.POLLOUT if self.pending else 0)
         if not self.pending:
             poll.register(self.source, select.POLLIN)
 
     def close(self) -> None:
-        """Whoever reads at the destination shall see its end as soon as there is one."""
+        """Close all, so that a reader at the destination sees its end as soon as there is one."""
         for descriptor in {self.source, self.destination, self._original}:
             os.close(descriptor)
 
     def read(self) -> memoryview | None:
-        """The next chunk; empty at the end, None where there is none yet."""
+        """Read the next chunk; empty at the end, None where there is none yet.
+
+        Raises:
+            OSError: it can't be read.
+        """
         try:
             count = os.readv(self.source, [self._buffer])
         except BlockingIOError:
@@ -194,7 +209,7 @@ class _Flow:
         return self._buffer[:count]
 
     def write(self) -> None:
-        """As much of the chunk as can be written without waiting."""
+        """Write as much of the chunk as can be written without waiting."""
         begin, end = self._shared.under_way(self._number)
         try:
             while begin < end:
@@ -209,7 +224,7 @@ class _Flow:
 
 
 def _writer(descriptor: int) -> tuple[Write, int, bool]:
-    """How to write there: the function, the descriptor to poll, and whether a write never waits.
+    """The function to write there, the descriptor to poll, and whether a write never waits.
 
     The descriptor's own flags stay as they are: others share them.
     """
@@ -229,10 +244,15 @@ def _writer(descriptor: int) -> tuple[Write, int, bool]:
 
 
 def relay_process(relay: Callable[[], Relay], shared: SharedOutput, counted: Sequence[int]) -> None:
-    """What the relay does as a process of its own. counted: signals that the supervisor passes on unless the relay has received
-    them, too."""
+    """Run a relay as a process of its own.
+
+    Args:
+        relay: makes it.
+        shared: its memory.
+        counted: signals that the supervisor passes on unless the relay has received them, too.
+    """
     for number in counted:
-        signal.signal(number, lambda number, frame: shared.count(number))
+        signal.signal(number, lambda number, frame: shared.count_signal(number))
     for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,4 +1,4 @@
-"""Memory that supervisor, relay and doctor share: where each stream's bytes are on their way, what was seen, and the copy.
+"""Memory that supervisor, relay and diagnosis share: the bytes of each stream that are on their way, what was seen, and the copy.
 
 It belongs to no file: nothing can be full, nothing is left behind, and a process that is killed takes nothing with it.
 """
@@ -9,10 +9,10 @@ import mmap
 import time
 from typing import Final
 
-CHUNK: Final = 1 << 16
-"""Bytes of one stream that are under way at a time."""
-MOST_STREAMS: Final = 2
-_NUMBERS: Final = 4096
+CHUNK_BYTES: Final = 1 << 16
+"""Of one stream that are under way at a time."""
+MAX_STREAMS: Final = 2
+_NUMBERS_BYTES: Final = 4096
 _LAST_OUTPUT, _DRAINED, _TOTAL, _COPY_ENDED = range(4)
 _FLOWS: Final = 16
 _SIGNALS: Final = 64
@@ -22,31 +22,38 @@ class SharedOutput:
     """One anonymous mapping. Every number is written by one process only: the relay, unless another is said."""
 
     def __init__(self, head: int, tail: int) -> None:
-        """head, tail: how many bytes of the output's beginning and end are kept."""
-        size = _NUMBERS + MOST_STREAMS * CHUNK + head + tail
+        """Make the memory.
+
+        Args:
+            head: bytes of the output's beginning that are kept.
+            tail: bytes of its end.
+        """
+        size = _NUMBERS_BYTES + MAX_STREAMS * CHUNK_BYTES + head + tail
         view = memoryview(mmap.mmap(-1, size))
-        self._numbers = view[:_NUMBERS].cast("Q")
-        start = _NUMBERS + MOST_STREAMS * CHUNK
-        self._buffers = [view[_NUMBERS + i * CHUNK : _NUMBERS + (i + 1) * CHUNK] for i in range(MOST_STREAMS)]
+        self._numbers = view[:_NUMBERS_BYTES].cast("Q")
+        start = _NUMBERS_BYTES + MAX_STREAMS * CHUNK_BYTES
+        self._buffers = [
+            view[_NUMBERS_BYTES + i * CHUNK_BYTES : _NUMBERS_BYTES + (i + 1) * CHUNK_BYTES] for i in range(MAX_STREAMS)
+        ]
         self._head = view[start : start + head]
         self._tail = view[start + head :]
-        self.spoke()
+        self.note_output()
 
     # --- the streams --------------------------------------------------------------------------------------------------------
 
     def buffer(self, stream: int) -> memoryview:
-        """What was read from that stream and is on its way."""
+        """The memory for what was read from that stream and is on its way."""
         return self._buffers[stream]
 
     def under_way(self, stream: int) -> tuple[int, int]:
-        """From where to where in its buffer bytes have yet to be written."""
+        """The range in its buffer whose bytes have yet to be written."""
         return divmod(self._numbers[_FLOWS + 2 * stream], 1 << 32)
 
     def set_under_way(self, stream: int, start: int, end: int) -> None:
         # One number, so that there is no moment at which one of the two is old.
         self._numbers[_FLOWS + 2 * stream] = start << 32 | end
 
-    def broken(self, stream: int) -> bool:
+    def is_broken(self, stream: int) -> bool:
         """Whether nothing more can be written where that stream goes."""
         return bool(self._numbers[_FLOWS + 2 * stream + 1])
 
@@ -55,35 +62,35 @@ class SharedOutput:
 
     # --- what was seen ------------------------------------------------------------------------------------------------------
 
-    def spoke(self) -> None:
-        """There was output, just now."""
+    def note_output(self) -> None:
+        """Note that there was output just now."""
         self._numbers[_LAST_OUTPUT] = time.monotonic_ns()
 
     @property
     def last_output(self) -> float:
-        """In seconds of the monotonic clock."""
+        """The moment of the last output, in seconds of the monotonic clock."""
         return float(self._numbers[_LAST_OUTPUT]) / 1e9
 
     @property
-    def drained(self) -> bool:
-        """Nothing was left to be read after the command had ended."""
+    def is_drained(self) -> bool:
+        """Whether nothing was left to be read after the command had ended."""
         return bool(self._numbers[_DRAINED])
 
     def set_drained(self) -> None:
         self._numbers[_DRAINED] = 1
 
-    def count(self, signal: int) -> None:
-        """The relay, too, has received that signal."""
-        self._numbers[_SIGNALS + signal] += 1
+    def count_signal(self, number: int) -> None:
+        """Note that the relay, too, has received that signal."""
+        self._numbers[_SIGNALS + number] += 1
 
-    def counted(self, signal: int) -> int:
-        """How often it has."""
-        return self._numbers[_SIGNALS + signal]
+    def signal_count(self, number: int) -> int:
+        """The number of times that the relay has received that signal."""
+        return self._numbers[_SIGNALS + number]
 
     # --- the copy -----------------------------------------------------------------------------------------------------------
 
     def keep(self, data: bytes | memoryview) -> None:
-        """Adds to the copy: to its head until that is full, then to its tail, over the oldest there."""
+        """Add to the copy: to its head until that is full, then to its tail, over the oldest there."""
         if self._numbers[_COPY_ENDED]:
             return
         data = memoryview(data)
@@ -102,12 +109,12 @@ class SharedOutput:
         self._tail[: len(again)] = again
         self._numbers[_TOTAL] = total + len(rest)
 
-    def keep_no_more(self) -> None:
-        """The copy stays as it is: by the supervisor, once the command has ended."""
+    def end_copy(self) -> None:
+        """Leave the copy as it is: called by the supervisor, once the command has ended."""
         self._numbers[_COPY_ENDED] = 1
 
-    def kept(self) -> tuple[bytes, int, bytes]:
-        """The head, how many bytes were left out behind it, and the tail."""
+    def copy(self) -> tuple[bytes, int, bytes]:
+        """The copy: its head, the number of bytes that were left out behind it, and its tail."""
         total = self._numbers[_TOTAL]
         behind = max(0, total - len(self._head))
         head = bytes(self._head[: min(total, len(self._head))])

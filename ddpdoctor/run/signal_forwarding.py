@@ -1,4 +1,4 @@
-"""Signals: which are passed on to the command, and how we stop and end as it does."""
+"""Decides which signals are passed on to the command, and stops and ends this process as the command did."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 
 from ddpdoctor.run.shared_output import SharedOutput
 
-OWN: Final = frozenset(
+NOT_FORWARDED: Final = frozenset(
     {
         signal.SIGKILL,
         signal.SIGSTOP,
@@ -25,39 +25,39 @@ OWN: Final = frozenset(
     }
 )
 """Can't be caught, or speak of this process itself."""
-OF_THE_TERMINAL: Final = frozenset({signal.SIGTTIN, signal.SIGTTOU})
-"""For those who read or write in the background: the command gets its own."""
-STOPS: Final = frozenset({signal.SIGTSTP, *OF_THE_TERMINAL})
-AWAITED: Final = frozenset(signal.valid_signals()) - OWN
+TERMINAL_SIGNALS: Final = frozenset({signal.SIGTTIN, signal.SIGTTOU})
+"""For processes that read or write in the background: the command gets its own."""
+STOP_SIGNALS: Final = frozenset({signal.SIGTSTP, *TERMINAL_SIGNALS})
+AWAITED_SIGNALS: Final = frozenset(signal.valid_signals()) - NOT_FORWARDED
 """Blocked all the time, and taken one by one."""
-PASSED_ON: Final = AWAITED - OF_THE_TERMINAL - {signal.SIGCHLD, signal.SIGWINCH}
+FORWARDED_SIGNALS: Final = AWAITED_SIGNALS - TERMINAL_SIGNALS - {signal.SIGCHLD, signal.SIGWINCH}
 
 WITNESS_SECONDS: Final = 0.1
 """Between the first and the last process of a group, or of a job, that somebody sends a signal to."""
 PENDING_SECONDS: Final = 2.0
-BY_THE_KERNEL: Final = 0x80
+SI_KERNEL: Final = 0x80
 """si_code of what a terminal sends."""
-TYPED: Final = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
+TYPED_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
 """Of the kernel's, those that a terminal alone sends, and always to the whole group."""
 
 
-class Witness:
-    """Tells signals that we alone have received from those that all of the group, or of the job, were sent: by a terminal, by
-    `kill -- -PGID`, by Slurm. The relay is in our group as the command is: what it received, too, the command has."""
+class GroupSignalDetector:
+    """Tells signals that this process alone has received from those that the whole group, or job, was sent: by a terminal, by
+    `kill -- -PGID`, by Slurm. The relay is in our group as the command is: if it has received a signal, too, so has the command."""
 
     def __init__(self, shared: SharedOutput) -> None:
         self._shared = shared
         self._known: dict[int, int] = {}
         self.relay = 0
 
-    def others_have(self, number: int, code: int) -> bool:
-        """Whether the command needs it from us no more."""
+    def command_has(self, number: int, code: int) -> bool:
+        """Whether the command has received this signal without us."""
         if not self.relay:
-            return code == BY_THE_KERNEL
+            return code == SI_KERNEL
         began = time.monotonic()
-        typed = code == BY_THE_KERNEL and number in TYPED
+        typed = code == SI_KERNEL and number in TYPED_SIGNALS
         while True:
-            seen = self._shared.counted(number)
+            seen = self._shared.signal_count(number)
             if seen > self._known.get(number, 0):
                 self._known[number] = seen
                 return True
@@ -77,14 +77,14 @@ def _pending(pid: int, number: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Still: who has told it to go on would not tell us."""
+    """Whether a process is stopped still: its waitpid status may be old."""
     with suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as stat:  # noqa: PTH123
         return stat.read().rpartition(")")[2].split()[0] == "T"
     return False
 
 
 def stop_as_it_did(number: int) -> None:
-    """The terminal has stopped the command: the shell that waits for us shall see it stopped. Returns when it goes on."""
+    """Stop this process as the terminal has stopped the command, so that the shell sees it stopped. Returns when it goes on."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
@@ -92,7 +92,7 @@ def stop_as_it_did(number: int) -> None:
 
 
 def end_as_it_did(status: int) -> int:
-    """The exit code; where a signal ended the command, the same ends us."""
+    """End this process by the signal that ended the command; without one, return the command's exit code."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code

@@ -1,4 +1,4 @@
-"""How long the command has said nothing, wherever its output goes."""
+"""Notices when the command has printed nothing for too long, wherever its output goes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,28 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from ddpdoctor.run.output_streams import Direct
+from ddpdoctor.run.output_streams import FileOutput
 from ddpdoctor.run.shared_output import SharedOutput
 
-LOOKS: Final = 10
-"""So often in that time it is looked whether a file has grown: nobody tells us."""
-SHORTEST_PAUSE: Final = 0.05
-"""Seconds between two looks, whatever the user wants."""
-LONGER: Final = 2
-"""Times as long until the next look at a job that stayed silent and in which nothing was wrong."""
+LOOKS_PER_SILENCE: Final = 10
+"""At files, to see whether they have grown: nothing tells us."""
+MIN_PAUSE_SECONDS: Final = 0.05
+"""Between two looks, whatever the user wants."""
+PATIENCE_FACTOR: Final = 2
+"""By which the wait grows until the next look at a job that stayed silent and in which nothing was wrong."""
 
 
-class Silence:
-    """after: seconds of silence that are too many; 0 for none."""
+class SilenceDetector:
+    """Asked again and again by the supervisor."""
 
-    def __init__(self, after: float, shared: SharedOutput, files: Sequence[Direct]) -> None:
+    def __init__(self, after: float, shared: SharedOutput, files: Sequence[FileOutput]) -> None:
+        """Begin.
+
+        Args:
+            after: seconds of silence that are too many; 0: never.
+            shared: knows of output that the relay carries.
+            files: that the command writes itself.
+        """
         self._after = after
         self._shared = shared
         self._files = files
@@ -36,17 +43,17 @@ class Silence:
         """In this silence."""
 
     def next_look(self) -> float | None:
-        """When to ask `too_long` again; None for never, unless the output goes on."""
+        """The moment to ask `too_long` again; None: not before there is output."""
         if not self._after:
             return None
         if self._files:
-            return time.monotonic() + max(self._after / LOOKS, SHORTEST_PAUSE)
+            return time.monotonic() + max(self._after / LOOKS_PER_SILENCE, MIN_PAUSE_SECONDS)
         if self._judged and self._last() <= self._began:
             return time.monotonic() + self._after
-        return max(self._last() + self._patience, time.monotonic() + SHORTEST_PAUSE)
+        return max(self._last() + self._patience, time.monotonic() + MIN_PAUSE_SECONDS)
 
     def too_long(self) -> float:
-        """For how long it has been silent, if that is too long and was not said yet; else 0."""
+        """The seconds of a silence that is too long and was not judged yet; else 0."""
         if not self._after:
             return 0.0
         sizes = self._look()
@@ -58,18 +65,18 @@ class Silence:
         silent = time.monotonic() - last
         return silent if silent >= self._patience and not self._judged else 0.0
 
-    def judged(self, *, ill: bool) -> None:
-        """Of this silence nothing more is said; if nothing was wrong with the job, it is looked at again later."""
+    def set_judged(self, *, ill: bool) -> None:
+        """Say nothing more of this silence; if nothing was wrong with the job, it is looked at again later."""
         self._judged = ill
         self.looked_before = True
-        self._patience = (time.monotonic() - self._began) * LONGER
+        self._patience = (time.monotonic() - self._began) * PATIENCE_FACTOR
 
-    def resumed(self) -> None:
-        """The command was stopped, and goes on: until now it could say nothing."""
+    def note_resumed(self) -> None:
+        """Take in that the command was stopped and goes on: until now it could print nothing."""
         self._grew = time.monotonic()
 
-    def wrote_ourselves(self) -> None:
-        """What has grown just now is our own doing."""
+    def note_own_output(self) -> None:
+        """Take in that what has grown just now is our own doing."""
         self._sizes = self._look()
 
     def _last(self) -> float:

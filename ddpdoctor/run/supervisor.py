@@ -12,349 +12,366 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ddpdoctor.base.text import visible
-from ddpdoctor.run.command_start import NotStarted, let_go_of_inherited, start
+from ddpdoctor.run.command_start import NotStarted, adopt_orphans, child_pids, close_inherited, start_command
 from ddpdoctor.run.diagnosis_process import DiagnosisProcess, Work
-from ddpdoctor.run.messages import Words
-from ddpdoctor.run.orphans import adopt, children, places
-from ddpdoctor.run.output_copy import HEAD, TAIL, joined, part_of
-from ddpdoctor.run.output_file import KeptFile, NotKeptError
-from ddpdoctor.run.output_streams import STDERR, Ways, copy_size, ways
-from ddpdoctor.run.relay_client import Carrier
+from ddpdoctor.run.messages import SupervisorMessages
+from ddpdoctor.run.output_copy import HEAD_BYTES, TAIL_BYTES, join_copy, read_part
+from ddpdoctor.run.output_file import OutputFile, OutputFileError
+from ddpdoctor.run.output_streams import STDERR, OutputStreams, copy_size, identities_of, open_streams
+from ddpdoctor.run.relay_client import RelayClient
 from ddpdoctor.run.shared_output import SharedOutput
 from ddpdoctor.run.signal_forwarding import (
-    AWAITED,
-    PASSED_ON,
-    STOPS,
-    Witness,
+    AWAITED_SIGNALS,
+    FORWARDED_SIGNALS,
+    STOP_SIGNALS,
+    GroupSignalDetector,
     end_as_it_did,
     is_stopped,
     stop_as_it_did,
 )
-from ddpdoctor.run.silence_detection import Silence
+from ddpdoctor.run.silence_detection import SilenceDetector
 
 OUTPUT: Final = "output"
 """The name of the copy, where the output isn't in a file anyway."""
-LOOK_PATIENCE: Final = 60.0
-DIAGNOSIS_PATIENCE: Final = 60.0
-"""Seconds that the doctor may take; for a look beyond those for which he watches."""
-SHORTEST_WATCH: Final = 3
-LONGEST_WATCH: Final = 30
-WATCHED_PART: Final = 10
-"""Seconds for which the ranks are watched, and what part of the silence that is."""
-LEFT_PATIENCE: Final = 20.0
-"""For what the command has left running."""
-LONGEST_WAIT: Final = 3600.0
+LOOK_SECONDS: Final = 60.0
+"""For looking at a silent job, beside those for which its ranks are watched."""
+DIAGNOSIS_SECONDS: Final = 60.0
+MIN_WATCH_SECONDS: Final = 3
+MAX_WATCH_SECONDS: Final = 30
+SILENCE_PER_WATCH: Final = 10
+"""The ranks are watched for a tenth of the silence."""
+LEFT_RUNNING_SECONDS: Final = 20.0
+"""For naming what the command has left running."""
+MAX_WAIT_SECONDS: Final = 3600.0
 """For a signal: the call doesn't take any number of seconds."""
 HURRY_SECONDS: Final = 10.0
 """For a diagnosis that is under way when a launcher ends us."""
-STOPPING_SECONDS: Final = 60.0
+STOP_REQUEST_SECONDS: Final = 60.0
 """A command that ends so soon after it was asked to has ended for that."""
-STOPPING: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
+STOP_REQUESTS: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 
 
 class EndedCommand(NamedTuple):
-    """What a diagnosis is made of. seconds: how long it ran. output: name and text of what the command has said. began: when, in
-    seconds since the epoch; what the run has written is no older, however late the diagnosis looks for it."""
+    """A command that has ended, as a diagnosis needs it."""
 
     command: Sequence[str]
     status: int
     seconds: float
+    """For which it ran."""
     output: tuple[tuple[str, bytes], ...]
+    """Name and text of each output."""
     began: float
+    """In seconds since the epoch: what the run has written is no older, however late the diagnosis looks for it."""
 
 
-class Orders(NamedTuple):
-    """hang_after: seconds, 0 for never. keep: a file for the copy. brief: the diagnosis alone speaks of a failure.
-    clear_up: called at the end, with the command's status, None where it was never started. ignored, mask: signals as they were when ddpdoctor was started. look: what a doctor does about the silent command of that pid, in how many seconds; diagnose: about one that failed.
-    left: about what one has left running: its name, its status, pids that aren't meant, device and inode of its outputs."""
+class RunOptions(NamedTuple):
+    """What is to be run, and what is done about it."""
 
     command: Sequence[str]
     environ: Mapping[str, str]
     hang_after: float
-    keep: KeptFile | None
+    """Seconds of silence; 0 for never."""
+    keep: OutputFile | None
+    """For the copy of the output."""
     brief: bool
+    """Whether the diagnosis alone speaks of a failure."""
     ignored: Collection[int]
+    """Signals that were ignored when ddpdoctor was started."""
     mask: Iterable[int]
+    """Signals that were blocked then."""
     look: Callable[[int, int], Work]
+    """Makes the look at a silent command, from its pid and the seconds to watch it."""
     diagnose: Callable[[EndedCommand], Work]
     left: Callable[[str, int, Collection[int], Set[tuple[int, int]]], Work]
+    """Makes what names the processes that the command has left running, from its name, its status, pids that aren't meant, and device
+    and inode of its outputs."""
     clear_up: Callable[[int | None], None]
+    """Called at the end with the command's status; None where it was never started."""
 
 
-def supervise(orders: Orders) -> int:
-    """Runs the command; the exit code. Where a signal ended the command, the same ends this process."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+def supervise(options: RunOptions) -> int:
+    """Run the command. Returns the exit code; where a signal ended the command, the same ends this process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED_SIGNALS)
     try:
-        supervisor = _Supervisor(orders, ways(), SharedOutput(HEAD, TAIL))
+        supervisor = _Supervisor(options, open_streams(), SharedOutput(HEAD_BYTES, TAIL_BYTES))
         supervisor.prepare()
     except OSError as error:
-        return _without_us(orders, error)
+        return _run_unwatched(options, error)
     try:
         supervisor.start()
     except NotStarted as error:
-        orders.clear_up(None)
+        options.clear_up(None)
         supervisor.say(str(error))
         return error.code
     status = supervisor.run()
-    orders.clear_up(status)
+    options.clear_up(status)
     return end_as_it_did(status)
 
 
-def _without_us(orders: Orders, error: OSError) -> int:
-    """There are no more descriptors, terminals or processes for us: the training shall run all the same."""
+def _run_unwatched(options: RunOptions, error: OSError) -> int:
+    """Run the command alone, since there are no more descriptors, terminals or processes for us."""
     print(f"ddpdoctor can't watch the command ({error.strerror}): it runs without", file=sys.stderr, flush=True)
     try:
-        pid = start(orders.command, orders.environ, (), orders.ignored, orders.mask)
+        pid = start_command(options.command, options.environ, (), options.ignored, options.mask)
     except NotStarted as refused:
-        orders.clear_up(None)
+        options.clear_up(None)
         print(refused, file=sys.stderr)
         return refused.code
     status = os.waitpid(pid, 0)[1]
-    orders.clear_up(status)
+    options.clear_up(status)
     return end_as_it_did(status)
 
 
 class _Supervisor:
-    def __init__(self, orders: Orders, ways: Ways, shared: SharedOutput) -> None:
-        self._orders = orders
-        self._ways = ways
+    def __init__(self, options: RunOptions, streams: OutputStreams, shared: SharedOutput) -> None:
+        self._options = options
+        self._streams = streams
         self._shared = shared
-        self._words = Words(orders.command)
-        self._witness = Witness(shared)
-        self._silence = Silence(orders.hang_after, shared, ways.direct)
+        self._messages = SupervisorMessages(options.command)
+        self._group_signals = GroupSignalDetector(shared)
+        self._silence = SilenceDetector(options.hang_after, shared, streams.files)
         self._child = 0
         self._status: int | None = None
-        self._carrier = Carrier(ways.streams, shared)
-        self._doctor: DiagnosisProcess | None = None
+        self._relay = RelayClient(streams.carried, shared)
+        self._diagnosis: DiagnosisProcess | None = None
         self._silent = 0.0
         self._asked_to_stop: dict[int, float] = {}
         self._impatient = False
         self._hurried = False
-        self._said: list[bytes] = []
-        self._besides: frozenset[int] = frozenset()
+        self._own_output: list[bytes] = []
+        self._other_pids: frozenset[int] = frozenset()
         self._outputs: frozenset[tuple[int, int]] = frozenset()
-        self._gathered: list[bytes] | None = None
+        self._held_back: list[bytes] | None = None
 
     # --- from start to end --------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Raises OSError: there are no more processes."""
-        self._carrier.start()
-        self._witness.relay = self._carrier.pid
+        """Start the relay. An OSError tells that there are no more processes."""
+        self._relay.start()
+        self._group_signals.relay = self._relay.pid
 
     def start(self) -> None:
-        """Raises NotStarted."""
-        orders = self._orders
-        adopt()
-        self._besides = children()
-        self._outputs = places(
-            *(stream.given for stream in self._ways.streams), *(direct.reading for direct in self._ways.direct)
+        """Start the command. NotStarted tells why it can't be."""
+        options = self._options
+        adopt_orphans()
+        self._other_pids = child_pids()
+        self._outputs = identities_of(
+            *(stream.given for stream in self._streams.carried), *(file.reading for file in self._streams.files)
         )
         self._began = time.monotonic()
-        self._child = start(orders.command, orders.environ, self._ways.streams, orders.ignored, orders.mask)
-        self._carrier.command_has_begun()
+        self._child = start_command(
+            options.command, options.environ, self._streams.carried, options.ignored, options.mask
+        )
+        self._relay.close_given()
         # Who writes to the command's standard input shall see that it reads no more.
         with open(os.devnull) as nothing:  # noqa: PTH123
             os.dup2(nothing.fileno(), 0)
-        let_go_of_inherited()
+        close_inherited()
 
     def run(self) -> int:
-        """The command's status, once all is said."""
+        """Wait for the end of the command, and say all that there is to say. Returns its status."""
         try:
             self._wait(lambda: self._status is not None)
         except Exception as error:
-            self.say(self._words.broken(error))
+            self.say(self._messages.broken(error))
         if self._status is None:
             # A bug of ours: the command is waited for all the same.
             self._status = os.waitpid(self._child, 0)[1]
         seconds = time.monotonic() - self._began
         began = time.time() - seconds
-        self._end_doctor()
+        self._end_diagnosis()
         left = self._left_running()
-        self._carrier.tell_end()
-        self._wait(lambda: self._carrier.done or self._shared.drained)
-        self._shared.keep_no_more()
-        if left and self._ways.direct:
+        self._relay.tell_end()
+        self._wait(lambda: self._relay.done or self._shared.is_drained)
+        self._shared.end_copy()
+        if left and self._streams.files:
             # What goes on writes into the file itself: all that we say is to stand there together.
-            self._gathered = []
+            self._held_back = []
         if not self._impatient:
             try:
-                self._conclude(EndedCommand(self._orders.command, self._status, seconds, (), began))
+                self._conclude(EndedCommand(self._options.command, self._status, seconds, (), began))
             except Exception as error:
-                self.say(self._words.broken(error))
+                self.say(self._messages.broken(error))
         self._say_all(left)
         return self._status
 
     def _left_running(self) -> bytes:
-        """What is to be said of those that the command has started and that live; "" of none."""
+        """The text on processes that the command has started and that live; "" where there are none."""
         assert self._status is not None
         self._reap()
-        besides = {*self._besides, self._carrier.pid}
-        if not (pids := children() - besides):
+        besides = {*self._other_pids, self._relay.pid}
+        if not (pids := child_pids() - besides):
             return b""
         try:
-            work = self._orders.left(self._words.name, self._status, besides, self._outputs)
-            doctor = self._call_doctor(work, LEFT_PATIENCE)
-            self._wait(lambda: doctor.code is not None)
+            work = self._options.left(self._messages.name, self._status, besides, self._outputs)
+            diagnosis = self._start_diagnosis(work, LEFT_RUNNING_SECONDS)
+            self._wait(lambda: diagnosis.code is not None)
         except Exception as error:
-            return f"{visible(self._words.broken(error))}\n".encode()
-        self._end_doctor()
-        if doctor.code == 0 and not doctor.was_told_to_end:
-            return doctor.text
-        return f"{visible(self._words.left_running(pids))}\n".encode()
+            return f"{visible(self._messages.broken(error))}\n".encode()
+        self._end_diagnosis()
+        if diagnosis.code == 0 and not diagnosis.was_told_to_end:
+            return diagnosis.text
+        return f"{visible(self._messages.left_running(pids))}\n".encode()
 
     def _conclude(self, ended: EndedCommand) -> None:
-        wanted = os.waitstatus_to_exitcode(ended.status) != 0 and not self._to_be_expected()
-        if not wanted and not self._orders.keep:
+        wanted = os.waitstatus_to_exitcode(ended.status) != 0 and not self._is_end_expected()
+        if not wanted and not self._options.keep:
             return
         ended = ended._replace(output=self._output())
-        if self._orders.keep:
-            self._keep_in(self._orders.keep, ended)
+        if self._options.keep:
+            self._keep_in(self._options.keep, ended)
         if wanted:
             self._diagnose(ended)
 
-    def _to_be_expected(self) -> bool:
-        """The user, or what runs the job, has ended it; or nobody wanted its output any more."""
-        if any(self._shared.broken(number) for number in range(len(self._ways.streams))):
+    def _is_end_expected(self) -> bool:
+        """Whether the user, or what runs the job, has ended the command; or nothing reads its output any more."""
+        if any(self._shared.is_broken(number) for number in range(len(self._streams.carried))):
             return True
-        lately = [number for number, when in self._asked_to_stop.items() if time.monotonic() - when < STOPPING_SECONDS]
+        lately = [
+            number for number, when in self._asked_to_stop.items() if time.monotonic() - when < STOP_REQUEST_SECONDS
+        ]
         if lately and not {signal.SIGINT, signal.SIGQUIT} & set(lately):
-            self.say(self._words.asked_to_stop(lately[-1]))
+            self.say(self._messages.asked_to_stop(lately[-1]))
         return bool(lately)
 
     def _output(self) -> tuple[tuple[str, bytes], ...]:
         found = []
-        if self._ways.streams:
-            found.append((OUTPUT, joined(*self._shared.kept())))
-        for direct in self._ways.direct:
-            text = part_of(direct.reading, direct.start, direct.end())
-            for said in self._said:
-                text = text.replace(said, b"", 1)
-            found.append((str(Path(f"/proc/self/fd/{direct.reading}").readlink()), text))
+        if self._streams.carried:
+            found.append((OUTPUT, join_copy(*self._shared.copy())))
+        for file in self._streams.files:
+            text = read_part(file.reading, file.start, file.end())
+            for own in self._own_output:
+                text = text.replace(own, b"", 1)
+            found.append((str(Path(f"/proc/self/fd/{file.reading}").readlink()), text))
         return tuple(found)
 
-    def _keep_in(self, file: KeptFile, ended: EndedCommand) -> None:
+    def _keep_in(self, file: OutputFile, ended: EndedCommand) -> None:
         try:
             file.write(b"".join(text for _, text in ended.output))
-        except (OSError, NotKeptError) as error:
-            self.say(self._words.not_kept(file.path, error))
+        except (OSError, OutputFileError) as error:
+            self.say(self._messages.not_kept(file.path, error))
 
-    # --- the doctor ---------------------------------------------------------------------------------------------------------
+    # --- the diagnosis ---------------------------------------------------------------------------------------------------------
 
     def _diagnose(self, ended: EndedCommand) -> None:
-        if not self._orders.brief:
-            self.say(self._words.diagnosing(ended.status, ended.seconds))
-        doctor = self._call_doctor(self._orders.diagnose(ended), DIAGNOSIS_PATIENCE)
-        self._wait(lambda: doctor.code is not None)
-        if doctor.code is None:
-            self._end_doctor()
-            self.say(self._words.interrupted())
+        if not self._options.brief:
+            self.say(self._messages.diagnosing(ended.status, ended.seconds))
+        diagnosis = self._start_diagnosis(self._options.diagnose(ended), DIAGNOSIS_SECONDS)
+        self._wait(lambda: diagnosis.code is not None)
+        if diagnosis.code is None:
+            self._end_diagnosis()
+            self.say(self._messages.interrupted())
             return
-        self.say(doctor.text if self._spoke(doctor) else self._words.no_diagnosis(doctor.was_told_to_end, doctor.code))
+        self.say(
+            diagnosis.text
+            if self._has_spoken(diagnosis)
+            else self._messages.no_diagnosis(diagnosis.was_told_to_end, diagnosis.code)
+        )
 
     def _look(self, silent: float) -> None:
         self._silent = silent
         try:
-            seconds = int(min(LONGEST_WATCH, max(SHORTEST_WATCH, silent / WATCHED_PART)))
-            self._call_doctor(self._orders.look(self._child, seconds), LOOK_PATIENCE + seconds)
+            seconds = int(min(MAX_WATCH_SECONDS, max(MIN_WATCH_SECONDS, silent / SILENCE_PER_WATCH)))
+            self._start_diagnosis(self._options.look(self._child, seconds), LOOK_SECONDS + seconds)
         except Exception as error:
-            self._silence.judged(ill=False)
-            self.say(f"{self._words.silent(silent)} {self._words.broken(error)}")
+            self._silence.set_judged(ill=False)
+            self.say(f"{self._messages.silent(silent)} {self._messages.broken(error)}")
 
-    def _looked(self, doctor: DiagnosisProcess) -> None:
-        """Says what the doctor found, unless the command speaks again. Of one silence once, until something is wrong."""
+    def _end_look(self, diagnosis: DiagnosisProcess) -> None:
+        """Say what the look found, unless the command prints again; once for each silence, until something is wrong."""
         if not self._silence.too_long():
             return
-        ill = doctor.code == 1 and self._spoke(doctor)
+        ill = diagnosis.code == 1 and self._has_spoken(diagnosis)
         if ill or not self._silence.looked_before:
-            found = doctor.text if self._spoke(doctor) else self._words.no_look().encode() + b"\n"
-            between = b"\n" if ill and not self._orders.brief else b" "
-            self.say(self._words.silent(self._silent).encode() + between + found)
-        self._silence.judged(ill=ill)
+            found = diagnosis.text if self._has_spoken(diagnosis) else self._messages.no_look().encode() + b"\n"
+            between = b"\n" if ill and not self._options.brief else b" "
+            self.say(self._messages.silent(self._silent).encode() + between + found)
+        self._silence.set_judged(ill=ill)
 
     @staticmethod
-    def _spoke(doctor: DiagnosisProcess) -> bool:
-        return doctor.code in (0, 1, 2) and not doctor.was_told_to_end and bool(doctor.text.strip())
+    def _has_spoken(diagnosis: DiagnosisProcess) -> bool:
+        return diagnosis.code in (0, 1, 2) and not diagnosis.was_told_to_end and bool(diagnosis.text.strip())
 
-    def _call_doctor(self, work: Work, patience: float) -> DiagnosisProcess:
+    def _start_diagnosis(self, work: Work, patience: float) -> DiagnosisProcess:
         def at_work() -> int:
-            self._carrier.let_go_of_all()
+            self._relay.close_all()
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             return work()
 
-        self._doctor = DiagnosisProcess(at_work, self._words.environ(), patience)
-        return self._doctor
+        self._diagnosis = DiagnosisProcess(at_work, self._messages.environ(), patience)
+        return self._diagnosis
 
-    def _end_doctor(self) -> None:
-        """At once: what it was asked for is past."""
-        if self._doctor:
-            self._doctor.end()
-            self._doctor.end()
-            self._doctor = None
+    def _end_diagnosis(self) -> None:
+        """End the diagnosis at once: what it was asked for is past."""
+        if self._diagnosis:
+            self._diagnosis.end()
+            self._diagnosis.end()
+            self._diagnosis = None
 
     # --- waiting ------------------------------------------------------------------------------------------------------------
 
     def _wait(self, done: Callable[[], bool]) -> None:
         while not done() and not self._impatient:
             seconds = self._due() - time.monotonic()
-            info = signal.sigtimedwait(AWAITED, min(max(0.0, seconds), LONGEST_WAIT))
+            info = signal.sigtimedwait(AWAITED_SIGNALS, min(max(0.0, seconds), MAX_WAIT_SECONDS))
             if info is not None:
                 self._take(info.si_signo, info.si_code)
             self._tick()
 
     def _due(self) -> float:
-        """When to look after things without being told."""
-        times = [self._carrier.due]
-        if self._doctor:
-            times.append(self._doctor.until)
+        """The moment to look after things without a signal."""
+        times = [self._relay.due]
+        if self._diagnosis:
+            times.append(self._diagnosis.until)
         elif self._status is None and (look := self._silence.next_look()) is not None:
             times.append(look)
         return min(times)
 
     def _tick(self) -> None:
-        self._carrier.see_to_it()
-        self._witness.relay = self._carrier.pid
-        if self._doctor and self._doctor.late:
-            self._doctor.end()
-        if self._status is None and not self._doctor and (silent := self._silence.too_long()):
+        self._relay.restart_if_due()
+        self._group_signals.relay = self._relay.pid
+        if self._diagnosis and self._diagnosis.is_late:
+            self._diagnosis.end()
+        if self._status is None and not self._diagnosis and (silent := self._silence.too_long()):
             self._look(silent)
 
     def _take(self, number: int, code: int) -> None:
         if number == signal.SIGCHLD:
             self._reap()
-            self._carrier.let_go_of_broken()
+            self._relay.close_broken()
         elif number == signal.SIGWINCH:
             self._resize()
         elif self._status is not None:
-            if number not in self._orders.ignored:
-                self._be_quick(number)
-        elif number in PASSED_ON:
-            if number in STOPPING:
+            if number not in self._options.ignored:
+                self._hurry(number)
+        elif number in FORWARDED_SIGNALS:
+            if number in STOP_REQUESTS:
                 self._asked_to_stop[number] = time.monotonic()
             if number == signal.SIGCONT:
-                self._silence.resumed()
+                self._silence.note_resumed()
                 self._resize()
-            if not self._witness.others_have(number, code):
+            if not self._group_signals.command_has(number, code):
                 with suppress(ProcessLookupError):
                     os.kill(self._child, number)
 
-    def _be_quick(self, number: int) -> None:
-        """The command has ended, and somebody asks us to. A launcher whose other ranks failed with ours waits longer than this."""
-        if number in (signal.SIGTERM, signal.SIGHUP) and self._doctor and not self._hurried:
+    def _hurry(self, number: int) -> None:
+        """End soon: the command has ended, and a signal asks us to. A launcher whose other ranks failed with ours waits longer than
+        this."""
+        if number in (signal.SIGTERM, signal.SIGHUP) and self._diagnosis and not self._hurried:
             self._hurried = True
-            self._doctor.hurry(HURRY_SECONDS)
-        elif number in STOPPING:
+            self._diagnosis.hurry(HURRY_SECONDS)
+        elif number in STOP_REQUESTS:
             self._impatient = True
 
     def _resize(self) -> None:
-        changed = [copy_size(stream.destination, stream.source) for stream in self._ways.streams if stream.terminal]
+        changed = [copy_size(stream.destination, stream.source) for stream in self._streams.carried if stream.terminal]
         if any(changed) and self._child and self._status is None:
             # It may have looked before we had.
             with suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGWINCH)
 
     def _reap(self) -> None:
-        """All that have ended or stopped: as the first process of a container, those of others, too."""
+        """Collect all that have ended or stopped: as the first process of a container, children of other processes, too."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -363,39 +380,39 @@ class _Supervisor:
             if not pid:
                 return
             if os.WIFSTOPPED(status):
-                if pid == self._carrier.pid:
+                if pid == self._relay.pid:
                     os.kill(pid, signal.SIGCONT)
-                elif pid == self._child and os.WSTOPSIG(status) in STOPS and is_stopped(pid):
+                elif pid == self._child and os.WSTOPSIG(status) in STOP_SIGNALS and is_stopped(pid):
                     stop_as_it_did(os.WSTOPSIG(status))
             elif pid == self._child:
                 self._status = status
-            elif pid == self._carrier.pid:
-                self._carrier.ended(status)
-                self._witness.relay = 0
-            elif self._doctor and pid == self._doctor.pid:
-                doctor = self._doctor
-                doctor.ended(status)
-                self._doctor = None
+            elif pid == self._relay.pid:
+                self._relay.note_end(status)
+                self._group_signals.relay = 0
+            elif self._diagnosis and pid == self._diagnosis.pid:
+                diagnosis = self._diagnosis
+                diagnosis.note_end(status)
+                self._diagnosis = None
                 if self._status is None:
-                    self._looked(doctor)
+                    self._end_look(diagnosis)
 
     # --- words --------------------------------------------------------------------------------------------------------------
 
     def say(self, text: str | bytes) -> None:
-        """To standard error, whole and at once. What can't be written there is lost."""
+        """Write to standard error, whole and at once. What can't be written there is lost."""
         data = text if isinstance(text, bytes) else f"{visible(text)}\n".encode()
-        if self._gathered is not None:
-            self._gathered.append(data)
+        if self._held_back is not None:
+            self._held_back.append(data)
             return
-        self._said.append(data)
+        self._own_output.append(data)
         with suppress(OSError):
             while data:
                 data = data[os.write(STDERR, data) :]
-        self._silence.wrote_ourselves()
+        self._silence.note_own_output()
 
     def _say_all(self, last: bytes) -> None:
-        """What was gathered, and that."""
-        data = b"".join([*(self._gathered or ()), last])
-        self._gathered = None
+        """Write what was held back, and that."""
+        data = b"".join([*(self._held_back or ()), last])
+        self._held_back = None
         if data:
             self.say(data)

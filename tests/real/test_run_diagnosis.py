@@ -273,7 +273,7 @@ def test_a_diagnosis_that_hangs_is_a_sentence(tmp_path: Path) -> None:
         tmp_path,
         "import time, types\n"
         "import ddpdoctor.run.supervisor\n"
-        "ddpdoctor.run.supervisor.DIAGNOSIS_PATIENCE = 0.3\n"
+        "ddpdoctor.run.supervisor.DIAGNOSIS_SECONDS = 0.3\n"
         "import ddpdoctor.logs.parse.reading\n"
         "def read_stream(*_): time.sleep(1000)\n"
         "ddpdoctor.logs.parse.reading.read_stream = read_stream",
@@ -342,8 +342,8 @@ def test_without_descriptors_the_command_runs_without_us(tmp_path: Path) -> None
     environ = sabotaged(
         tmp_path,
         "import ddpdoctor.run.supervisor\n"
-        "def ways(): raise OSError(24, 'Too many open files')\n"
-        "ddpdoctor.run.supervisor.ways = ways",
+        "def open_streams(): raise OSError(24, 'Too many open files')\n"
+        "ddpdoctor.run.supervisor.open_streams = open_streams",
     )
     done = subprocess.run(run("sh", "-c", "echo out; exit 5"), env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (5, "out\n")

@@ -30,7 +30,7 @@ from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, opened
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.processes.jobs import TrainingJob
-from ddpdoctor.run.diagnosis import _redirected
+from ddpdoctor.run.diagnosis import redirected_output
 from ddpdoctor.run.supervisor import EndedCommand
 from tests.support.command import ROOT, ddpdoctor
 from tests.support.other_users import User, python_for_all
@@ -191,7 +191,7 @@ def test_her_pipe_among_the_logs_of_a_run_holds_nobody_up(shared: Path, eve: Use
     log.write_text("RuntimeError: ours\n")
     eve.does(f"mkfifo {log.parent}/1.log; ln -s /dev/zero {log.parent}/2.log")
     command = ("torchrun", "--redirects", "3", "--log-dir", str(log.parent), "train.py")
-    found = _redirected(EndedCommand(command=command, status=1, seconds=5.0, output=(), began=time.time() - 5))
+    found = redirected_output(EndedCommand(command=command, status=1, seconds=5.0, output=(), began=time.time() - 5))
     assert [(name, text) for name, text in found] == [(str(log), b"RuntimeError: ours\n")]
 
 

@@ -17,7 +17,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.logs.analyze.kernel_kills import of_this_run
 from ddpdoctor.run.added_settings import settings_for, torch_release
-from ddpdoctor.run.diagnosis import _read_dumps, folder_of_redirects, log_dir, looks_at_jobs, one_of_many
+from ddpdoctor.run.diagnosis import folder_of_redirects, log_dir, looks_at_jobs, one_of_many, show_dumps
 from ddpdoctor.run.supervisor import EndedCommand
 from tests.support.command import ROOT
 
@@ -179,7 +179,7 @@ def test_dumps_of_a_short_run_are_read_however_late_the_diagnosis_looks(
         shutil.copy(ROOT / "fixtures" / "flight_recorder" / "lagging" / f"rank_{rank}", tmp_path)
         os.utime(tmp_path / f"rank_{rank}", (written, written))
     ended = EndedCommand(command=("torchrun", "train.py"), status=1, seconds=1.0, output=(), began=began)
-    _read_dumps(ended, {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "rank_")})
+    show_dumps(ended, {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "rank_")})
     told = capsys.readouterr().out
     assert f"flight recorders have left {tmp_path}/rank_0 and others" in told
     assert "rank_2" not in told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.run.command_wrappers import wrappers_and_program
-from ddpdoctor.run.messages import Words
+from ddpdoctor.run.messages import SupervisorMessages
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,6 @@ def test_the_program(command: str, program: str) -> None:
 
 
 def test_who_has_ended_it() -> None:
-    limited = Words(["nice", "timeout", "2h", "/opt/bin/torchrun", "train.py"])
+    limited = SupervisorMessages(["nice", "timeout", "2h", "/opt/bin/torchrun", "train.py"])
     assert "torchrun was ended by timeout (exit code 124) after 2 h" in limited.diagnosing(124 << 8, 7200)
     assert "torchrun ended with exit code 1 after 5 s" in limited.diagnosing(1 << 8, 5)
