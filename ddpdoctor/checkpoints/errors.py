@@ -1,4 +1,4 @@
-"""Why a checkpoint was left as it is. Each carries a sentence for the user and, where there is one, what to do."""
+"""Errors that say why a checkpoint was left as it is. Each carries a sentence for the user and, where there is one, what to do."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ class CheckpointError(Exception):
         self.commands = commands
 
     def after(self, done: str) -> CheckpointError:
-        """The same, where something was changed before it: a sentence that says what."""
-        text, advice = (
-            one.replace("Nothing was changed", "Nothing else was changed") for one in (self.text, self.advice)
-        )
+        """The same error, where something was changed before it: a sentence that says what."""
+        unchanged, unchanged_since = "Nothing was changed", "Nothing else was changed"
+        text, advice = (sentence.replace(unchanged, unchanged_since) for sentence in (self.text, self.advice))
         return type(self)(f"{done} Then: {text}", advice, self.commands)
 
 
@@ -44,7 +43,7 @@ class OutOfData(Damaged):
 
 
 class Refused(CheckpointError):
-    """It could be read, and is not touched: suspicious, in use, a link, no permission, or a wish that can't be met."""
+    """It could be read, and is not touched: suspicious, in use, a link, no permission, or an option that can't be met."""
 
 
 class Busy(Refused):
@@ -64,4 +63,4 @@ class Torn(Refused):
 
 
 class NotACheckpoint(CheckpointError):
-    """Something else: `text` says what it is."""
+    """The file is something else: `text` says what it is."""

@@ -1,4 +1,4 @@
-"""What the checks of checkpoints have in common: which files there are to judge, and how to name them. Pure."""
+"""Words that the findings on checkpoints have in common: how files, pins and loading are named, and which files are judged. Pure."""
 
 from __future__ import annotations
 
@@ -13,25 +13,21 @@ from ddpdoctor.facts.checkpoints import PICKLE, CheckpointFile, Checkpoints
 
 NONE_NAMED = "no checkpoint was named (--checkpoint FILE)"
 
-_MOST = 5
-"""Files that the evidence names one by one."""
-_MOST_NAMED = 20
-"""Files that a command names one by one: in a folder there may be others, that nobody asked to have changed."""
+_MAX_EVIDENCE_FILES = 5
+"""That are named one by one."""
+_MAX_COMMAND_FILES = 20
+"""That a command names one by one: in a folder there may be others, that nobody asked to have changed."""
 
 
 def readable(checkpoints: Checkpoints) -> tuple[CheckpointFile, ...]:
-    """The named files that could be read; call `all_read` when these are judged.
-
-    Raises:
-        NotApplicable: no file was named.
-    """
+    """The named files that could be read; call `all_read` when these are judged. NotApplicable is raised if none was named."""
     requires(checkpoints.files, NONE_NAMED)
     return tuple(file for file in checkpoints.files if not file.problem)
 
 
-def is_dangerous(one: CheckpointFile) -> bool:
+def is_dangerous(file: CheckpointFile) -> bool:
     """Whether it names something that is known to run commands or code: nobody is to be told to load it."""
-    return any(name.dangerous for name in one.globals)
+    return any(name.dangerous for name in file.globals)
 
 
 RANDOM_NUMBERS = ("rng_state", "random_states_")
@@ -42,23 +38,23 @@ _ALLOWED = ("numpy.", "_codecs.encode")
 """What these two allow when they load random numbers."""
 
 
-def is_of_random_numbers(one: CheckpointFile) -> bool:
-    return short(one.path).startswith(RANDOM_NUMBERS)
+def is_of_random_numbers(file: CheckpointFile) -> bool:
+    return short(file.path).startswith(RANDOM_NUMBERS)
 
 
-def is_mapped(one: CheckpointFile) -> bool:
+def is_mapped(file: CheckpointFile) -> bool:
     """Whether who loads it at a resume says where to: a device that isn't there stops nobody but a torch.load of one's own."""
-    if one.loader in ("Lightning", "nobody"):
+    if file.loader in ("Lightning", "nobody"):
         return True
-    return bool(one.loader) and not short(one.path).startswith(_NOT_MAPPED)
+    return bool(file.loader) and not short(file.path).startswith(_NOT_MAPPED)
 
 
-def is_let_pass(one: CheckpointFile) -> bool:
+def is_let_pass(file: CheckpointFile) -> bool:
     """Whether who loads it at a resume allows what is in it, or nobody loads it."""
-    if one.loader == "nobody":
+    if file.loader == "nobody":
         return True
-    random = one.loader not in ("", "Lightning") and is_of_random_numbers(one)
-    return random and all(name.startswith(_ALLOWED) for name in one.weights_only_blockers)
+    random = file.loader not in ("", "Lightning") and is_of_random_numbers(file)
+    return random and all(name.startswith(_ALLOWED) for name in file.weights_only_blockers)
 
 
 def short(path: str, most: int = 40) -> str:
@@ -80,26 +76,26 @@ def paths(files: Sequence[CheckpointFile]) -> str:
     """The files for a shell. Of very many their folders, as fix-checkpoint takes these, too."""
     every = [file.path for file in files]
     folders = {path.rpartition("/")[0] for path in every}
-    if len(every) > _MOST_NAMED and "" not in folders:
+    if len(every) > _MAX_COMMAND_FILES and "" not in folders:
         every = sorted(folders)
     return " ".join(shlex.quote(f"./{path}" if path.startswith("-") else path) for path in every)
 
 
-def loading(one: CheckpointFile, arguments: str) -> str:
+def loading(file: CheckpointFile, arguments: str) -> str:
     """The Python call that loads it: torch.load("model.pt", map_location="cpu")."""
-    function = "torch.jit.load" if one.kind == "torchscript" else "torch.load"
-    return f"{function}({json.dumps(one.path, ensure_ascii=False)}, {arguments})"
+    function = "torch.jit.load" if file.kind == "torchscript" else "torch.load"
+    return f"{function}({json.dumps(file.path, ensure_ascii=False)}, {arguments})"
 
 
 def seen(files: Sequence[CheckpointFile], texts: Iterable[str], source: str = PICKLE) -> tuple[Evidence, ...]:
     """A line a file, of the first few, and how many more there are."""
-    lines = [Evidence(f"{one.path}: {text}", source) for one, text in zip(files, texts, strict=True)]
-    if len(lines) > _MOST:
-        rest = len(lines) - _MOST + 1
-        lines[_MOST - 1 :] = [Evidence(f"and {plural(rest, 'more file')} of the kind", source)]
+    lines = [Evidence(f"{file.path}: {text}", source) for file, text in zip(files, texts, strict=True)]
+    if len(lines) > _MAX_EVIDENCE_FILES:
+        rest = len(lines) - _MAX_EVIDENCE_FILES + 1
+        lines[_MAX_EVIDENCE_FILES - 1 :] = [Evidence(f"and {plural(rest, 'more file')} of the kind", source)]
     return tuple(lines)
 
 
-def pins_of(one: CheckpointFile) -> str:
+def pins_of(file: CheckpointFile) -> str:
     """ "cuda:7 in 390 tensors (4.4 MiB), cpu in 127 tensors (12 KiB)"."""
-    return listed((f"{pin.device} in {plural(pin.tensors, 'tensor')} ({human(pin.bytes)})" for pin in one.pins), 8)
+    return listed((f"{pin.device} in {plural(pin.tensors, 'tensor')} ({human(pin.bytes)})" for pin in file.pins), 8)

@@ -23,7 +23,7 @@ from ddpdoctor.facts.checkpoints import CheckpointFile
 from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome, Moved
 
 if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.writing.lock_retry import Patience
+    from ddpdoctor.checkpoints.writing.lock_retry import RetryTimer
 
 __all__ = ["Action", "CheckpointOutcome", "EditOptions", "Moved", "fix", "undo"]
 
@@ -37,35 +37,37 @@ def _silent(done: int, total: int) -> None:
 
 def fix(
     path: Path,
-    wishes: EditOptions,
+    options: EditOptions,
     *,
     out: Path | None = None,
     dry_run: bool = False,
     progress: Progress = _silent,
 ) -> CheckpointOutcome:
-    """Grants the wishes: in place, or in the new file `out`. Whatever stands against it is the outcome; nothing is raised
-    but what ends the process."""
-    from ddpdoctor.checkpoints.writing.lock_retry import Patience
+    """Fix a checkpoint in place, or in the new file `out`.
 
-    patience = Patience()
+    Whatever stands against it is the outcome; nothing is raised but what ends the process.
+    """
+    from ddpdoctor.checkpoints.writing.lock_retry import RetryTimer
+
+    timer = RetryTimer()
     recovered: list[str] = []
     while True:
-        outcome = _fix(_Attempt(path, wishes, out, dry_run, progress, recovered), patience)
+        outcome = _fix(_Attempt(path, options, out, dry_run, progress, recovered), timer)
         if outcome is not None:
             return outcome
 
 
-def _fix(attempt: _Attempt, patience: Patience) -> CheckpointOutcome | None:
-    """None if others were at work on the file, so that it has to be looked at again."""
-    from ddpdoctor.checkpoints.writing.lock_retry import turn
+def _fix(attempt: _Attempt, timer: RetryTimer) -> CheckpointOutcome | None:
+    """The outcome; None if others were at work on the file, so that it has to be looked at again."""
+    from ddpdoctor.checkpoints.writing.lock_retry import locked_folder
 
     path = attempt.path
     try:
         # Who only reads, and for long, is nobody's turn.
-        with turn(path, patience) if attempt.out is None else nullcontext(), without_collection():
+        with locked_folder(path, timer) if attempt.out is None else nullcontext(), without_collection():
             return attempt.run()
     except Busy as error:
-        return None if patience.wait() else attempt.refused(error)
+        return None if timer.wait() else attempt.refused(error)
     except CheckpointError as error:
         from ddpdoctor.checkpoints.writing.undo_advice import torn_under_other_name
 
@@ -77,24 +79,23 @@ def _fix(attempt: _Attempt, patience: Patience) -> CheckpointOutcome | None:
 
 
 def undo(path: Path, *, dry_run: bool = False) -> CheckpointOutcome:
-    """Restores what was fixed in place, to the bit; a dry run only says that it could be."""
+    """Restore what was fixed in place, to the bit; a dry run only says that it could be."""
     from ddpdoctor.checkpoints.writing import in_place
-    from ddpdoctor.checkpoints.writing.lock_retry import Patience, turn
+    from ddpdoctor.checkpoints.writing.lock_retry import RetryTimer, locked_folder
 
-    patience = Patience()
-    try:
-        while True:
-            try:
-                with turn(path, patience):
-                    changes = in_place.undo(path, dry_run=dry_run)
-                break
-            except Busy:
-                if not patience.wait():
-                    raise
-    except CheckpointError as error:
-        return _refused(path, error)
-    except OSError as error:
-        return _refused(path, Refused(f"{error.filename or path}: {error.strerror or error}"))
+    timer = RetryTimer()
+    while True:
+        try:
+            with locked_folder(path, timer):
+                changes = in_place.undo(path, dry_run=dry_run)
+            break
+        except Busy as error:
+            if not timer.wait():
+                return _refused(path, error)
+        except CheckpointError as error:
+            return _refused(path, error)
+        except OSError as error:
+            return _refused(path, Refused(f"{error.filename or path}: {error.strerror or error}"))
     if dry_run:
         return CheckpointOutcome(path=str(path), action=Action.WOULD_UNDO, before=inspect(path), undone=changes)
     return CheckpointOutcome(path=str(path), action=Action.UNDONE, after=inspect(path), undone=changes)
@@ -107,7 +108,7 @@ def _refused(path: Path, error: CheckpointError) -> CheckpointOutcome:
 
 
 class _Plan(NamedTuple):
-    """What is to be done. kept: the storages' keys, if some go; None if all stay."""
+    """The edits to be made. kept: the storages' keys, if some go; None if all stay."""
 
     edits: list[Edit]
     kept: frozenset[str] | None
@@ -123,14 +124,22 @@ class _Plan(NamedTuple):
 
 
 class _Attempt:
-    """One run of fix(), with what is already known when it has to give up. recovered: what was done about earlier runs that
-    were cut short, also by attempts before this one."""
+    """One run of fix(), with what is already known when it has to give up.
+
+    recovered: what was done about earlier runs that were cut short, also by attempts before this one.
+    """
 
     def __init__(
-        self, path: Path, wishes: EditOptions, out: Path | None, dry_run: bool, progress: Progress, recovered: list[str]
+        self,
+        path: Path,
+        options: EditOptions,
+        out: Path | None,
+        dry_run: bool,
+        progress: Progress,
+        recovered: list[str],
     ) -> None:
         self.path = path
-        self.wishes = wishes
+        self.options = options
         self.out = out
         self.dry_run = dry_run
         self.progress = progress
@@ -160,7 +169,7 @@ class _Attempt:
         with open_layout(self.path, recognised.kind) as layout:
             parts = read_parts(layout)
             self.before = describe(self.path, recognised, layout, parts)
-            if self.wishes.to_safetensors:
+            if self.options.to_safetensors:
                 return self._to_safetensors(layout, parts)
             plan = self._plan(layout, parts)
             if self.dry_run or (not plan and self.out is None):
@@ -216,25 +225,27 @@ class _Attempt:
     def _plan(self, layout: Layout, parts: list[FilePart]) -> _Plan:
         kept: frozenset[str] | None = None
         dropped: tuple[str, ...] = ()
-        if self.wishes.cuts:
+        if self.options.cuts:
             from ddpdoctor.checkpoints.pickles.cutting import cut
 
             if layout.kind == "torchscript":
                 raise Refused("It is a TorchScript program: nothing can be taken out of it without breaking it")
             done = cut(
                 parts[0].data,
-                self.wishes.keep,
-                self.wishes.drop,
-                params_only=self.wishes.params_only,
-                tensors_only=self.wishes.to_safetensors,
+                self.options.keep,
+                self.options.drop,
+                params_only=self.options.params_only,
+                tensors_only=self.options.to_safetensors,
             )
             parts = [FilePart(parts[0].name, done.pickle, scan(done.pickle))]
             kept, dropped = done.storages, done.dropped
             self.notes += done.notes
-        edits = [propose(part, self.wishes if part.name == DATA else EditOptions(to=self.wishes.to)) for part in parts]
+        edits = [
+            propose(part, self.options if part.name == DATA else EditOptions(to=self.options.to)) for part in parts
+        ]
         self.notes += (note for edit in edits for note in edit.renamings.notes)
-        if self.wishes.strip_prefixes and not any(edit.renamings for edit in edits):
-            self.notes.append(f"No key begins with {' or '.join(map(repr, self.wishes.strip_prefixes))}.")
+        if self.options.strip_prefixes and not any(edit.renamings for edit in edits):
+            self.notes.append(f"No key begins with {' or '.join(map(repr, self.options.strip_prefixes))}.")
         return _Plan(edits, kept, dropped, self._moved(edits))
 
     def _moved(self, edits: list[Edit]) -> tuple[Moved, ...]:
@@ -242,9 +253,9 @@ class _Attempt:
         if not any(edit.moves for edit in edits):
             return ()
         return tuple(
-            Moved(device_from=pin.device, device_to=self.wishes.to, tensors=pin.tensors, bytes=pin.bytes)
+            Moved(device_from=pin.device, device_to=self.options.to, tensors=pin.tensors, bytes=pin.bytes)
             for pin in self.before.pins
-            if self.wishes.moves(pin.device)
+            if self.options.moves(pin.device)
         )
 
     def _change_in_place(self, plan: _Plan, new: list[FilePart], change: Change) -> CheckpointOutcome:
@@ -288,7 +299,11 @@ class _Attempt:
         return _with(self._outcome(Action.WRITTEN, plan), after=after, written=str(out))
 
     def _verified(self, written: Path, new: list[FilePart]) -> CheckpointFile:
-        """The facts of what was written, read back from there."""
+        """The facts of what was written, read back from there.
+
+        Raises:
+            Refused: it isn't what was to be written.
+        """
         recognised = recognise(written)
         with open_layout(written, recognised.kind) as layout:
             if layout.pickles() != {part.name: part.data for part in new}:

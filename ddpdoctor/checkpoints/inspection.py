@@ -1,4 +1,4 @@
-"""What is in a checkpoint, as facts. Reads; never runs, never changes."""
+"""The contents of a checkpoint as facts. Reads; never runs, never changes."""
 
 from __future__ import annotations
 
@@ -50,14 +50,19 @@ def inspect(path: Path) -> CheckpointFile:
 
 
 def _torn(path: Path) -> Torn | None:
-    """For who can't read a file: perhaps a run was killed while it changed it, and then it was renamed."""
+    # A file that can't be read may be one that a run was killed in while it changed it, and that was renamed then.
     from ddpdoctor.checkpoints.writing.undo_advice import torn_under_other_name
 
     return torn_under_other_name(path)
 
 
 def refuse_torn(path: Path) -> None:
-    """Raises Refused if an earlier run was killed while it changed the file: what stands there is neither old nor new."""
+    """Refuse a file that an earlier run was killed in while it changed it: what stands there is neither old nor new.
+
+    Raises:
+        Refused: it is half changed.
+        Torn: it is, and may not be what that run knew.
+    """
     from ddpdoctor.checkpoints.writing.journal import undo_file
 
     if not os.path.lexists(undo_file(path)):
@@ -75,7 +80,7 @@ def refuse_torn(path: Path) -> None:
 
 
 def unread(path: Path, recognised: Recognised, error: CheckpointError | None = None) -> CheckpointFile:
-    """The facts of what isn't read to the ground: recognised as something else, or stopped by an error."""
+    """The facts of a file that isn't read to the ground: recognised as something else, or stopped by an error."""
     from ddpdoctor.checkpoints.rank_files import rank_files
 
     return CheckpointFile(
@@ -104,8 +109,8 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Fil
     from ddpdoctor.checkpoints.weights_only import weights_only_blockers
 
     loader = loader_of(path, _top_keys(parts))
-    found = [one for part in parts for one in walk(part.program.root)]
-    others = [one for one in found if one.node.__class__ is not PlainTensor]
+    found = [place for part in parts for place in walk(part.program.root)]
+    others = [place for place in found if place.node.__class__ is not PlainTensor]
     names = {name: None for part in parts for name in part.program.globals}
     blockers = {reason: None for part in parts for reason in weights_only_blockers(part.program)}
     return CheckpointFile(
@@ -116,7 +121,9 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Fil
         advice=recognised.advice,
         pins=_pins(parts),
         globals=tuple(
-            global_name for global_name in _foreign(names) if recognised.kind != "torchscript" or _imported(global_name)
+            global_name
+            for global_name in _foreign(names)
+            if recognised.kind != "torchscript" or _is_imported(global_name)
         ),
         weights_only_blockers=() if recognised.kind == "torchscript" else tuple(blockers),
         prefixes=tuple(_prefixes(others, loader, published=(path.parent / "config.json").is_file())),
@@ -141,16 +148,16 @@ def _size(path: Path) -> int:
 
 
 def _pins(parts: list[FilePart]) -> tuple[Pins, ...]:
-    """By device, the most bytes first."""
+    """The pins by device, the most bytes first."""
     tensors: dict[str, int] = {}
     sizes: dict[str, int] = {}
     for part in parts:
-        seen: set[str] = set()
+        counted: set[str] = set()
         for storage in part.program.storages:
             device = storage.location.value
             tensors.setdefault(device, 0)
-            if storage.key not in seen:
-                seen.add(storage.key)
+            if storage.key not in counted:
+                counted.add(storage.key)
                 sizes[device] = sizes.get(device, 0) + storage.count * element_size(storage)
         for call in part.program.calls:
             if call.name in VIEWS and isinstance(call.first_argument, Storage):
@@ -160,7 +167,7 @@ def _pins(parts: list[FilePart]) -> tuple[Pins, ...]:
                 tensors[argument.device] = tensors.get(argument.device, 0) + 1
     return tuple(
         Pins(device=device, tensors=tensors[device], bytes=sizes.get(device, 0))
-        for device in sorted(tensors, key=lambda tensor: (-sizes.get(tensor, 0), tensor))
+        for device in sorted(tensors, key=lambda device: (-sizes.get(device, 0), device))
     )
 
 
@@ -173,45 +180,48 @@ def _foreign(names: dict[str, None]) -> Iterator[GlobalName]:
             yield GlobalName(name=name, meaning=text, dangerous=dangerous)
 
 
-def _imported(one: GlobalName) -> bool:
+def _is_imported(global_name: GlobalName) -> bool:
     """Whether a name in TorchScript is more than one of its own classes: torch.jit.load takes them from the code beside
     it, and refuses any other."""
-    return one.dangerous and not one.name.startswith("__torch__.")
+    return global_name.dangerous and not global_name.name.startswith("__torch__.")
 
 
 def _prefixes(found: list[Found], loader: str, *, published: bool) -> Iterator[KeyPrefix]:
-    """What stands before all keys: the wrappers' names, and behind those the one under which something holds the model.
+    """The prefixes of all keys: the wrappers' names, and behind those the one under which something holds the model.
 
-    published: as models of Hugging Face are, whose own keys may all begin with "model.".
+    Args:
+        found: the nodes of the file.
+        loader: the framework that loads it.
+        published: as models of Hugging Face are, whose own keys may all begin with "model.".
     """
     from ddpdoctor.checkpoints.kinds.framework_folders import LIGHTNING
     from ddpdoctor.checkpoints.model_wrappers import HOLDERS, WRITERS
 
-    for one in found:
-        if not is_state_dict(one.node):
+    for place in found:
+        if not is_state_dict(place.node):
             continue
         prefix = ""
-        while longer := [prefix + wrapper for wrapper in WRITERS if has_prefix(one.node, prefix + wrapper)]:
+        while longer := [prefix + wrapper for wrapper in WRITERS if has_prefix(place.node, prefix + wrapper)]:
             prefix = longer[0]
         may_be_models = False
-        name = pairs(one.node)[0].key.value[len(prefix) :].partition(".")[0]
-        if len(pairs(one.node)) > 1 and has_prefix(one.node, f"{prefix}{name}."):
-            # Behind a wrapper's own it is left to the model, unless it is a usual name for one.
+        name = pairs(place.node)[0].key.value[len(prefix) :].partition(".")[0]
+        if len(pairs(place.node)) > 1 and has_prefix(place.node, f"{prefix}{name}."):
+            # Behind a wrapper's own it is left to the model, unless it is a usual name for place.
             sure = loader == LIGHTNING or (not loader and not published and name in HOLDERS)
             may_be_models = not sure and not prefix
             prefix += f"{name}." if sure or may_be_models else ""
         if prefix:
-            keys = len(pairs(one.node))
-            yield KeyPrefix(where=one.where, prefix=prefix, keys=keys, may_be_models=may_be_models)
+            keys = len(pairs(place.node))
+            yield KeyPrefix(where=place.where, prefix=prefix, keys=keys, may_be_models=may_be_models)
 
 
 def _whole_module(found: list[Found]) -> str:
     """The class of the first object that keeps its state as torch.nn.Module does."""
-    for one in found:
-        if isinstance(one.node, Call):
-            keys = {pair.key.value for pair in pairs(one.node.state) if isinstance(pair.key, Text)}
+    for place in found:
+        if isinstance(place.node, Call):
+            keys = {pair.key.value for pair in pairs(place.node.state) if isinstance(pair.key, Text)}
             if {"_parameters", "_modules"} <= keys:
-                return _class_name(one.node)
+                return _class_name(place.node)
     return ""
 
 
@@ -224,23 +234,23 @@ def _class_name(call: Call) -> str:
 def _rng_states(parts: list[FilePart], found: list[Found]) -> Iterator[str]:
     if not any(storage.kind in _BYTES for part in parts for storage in part.program.storages):
         return
-    for one in found:
-        tensor = view(one.node)
+    for place in found:
+        tensor = view(place.node)
         if tensor is None or tensor.dtype not in ("Byte", "uint8") or len(tensor.size) != 1:
             continue
-        if tensor.size[0] == CPU_RNG_STATE or any("rng" in part.lower() for part in one.path):
-            yield one.where
+        if tensor.size[0] == CPU_RNG_STATE or any("rng" in part.lower() for part in place.path):
+            yield place.where
 
 
 def _device_texts(found: list[Found]) -> Iterator[DeviceText]:
-    for one in found:
-        device = device_of(one.node)
-        if device and pinned(device) and one.path[-1:] != ("_device_type",):
-            yield DeviceText(where=one.where, device=device)
+    for place in found:
+        device = device_of(place.node)
+        if device and pinned(device) and place.path[-1:] != ("_device_type",):
+            yield DeviceText(where=place.where, device=device)
 
 
 def _code_devices(layout: Layout) -> Iterator[str]:
-    """TorchScript's code is text; what it says of devices is part of the program and stays."""
+    # TorchScript's code is text; what it says of devices is part of the program and stays.
     if not isinstance(layout, Archive):
         return
     for record in layout.records.values():

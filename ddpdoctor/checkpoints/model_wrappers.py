@@ -1,4 +1,4 @@
-"""Wrappers of a model, by what they put before every key of its state dict. Pure."""
+"""Wrappers of a model, by the prefix that they put before every key of its state dict. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def prefix_parts(prefix: str) -> list[str]:
 
 
 def writers(prefix: str) -> str:
-    """Who put a prefix there, of one wrapper or of several; what isn't one is the name under which another module
-    holds the model, as with Lightning."""
+    """Name who put a prefix there, one wrapper or several; what isn't one's is the name under which another module holds the
+    model, as with Lightning."""
     return listed(
         dict.fromkeys(WRITERS.get(part, f"a module that holds it as {part[:-1]}") for part in prefix_parts(prefix))
     )

@@ -13,7 +13,7 @@ from ddpdoctor.facts.checkpoints import RankFiles
 
 # As text and not compiled: few files are a rank's, and compiling takes as long as looking at a small checkpoint.
 _ZERO = r"(?P<before>(?:bf16_)?zero_pp_rank_)(?P<rank>\d{1,5})(?P<middle>_mp_rank_)(?P<part>\d{1,4})(?P<after>_(?:optim|model)_states\.pt)\Z"
-_EACH = (
+_RANKS_NAMES = (
     r"(?P<before>rng_state_)(?P<rank>\d{1,5})(?P<after>\.pth)\Z",
     r"(?P<before>random_states_)(?P<rank>\d{1,5})(?P<after>\.pkl)\Z",
     r"(?=.*\.(?:pt|pth|ckpt|bin|pkl|safetensors)\Z)(?P<before>(?:.*[^a-z])?(?<!mp_)rank[-_]?)(?P<rank>\d{1,5})(?P<after>(?:[^\d].*)?\.(?:pt|pth|ckpt|bin|pkl|safetensors))\Z",
@@ -24,7 +24,7 @@ _WORLD = r"world_?size_?(\d{1,5})(?!\d)"
 
 
 def rank_files(path: Path) -> tuple[RankFiles, ...]:
-    """Of a folder, the per-rank files in it; of a per-rank file, it and its brothers. None of a file of no rank's.
+    """Count the per-rank files in a folder, or of a per-rank file, it and its brothers. None of a file of no rank's.
 
     Distributed checkpoints aren't among them: they load with any number of ranks, and their .metadata knows what is missing.
     """
@@ -49,7 +49,7 @@ def _pattern(name: str) -> str:
         return ""
     if found := re.match(_ZERO, name):
         return f"{found['before']}*{found['middle']}*{found['after']}"
-    for form in _EACH:
+    for form in _RANKS_NAMES:
         if found := re.match(form, name):
             return f"{found['before']}*{found['after']}"
     return ""
@@ -58,27 +58,27 @@ def _pattern(name: str) -> str:
 def _summaries(groups: dict[str, list[str]]) -> Iterator[RankFiles]:
     for pattern in sorted(groups):
         ranks = _ranks(groups[pattern])
-        said = re.search(_WORLD, pattern)
-        size = max(max(ranks) + 1, int(said[1]) if said else 0)
-        if size > _MOST:
+        world = re.search(_WORLD, pattern)
+        size = max(max(ranks) + 1, int(world[1]) if world else 0)
+        if size > _MAX_RANKS:
             continue
         if all("_mp_rank_00_" in name for name in groups[pattern]):
             # Of a model in one part, as most are.
             pattern = pattern.replace("_mp_rank_*_", "_mp_rank_00_")
-        if said or re.match(_KNOWN, pattern) or (0 in ranks and size > 1 and 2 * len(ranks) > size):
+        if world or re.match(_KNOWN, pattern) or (0 in ranks and size > 1 and 2 * len(ranks) > size):
             yield RankFiles(pattern=pattern, world_size=size, missing=tuple(sorted(set(range(size)) - ranks)))
 
 
-_MOST = 100_000
-"""Ranks. A name with a larger number means something else."""
+_MAX_RANKS = 100_000
+"""A name with a larger number means something else."""
 _KNOWN = r"rng_state_\*|random_states_\*|(?:bf16_)?zero_pp_rank_\*"
 """Sure to be of ranks. In other names "rank" may be a matrix's, as in lora_rank16.pt, and 0 to n must mostly be there."""
 
 
 def _ranks(names: list[str]) -> set[int]:
-    """ZeRO numbers the model's parts, too: with n of them, part p of data-parallel rank r is rank r * n + p."""
+    # ZeRO numbers the model's parts, too: with n of them, part p of data-parallel rank r is rank r * n + p.
     zero = [(int(found["rank"]), int(found["part"])) for name in names if (found := re.match(_ZERO, name))]
     if zero:
         parts = max(part for _, part in zero) + 1
         return {rank * parts + part for rank, part in zero}
-    return {int(found["rank"]) for name in names for form in _EACH if (found := re.match(form, name))}
+    return {int(found["rank"]) for name in names for form in _RANKS_NAMES if (found := re.match(form, name))}

@@ -1,4 +1,4 @@
-"""The index of a sharded model: which files it names."""
+"""The index of a sharded model: the files that it names."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ from typing import Any
 import msgspec
 
 INDEX_ENDING = ".index.json"
-_LARGEST_INDEX = 1 << 26
+_MAX_INDEX_BYTES = 1 << 26
 _DIGITS = re.compile(r"(\d+)")
 
 
 def by_number(name: str) -> list[tuple[int, str]]:
-    """Numbers by their size: rank 2 before rank 10."""
+    """Sort key by which numbers are sorted by their size: rank 2 before rank 10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]
 
 
 def shards_of(index: Path) -> tuple[Path, ...]:
     """The files that an index of a sharded model names, present or not; none if it isn't one or leads out of its folder."""
     names = index_names(index)
-    return (
-        ()
-        if any(leads_out(name) for name in names)
-        else tuple(index.parent / name for name in sorted(names, key=by_number))
-    )
+    if any(map(leads_out, names)):
+        return ()
+    return tuple(index.parent / name for name in sorted(names, key=by_number))
 
 
 def index_names(index: Path) -> frozenset[str]:
-    """What the weight_map says, unchecked; nothing if there is none."""
+    """The names in the weight_map, unchecked; none if there is no such map."""
     try:
-        if not index.is_file() or index.stat().st_size > _LARGEST_INDEX:
+        if not index.is_file() or index.stat().st_size > _MAX_INDEX_BYTES:
             return frozenset()
         content: Any = msgspec.json.decode(index.read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""The index of a sharded model beside its new shards: what it says of them stays true."""
+"""Copying the index of a sharded model to its new shards, so that what it says of them stays true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = "model.safetensors" + INDEX_ENDING
 
 
 def copy_indexes(outcomes: Sequence[CheckpointOutcome], prefixes: Sequence[str]) -> list[CheckpointOutcome]:
-    """Writes the index of every model whose shards were all written. prefixes: what was stripped from the keys."""
+    """Write the index of every model whose shards were all written. prefixes: what was stripped from the keys."""
     written = {Path(outcome.path): outcome for outcome in outcomes if outcome.action is Action.WRITTEN}
     folders = dict.fromkeys(path.parent for path in written)
     return [_copy(index, written, prefixes) for folder in folders for index in _indexes(folder, written)]
@@ -67,22 +67,25 @@ def _entries(
     for key, name in weight_map.items():
         if isinstance(name, str) and key not in written[folder / name].dropped:
             shards.setdefault(name, []).append(key)
-    lost = {
-        name: _lost(keys, Path(written[folder / name].written), prefixes) if written[folder / name].renamed else ""
+    stripped = {
+        name: _stripped(keys, Path(written[folder / name].written), prefixes) if written[folder / name].renamed else ""
         for name, keys in shards.items()
     }
     for key, name in weight_map.items():
         if isinstance(name, str) and key not in written[folder / name].dropped:
-            yield key.removeprefix(lost[name]), str(Path(name).with_suffix(Path(written[folder / name].written).suffix))
+            yield (
+                key.removeprefix(stripped[name]),
+                str(Path(name).with_suffix(Path(written[folder / name].written).suffix)),
+            )
 
 
-def _lost(keys: Sequence[str], shard: Path, prefixes: Sequence[str]) -> str:
-    """What the shard's keys lost, by those that it has now: a state dict may have had only some of the prefixes."""
+def _stripped(keys: Sequence[str], shard: Path, prefixes: Sequence[str]) -> str:
+    """The part of the prefixes that the shard's keys lost, by those that it has now: a state dict may have had only some."""
     there = _keys(shard)
     possible = [""]
     for prefix in prefixes:
-        possible += [one + prefix for one in possible if keys[0].startswith(one + prefix)]
-    fitting = (one for one in possible if all(key.startswith(one) and key[len(one) :] in there for key in keys))
+        possible += [longer for start in possible if keys[0].startswith(longer := start + prefix)]
+    fitting = (start for start in possible if all(key.startswith(start) and key[len(start) :] in there for key in keys))
     return max(fitting, key=len, default="")
 
 

@@ -21,7 +21,7 @@ _KNOWN_OPCODES = frozenset({"EMPTY_SET", "SHORT_BINSTRING"})
 """Of the opcodes that plain protocol 2 doesn't have, those that the weights_only unpickler knows nevertheless."""
 
 DO_NOT_LOAD = "Do not load this file, on any machine and with any option"
-"""Of a file that names something dangerous; whoever says it gives no command that loads it."""
+"""Said of a file that names something dangerous, without any command that loads it."""
 
 IMPORT = "Import this before torch.load, which then accepts it"
 ALLOW = "If you know these classes and what they do: allow exactly them before torch.load, in Python"
@@ -49,7 +49,7 @@ def needed_import(name: str) -> str:
 
 
 class Preparation(NamedTuple):
-    """What to do, and the lines of Python, after which torch.load(weights_only=True) goes through."""
+    """Words and the lines of Python after which torch.load(weights_only=True) goes through."""
 
     text: str
     lines: tuple[str, ...]
@@ -64,8 +64,8 @@ _NEVER_FILLED = frozenset({"addict.addict.Dict", "collections.defaultdict", "col
 
 
 def preparation(blockers: Sequence[str]) -> Preparation | None:
-    """What lets weights_only=True pass these globals; None where nothing does: an opcode that it doesn't know, no proper
-    name, a class that it doesn't fill, or a module of which it takes nothing."""
+    """The lines that let weights_only=True pass these globals; None where nothing does: an opcode that it doesn't know, no
+    proper name, a class that it doesn't fill, or a module of which it takes nothing."""
     imports = tuple(dict.fromkeys(f"import {module}" for name in blockers if (module := needed_import(name))))
     others = [name for name in blockers if not needed_import(name)]
     if not others:

@@ -208,7 +208,7 @@ def swapping(name: str, eve: User, shared: Path, monkeypatch: pytest.MonkeyPatch
     shared.chmod(0o777)
     real = getattr(journal, name)
 
-    def step(held: holding.HeldFile, *arguments: object) -> object:
+    def step(held: holding.ExclusiveFile, *arguments: object) -> object:
         monkeypatch.setattr(journal, name, real)
         eve.does(lay)
         return real(held, *arguments)

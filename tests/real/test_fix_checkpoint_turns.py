@@ -92,7 +92,7 @@ def test_without_locks_on_folders_they_come_to_the_same_by_chance(tmp_path: Path
 def test_a_folder_that_is_never_unlocked_is_not_waited_for_forever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "_PATIENCE", 0.2)
+    monkeypatch.setattr(turns, "_MAX_WAIT_SECONDS", 0.2)
     path = saved(tmp_path / "ckpt.pt", weights())
     folder = os.open(tmp_path, os.O_RDONLY)
     try:

@@ -259,7 +259,7 @@ def _written(path: Path, content: bytes) -> Path:
 
 def test_whoever_opens_it_waits_until_it_is_whole(path: Path) -> None:
     """The kernel holds an open back while we work, and doesn't end us for it."""
-    with holding.held(path) as held:
+    with holding.open_exclusively(path) as held:
         program = f"import time; file = open({str(path)!r}, 'rb'); print(file.read(4).hex(), flush=True)"
         other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
         time.sleep(0.5)

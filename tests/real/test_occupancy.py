@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.checkpoints.writing import open_handles as occupancy
-from ddpdoctor.checkpoints.writing.open_handles import Occupant, file_system, others
+from ddpdoctor.checkpoints.writing.open_handles import Occupant, file_system, occupants
 
 LIBC = """
 import ctypes, os, sys
@@ -49,7 +49,7 @@ def path(tmp_path: Path) -> Path:
 
 def found(path: Path) -> tuple[Occupant, ...]:
     with path.open("rb") as file:
-        return others(file.fileno())
+        return occupants(file.fileno())
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_all_are_named_and_nobody_else(path: Path) -> None:
 
 def test_another_descriptor_of_our_own_counts(path: Path) -> None:
     with path.open("rb") as one, path.open("rb"):
-        (seen,) = others(one.fileno())
+        (seen,) = occupants(one.fileno())
     assert (seen.pid, seen.how) == (os.getpid(), "open")
 
 
 def test_a_file_that_is_gone_still_has_its_readers(path: Path) -> None:
     with process(path, "map(path)") as pid, path.open("rb") as file:
         path.unlink()
-        assert [seen.pid for seen in others(file.fileno())] == [pid]
+        assert [seen.pid for seen in occupants(file.fileno())] == [pid]
 
 
 def test_on_a_kernel_that_does_not_name_inodes_it_asks_the_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,3 +110,22 @@ class ByteSource:
         except OSError as error:
             kind = Damaged if error.errno == errno.EIO else Refused
             raise kind(f"Reading {length:,} bytes at {offset:,} failed: {error.strerror}") from None
+
+
+def read_exactly(file: int, length: int, offset: int) -> bytes:
+    """As much of that as there is; one call of the kernel may bring less."""
+    parts = []
+    while length > 0 and (part := os.pread(file, length, offset)):
+        parts.append(part)
+        length -= len(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
+def write_exactly(file: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """All of it: one call of the kernel may take less, as when a signal comes or the disk is full."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view = view[written:]
+        offset += written

@@ -10,6 +10,7 @@ import msgspec
 
 from ddpdoctor.base.regular_files import open_regular
 from ddpdoctor.base.text import clip, masked
+from ddpdoctor.checkpoints.formats.byte_source import read_exactly
 from ddpdoctor.facts.remedies import Remedy, commands_of
 
 HEAD_BYTES = 4096
@@ -116,14 +117,8 @@ class FileHead:
             raise
 
     def read(self, offset: int, length: int) -> bytes:
-        pieces = []
         # A file's own numbers may be larger than the system takes.
-        length = min(length, self.size - offset)
-        while length > 0 and (piece := os.pread(self.fd, length, offset)):
-            pieces.append(piece)
-            offset += len(piece)
-            length -= len(piece)
-        return b"".join(pieces)
+        return read_exactly(self.fd, min(length, self.size - offset), offset)
 
     def __enter__(self) -> FileHead:
         return self

@@ -122,10 +122,8 @@ def _incomplete(path: Path, shards: set[str], described: list[str]) -> str:
 
 
 def _described_files(metadata: Path) -> Iterator[tuple[str, int]]:
-    """What the metadata says of the files beside it: for each tensor or object, in which it lies and where it ends there.
-
-    Nothing, if it is of a kind that we can't read.
-    """
+    # For each tensor or object in which file it lies, and where it ends there, as the metadata says; nothing, if it is of a kind
+    # that we can't read.
     try:
         with FileHead(metadata) as glance:
             if glance.size > _MAX_METADATA_BYTES:

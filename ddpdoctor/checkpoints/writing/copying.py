@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ddpdoctor.checkpoints.formats.byte_source import PIECE_BYTES, ByteSource, ChangedMeanwhile
+from ddpdoctor.checkpoints.formats.byte_source import PIECE_BYTES, ByteSource, ChangedMeanwhile, write_exactly
 from ddpdoctor.checkpoints.formats.layouts import Change
 from ddpdoctor.checkpoints.writing.new_file import new_file
 
@@ -16,19 +16,20 @@ Progress = Callable[[int, int], None]
 """Called with the bytes done, and the bytes to do in all."""
 
 _FICLONE = 0x40049409
-_STEP = 1 << 26
-"""Bytes that the kernel copies at a time: enough for full speed, and a fraction of a second."""
+_STEP_BYTES = 1 << 26
+"""That the kernel copies at a time: enough for full speed, and a fraction of a second."""
 
 _CANNOT = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF, errno.EIO})
 """What the kernel answers where it can't copy between these two files by itself, or doesn't say which of them fails."""
 
 
 def write_copy(path: Path, change: Change, out: Path, progress: Progress) -> None:
-    """Writes the file at `path`, changed, to `out`: whole or not at all (see new_file), with its mode and times.
+    """Write the file at `path`, changed, to `out`: whole or not at all (see new_file), with its mode and times.
+
+    Refused is raised if `out` exists or can't be written, Damaged if the file can't be read.
 
     Raises:
-        Refused: `out` exists or can't be written, or the file is no longer the one that the change was made for.
-        Damaged: it can't be read.
+        ChangedMeanwhile: the file is no longer the one that the change was made for.
     """
     with ByteSource(path) as source, new_file(out, source.status) as fd:
         if source.size != change.size:
@@ -40,8 +41,8 @@ def write_copy(path: Path, change: Change, out: Path, progress: Progress) -> Non
         for patch in change.patches:
             if os.pread(fd, len(patch.old), patch.offset) != patch.old:
                 raise ChangedMeanwhile
-            write_at(fd, patch.new, patch.offset)
-        write_at(fd, change.appended, change.size)
+            write_exactly(fd, patch.new, patch.offset)
+        write_exactly(fd, change.appended, change.size)
         source.refuse_if_changed()
 
 
@@ -59,7 +60,7 @@ class Copier:
         self._kernel_copies = True
 
     def clone(self) -> bool:
-        """Makes the new file share all blocks of the old one, if the file system can."""
+        """Make the new file share all blocks of the old one, if the file system can."""
         try:
             fcntl.ioctl(self._fd, _FICLONE, self._source.fd)
         except OSError:
@@ -69,7 +70,7 @@ class Copier:
         return True
 
     def copy(self, offset: int, length: int, to: int) -> None:
-        """`length` bytes from `offset` of the old file to `to` in the new one. Holes stay holes.
+        """Copy `length` bytes from `offset` of the old file to `to` in the new one. Holes stay holes.
 
         A hole at the end leaves the new file short: finish(), or write something behind.
         """
@@ -79,17 +80,17 @@ class Copier:
             start, stop = self._data(offset, end) if self._sparse else (offset, end)
             self._advance(start - offset)
             while start < stop:
-                count = self._copy_some(start, min(_STEP, stop - start), start + shift)
+                count = self._copy_some(start, min(_STEP_BYTES, stop - start), start + shift)
                 start += count
                 self._advance(count)
             offset = stop
 
     def finish(self, size: int) -> None:
-        """Gives the new file its size, for what is a hole at its end."""
+        """Give the new file its size, for what is a hole at its end."""
         os.ftruncate(self._fd, size)
 
     def _data(self, offset: int, end: int) -> tuple[int, int]:
-        """Where the next data begins and ends; at `end`, if there is none before."""
+        """The place where the next data begins, and where it ends; `end`, if there is none before."""
         try:
             start = os.lseek(self._source.fd, offset, os.SEEK_DATA)
             return min(start, end), min(os.lseek(self._source.fd, start, os.SEEK_HOLE), end)
@@ -111,19 +112,10 @@ class Copier:
                 return count
             self._kernel_copies = False
         data = self._source.read_at(offset, min(PIECE_BYTES, length))
-        write_at(self._fd, data, to)
+        write_exactly(self._fd, data, to)
         return len(data)
 
     def _advance(self, count: int) -> None:
         if count:
             self._done += count
             self._progress(self._done, self._total)
-
-
-def write_at(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
-    """All of it: a signal or a full disk may stop a write in the middle."""
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(fd, view, offset)
-        view = view[count:]
-        offset += count

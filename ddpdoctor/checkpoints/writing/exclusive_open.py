@@ -1,4 +1,5 @@
-"""A checkpoint opened so that nobody else has it: what must be true of a file before it is changed where it lies."""
+"""A checkpoint opened so that nobody else has it, and no signal comes between: what must be true of a file before it is changed
+where it lies."""
 
 from __future__ import annotations
 
@@ -11,36 +12,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ddpdoctor.base.ownership import ROOT, footholds_on
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.text import listed
 from ddpdoctor.checkpoints.errors import Busy, Refused
-from ddpdoctor.checkpoints.writing.open_handles import Occupant, file_system, is_ours, others
+from ddpdoctor.checkpoints.writing.open_handles import Occupant, file_system, is_ours, occupants
 
-# Where "in use" can be the server's word for "I don't know".
-_REMOTE = (
-    "nfs",
-    "cifs",
-    "smb",
-    "fuse",
-    "9p",
-    "lustre",
-    "ceph",
-    "gpfs",
-    "beegfs",
-    "afs",
-    "pvfs",
-    "orangefs",
-    "ocfs",
-    "gfs",
+_REMOTE_FILE_SYSTEMS = (
+    *("nfs", "cifs", "smb", "fuse", "9p", "lustre", "ceph", "gpfs", "beegfs", "afs", "pvfs", "orangefs", "ocfs", "gfs"),
 )
+"""How the types begin of those where "in use" can be the server's word for "I don't know"."""
 
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
-class HeldFile(NamedTuple):
+class ExclusiveFile(NamedTuple):
     """file, folder: open descriptors, the first for reading and writing; name: of the one in the other."""
 
     file: int
@@ -49,13 +37,16 @@ class HeldFile(NamedTuple):
 
 
 @contextmanager
-def held(path: Path) -> Iterator[HeldFile]:
-    """The file, with everybody else kept out while the context lasts. Raises Refused, with the file untouched.
+def open_exclusively(path: Path) -> Iterator[ExclusiveFile]:
+    """Open the file, with everybody else kept out while the context lasts.
 
     Whoever opens it meanwhile waits (Linux leases) where the file system knows such a thing. The caller itself must have
     closed the file: it would be in its own way.
+
+    Raises:
+        Refused: it can't be changed, and is untouched.
     """
-    with opened_folder(path) as folder:
+    with open_folder(path) as folder:
         refuse_links(path, folder)
         with ExitStack() as stack:
             file = _open(path, folder)
@@ -71,12 +62,16 @@ def held(path: Path) -> Iterator[HeldFile]:
                 _refuse_others_links(path, folder, file)
             except OSError as error:
                 raise Refused(f"{path} can't be changed: {error.strerror}") from None
-            yield HeldFile(file, folder, path.name)
+            yield ExclusiveFile(file, folder, path.name)
 
 
 @contextmanager
-def opened_folder(path: Path) -> Iterator[int]:
-    """The folder that the path lies in, open, so that all names are looked up in the very same one."""
+def open_folder(path: Path) -> Iterator[int]:
+    """Open the folder that the path lies in, so that all names are looked up in the very same one.
+
+    Raises:
+        Refused: it can't be opened.
+    """
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -88,13 +83,17 @@ def opened_folder(path: Path) -> Iterator[int]:
 
 
 def refuse_links(path: Path, folder: int) -> None:
-    """Raises Refused for what has more than one name, isn't a regular file, or isn't there."""
+    """Refuse what has more than one name, isn't a regular file, or isn't there.
+
+    Raises:
+        Refused: it is such a file.
+    """
     try:
         status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
     except OSError as error:
-        raise unopened(path, error) from None
+        refuse_unopened(path, error)
     if stat.S_ISLNK(status.st_mode):
-        raise _symbolic(path)
+        _refuse_symbolic_link(path)
     if not stat.S_ISREG(status.st_mode):
         raise Refused(f"{path} is not a regular file")
     if status.st_nlink > 1:
@@ -102,8 +101,11 @@ def refuse_links(path: Path, folder: int) -> None:
 
 
 def _refuse_others_links(path: Path, folder: int, file: int) -> None:
-    """Raises Refused if a link on the way to the folder leads root to somebody else's checkpoint: nobody else could be led to
-    change one that isn't theirs."""
+    """Let no link on the way to the folder lead root to another user's checkpoint. Nobody else could change one that isn't theirs.
+
+    Raises:
+        Refused: one does.
+    """
     if os.geteuid() != ROOT:
         return
     for found in footholds_on(path.parent, (os.fstat(file).st_uid,)):
@@ -118,48 +120,49 @@ def _refuse_others_links(path: Path, folder: int, file: int) -> None:
         raise Refused(f"The folder {path.parent} was replaced meanwhile", "Run the command again")
 
 
-def _symbolic(path: Path) -> Refused:
+def _refuse_symbolic_link(path: Path) -> NoReturn:
     target = Path(os.path.realpath(path))
     if {"blobs", "snapshots"} & {*target.parts, *path.parts}:
-        return Refused(
+        raise Refused(
             f"It is a symbolic link into a hub's cache ({target}), where a file's name is the checksum of its content"
         )
-    return Refused(
+    raise Refused(
         f"It is a symbolic link to {target}",
         "Others may use that file under its own name. If it is meant, name it itself",
         (f"ddpdoctor fix-checkpoint {quoted(target)}",),
     )
 
 
+def refuse_unopened(path: Path, error: OSError) -> NoReturn:
+    """Say why a file can't be opened, and what to do.
+
+    Raises:
+        Busy: somebody has it for a moment.
+        Refused: for any other reason.
+    """
+    if error.errno == errno.EAGAIN:
+        raise Busy(
+            f"Another program has just taken {path} for itself (a lease); perhaps a second ddpdoctor, or a file server",
+            "Run the command again in a moment",
+        ) from None
+    raise Refused(f"{path} can't be opened: {error.strerror}") from None
+
+
 def _open(path: Path, folder: int) -> int:
     try:
         return os.open(path.name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError as error:
-        raise _unwritable(path, error) from None
-
-
-def unopened(path: Path, error: OSError) -> Refused:
-    """Why a file can't be opened, and what to do."""
-    if error.errno == errno.EAGAIN:
-        return Busy(
-            f"Another program has just taken {path} for itself (a lease); perhaps a second ddpdoctor, or a file server",
-            "Run the command again in a moment",
-        )
-    return Refused(f"{path} can't be opened: {error.strerror}")
-
-
-def _unwritable(path: Path, error: OSError) -> Refused:
-    if error.errno == errno.EACCES:
-        return Refused(f"This user may not write to {path}", f"Ask its owner{_owner(path)}")
-    if error.errno == errno.EPERM:
-        return Refused(
-            f"{path} is marked as immutable or append-only",
-            "Take the mark off as root",
-            (f"sudo chattr -i -a {quoted(path)}",),
-        )
-    if error.errno == errno.EROFS:
-        return Refused(f"{path} lies on a file system that is mounted read-only")
-    return unopened(path, error)
+        if error.errno == errno.EACCES:
+            raise Refused(f"This user may not write to {path}", f"Ask its owner{_owner(path)}") from None
+        if error.errno == errno.EPERM:
+            raise Refused(
+                f"{path} is marked as immutable or append-only",
+                "Take the mark off as root",
+                (f"sudo chattr -i -a {quoted(path)}",),
+            ) from None
+        if error.errno == errno.EROFS:
+            raise Refused(f"{path} lies on a file system that is mounted read-only") from None
+        refuse_unopened(path, error)
 
 
 def _owner(path: Path) -> str:
@@ -169,13 +172,17 @@ def _owner(path: Path) -> str:
 
 
 def _lock(file: int) -> bool:
-    """Whether it is locked against other runs now; False where the file system has no locks."""
+    """Whether it is locked against other runs now; False where the file system has no locks.
+
+    Raises:
+        OSError: locking fails.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise _occupied(others(file)) from None
+        _refuse_occupied(occupants(file))
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
         return False
     return True
@@ -183,7 +190,11 @@ def _lock(file: int) -> bool:
 
 @contextmanager
 def _lock_file(folder: int, path: Path) -> Iterator[None]:
-    """In place of a lock, a file that only one can create: Lustre without "flock", NFS without a lock daemon."""
+    """Lock by a file that only one can create: on Lustre without "flock", on NFS without a lock daemon.
+
+    Raises:
+        Busy: another run has created it.
+    """
     lock = path.name + ".ddpdoctor-lock"
     me = f"{os.uname().nodename} {os.getpid()}"
     with suppress(FileNotFoundError):
@@ -201,7 +212,7 @@ def _lock_file(folder: int, path: Path) -> Iterator[None]:
     try:
         writer = os.open(lock, flags, 0o644, dir_fd=folder)
     except FileExistsError:
-        raise _occupied(()) from None
+        _refuse_occupied(())
     try:
         os.write(writer, me.encode())
         yield
@@ -211,16 +222,18 @@ def _lock_file(folder: int, path: Path) -> Iterator[None]:
 
 
 def _lease(file: int) -> None:
-    """Raises Refused if anybody else has the file open in any way; from now on whoever opens it waits."""
+    """Let whoever opens the file from now on wait.
+
+    Raises:
+        Refused: somebody has it open in any way.
+    """
     for _ in range(3):
         lease = _ask_for_lease(file)
         # A mapping in a container belongs to the layer below, of which the lease knows nothing.
-        if lease != 0 or file_system(file) == "overlay":
-            found = others(file)
-            if found:
-                raise _occupied(found)
+        if (lease != 0 or file_system(file) == "overlay") and (found := occupants(file)):
+            _refuse_occupied(found)
         # Who has it and isn't there to be seen may just have closed it.
-        if lease != errno.EAGAIN or file_system(file).startswith(_REMOTE):
+        if lease != errno.EAGAIN or file_system(file).startswith(_REMOTE_FILE_SYSTEMS):
             return
     raise Refused(
         "The file is open in a process that this user can't see (another user's, or in another container)",
@@ -240,20 +253,24 @@ def _ask_for_lease(file: int) -> int:
     return 0
 
 
-def _occupied(found: Sequence[Occupant]) -> Refused:
+def _refuse_occupied(found: Sequence[Occupant]) -> NoReturn:
     # Whoever isn't there to be seen has locked it as we do, on another host perhaps.
     kind = Busy if all(is_ours(occupant.pid) for occupant in found) else Refused
-    return kind(
+    text = (
         f"The file is in use: {listed(found)}"
         if found
-        else "The file is locked; perhaps a second ddpdoctor works on it",
-        "Wait until it is closed, then run the command again",
-        tuple(f"ps -fp {occupant.pid}" for occupant in found[:5]),
+        else "The file is locked; perhaps a second ddpdoctor works on it"
     )
+    commands = tuple(f"ps -fp {occupant.pid}" for occupant in found[:5])
+    raise kind(text, "Wait until it is closed, then run the command again", commands) from None
 
 
 def _ensure_changeable(path: Path, file: int) -> None:
-    """Raises Refused if the file got a second name meanwhile, or its date could not be kept."""
+    """Make sure that the file got no second name meanwhile, and that its date can be kept.
+
+    Raises:
+        Refused: it isn't so.
+    """
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         raise Refused("The file was renamed, replaced, deleted or linked meanwhile", "Run the command again")
@@ -267,38 +284,36 @@ def _ensure_changeable(path: Path, file: int) -> None:
         ) from None
 
 
-# All that a terminal, a scheduler or a person sends to end or stop a program, but the two that can't be put off.
-_SIGNALS = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGTSTP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
+_DEFERRED_SIGNALS = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGTSTP, signal.SIGUSR1, signal.SIGUSR2),
 )
+"""All that a terminal, a scheduler or a person sends to end or stop a program, but the two that can't be put off."""
 
 
 @contextmanager
-def put_off() -> Iterator[list[int]]:
-    """Signals that come meanwhile are listed in what this gives, and delivered at the end, as they would have been."""
-    came: list[int] = []
+def defer_signals() -> Iterator[list[int]]:
+    """Put signals off for the milliseconds in which a file is being changed; at the end they are delivered.
+
+    Yields:
+        A list that those are put into that come meanwhile.
+    """
+    deferred: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        deferred.append(number)
 
     before = {}
     try:
-        for number in _SIGNALS:
+        for number in _DEFERRED_SIGNALS:
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, note)
     except ValueError:
         # Not in the main thread: no handler would run here anyway.
         before = {}
     try:
-        yield came
+        yield deferred
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for arrived in came:
-            signal.raise_signal(arrived)
+        for came in deferred:
+            signal.raise_signal(came)

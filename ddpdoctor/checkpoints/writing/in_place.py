@@ -1,4 +1,4 @@
-"""Changes a checkpoint where it lies, takes such changes back, and cleans up after a run that was killed.
+"""Changing a checkpoint where it lies, taking such changes back, and cleaning up after a run that was killed.
 
 Whatever happens, the file holds the old bytes or the new ones, or the undo file says how to get the old ones back: it is
 on disk before the first byte of the checkpoint changes, and what is appended is on disk before the first patch is written.
@@ -19,7 +19,13 @@ from ddpdoctor.base.text import plural
 from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale
 from ddpdoctor.checkpoints.formats.layouts import Change
 from ddpdoctor.checkpoints.writing import journal
-from ddpdoctor.checkpoints.writing.exclusive_open import HeldFile, held, opened_folder, put_off, unopened
+from ddpdoctor.checkpoints.writing.exclusive_open import (
+    ExclusiveFile,
+    defer_signals,
+    open_exclusively,
+    open_folder,
+    refuse_unopened,
+)
 from ddpdoctor.checkpoints.writing.journal import JournalRecord, JournalStage, JournalState, Layer, undo_file
 from ddpdoctor.checkpoints.writing.undo_advice import (
     A_COPY,
@@ -27,29 +33,35 @@ from ddpdoctor.checkpoints.writing.undo_advice import (
     FoundLeftover,
     Recovery,
     ending_of,
-    foreign,
-    gone,
-    half_changed_once,
-    half_tidy,
-    no_undo,
+    fail_half_changed,
     reason,
-    refused_for,
-    stuck,
+    refuse_missing_checkpoint,
+    refuse_untidy,
+    refuse_unwritten,
+    refuse_without_undo,
+    stale,
+    torn_earlier,
 )
 
 
 def change_in_place(path: Path, change: Change, *, aside: str = "") -> Path:
-    """Applies the change and returns the undo file. The caller has closed the checkpoint, and called `recover` before.
+    """Apply the change and return the undo file. The caller has closed the checkpoint, and called `recover` before.
 
-    change: of at least one byte. aside: the new name of an undo file of other content, once the new one is written.
-    Raises Refused if the file must not be changed, has changed since it was read, or could not be: then it is as it was.
-    Raises Damaged in the one case in which it could not be brought back either: the undo file is then left for `undo`.
-    A signal that comes before the end takes the change back, and is delivered then; a later one when all is complete.
+    A signal that comes before the end takes the change back, and is delivered then; a later one when all is complete. Damaged
+    is raised in the one case in which the old bytes could not be brought back either: the undo file is then left for `undo`.
+
+    Args:
+        path: of the checkpoint.
+        change: of at least one byte.
+        aside: the new name of an undo file of other content, once the new one is written.
+
+    Raises:
+        Refused: the file must not be changed, has changed since it was read, or could not be: then it is as it was.
     """
-    with put_off() as signals, _held_or_copied(path) as file, _read_errors_in_words():
+    with defer_signals() as signals, _open_or_advise_copy(path) as file, _read_errors_in_words():
         _ensure_unchanged(file, change)
         with _naming_a_copy():
-            _ensure_settled(path, file, stale=bool(aside))
+            _ensure_settled(path, file, is_stale=bool(aside))
         record = _record(file, journal.layer_of(file.file, change), aside)
         try:
             if not signals:
@@ -60,7 +72,7 @@ def change_in_place(path: Path, change: Change, *, aside: str = "") -> Path:
         except OSError as error:
             _roll_back(path, file, record, reason(error))
             text = f"The change could not be written: {reason(error)}. The file is as it was"
-            raise refused_for(text, error, file.folder) from None
+            refuse_unwritten(text, error, file.folder)
         except BaseException:
             _roll_back(path, file, record, "until the program failed")
             raise
@@ -76,47 +88,59 @@ def change_in_place(path: Path, change: Change, *, aside: str = "") -> Path:
 
 
 def recover(path: Path, *, dry_run: bool = False) -> Recovery | None:
-    """Finishes or takes back what a killed run left; None if there is nothing to be done. Called before anything else.
+    """Finish or take back what a killed run left; None if there is nothing to be done. Called before anything else.
 
-    dry_run: only says what would be done. Raises Refused, with nothing touched, if the undo file is not one: Stale if it
-    belongs to other content than the file now has, Torn if the file may be a half changed one all the same.
+    Refused is raised, with nothing touched, if the undo file is not one: Stale if it belongs to other content than the file
+    now has, Torn if the file may be a half changed one all the same.
+
+    Args:
+        path: of the checkpoint.
+        dry_run: only says what would be done.
     """
-    with opened_folder(path) as folder:
+    with open_folder(path) as folder:
         found = _unsettled(path, folder)
     if found is None or dry_run:
-        return found and found.told(dry_run=True)
-    with put_off(), held(path) as file, _read_errors_in_words():
+        return found and found.recovery(dry_run=True)
+    with defer_signals(), open_exclusively(path) as file, _read_errors_in_words():
         draft = journal.remove_draft(file)
         records = journal.read(file)
         ending = _settle(path, file, records[-1]) if records else None
         ending = ending or (NEVER_BEGUN if draft else None)
-    return ending and ending.told(dry_run=False)
+    return ending and ending.recovery(dry_run=False)
 
 
 def undo(path: Path, *, only_last: bool = False, dry_run: bool = False) -> int:
-    """Takes all changes back, the last one first, or only that one. Returns how many these are.
+    """Take all changes back, the last one first, or only that one. The undo file goes with the first change.
 
-    The undo file goes with the first change. dry_run: only counts. Raises Refused if there is no undo file, or it belongs
-    to other content; Damaged if the old bytes could not be written back: the undo file then still holds them.
+    Refused is raised if there is no undo file, or it belongs to other content; Damaged if the old bytes could not be written
+    back: the undo file then still holds them.
+
+    Args:
+        path: of the checkpoint.
+        only_last: takes one change back.
+        dry_run: only counts.
+
+    Returns:
+        How many changes these are.
     """
-    with opened_folder(path) as folder:
+    with open_folder(path) as folder:
         if not _exists(folder, path.name + journal.SUFFIX):
-            raise no_undo(path, folder)
+            refuse_without_undo(path, folder)
         with _looked_at(path, folder) as file:
             records = journal.read(file)
             if not records:
-                raise no_undo(path, folder)
+                refuse_without_undo(path, folder)
             _state(path, file.file, records[-1])
     if not dry_run:
-        with put_off(), held(path) as file, _read_errors_in_words():
+        with defer_signals(), open_exclusively(path) as file, _read_errors_in_words():
             journal.remove_draft(file)
             records = journal.read(file)
             _take_back(path, file, records[-1:] if only_last else records)
     return 1 if only_last else len(records)
 
 
-def _take_back(path: Path, file: HeldFile, records: Sequence[JournalRecord]) -> None:
-    """The last one first. Raises as `undo`, and says how far it came."""
+def _take_back(path: Path, file: ExclusiveFile, records: Sequence[JournalRecord]) -> None:
+    # The last one first. What is raised says how far it came.
     for done, record in enumerate(reversed(records)):
         try:
             _state(path, file.file, record)
@@ -127,11 +151,11 @@ def _take_back(path: Path, file: HeldFile, records: Sequence[JournalRecord]) -> 
 
 
 @contextmanager
-def _held_or_copied(path: Path) -> Iterator[HeldFile]:
-    """The same as `held`; a refusal names the other way, a new file."""
+def _open_or_advise_copy(path: Path) -> Iterator[ExclusiveFile]:
+    """Open the file as `open_exclusively` does; a refusal names the other way, a new file."""
     with ExitStack() as stack:
         with _naming_a_copy():
-            file = stack.enter_context(held(path))
+            file = stack.enter_context(open_exclusively(path))
         yield file
 
 
@@ -155,7 +179,7 @@ def _read_errors_in_words() -> Iterator[None]:
 
 
 def _unsettled(path: Path, folder: int) -> FoundLeftover | None:
-    """What there is to be done, without touching anything."""
+    """What there is to be done; nothing is touched."""
     if not any(_exists(folder, path.name + suffix) for suffix in (journal.SUFFIX, journal.DRAFT_SUFFIX)):
         return None
     with suppress(OSError):
@@ -168,16 +192,16 @@ def _unsettled(path: Path, folder: int) -> FoundLeftover | None:
 
 
 @contextmanager
-def _looked_at(path: Path, folder: int) -> Iterator[HeldFile]:
-    """The checkpoint, open for reading."""
+def _looked_at(path: Path, folder: int) -> Iterator[ExclusiveFile]:
+    # The checkpoint, open for reading.
     try:
         file = open_regular(f"/proc/self/fd/{folder}/{path.name}")
     except FileNotFoundError:
-        raise gone(path, folder) from None
+        refuse_missing_checkpoint(path, folder)
     except OSError as error:
-        raise unopened(path, error) from None
+        refuse_unopened(path, error)
     try:
-        yield HeldFile(file, folder, path.name)
+        yield ExclusiveFile(file, folder, path.name)
     finally:
         os.close(file)
 
@@ -185,11 +209,11 @@ def _looked_at(path: Path, folder: int) -> Iterator[HeldFile]:
 def _state(path: Path, file: int, record: JournalRecord) -> JournalState:
     state = journal.state(file, record.layer)
     if state is JournalState.FOREIGN:
-        raise half_changed_once(path) if journal.may_be_torn(file, record) else foreign(path)
+        raise torn_earlier(path) if journal.may_be_torn(file, record) else stale(path)
     return state
 
 
-def _settle(path: Path, file: HeldFile, record: JournalRecord) -> FoundLeftover | None:
+def _settle(path: Path, file: ExclusiveFile, record: JournalRecord) -> FoundLeftover | None:
     ending = ending_of(record.stage, _state(path, file.file, record))
     if ending is None:
         return None
@@ -202,22 +226,22 @@ def _settle(path: Path, file: HeldFile, record: JournalRecord) -> FoundLeftover 
     return ending
 
 
-def _ensure_settled(path: Path, file: HeldFile, *, stale: bool) -> None:
-    """Raises Busy if another run came between. stale: the undo file is known to be of other content."""
+def _ensure_settled(path: Path, file: ExclusiveFile, *, is_stale: bool) -> None:
+    # is_stale: the undo file is known to be of other content.
     records = journal.read(file)
     if not records:
         return
     try:
-        settled = _state(path, file.file, records[-1]) is JournalState.AFTER and not stale
+        settled = _state(path, file.file, records[-1]) is JournalState.AFTER and not is_stale
     except Stale:
-        if not stale:
+        if not is_stale:
             raise
         settled = True
     if not settled:
         raise Busy("Another run has worked on the file meanwhile", "Run the command again")
 
 
-def _ensure_unchanged(file: HeldFile, change: Change) -> None:
+def _ensure_unchanged(file: ExclusiveFile, change: Change) -> None:
     same = os.fstat(file.file).st_size == change.size and all(
         journal.read_exactly(file.file, len(patch.old), patch.offset) == patch.old for patch in change.patches
     )
@@ -225,8 +249,8 @@ def _ensure_unchanged(file: HeldFile, change: Change) -> None:
         raise Busy("The file was changed while it was being read", "Run the command again when its writer is done")
 
 
-def _record(file: HeldFile, layer: Layer, aside: str) -> JournalRecord:
-    """The undo record, durable. Raises Refused, with nothing changed."""
+def _record(file: ExclusiveFile, layer: Layer, aside: str) -> JournalRecord:
+    """Write the undo record, durably. Refused is raised if that can't be, with nothing changed."""
     name = file.name + journal.SUFFIX
     try:
         with _naming_a_copy():
@@ -234,7 +258,7 @@ def _record(file: HeldFile, layer: Layer, aside: str) -> JournalRecord:
             return journal.add(file, layer, aside)
     except OSError as error:
         text = f"The undo file {name} can't be written beside it: {reason(error)}. Nothing was changed"
-        raise refused_for(text, error, file.folder) from None
+        refuse_unwritten(text, error, file.folder)
 
 
 def _apply(file: int, change: Change) -> None:
@@ -252,13 +276,13 @@ def _ensure(file: int, layer: Layer, state: JournalState) -> None:
         raise OSError(errno.EIO, "what was written doesn't read back the same")
 
 
-def _mark_complete(file: HeldFile, record: JournalRecord) -> None:
+def _mark_complete(file: ExclusiveFile, record: JournalRecord) -> None:
     # If that fails or gets lost, the next run does it again.
     with suppress(OSError, Refused):
         journal.mark(file, record, JournalStage.COMPLETE)
 
 
-def _mark_undoing(path: Path, file: HeldFile, record: JournalRecord) -> None:
+def _mark_undoing(path: Path, file: ExclusiveFile, record: JournalRecord) -> None:
     try:
         journal.mark(file, record, JournalStage.UNDOING)
     except OSError as error:
@@ -272,15 +296,24 @@ def _keep_date(file: int, layer: Layer) -> None:
     os.fsync(file)
 
 
-def _roll_back(path: Path, file: HeldFile, record: JournalRecord, why: str) -> None:
-    """Brings the bytes from before the record's change back, and takes the record off.
+def _roll_back(path: Path, file: ExclusiveFile, record: JournalRecord, why: str) -> None:
+    """Bring the bytes from before the record's change back, and take the record off.
 
-    why: what stopped the change, for the sentence of the error. Raises Damaged if the bytes can't be brought back, Refused
-    if only the date or the undo file can't be put right.
+    Damaged is raised if the bytes can't be brought back, Refused if only the date or the undo file can't be put right.
+
+    Args:
+        path: of the checkpoint.
+        file: the same, open.
+        record: of the change.
+        why: what stopped the change, for the sentence of the error.
     """
     layer = record.layer
     try:
-        changed = [one for one in layer.patches if journal.read_exactly(file.file, len(one.old), one.offset) != one.old]
+        changed = [
+            patch
+            for patch in layer.patches
+            if journal.read_exactly(file.file, len(patch.old), patch.offset) != patch.old
+        ]
         for patch in changed:
             journal.write_exactly(file.file, patch.old, patch.offset)
         # Not only for what was just written: a recovery may have been killed before it came to this.
@@ -290,14 +323,14 @@ def _roll_back(path: Path, file: HeldFile, record: JournalRecord, why: str) -> N
             os.ftruncate(file.file, layer.size)
         _ensure(file.file, layer, JournalState.BEFORE)
     except OSError as error:
-        raise stuck(path, why, error) from None
+        fail_half_changed(path, why, error)
     try:
         _keep_date(file.file, layer)
         journal.pop(file, record)
     except Refused as refused:
         raise refused.after("The content is as it was.") from None
     except OSError as error:
-        raise half_tidy(path, error) from None
+        refuse_untidy(error)
 
 
 def _exists(folder: int, name: str) -> bool:

@@ -15,13 +15,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
 from ddpdoctor.checkpoints.errors import Refused, Untrusted
+from ddpdoctor.checkpoints.formats.byte_source import read_exactly as read_exactly
+from ddpdoctor.checkpoints.formats.byte_source import write_exactly as write_exactly
 from ddpdoctor.checkpoints.formats.layouts import Change, Patch
-from ddpdoctor.checkpoints.writing.exclusive_open import HeldFile
+from ddpdoctor.checkpoints.writing.exclusive_open import ExclusiveFile
 from ddpdoctor.checkpoints.writing.trust import ensure_owner_trusted, ensure_trusted, free_name
 
 SUFFIX = ".ddpdoctor-undo"
@@ -33,16 +35,16 @@ VERSION = 1
 # Magic, version, stage, length of the payload, its SHA-256.
 HEADER = struct.Struct("<15sBBQ32s")
 _STAGE_AT = len(MAGIC) + 1
-# Payloads say for each patch what was and what came: far below this for 100,000 tensors. Above it is an attack.
-_MOST = 512 << 20
-# Nanoseconds before and after 1970 that a file's date can be.
-_DATES = 1 << 63
-# How much of the content on both sides is compared, beside the patches, to know whose undo file it is.
-_HEAD, _TAIL = 4 << 10, 64 << 10
+_MAX_BYTES = 512 << 20
+"""Payloads say for each patch what was and what came: far below this for 100,000 tensors. Above it is an attack."""
+_MAX_DATE_NANOSECONDS = 1 << 63
+"""Before and after 1970."""
+_HEAD_BYTES, _TAIL_BYTES = 4 << 10, 64 << 10
+"""Of the content on both sides, compared beside the patches, to know whose undo file it is."""
 
 
 def undo_file(path: Path) -> Path:
-    """Where the undo file of a checkpoint is, or would be."""
+    """The path at which the undo file of a checkpoint is, or would be."""
     return path.with_name(path.name + SUFFIX)
 
 
@@ -62,7 +64,7 @@ class Layer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JournalStage(IntEnum):
-    """What was last begun with a change, or achieved. COMPLETE: with the date."""
+    """The step that was last begun with a change, or achieved. COMPLETE: with the date."""
 
     CHANGING = 0
     COMPLETE = 1
@@ -88,7 +90,7 @@ class JournalState(Enum):
 
 
 def layer_of(file: int, change: Change) -> Layer:
-    """What would take the change back. file: open, as yet unchanged."""
+    """Describe what would take the change back. file: open, as yet unchanged."""
     return Layer(
         size=change.size,
         mtime_ns=os.fstat(file).st_mtime_ns,
@@ -100,7 +102,7 @@ def layer_of(file: int, change: Change) -> Layer:
 
 
 def state(file: int, layer: Layer) -> JournalState:
-    """Told from the bytes: old, new, or any mixture of the two, in the order in which they are written.
+    """Tell from the bytes how far a change came: old, new, or any mixture of the two, in the order in which they are written.
 
     What is appended is on disk before the first patch begins; taken back, the patches go first.
     """
@@ -157,7 +159,7 @@ def _witness(file: int, size: int, patches: tuple[Patch, ...]) -> bytes:
     import hashlib
 
     digest = hashlib.sha256()
-    for start, end in ((0, min(size, _HEAD)), (max(0, size - _TAIL), size)):
+    for start, end in ((0, min(size, _HEAD_BYTES)), (max(0, size - _TAIL_BYTES), size)):
         content = bytearray(read_exactly(file, end - start, start))
         for patch in patches:
             first = max(patch.offset, start)
@@ -175,94 +177,87 @@ def _sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def read(held: HeldFile) -> tuple[JournalRecord, ...]:
-    """The records of the undo file of a checkpoint, oldest first; empty if there is no file. The checkpoint may be open for
-    reading alone.
+def read(checkpoint: ExclusiveFile) -> tuple[JournalRecord, ...]:
+    """The records of the undo file of a checkpoint, oldest first; empty if there is no file.
 
-    Raises Refused where it isn't one, is damaged, or was written by a later release; Untrusted where it isn't to be believed.
+    The checkpoint may be open for reading alone. Refused is raised where it isn't one, is damaged, or was written by a later
+    release; Untrusted where it isn't to be believed.
     """
-    raw = _raw(held)
-    return tuple(_records(raw, held.name + SUFFIX)) if raw is not None else ()
+    raw = _raw(checkpoint)
+    return tuple(_records(raw, checkpoint.name + SUFFIX)) if raw is not None else ()
 
 
-def _raw(held: HeldFile) -> bytes | None:
+def _raw(checkpoint: ExclusiveFile) -> bytes | None:
     try:
-        file = _opened(held, os.O_RDONLY)
+        file = _opened(checkpoint, os.O_RDONLY)
     except FileNotFoundError:
         return None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return None
-        raise Refused(f"The undo file {held.name}{SUFFIX} can't be read ({error.strerror})") from None
+        raise Refused(f"The undo file {checkpoint.name}{SUFFIX} can't be read ({error.strerror})") from None
     try:
         size = os.fstat(file).st_size
-        if size > _MOST:
-            raise _not_ours(held.name + SUFFIX, "is far too large for one")
+        if size > _MAX_BYTES:
+            _refuse_foreign(checkpoint.name + SUFFIX, "is far too large for one")
         return read_exactly(file, size, 0)
     finally:
         os.close(file)
 
 
-def _opened(held: HeldFile, flags: int) -> int:
-    """The undo file, open, and to be believed as it is open: by its name somebody else may have put another one there.
+def _opened(checkpoint: ExclusiveFile, flags: int) -> int:
+    """Open the undo file, and believe it as it is open: by its name somebody else may have put another one there.
 
-    Raises OSError, Refused, Untrusted.
+    Refused or Untrusted is raised if it isn't ours.
+
+    Raises:
+        OSError: it can't be opened.
     """
-    name = held.name + SUFFIX
+    name = checkpoint.name + SUFFIX
     try:
         # Not through a link, and without waiting for a pipe that somebody laid there.
-        file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=held.folder)
+        file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=checkpoint.folder)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
-            ensure_owner_trusted(name, held)
+            ensure_owner_trusted(name, checkpoint)
         if error.errno == errno.ELOOP:
-            raise _not_ours(name, "is a symbolic link") from None
+            _refuse_foreign(name, "is a symbolic link")
         raise
     try:
-        ensure_trusted(file, name, held)
+        ensure_trusted(file, name, checkpoint)
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise _not_ours(name, "is no regular file")
+            _refuse_foreign(name, "is no regular file")
     except BaseException:
         os.close(file)
         raise
     return file
 
 
-def _opened_record(held: HeldFile, record: JournalRecord) -> int:
-    """The undo file, open to be changed, and still the one with this record. Raises as `_opened`."""
+def _opened_record(checkpoint: ExclusiveFile, record: JournalRecord) -> int:
+    """Open the undo file to change it, if it is still the one with this record. Raises as `_opened`."""
     # Its directory entry may lead elsewhere than when it was read.
-    file = _opened(held, os.O_RDWR)
+    file = _opened(checkpoint, os.O_RDWR)
     header = read_exactly(file, HEADER.size, record.start)
     if len(header) < HEADER.size or HEADER.unpack(header)[-1] != record.digest:
         os.close(file)
-        raise _not_ours(held.name + SUFFIX, "was replaced meanwhile")
+        _refuse_foreign(checkpoint.name + SUFFIX, "was replaced meanwhile")
     return file
 
 
-def ensure_there(held: HeldFile, record: JournalRecord) -> None:
-    """Raises OSError, Refused or Untrusted if the undo file isn't the one with this record any more."""
-    os.close(_opened_record(held, record))
-
-
-def read_exactly(file: int, length: int, offset: int) -> bytes:
-    """As much of that as there is; one call of the kernel may bring less."""
-    parts = []
-    while length and (part := os.pread(file, length, offset)):
-        parts.append(part)
-        length -= len(part)
-        offset += len(part)
-    return b"".join(parts)
+def ensure_there(checkpoint: ExclusiveFile, record: JournalRecord) -> None:
+    """Make sure that the undo file is still the one with this record; else OSError, Refused or Untrusted is raised."""
+    os.close(_opened_record(checkpoint, record))
 
 
 def _records(raw: bytes, name: str) -> Iterator[JournalRecord]:
     if not raw:
-        raise _not_ours(name, "is empty")
-    start, room = 0, _MOST
+        _refuse_foreign(name, "is empty")
+    start, room = 0, _MAX_BYTES
     while start < len(raw):
         if raw[start : start + len(MAGIC)] != MAGIC[: len(raw) - start]:
-            raise _not_ours(name, "is something else")
+            _refuse_foreign(name, "is something else")
         if len(raw) - start < HEADER.size:
-            raise _not_ours(name, "is cut off")
+            _refuse_foreign(name, "is cut off")
         _, version, stage, length, digest = HEADER.unpack_from(raw, start)
         if version != VERSION:
             raise Refused(
@@ -272,11 +267,11 @@ def _records(raw: bytes, name: str) -> Iterator[JournalRecord]:
             )
         payload = raw[start + HEADER.size : start + HEADER.size + length]
         if stage not in set(JournalStage) or len(payload) != length or _sha256(payload) != digest:
-            raise _not_ours(name, "is damaged")
+            _refuse_foreign(name, "is damaged")
         try:
             content = zlib.decompressobj().decompress(payload, room)
         except zlib.error:
-            raise _not_ours(name, "is damaged") from None
+            _refuse_foreign(name, "is damaged")
         # All of them together: thousands of small payloads may unfold to more than the memory.
         room = max(1, room - len(content))
         yield JournalRecord(_decoded(content, name), start, JournalStage(stage), digest)
@@ -287,22 +282,22 @@ def _decoded(content: bytes, name: str) -> Layer:
     try:
         layer = msgspec.msgpack.decode(content, type=Layer)
     except msgspec.DecodeError:
-        raise _not_ours(name, "is damaged") from None
+        _refuse_foreign(name, "is damaged")
     end = 0
     for patch in layer.patches:
         if patch.offset < end or len(patch.old) != len(patch.new):
-            raise _not_ours(name, "is damaged")
+            _refuse_foreign(name, "is damaged")
         end = patch.offset + len(patch.old)
-    if end > layer.size or layer.appended < 0 or not -_DATES < layer.mtime_ns < _DATES:
-        raise _not_ours(name, "is damaged")
+    if end > layer.size or layer.appended < 0 or abs(layer.mtime_ns) >= _MAX_DATE_NANOSECONDS:
+        _refuse_foreign(name, "is damaged")
     return layer
 
 
-def _not_ours(name: str, what: str) -> Refused:
-    return Refused(
+def _refuse_foreign(name: str, what: str) -> NoReturn:
+    raise Refused(
         f"What should be the undo file, {name}, {what}",
         "Nothing was changed. Move it out of the way, if you know that no undo is needed",
-    )
+    ) from None
 
 
 def name_aside(path: Path) -> Path:
@@ -310,15 +305,22 @@ def name_aside(path: Path) -> Path:
     return free_name(undo_file(path))
 
 
-def add(held: HeldFile, layer: Layer, aside: str = "") -> JournalRecord:
-    """Puts a record behind those that are there: it is whole on disk when this returns, or nothing has changed.
+def add(checkpoint: ExclusiveFile, layer: Layer, aside: str = "") -> JournalRecord:
+    """Put a record behind those that are there: it is whole on disk when this returns, or nothing has changed.
 
-    Whoever may read the checkpoint may read its undo file; its owner alone may write that. aside: what the file that is
-    there is called afterwards, if it is of other content: the record then begins a new one.
-    Raises OSError; FileExistsError if something called `aside` is there; Refused if somebody else's file is in the way.
+    Whoever may read the checkpoint may read its undo file; its owner alone may write that. OSError is raised if it can't be
+    written, Refused if somebody else's file is in the way.
+
+    Args:
+        checkpoint: open for writing.
+        layer: the record's.
+        aside: what the file that is there is called afterwards, if it is of other content: the record then begins a new one.
+
+    Raises:
+        FileExistsError: something called `aside` is there.
     """
-    folder, name = held.folder, held.name
-    before = b"" if aside else _raw(held) or b""
+    folder, name = checkpoint.folder, checkpoint.name
+    before = b"" if aside else _raw(checkpoint) or b""
     payload = zlib.compress(msgspec.msgpack.encode(layer), 1)
     digest = _sha256(payload)
     record = HEADER.pack(MAGIC, VERSION, JournalStage.CHANGING, len(payload), digest) + payload
@@ -327,12 +329,12 @@ def add(held: HeldFile, layer: Layer, aside: str = "") -> JournalRecord:
     try:
         file = os.open(draft, flags, 0o600, dir_fd=folder)
     except FileExistsError:
-        ensure_owner_trusted(draft, held)
+        ensure_owner_trusted(draft, checkpoint)
         raise
     try:
         try:
             write_exactly(file, before + record, 0)
-            _give(file, os.fstat(held.file))
+            _give(file, os.fstat(checkpoint.file))
             os.fsync(file)
         finally:
             os.close(file)
@@ -348,7 +350,7 @@ def add(held: HeldFile, layer: Layer, aside: str = "") -> JournalRecord:
 
 
 def _give(file: int, checkpoint: os.stat_result) -> None:
-    """The checkpoint's owner, group and readers. Where it can't have the group, that of this user is no substitute."""
+    """Give a file the checkpoint's owner, group and readers. Where it can't have the group, that of this user is no substitute."""
     readable = checkpoint.st_mode & 0o644
     with suppress(OSError):
         os.fchown(file, checkpoint.st_uid, checkpoint.st_gid)
@@ -359,7 +361,12 @@ def _give(file: int, checkpoint: os.stat_result) -> None:
 
 
 def _put_aside(folder: int, name: str, aside: str) -> None:
-    """Gives a file another name, durably, and overwrites nothing. Raises OSError."""
+    """Give a file another name, durably, and overwrite nothing.
+
+    Raises:
+        FileExistsError: that name is taken.
+        OSError: it can't be renamed.
+    """
     try:
         os.link(name, aside, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except OSError as error:
@@ -375,18 +382,9 @@ def _put_aside(folder: int, name: str, aside: str) -> None:
     sync_folder(folder)
 
 
-def write_exactly(file: int, data: bytes, offset: int) -> None:
-    """All of it: one call of the kernel may take less. Raises OSError."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(file, view, offset)
-        view = view[written:]
-        offset += written
-
-
-def mark(held: HeldFile, record: JournalRecord, stage: JournalStage) -> None:
-    """Notes the stage of a record. Raises OSError; Refused, with nothing written, if the file isn't the one with it."""
-    file = _opened_record(held, record)
+def mark(checkpoint: ExclusiveFile, record: JournalRecord, stage: JournalStage) -> None:
+    """Note the stage of a record. OSError is raised, or Refused, with nothing written, if the file isn't the one with it."""
+    file = _opened_record(checkpoint, record)
     try:
         os.pwrite(file, bytes([stage]), record.start + _STAGE_AT)
         if stage is JournalStage.UNDOING:
@@ -396,16 +394,16 @@ def mark(held: HeldFile, record: JournalRecord, stage: JournalStage) -> None:
         os.close(file)
 
 
-def pop(held: HeldFile, record: JournalRecord) -> None:
-    """Takes the last record off, in one step that needs no room on the disk; the file goes with its only record.
+def pop(checkpoint: ExclusiveFile, record: JournalRecord) -> None:
+    """Take the last record off, in one step that needs no room on the disk; the file goes with its only record.
 
     Raises as `mark`.
     """
-    file = _opened_record(held, record)
+    file = _opened_record(checkpoint, record)
     try:
         if record.start == 0:
-            os.unlink(held.name + SUFFIX, dir_fd=held.folder)
-            sync_folder(held.folder)
+            os.unlink(checkpoint.name + SUFFIX, dir_fd=checkpoint.folder)
+            sync_folder(checkpoint.folder)
         else:
             os.ftruncate(file, record.start)
             os.fsync(file)
@@ -413,26 +411,30 @@ def pop(held: HeldFile, record: JournalRecord) -> None:
         os.close(file)
 
 
-def has_draft(held: HeldFile) -> bool:
+def has_draft(checkpoint: ExclusiveFile) -> bool:
     """Whether there is one, left by a run that was killed; what somebody else has put there is none."""
     try:
-        status = os.stat(held.name + DRAFT_SUFFIX, dir_fd=held.folder, follow_symlinks=False)
-        ensure_owner_trusted(held.name + DRAFT_SUFFIX, held)
+        status = os.stat(checkpoint.name + DRAFT_SUFFIX, dir_fd=checkpoint.folder, follow_symlinks=False)
+        ensure_owner_trusted(checkpoint.name + DRAFT_SUFFIX, checkpoint)
     except (OSError, Untrusted):
         return False
     return stat.S_ISREG(status.st_mode)
 
 
-def remove_draft(held: HeldFile) -> bool:
-    """Whether there was one. Only for who holds the checkpoint's lock."""
-    if not has_draft(held):
+def remove_draft(checkpoint: ExclusiveFile) -> bool:
+    """Remove a draft; whether there was one. Only for who holds the checkpoint's lock."""
+    if not has_draft(checkpoint):
         return False
-    os.unlink(held.name + DRAFT_SUFFIX, dir_fd=held.folder)
+    os.unlink(checkpoint.name + DRAFT_SUFFIX, dir_fd=checkpoint.folder)
     return True
 
 
 def sync_folder(folder: int) -> None:
-    """Makes the names in it durable, where the file system knows such a thing."""
+    """Make the names in it durable, where the file system knows such a thing.
+
+    Raises:
+        OSError: they can't be written.
+    """
     try:
         os.fsync(folder)
     except OSError as error:

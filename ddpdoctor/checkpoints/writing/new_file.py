@@ -9,24 +9,25 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from ddpdoctor.base.ownership import user_name
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.text import human
-from ddpdoctor.checkpoints.errors import CheckpointError, Refused
+from ddpdoctor.checkpoints.errors import Refused
 
-_LONGEST_NAME = 255
-"""Bytes, on every file system that matters."""
+_MAX_NAME_BYTES = 255
+"""On every file system that matters."""
 
 _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
-_TRIES = 10
+_MAX_TRIES = 10
 
 
 def hidden_name(out: Path) -> Path:
     """The name under which `out` is written. A file found there was left behind by a run that was killed."""
     before, after = b".", b".ddpdoctor-new"
-    return out.with_name(os.fsdecode(before + os.fsencode(out.name)[: _LONGEST_NAME - len(before + after)] + after))
+    return out.with_name(os.fsdecode(before + os.fsencode(out.name)[: _MAX_NAME_BYTES - len(before + after)] + after))
 
 
 @contextmanager
@@ -40,12 +41,12 @@ def new_file(out: Path, like: os.stat_result) -> Iterator[int]:
         Refused: `out` exists, another run is writing it, or the disk is full, read-only or not for this user to write.
     """
     if os.path.lexists(out):
-        raise _exists(out)
+        _refuse_existing(out)
     hidden = hidden_name(out)
     try:
         fd = _create(out, hidden)
     except OSError as error:
-        raise unwritten(out, error) from None
+        _refuse_unwritten(out, error)
     try:
         yield fd
         os.fchmod(fd, stat.S_IMODE(like.st_mode) & 0o777)
@@ -62,34 +63,31 @@ def new_file(out: Path, like: os.stat_result) -> Iterator[int]:
                 # Gives its room back at once, so that what is then said to be free is what there was.
                 os.ftruncate(fd, 0)
         if isinstance(error, OSError):
-            raise unwritten(out, error) from None
+            _refuse_unwritten(out, error)
         raise
     finally:
         os.close(fd)
 
 
-def unwritten(out: Path, error: OSError) -> CheckpointError:
-    """Why a file could not be written, in plain words."""
+def _refuse_unwritten(out: Path, error: OSError) -> NoReturn:
     folder = out.parent
-    if error.errno == errno.ENOSPC:
-        return Refused(f"The disk is full: {human(_free(folder))} are free in {folder}, too little for {out.name}")
-    if error.errno == errno.EDQUOT:
-        return Refused(f"The quota of this user in {folder} is used up, too little is left for {out.name}")
-    if error.errno == errno.EFBIG:
-        return Refused(f"{out.name} would be larger than a file may be, on this file system or by `ulimit -f`")
-    if error.errno == errno.EROFS:
-        return Refused(f"{folder} is on a file system that is mounted read-only")
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return Refused(f"This user may not write to {folder}")
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Refused(f"There is no folder {folder}")
+    texts = {
+        errno.ENOSPC: f"The disk is full: {human(_free(folder))} are free in {folder}, too little for {out.name}",
+        errno.EDQUOT: f"The quota of this user in {folder} is used up, too little is left for {out.name}",
+        errno.EFBIG: f"{out.name} would be larger than a file may be, on this file system or by `ulimit -f`",
+        errno.EROFS: f"{folder} is on a file system that is mounted read-only",
+        errno.EACCES: f"This user may not write to {folder}",
+        errno.EPERM: f"This user may not write to {folder}",
+        errno.ENOENT: f"There is no folder {folder}",
+        errno.ENOTDIR: f"There is no folder {folder}",
+    }
     if error.errno == errno.EEXIST:
-        return _exists(out)
-    return Refused(f"{out} could not be written: {error.strerror}")
+        _refuse_existing(out)
+    raise Refused(texts.get(error.errno or 0, f"{out} could not be written: {error.strerror}")) from None
 
 
-def _exists(out: Path) -> Refused:
-    return Refused(f"{out} exists, and is not overwritten", "Choose another name, or remove it first")
+def _refuse_existing(out: Path) -> NoReturn:
+    raise Refused(f"{out} exists, and is not overwritten", "Choose another name, or remove it first") from None
 
 
 def _free(folder: Path) -> int:
@@ -102,7 +100,7 @@ def _free(folder: Path) -> int:
 
 def _create(out: Path, hidden: Path) -> int:
     """A new, empty file under the hidden name, locked so that another run doesn't take it for a leftover."""
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         try:
             fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -112,7 +110,7 @@ def _create(out: Path, hidden: Path) -> int:
             return fd
         os.close(fd)
         break
-    raise _busy(out)
+    return _refuse_busy(out)
 
 
 def _remove_leftover(out: Path, hidden: Path) -> None:
@@ -121,38 +119,42 @@ def _remove_leftover(out: Path, hidden: Path) -> None:
     except FileNotFoundError:
         return
     except OSError:
-        raise _in_the_way(hidden) from None
+        _refuse_obstructed(hidden)
     try:
         if not _lock(fd):
-            raise _busy(out)
+            _refuse_busy(out)
         with suppress(FileNotFoundError):
             # Unless a run that has ended in between has left a new one there, which isn't locked by us.
             if os.path.samestat(os.fstat(fd), os.lstat(hidden)):
                 hidden.unlink()
     except OSError:
-        raise _in_the_way(hidden) from None
+        _refuse_obstructed(hidden)
     finally:
         os.close(fd)
 
 
-def _in_the_way(hidden: Path) -> Refused:
+def _refuse_obstructed(hidden: Path) -> NoReturn:
     try:
         owner = f" It belongs to {user_name(hidden.lstat().st_uid)}"
     except OSError:
         owner = ""
-    return Refused(
+    raise Refused(
         f"{hidden} is in the way, and can't be removed",
         f"The new file would be written under that name first.{owner}. Choose another name, or have it removed",
         (f"rm {quoted(hidden)}",),
-    )
+    ) from None
 
 
-def _busy(out: Path) -> Refused:
-    return Refused(f"Another run is writing {out} right now")
+def _refuse_busy(out: Path) -> NoReturn:
+    raise Refused(f"Another run is writing {out} right now")
 
 
 def _lock(fd: int) -> bool:
-    """False if another process has it. A file system without locks is no reason to write nothing on it."""
+    """Lock it; False if another process has it. A file system without locks is no reason to write nothing on it.
+
+    Raises:
+        OSError: locking fails.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -164,7 +166,11 @@ def _lock(fd: int) -> bool:
 
 
 def _rename(hidden: Path, out: Path) -> None:
-    """Gives the file its name, unless somebody else has taken it meanwhile."""
+    """Give the file its name, unless somebody else has taken it meanwhile.
+
+    Raises:
+        OSError: it can't be renamed.
+    """
     try:
         _rename_without_replacing(hidden, out)
     except OSError as error:
@@ -177,7 +183,7 @@ def _rename(hidden: Path, out: Path) -> None:
             if unlinked.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
             if os.path.lexists(out):
-                raise _exists(out) from None
+                _refuse_existing(out)
             hidden.rename(out)
         else:
             hidden.unlink()

@@ -27,7 +27,7 @@ class _Wanted(NamedTuple):
     name: str
 
 
-def others(file: int) -> tuple[Occupant, ...]:
+def occupants(file: int) -> tuple[Occupant, ...]:
     """Who but this very descriptor has the file open, mapped ones without a descriptor included. file: open."""
     seen = _fdinfo("self", str(file)).get("ino")
     status = os.fstat(file)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from ddpdoctor.checkpoints.formats.byte_source import write_exactly
 from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
 from ddpdoctor.checkpoints.formats.legacy import COUNT_SIZE, Legacy
 from ddpdoctor.checkpoints.formats.zip_archive import Archive
@@ -22,7 +23,7 @@ from ddpdoctor.checkpoints.formats.zip_edits import (
     record_name,
     stored_entry,
 )
-from ddpdoctor.checkpoints.writing.copying import Copier, Progress, write_at
+from ddpdoctor.checkpoints.writing.copying import Copier, Progress
 from ddpdoctor.checkpoints.writing.new_file import new_file
 
 _STORAGES = "data/"
@@ -36,13 +37,17 @@ _DESCRIPTOR_LENGTHS = (12, 16, 20, 24)
 def rebuild(
     layout: Layout, pickles: Mapping[str, bytes], kept: Collection[str] | None, out: Path, progress: Progress
 ) -> None:
-    """Writes the checkpoint to `out`, whole or not at all (see new_file), with these pickles.
+    """Write the checkpoint to `out`, whole or not at all (see new_file), with these pickles.
 
-    kept: the keys of the storages that stay, None for all.
+    Refused is raised if `out` exists or can't be written, or the file was changed while it was being read; Damaged if it can't
+    be read.
 
-    Raises:
-        Refused: `out` exists or can't be written, or the file was changed while it was being read.
-        Damaged: it can't be read.
+    Args:
+        layout: of the checkpoint.
+        pickles: by name.
+        kept: the keys of the storages that stay, None for all.
+        out: the new file.
+        progress: called with the bytes done, and those to do in all.
     """
     source = layout.source
     with new_file(out, source.status) as fd:
@@ -54,8 +59,10 @@ def rebuild(
 
 
 class _Run(NamedTuple):
-    """Records that stand one right behind the other in the old file, and will in the new one. end: of the last one's
-    descriptor, in the old file."""
+    """Records that stand one right behind the other in the old file, and will in the new one.
+
+    end: of the last one's descriptor, in the old file.
+    """
 
     records: list[ZipRecord]
     end: int
@@ -91,13 +98,13 @@ class _ArchiveWriter:
                 self._store(part, new[part.name])
         listing = b"".join(self.listing)
         end = end_records(self.at, len(listing), len(records), self.directory.zip64, self.directory.comment)
-        write_at(self.fd, listing + end, self.at)
+        write_exactly(self.fd, listing + end, self.at)
 
     def _parts(self, records: list[ZipRecord], new: Mapping[str, bytes]) -> Iterator[_Run | ZipRecord]:
         """The records in order: those with new contents alone, the others in runs."""
         alignment = self.archive.alignment
-        in_order = sorted(self.directory.records, key=lambda one: one.header)
-        limits = {one.entry: two.header for one, two in pairwise(in_order)}
+        in_order = sorted(self.directory.records, key=lambda record: record.header)
+        limits = {record.entry: following.header for record, following in pairwise(in_order)}
         run: list[ZipRecord] = []
         end = 0
         for record in records:
@@ -114,7 +121,7 @@ class _ArchiveWriter:
             yield _Run(run, end)
 
     def _end(self, record: ZipRecord, limit: int) -> int:
-        """Where its data or its descriptor ends. limit: where the next thing begins."""
+        """The end of its data or its descriptor. limit: where the next thing begins."""
         end = record.offset + record.stored
         if not record.flags & HAS_DESCRIPTOR:
             return end
@@ -125,7 +132,7 @@ class _ArchiveWriter:
     def _copy(self, run: _Run, copier: Copier) -> None:
         first = run.records[0]
         header = self._aligned_header(first)
-        write_at(self.fd, header, self.at)
+        write_exactly(self.fd, header, self.at)
         shift = self.at + len(header) - first.offset
         copier.copy(first.offset, run.end - first.offset, first.offset + shift)
         self.listing.append(moved_entry(self.entries, first, self.at))
@@ -146,7 +153,7 @@ class _ArchiveWriter:
         crc = zlib.crc32(data) if record.crc else 0
         name = record_name(self.entries, record)
         header = local_header(name, record, self.at, len(data), crc, self.archive.alignment)
-        write_at(self.fd, header + data, self.at)
+        write_exactly(self.fd, header + data, self.at)
         self.listing.append(stored_entry(self.entries, record, self.at, len(data), crc))
         self.at += len(header) + len(data)
 
@@ -164,7 +171,7 @@ def _write_legacy(legacy: Legacy, main: bytes, kept: Collection[str] | None, fd:
     else:
         listing = pickle.dumps(keys, protocol=2)
     start = source.read_at(0, legacy.main.start) + main + listing
-    write_at(fd, start, 0)
+    write_exactly(fd, start, 0)
     copier = Copier(source, fd, sum(COUNT_SIZE + legacy.places[key].length for key in keys), progress)
     at = len(start)
     for begin, end in _runs(legacy, keys):
@@ -174,7 +181,7 @@ def _write_legacy(legacy: Legacy, main: bytes, kept: Collection[str] | None, fd:
 
 
 def _runs(legacy: Legacy, keys: list[str]) -> Iterator[tuple[int, int]]:
-    """Where the storages begin and end in the file, neighbours together."""
+    """The ranges of the file in which the storages lie, neighbours together."""
     begin = end = 0
     for key in keys:
         place = legacy.places[key]

@@ -20,7 +20,7 @@ import msgspec
 
 from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.checkpoints.errors import Damaged, Refused
-from ddpdoctor.checkpoints.formats.byte_source import ByteSource
+from ddpdoctor.checkpoints.formats.byte_source import ByteSource, write_exactly
 from ddpdoctor.checkpoints.formats.layouts import Layout
 from ddpdoctor.checkpoints.pickles.machine import Program
 from ddpdoctor.checkpoints.pickles.nodes import Call, Global, Storage, Text, Tuple
@@ -33,17 +33,17 @@ from ddpdoctor.checkpoints.pickles.tensors import (
     pairs,
     view,
 )
-from ddpdoctor.checkpoints.writing.copying import Copier, Progress, write_at
+from ddpdoctor.checkpoints.writing.copying import Copier, Progress
 from ddpdoctor.checkpoints.writing.new_file import new_file
 from ddpdoctor.checkpoints.writing.strided_tensors import Dim, gather, merged, span
 
-_LONGEST_HEADER = 100_000_000
-"""Bytes; what the safetensors library reads."""
+_MAX_HEADER_BYTES = 100_000_000
+"""As many as the safetensors library reads."""
 
-_TOO_MUCH = 1 << 62
-"""Elements. Torch can't count further than twice as far."""
+_MAX_ELEMENTS = 1 << 62
+"""Torch can't count further than twice as far."""
 
-_MOST_NOTES = 5
+_MAX_NOTES = 5
 
 
 class _Type(NamedTuple):
@@ -132,7 +132,7 @@ class PlannedTensor(NamedTuple):
 
 
 class PlannedContents(NamedTuple):
-    """What a safetensors file is to hold: its header, then the entries one behind the other.
+    """The contents of a safetensors file: its header, then the entries one behind the other.
 
     notes: what the user should know of it, in sentences.
     """
@@ -148,11 +148,10 @@ class PlannedContents(NamedTuple):
 
 
 def plan_safetensors(layout: Layout, program: Program) -> PlannedContents:
-    """What would be written.
+    """Plan what is to be written.
 
-    Raises:
-        Refused: the top level is no dict of tensors that safetensors can hold.
-        Damaged: a tensor lies outside of its storage, or a storage is missing.
+    Refused is raised if the top level is no dict of tensors that safetensors can hold, Damaged if a tensor lies outside of its
+    storage, or a storage is missing.
     """
     entries = _entries(program.root)
     # Large elements first, so that each tensor begins at a multiple of its elements' size.
@@ -244,8 +243,8 @@ def _is_lazy(node: Call) -> bool:
     metadata = node.arguments.items[7 if node.name.endswith("_v3") else 6 :]
     return any(
         isinstance(pair.key, Text) and pair.key.value in ("conj", "neg") and pair.value is not False
-        for one in metadata
-        for pair in pairs(one)
+        for entries in metadata
+        for pair in pairs(entries)
     )
 
 
@@ -258,7 +257,11 @@ def _is_unicode(name: str) -> bool:
 
 
 def _checked(name: str, kind: _Type, found: TensorView) -> PlannedTensor:
-    """Raises Damaged if it isn't within its storage."""
+    """A tensor to be written.
+
+    Raises:
+        Damaged: it isn't within its storage.
+    """
     begin, end = _extent(found.storage)
     start = begin + found.offset * kind.item
     shape = found.size if kind.name != "F4" else (*found.size[:-1], found.size[-1] * 2)
@@ -268,7 +271,7 @@ def _checked(name: str, kind: _Type, found: TensorView) -> PlannedTensor:
     numbers = (found.offset, *found.size, *found.stride)
     if (
         min(numbers) < 0
-        or max(numbers) >= _TOO_MUCH
+        or max(numbers) >= _MAX_ELEMENTS
         or (entry.length and not begin <= start <= start + entry.reach <= end)
     ):
         raise Damaged(f"The tensor {name!a} does not lie within its storage, which has {end - begin:,} bytes")
@@ -276,7 +279,11 @@ def _checked(name: str, kind: _Type, found: TensorView) -> PlannedTensor:
 
 
 def _extent(storage: Storage) -> tuple[int, int]:
-    """Where the part that a storage stands for begins and ends: all of it, but for views in very old files. Bytes."""
+    """The part that a storage stands for, from which byte to which: all of it, but for views in very old files.
+
+    Raises:
+        Damaged: the view isn't within it.
+    """
     item = element_size(storage)
     if isinstance(storage.view, Tuple):
         offset, count = storage.view.items[1:3] if len(storage.view.items) == 3 else (None, None)
@@ -298,7 +305,7 @@ def _header(entries: list[PlannedTensor]) -> bytes:
         at += entry.length
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
-    if len(text) > _LONGEST_HEADER:
+    if len(text) > _MAX_HEADER_BYTES:
         raise Refused(
             f"safetensors can't hold {plural(len(entries), 'tensor')}: its header would have {human(len(text))}"
         )
@@ -307,8 +314,8 @@ def _header(entries: list[PlannedTensor]) -> bytes:
 
 def _notes(entries: list[PlannedTensor]) -> list[str]:
     notes = [note for group in _sharing(entries) if (note := _note(group))]
-    if len(notes) > _MOST_NOTES:
-        notes[_MOST_NOTES - 1 :] = [f"And so on, {len(notes) - _MOST_NOTES + 1} times more."]
+    if len(notes) > _MAX_NOTES:
+        notes[_MAX_NOTES - 1 :] = [f"And so on, {len(notes) - _MAX_NOTES + 1} times more."]
     return notes
 
 
@@ -343,20 +350,23 @@ def _note(group: list[PlannedTensor]) -> str:
 
 
 def write_safetensors(layout: Layout, program: Program, out: Path, progress: Progress) -> list[str]:
-    """Writes the tensors of `program`, a pickle whose storages are in `layout`, to `out`, whole or not at all.
+    """Write the tensors of `program`, a pickle whose storages are in `layout`, to `out`, whole or not at all.
 
-    Returns notes for the user, in sentences.
+    Raises what `plan_safetensors` does; Refused, too, if `out` exists or can't be written, or the file was changed while it was
+    being read, Damaged if it can't be read.
+
+    Returns:
+        Notes for the user, in sentences.
 
     Raises:
-        Refused: see `plan_safetensors`; `out` exists or can't be written, or the file was changed while it was being read.
-        Damaged: see `plan_safetensors`; it can't be read.
+        OSError: the disk is too small.
     """
     contents = plan_safetensors(layout, program)
     with new_file(out, layout.source.status) as fd, ExitStack() as stack:
         if layout.source.size < contents.length > _free(fd):
             # Expanded tensors can have any size.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write_at(fd, contents.header, 0)
+        write_exactly(fd, contents.header, 0)
         writer = _Writer(layout, fd, contents.length, progress, out.parent, stack)
         at = len(contents.header)
         for entry in contents.entries:
@@ -402,7 +412,7 @@ class _Writer:
         for part in gather(
             lambda offset, length: source.read_at(begin + offset, length), entry.dims, entry.type.item, swap=swap
         ):
-            write_at(self.fd, part.data, to + part.offset)
+            write_exactly(self.fd, part.data, to + part.offset)
             self._advance(self.done + len(part.data))
 
     def _advance(self, done: int) -> None:
@@ -410,7 +420,7 @@ class _Writer:
         self.progress(done, self.total)
 
     def _data(self, storage: Storage) -> tuple[ByteSource, int]:
-        """Where a storage's bytes can be read. Compressed ones are written out to a file without a name."""
+        """The file, and from which byte, where a storage can be read. A compressed one is written out to a file without a name."""
         if storage.key not in self.inflated:
             try:
                 return self.layout.source, self.layout.place(storage).offset

@@ -6,43 +6,44 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from ddpdoctor.base.ownership import Foothold, access_list, foothold_of_file, trusted_users, user_name
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.checkpoints.errors import Untrusted
-from ddpdoctor.checkpoints.writing.exclusive_open import HeldFile
+from ddpdoctor.checkpoints.writing.exclusive_open import ExclusiveFile
 
 
-def ensure_trusted(file: int, name: str, held: HeldFile) -> None:
-    """Raises Untrusted if an open file of that name in the checkpoint's folder isn't to be believed.
+def ensure_trusted(file: int, name: str, checkpoint: ExclusiveFile) -> None:
+    """Make sure that an open file of that name in the checkpoint's folder is to be believed; else Untrusted is raised.
 
     It has to be the checkpoint's owner's, root's or ours, with one name, and not to be written by anybody who may not write
     the checkpoint itself.
     """
     status = os.fstat(file)
-    found = foothold_of_file(file, name, _trusted(held))
+    found = foothold_of_file(file, name, _trusted(checkpoint))
     if not found or found.writers:
-        if stat.S_ISREG(status.st_mode) and status.st_nlink - _put_aside_halfway(status, name, held) > 1:
+        if stat.S_ISREG(status.st_mode) and status.st_nlink - _put_aside_halfway(status, name, checkpoint) > 1:
             found = Foothold(name, status.st_uid, "whoever can reach its other hard links")
-        elif found and _writers_alike(file, held.file):
+        elif found and _writers_alike(file, checkpoint.file):
             found = None
     if found:
-        raise untrusted(found, held)
+        _refuse_untrusted(found, checkpoint)
 
 
-def ensure_owner_trusted(name: str, held: HeldFile) -> None:
-    """The same of what can't be opened: by its owner alone. Raises OSError if nothing is there."""
-    status = os.stat(name, dir_fd=held.folder, follow_symlinks=False)
-    if status.st_uid not in _trusted(held):
-        raise untrusted(Foothold(name, status.st_uid), held)
+def ensure_owner_trusted(name: str, checkpoint: ExclusiveFile) -> None:
+    """Make sure that what can't be opened belongs to somebody who is to be believed; OSError is raised if nothing is there."""
+    status = os.stat(name, dir_fd=checkpoint.folder, follow_symlinks=False)
+    if status.st_uid not in _trusted(checkpoint):
+        _refuse_untrusted(Foothold(name, status.st_uid), checkpoint)
 
 
-def untrusted(found: Foothold, held: HeldFile) -> Untrusted:
-    """found: with the file's name alone for its path."""
-    whose = "" if found.writers else f" (the checkpoint to {user_name(os.fstat(held.file).st_uid)})"
-    folder = Path(os.readlink(f"/proc/self/fd/{held.folder}"))  # noqa: PTH115
+def _refuse_untrusted(found: Foothold, checkpoint: ExclusiveFile) -> NoReturn:
+    # found: with the file's name alone for its path.
+    whose = "" if found.writers else f" (the checkpoint to {user_name(os.fstat(checkpoint.file).st_uid)})"
+    folder = Path(os.readlink(f"/proc/self/fd/{checkpoint.folder}"))  # noqa: PTH115
     path = folder / found.path
-    return Untrusted(
+    raise Untrusted(
         f"What lies in place of the undo file isn't believed: {found.words}{whose}",
         "Nothing was changed. Look at it; if nobody whom you trust wrote it, move it out of the way, or, where you may not, "
         f"ask {found.owner} or an administrator",
@@ -58,8 +59,8 @@ def free_name(path: Path) -> Path:
     return free
 
 
-def _trusted(held: HeldFile) -> frozenset[int]:
-    return trusted_users() | {os.fstat(held.file).st_uid}
+def _trusted(checkpoint: ExclusiveFile) -> frozenset[int]:
+    return trusted_users() | {os.fstat(checkpoint.file).st_uid}
 
 
 def _writers_alike(undo: int, checkpoint: int) -> bool:
@@ -70,13 +71,14 @@ def _writers_alike(undo: int, checkpoint: int) -> bool:
     return not more and not (by_group and (theirs.st_gid != its.st_gid or access_list(undo) != access_list(checkpoint)))
 
 
-def _put_aside_halfway(status: os.stat_result, name: str, held: HeldFile) -> int:
-    """How many further names it has from being put aside, by a run that was killed between its two steps."""
+def _put_aside_halfway(status: os.stat_result, name: str, checkpoint: ExclusiveFile) -> int:
+    """The number of further names that it has from being put aside, by a run that was killed between its two steps."""
     if status.st_nlink == 1:
         return 0
-    found = 0
-    for other in os.listdir(held.folder):  # noqa: PTH208 (a descriptor)
-        if other.startswith(f"{name}.old"):
+    count = 0
+    for other_name in os.listdir(checkpoint.folder):  # noqa: PTH208 (a descriptor)
+        if other_name.startswith(f"{name}.old"):
             with suppress(OSError):
-                found += os.path.samestat(status, os.stat(other, dir_fd=held.folder, follow_symlinks=False))
-    return found
+                other = os.stat(other_name, dir_fd=checkpoint.folder, follow_symlinks=False)
+                count += os.path.samestat(status, other)
+    return count

@@ -8,14 +8,14 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ddpdoctor.base.regular_files import open_regular
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.text import human
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Stale, Torn
 from ddpdoctor.checkpoints.writing import journal
-from ddpdoctor.checkpoints.writing.exclusive_open import HeldFile, opened_folder
+from ddpdoctor.checkpoints.writing.exclusive_open import ExclusiveFile, open_folder
 from ddpdoctor.checkpoints.writing.journal import JournalStage, JournalState, undo_file
 
 A_COPY = "Write a new file instead: add -o and its name to the same command"
@@ -33,53 +33,73 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def reason(error: OSError) -> str:
-    """What the system says, in plain words: "the disk is full"."""
+    """The system's error in plain words: "the disk is full"."""
     return _WHY.get(error.errno or 0, error.strerror or str(error))
 
 
-def refused_for(text: str, error: OSError, folder: int) -> Refused:
-    """The refusal of a change that could not be written; folder: where, as an open descriptor."""
+def refuse_unwritten(text: str, error: OSError, folder: int) -> NoReturn:
+    """Refuse a change that could not be written, and say what to do about it.
+
+    Args:
+        text: what could not be done.
+        error: why.
+        folder: where, as an open descriptor.
+
+    Raises:
+        Refused: always.
+    """
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-        return Refused(text, A_COPY)
+        raise Refused(text, A_COPY) from None
     where = quoted(Path(os.readlink(f"/proc/self/fd/{folder}")))  # noqa: PTH115
+    commands: tuple[str, ...]
     elsewhere = "or write a new file on another disk: add -o and its path to the same command"
     if error.errno == errno.EIO:
-        return Refused(
-            text, f"The disk or its server fails: save what you can from it, {elsewhere}", ("sudo dmesg | tail -20",)
-        )
-    if error.errno == errno.EDQUOT:
-        return Refused(text, f"Delete something of yours there, {elsewhere}", (f"du -sh {where}", "quota -s"))
-    status = os.fstatvfs(folder)
-    if status.f_files and not status.f_favail:
-        return Refused(
-            text, f"It has no inodes left: delete some files, however small, {elsewhere}", (f"df -i {where}",)
-        )
-    free = human(status.f_bavail * status.f_frsize)
-    return Refused(
-        text,
-        f"Free some space, of which a change in place needs little ({free} are free), {elsewhere}",
-        (f"df -h {where}",),
-    )
+        advice, commands = "The disk or its server fails: save what you can from it", ("sudo dmesg | tail -20",)
+    elif error.errno == errno.EDQUOT:
+        advice, commands = "Delete something of yours there", (f"du -sh {where}", "quota -s")
+    else:
+        status = os.fstatvfs(folder)
+        free = human(status.f_bavail * status.f_frsize)
+        advice = f"Free some space, of which a change in place needs little ({free} are free)"
+        commands = (f"df -h {where}",)
+        if status.f_files and not status.f_favail:
+            advice, commands = "It has no inodes left: delete some files, however small", (f"df -i {where}",)
+    raise Refused(text, f"{advice}, {elsewhere}", commands) from None
 
 
-def stuck(path: Path, why: str, error: OSError) -> Damaged:
-    """why: what stopped the change; error: what stopped its being taken back."""
+def fail_half_changed(path: Path, why: str, error: OSError) -> NoReturn:
+    """Say that a file may be half changed.
+
+    Args:
+        path: of the checkpoint.
+        why: what stopped the change.
+        error: what stopped its being taken back.
+
+    Raises:
+        Damaged: always.
+    """
     first = "Free some space on the disk" if error.errno in _FULL else "See to the disk"
-    return Damaged(
+    raise Damaged(
         f"The file may be half changed ({why}), and bringing its old bytes back failed: {reason(error)}",
         f"Nothing is lost: {undo_file(path).name} holds what is missing. {first}, then restore the original",
         (f"ddpdoctor fix-checkpoint --undo {quoted(path)}",),
-    )
+    ) from None
 
 
-def half_tidy(path: Path, error: OSError) -> Refused:
-    return Refused(
+def refuse_untidy(error: OSError) -> NoReturn:
+    """Say that only the date or the undo file could not be put right.
+
+    Raises:
+        Refused: always.
+    """
+    raise Refused(
         f"The content is as it was, but its date or its undo file could not be put right: {reason(error)}",
         "When that is mended, run the command again",
-    )
+    ) from None
 
 
-def foreign(path: Path) -> Stale:
+def stale(path: Path) -> Stale:
+    """The undo file of other content."""
     return Stale(
         f"The undo file {undo_file(path).name} belongs to other content than the file has now: it was saved anew or replaced",
         "Nothing was changed. If you don't need the former content, remove the undo file, then run the command again",
@@ -87,7 +107,7 @@ def foreign(path: Path) -> Stale:
     )
 
 
-def half_changed_once(path: Path) -> Torn:
+def torn_earlier(path: Path) -> Torn:
     """The undo file of a change that wasn't finished, and a file that isn't quite what such a change leaves."""
     name = undo_file(path).name
     return Torn(
@@ -98,47 +118,57 @@ def half_changed_once(path: Path) -> Torn:
     )
 
 
-def gone(path: Path, folder: int) -> Refused:
+def refuse_missing_checkpoint(path: Path, folder: int) -> NoReturn:
+    """Say that a checkpoint is gone, and where it may be.
+
+    Raises:
+        Refused: always.
+    """
     for name in _renamed(path, folder):
-        return Refused(
+        raise Refused(
             f"{path} is gone, only its undo file is left; {name} has its content",
             "Give the undo file the new name, too, then run the command again with that name",
             (f"mv {quoted(undo_file(path))} {quoted(undo_file(path.with_name(name)))}",),
-        )
-    return Refused(
+        ) from None
+    raise Refused(
         f"{path} is gone, only its undo file is left",
         "If you renamed or moved it, let the undo file follow it: the new name followed by "
         f"{journal.SUFFIX}. If you deleted it on purpose, delete the undo file, too",
         (f"rm {quoted(undo_file(path))}",),
-    )
+    ) from None
 
 
-def no_undo(path: Path, folder: int) -> Refused:
-    """No undo file: where it may be instead."""
+def refuse_without_undo(path: Path, folder: int) -> NoReturn:
+    """Say that there is no undo file, and where it may be instead; Torn is raised if the file was left half changed.
+
+    Raises:
+        Refused: in all other cases.
+    """
     target = Path(os.path.realpath(path))
     if path.is_symlink() and undo_file(target).exists():
-        return Refused(
+        raise Refused(
             f"It is a symbolic link to {target}",
             "Its undo file lies there",
             (f"ddpdoctor fix-checkpoint --undo {quoted(target)}",),
         )
-    for name, state in _left_alone(path, folder):
+    for name, state in _undo_files_under_other_names(path, folder):
         if state is JournalState.TORN:
-            return _torn_under(path, name)
-        return Refused(
+            torn = _torn_under(path, name)
+            raise torn
+        raise Refused(
             f"There is no undo file {undo_file(path).name}, but {name} belongs to this very content",
             "If you renamed the checkpoint, rename the undo file, too, then run the command again",
             (f"mv {quoted(path.with_name(name))} {quoted(undo_file(path))}",),
         )
-    return Refused(f"There is nothing to undo: no undo file {undo_file(path).name} lies beside it")
+    raise Refused(f"There is nothing to undo: no undo file {undo_file(path).name} lies beside it")
 
 
 def torn_under_other_name(path: Path) -> Torn | None:
-    """What to do if the path is a file that was left half changed, and renamed without its undo file; None if it isn't."""
+    """The error if the path is a file that was left half changed, and renamed without its undo file; None if it isn't."""
     if os.path.lexists(undo_file(path)):
         return None
-    with suppress(CheckpointError, OSError), opened_folder(path) as folder:
-        for name, state in _left_alone(path, folder):
+    with suppress(CheckpointError, OSError), open_folder(path) as folder:
+        for name, state in _undo_files_under_other_names(path, folder):
             if state is JournalState.TORN:
                 return _torn_under(path, name)
     return None
@@ -155,7 +185,7 @@ def _torn_under(path: Path, name: str) -> Torn:
 def _renamed(path: Path, folder: int) -> Iterator[str]:
     """Files in the folder with content that the undo file of this path knows, of the same owner as that."""
     with suppress(OSError, Refused, IndexError), _opened(undo_file(path).name, folder) as undo:
-        layer = journal.read(HeldFile(undo, folder, path.name))[-1].layer
+        layer = journal.read(ExclusiveFile(undo, folder, path.name))[-1].layer
         owner = os.fstat(undo).st_uid
         for name in sorted(os.listdir(folder)):
             with suppress(OSError):
@@ -179,21 +209,21 @@ def _opened(name: str, folder: int) -> Iterator[int]:
         os.close(file)
 
 
-def _left_alone(path: Path, folder: int) -> Iterator[tuple[str, JournalState]]:
+def _undo_files_under_other_names(path: Path, folder: int) -> Iterator[tuple[str, JournalState]]:
     """Undo files in the folder whose checkpoint is gone and which know the content of this one, and how far it came."""
     names = set(os.listdir(folder))
     with suppress(OSError), _opened(path.name, folder) as file:
         for name in sorted(names):
             if name.endswith(journal.SUFFIX) and name.removesuffix(journal.SUFFIX) not in names:
                 with suppress(Refused):
-                    records = journal.read(HeldFile(file, folder, name.removesuffix(journal.SUFFIX)))
+                    records = journal.read(ExclusiveFile(file, folder, name.removesuffix(journal.SUFFIX)))
                     state = journal.state(file, records[-1].layer) if records else JournalState.FOREIGN
                     if state in (JournalState.AFTER, JournalState.TORN):
                         yield name, state
 
 
 class Recovery(NamedTuple):
-    """What was done (or, on a dry run, would be) about an interrupted earlier run.
+    """The end of an interrupted earlier run, as it was reached or, on a dry run, would be.
 
     finished: the file now is as that run wanted it; else it is as it was before that run. text: the same, as a sentence.
     torn: the file is, or was, neither.
@@ -205,7 +235,7 @@ class Recovery(NamedTuple):
 
 
 class FoundLeftover(NamedTuple):
-    """What was found of an earlier run, and what comes of it: said when it is done, and when it is only looked at."""
+    """A thing that an earlier run left, and what comes of it: said when it is done, and when it is only looked at."""
 
     finished: bool
     found: str
@@ -213,7 +243,7 @@ class FoundLeftover(NamedTuple):
     planned: str
     torn: bool = False
 
-    def told(self, *, dry_run: bool) -> Recovery:
+    def recovery(self, *, dry_run: bool) -> Recovery:
         return Recovery(self.finished, f"{self.found}; {self.planned if dry_run else self.done}", self.torn)
 
 
@@ -258,7 +288,7 @@ _STAYS = FoundLeftover(
 
 
 def ending_of(stage: JournalStage, state: JournalState) -> FoundLeftover | None:
-    """None if nothing is left to be done. The state is not FOREIGN."""
+    """The end that a run came to; None if nothing is left to be done. The state is not FOREIGN."""
     if state is JournalState.AFTER:
         return {JournalStage.CHANGING: _FINISHED, JournalStage.COMPLETE: None, JournalStage.UNDOING: _STAYS}[stage]
     if stage is JournalStage.UNDOING:

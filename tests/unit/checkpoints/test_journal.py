@@ -191,10 +191,10 @@ def test_forged_figures_are_refused_even_where_the_content_fits(tmp_path: Path) 
 
 
 def test_a_bomb_is_not_unpacked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "_MOST", 1 << 20)
+    monkeypatch.setattr(journal, "_MAX_BYTES", 1 << 20)
     journal.undo_file(path).write_bytes(_record(zlib.compress(bytes(1 << 24))))
     assert "damaged" in refusal(path, in_place.undo).text
-    monkeypatch.setattr(journal, "_MOST", 50)
+    monkeypatch.setattr(journal, "_MAX_BYTES", 50)
     assert "far too large" in refusal(path, in_place.undo).text
 
 
