@@ -55,7 +55,7 @@ class Stale(Refused):
 
 
 class Untrusted(Refused):
-    """What lies in place of the undo file isn't believed: somebody else could have written it. It is left alone."""
+    """The undo file isn't believed: somebody else could have written what lies there. It is left alone."""
 
 
 class Torn(Refused):

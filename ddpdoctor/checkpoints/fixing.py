@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 
 def _silent(done: int, total: int) -> None:
-    """For who doesn't wait to see."""
+    """Ignore the progress."""
 
 
 def fix(
@@ -299,11 +299,7 @@ class _Attempt:
         return _with(self._outcome(Action.WRITTEN, plan), after=after, written=str(out))
 
     def _verified(self, written: Path, new: list[FilePart]) -> CheckpointFile:
-        """The facts of what was written, read back from there.
-
-        Raises:
-            Refused: it isn't what was to be written.
-        """
+        # The facts of what was written, read back from there.
         recognised = recognise(written)
         with open_layout(written, recognised.kind) as layout:
             if layout.pickles() != {part.name: part.data for part in new}:

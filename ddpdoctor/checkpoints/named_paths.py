@@ -19,7 +19,7 @@ from ddpdoctor.checkpoints.shard_index import INDEX_ENDING, by_number, shards_of
 
 
 def recognise(path: Path) -> Recognised:
-    """What a file or folder is. Never raises. Reads a few kilobytes, and of a zip archive its directory."""
+    """Recognise a file or folder. Never raises. Reads a few kilobytes, and of a zip archive its directory."""
     if not stat.S_ISDIR(mode_of(path)):
         return recognise_file(path)
     try:

@@ -48,14 +48,14 @@ def known_globals() -> KnownGlobals:
 
 @cache
 def own_globals() -> frozenset[str]:
-    """What checkpoints are made of. These make tensors and containers: none of them runs, opens or imports anything by itself."""
+    """The globals that checkpoints are made of. These make tensors and containers: none of them runs, opens or imports anything by itself."""
     known = known_globals()
     return known.allowed_by_weights_only.union(known.needs_import, known.torchscript, known.python_2)
 
 
 @cache
 def meanings() -> dict[str, tuple[str, bool]]:
-    """What the classes and functions in the table are, and whether they are dangerous, by name or module."""
+    """The meaning of the classes and functions in the table, and whether they are dangerous, by name or module."""
     known = known_globals()
     return {
         name: (text, dangerous)
@@ -66,7 +66,7 @@ def meanings() -> dict[str, tuple[str, bool]]:
 
 
 def meaning(name: str) -> tuple[str, bool]:
-    """What a class or function is, by its full name, in a few words, and whether it is known to be dangerous.
+    """Say in a few words what a class or function is, by its full name, and whether it is known to be dangerous.
 
     Names that Python 2 used are judged by what Python 3 makes of them, too: below protocol 3 it translates them while it
     loads.
@@ -109,7 +109,7 @@ def _meaning(name: str) -> tuple[str, bool]:
 
 
 def _in_table(parts: list[str]) -> tuple[str, bool] | None:
-    """What the table says of the longest part of the name that stands in it."""
+    """The table's entry of the longest part of the name that stands in it."""
     starts = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((meanings()[start] for start in starts if start in meanings()), None)
 

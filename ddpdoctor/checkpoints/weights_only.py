@@ -1,4 +1,4 @@
-"""What torch.load(weights_only=True) stops at, and how to load such a checkpoint: from the least that is given away to the most.
+"""The globals at which torch.load(weights_only=True) stops, and the ways to load such a checkpoint, from the least that is given away to the most.
 
 Pure.
 """
@@ -29,7 +29,7 @@ ALL = "for a file whose origin you trust as you would a program's: load all that
 
 
 def weights_only_blockers(program: Program) -> tuple[str, ...]:
-    """Where torch.load(weights_only=True) of torch 2.13 would stop: globals by name, then "the opcode MEMOIZE" ..."""
+    """List where torch.load(weights_only=True) of torch 2.13 would stop: globals by name, then "the opcode MEMOIZE" ..."""
     names = [translated(global_name.module, global_name.name) for global_name in program.globals.values()]
     blocking = dict.fromkeys(name for name in names if name not in known_globals().allowed_by_weights_only)
     opcodes = sorted(program.opcodes - _KNOWN_OPCODES)

@@ -16,7 +16,7 @@ PIECE_BYTES = 1 << 20
 
 
 class ChangedMeanwhile(Refused):
-    """What was read isn't there any more."""
+    """The bytes that were read aren't there any more."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -113,7 +113,7 @@ class ByteSource:
 
 
 def read_exactly(file: int, length: int, offset: int) -> bytes:
-    """As much of that as there is; one call of the kernel may bring less."""
+    """Read as much of that as there is; one call of the kernel may bring less."""
     parts = []
     while length > 0 and (part := os.pread(file, length, offset)):
         parts.append(part)
@@ -123,7 +123,7 @@ def read_exactly(file: int, length: int, offset: int) -> bytes:
 
 
 def write_exactly(file: int, data: bytes | bytearray | memoryview, offset: int) -> None:
-    """All of it: one call of the kernel may take less, as when a signal comes or the disk is full."""
+    """Write all of it: one call of the kernel may take less, as when a signal comes or the disk is full."""
     view = memoryview(data)
     while view:
         written = os.pwrite(file, view, offset)

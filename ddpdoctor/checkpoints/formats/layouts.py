@@ -1,4 +1,4 @@
-"""What the file formats have in common: pickles by name, where the bytes of the storages lie that these name, and a change to a
+"""The interface that the file formats have in common: pickles by name, where the bytes of the storages lie that these name, and a change to a
 file as data."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Patch(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What is to be done to a file of `size` bytes. The patches are sorted, don't overlap and lie within the old size."""
+    """An edit of a file of `size` bytes. The patches are sorted, don't overlap and lie within the old size."""
 
     size: int
     patches: tuple[Patch, ...] = ()
@@ -42,7 +42,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class StoragePlace(NamedTuple):
-    """Where in the file a storage's bytes lie, in bytes."""
+    """The place of a storage's bytes in the file, in bytes."""
 
     offset: int
     length: int
@@ -65,7 +65,7 @@ class Layout(Protocol):
         """Make sure that the bytes of all storages of that pickle are there; else Damaged is raised."""
 
     def place(self, storage: Storage, pickle: str = DATA) -> StoragePlace:
-        """Where the storage's bytes lie. Refused is raised if they are compressed, Damaged if they are missing."""
+        """The place of the storage's bytes. Refused is raised if they are compressed, Damaged if they are missing."""
 
     def pieces(self, storage: Storage, pickle: str = DATA) -> Iterator[bytes]:
         """The storage's bytes, some at a time, compressed or not."""

@@ -15,7 +15,7 @@ from ddpdoctor.checkpoints.formats.zip_edits import differences
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
 from ddpdoctor.checkpoints.pickles.nodes import ContainerNode, Storage, Text
-from ddpdoctor.checkpoints.pickles.tensors import ELEMENT_SIZES, element_size
+from ddpdoctor.checkpoints.pickles.tensors import STORAGE_SIZES, element_size
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
@@ -27,7 +27,7 @@ _FIRST_WINDOW_BYTES = 1 << 16
 
 
 class Span(NamedTuple):
-    """Where a pickle begins and ends in the file."""
+    """The place of a pickle in the file."""
 
     start: int
     end: int
@@ -89,13 +89,13 @@ class Legacy:
         return Change(self.source.size, tuple(differences(old, new, self.main.start)))
 
 
+@without_collection()
 def read_legacy(source: ByteSource) -> Legacy:
-    """Find the pickles and the storages. Damaged, Refused, or NotACheckpoint is raised if it doesn't begin as such a file does."""
-    with without_collection():
-        return _read(source)
+    """Find the pickles and the storages. Damaged is raised if one is missing, Refused if something else is there.
 
-
-def _read(source: ByteSource) -> Legacy:
+    Raises:
+        NotACheckpoint: it doesn't begin as such a file does.
+    """
     at = 0
     for expected in (MAGIC, PROTOCOL_VERSION):
         header, program = read_pickle(source, at)
@@ -144,12 +144,7 @@ def _names(listing: Program) -> list[str]:
 
 
 def _find_storages(source: ByteSource, program: Program, keys: list[str], start: int) -> dict[str, StoragePlace]:
-    """Where each storage's elements lie.
-
-    Raises:
-        Damaged: they are not all there, or others are.
-        Refused: one is of an unknown type, or something follows the last one.
-    """
+    # The place of each storage's elements.
     storages: dict[str, Storage] = {}
     for storage in program.storages:
         # torch, too, goes by the type at the first occurrence.
@@ -160,7 +155,7 @@ def _find_storages(source: ByteSource, program: Program, keys: list[str], start:
     at = start
     for key in keys:
         storage = storages[key]
-        if storage.kind.removesuffix("Storage") not in ELEMENT_SIZES:
+        if storage.kind not in STORAGE_SIZES:
             raise Refused(f"It has a storage of type {storage.kind}, of which this version does not know the size")
         length = storage.count * element_size(storage)
         if at + COUNT_SIZE + length <= source.size:

@@ -154,12 +154,7 @@ class Archive:
         return self.read(record).decode("ascii", "replace").strip()
 
     def _contents(self, record: ZipRecord) -> Iterator[bytes]:
-        """The record's bytes, inflated, some at a time and never more than it is said to have.
-
-        Raises:
-            Damaged: they are no deflated bytes, or too few.
-            Refused: they are more.
-        """
+        # The record's bytes, inflated, some at a time and never more than it is said to have.
         if record.method == STORED:
             yield from self.source.pieces(record.offset, record.stored)
             return

@@ -45,7 +45,7 @@ _MAX_DIRECTORY_BYTES = 1 << 26
 
 
 class DirectoryPlace(NamedTuple):
-    """Where a directory is said to be, and where its end record begins."""
+    """The place where a directory is said to be, and where its end record begins."""
 
     offset: int
     size: int
@@ -53,7 +53,7 @@ class DirectoryPlace(NamedTuple):
 
 
 def find_directory(read: Callable[[int, int], bytes], size: int) -> DirectoryPlace | None:
-    """Where an archive's directory is, as whoever forgives reads its end records; None without an end record.
+    """Find an archive's directory, forgiving what read_directory() refuses; None without an end record.
 
     Args:
         read: gives some bytes at some offset of the file, fewer where it ends.
@@ -144,13 +144,7 @@ def read_directory(source: ByteSource) -> Directory:
 
 
 def _read_end(source: ByteSource) -> tuple[int, int, int, bool, bytes]:
-    """The directory's offset, size and number of entries, whether a zip64 record says so, and the archive's comment.
-
-    Raises:
-        CutOff: there is no end record.
-        Damaged: it makes no sense.
-        Refused: the archive has several parts.
-    """
+    # The directory's offset, size and number of entries, whether a zip64 record says so, and the archive's comment.
     tail_length = min(source.size, END.size + FULL16)
     tail = source.read_at(source.size - min(END.size, tail_length), min(END.size, tail_length))
     if not (tail.startswith(END_SIGNATURE) and tail.endswith(b"\0\0")):
@@ -191,17 +185,8 @@ def _read_end(source: ByteSource) -> tuple[int, int, int, bool, bytes]:
 def _read_end64(
     source: ByteSource, position: int, short_numbers: tuple[int, int, int, int, int, int]
 ) -> tuple[int, int, int, int, int, int]:
-    """disk, disk of the directory, records on it, records, directory's size and offset.
-
-    Args:
-        source: of the archive.
-        position: of the zip64 end record.
-        short_numbers: the same in the other end record.
-
-    Raises:
-        Damaged: it isn't there.
-        Refused: the two end records disagree.
-    """
+    # disk, disk of the directory, records on it, records, directory's size and offset. short_numbers: the same in the other end
+    # record, which must not disagree.
     if position + END64.size > source.size:
         raise Damaged(f"The zip64 end record should be at byte {position:,}, the file ends at {source.size:,}")
     record = source.read_at(position, END64.size)
@@ -228,12 +213,7 @@ _Entry = tuple[int, bytes, int, int, int, int, int, int]
 
 
 def _read_entries(data: bytes, count: int) -> list[_Entry]:
-    """The entries, in order. The loops here and in _locate_data take most of the time that a big checkpoint takes.
-
-    Raises:
-        Damaged: an entry makes no sense.
-        Refused: a record is one that torch can't read.
-    """
+    # The entries, in order. The loops here and in _locate_data take most of the time that a big checkpoint takes.
     unpack = _SHORT_ENTRY.unpack_from
     entries: list[_Entry] = []
     append = entries.append
@@ -278,11 +258,7 @@ def _read_entries(data: bytes, count: int) -> list[_Entry]:
 
 
 def _large_numbers(extra: bytes, name: bytes, size: int, stored: int, header: int) -> tuple[int, int, int]:
-    """The numbers that didn't fit their fields, from the zip64 extra field, where they stand in this order.
-
-    Raises:
-        Damaged: one isn't there.
-    """
+    # The numbers that didn't fit their fields, from the zip64 extra field, where they stand in this order.
     field = extra_field(extra, 1)
     numbers = [size, stored, header]
     at = 0
@@ -324,13 +300,8 @@ def _first_folder(name: bytes) -> bytes:
 
 
 def _check_names(names: list[bytes], prefix: bytes) -> list[str]:
-    """The names without the first folder.
-
-    torch looks names up without regard to case, so that names which differ in nothing else are the same to it.
-
-    Raises:
-        Refused: readers could take one record for another.
-    """
+    # The names without the first folder.
+    # torch looks names up without regard to case, so that names which differ in nothing else are the same to it.
     joined = b"\n" + b"\n".join(names)
     if joined.count(b"\n") != len(names) or b"\0" in joined:
         raise Refused("A record's name has a line break or a zero byte in it, which readers understand differently")
@@ -356,18 +327,8 @@ def _refuse_twins(names: list[bytes]) -> None:
 
 
 def _locate_data(source: ByteSource, entries: list[_Entry], names: list[str], limit: int) -> tuple[ZipRecord, ...]:
-    """The records, in the directory's order, with their data's offset, which only the local headers know.
-
-    Args:
-        source: of the archive.
-        entries: of the directory.
-        names: of the records, without the first folder.
-        limit: where the directory begins, and all records must have ended.
-
-    Raises:
-        Damaged: a record is missing or beyond the limit.
-        Refused: a local header contradicts the directory, or records overlap.
-    """
+    # The records, in the directory's order, with their data's offset, which only the local headers know. limit: where the
+    # directory begins, and all records must have ended.
     unpack = _SHORT_LOCAL.unpack_from
     read = source.read_at
     fixed_size = LOCAL.size

@@ -1,4 +1,4 @@
-"""How records of a zip archive are replaced without moving any other: in their place, or behind the archive's old end."""
+"""Replacing records of a zip archive without moving any other: in their place, or behind the archive's old end."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _entry(entries: bytes, old: ZipRecord, new: ZipRecord) -> bytes:
 
 
 def _checksum_in_descriptor(source: ByteSource, directory: Directory, record: ZipRecord) -> int | None:
-    """Where the checksum stands in what follows the data, or None."""
+    """The offset of the checksum in what follows the data, or None."""
     found = find_descriptor(source, directory, record)
     if found is None:
         return None

@@ -29,7 +29,7 @@ _MAX_RECORDS = 200_000
 
 
 class _Record(NamedTuple):
-    """Where in the file its data begins, and how long it should be, None where that isn't known."""
+    """The place of its data in the file, and how long it should be, None where that isn't known."""
 
     name: str
     offset: int
@@ -66,12 +66,7 @@ def _storages(pickle: bytes) -> dict[str, int]:
 
 
 def _walk(source: ByteSource, needed: dict[str, int]) -> Iterator[_Record]:
-    """Go from header to header.
-
-    Args:
-        source: of the archive.
-        needed: lengths of records, as far as the pickle told them by now.
-    """
+    """Go from header to header. needed: lengths of records, as far as the pickle told them by now."""
     at = 0
     for _ in range(_MAX_RECORDS):
         if at + LOCAL.size > source.size:

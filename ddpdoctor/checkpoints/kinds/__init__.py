@@ -1,1 +1,1 @@
-"""What a file or folder is that may not be a checkpoint, told from its content."""
+"""Recognition of files and folders, by their content: checkpoints of all sorts, and what is none."""

@@ -1,4 +1,4 @@
-"""What a path was recognised as, in the words of kinds.json, and the first look at a file from which that is decided."""
+"""The answer of recognition, in the words of kinds.json, and the first look at a file from which it is decided."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUSY = "busy"
 
 
 class Recognised(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file or folder is.
+    """The answer to what a file or folder is.
 
     kind: "zip", "legacy" and "torchscript" are what we rewrite; any other names what it is.
     called: the kind in plain words, with its article. problem: why nothing can be done with it, one sentence without
@@ -49,7 +49,7 @@ class Recognised(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Sentences(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What kinds.json says of a kind. problem: None where it is only no checkpoint of torch."""
+    """The entry of a kind in kinds.json. problem: None where it is only no checkpoint of torch."""
 
     called: str
     problem: str | None = None

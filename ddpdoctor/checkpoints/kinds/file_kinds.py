@@ -1,4 +1,4 @@
-"""What a file is: one of the formats that we rewrite, or what else, and what to do about it.
+"""Recognising a file: one of the formats that we rewrite, or what else, and what to do about it.
 
 By content: a file's name decides nothing, but for what ddpdoctor itself leaves beside checkpoints, since a new file that
 was cut short holds a checkpoint. Nothing is opened that could hang.
@@ -31,7 +31,7 @@ def is_legacy(head: bytes) -> bool:
 
 
 def recognise_file(path: Path) -> Recognised:
-    """What a file is. Never raises. Reads a few kilobytes, and of a zip archive its directory."""
+    """Recognise a file. Never raises. Reads a few kilobytes, and of a zip archive its directory."""
     try:
         status = path.stat()
     except OSError as error:
@@ -100,7 +100,7 @@ _UNFINISHED_BESIDE = (".aria2", ".part", ".st", ".!qB")
 
 
 def _with_download(path: Path, found: Recognised) -> Recognised:
-    """Adds, to what is damaged or unknown, that a download of it seems not to have ended."""
+    """Add, to what is damaged or unknown, that a download of it seems not to have ended."""
     if found.kind != "unknown" and not found.damaged:
         return found
     signs = [f"its name ends in {ending}" for ending in _UNFINISHED_NAMES if path.name.endswith(ending)]
@@ -119,7 +119,7 @@ def _with_download(path: Path, found: Recognised) -> Recognised:
 
 
 def _unreachable(path: Path, error: OSError) -> Recognised:
-    """What a path is of which the system says nothing but this error."""
+    """Recognise a path of which the system says nothing but this error."""
     if re.match(r"[a-z][a-z0-9+.-]{1,9}:/", str(path)):
         return recognised("address")
     if os.path.islink(path):  # noqa: PTH114 - Path's own raises for names that are too long

@@ -1,4 +1,4 @@
-"""What a folder is: by the names in it, which for these layouts are fixed.
+"""Recognising a folder by the names in it, which for these layouts are fixed.
 
 A distributed checkpoint (DCP) is a folder with a .metadata that says what lies where in the ranks' .distcp files.
 """
@@ -24,7 +24,7 @@ DEEPSPEED_STATES = re.compile(r"(?:.*_)?mp_rank_\d+(?:_model_states|_optim_state
 
 
 def special_folder(path: Path, entries: dict[str, bool]) -> Recognised | None:
-    """What a folder is, None for a plain one.
+    """Recognise a folder; None for a plain one.
 
     Args:
         path: of the folder.
@@ -95,7 +95,7 @@ def _dcp(path: Path, names: set[str]) -> Recognised:
 
 
 def _one_file(path: Path, names: set[str]) -> Remedy:
-    """What makes one file of it. Lightning keeps what isn't a tensor in meta.pt, and has a converter that knows of it."""
+    """The command that makes one file of it. Lightning keeps what isn't a tensor in meta.pt, and has a converter that knows of it."""
     if "meta.pt" in names:
         with FileHead(path / "meta.pt") as glance:
             module = "pytorch" if b"pytorch-lightning_version" in glance.read(0, _PEEK_BYTES) else "fabric"
@@ -104,7 +104,7 @@ def _one_file(path: Path, names: set[str]) -> Remedy:
 
 
 def _incomplete(path: Path, shards: set[str], described: list[str]) -> str:
-    """What .metadata names and isn't there, or is shorter than it says."""
+    """Say which files .metadata names that aren't there, or are shorter than it says."""
     ends: dict[str, int] = {}
     for metadata in described:
         for name, end in _described_files(path / metadata):

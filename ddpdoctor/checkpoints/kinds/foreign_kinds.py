@@ -1,6 +1,6 @@
-"""Which binary format that isn't torch's a file has: by its first bytes, and by as much of its structure as makes that sure.
+"""Recognising binary formats that aren't torch's: by the first bytes, and by as much of the structure as makes that sure.
 
-What the first bytes alone tell stands in magic_numbers.json.
+Those that the first bytes alone tell stand in magic_numbers.json.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddpdoctor.facts.remedies import remedy
 
 
 def recognise_foreign(glance: FileHead) -> Recognised | None:
-    """What a file is by its first bytes; None if they say nothing to us."""
+    """Recognise a file by its first bytes; None if they say nothing to us."""
     return (
         _safetensors(glance)
         or _by_magic_number(glance)

@@ -1,4 +1,4 @@
-"""Which framework's checkpoint a file or folder is, told by names: who loads a file when a training is resumed; of which step
+"""Telling by names which framework's checkpoint a file or folder is: who loads a file when a training is resumed; of which step
 and how many ranks a folder is, and what lies in it."""
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _describe(folder: Path, names: Collection[str]) -> CheckpointFolder | None:
 
 
 def _step(folder: Path, names: Collection[str]) -> int | None:
-    """As the Trainer wrote it; where that can't be read, as the folder is called."""
+    """The step that the Trainer wrote; where that can't be read, the one in the folder's name."""
     state = folder / "trainer_state.json"
     if "trainer_state.json" in names and mode_of(state):
         try:

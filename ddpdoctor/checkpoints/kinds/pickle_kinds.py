@@ -22,7 +22,7 @@ _MAX_INFLATED_BYTES = 1 << 26
 
 
 def recognise_pickle(glance: FileHead) -> Recognised | None:
-    """Which pickle a file is; None if it isn't one."""
+    """Recognise a pickle; None if it isn't one."""
     if _ZLIB.match(glance.head) and _inflated(glance.head, 16):
         data = _inflated(glance.read(0, _MAX_INFLATED_BYTES), _MAX_INFLATED_BYTES)
         return _judged(recognised("pickle/zlib"), io.BytesIO(data))
@@ -51,7 +51,7 @@ def _inflated(data: bytes, most: int) -> bytes:
 
 
 def _judged(found: Recognised, pickle: BinaryIO) -> Recognised:
-    """With what the pickle names; without a word on how to load it where one of these is dangerous."""
+    """Add what the pickle names; give no word on how to load it where one of these is dangerous."""
     from ddpdoctor.checkpoints.pickle_globals import is_dangerous
     from ddpdoctor.checkpoints.pickles.named_globals import named_in
     from ddpdoctor.checkpoints.weights_only import DO_NOT_LOAD

@@ -1,4 +1,4 @@
-"""Which text a file is that should have been a checkpoint: a pointer to it, or what a server said instead of sending it."""
+"""Recognising text in place of a checkpoint: a pointer to it, or what a server said instead of sending it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _XML_MESSAGE = re.compile(rb"<(Code|Message)>([^<]*)</\1>")
 
 
 def recognise_text(glance: FileHead) -> Recognised | None:
-    """Which text a file is; None if it isn't text."""
+    """Recognise a text; None if it isn't one."""
     head = glance.head.removeprefix(b"\xef\xbb\xbf")
     if not _is_text(head):
         return None

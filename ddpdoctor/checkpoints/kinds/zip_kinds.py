@@ -1,4 +1,4 @@
-"""Which of the many things that are zip archives a file is.
+"""Recognising which of the many things that are zip archives a file is.
 
 A light look: read_directory() reads every entry and refuses what doesn't add up, which takes its time for a checkpoint of a
 hundred thousand records, and here encrypted, truncated and foreign archives are to be named, not refused.
@@ -34,7 +34,7 @@ TORCHSCRIPT = Recognised(kind="torchscript", called="a TorchScript file")
 
 
 def recognise_zip(glance: FileHead) -> Recognised | None:
-    """What a zip archive is; None if the file doesn't begin as one. torch looks at no more than its first four bytes either."""
+    """Recognise a zip archive; None if the file doesn't begin as one. torch looks at no more than four bytes either."""
     if glance.head.startswith(END_SIGNATURE):
         return recognised("zip-archive/empty")
     if glance.head.startswith(SPLIT_SIGNATURE):
@@ -93,7 +93,7 @@ def _truncated(glance: FileHead) -> Recognised:
 
 
 def _whole_storages(glance: FileHead) -> str:
-    """What can be said of the storages before the place where it was cut off."""
+    """Say which storages before the place where it was cut off are whole."""
     from ddpdoctor.checkpoints.errors import CheckpointError
     from ddpdoctor.checkpoints.formats.byte_source import ByteSource
     from ddpdoctor.checkpoints.formats.zip_survivors import survivors

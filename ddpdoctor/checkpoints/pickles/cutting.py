@@ -64,7 +64,7 @@ class CutPickle(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know of it, in sentences."""
+        """Sentences on what the user should know of it."""
         notes = [f"The model's parameters are what was under {'.'.join(self.chosen)}."] if self.chosen else []
         if self.left_out:
             what = "it is no tensor" if len(self.left_out) == 1 else "they are no tensors"
@@ -83,6 +83,7 @@ class CutPickle(NamedTuple):
         return notes
 
 
+@without_collection()
 def cut(
     data: bytes,
     keep: Collection[str] = (),
@@ -93,9 +94,7 @@ def cut(
 ) -> CutPickle:
     """Cut a pickle down to some keys of the dict at its top.
 
-    Refused is raised where the top isn't a dict, has no such key, nothing would be left, there is no state dict, or the result
-    would not say the same as the original; Unclear if several state dicts are left, or one that may be something else;
-    Damaged if the pickle makes no sense.
+    Unclear is raised if several state dicts are left, or one that may be something else; Damaged if the pickle makes no sense.
 
     Args:
         data: the pickle.
@@ -104,12 +103,11 @@ def cut(
         drop: the keys that go, likewise.
         params_only: of what is left so, the model's state dict alone.
         tensors_only: without its modules' extra state, too.
+
+    Raises:
+        Refused: the top isn't a dict, has no such key, nothing would be left, there is no state dict, or the result would
+            not say the same as the original.
     """
-    with without_collection():
-        return _cut(data, keep, drop, params_only, tensors_only)
-
-
-def _cut(data: bytes, keep: Collection[str], drop: Collection[str], params_only: bool, tensors_only: bool) -> CutPickle:
     program = scan(data)
     root = program.root
     entries = pairs(root)

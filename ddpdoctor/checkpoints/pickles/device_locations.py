@@ -122,12 +122,8 @@ def moves(data: bytes, program: Program, to: str, wanted: Callable[[str], bool])
 
 
 def _redirect(data: bytes, arguments: Tuple, to: str, found: Moves) -> None:
-    """Make torch.device("cuda", 3) torch.device("cpu"). Whatever else stands among the opcodes, a frame or a place in the
-    memo, stays.
-
-    Raises:
-        Refused: the device's number is written in a way that no pickler writes.
-    """
+    # Make torch.device("cuda", 3) torch.device("cpu"). Whatever else stands among the opcodes, a frame or a place in the
+    # memo, stays.
     kind, _, index = to.partition(":")
     text, *rest = arguments.items
     if text.value != kind:

@@ -1,4 +1,4 @@
-"""From options to new pickles, each proven to say what the old one said but for what was asked for."""
+"""Editing pickles as options say; each new one is proven to say what the old one said but for what was asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpdoctor.checkpoints.pickles.splices import apply, fit, reword
 
 
 class EditOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done to a checkpoint.
+    """The edits that a user asks for.
 
     to: the device for everything that is pinned to another than the CPU.
     strip_prefixes: taken from the keys one after the other. keep, drop: keys of the top level, or several with commas.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Where many small objects are made and none of them is garbage, looking for it takes more time than the work."""
+    """Pause the collector where many small objects are made: looking for garbage takes more time than the work."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Which dict in a checkpoint is the model's: found by its shape, and asked about where that isn't clear."""
+"""The search for the model's dict in a checkpoint: found by its shape, and asked about where that isn't clear."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CandidateModel(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What `keep` calls it."""
+        """The name that `keep` has for it."""
         return ".".join(self.path)
 
     @property
@@ -157,10 +157,10 @@ def _search(entries: Sequence[Pair]) -> _Search:
             waiting += [CandidateModel((*path, name), pair) for name, pair in deeper if name in WELL_KNOWN]
         if path[-1] in WELL_KNOWN:
             others.append(candidate)
-    for other in others:
-        within = any(pure.path[: len(other.path)] == other.path for pure in found.pure)
-        if not within and not is_tensor(other.entry.value) and storages_of(other.entry.value):
-            found.others.append(other)
+    for candidate in others:
+        within = any(pure.path[: len(candidate.path)] == candidate.path for pure in found.pure)
+        if not within and not is_tensor(candidate.entry.value) and storages_of(candidate.entry.value):
+            found.others.append(candidate)
     return found
 
 

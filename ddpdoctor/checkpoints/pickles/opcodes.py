@@ -121,11 +121,7 @@ _MAX_DIGITS = 400
 
 @_opcode(b"I", b"L", b"F")
 def _number_as_text(machine: MachineState) -> None:
-    """A number in digits. Python 2 wrote integers of more than 32 bits so, whatever the protocol.
-
-    Raises:
-        Refused: it has very many digits.
-    """
+    # A number in digits. Python 2 wrote integers of more than 32 bits so, whatever the protocol.
     text, end = machine.line(machine.pos + 1)
     is_float = machine.data[machine.pos] == ord("F")
     machine.opcodes.add({"I": "INT", "L": "LONG", "F": "FLOAT"}[chr(machine.data[machine.pos])])
@@ -168,11 +164,7 @@ def _frozenset(machine: MachineState) -> None:
 
 
 def _holder(machine: MachineState) -> HolderNode:
-    """The node that items are added to.
-
-    Raises:
-        ValueError: it is a storage or a tuple, which take none.
-    """
+    # The node that items are added to.
     holder = machine.stack[-1]
     if not isinstance(holder, HolderNode):
         raise ValueError

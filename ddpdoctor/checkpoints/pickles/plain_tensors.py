@@ -195,7 +195,7 @@ def fetched_late(machine: MachineState, number: int, value: Any) -> Text:
 
 
 def _fetched(data: bytes, memo: dict[int, Any], begin: int, end: int) -> Any:
-    """What a BINGET, or a LONG_BINGET, brings."""
+    """The value that a BINGET, or a LONG_BINGET, brings."""
     return memo.get(data[begin + 1] if end - begin == 2 else _UINT32(data, begin + 1)[0])
 
 

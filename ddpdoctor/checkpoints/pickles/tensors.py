@@ -45,31 +45,53 @@ TENSORS = VIEWS | {
 }
 """Functions whose result is a tensor."""
 
-ELEMENT_SIZES = {
-    "Double": 8,
-    "Float": 4,
-    "Half": 2,
-    "BFloat16": 2,
-    "Long": 8,
-    "Int": 4,
-    "Short": 2,
-    "Char": 1,
-    "Byte": 1,
-    "Bool": 1,
-    "ComplexDouble": 16,
-    "ComplexFloat": 8,
-    "QUInt8": 1,
-    "QInt8": 1,
-    "QInt32": 4,
-    "QUInt4x2": 1,
-    "QUInt2x4": 1,
-    "Untyped": 1,
-}
-"""Bytes an element of a storage, by its class without "Storage"."""
+
+class ElementType(NamedTuple):
+    """A type of elements.
+
+    storage: the class of its storages without "Storage", dtype: torch's name, safetensors: the name there; "" where there is
+    none. size: bytes of an element. unit: bytes of what has a byte order: half a complex number.
+    """
+
+    storage: str
+    dtype: str
+    size: int
+    safetensors: str = ""
+    unit: int = 1
 
 
-_SIZES_BY_CLASS = {f"{name}Storage": size for name, size in ELEMENT_SIZES.items()}
+ELEMENT_TYPES = (
+    ElementType("Double", "float64", 8, "F64", 8),
+    ElementType("Float", "float32", 4, "F32", 4),
+    ElementType("Half", "float16", 2, "F16", 2),
+    ElementType("BFloat16", "bfloat16", 2, "BF16", 2),
+    ElementType("ComplexDouble", "complex128", 16, "", 8),
+    ElementType("ComplexFloat", "complex64", 8, "C64", 4),
+    ElementType("Long", "int64", 8, "I64", 8),
+    ElementType("Int", "int32", 4, "I32", 4),
+    ElementType("Short", "int16", 2, "I16", 2),
+    ElementType("Char", "int8", 1, "I8"),
+    ElementType("", "uint64", 8, "U64", 8),
+    ElementType("", "uint32", 4, "U32", 4),
+    ElementType("", "uint16", 2, "U16", 2),
+    ElementType("Byte", "uint8", 1, "U8"),
+    ElementType("Bool", "bool", 1, "BOOL"),
+    ElementType("", "float8_e4m3fn", 1, "F8_E4M3"),
+    ElementType("", "float8_e4m3fnuz", 1, "F8_E4M3FNUZ"),
+    ElementType("", "float8_e5m2", 1, "F8_E5M2"),
+    ElementType("", "float8_e5m2fnuz", 1, "F8_E5M2FNUZ"),
+    ElementType("", "float8_e8m0fnu", 1, "F8_E8M0"),
+    ElementType("", "float4_e2m1fn_x2", 1, "F4"),
+    ElementType("QUInt8", "", 1),
+    ElementType("QInt8", "", 1),
+    ElementType("QInt32", "", 4),
+    ElementType("QUInt4x2", "", 1),
+    ElementType("QUInt2x4", "", 1),
+    ElementType("Untyped", "", 1),
+)
 
+STORAGE_SIZES = {f"{kind.storage}Storage": kind.size for kind in ELEMENT_TYPES if kind.storage}
+"""Bytes an element, by the class of the storage."""
 
 _DICTS = ("collections.OrderedDict", "collections.defaultdict")
 
@@ -79,8 +101,8 @@ def is_tensor(node: Any) -> bool:
 
 
 def element_size(storage: Storage) -> int:
-    """Bytes; 1 for a class that we don't know, whose storage then counts too little rather than too much."""
-    return _SIZES_BY_CLASS.get(storage.kind, 1)
+    """Bytes of an element; 1 for a class that we don't know, whose storage then counts too little rather than too much."""
+    return STORAGE_SIZES.get(storage.kind, 1)
 
 
 class TensorView(NamedTuple):

@@ -101,11 +101,8 @@ def refuse_links(path: Path, folder: int) -> None:
 
 
 def _refuse_others_links(path: Path, folder: int, file: int) -> None:
-    """Let no link on the way to the folder lead root to another user's checkpoint. Nobody else could change one that isn't theirs.
-
-    Raises:
-        Refused: one does.
-    """
+    # Let no link on the way to the folder lead root to another user's checkpoint. Nobody else could change one that isn't
+    # theirs.
     if os.geteuid() != ROOT:
         return
     for found in footholds_on(path.parent, (os.fstat(file).st_uid,)):
@@ -172,11 +169,7 @@ def _owner(path: Path) -> str:
 
 
 def _lock(file: int) -> bool:
-    """Whether it is locked against other runs now; False where the file system has no locks.
-
-    Raises:
-        OSError: locking fails.
-    """
+    # Whether it is locked against other runs now; False where the file system has no locks.
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -190,11 +183,7 @@ def _lock(file: int) -> bool:
 
 @contextmanager
 def _lock_file(folder: int, path: Path) -> Iterator[None]:
-    """Lock by a file that only one can create: on Lustre without "flock", on NFS without a lock daemon.
-
-    Raises:
-        Busy: another run has created it.
-    """
+    # Lock by a file that only one can create: on Lustre without "flock", on NFS without a lock daemon.
     lock = path.name + ".ddpdoctor-lock"
     me = f"{os.uname().nodename} {os.getpid()}"
     with suppress(FileNotFoundError):
@@ -222,11 +211,7 @@ def _lock_file(folder: int, path: Path) -> Iterator[None]:
 
 
 def _lease(file: int) -> None:
-    """Let whoever opens the file from now on wait.
-
-    Raises:
-        Refused: somebody has it open in any way.
-    """
+    # Let whoever opens the file from now on wait.
     for _ in range(3):
         lease = _ask_for_lease(file)
         # A mapping in a container belongs to the layer below, of which the lease knows nothing.
@@ -266,11 +251,7 @@ def _refuse_occupied(found: Sequence[Occupant]) -> NoReturn:
 
 
 def _ensure_changeable(path: Path, file: int) -> None:
-    """Make sure that the file got no second name meanwhile, and that its date can be kept.
-
-    Raises:
-        Refused: it isn't so.
-    """
+    # Make sure that the file got no second name meanwhile, and that its date can be kept.
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         raise Refused("The file was renamed, replaced, deleted or linked meanwhile", "Run the command again")

@@ -179,7 +179,7 @@ def _read_errors_in_words() -> Iterator[None]:
 
 
 def _unsettled(path: Path, folder: int) -> FoundLeftover | None:
-    """What there is to be done; nothing is touched."""
+    """Look for what there is to be done; nothing is touched."""
     if not any(_exists(folder, path.name + suffix) for suffix in (journal.SUFFIX, journal.DRAFT_SUFFIX)):
         return None
     with suppress(OSError):
@@ -300,12 +300,7 @@ def _roll_back(path: Path, file: ExclusiveFile, record: JournalRecord, why: str)
     """Bring the bytes from before the record's change back, and take the record off.
 
     Damaged is raised if the bytes can't be brought back, Refused if only the date or the undo file can't be put right.
-
-    Args:
-        path: of the checkpoint.
-        file: the same, open.
-        record: of the change.
-        why: what stopped the change, for the sentence of the error.
+    why: what stopped the change, for the sentence of the error.
     """
     layer = record.layer
     try:

@@ -81,7 +81,7 @@ class JournalRecord(NamedTuple):
 
 
 class JournalState(Enum):
-    """How far a change has come in the file."""
+    """The progress of a change in the file."""
 
     BEFORE = "not begun, or taken back"
     TORN = "begun, and not complete"
@@ -206,13 +206,8 @@ def _raw(checkpoint: ExclusiveFile) -> bytes | None:
 
 
 def _opened(checkpoint: ExclusiveFile, flags: int) -> int:
-    """Open the undo file, and believe it as it is open: by its name somebody else may have put another one there.
-
-    Refused or Untrusted is raised if it isn't ours.
-
-    Raises:
-        OSError: it can't be opened.
-    """
+    # Open the undo file, and believe it as it is open: by its name somebody else may have put another one there.
+    # Refused or Untrusted is raised if it isn't ours.
     name = checkpoint.name + SUFFIX
     try:
         # Not through a link, and without waiting for a pipe that somebody laid there.
@@ -361,12 +356,7 @@ def _give(file: int, checkpoint: os.stat_result) -> None:
 
 
 def _put_aside(folder: int, name: str, aside: str) -> None:
-    """Give a file another name, durably, and overwrite nothing.
-
-    Raises:
-        FileExistsError: that name is taken.
-        OSError: it can't be renamed.
-    """
+    # Give a file another name, durably, and overwrite nothing.
     try:
         os.link(name, aside, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except OSError as error:

@@ -53,12 +53,9 @@ def locked_folder(path: Path, timer: RetryTimer) -> Iterator[None]:
 
 
 def _locked(folder: int) -> bool:
-    """Lock the folder; False if another run has it."""
+    """Lock the folder; False if another run has it. Without locks (on NFS folders have none) there is nothing to wait for."""
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        # No locks, or none on folders (NFS): there is nothing to wait for.
-        return True
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
     return True

@@ -150,11 +150,7 @@ def _refuse_busy(out: Path) -> NoReturn:
 
 
 def _lock(fd: int) -> bool:
-    """Lock it; False if another process has it. A file system without locks is no reason to write nothing on it.
-
-    Raises:
-        OSError: locking fails.
-    """
+    # Lock it; False if another process has it. A file system without locks is no reason to write nothing on it.
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -166,11 +162,7 @@ def _lock(fd: int) -> bool:
 
 
 def _rename(hidden: Path, out: Path) -> None:
-    """Give the file its name, unless somebody else has taken it meanwhile.
-
-    Raises:
-        OSError: it can't be renamed.
-    """
+    # Give the file its name, unless somebody else has taken it meanwhile.
     try:
         _rename_without_replacing(hidden, out)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which processes have a file open or mapped, as far as this user may see."""
+"""The processes that have a file open or mapped, as far as this user may see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Occupant(NamedTuple):
-    """how: "open for writing", "open" or "mapped"."""
+    """A process that has the file. how: "open for writing", "open" or "mapped"."""
 
     pid: int
     program: str
@@ -28,14 +28,11 @@ class _Wanted(NamedTuple):
 
 
 def occupants(file: int) -> tuple[Occupant, ...]:
-    """Who but this very descriptor has the file open, mapped ones without a descriptor included. file: open."""
-    seen = _fdinfo("self", str(file)).get("ino")
+    """List who but this descriptor has the file open or mapped. file: open."""
     status = os.fstat(file)
-    wanted = _Wanted(
-        status,
-        frozenset({str(status.st_ino), seen or str(status.st_ino)}),
-        Path(f"/proc/self/fd/{file}").readlink().name,
-    )
+    inode = str(status.st_ino)
+    inodes = frozenset({inode, _fdinfo("self", str(file)).get("ino") or inode})
+    wanted = _Wanted(status, inodes, Path(f"/proc/self/fd/{file}").readlink().name)
     found = []
     for pid in sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         how = _how(pid, wanted, skip=str(file) if pid == os.getpid() else "")

@@ -25,6 +25,8 @@ from ddpdoctor.checkpoints.formats.layouts import Layout
 from ddpdoctor.checkpoints.pickles.machine import Program
 from ddpdoctor.checkpoints.pickles.nodes import Call, Global, Storage, Text, Tuple
 from ddpdoctor.checkpoints.pickles.tensors import (
+    ELEMENT_TYPES,
+    ElementType,
     TensorView,
     describe,
     element_size,
@@ -46,53 +48,8 @@ _MAX_ELEMENTS = 1 << 62
 _MAX_NOTES = 5
 
 
-class _Type(NamedTuple):
-    """name: in safetensors. item: bytes of an element. swap: bytes of what has a byte order: half a complex number."""
-
-    name: str
-    item: int
-    swap: int
-
-
-_TYPES = {
-    "float64": _Type("F64", 8, 8),
-    "float32": _Type("F32", 4, 4),
-    "float16": _Type("F16", 2, 2),
-    "bfloat16": _Type("BF16", 2, 2),
-    "complex64": _Type("C64", 8, 4),
-    "int64": _Type("I64", 8, 8),
-    "int32": _Type("I32", 4, 4),
-    "int16": _Type("I16", 2, 2),
-    "int8": _Type("I8", 1, 1),
-    "uint64": _Type("U64", 8, 8),
-    "uint32": _Type("U32", 4, 4),
-    "uint16": _Type("U16", 2, 2),
-    "uint8": _Type("U8", 1, 1),
-    "bool": _Type("BOOL", 1, 1),
-    "float8_e4m3fn": _Type("F8_E4M3", 1, 1),
-    "float8_e4m3fnuz": _Type("F8_E4M3FNUZ", 1, 1),
-    "float8_e5m2": _Type("F8_E5M2", 1, 1),
-    "float8_e5m2fnuz": _Type("F8_E5M2FNUZ", 1, 1),
-    "float8_e8m0fnu": _Type("F8_E8M0", 1, 1),
-    "float4_e2m1fn_x2": _Type("F4", 1, 1),
-}
-"""By torch's name."""
-
-_STORAGE_TYPES = {
-    "Double": "float64",
-    "Float": "float32",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "ComplexDouble": "complex128",
-    "ComplexFloat": "complex64",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
-}
-"""Torch's name for the elements of a storage of this class."""
+_TYPES_BY_STORAGE = {kind.storage: kind for kind in ELEMENT_TYPES if kind.dtype and kind.storage}
+_TYPES_BY_DTYPE = {kind.dtype: kind for kind in ELEMENT_TYPES if kind.dtype}
 
 _KINDS = {
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
@@ -114,7 +71,7 @@ class PlannedTensor(NamedTuple):
     """A tensor that is to be written. start: of its first element in its storage, in bytes; length: when written."""
 
     name: str
-    type: _Type
+    type: ElementType
     shape: tuple[int, ...]
     storage: Storage
     start: int
@@ -128,7 +85,7 @@ class PlannedTensor(NamedTuple):
     @property
     def reach(self) -> int:
         """Bytes of the storage from its first element to its last."""
-        return span(self.dims) * self.type.item
+        return span(self.dims) * self.type.size
 
 
 class PlannedContents(NamedTuple):
@@ -155,7 +112,7 @@ def plan_safetensors(layout: Layout, program: Program) -> PlannedContents:
     """
     entries = _entries(program.root)
     # Large elements first, so that each tensor begins at a multiple of its elements' size.
-    entries.sort(key=lambda entry: (-entry.type.item, entry.name))
+    entries.sort(key=lambda entry: (-entry.type.size, entry.name))
     for entry in entries:
         if entry.length:
             # Compressed ones have no place, but a record, of which as much is asked.
@@ -201,13 +158,12 @@ def _entry(name: str, node: Any) -> PlannedTensor | str:
         return _KINDS["torch._utils._rebuild_meta_tensor_no_storage"]
     if _is_lazy(plain):
         return "a tensor that is conjugated or negated only when used"
-    dtype = _STORAGE_TYPES.get(found.dtype, found.dtype)
-    kind = _TYPES.get(dtype)
-    if kind is None:
-        return f"of the type {dtype}, which safetensors lacks"
+    kind = _TYPES_BY_STORAGE.get(found.dtype) or _TYPES_BY_DTYPE.get(found.dtype)
+    if kind is None or not kind.safetensors:
+        return f"of the type {kind.dtype if kind else found.dtype}, which safetensors lacks"
     if name == "__metadata__" or not _is_unicode(name):
         return "a name that safetensors doesn't allow"
-    if kind.name == "F4" and not found.size:
+    if kind.safetensors == "F4" and not found.size:
         return "half a pair of 4-bit numbers"
     return _checked(name, kind, found)
 
@@ -256,17 +212,13 @@ def _is_unicode(name: str) -> bool:
     return True
 
 
-def _checked(name: str, kind: _Type, found: TensorView) -> PlannedTensor:
-    """A tensor to be written.
-
-    Raises:
-        Damaged: it isn't within its storage.
-    """
+def _checked(name: str, kind: ElementType, found: TensorView) -> PlannedTensor:
+    # A tensor to be written.
     begin, end = _extent(found.storage)
-    start = begin + found.offset * kind.item
-    shape = found.size if kind.name != "F4" else (*found.size[:-1], found.size[-1] * 2)
+    start = begin + found.offset * kind.size
+    shape = found.size if kind.safetensors != "F4" else (*found.size[:-1], found.size[-1] * 2)
     entry = PlannedTensor(
-        name, kind, shape, found.storage, start, merged(found.size, found.stride), prod(found.size) * kind.item
+        name, kind, shape, found.storage, start, merged(found.size, found.stride), prod(found.size) * kind.size
     )
     numbers = (found.offset, *found.size, *found.stride)
     if (
@@ -279,11 +231,7 @@ def _checked(name: str, kind: _Type, found: TensorView) -> PlannedTensor:
 
 
 def _extent(storage: Storage) -> tuple[int, int]:
-    """The part that a storage stands for, from which byte to which: all of it, but for views in very old files.
-
-    Raises:
-        Damaged: the view isn't within it.
-    """
+    # The part that a storage stands for, from which byte to which: all of it, but for views in very old files.
     item = element_size(storage)
     if isinstance(storage.view, Tuple):
         offset, count = storage.view.items[1:3] if len(storage.view.items) == 3 else (None, None)
@@ -298,7 +246,7 @@ def _header(entries: list[PlannedTensor]) -> bytes:
     at = 0
     for entry in entries:
         header[entry.name] = {
-            "dtype": entry.type.name,
+            "dtype": entry.type.safetensors,
             "shape": entry.shape,
             "data_offsets": (at, at + entry.length),
         }
@@ -402,7 +350,7 @@ class _Writer:
             return
         source, begin = self._data(entry.storage)
         begin += entry.start
-        swap = entry.type.swap if self.layout.byteorder == "big" else 1
+        swap = entry.type.unit if self.layout.byteorder == "big" else 1
         if entry.contiguous and swap == 1:
             before = self.done
             Copier(source, self.fd, entry.length, lambda done, _: self._advance(before + done)).copy(
@@ -410,7 +358,7 @@ class _Writer:
             )
             return
         for part in gather(
-            lambda offset, length: source.read_at(begin + offset, length), entry.dims, entry.type.item, swap=swap
+            lambda offset, length: source.read_at(begin + offset, length), entry.dims, entry.type.size, swap=swap
         ):
             write_exactly(self.fd, part.data, to + part.offset)
             self._advance(self.done + len(part.data))

@@ -16,7 +16,7 @@ _FORMATS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "
 
 
 class Dim(NamedTuple):
-    """How many elements there are in a dimension, and how far from each other they lie. Elements."""
+    """A dimension: how many elements it has, and how many elements lie from one to the next."""
 
     size: int
     stride: int
@@ -79,7 +79,7 @@ def gather(
 
 
 class _Plan(NamedTuple):
-    """How a tensor is cut into boxes.
+    """A way to cut a tensor into boxes.
 
     lengths: how far along each dimension one goes. looped: the dimensions along which it is read piece by piece,
     outermost first in the storage; along the others with all that lies between. cost: nanoseconds, roughly.
@@ -92,13 +92,8 @@ class _Plan(NamedTuple):
 
 def _plan(dims: list[Dim], most: int, item: int) -> _Plan:
     """The cheapest way with at most so many elements in a box, and in what is read for it."""
-    return min(
-        (_judged(lengths, dims, most, item) for lengths in (_one_read(dims, most), _square(dims, most))), key=_cost
-    )
-
-
-def _cost(plan: _Plan) -> float:
-    return plan.cost
+    ways = (_one_read(dims, most), _square(dims, most))
+    return min((_judged(lengths, dims, most, item) for lengths in ways), key=lambda plan: plan.cost)
 
 
 def _one_read(dims: list[Dim], most: int) -> list[int]:
@@ -151,7 +146,7 @@ def _judged(lengths: list[int], dims: list[Dim], most: int, item: int) -> _Plan:
 def _fetched(
     read: Callable[[int, int], bytes], box: list[Dim], looped: list[int], first: int, item: int
 ) -> tuple[bytes, list[Dim]]:
-    """What is needed for a box that begins at element `first`, and how the box lies in that."""
+    """Read what is needed for a box that begins at element `first`, and how the box lies in that."""
     length = span([dim for index, dim in enumerate(box) if index not in looped])
     offsets = [first]
     for index in looped:

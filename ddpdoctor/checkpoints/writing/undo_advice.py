@@ -1,4 +1,4 @@
-"""What there is to say when a file can't be changed or restored, with the way out, and of a run that was cut short."""
+"""The words when a file can't be changed or restored, with the way out, and on a run that was cut short."""
 
 from __future__ import annotations
 
