@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
-from ddpdoctor.engine.registry import LogTraits, SignRole, check
-from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.analyze.sightings import lines, sightings, where
+from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.engine.registry import LogTraits
+from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.logs.analyze.sightings import lines, where
 
 COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )?error:? (?:#error -- )?(?P<what>\S.*)")
 """As gcc and nvcc report an error: after the place in a source file."""
 
 
-@check("apex-build-failed", severity=FAIL, log=LogTraits(sums_up=True))
-def apex_build_failed(log: Log) -> Iterator[Finding]:
+@log_check("apex-build-failed", severity=FAIL, log=LogTraits(sums_up=True))
+def apex_build_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """NVIDIA Apex could not be built.
 
     ## What breaks
@@ -29,13 +30,10 @@ def apex_build_failed(log: Log) -> Iterator[Finding]:
     Look for the first "error:" of the build. `ddpdoctor explain apex` gives the commands that fit this host. For most uses torch
     itself has what Apex had: `torch.amp`, `torch.optim.AdamW(fused=True)`, `torch.nn.SyncBatchNorm`.
     """
-    seen = [sighting for sighting in sightings(log, "apex-build-failed") if sighting.role is not SignRole.NOISE]
-    if not seen:
-        return
     said = sorted((*log.errors, *(sighting.line for sighting in log.sightings)), key=lambda line: line.order)
     of_compiler = ((line, COMPILER.search(line.text)) for line in said if line.order < seen[-1].line.order)
     line, found = next(((line, found) for line, found in of_compiler if found), (None, None))
-    yield Finding(
+    return Finding(
         summary=("Apex could not be built: the first line with error: above says why"
             + (f", {' '.join(found['what'].split())}" if found else "")),
         evidence=(*((Evidence(line.text.strip(), where(log, line)),) if line else ()), *lines(log, seen)),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import check
+from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.key_lists import holder
-from ddpdoctor.logs.analyze.sightings import lines, sightings, word
+from ddpdoctor.logs.analyze.sightings import word
 
 
-@check("ckpt-arch-mismatch", severity=FAIL)
-def ckpt_arch_mismatch(log: Log) -> Iterator[Finding]:
+@log_check("ckpt-arch-mismatch", severity=FAIL)
+def ckpt_arch_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The checkpoint is of another model than the one that is to take it.
 
     ## What breaks
@@ -27,36 +27,27 @@ def ckpt_arch_mismatch(log: Log) -> Iterator[Finding]:
     Build the model from the config that was saved with the checkpoint. Where only the head differs, as in fine-tuning, take its keys
     out of the state before loading, and say `strict=False`.
     """
-    seen = sightings(log, "ckpt-arch-mismatch")
-    if not seen:
-        return
     key, saved, wanted = (word(seen, name) for name in ("key", "saved", "wanted"))
     missing, unexpected = word(seen, "missing"), word(seen, "unexpected")
     if word(seen, "groups"):
-        yield _other_optimizer(log, seen)
-        return
+        return OTHER_OPTIMIZER
     if word(seen, "shards"):
-        yield _not_all_parts(log, seen)
-        return
+        return _not_all_parts(seen)
     if not (key or missing or unexpected):
-        yield _no_list(log, seen)
-        return
+        return NO_LIST
     if not key and (within := holder(seen)):
-        yield Finding(
+        return Finding(
             summary=f"load_state_dict() was given the whole checkpoint: the model's state lies in it under {within}",
-            evidence=lines(log, seen),
             fixes=(Fix("Load that part of it", (f'model.load_state_dict(checkpoint["{within}"])',)),),
         )
-        return
     if key:
         summary = f"The checkpoint's {key} is {saved}, the model's {wanted}"
     elif missing:
         summary = f"The model has {missing}, and the checkpoint doesn't"
     else:
         summary = f"The checkpoint has {unexpected}, and the model doesn't"
-    yield Finding(
+    return Finding(
         summary=summary if len(summary) <= 160 else "The checkpoint's tensors have other shapes than the model's",
-        evidence=lines(log, seen),
         fixes=(
             Fix("Build the model from the config with which the checkpoint was saved"),
             Fix(
@@ -71,46 +62,41 @@ def ckpt_arch_mismatch(log: Log) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _no_list(log: Log, seen: Sequence[SignMatch]) -> Finding:
-    return Finding(
-        summary="load_state_dict() refused the checkpoint, and the log doesn't show for which keys",
-        cause="It lists missing and unexpected keys and other shapes behind these words; here they are cut off.",
-        evidence=lines(log, seen),
-        fixes=(
-            Fix(
-                "See what differs",
-                (
-                    "own = model.state_dict(); print(sorted(own.keys() ^ state.keys())[:20])",
-                    "print([(k, own[k].shape, v.shape) for k, v in state.items() if k in own and own[k].shape != v.shape][:20])",
-                ),
+NO_LIST = Finding(
+    summary="load_state_dict() refused the checkpoint, and the log doesn't show for which keys",
+    cause="It lists missing and unexpected keys and other shapes behind these words; here they are cut off.",
+    fixes=(
+        Fix(
+            "See what differs",
+            (
+                "own = model.state_dict(); print(sorted(own.keys() ^ state.keys())[:20])",
+                "print([(k, own[k].shape, v.shape) for k, v in state.items() if k in own and own[k].shape != v.shape][:20])",
             ),
-            Fix(
-                "Where all keys differ by module. or _orig_mod. alone, it is only a wrapper's prefix",
-                ("ddpdoctor explain ckpt-module-prefix",),
-            ),
-            Fix("Else build the model from the config with which the checkpoint was saved"),
         ),
-    )
-
-
-def _other_optimizer(log: Log, seen: Sequence[SignMatch]) -> Finding:
-    return Finding(
-        summary="The optimizer's state in the checkpoint is of other parameters than the optimizer's",
-        cause="An optimizer knows its parameters by their number alone: others were frozen, added or put into groups when it was saved.",
-        evidence=lines(log, seen),
-        fixes=(
-            Fix("Freeze and group the parameters as they were when it was saved, before the optimizer is made"),
-            Fix("To go on with the model alone, load its state and begin with a new optimizer"),
+        Fix(
+            "Where all keys differ by module. or _orig_mod. alone, it is only a wrapper's prefix",
+            ("ddpdoctor explain ckpt-module-prefix",),
         ),
-    )
+        Fix("Else build the model from the config with which the checkpoint was saved"),
+    ),
+)
 
 
-def _not_all_parts(log: Log, seen: Sequence[SignMatch]) -> Finding:
+OTHER_OPTIMIZER = Finding(
+    summary="The optimizer's state in the checkpoint is of other parameters than the optimizer's",
+    cause="An optimizer knows its parameters by their number alone: others were frozen, added or put into groups when it was saved.",
+    fixes=(
+        Fix("Freeze and group the parameters as they were when it was saved, before the optimizer is made"),
+        Fix("To go on with the model alone, load its state and begin with a new optimizer"),
+    ),
+)
+
+
+def _not_all_parts(seen: Sequence[SignMatch]) -> Finding:
     return Finding(
         summary=f"Megatron's ranks don't name all parts of what they are to load: {word(seen, 'shards')} are missing",
         cause="The model that was built here says that an object has more parts, mostly one for each layer, than its ranks ask for. The"
         " checkpoint itself may well be whole.",
-        evidence=lines(log, seen),
         fixes=(
             Fix("Build the model with the number of layers and of pipeline stages with which the checkpoint was saved"),
             Fix("Where it is turned into another format, give the converter the arguments that were saved with it, not those of a default"),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
+from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.registry import SignRole, check
-from ddpdoctor.facts.log import Log
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 
 
-@check("cuda-fork-reinit", severity=FAIL)
-def cuda_fork_reinit(log: Log) -> Iterator[Finding]:
+@log_check("cuda-fork-reinit", severity=FAIL)
+def cuda_fork_reinit(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A forked process uses CUDA, which its parent had already begun to use.
 
     ## What breaks
@@ -25,12 +26,8 @@ def cuda_fork_reinit(log: Log) -> Iterator[Finding]:
     Keep CUDA out of the workers: return CPU tensors, and move them in the training loop. Else
     `DataLoader(..., multiprocessing_context="spawn")` or `mp.set_start_method("spawn")`; ranks are best started by torchrun.
     """
-    seen = sightings(log, "cuda-fork-reinit")
-    if not seen:
-        return
-    yield Finding(
+    return Finding(
         summary="A forked process used CUDA, which its parent had begun to use",
-        evidence=lines(log, seen),
         fixes=_start_anew(log),
         rank=said_by(seen),
     )
@@ -55,8 +52,8 @@ def _start_anew(log: Log) -> tuple[Fix, ...]:
     )
 
 
-@check("cuda-illegal-access", severity=FAIL)
-def cuda_illegal_access(log: Log) -> Iterator[Finding]:
+@log_check("cuda-illegal-access", severity=FAIL)
+def cuda_illegal_access(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A CUDA kernel read or wrote memory that isn't its own.
 
     ## What breaks
@@ -72,12 +69,8 @@ def cuda_illegal_access(log: Log) -> Iterator[Finding]:
     `CUDA_LAUNCH_BLOCKING=1` makes the traceback point at the kernel; `compute-sanitizer --target-processes all python
     train.py` names the access. `sudo dmesg | grep -i xid` tells whether it is the GPU.
     """
-    seen = sightings(log, "cuda-illegal-access")
-    if not seen:
-        return
-    yield Finding(
+    return Finding(
         summary="A CUDA kernel accessed memory that isn't its own: an illegal memory access was encountered",
-        evidence=lines(log, seen),
         fixes=(
             Fix(
                 "Let the traceback point at the kernel",

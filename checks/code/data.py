@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
-from ddpdoctor.engine.registry import SignRole, check
+from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.engine.registry import SignRole
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
+from ddpdoctor.logs.analyze.sightings import said_by, word
 
 
-@check("batchnorm-batch-of-one", severity=FAIL)
-def batchnorm_batch_of_one(log: Log) -> Iterator[Finding]:
+@log_check("batchnorm-batch-of-one", severity=FAIL)
+def batchnorm_batch_of_one(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A batch of a single sample came to a BatchNorm layer.
 
     ## What breaks
@@ -25,13 +26,9 @@ def batchnorm_batch_of_one(log: Log) -> Iterator[Finding]:
     ## Fix
     `DataLoader(..., drop_last=True)`, a larger batch for each rank, or SyncBatchNorm, which counts the samples of all ranks.
     """
-    seen = sightings(log, "batchnorm-batch-of-one")
-    if not seen:
-        return
     size = word(seen, "size")
-    yield Finding(
+    return Finding(
         summary="BatchNorm got a batch with one value per channel" + (f": {size}" if size else ""),
-        evidence=lines(log, seen),
         fixes=(
             Fix("Leave the incomplete last batch out: DataLoader(..., drop_last=True)"),
             Fix("Or count over all ranks: model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"),
@@ -40,8 +37,8 @@ def batchnorm_batch_of_one(log: Log) -> Iterator[Finding]:
     )
 
 
-@check("user-label-out-of-range", severity=FAIL)
-def user_label_out_of_range(log: Log) -> Iterator[Finding]:
+@log_check("user-label-out-of-range", severity=FAIL)
+def user_label_out_of_range(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A label or an index is larger than the layer that it is for.
 
     ## What breaks
@@ -57,9 +54,6 @@ def user_label_out_of_range(log: Log) -> Iterator[Finding]:
     Check labels and indices as they are loaded: `assert 0 <= y.min() and y.max() < classes`. To see the true line, run once with
     CUDA_LAUNCH_BLOCKING=1, or on the CPU. After new tokens: `model.resize_token_embeddings(len(tokenizer))`.
     """
-    seen = sightings(log, "user-label-out-of-range")
-    if not seen:
-        return
     label = word(seen, "label")
     certain = any(match.role is SignRole.NAMES for match in seen)
     summary = "An assertion of a GPU kernel failed: a label or index out of range, mostly"
@@ -75,16 +69,15 @@ def user_label_out_of_range(log: Log) -> Iterator[Finding]:
         summary = "An input of BCELoss is not between 0 and 1, or is NaN"
         wanted = Fix("Take BCEWithLogitsLoss, with no sigmoid before it, and see that what it gets is finite")
         fixes = (wanted, where_said)
-    yield Finding(
+    return Finding(
         summary=summary,
-        evidence=lines(log, seen),
         fixes=fixes,
         rank=said_by(seen),
     )
 
 
-@check("nan-loss", severity=WARN)
-def nan_loss(log: Log) -> Iterator[Finding]:
+@log_check("nan-loss", severity=WARN)
+def nan_loss(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The loss became NaN.
 
     ## What breaks
@@ -99,16 +92,12 @@ def nan_loss(log: Log) -> Iterator[Finding]:
     A lower learning rate with a warm-up, bf16 instead of fp16, `clip_grad_norm_`. `torch.autograd.set_detect_anomaly(True)`
     names the operation. `ddpdoctor smoke` checks whether the ranks' sums are right.
     """
-    seen = sightings(log, "nan-loss")
-    if not seen:
-        return
     function = word(seen, "function")
     bf16 = Fix(
         "Train in bf16 in place of fp16, on GPUs from Ampere on: it reaches as far as float32, and needs no loss scale"
     )
-    yield Finding(
+    return Finding(
         summary=_how_it_shows(seen, function),
-        evidence=lines(log, seen),
         fixes=(
             *((bf16,) if word(seen, "scale") else ()),
             Fix("Lower the learning rate, warm it up, and clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),

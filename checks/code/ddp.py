@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, Finding, Fix
+from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.frameworks import FIND_UNUSED, LIGHTNING, framework_of
@@ -16,8 +17,8 @@ from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 _TWO_COUNTS: Final = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent ([1-9]\d{0,5})(?!\d)")
 
 
-@check("unused-parameters", severity=FAIL)
-def unused_parameters(log: Log) -> Iterator[Finding]:
+@log_check("unused-parameters", severity=FAIL)
+def unused_parameters(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """Parameters of the model got no gradient in a step, and DDP waits for theirs.
 
     ## What breaks
@@ -35,19 +36,14 @@ def unused_parameters(log: Log) -> Iterator[Finding]:
     `TrainingArguments(ddp_find_unused_parameters=True)`; accelerate: `DistributedDataParallelKwargs` in `kwargs_handlers`.
     `TORCH_DISTRIBUTED_DEBUG=INFO` has torch name them.
     """
-    seen = sightings(log, "unused-parameters")
-    if not seen:
-        return
     if word(seen, "static"):
-        yield _other_graph(log, seen)
-        return
+        return _other_graph(log, seen)
     framework = LIGHTNING if any("LightningModule" in match.sign for match in seen) else framework_of(log)
     names, indices = word(seen, "names"), word(seen, "indices").strip()
     which = f": {names}" if names else f": numbers {indices} of model.parameters()" if indices else ""
     naming = Fix("See their names in the next run", ("export TORCH_DISTRIBUTED_DEBUG=INFO",))
-    yield Finding(
+    return Finding(
         summary=f"Parameters got no gradient, which DDP does not allow{which}",
-        evidence=lines(log, seen),
         fixes=(
             Fix("Remove or freeze layers that are never used, and take all outputs of forward() into the loss"),
             Fix(f"Where it differs from step to step which are used: {FIND_UNUSED[framework]}"),
@@ -62,7 +58,6 @@ def _other_graph(log: Log, seen: Sequence[SignMatch]) -> Finding:
         summary="With static_graph=True other parameters took part in this step than in the first one",
         cause="DDP(static_graph=True) keeps which parameters get a gradient, and how often, from the first step. A branch that depends"
         " on the data or on the step's number, or a layer that is frozen or freed later, changes that.",
-        evidence=lines(log, seen),
         fixes=(
             Fix("Drop static_graph=True; find_unused_parameters=True beside it changes nothing"),
             Fix(f"Without it, where some parameters are unused in some steps: {FIND_UNUSED[framework_of(log)]}"),
@@ -74,8 +69,8 @@ def _other_graph(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
 
 
-@check("ddp-reentrant-checkpoint", severity=FAIL)
-def ddp_reentrant_checkpoint(log: Log) -> Iterator[Finding]:
+@log_check("ddp-reentrant-checkpoint", severity=FAIL)
+def ddp_reentrant_checkpoint(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A parameter's gradient came twice in one step: reentrant activation checkpointing under DDP, mostly.
 
     ## What breaks
@@ -90,14 +85,10 @@ def ddp_reentrant_checkpoint(log: Log) -> Iterator[Finding]:
     `gradient_checkpointing_kwargs={"use_reentrant": False}`. Or drop `find_unused_parameters=True`, or, where the graph is the
     same in every step, `DDP(model, static_graph=True)`.
     """
-    seen = sightings(log, "ddp-reentrant-checkpoint")
-    if not seen:
-        return
     name = word(seen, "name") or (f"number {word(seen, 'index')}" if word(seen, "index") else "")
     which = f"parameter {name}" if name else "a parameter"
-    yield Finding(
+    return Finding(
         summary=f"The gradient of {which} came twice in one step",
-        evidence=lines(log, seen),
         fixes=(
             Fix("Checkpoint without reentrance: torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"),
             Fix('In transformers: TrainingArguments(gradient_checkpointing_kwargs={"use_reentrant": False})'),
@@ -110,8 +101,8 @@ def ddp_reentrant_checkpoint(log: Log) -> Iterator[Finding]:
     )
 
 
-@check("ddp-buffer-inplace", severity=FAIL)
-def ddp_buffer_inplace(log: Log) -> Iterator[Finding]:
+@log_check("ddp-buffer-inplace", severity=FAIL)
+def ddp_buffer_inplace(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """DDP has overwritten the model's buffers between a forward pass and its backward pass.
 
     ## What breaks
@@ -127,14 +118,10 @@ def ddp_buffer_inplace(log: Log) -> Iterator[Finding]:
     `DDP(model, broadcast_buffers=False)`, with SyncBatchNorm where BatchNorm's means are to be the same on all ranks; or
     concatenate both inputs into one forward pass.
     """
-    seen = sightings(log, "ddp-buffer-inplace")
-    if not seen:
-        return
-    yield Finding(
+    return Finding(
         summary=f"A buffer was overwritten between forward and backward: {word(seen, 'tensor')}",
         cause="With two forward passes before one backward pass it is DDP that does so. Without, look for optimizer.step() or an"
         " in-place operation between forward() and backward().",
-        evidence=lines(log, seen),
         fixes=(
             Fix("Let DDP leave the buffers alone: DDP(model, broadcast_buffers=False)"),
             Fix("Or make one forward pass of the two: model(torch.cat([first, second])).chunk(2)"),
@@ -144,8 +131,8 @@ def ddp_buffer_inplace(log: Log) -> Iterator[Finding]:
     )
 
 
-@check("ddp-param-mismatch", severity=FAIL)
-def ddp_param_mismatch(log: Log) -> Iterator[Finding]:
+@log_check("ddp-param-mismatch", severity=FAIL)
+def ddp_param_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The ranks have built different models.
 
     ## What breaks
@@ -162,14 +149,10 @@ def ddp_param_mismatch(log: Log) -> Iterator[Finding]:
     Count on one rank and send the result to all (`dist.broadcast_object_list`), or store it with the data. Print
     `sum(p.numel() for p in model.parameters())` on every rank before DDP().
     """
-    seen = sightings(log, "ddp-param-mismatch")
-    if not seen:
-        return
     counts = _counts(log, seen)
     odd = _odd_one_out(counts)
-    yield Finding(
+    return Finding(
         summary=_how_they_differ(seen) if odd is None else _odd_one(odd, counts),
-        evidence=lines(log, seen),
         fixes=(
             Fix("Print on every rank what differs, before DDP(): [(n, tuple(p.shape)) for n, p in model.named_parameters()]"),
             Fix("Decide about sizes on rank 0, and send them to all: dist.broadcast_object_list([sizes], src=0)"),
@@ -235,8 +218,8 @@ def ddp_grad_stride_warning(log: Log) -> Iterator[Finding]:
         )
 
 
-@check("fsdp-mixed-parameters", severity=FAIL)
-def fsdp_mixed_parameters(log: Log) -> Iterator[Finding]:
+@log_check("fsdp-mixed-parameters", severity=FAIL)
+def fsdp_mixed_parameters(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """FSDP can't put the parameters of a unit into one tensor: their types differ, or some of them are frozen.
 
     ## What breaks
@@ -252,12 +235,8 @@ def fsdp_mixed_parameters(log: Log) -> Iterator[Finding]:
     One type before it is wrapped: `model.to(torch.bfloat16)`, with peft `get_peft_model(..., autocast_adapter_dtype=False)`; or load
     all in float32 and let `MixedPrecision` do the rest; FSDP2 wants one type of what trains, too. For frozen parameters `use_orig_params=True`, or FSDP2, `fully_shard`.
     """
-    seen = sightings(log, "fsdp-mixed-parameters")
-    if not seen:
-        return
     if word(seen, "whole"):
-        yield _quantised(log, seen)
-        return
+        return _quantised(seen)
     one, other = word(seen, "one"), word(seen, "other")
     types = (
         Fix("Give all parameters one type before they are wrapped: model.to(torch.bfloat16)"),
@@ -271,21 +250,19 @@ def fsdp_mixed_parameters(log: Log) -> Iterator[Finding]:
     )
     if word(seen, "older"):
         frozen = (Fix("Take torch 2.1 or newer: before that no option lets them share a unit"), *frozen)
-    yield Finding(
+    return Finding(
         summary=f"FSDP got parameters of {one} and {other} in one unit, which it wants to be of one type"
         if one
         else "FSDP got frozen parameters and such that train in one unit, without use_orig_params=True",
-        evidence=lines(log, seen),
         fixes=types if one else frozen,
         rank=said_by(seen),
     )  # fmt: skip
 
 
-def _quantised(log: Log, seen: Sequence[SignMatch]) -> Finding:
+def _quantised(seen: Sequence[SignMatch]) -> Finding:
     return Finding(
         summary="FSDP got parameters of whole numbers, as quantised weights are, of which it makes no flat tensor",
         cause="bitsandbytes keeps weights of 4 bits in uint8, unless told otherwise, and those of 8 bits in int8.",
-        evidence=lines(log, seen),
         fixes=(
             Fix(
                 "Of 4 bits (QLoRA): let them lie in the type of all the others, in which the model is to be loaded, too",

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import SignRole, check
+from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.engine.registry import SignRole
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
+from ddpdoctor.logs.analyze.sightings import said_by, word
 
 NO_CPU_YET: Final = "Tensors must be CUDA and dense"
 """Releases that say so may not have groups of two backends yet."""
 
 
-@check("model-not-on-device", severity=FAIL)
-def model_not_on_device(log: Log) -> Iterator[Finding]:
+@log_check("model-not-on-device", severity=FAIL)
+def model_not_on_device(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The model, or a part of it, was not on its GPU when DDP got it; or a tensor that a collective got.
 
     ## What breaks
@@ -31,28 +32,21 @@ def model_not_on_device(log: Log) -> Iterator[Finding]:
     `DDP(model, device_ids=[local_rank])`. On the CPU: `DDP(model)` without device_ids. For tensors on the CPU, too:
     `init_process_group("cpu:gloo,cuda:nccl")` from torch 2.0 on, before `dist.new_group(backend="gloo")`.
     """
-    seen = sightings(log, "model-not-on-device")
-    if not seen:
-        return
     where = word(seen, "where")
     if not where and word(seen, "tensor"):
-        yield _tensor_not_on_device(log, seen)
-        return
+        return _tensor_not_on_device(seen)
     on = "the CPU" if where in ("cpu", "CUDA") else where
     if word(seen, "wrapper"):
-        yield Finding(
+        return Finding(
             summary=f"The model was not on the GPU on which FSDP is to train it: its parameters are on {on}",
-            evidence=lines(log, seen),
             fixes=(
                 Fix("Let FSDP move it: FSDP(model, device_id=torch.cuda.current_device()), behind torch.cuda.set_device(local_rank)"),
                 Fix("See that nothing moves it back before forward(): model.cpu(), an offload between two phases of the training"),
             ),
             rank=said_by(seen),
         )  # fmt: skip
-        return
-    yield Finding(
+    return Finding(
         summary=f"The model was not on the GPU that DDP was given{f': its parameters are on {on}' if on else ''}",
-        evidence=lines(log, seen),
         fixes=(
             Fix("Move the whole model before it is wrapped: DDP(model.to(local_rank), device_ids=[local_rank])"),
             Fix(
@@ -63,11 +57,10 @@ def model_not_on_device(log: Log) -> Iterator[Finding]:
     )
 
 
-def _tensor_not_on_device(log: Log, seen: Sequence[SignMatch]) -> Finding:
+def _tensor_not_on_device(seen: Sequence[SignMatch]) -> Finding:
     sparse = ", or a sparse one" if all(match.role is SignRole.HINTS for match in seen) else ""
     return Finding(
         summary=f"A collective was given a tensor on the CPU{sparse}, and this group has NCCL alone, which works on GPUs",
-        evidence=lines(log, seen),
         fixes=(
             Fix('Make it on the rank\'s GPU: torch.tensor(..., device=f"cuda:{local_rank}")'),
             Fix(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import check
-from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
+from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.logs.analyze.sightings import said_by, word
 
 
-@check("nccl-cuda-driver-mismatch", severity=FAIL)
-def nccl_cuda_driver_mismatch(log: Log) -> Iterator[Finding]:
+@log_check("nccl-cuda-driver-mismatch", severity=FAIL)
+def nccl_cuda_driver_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """NCCL calls functions that this driver doesn't have.
 
     ## What breaks
@@ -25,12 +25,8 @@ def nccl_cuda_driver_mismatch(log: Log) -> Iterator[Finding]:
     Update the driver, or take a torch wheel of an older CUDA. Where it is about shared buffers, `NCCL_CUMEM_ENABLE=0` (and
     `NCCL_NVLS_ENABLE=0`) keeps NCCL from asking.
     """
-    seen = sightings(log, "nccl-cuda-driver-mismatch")
-    if not seen:
-        return
-    yield Finding(
+    return Finding(
         summary=f'NCCL asked the driver for what it hasn\'t got: "{word(seen, "said")}"',
-        evidence=lines(log, seen),
         fixes=(
             Fix(
                 "Compare what torch was built for with what the driver can",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
 from ddpdoctor.base.text import ranks_named
-from ddpdoctor.engine.registry import check
-from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.analyze.sightings import lines, sightings, word
+from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.logs.analyze.sightings import word
 
 
-@check("oom-batch-too-large", severity=FAIL)
-def oom_batch_too_large(log: Log) -> Iterator[Finding]:
+@log_check("oom-batch-too-large", severity=FAIL)
+def oom_batch_too_large(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The model, its batch and its activations don't fit into the GPU's memory.
 
     ## What breaks
@@ -29,15 +29,11 @@ def oom_batch_too_large(log: Log) -> Iterator[Finding]:
     for a large model. Where much is "reserved by PyTorch but unallocated":
     `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
     """
-    seen = sightings(log, "oom-batch-too-large")
-    if not seen:
-        return
     ranks = {match.line.rank for match in seen if match.line.rank is not None}
     wanted = word(seen, "wanted")
-    yield Finding(
+    return Finding(
         summary=f"GPU memory is full on {ranks_named(ranks) if ranks else 'a GPU'}"
         + (f": {wanted} more were wanted" if wanted else ""),
-        evidence=lines(log, seen),
         fixes=(
             Fix("Take a smaller batch for each GPU, and accumulate gradients over several"),
             Fix("Or need less: bf16 autocast, activation checkpointing, FSDP for a large model"),
@@ -53,8 +49,8 @@ def oom_batch_too_large(log: Log) -> Iterator[Finding]:
     )
 
 
-@check("nccl-cuda-oom", severity=FAIL)
-def nccl_cuda_oom(log: Log) -> Iterator[Finding]:
+@log_check("nccl-cuda-oom", severity=FAIL)
+def nccl_cuda_oom(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """NCCL found no room on the GPU for its buffers.
 
     ## What breaks
@@ -69,13 +65,9 @@ def nccl_cuda_oom(log: Log) -> Iterator[Finding]:
     Leave some GiB free: a smaller batch, or `torch.cuda.set_per_process_memory_fraction(0.9)`. Call one collective on each
     group before the model is made. `NCCL_BUFFSIZE=2097152` halves the buffers.
     """
-    seen = sightings(log, "nccl-cuda-oom")
-    if not seen:
-        return
     ranks = {match.line.rank for match in seen if match.line.rank is not None}
-    yield Finding(
+    return Finding(
         summary=f"NCCL found no memory for its buffers on {ranks_named(ranks) if ranks else 'a GPU'}",
-        evidence=lines(log, seen),
         fixes=(
             Fix(
                 "Leave NCCL some GiB: a smaller batch, or torch.cuda.set_per_process_memory_fraction(0.9) before the model"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, ranks_named
-from ddpdoctor.engine.registry import check
+from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, sightings, where
 
@@ -15,8 +15,8 @@ NCCL_VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)")
 """As torch ends the first line of NCCL's errors."""
 
 
-@check("checkpoint-save-timeout", severity=FAIL)
-def checkpoint_save_timeout(log: Log) -> Iterator[Finding]:
+@log_check("checkpoint-save-timeout", severity=FAIL)
+def checkpoint_save_timeout(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The group timed out while a checkpoint was being saved.
 
     ## What breaks
@@ -31,13 +31,9 @@ def checkpoint_save_timeout(log: Log) -> Iterator[Finding]:
     A longer timeout: `init_process_group(timeout=timedelta(hours=2))`, with transformers `ddp_timeout=7200`. Better, save in
     shards (`torch.distributed.checkpoint`, FSDP's SHARDED_STATE_DICT), which takes a fraction of the time.
     """
-    seen = sightings(log, "checkpoint-save-timeout")
-    if not seen:
-        return
-    yield Finding(
+    return Finding(
         summary="The group timed out while a checkpoint was being saved",
         cause=_who_was_saving(log, seen),
-        evidence=lines(log, seen),
         fixes=(
             Fix("Allow for the save: init_process_group(timeout=timedelta(hours=2)); transformers: ddp_timeout=7200"),
             Fix("Save in shards, on all ranks: torch.distributed.checkpoint, or FSDP's SHARDED_STATE_DICT"),
@@ -61,8 +57,8 @@ def _who_was_saving(log: Log, seen: Sequence[SignMatch]) -> str:
     )
 
 
-@check("nccl-message-truncated", severity=FAIL)
-def nccl_message_truncated(log: Log) -> Iterator[Finding]:
+@log_check("nccl-message-truncated", severity=FAIL)
+def nccl_message_truncated(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """NCCL got a message of another size than it expected.
 
     ## What breaks
@@ -77,16 +73,13 @@ def nccl_message_truncated(log: Log) -> Iterator[Finding]:
     The same container image, torch and exported NCCL_* on all nodes; then look for a size that differs between ranks, with
     TORCH_DISTRIBUTED_DEBUG=DETAIL.
     """
-    seen = sightings(log, "nccl-message-truncated")
-    if not seen:
-        return
     versions = {
         found[1]: exception.line
         for exception in reversed(log.raised)
         if (found := NCCL_VERSION.search(exception.message))
     }
     differ = len(versions) > 1
-    yield Finding(
+    return Finding(
         summary="NCCL got a message of another size than it expected"
         + (f": the ranks have NCCL {listed(sorted(versions), 3)}, which must be one and the same" if differ else ""),
         evidence=(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import LogTraits, check
-from ddpdoctor.facts.log import Log
+from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.engine.registry import LogTraits
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.false_positives import is_end_told
-from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
+from ddpdoctor.logs.analyze.sightings import said_by, word
 
 HANDING_OVER = (
     "ConnectionResetError: [Errno 104]",
@@ -19,8 +20,8 @@ HANDING_OVER = (
 """How it ends as a batch is fetched from a worker that is gone."""
 
 
-@check("dataloader-worker-killed", severity=FAIL, log=LogTraits(refuted=is_end_told))
-def dataloader_worker_killed(log: Log) -> Iterator[Finding]:
+@log_check("dataloader-worker-killed", severity=FAIL, log=LogTraits(refuted=is_end_told))
+def dataloader_worker_killed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A DataLoader's worker process died.
 
     ## What breaks
@@ -36,9 +37,6 @@ def dataloader_worker_killed(log: Log) -> Iterator[Finding]:
     Killed: fewer workers, a smaller `prefetch_factor`, more memory for the job. Else `num_workers=0` in one run shows the
     error where it happens, and `multiprocessing_context="spawn"` helps libraries that don't bear a fork.
     """
-    seen = sightings(log, "dataloader-worker-killed")
-    if not seen:
-        return
     signal, code = word(seen, "signal"), word(seen, "code")
     how = f"by signal: {signal}" if signal else f"with exit code {code}" if code else "and nothing says of what"
     show_it = Fix("Run once with num_workers=0: the error then has a traceback of its own")
@@ -48,9 +46,8 @@ def dataloader_worker_killed(log: Log) -> Iterator[Finding]:
     )
     fewer = Fix("Then use fewer workers and a smaller prefetch_factor, or ask for more memory")
     forked = Fix('Or start the workers afresh: DataLoader(..., multiprocessing_context="spawn")')
-    yield Finding(
+    return Finding(
         summary=f"A DataLoader's worker died {how}",
-        evidence=lines(log, seen),
         fixes=(memory, fewer, show_it)
         if not signal and not code and any(match.sign in HANDING_OVER for match in seen)
         else (memory, fewer)

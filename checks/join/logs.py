@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import SignRole, check
-from ddpdoctor.facts.log import Log
+from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.frameworks import ACCELERATE
 from ddpdoctor.logs.analyze.launcher_options import launcher_of_log
-from ddpdoctor.logs.analyze.sightings import lines, sightings, word
+from ddpdoctor.logs.analyze.sightings import word
 
 
-@check("rdzv-connect-failed", severity=FAIL)
-def rdzv_connect_failed(log: Log) -> Iterator[Finding]:
+@log_check("rdzv-connect-failed", severity=FAIL)
+def rdzv_connect_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """torchrun can't reach the store of its c10d rendezvous.
 
     ## What breaks
@@ -31,16 +31,12 @@ def rdzv_connect_failed(log: Log) -> Iterator[Finding]:
     the endpoint's own node says this, too, then say who hosts: `--rdzv-conf is_host=1` there and `is_host=0` on the others.
     Or do without a vote: `--node-rank` on each node, with `--master-addr` and `--master-port`.
     """
-    seen = sightings(log, "rdzv-connect-failed")
-    if not seen:
-        return
     host, port = word(seen, "host"), word(seen, "port")
     where = f" at {host}:{port}" if host else ""
     address = host or "HOST"
     conf = "--rdzv_conf" if launcher_of_log(log) == ACCELERATE else "--rdzv-conf"
-    yield Finding(
+    return Finding(
         summary=f"torchrun can't reach the store of its rendezvous{where}: the connection to the C10d store has failed",
-        evidence=lines(log, seen),
         fixes=(
             Fix(
                 "Test the endpoint and the way between the nodes, on every node at the same time",
@@ -59,8 +55,8 @@ def rdzv_connect_failed(log: Log) -> Iterator[Finding]:
     )
 
 
-@check("rdzv-own-name-unreachable", severity=FAIL)
-def rdzv_own_name_unreachable(log: Log) -> Iterator[Finding]:
+@log_check("rdzv-own-name-unreachable", severity=FAIL)
+def rdzv_own_name_unreachable(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """torchrun can't reach itself under its own hostname.
 
     ## What breaks
@@ -76,19 +72,15 @@ def rdzv_own_name_unreachable(log: Log) -> Iterator[Finding]:
     On one node `torchrun --local-addr 127.0.0.1 ...`, on several the node's own address on each. Or write the address beside
     the name into /etc/hosts.
     """
-    seen = sightings(log, "rdzv-own-name-unreachable")
-    if not seen:
-        return
     host = word(seen, "host")
     itself = f"torchrun can't reach the store that it opened itself{f', under the name {host}' if host else ''}"
     number = host.isdecimal()
-    yield Finding(
+    return Finding(
         summary=(
             f"A host's name is the number {host}, which is read as the address {_as_address(host)}"
             if number
             else itself
         ),
-        evidence=lines(log, seen),
         fixes=(
             *(
                 (
@@ -118,8 +110,8 @@ def _as_address(name: str) -> str:
     return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
 
 
-@check("rdzv-store-host-exited", severity=FAIL)
-def rdzv_store_host_exited(log: Log) -> Iterator[Finding]:
+@log_check("rdzv-store-host-exited", severity=FAIL)
+def rdzv_store_host_exited(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The process that hosts the job's store ended before the others were done.
 
     ## What breaks
@@ -134,12 +126,9 @@ def rdzv_store_host_exited(log: Log) -> Iterator[Finding]:
     Read the log of rank 0 and of the first node's torchrun: the first error there is the cause. If there is none, keep rank 0
     until all are done: `dist.barrier()` and then `dist.destroy_process_group()` at the end of the script, on every rank.
     """
-    seen = sightings(log, "rdzv-store-host-exited")
-    if not any(match.role is not SignRole.NOISE for match in seen):
-        return
-    yield Finding(
+
+    return Finding(
         summary="The process that hosts the store, rank 0 or the first node's torchrun, ended before the other ranks were done",
-        evidence=lines(log, [match for match in seen if match.role is not SignRole.NOISE]),
         fixes=(
             Fix(
                 "Read the log of rank 0 and of the first node's torchrun, or give it to the doctor with the others: the first error"

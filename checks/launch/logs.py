@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import check
-from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.analyze.sightings import lines, sightings, word
+from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.logs.analyze.sightings import word
 
 
-@check("local-rank-arg-mismatch", severity=FAIL)
-def local_rank_arg_mismatch(log: Log) -> Iterator[Finding]:
+@log_check("local-rank-arg-mismatch", severity=FAIL)
+def local_rank_arg_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The script doesn't know the argument by which its launcher tells the local rank.
 
     ## What breaks
@@ -26,15 +26,11 @@ def local_rank_arg_mismatch(log: Log) -> Iterator[Finding]:
     declare both:
     `parser.add_argument("--local-rank", "--local_rank", type=int)`.
     """
-    seen = sightings(log, "local-rank-arg-mismatch")
-    if not seen:
-        return
     argument = word(seen, "argument")
     deepspeed = log.launcher == "deepspeed"
     start = "deepspeed --no_local_rank" if deepspeed else "torchrun"
-    yield Finding(
+    return Finding(
         summary=f"The script doesn't know {argument}, which {'deepspeed' if deepspeed else 'torch.distributed.launch'} adds",
-        evidence=lines(log, seen),
         fixes=(
             Fix(f'Read it from the environment, and start with {start}: local_rank = int(os.environ["LOCAL_RANK"])'),
             Fix('Or declare both spellings: parser.add_argument("--local-rank", "--local_rank", type=int, default=0)'),
@@ -42,8 +38,8 @@ def local_rank_arg_mismatch(log: Log) -> Iterator[Finding]:
     )
 
 
-@check("libuv-missing", severity=FAIL)
-def libuv_missing(log: Log) -> Iterator[Finding]:
+@log_check("libuv-missing", severity=FAIL)
+def libuv_missing(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """torch was built without libuv, and its store is to use it.
 
     ## What breaks
@@ -58,9 +54,6 @@ def libuv_missing(log: Log) -> Iterator[Finding]:
     torch 2.13 at least: on a single host start the ranks by `mp.spawn` in its place, or run it in WSL or on Linux, whose wheels have
     libuv.
     """
-    seen = sightings(log, "libuv-missing")
-    if not seen:
-        return
     launcher = any("elastic" in frame.path for exception in log.raised for frame in exception.frames)
     unset = Fix("Tell the store of every rank to do without it; on Windows", ("set USE_LIBUV=0",))
     spawn = Fix(
@@ -70,9 +63,8 @@ def libuv_missing(log: Log) -> Iterator[Finding]:
             'dist.init_process_group("gloo", rank=rank, world_size=world_size)',
         ),
     )
-    yield Finding(
+    return Finding(
         summary="This build of torch has no libuv, which the store by which the ranks meet asks for",
-        evidence=lines(log, seen),
         fixes=(
             *((spawn,) if launcher else (unset, spawn)),
             Fix("Or run it in WSL or on Linux, whose wheels have libuv, and NCCL as well"),

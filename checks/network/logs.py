@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
-from ddpdoctor.engine.registry import SignRole, check
+from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.false_positives import CLOSED
-from ddpdoctor.logs.analyze.sightings import lines, sightings, word
+from ddpdoctor.logs.analyze.sightings import word
 
 
-@check("container-network-isolated", severity=FAIL)
-def container_network_isolated(log: Log) -> Iterator[Finding]:
+@log_check("container-network-isolated", severity=FAIL)
+def container_network_isolated(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The ranks run in containers on docker's own network, which other hosts can't dial.
 
     ## What breaks
@@ -27,15 +27,11 @@ def container_network_isolated(log: Log) -> Iterator[Finding]:
     `docker run --network=host --ipc=host ...` on every node; on Kubernetes `hostNetwork: true`, or a network plugin that
     routes between pods.
     """
-    seen = sightings(log, "container-network-isolated")
-    if not seen:
-        return
     address = word(seen, "address") or word(seen, "last")
-    yield Finding(
+    return Finding(
         summary=f"A rank dials {address}, an address of docker's own network, which other hosts can't reach"
         if address
         else "NCCL offers an address of docker's own network, which other hosts can't reach",
-        evidence=lines(log, seen),
         fixes=(
             Fix(
                 "Start the containers of all nodes in the host's network",
@@ -56,8 +52,8 @@ NOT_TO_BE_HAD = (NO_PLUGIN, NO_IB, NO_OFI)
 """NCCL's words where NCCL_NET asks for a network, so that it may not take another one."""
 
 
-@check("ib-device-missing-in-container", severity=WARN)
-def ib_device_missing_in_container(log: Log) -> Iterator[Finding]:
+@log_check("ib-device-missing-in-container", severity=WARN)
+def ib_device_missing_in_container(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """NCCL can't use the InfiniBand or RoCE device from inside the container.
 
     ## What breaks
@@ -72,18 +68,12 @@ def ib_device_missing_in_container(log: Log) -> Iterator[Finding]:
     `docker run --network=host --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 ...`. Until then
     `NCCL_IB_DISABLE=1` goes over TCP, slower.
     """
-    seen = [
-        sighting for sighting in sightings(log, "ib-device-missing-in-container") if sighting.role is not SignRole.NOISE
-    ]
-    if not seen:
-        return
     closed = word(seen, "device")
-    yield Finding(
+    return Finding(
         summary=f"NCCL sees {closed} and may not open it: this container lacks /dev/infiniband; it goes without, over TCP"
         if closed and all(match.sign == CLOSED for match in seen)
         else "NCCL can't use the InfiniBand or RoCE device: in a container it lacks /dev/infiniband or the host's network",
         severity=WARN if all(match.sign == CLOSED for match in seen) else FAIL,
-        evidence=lines(log, seen),
         fixes=(
             Fix(
                 "Give the container the devices, the host's network and locked memory",
@@ -106,8 +96,8 @@ def ib_device_missing_in_container(log: Log) -> Iterator[Finding]:
 REFUSED = "Got completion from peer"
 
 
-@check("gdr-disabled", severity=WARN)
-def gdr_disabled(log: Log) -> Iterator[Finding]:
+@log_check("gdr-disabled", severity=WARN)
+def gdr_disabled(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The network card can't write into the GPU's memory: GPU Direct RDMA is off.
 
     ## What breaks
@@ -121,13 +111,9 @@ def gdr_disabled(log: Log) -> Iterator[Finding]:
     ## Fix
     As root `modprobe nvidia-peermem`, and for the next boot `echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf`.
     """
-    seen = [sighting for sighting in sightings(log, "gdr-disabled") if sighting.role is not SignRole.NOISE]
-    if not seen:
-        return
     if all(match.sign == REFUSED for match in seen):
-        yield Finding(
+        return Finding(
             summary="A network card was refused access to memory: GPU Direct RDMA may be broken, or an IOMMU in between",
-            evidence=lines(log, seen),
             fixes=(
                 Fix(
                     "See whether it goes without GPU Direct RDMA, through the host", ("export NCCL_NET_GDR_LEVEL=LOC",)
@@ -138,14 +124,12 @@ def gdr_disabled(log: Log) -> Iterator[Finding]:
                 ),
             ),
         )
-        return
     device = word(seen, "device")
     # Of what a rank says several times only the first is known; with NCCL_DEBUG=INFO it says it of each card.
     more = any(match.times > 1 for match in seen)
     cards = f"{device}, the first card that the log names" if more and device else device or "the network cards"
-    yield Finding(
+    return Finding(
         summary=f"GPU Direct RDMA is off for {cards}: traffic between nodes is copied through the host",
-        evidence=lines(log, seen),
         fixes=(
             Fix(
                 "Load the module that lets the card into the GPU's memory, as root on every node",
@@ -156,8 +140,8 @@ def gdr_disabled(log: Log) -> Iterator[Finding]:
     )
 
 
-@check("efa-plugin-misconfigured", severity=WARN)
-def efa_plugin_misconfigured(log: Log) -> Iterator[Finding]:
+@log_check("efa-plugin-misconfigured", severity=WARN)
+def efa_plugin_misconfigured(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """NCCL's plugin for AWS finds no EFA device.
 
     ## What breaks
@@ -171,21 +155,16 @@ def efa_plugin_misconfigured(log: Log) -> Iterator[Finding]:
     Start the container with all `/dev/infiniband/uverbs*` devices and the host's network, install the current EFA installer
     (which brings aws-ofi-nccl), and set `FI_PROVIDER=efa`. Instances without EFA work without the plugin: `NCCL_NET=Socket`.
     """
-    seen = sightings(log, "efa-plugin-misconfigured")
-    if not seen:
-        return
     failing = word(seen, "object") or ("send or receive" if word(seen, "completion") else "")
     if failing:
-        yield _plugin_fails(log, seen, failing)
-        return
+        return _plugin_fails(log, seen, failing)
     provider = word(seen, "provider")
     refused = all(match.sign in NOT_TO_BE_HAD for match in seen)
-    yield Finding(
+    return Finding(
         summary="NCCL_NET asks for the network of aws-ofi-nccl, and NCCL finds no such plugin, or it can't start"
         if refused
         else f"aws-ofi-nccl finds no EFA device{f' and takes {provider}' if provider else ''}: NCCL goes over plain sockets",
         severity=FAIL if refused else WARN,
-        evidence=lines(log, seen),
         fixes=(
             Fix("See on the host and in the container whether EFA is there", ("fi_info -p efa", "ls /dev/infiniband")),
             Fix(
@@ -204,7 +183,6 @@ def _plugin_fails(log: Log, seen: Sequence[SignMatch], what: str) -> Finding:
     return Finding(
         summary=f"aws-ofi-nccl could not {what}: libfabric refused it{', or the peer was gone' if started else ''}",
         severity=FAIL,
-        evidence=lines(log, seen),
         fixes=(
             *(
                 (Fix("See whether another rank ended first: then this only followed; its own log says why"),)

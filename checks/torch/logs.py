@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from ddpdoctor.base.findings import FAIL, Finding, Fix
-from ddpdoctor.engine.registry import check
-from ddpdoctor.facts.log import Log
-from ddpdoctor.logs.analyze.sightings import lines, sightings, word
+from ddpdoctor.checks.log_check import log_check
+from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.logs.analyze.sightings import word
 
 
-@check("torch-version-bug", severity=FAIL)
-def torch_version_bug(log: Log) -> Iterator[Finding]:
+@log_check("torch-version-bug", severity=FAIL)
+def torch_version_bug(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """This release of torch has a known bug that stops the run.
 
     ## What breaks
@@ -25,12 +25,8 @@ def torch_version_bug(log: Log) -> Iterator[Finding]:
     ## Fix
     Install another release: the next one, or the last one that worked. Settings of gloo or of the network change nothing.
     """
-    seen = sightings(log, "torch-version-bug")
-    if not seen:
-        return
-    yield Finding(
+    return Finding(
         summary=f"gloo can't open any device in this build of torch: {word(seen, 'function')}(): unsupported gloo device",
-        evidence=lines(log, seen),
         fixes=(
             Fix(
                 "See which release it is, and where it came from",

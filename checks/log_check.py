@@ -1,0 +1,39 @@
+"""Checks of illnesses that only a log shows: they speak wherever it has their signs, and rest on the lines that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from ddpdoctor.base.findings import FAIL, Finding, Severity
+from ddpdoctor.engine.log_traits import PLAIN_SIGNS, LogTraits
+from ddpdoctor.engine.registry import SignRole, check
+from ddpdoctor.facts.log import Log, SignMatch
+from ddpdoctor.logs.analyze.sightings import lines, sightings
+
+FindingOfSigns = Callable[[Log, Sequence[SignMatch]], Finding]
+
+
+def log_check(
+    slug: str, *, severity: Severity = FAIL, log: LogTraits = PLAIN_SIGNS
+) -> Callable[[FindingOfSigns], FindingOfSigns]:
+    """Registers a check that is made of its log signs, and of what a function makes of those that a log has.
+
+    The function's docstring is the page. It is asked only where signs of the illness were met, those of healthy runs apart;
+    the lines with them are the finding's evidence, unless it names its own.
+    """
+
+    def register(finding_of: FindingOfSigns) -> FindingOfSigns:
+        def predicate(log: Log) -> Iterator[Finding]:
+            seen = [match for match in sightings(log, slug) if match.role is not SignRole.NOISE]
+            if seen:
+                finding = finding_of(log, seen)
+                yield msgspec.structs.replace(finding, evidence=finding.evidence or lines(log, seen))
+
+        predicate.__doc__, predicate.__module__ = finding_of.__doc__, finding_of.__module__
+        predicate.__name__, predicate.__qualname__ = finding_of.__name__, finding_of.__qualname__
+        check(slug, severity=severity, log=log)(predicate)
+        return finding_of
+
+    return register
