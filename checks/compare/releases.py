@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.unknown import Maybe, Unknown, known
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.engine.registry import check, required, requires
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.packages import Packages
@@ -33,10 +33,8 @@ LOST = "this node is lost"
 def own_of_several(fleet: Fleet, meeting: Meeting) -> Node:
     """This node, where there is another to compare it with."""
     requires(fleet.nodes, NO_FLEET)
-    own = own_node(fleet, meeting)
-    requires(own, LOST)
+    own = required(own_node(fleet, meeting), LOST)
     requires(len(there(fleet)) > 1, ONE_THERE)
-    assert own is not None
     return own
 
 
@@ -194,7 +192,8 @@ def _verdict(own: Node, pattern: Node, nodes: tuple[Node, ...]) -> tuple[Severit
 def _other_python(own: Node, fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython]) -> Iterator[Finding]:
     """Another minor version of Python than the others'."""
     nodes = there(fleet)
-    minors = {node.rank: _minor(node.python) for node in nodes if isinstance(node.python, str)}
+    pythons = {node.rank: node.python for node in nodes if isinstance(node.python, str)}
+    minors = {rank: ".".join(version.split(".")[:2]) for rank, version in pythons.items()}
     if own.rank not in minors or minors[own.rank] == (wanted := to_agree_on(minors)):
         return
     others = [node for node in nodes if minors.get(node.rank) == wanted]
@@ -203,10 +202,7 @@ def _other_python(own: Node, fleet: Fleet, meeting: Meeting, target_python: Mayb
         cause="Mostly that works, but packages may differ in version, and functions or objects that are pickled on one may "
         "not load on the other.",
         evidence=(
-            Evidence(
-                f"Python: {_each({node.rank: node.python for node in nodes if isinstance(node.python, str)}, nodes)}",
-                "sys.version_info on each node",
-            ),
+            Evidence(f"Python: {_each(pythons, nodes)}", "sys.version_info on each node"),
             *_interpreter(target_python),
         ),
         fixes=(
@@ -250,10 +246,6 @@ def _other_driver(own: Node, fleet: Fleet) -> Iterator[Finding]:
     )
 
 
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
-
 @check("nccl-version-mismatch", severity=FAIL)
 def nccl_version_mismatch(
     fleet: Fleet, meeting: Meeting, target_python: Maybe[TargetPython], packages: Maybe[Packages]
@@ -285,10 +277,7 @@ def nccl_version_mismatch(
         summary=f"{called(own)} has NCCL {own.nccl}, {names(others, most=3)} {wanted}",
         cause=_words_of_nccl(versions),
         evidence=(
-            Evidence(
-                f"NCCL: {_each(versions, nodes)}",
-                "ncclGetVersion, or its package, on each node",
-            ),
+            Evidence(f"NCCL: {_each(versions, nodes)}", "ncclGetVersion, or its package, on each node"),
             _torches(nodes),
             *_drivers(nodes),
         ),
@@ -329,12 +318,6 @@ def _same_nccl(
                 (pip_install(target_python, "--force-reinstall", "--no-deps", f"{names_here[0]}=={wanted}"),),
             ),
         )
-    return (
-        Fix(
-            f"torch is the same, so another libnccl is found first on {called(own)}: this shows which",
-            (
-                "echo $LD_LIBRARY_PATH; ldconfig -p | grep libnccl",
-                in_target_python(target_python, "-c", "import torch; print(torch.cuda.nccl.version())"),
-            ),
-        ),
-    )
+    text = f"torch is the same, so another libnccl is found first on {called(own)}: this shows which"
+    version = in_target_python(target_python, "-c", "import torch; print(torch.cuda.nccl.version())")
+    return (Fix(text, ("echo $LD_LIBRARY_PATH; ldconfig -p | grep libnccl", version)),)

@@ -210,10 +210,7 @@ def clock_skew(fleet: Fleet, meeting: Meeting, environment: Maybe[Environment]) 
         f"{f'that of {called(others[0])}' if len(others) == 1 else theirs}",
         cause=("" if settled else NOT_SETTLED) + _consequence(severe=severe, elastic=elastic),
         evidence=(
-            Evidence(
-                f"offset {ahead:+.3f} s, known within {error:.3f} s",
-                EXCHANGED,
-            ),
+            Evidence(f"offset {ahead:+.3f} s, known within {error:.3f} s", EXCHANGED),
             *((Evidence(_who_agrees(nodes), EXCHANGED),) if len(nodes) > 2 else ()),
             *((Evidence(elastic, "settings"),) if elastic else ()),
         ),
@@ -236,12 +233,12 @@ def _by_one_clock(nodes: Sequence[Node]) -> list[Node]:
     rank, so node 0's."""
     offsets = sorted(node.clock_offset for node in nodes)
 
-    def company(node: Node) -> int:
+    def count_near(node: Node) -> int:
         return bisect_right(offsets, node.clock_offset + CLOCK_WARN) - bisect_left(
             offsets, node.clock_offset - CLOCK_WARN
         )
 
-    first = max(nodes, key=company)
+    first = max(nodes, key=count_near)
     near = (node for node in nodes if abs(node.clock_offset - first.clock_offset) <= CLOCK_WARN)
     return [first, *(node for node in near if node is not first)]
 

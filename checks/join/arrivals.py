@@ -136,8 +136,8 @@ def _named(seat: MissingNode) -> str:
     return f"node {seat.rank}" + (f" ({seat.host})" if seat.host else "")
 
 
-def _place(host: str, address: str) -> str:
-    return f"{host} ({address})" if host else address
+def _place_of(visitor: RejectedNode) -> str:
+    return f"{visitor.host} ({visitor.address})" if visitor.host else visitor.address
 
 
 def _missing(missing: list[MissingNode], count: int, fleet: Fleet, meeting: Meeting) -> Finding:
@@ -145,7 +145,7 @@ def _missing(missing: list[MissingNode], count: int, fleet: Fleet, meeting: Meet
     who = listed(map(_named, missing), most=4)
     if count < len(missing):
         who = f"{count} more, of {who},"
-    unproved = _unproved(fleet)
+    unproved, knocked = _unproved(fleet), listed(fleet.strangers)
     return Finding(
         summary=f"{who} didn't come: {len(there(fleet))} of {plural(fleet.expected, 'node')} are here{_knocked(unproved)}",
         cause="It wasn't started there, can't reach the master, or goes to another address or port: all others would wait "
@@ -155,20 +155,12 @@ def _missing(missing: list[MissingNode], count: int, fleet: Fleet, meeting: Meet
         evidence=(
             told(fleet, "absent", f"{who}: never joined"),
             *(
-                told(
-                    fleet,
-                    "doubles",
-                    f"{_place(visitor.host, visitor.address)} was turned away: {first_words(visitor.text)}",
-                )
+                told(fleet, "doubles", f"{_place_of(visitor)} was turned away: {first_words(visitor.text)}")
                 for visitor in unproved
             ),
             *_waited(fleet),
             Evidence(f"--nnodes is {fleet.expected}", "--nnodes, the launcher's settings"),
-            *(
-                (told(fleet, "strangers", f"others that knocked: {listed(others)}"),)
-                if (others := fleet.strangers)
-                else ()
-            ),
+            *((told(fleet, "strangers", f"others that knocked: {knocked}"),) if knocked else ()),
         ),
         fixes=(
             *_same_version(unproved, fleet),
@@ -183,13 +175,13 @@ def _knocked(unproved: list[RejectedNode]) -> str:
     """The end of a summary that says who came instead."""
     if not unproved:
         return ""
-    who = listed((_place(visitor.host, visitor.address) for visitor in unproved), most=2)
+    who = listed((_place_of(visitor) for visitor in unproved), most=2)
     texts = [visitor.text for visitor in unproved if visitor.code == "token"]
     return f"; {who} came with {token_of_a_visitor(texts) if texts else 'another version and no proof'}"
 
 
 def _or_a_stranger(unproved: list[RejectedNode]) -> str:
-    who = listed((_place(visitor.host, visitor.address) for visitor in unproved), most=4)
+    who = listed((_place_of(visitor) for visitor in unproved), most=4)
     return (
         f"Nothing proves who came as {who}: a node of yours, which must come with this run's token and version, or a stranger"
         " at the port, who calls himself what he likes."
@@ -256,7 +248,7 @@ def _fewer(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
 
 
 def _refused(visitor: RejectedNode, seat: MissingNode | None, fleet: Fleet, meeting: Meeting) -> Finding:
-    who = _place(visitor.host, visitor.address)
+    who = _place_of(visitor)
     command = netcheck_command(meeting, fleet.expected, seat.rank if seat else None)
     more = (meeting.nnodes or fleet.expected) + 1
     fixes = {
@@ -365,7 +357,7 @@ def duplicate_rank(fleet: Fleet, meeting: Meeting) -> Iterator[Finding]:
 
 
 def _double(visitor: RejectedNode, free: MissingNode | None, fleet: Fleet, meeting: Meeting) -> Finding:
-    who = _place(visitor.host, visitor.address)
+    who = _place_of(visitor)
     counted = ""
     if visitor.code == "rank-out-of-range":
         last = fleet.expected - 1

@@ -75,6 +75,7 @@ def rdzv_own_name_unreachable(log: Log, seen: Sequence[SignMatch]) -> Finding:
     host = word(seen, "host")
     itself = f"torchrun can't reach the store that it opened itself{f', under the name {host}' if host else ''}"
     number = host.isdecimal()
+    renamed = Fix("Give the host or container a name with a letter in it: `docker run --hostname NAME`, `hostnamectl`")
     return Finding(
         summary=(
             f"A host's name is the number {host}, which is read as the address {_as_address(host)}"
@@ -82,15 +83,7 @@ def rdzv_own_name_unreachable(log: Log, seen: Sequence[SignMatch]) -> Finding:
             else itself
         ),
         fixes=(
-            *(
-                (
-                    Fix(
-                        "Give the host or container a name with a letter in it: `docker run --hostname NAME`, `hostnamectl`"
-                    ),
-                )
-                if number
-                else ()
-            ),
+            *((renamed,) if number else ()),
             Fix(
                 "Tell torchrun the address by which it reaches itself; on several nodes each one's own",
                 ("torchrun --local-addr 127.0.0.1 ...",),

@@ -180,15 +180,12 @@ def efa_plugin_misconfigured(log: Log, seen: Sequence[SignMatch]) -> Finding:
 
 def _plugin_fails(log: Log, seen: Sequence[SignMatch], what: str) -> Finding:
     started = what == "send or receive"
+    first = Fix("See whether another rank ended first: then this only followed; its own log says why")
     return Finding(
         summary=f"aws-ofi-nccl could not {what}: libfabric refused it{', or the peer was gone' if started else ''}",
         severity=FAIL,
         fixes=(
-            *(
-                (Fix("See whether another rank ended first: then this only followed; its own log says why"),)
-                if started
-                else ()
-            ),
+            *((first,) if started else ()),
             Fix(
                 "See that EFA is there, and let its security group allow all traffic to and from itself",
                 ("fi_info -p efa",),

@@ -294,16 +294,14 @@ def local_firewall(
     if not drops or _lets_in_our_network(firewall, network):
         return
     subnets = (subnet,) if (subnet := job_subnet(network)) else ()
+    ports, sources = listed(firewall.open_ports) or "none", listed(firewall.open_sources) or "nowhere"
     yield Finding(
         summary=f"The packet filter ({known(firewall.tool)}) drops new TCP from other hosts; NCCL and gloo listen on random high ports",
         cause="" if sign else "It doesn't touch a job on this host alone, only one over several nodes.",
         evidence=(
             firewall.seen("input_policy"),
             *((Evidence(listed(firewall.blocked[:3]), "rules that drop or reject TCP"),) if firewall.blocked else ()),
-            Evidence(
-                f"let in: ports {listed(firewall.open_ports) or 'none'}; from {listed(firewall.open_sources) or 'nowhere'}",
-                "rules that accept TCP",
-            ),
+            Evidence(f"let in: ports {ports}; from {sources}", "rules that accept TCP"),
             *((intent(sign),) if sign else ()),
         ),
         fixes=opening(f"Let in all TCP from {whom(subnets)}", every, subnets, inbound=True),

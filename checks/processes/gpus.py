@@ -189,16 +189,13 @@ def _held(
     choose = ",".join(str(gpu.index) for gpu in free)
     guessed = plan.source.startswith("the number of GPUs")
     enough = bool(free) and (guessed or len(free) >= plan.nproc)
+    use_free = Fix(f"Use the {plural(len(free), 'free GPU')}", (f"export CUDA_VISIBLE_DEVICES={choose}",))
     return Finding(
         summary=f"{capital(holders_named(held))} {owner_of(held, processes)} {_holds(held)} on {gpus_named(held)}, "
         f"{f'{most:.0%} of it' if len(full) == 1 else f'up to {most:.0%} of one'}",
         evidence=evidence_of(held),
         fixes=(
-            *(
-                (Fix(f"Use the {plural(len(free), 'free GPU')}", (f"export CUDA_VISIBLE_DEVICES={choose}",)),)
-                if enough
-                else ()
-            ),
+            *((use_free,) if enough else ()),
             Fix(
                 "See what runs there; it is at work as far as can be told, so end it only if it is yours and not needed",
                 ("ddpdoctor jobs", *((f"ps -o pid,user,lstart,args -p {pids}",) if pids else ())),

@@ -10,7 +10,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.base.text import clip_middle, listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.packages import Package, Packages
+from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.evidence import told
@@ -64,16 +64,10 @@ _CAUSES = {
 
 def _repairs(target_python: TargetPython) -> Iterator[Fix]:
     python = shlex.quote(target_python.python)
-    if (
-        target_python.state == "missing"
-        and "doesn't exist any more" in target_python.detail
-        and target_python.python.endswith("/bin/python")
-    ):
+    gone = target_python.state == "missing" and "doesn't exist any more" in target_python.detail
+    if gone and target_python.python.endswith("/bin/python"):
         folder = shlex.quote(target_python.python.removesuffix("/bin/python"))
-        yield Fix(
-            "Make the environment anew, and install its packages again",
-            (f"python3 -m venv --clear {folder}",),
-        )
+        yield Fix("Make the environment anew, and install its packages again", (f"python3 -m venv --clear {folder}",))
     elif target_python.chosen_by == "VIRTUAL_ENV":
         yield Fix("Leave the active environment", ("deactivate",))
     elif target_python.chosen_by == "CONDA_PREFIX":
@@ -165,8 +159,9 @@ def user_site_shadows(target_python: TargetPython, packages: Packages) -> Iterat
     if not pairs:
         return
     pairs.sort(key=lambda pair: (pair[0].name != "torch", pair[0].name))
+    behind = (f"{package.name} {hidden.version} behind {package.version}" for package, hidden in pairs)
     yield Finding(
-        summary=f"~/.local hides the environment's {listed((_hidden(*pair) for pair in pairs), 2)}",
+        summary=f"~/.local hides the environment's {listed(behind, 2)}",
         evidence=(
             told(target_python, "user_site", f"packages in your home: {target_python.user_site}"),
             *(
@@ -188,10 +183,6 @@ def user_site_shadows(target_python: TargetPython, packages: Packages) -> Iterat
 _FIT_TOGETHER = re.compile(
     r"torch|torchvision|torchaudio|triton|nvidia-.+-cu\d+|apex|deepspeed|flash-attn|transformer-engine|xformers"
 )
-
-
-def _hidden(package: Package, hidden: Package) -> str:
-    return f"{package.name} {hidden.version} behind {package.version}"
 
 
 @check("pip-missing", severity=INFO)

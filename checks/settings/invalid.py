@@ -394,15 +394,10 @@ def nccl_conf_ignored_line(environment: Environment) -> Iterator[Finding]:
     files = known(environment.configuration_files)
     requires(files, "no configuration file of NCCL's")
     for ignored_line in environment.ignored_lines:
+        line = f"line {ignored_line.number}"
         yield Finding(
-            summary=f"NCCL doesn't take line {ignored_line.number} of {ignored_line.path[-60:]} as it was meant: {ignored_line.why}",
-            evidence=(
-                told(
-                    environment,
-                    "ignored_lines",
-                    f"{ignored_line.path}, line {ignored_line.number}: {ignored_line.text}",
-                ),
-            ),
+            summary=f"NCCL doesn't take {line} of {ignored_line.path[-60:]} as it was meant: {ignored_line.why}",
+            evidence=(told(environment, "ignored_lines", f"{ignored_line.path}, {line}: {ignored_line.text}"),),
             fixes=(
                 Fix("Correct the line", (f"${{EDITOR:-vi}} +{ignored_line.number} {shlex.quote(ignored_line.path)}",)),
             ),

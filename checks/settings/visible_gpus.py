@@ -11,7 +11,7 @@ from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.settings.invalid import evidence_of, quoted, take_away
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.engine.registry import check, required, requires
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.knowledge.evidence import told
@@ -85,9 +85,7 @@ def cuda_visible_devices_wrong(environment: Environment, gpus: Maybe[Gpus]) -> I
     ## Fix
     List numbers from 0, or UUIDs as `nvidia-smi -L` prints them, separated by commas; or unset it to see all GPUs.
     """
-    found = environment.setting("CUDA_VISIBLE_DEVICES")
-    requires(found, "CUDA_VISIBLE_DEVICES is not set")
-    assert found is not None
+    found = required(environment.setting("CUDA_VISIBLE_DEVICES"), "CUDA_VISIBLE_DEVICES is not set")
     devices: Sequence[Gpu] | None = None
     if isinstance(gpus, Gpus):
         requires(gpus.devices and gpus.vendor != "amd", NO_GPU)
@@ -158,9 +156,8 @@ def cuda_device_order(environment: Environment, gpus: Gpus) -> Iterator[Finding]
     kinds = sorted({device.name for device in gpus.devices if device.name})
     requires(gpus.vendor != "amd" and gpus.devices, NO_GPU)
     requires(len(kinds) > 1, "all GPUs are alike")
-    listing = environment.setting("CUDA_VISIBLE_DEVICES")
-    requires(listing and listing.value.strip()[:1].isdigit(), "CUDA_VISIBLE_DEVICES holds no numbers")
-    assert listing is not None
+    listing = required(environment.setting("CUDA_VISIBLE_DEVICES"), "CUDA_VISIBLE_DEVICES holds no numbers")
+    requires(listing.value.strip()[:1].isdigit(), "CUDA_VISIBLE_DEVICES holds no numbers")
     # A list of all GPUs picks nothing, whatever the order.
     if environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(listing.value.split(",")) >= len(gpus.devices):
         return

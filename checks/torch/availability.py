@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.disks import Disks
@@ -141,7 +142,7 @@ def torch_import_broken(
         look = Fix("See all that it prints", (in_target_python(target_python, *repeat),))
     text = torch.import_error + torch.import_traceback
     slugs = next((slugs for pattern, *slugs in EXPLAINED_BY if re.search(pattern, text)), [])
-    if slugs == ["no-nvidia-driver"] and not isinstance(container, Unknown) and container.runtime:
+    if slugs == ["no-nvidia-driver"] and runtime_of(container):
         slugs = ["container-no-gpu"]
     if slugs:
         cause = f"This is what {listed(slugs)} {'looks' if len(slugs) == 1 else 'look'} into."
@@ -219,13 +220,8 @@ def torch_cpu_only(
             _would_be_seen(pci, gpus, driver, machine)
         yield from found
         return
-    spared = (
-        not isinstance(container, Unknown)
-        and container.runtime is not None
-        and not isinstance(driver, Unknown)
-        and not driver.device_nodes
-        and not jetson
-    )
+    no_nodes = not isinstance(driver, Unknown) and not driver.device_nodes
+    spared = runtime_of(container) is not None and no_nodes and not jetson
     yield Finding(
         summary=f"torch {torch.version} is a build without CUDA, but this host has an NVIDIA GPU",
         severity=WARN if spared else FAIL,

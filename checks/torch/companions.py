@@ -46,31 +46,18 @@ def torch_torchvision_mismatch(torch: Torch, packages: Packages, target_python: 
         if judged:
             severity, reason = judged
             base = version.base_version if not version.is_devrelease else str(version.public)
+            named = f"{companion.name} {companion.version}"
+            requires_what = listed(companion.requires) or "no certain torch"
+            wanted = (f"torch=={base}", companion.name, *index_options(torch.version or ""))
+            install = pip_install(target_python, "--force-reinstall", *wanted)
             yield Finding(
-                summary=f"{companion.name} {companion.version} doesn't go with torch {torch.version}: {reason}",
+                summary=f"{named} doesn't go with torch {torch.version}: {reason}",
                 severity=severity,
                 evidence=(
                     torch_version(torch),
-                    told(
-                        packages,
-                        "installed",
-                        f"{companion.name} {companion.version}, which requires {listed(companion.requires) or 'no certain torch'}",
-                    ),
+                    told(packages, "installed", f"{named}, which requires {requires_what}"),
                 ),
-                fixes=(
-                    Fix(
-                        f"Let pip find the {companion.name} that belongs to this torch",
-                        (
-                            pip_install(
-                                target_python,
-                                "--force-reinstall",
-                                f"torch=={base}",
-                                companion.name,
-                                *index_options(torch.version or ""),
-                            ),
-                        ),
-                    ),
-                ),
+                fixes=(Fix(f"Let pip find the {companion.name} that belongs to this torch", (install,)),),
             )
 
 

@@ -10,6 +10,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
 from ddpdoctor.checks.driver.userspace import SHUT
+from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
@@ -81,7 +82,7 @@ def driver_too_old(
     if driver.version:
         evidence.append(Evidence(f"driver {driver.version}", "the driver's kernel module and libraries"))
     wanted = "" if machine.wsl else f" ({DRIVER_FLOOR.get(numbers(cuda)[0], 'a newer one')} or later)"
-    where = " on the host, outside of the container" if _in_container(container) else ""
+    where = " on the host, outside of the container" if runtime_of(container) else ""
     where = " in Windows, not inside WSL" if machine.wsl else where
     update = (
         f"Or ask the administrator for a driver for CUDA {numbers(cuda)[0]}{where}{wanted}, and send what this prints"
@@ -89,15 +90,8 @@ def driver_too_old(
     yield Finding(
         summary=f"torch is built for CUDA {cuda}, and driver {driver.version or ''} {says}".replace("  ", " "),
         evidence=tuple(evidence),
-        fixes=(
-            *_for_older_driver(torch, target_python, served, gpus, packages),
-            Fix(update, ("nvidia-smi",)),
-        ),
+        fixes=(*_for_older_driver(torch, target_python, served, gpus, packages), Fix(update, ("nvidia-smi",))),
     )
-
-
-def _in_container(container: Maybe[Container]) -> bool:
-    return not isinstance(container, Unknown) and container.runtime is not None
 
 
 def _for_older_driver(
@@ -215,24 +209,20 @@ def gpu_arch_unsupported(
             raise NotKnown("the driver doesn't tell which CUDA it serves")
         return
     supported = [gpu for gpu in usable if gpu not in unsupported]
-    first = unsupported[0]
+    first, capability = unsupported[0], dotted(compute_capability(unsupported[0]))
     if supported:
         needs_certain_order(gpus, environment)
     yield Finding(
-        summary=f"torch {torch.version} has no code for {called(unsupported)}: {first.name}, sm_{_sm(first)}",
+        summary=f"torch {torch.version} has no code for {called(unsupported)}: {first.name}, sm_{capability.replace('.', '')}",
         severity=WARN if supported else FAIL,
         evidence=(
             told(torch, "arch_list", f"torch has code for {listed(arch_list, most=9)}"),
-            told(gpus, "devices", f"{first.name} has compute capability {dotted(compute_capability(first))}"),
+            told(gpus, "devices", f"{first.name} has compute capability {capability}"),
         ),
         fixes=(jetson_fix(target_python, driver, packages),)
         if machine.jetson
         else tuple(_for_these_gpus(target_python, served, usable, supported, packages)),
     )
-
-
-def _sm(gpu: Gpu) -> str:
-    return "".join(str(part) for part in compute_capability(gpu))
 
 
 def _for_these_gpus(

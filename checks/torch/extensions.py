@@ -146,27 +146,19 @@ def _other_build(library: SharedObject, siblings: tuple[SharedObject, ...], targ
 def reinstall(package: Extension, target_python: TargetPython, torch: Torch) -> Fix:
     """The command that brings the package back in line with torch."""
     if package.package == "torchtext":
-        return Fix(
-            "Remove it: torchtext 0.18, for torch 2.3, was its last release",
-            (uninstall(target_python, "torchtext"),),
-        )
+        text = "Remove it: torchtext 0.18, for torch 2.3, was its last release"
+        return Fix(text, (uninstall(target_python, "torchtext"),))
     if package.package in OFFICIAL:
         release = (torch.version or "").partition("+")[0]
         pinned = (f"torch=={release}",) if release else ()
-        return Fix(
-            f"Install the {package.package} that was made for this torch",
-            (
-                uninstall(target_python, package.package),
-                pip_install(target_python, "--no-cache-dir", *pinned, package.package, *torch_index(torch)),
-            ),
-        )
+        install = pip_install(target_python, "--no-cache-dir", *pinned, package.package, *torch_index(torch))
+        text = f"Install the {package.package} that was made for this torch"
+        return Fix(text, (uninstall(target_python, package.package), install))
     name = package.package.replace("_", "-")
     if not package.version:
         ask = f"import importlib.metadata as m; print(m.packages_distributions().get({package.package!r}))"
-        return Fix(
-            f"Build the package that {package.package} belongs to again, with --no-build-isolation; this tells which one it is",
-            (in_target_python(target_python, "-c", ask),),
-        )
+        text = f"Build the package that {package.package} belongs to again, with --no-build-isolation; this tells which one it is"
+        return Fix(text, (in_target_python(target_python, "-c", ask),))
     options = ("--force-reinstall", "--no-deps", "--no-build-isolation", "--no-cache-dir")
     version, _, local = package.version.partition("+")
     source = f", from PyPI's source (the wheel with +{local} came from elsewhere)" if local else ""
@@ -266,11 +258,8 @@ def cuda_home_missing(toolchain: Toolchain, torch: Torch, target_python: TargetP
         return
     home = toolchain.cuda_home
     lacks = f"has an nvcc but lacks {nvcc.lacks}" if nvcc else "has no bin/nvcc"
-    here = (
-        f"torch takes {home if len(home) <= 40 else '...' + home[-37:]} as CUDA_HOME, which {lacks}"
-        if home
-        else "there is no nvcc where torch looks"
-    )
+    shown = home if not home or len(home) <= 40 else f"...{home[-37:]}"
+    here = f"torch takes {shown} as CUDA_HOME, which {lacks}" if home else "there is no nvcc where torch looks"
     fixes = toolkit_fixes(toolchain, target_python, cuda)
     other = next((nvcc for nvcc in toolchain.nvccs if nvcc.whole), None)
     if other and not any(nvcc.version == minor_only(cuda) for nvcc in toolchain.nvccs):

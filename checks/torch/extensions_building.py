@@ -70,10 +70,8 @@ def ninja_missing(toolchain: Toolchain, torch: Torch, target_python: TargetPytho
             "the PATH of the job isn't known, since --python named the interpreter",
         )
         folder = target_python.python.rpartition("/")[0]
-        summary, fix = (
-            "ninja is installed, but not on PATH",
-            Fix("Put its folder on PATH", (f"export PATH={shlex.quote(folder)}:$PATH",)),
-        )
+        summary = "ninja is installed, but not on PATH"
+        fix = Fix("Put its folder on PATH", (f"export PATH={shlex.quote(folder)}:$PATH",))
     else:
         summary, fix = "There is no ninja on PATH", Fix("Install ninja", (pip_install(target_python, "ninja"),))
     yield Finding(

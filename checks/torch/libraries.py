@@ -93,30 +93,22 @@ def nccl_duplicate_pip(
     wanted = pin_of("libnccl.so.2", packages, target_python)
     own = bundled("libnccl.so.2", libraries)
     there = own.version if own else ""
+    found = there or "of unknown version"
     outdated = bool(wanted and wanted.exact and there and older(there, wanted.exact))
     for group in groups:
         names = [package.name for package in group]
         keep = f"{wanted.package}{wanted.wanted}" if wanted else f"nvidia-nccl-cu{numbers(cuda)[0]}"
         both = listed(f"{package.name} {package.version}" for package in group)
+        anew = (uninstall(target_python, *names), pip_install(target_python, "--no-deps", keep))
         yield Finding(
             summary=f"{both} overwrite each other's libnccl.so.2",
             severity=FAIL if outdated or (import_broken(torch) and _undefined(torch).startswith("nccl")) else WARN,
-            cause=f"torch requires {keep}; the file that is there now is {there or 'of unknown version'}.",
+            cause=f"torch requires {keep}; the file that is there now is {found}.",
             evidence=(
                 told(packages, "installed", f"all are installed: {both}"),
-                told(
-                    libraries, "bundled", f"libnccl.so.2 is now {there or 'of unknown version'}, in {group[0].location}"
-                ),
+                told(libraries, "bundled", f"libnccl.so.2 is now {found}, in {group[0].location}"),
             ),
-            fixes=(
-                Fix(
-                    "Remove them all, and install the one that torch requires",
-                    (
-                        uninstall(target_python, *names),
-                        pip_install(target_python, "--no-deps", keep),
-                    ),
-                ),
-            ),
+            fixes=(Fix("Remove them all, and install the one that torch requires", anew),),
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.checks.shared_fixes import distribution_of, install_package, is_debian, runtime_of
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.extensions import Extensions
@@ -76,8 +77,8 @@ def cuda_lib_not_found(
         return
     missing = [named[1]] if named else []
     if named and re.match(r"lib(cuda|nvidia-ml)\.so", named[1]):
-        inside = not isinstance(container, Unknown) and container.runtime
-        requires(False, f"{named[1]} is the driver's: see {'container-no-gpu' if inside else 'no-nvidia-driver'}")
+        see = "container-no-gpu" if runtime_of(container) else "no-nvidia-driver"
+        requires(False, f"{named[1]} is the driver's: see {see}")
     if not named or not isinstance(libraries.missing, Unknown):
         # The import stops at the first; the files tell what else would be missed.
         others = [soname for soname in known(libraries.missing) if not re.match(r"lib(cuda|nvidia-.*)\.so", soname)]
@@ -87,11 +88,10 @@ def cuda_lib_not_found(
     from_pip = [soname for soname in missing if FROM_PIP.match(soname)]
     fixes = [_bring(from_pip, torch, packages, target_python)] if from_pip else []
     fixes += [_other(soname, target_python, machine) for soname in missing if soname not in from_pip]
-    evidence = (
-        told(torch, "import_error", f"import torch: {_last_line(torch.import_error)}")
-        if named
-        else told(libraries, "missing", f"needed, and not found: {listed(missing)}")
-    )
+    last_line = (torch.import_error.strip().splitlines() or [""])[-1]
+    evidence = told(libraries, "missing", f"needed, and not found: {listed(missing)}")
+    if named:
+        evidence = told(torch, "import_error", f"import torch: {last_line}")
     yield Finding(
         summary=f"torch needs {listed(missing, most=3)}, which {'is' if len(missing) == 1 else 'are'} not found here",
         severity=FAIL if named or import_broken(torch) else WARN,
@@ -102,7 +102,7 @@ def cuda_lib_not_found(
 
 def _other(soname: str, target_python: TargetPython, machine: Maybe[Machine]) -> Fix:
     """What brings a library that isn't torch's."""
-    distribution = "" if isinstance(machine, Unknown) or isinstance(machine.os_id, Unknown) else machine.os_id
+    distribution = distribution_of(machine)
     debian, fedora, conda = OF_THE_SYSTEM.get(soname, ("", "", ""))
     intel = next((package for begin, package in INTEL.items() if soname.startswith(begin)), "")
     if (conda or intel) and target_python.environment_kind == "conda":
@@ -110,16 +110,12 @@ def _other(soname: str, target_python: TargetPython, machine: Maybe[Machine]) ->
         return Fix(f"Install the package that brings {soname}", (install,))
     if intel:
         return Fix(f"Install the package that brings {soname}", (pip_install(target_python, intel),))
-    apt = distribution in ("debian", "ubuntu")
+    apt = is_debian(machine)
     if debian and (apt or distribution in ("rhel", "rocky", "almalinux", "centos", "fedora")):
-        install = f"sudo apt-get install {debian}" if apt else f"sudo dnf install {fedora}"
+        install = install_package(machine, debian, fedora)
         return by_root(f"Install the system's package that brings {soname}", (install,))
     search = f"apt-file search {shlex.quote(soname)}" if apt else f"dnf provides {shlex.quote(f'*/{soname}')}"
     return Fix(f"Find out which of the system's packages brings {soname}, and have it installed", (search,))
-
-
-def _last_line(error: str) -> str:
-    return (error.strip().splitlines() or [""])[-1]
 
 
 def _bring(missing: list[str], torch: Torch, packages: Packages, target_python: TargetPython) -> Fix:
@@ -128,10 +124,8 @@ def _bring(missing: list[str], torch: Torch, packages: Packages, target_python: 
     version = packages.version("torch") or torch.version or ""
     named = (f"torch=={version}" if version else "torch", *index_options(version))
     if any(pin.installed is None for pin in wanted.values()):
-        return Fix(
-            "Let pip install the packages that torch requires and that are missing",
-            (pip_install(target_python, *named),),
-        )
+        text = "Let pip install the packages that torch requires and that are missing"
+        return Fix(text, (pip_install(target_python, *named),))
     if wanted:
         return Fix("Install the packages that bring them again", (reinstall(target_python, *wanted.values()),))
     again = pip_install(target_python, "--force-reinstall", *named)
@@ -162,14 +156,8 @@ def glibcxx_too_old(
         torch.import_error + "\n" + torch.import_traceback,
     )
     if said:
-        by = said[3] or "torch"
-        yield _too_old(
-            f"{said[1]}_{said[2]}",
-            by,
-            libraries,
-            target_python,
-            told(torch, "import_error", f"import torch: {said[0]}"),
-        )
+        seen = told(torch, "import_error", f"import torch: {said[0]}")
+        yield _too_old(f"{said[1]}_{said[2]}", said[3] or "torch", libraries, target_python, seen)
         return
     have = known(provided)
     requires(have is not None, "the interpreter gets no libstdc++.so.6")
