@@ -1,4 +1,4 @@
-"""What fixes of several families have in common: the container around a job, the distribution's packages, limits of logins. Pure."""
+"""Parts of fixes that several families prescribe: the container around a job, the distribution's packages, limits of logins. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpdoctor.knowledge.privileges import by_root
 
 
 def runtime_of(container: Maybe[Container]) -> str | None:
-    """What runs the container that this is ("docker"); None outside of one, or where that isn't known."""
+    """The runtime of the container that this is ("docker"); None outside of one, or where that isn't known."""
     return None if isinstance(container, Unknown) else container.runtime
 
 

@@ -1,4 +1,4 @@
-"""What `ddpdoctor explain apex` prescribes: how to build Apex here, or what torch has in its stead."""
+"""The prescription of `ddpdoctor explain apex`: how to build Apex here, or what torch has in its stead."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _without_cuda(torch: Torch, gpus: Maybe[Gpus]) -> Finding:
 
 
 def _compiler_first(toolchain: Toolchain, nvcc: Nvcc, machine: Maybe[Machine]) -> tuple[Fix, ...]:
-    """What to do about a compiler that this nvcc won't take."""
+    """Fixes for a compiler that this nvcc won't take; none where it takes it."""
     limit = gcc_limit(nvcc)
     if limit is None or not any(too_new(compiler, limit) for compiler in (toolchain.compiler, toolchain.nvcc_compiler)):
         return ()

@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import clip, human, listed
-from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checkpoints.finding_words import (
     NONE_NAMED,
     is_dangerous,
@@ -21,7 +21,7 @@ from ddpdoctor.checkpoints.finding_words import (
     verb,
 )
 from ddpdoctor.checkpoints.weights_only import ALL, DO_NOT_LOAD, needed_import, preparation
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.checkpoints import CheckpointFile, Checkpoints
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
@@ -42,14 +42,13 @@ NOT_TO_BE_LOADED = Fix("Do not load it at all, on any machine and with any optio
 def all_read(checkpoints: Checkpoints) -> None:
     """End a check whose verdict holds for a part of the files only.
 
-    Raises:
-        NotKnown: some of the named files could not be read, so that nobody can call them fine.
+    Leaves the check untested: some of the named files could not be read, so that nobody can call them fine.
     """
     unread = [file for file in checkpoints.files if file.problem]
     if len(unread) == 1:
-        raise NotKnown(f"{short(unread[0].path)} could not be read (see ckpt-truncated)")
+        leave_untested(f"{short(unread[0].path)} could not be read (see ckpt-truncated)")
     if unread:
-        raise NotKnown(
+        leave_untested(
             f"{len(unread)} of the {len(checkpoints.files)} checkpoints could not be read: see ckpt-truncated"
         )
 
@@ -114,7 +113,7 @@ def what_is_there(file: CheckpointFile) -> str:
 
 
 def in_short(text: str, most: int) -> str:
-    """As much of a sentence as makes sense by itself: up to a clause's end, else as far as there is room."""
+    """Cut a sentence to what makes sense by itself: up to a clause's end, else as far as there is room."""
     if len(text) <= most:
         return text
     clauses = [place for mark in (": ", "; ", ", ", " (") if (place := text.rfind(mark, most // 3, most)) > 0]
@@ -153,7 +152,7 @@ def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator
         requires(torch.installed, "torch is not installed")
         version = release(torch.version)
         if version is None:
-            raise NotKnown("this torch doesn't tell its version")
+            leave_untested("this torch doesn't tell its version")
         if version >= WEIGHTS_ONLY_BY_DEFAULT:
             yield from (stops(alike, torch) for alike in by_blockers(blocked))
     all_read(checkpoints)
@@ -258,7 +257,7 @@ WRAPPERS = {
 
 
 def pickled_module(files: Sequence[CheckpointFile], target_python: Maybe[TargetPython]) -> Finding:
-    """Of files with the same class."""
+    """The finding for files that hold a module of the same class."""
     name = files[0].whole_module
     named = [[global_.name for global_ in file.globals if global_.name != name] for file in files]
     others = [[global_name for global_name in names if not global_name.startswith("torch.")] for names in named]

@@ -40,11 +40,9 @@ EXTENSIONS = {"npu": "torch_npu", "hpu": "habana_frameworks.torch", "xla": "torc
 
 
 def gpus_for_torch(torch: Torch, gpus: Maybe[Gpus], environment: Maybe[Environment]) -> int:
-    """How many GPUs this torch can use: cuda:0 and so on (a ROCm build calls them the same).
+    """Count the GPUs that this torch can use: cuda:0 and so on (a ROCm build calls them the same).
 
-    Raises:
-        NotKnown: nobody could say.
-        NotApplicable: there is no torch.
+    Leaves the check untested where nobody could say, or there is no torch.
     """
     requires(torch.installed, "torch is not installed")
     if torch.cpu_only or torch.cuda_available is False:

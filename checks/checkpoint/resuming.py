@@ -32,7 +32,7 @@ def _prefixed_by(prefix: str) -> str:
 
 
 def _prefixes(seen: Sequence[SignMatch], log: Log) -> Particulars:
-    """Where both lists of keys stand in the log, which prefix it is, and on which side."""
+    """Name the prefix, and the side that has it, where both lists of keys stand in the log."""
     model, saved = word(seen, "model_prefix"), word(seen, "saved_prefix")
     if saved and not model:
         return Particulars(
@@ -127,7 +127,11 @@ def prefixed(prefix: str, found: Sequence[tuple[CheckpointFile, KeyPrefix]]) -> 
 
 
 class World(msgspec.Struct, frozen=True):
-    """The ranks of the planned job. certain: something says over how many nodes it runs."""
+    """The ranks of the planned job.
+
+    Args:
+        certain: whether something says over how many nodes it runs.
+    """
 
     size: int
     source: str

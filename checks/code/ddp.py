@@ -163,7 +163,7 @@ def ddp_param_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
 
 
 def _counts(log: Log, seen: Sequence[SignMatch]) -> dict[int, int]:
-    """How many parameters the ranks have, as far as the messages tell: each names two of them."""
+    """Numbers of parameters by rank, as far as the messages tell: each names two ranks."""
     counts: dict[int, int] = {}
     for text in (*(match.line.text for match in seen), *(exception.message for exception in log.raised)):
         if found := _TWO_COUNTS.search(text):

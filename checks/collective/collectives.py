@@ -117,7 +117,7 @@ def _by_hand(one: TriedCollective, run: Run) -> Fix:
 
 
 def _words(run: Run) -> tuple[Evidence, ...]:
-    """What each rank came to; those that failed first."""
+    """The outcome of each rank, those that failed first."""
     ordered = sorted(run.ran, key=lambda collective: collective.ok)
     shown = tuple(
         Evidence(f"{run.name(collective)}: {_came_to(collective)}", SOURCE) for collective in ordered[:MOST_SHOWN]

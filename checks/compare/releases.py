@@ -82,7 +82,7 @@ def _pattern(nodes: tuple[Node, ...]) -> Node:
 
 
 def _torches(nodes: tuple[Node, ...]) -> Evidence:
-    """Which nodes have which torch."""
+    """The nodes by their torch."""
     versions = {
         node.rank: node.torch if isinstance(node.torch, str) else "not installed" if node.torch is None else "unknown"
         for node in nodes
@@ -91,7 +91,7 @@ def _torches(nodes: tuple[Node, ...]) -> Evidence:
 
 
 def _each(values: Mapping[int, str], nodes: tuple[Node, ...]) -> str:
-    """Which nodes have which of the values, given by rank: "2.13.0 on n1 and n2; 2.3.1 on n3"."""
+    """The nodes by their value, given by rank: "2.13.0 on n1 and n2; 2.3.1 on n3"."""
     groups: dict[str, list[Node]] = {}
     for node in nodes:
         if node.rank in values:
@@ -161,7 +161,7 @@ def _with_cuda(node: Node) -> str:
 
 
 def _verdict(own: Node, pattern: Node, nodes: tuple[Node, ...]) -> tuple[Severity, str]:
-    """How bad the difference is, and why."""
+    """The severity of the difference, and the reason for it."""
     assert isinstance(own.torch, str)
     server = next((node for node in nodes if node.rank == 0), pattern)
     for node in nodes if own.rank == server.rank else (own,):

@@ -158,7 +158,7 @@ def _turned(differing: Sequence[Deviation]) -> list[Deviation]:
 
 
 def _where(kept: Sequence[Deviation], meeting: Meeting) -> Fix:
-    """Where such a line belongs so that all nodes get it."""
+    """The place where such lines belong so that all nodes get them."""
     lines = _lines(kept)
     if meeting.launcher == "Slurm":
         # Not `--export=ALL,NAME=a,b`: Slurm cuts that list at every comma.

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.base.text import listed
-from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpus
@@ -56,7 +56,7 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
     requires(loaded is not None or status == 18, NO_DRIVER)
     library = (driver.nvml_version if status == 18 else None) or driver.libcuda_version or driver.nvml_version
     if status is None and library is None:
-        raise NotKnown("none of the driver's libraries tells its version")
+        leave_untested("none of the driver's libraries tells its version")
     path = "" if isinstance(driver.libcuda_path, Unknown) else driver.libcuda_path or ""
     initialised = None if isinstance(driver.cuda_init, Unknown) else driver.cuda_init
     # Newer libraries out of a compat folder may serve an older module: that is what they are for.
@@ -121,7 +121,7 @@ def nvml_unavailable(
     requires(driver.libcuda_path is not None, "there is no libcuda.so.1")
     status = driver.nvml_status
     if isinstance(status, Unknown):
-        raise NotKnown(status.reason)
+        leave_untested(status.reason)
     requires(status != 18 or machine.wsl, "NVML's version differs from the driver's: see nvml-driver-mismatch")
     requires(status != 15, "a GPU is lost: see gpu-fell-off-bus")
     requires(status != 999 or container.runtime is None, "the container lost its GPUs: see container-lost-gpu")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import human, listed, plural
-from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.engine.registry import Subject, check, requires
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.engine.registry import Subject, check, leave_untested, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.machine import Machine
@@ -137,7 +137,7 @@ def mig_multi_instance(
         return
     guessed = plan.source.startswith("the number of GPUs")
     if guessed and isinstance(environment, Unknown):
-        raise NotKnown(environment.reason)
+        leave_untested(environment.reason)
     allowed = not isinstance(environment, Unknown) and environment.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     sliced = sorted({visible_slice.gpu.index for visible_slice in slices})
     first = slices[0].slice
@@ -188,7 +188,7 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
     requires(whole, "no whole GPU is visible (only MIG slices, or none)")
     asked = tuple(gpu for gpu in whole if not isinstance(gpu.compute_mode, Unknown))
     if not asked:
-        raise NotKnown("the compute mode of the visible GPUs is not reported")
+        leave_untested("the compute mode of the visible GPUs is not reported")
     prohibited = tuple(gpu for gpu in asked if gpu.compute_mode == "prohibited")
     # Under MPS the mode is as recommended: its server is the one process, and lets the ranks in.
     mps = not isinstance(environment, Unknown) and "CUDA_MPS_PIPE_DIRECTORY" in environment
@@ -207,7 +207,7 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
         where = f"{plural(len(whole), 'GPU')} in compute mode EXCLUSIVE_PROCESS"
         yield _closed(exclusive, devices, f"{plan.nproc} ranks on {where}, which lets one process in")
     if len(asked) < len(whole):
-        raise NotKnown("the compute mode of some visible GPUs is not reported")
+        leave_untested("the compute mode of some visible GPUs is not reported")
     untold = [gpu.processes for gpu in exclusive if isinstance(gpu.processes, Unknown)]
     if untold and plan.nproc > free - len(untold):
         known(untold[0])
@@ -277,7 +277,7 @@ def gpu_heterogeneous(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -
 
 
 def _strength(gpu: Gpu) -> tuple[int, tuple[int, ...]]:
-    """Which GPU one would rather train on: memory first (in steps of 4 GiB), then generation."""
+    """Sort key of the GPU that one would rather train on: memory first (in steps of 4 GiB), then generation."""
     generation = () if isinstance(gpu.compute_capability, Unknown) else gpu.compute_capability
     return round(_memory(gpu) / 4 / 1024**3), generation
 
@@ -325,14 +325,14 @@ def gpu_memory_in_use(
     requires(visible, "no whole GPU is visible (only MIG slices, or none)")
     asked = tuple(gpu for gpu in visible if not gpu.integrated and _share(gpu) is not None)
     if not asked:
-        raise NotKnown("the memory in use on the visible GPUs is not reported")
+        leave_untested("the memory in use on the visible GPUs is not reported")
     # Where it is known who holds what, gpu-memory-held-by-others, zombie-gpu-process and gpu-memory-unowned name them.
     looked_at = isinstance(processes, Processes) and isinstance(machine, Machine) and not machine.wsl
     named = tuple(gpu for gpu in asked if looked_at and is_all_owned(gpu))
     full = tuple(gpu for gpu in asked if (_share(gpu) or 0.0) >= 0.1 and gpu not in named)
     if not full:
         if len(asked) < sum(not gpu.integrated for gpu in visible):
-            raise NotKnown("the memory in use on some visible GPUs is not reported")
+            leave_untested("the memory in use on some visible GPUs is not reported")
         return
     worst = max(full, key=lambda gpu: _share(gpu) or 0.0)
     free = [gpu for gpu in asked if gpu not in full]

@@ -1,4 +1,4 @@
-"""How the GPUs of one host reach each other: NVLink, NVSwitch and its fabric manager, peer-to-peer over PCIe."""
+"""The ways between the GPUs of one host: NVLink, NVSwitch and its fabric manager, peer-to-peer over PCIe."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import listed, plural
-from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import install_package, is_debian
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment
@@ -78,7 +78,7 @@ def fabric_manager_not_running(
         severity = WARN if initialised == 0 else None
     elif here and not done and pci.nvswitches and manager != "active":
         if isinstance(manager, Unknown):
-            raise NotKnown(manager.reason)
+            leave_untested(manager.reason)
         summary = f"{plural(len(pci.nvswitches), 'NVSwitch', 'NVSwitches')} here, but the fabric manager is {_manager(driver)}"
         severity = WARN if initialised == 0 else None
     elif differs:
@@ -228,7 +228,7 @@ def p2p_acs_iommu(
     matrix = known(gpus.p2p)
     cells = {cell for row in matrix for cell in row}
     if "ok" not in cells and "unknown" in cells:
-        raise NotKnown("the driver doesn't say whether the GPUs can reach each other directly")
+        leave_untested("the driver doesn't say whether the GPUs can reach each other directly")
     requires("ok" in cells, "peer-to-peer is not possible between these GPUs, and NCCL knows it")
     above = _bridges(pci)
     bridges = tuple(bridge for bridge in above if bridge.acs_redirect)
@@ -267,9 +267,9 @@ def p2p_acs_iommu(
         for device in devices:
             known(device.virtualization)
         if not pci.nvidia_gpus:
-            raise NotKnown("sysfs doesn't show the GPUs")
+            leave_untested("sysfs doesn't show the GPUs")
         if any(bridge.acs_redirect is None for bridge in above):
-            raise NotKnown("ACS can't be read without root")
+            leave_untested("ACS can't be read without root")
 
 
 def _bridges(pci: Pci) -> tuple[PciDevice, ...]:
@@ -322,7 +322,7 @@ def rtx4000_p2p_unsupported(
     requires(len(cards) > 1 and plan.nproc > 1, "no more than one RTX 40 in the job")
     version = driver.version
     if version is None:
-        raise NotKnown("the driver's version is not known")
+        leave_untested("the driver's version is not known")
     off = _off(environment, "NCCL_P2P_DISABLE")
     evidence = (
         Evidence(f"{len(cards)} x {cards[0].name}", "NVML"),

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
-from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.gpus import Gpu, Gpus
 from ddpdoctor.facts.pci import Pci, PciDevice
@@ -43,7 +43,7 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
         card for card in cards if card.link_width and card.parent_link_width_max and card.address not in apart
     )
     if not known_links:
-        raise NotKnown("sysfs doesn't say how the cards and their slots are linked")
+        leave_untested("sysfs doesn't say how the cards and their slots are linked")
     busy = {} if isinstance(gpus, Unknown) else {gpu.bus_id: gpu for gpu in gpus.answering if _busy(gpu)}
     narrow = tuple(card for card in known_links if card.link_width < _best_width(card))
     slow = tuple(
@@ -72,15 +72,14 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
         )
     if not narrow and not slow:
         if unread := [card.address for card in cards if card not in known_links and card.address not in apart]:
-            raise NotKnown(f"sysfs doesn't say how {listed(unread, most=4)} and the slot are linked")
+            leave_untested(f"sysfs doesn't say how {listed(unread, most=4)} and the slot are linked")
         _assert_idle(known_links, gpus)
 
 
 def _assert_idle(links: tuple[PciDevice, ...], gpus: Maybe[Gpus]) -> None:
     """A GPU's slow link is fine while it idles.
 
-    Raises:
-        NotKnown: nobody said whether it does.
+    Leaves the check untested: nobody said whether it does.
     """
     lowered = {link.address for link in links if link.link_speed < _best_speed(link)}
     if lowered:
@@ -144,7 +143,7 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
     above = {card.parent for card in cards}
     watched = (*cards, *(device for device in pci.devices if device.address in above and device not in cards))
     if all(card.aer_fatal is None and card.aer_nonfatal is None for card in watched):
-        raise NotKnown("the kernel doesn't count PCIe errors here")
+        leave_untested("the kernel doesn't count PCIe errors here")
     counted = tuple((card, card.aer_fatal or 0, card.aer_nonfatal or 0) for card in watched)
     bad = tuple(counts for counts in counted if counts[1] or counts[2] >= NONFATAL_FLOOR)
     if bad:

@@ -110,7 +110,7 @@ def _planned(
 
 
 def _running(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
-    """Of running jobs those whose ranks share a GPU for another reason than a missing set_device."""
+    """Findings on running jobs whose ranks share a GPU for another reason than a missing set_device."""
     held = holdings(gpus, processes)
     for job in own_jobs(processes):
         if shared := [shared_gpu for shared_gpu in shared_gpus(job, held, gpus) if not shared_gpu.unset]:

@@ -91,7 +91,7 @@ def _fewer(place: PlaceKind, what: str) -> str:
 
 
 def different_calls(hang: Hang) -> Iterator[Finding]:
-    """Of a running job: what collective-desync says."""
+    """The finding of collective-desync on a running job."""
     found = verdict_for(hang, HangCause.DESYNC)
     if found is None:
         return

@@ -43,7 +43,7 @@ def checkpoint_save_timeout(log: Log, seen: Sequence[SignMatch]) -> Finding:
 
 
 def _who_was_saving(log: Log, seen: Sequence[SignMatch]) -> str:
-    """Where all ranks but a few say that they waited; else empty: the page tells who it mostly is."""
+    """Name the few ranks that don't say that they waited; empty where too many, or all, say so."""
     all_timeouts = (*seen, *sightings(log, "nccl-watchdog-timeout"))
     waited = {timeout.line.rank for timeout in all_timeouts if timeout.line.rank is not None}
     everybody = {*log.ranks, *range(max(log.world_size or 0, *(rank + 1 for rank in waited), 0))}

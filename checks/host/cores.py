@@ -40,10 +40,9 @@ class CoreShare(msgspec.Struct, frozen=True):
 
 
 def share_of(machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Maybe[Environment], plan: Plan) -> CoreShare:
-    """What one rank gets of the cores that this process may use: at most so many where not all that bounds them is known.
+    """Share the cores that this process may use among the ranks: an upper bound where not all that limits them is known.
 
-    Raises:
-        NotKnown: nobody said how many there are.
+    Leaves the check untested where nobody said how many there are.
     """
     evidence = []
     own, job = False, math.inf
@@ -66,11 +65,7 @@ def share_of(machine: Maybe[Machine], cgroup: Maybe[Cgroup], environment: Maybe[
 
 
 def _bounds_are_known(machine: Maybe[Machine], cgroup: Maybe[Cgroup]) -> None:
-    """Before a check calls the cores enough.
-
-    Raises:
-        NotKnown: there may be fewer cores, or a quota that couldn't be read.
-    """
+    """Leave a check untested that would call the cores enough, although there may be fewer, or a quota that couldn't be read."""
     known(known(machine).usable_cores)
     known(known(cgroup).cpu_limit)
 
@@ -180,7 +175,7 @@ def omp_threads(
 
 
 def _running(processes: Processes) -> Iterator[Finding]:
-    """Of running jobs those whose ranks have really started so many threads."""
+    """Findings on running jobs whose ranks have really started so many threads."""
     for job in own_jobs(processes):
         ranks = [rank for rank in job.ranks if rank.state not in ENDED]
         share = max(1.0, processes.cores / max(1, len(ranks)))

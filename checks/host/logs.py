@@ -1,4 +1,4 @@
-"""What happened to processes of a host, told from the log."""
+"""Ends of a host's processes, told from the log."""
 
 from __future__ import annotations
 

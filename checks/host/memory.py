@@ -8,9 +8,9 @@ from signal import Signals
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import human, plural
-from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import runtime_of
-from ddpdoctor.engine.registry import check
+from ddpdoctor.engine.registry import check, leave_untested
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
@@ -36,7 +36,7 @@ BIGGEST = "ps -eo rss,user,pid,comm --sort=-rss | head -n 15"
 
 
 def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
-    """What all ranks take at the very least, and what they want, in bytes."""
+    """Bytes that all ranks take at the very least, and bytes that they want."""
     if isinstance(gpus, Gpus) and not gpus.devices:
         return plan.nproc * CPU_FLOOR, plan.nproc * CPU_WANTED
     return plan.nproc * CUDA_FLOOR, plan.nproc * CUDA_WANTED
@@ -176,7 +176,7 @@ def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iter
         )
     elif isinstance(kernel_log, Unknown):
         counted = "the counter of this session, container or job shows none, but the kernel log: " if kills == 0 else ""
-        raise NotKnown(counted + kernel_log.reason)
+        leave_untested(counted + kernel_log.reason)
 
 
 def _killed_by_log(kernel_log: KernelLog) -> Iterator[Finding]:

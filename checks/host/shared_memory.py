@@ -145,7 +145,14 @@ def _too_little_memory(machine: Maybe[Machine], plan: Plan) -> str:
 def _more_shared_memory(
     container: Maybe[Container], machine: Maybe[Machine], plan: Plan, size: int | None = None
 ) -> tuple[Fix, ...]:
-    """size: of /dev/shm as it is, in bytes; None where there is none."""
+    """Fixes for a /dev/shm that is too small, or missing.
+
+    Args:
+        container: whose /dev/shm it may be.
+        machine: whose memory bounds it.
+        plan: how many ranks are to share it.
+        size: of /dev/shm as it is, in bytes; None where there is none.
+    """
     gibibytes = _enough(machine, plan)
     larger = _larger(container, gibibytes, has_size=size is not None) if gibibytes * GIB > (size or 0) else ()
     if larger and not _too_little_memory(machine, plan):
@@ -155,7 +162,7 @@ def _more_shared_memory(
 
 
 def _larger(container: Maybe[Container], gibibytes: int, *, has_size: bool) -> tuple[Fix, ...]:
-    """How to get so large a /dev/shm."""
+    """Fixes that bring a /dev/shm of that size."""
     runtime = runtime_of(container)
     remount = f"mount -o remount,size={gibibytes}g /dev/shm"
     mount = f"mount -t tmpfs -o mode=1777,size={gibibytes}g tmpfs /dev/shm"

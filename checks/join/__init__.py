@@ -1,1 +1,1 @@
-"""How ranks and nodes find each other: launcher, port, store."""
+"""The meeting of ranks and nodes: launcher, port, store."""

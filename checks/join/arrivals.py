@@ -1,4 +1,4 @@
-"""Who came to the meeting: nodes that are missing, went away, or came under another's rank."""
+"""Arrivals at the meeting: nodes that are missing, went away, or came under another's rank."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def rdzv_missing_node(fleet: Fleet, meeting: Meeting, network: Maybe[Network]) -
 
 
 def _unsettled(fleet: Fleet) -> list[RejectedNode]:
-    """Who was turned away and hasn't come again since under a better rank; of one that came several times, the last.
+    """Nodes that were turned away and haven't come again since under a better rank; of one that came several times, the last.
     Nodes of the job, all of them: see `_unproved`."""
     settled = {(bare_host(node), node.address, node.rank) for node in fleet.nodes}
     last = {(double.host, double.address): double for double in fleet.doubles if double.proved}
@@ -95,7 +95,7 @@ def _unsettled(fleet: Fleet) -> list[RejectedNode]:
 
 
 def _unproved(fleet: Fleet) -> list[RejectedNode]:
-    """Who came as a node, didn't show that it knows the token, and isn't here by now: a node with another token or version,
+    """Visitors that came as a node, didn't show that they know the token, and aren't here by now: a node with another token or version,
     or a stranger who says so."""
     here = {(bare_host(node), node.address) for node in fleet.nodes}
     last = {(double.host, double.address): double for double in fleet.doubles if not double.proved}
@@ -116,14 +116,14 @@ def _free(fleet: Fleet) -> list[MissingNode]:
 
 
 def _seats(fleet: Fleet) -> Iterator[tuple[RejectedNode, MissingNode | None]]:
-    """Who was turned away, each with a seat to take when it comes again: its own, else one of the free ones."""
+    """Nodes that were turned away, each with a seat to take when it comes again: its own, else one of the free ones."""
     free = iter(_free(fleet))
     for visitor in _unsettled(fleet):
         yield visitor, _seat(visitor, fleet) or next(free, None)
 
 
 def _so_missing(visitor: RejectedNode, fleet: Fleet) -> str:
-    """What it means for the others that it wasn't let in."""
+    """The consequence for the others of its being turned away."""
     own = _seat(visitor, fleet)
     seats = [own] if own else _free(fleet)
     if not seats:
@@ -141,7 +141,14 @@ def _place_of(visitor: RejectedNode) -> str:
 
 
 def _missing(missing: list[MissingNode], count: int, fleet: Fleet, meeting: Meeting) -> Finding:
-    """count: so many of them; the others were turned away, and which seats they would have had isn't known."""
+    """The finding on nodes that never came.
+
+    Args:
+        missing: the seats that nobody took.
+        count: how many of them are missing; the others were turned away, and which seats they would have had isn't known.
+        fleet: who came.
+        meeting: where.
+    """
     who = listed(map(_named, missing), most=4)
     if count < len(missing):
         who = f"{count} more, of {who},"
@@ -189,7 +196,7 @@ def _or_a_stranger(unproved: list[RejectedNode]) -> str:
 
 
 def _same_version(unproved: list[RejectedNode], fleet: Fleet) -> tuple[Fix, ...]:
-    """What a stranger says of his version goes into no command; node 0's own does."""
+    """The fix for a visitor of another version. It names node 0's own version: a stranger's word goes into no command."""
     ours = next((node.ddpdoctor for node in fleet.nodes if node.rank == 0 and node.ddpdoctor), "")
     if not ours or all(visitor.code != "version" for visitor in unproved):
         return ()

@@ -1,4 +1,4 @@
-"""What flags, launchers and left-over settings say about the same job."""
+"""Flags, launchers and left-over settings that contradict each other about the same job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the logs of torchrun's rendezvous show, and no host's facts can."""
+"""Illnesses of torchrun's rendezvous that only its logs show."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def rdzv_own_name_unreachable(log: Log, seen: Sequence[SignMatch]) -> Finding:
 
 
 def _as_address(name: str) -> str:
-    """What the C library makes of a name that is a number: with a zero before it, it is an octal one."""
+    """Read a name that is a number as the C library does: with a zero before it, it is an octal one."""
     number = int(name, 8) if name.startswith("0") and not set(name) & {"8", "9"} else int(name)
     return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
 

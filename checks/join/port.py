@@ -1,4 +1,4 @@
-"""What a node met at the master's port instead of the others."""
+"""Strangers that a node met at the master's port instead of the others."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def port_squatted(meeting: Meeting, network: Network) -> Iterator[Finding]:
 
 
 def _severity(who: str) -> Severity:
-    """Where only this side is looked at, the store may be the very one that is to be there."""
+    """The severity where only this side is looked at: the store may be the very one that is to be there."""
     return INFO if who == STORE else WARN if who == SILENT else FAIL
 
 

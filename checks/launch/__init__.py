@@ -1,1 +1,1 @@
-"""How the ranks are started, by which launcher and with which settings."""
+"""The start of the ranks: by which launcher, and with which settings."""

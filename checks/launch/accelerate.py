@@ -40,8 +40,7 @@ LAUNCH = "accelerate launch"
 def _file(accelerate: Accelerate, packages: Packages) -> ConfigFile:
     """The file that a launch in the target Python takes.
 
-    Raises:
-        NotApplicable, NotKnown: there is none, or it can't be read.
+    Leaves the check untested where there is none, or it can't be read.
     """
     requires(packages.version("accelerate"), "accelerate isn't installed in the target Python")
     file = required(known(accelerate.file), "accelerate has no configuration file")
@@ -58,7 +57,7 @@ def _seen(file: ConfigFile, *names: str) -> tuple[Evidence, ...]:
 
 
 def _written(value: Value) -> str:
-    """As YAML has it; what YAML would take for something else is quoted."""
+    """Write a value as YAML has it; a text that YAML would take for something else is quoted."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return quoted(value) if isinstance(value, str) else str(value)
@@ -296,7 +295,7 @@ def _precision(file: ConfigFile, gpus: Gpus) -> Iterator[Finding]:
 
 
 class _Main(NamedTuple):
-    """What is wrong with the main process: the keys, the summary, why, what mends it, how bad it is."""
+    """A fault of the main process: the keys, the summary, why, what mends it, how bad it is."""
 
     keys: tuple[str, ...]
     summary: str

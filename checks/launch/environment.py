@@ -1,4 +1,4 @@
-"""What other launchers, and earlier runs, left in the environment of a shell or a rank."""
+"""Settings that other launchers, and earlier runs, left in the environment of a shell or a rank."""
 
 from __future__ import annotations
 

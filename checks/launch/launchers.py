@@ -1,4 +1,4 @@
-"""How the ranks are started: what torchrun, Slurm and MPI leave in the environment, and whether it fits together."""
+"""The settings that torchrun, Slurm and MPI leave in the environment of ranks, and whether they fit together."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ Contradiction = tuple[str, tuple[str, ...], Fix | None]
 
 
 def contradictions(environment: Environment) -> Iterator[Contradiction]:
-    """What can't be, the variables that say so, and the remedy where there is a better one than the general ones."""
+    """Yield each contradiction, the variables in it, and its remedy where there is a better one than the general ones."""
     value = {name: number(environment.get(name)) for name in RANK_NUMBERS}
     for name in RANK_NUMBERS:
         if name in environment and value[name] is None:

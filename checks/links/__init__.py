@@ -1,1 +1,1 @@
-"""How fast the links between nodes are."""
+"""The speed of the links between nodes."""

@@ -1,4 +1,4 @@
-"""How fast the links between the nodes are: rates, round trips, segments sent again."""
+"""The speed of the links between the nodes: rates, round trips, segments sent again."""
 
 from __future__ import annotations
 
@@ -116,12 +116,18 @@ class _LinkWords:
         return called(self.nodes[rank]) if rank in self.nodes else f"node {rank}"
 
     def speaker(self, pair: Pair) -> int:
-        """Who of the two reports: the one with a limiter, else the first."""
+        """The node of the two that reports: the one with a limiter, else the first."""
         limited = [rank for rank in pair if self._limiter(rank)]
         return limited[0] if len(limited) == 1 else pair[0]
 
     def slow(self, where: str, found: Sequence[LinkTrouble], ends: Sequence[int]) -> Finding:
-        """ends: the nodes that are to be looked at."""
+        """The finding on slow links.
+
+        Args:
+            where: the links in words, as the subject of a sentence.
+            found: what is wrong with each of them.
+            ends: the nodes that are to be looked at.
+        """
         worst = max(found, key=lambda trouble: trouble.badness)
         return Finding(
             summary=f"{where} {self._what(worst)}",
@@ -206,7 +212,7 @@ def _percent(share: float) -> str:
 
 
 def _step(rate: float) -> str:
-    """What a rate (Mbit/s) means for training."""
+    """Say what a rate (Mbit/s) means for training."""
     seconds = GRADIENTS / max(rate, 0.001)
     if seconds >= 90:
         long = f"{seconds / 60:.0f} minutes"

@@ -29,7 +29,11 @@ MOST_SHOWN = 6
 class Stall(msgspec.Struct, frozen=True):
     """Pairs of nodes (ranks) between whose addresses of one kind large messages never arrive.
 
-    ways: who sent to whom. tried: all pairs that small messages passed between.
+    Args:
+        kind: whose addresses: "route", "nccl" or "gloo".
+        pairs: those of which at least one way is stalled.
+        ways: who sent to whom.
+        tried: all pairs that small messages passed between.
     """
 
     kind: str
@@ -177,7 +181,7 @@ def _interface(node: Node, kind: str) -> str:
 
 
 def _mtu(node: Node, kind: str) -> int:
-    """0: not known for that kind."""
+    """The MTU of the interface that has that kind of address; 0 where it isn't known."""
     return node.mtu if kind == "route" or _interface(node, kind) == shlex.quote(node.interface) else 0
 
 

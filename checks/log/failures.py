@@ -1,4 +1,4 @@
-"""What a log comes to where the run had no illness: a mistake in the script, an end from outside, a crash that nothing explains."""
+"""Verdicts on runs that had no illness: a mistake in the script, an end from outside, a crash that nothing explains."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _ended_as(log: Log, raised: LoggedException) -> LoggedException | None:
 
 
 def _and_then(log: Log, raised: LoggedException) -> str:
-    """What the script itself made of it, in words of its own."""
+    """The exception that the script itself made of it, in its own words."""
     ended = _ended_as(log, raised)
     if ended is None or not ended.message or not ended.frames or ended.frames[-1] != ended.own:
         return ""

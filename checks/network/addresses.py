@@ -276,13 +276,13 @@ def _families_of_fleet(network: Network, fleet: Fleet, meeting: Maybe[Meeting]) 
 
 
 def _one_reaches_the_other(own: Node, peer: Node, fleet: Fleet) -> bool:
-    """What was tried beats what their addresses say."""
+    """Whether one of them was seen to reach the other, which beats what their addresses say."""
     a, b = fleet.nodes.index(own), fleet.nodes.index(peer)
     return any(Cell.OK.value in (reach.rows[a][b], reach.rows[b][a]) for reach in fleet.reach)
 
 
 def _gloo_apart(own: Node, network: Network, fleet: Fleet) -> Iterator[Finding]:
-    """Where gloo's addresses are of different families: told to those with the rarer one; of two as many, with IPv6."""
+    """The finding where gloo's addresses are of different families, on the nodes with the rarer one; of two as many, with IPv6."""
     taken = {
         node.rank: node.gloo_address for node in fleet.nodes if node.gloo_address and not is_loopback(node.gloo_address)
     }

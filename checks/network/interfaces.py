@@ -263,7 +263,7 @@ def nccl_no_interface(
 
 
 def _choices_by_name(nccl: Nccl, network: Network, environment: Environment) -> list[InterfaceChoice]:
-    """What NCCL would take if there were no NCCL_COMM_ID."""
+    """The interfaces that NCCL would take if there were no NCCL_COMM_ID."""
     family, ifname = environment.get("NCCL_SOCKET_FAMILY"), environment.get("NCCL_SOCKET_IFNAME")
     return nccl_choices(network.interfaces, ifname=ifname, family=family, version=version_of(nccl.version))
 

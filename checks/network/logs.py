@@ -1,4 +1,4 @@
-"""What NCCL's and gloo's words on the network show, and no host's facts can."""
+"""Illnesses of the network that only NCCL's and gloo's words show."""
 
 from __future__ import annotations
 

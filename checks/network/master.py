@@ -51,7 +51,7 @@ BESIDE_THE_STORE = (
 
 
 def _nobody_listens(seen: Sequence[SignMatch], log: Log) -> Particulars:
-    """Where each host that the words name is this machine itself: that address leads everywhere it is asked for."""
+    """Tell of an address that leads each host to itself, where the words name no other."""
     found = [match.words for match in seen if match.words.get("host")]
     if not found or not all(words["host"] in NOWHERE for words in found):
         return Particulars()
@@ -232,7 +232,7 @@ def _own_but_not_node_0(meeting: Meeting, variable: str, master: Resolution, net
 
 
 class _Meaning(NamedTuple):
-    """What one outcome means: `summary` without how often it was tried."""
+    """The meaning of one outcome; its summary is without how often it was tried."""
 
     summary: str
     cause: str
@@ -307,7 +307,7 @@ def _why_silent(address: str, meeting: Meeting, network: Network) -> str:
 
 
 def _let_in(address: str, network: Network) -> Fix:
-    """Of the master, this node doesn't know which tool it uses."""
+    """The fix for a filter on the master: this node doesn't know which tool it uses."""
     ours = own_network(address, network)
     return by_root(f"On the master, let in TCP from {ours or 'the other nodes'}: this shows what filters there", LOOK)
 
@@ -318,7 +318,7 @@ def _let_in(address: str, network: Network) -> Fix:
 def _filtered_on_the_way_out(
     attempt: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]
 ) -> _Meaning | None:
-    """Where this host's kernel kept at least a packet a try from leaving."""
+    """The meaning where this host's kernel kept at least a packet a try from leaving."""
     kept = meeting.untransmitted or 0
     if (
         attempt.met not in (ConnectOutcome.SILENT, ConnectOutcome.REFUSED, ConnectOutcome.PROHIBITED)
@@ -336,7 +336,7 @@ def _filtered_on_the_way_out(
 def _answers_filtered(
     attempt: Attempt, meeting: Meeting, network: Network, firewall: Maybe[Firewall]
 ) -> _Meaning | None:
-    """Where this host's kernel received the answers and handed them to nobody, at half of the tries at the least: one may
+    """The meaning where this host's kernel received the answers and handed them to nobody, at half of the tries at the least: one may
     have coincided with packets that were sent again."""
     taken = meeting.undelivered or 0
     if attempt.met is not ConnectOutcome.SILENT or taken < 2 * attempt.tries:
@@ -358,7 +358,7 @@ def _letting_out(address: str, network: Network, firewall: Maybe[Firewall]) -> t
 
 
 def _look_there(host: str) -> Fix:
-    """Where no rule that is known is in the way."""
+    """The fix where no known rule is in the way."""
     return by_root(f"On {host}, look for rules that drop or reject TCP", LOOK)
 
 

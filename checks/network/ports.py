@@ -9,9 +9,9 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import listed, plural
-from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogTraits, check, requires
+from ddpdoctor.engine.registry import LogTraits, check, leave_untested, requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.facts.fleet import Fleet
@@ -134,7 +134,7 @@ def port_in_use(
 
 
 def _left_over(holder: Listener, processes: Maybe[Processes], gpus: Maybe[Gpus]) -> Leftover | None:
-    """What is known of the holder where it is left over from a run that is gone."""
+    """The leftover that the holder is, where it is one of a run that is gone."""
     process = processes.get(holder.pid) if holder.pid and isinstance(processes, Processes) else None
     if process is None:
         return None
@@ -204,8 +204,17 @@ def _other_port(
     alone: bool = False,
     on_one_node: bool = False,
 ) -> Fix:
-    """launcher: the job's, as `launcher_options` calls it. meets: where netcheck runs, whose nodes must all name the same port. alone: no other fix goes before it.
-    on_one_node: no other host has to name the same one."""
+    """The fix that takes another port.
+
+    Args:
+        target_python: finds a free one.
+        name: the setting that names the port.
+        port: the one that is taken.
+        meets: where netcheck runs, whose nodes must all name the same port.
+        launcher: the job's, as `launcher_options` calls it.
+        alone: whether no other fix goes before it.
+        on_one_node: whether no other host has to name the same one.
+    """
     if meets and meets.port == port and name != THE_ENDPOINT:
         return another_port(meets, alone=alone)
     code = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
@@ -286,10 +295,10 @@ def local_firewall(
     requires(not any(reach.kind == "route" for reach in fleet.reach), "netcheck tried the ports themselves")
     every, firewall = firewall, known(of_family(firewall, job_subnet(network)))
     if firewall.enabled_service and isinstance(firewall.drops_new, Unknown):
-        raise NotKnown(f"{firewall.enabled_service} is switched on on this host, but {firewall.drops_new.reason}")
+        leave_untested(f"{firewall.enabled_service} is switched on on this host, but {firewall.drops_new.reason}")
     drops = known(firewall.drops_new)
     if drops is None:
-        raise NotKnown("the packet filter's rules are too involved to tell")
+        leave_untested("the packet filter's rules are too involved to tell")
     sign = "" if isinstance(environment, Unknown) else several_nodes(environment, network)
     if not drops or _lets_in_our_network(firewall, network):
         return

@@ -127,7 +127,7 @@ def _ports_down(
 def _weight(
     port: RdmaPort, ports: Sequence[RdmaPort], hca: str, environment: Environment, network: Network
 ) -> Severity:
-    """How bad it is that this port is down. Spare ports that never had a cable are common, and no illness."""
+    """The severity of this port's being down. Spare ports that never had a cable are common, and no illness."""
     if named(port, hca):
         return FAIL
     alone = not active(ports)

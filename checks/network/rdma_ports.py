@@ -1,4 +1,4 @@
-"""Which InfiniBand and RoCE ports NCCL would use, and which of a RoCE port's addresses serve it. Pure."""
+"""The InfiniBand and RoCE ports that NCCL would use, and those of a RoCE port's addresses that serve it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the ranks of a running job use the GPUs."""
+"""The use that ranks of a running job make of the GPUs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, ranks_named, spans
-from ddpdoctor.base.unknown import Maybe, NotKnown
-from ddpdoctor.engine.registry import LogTraits, check, requires
+from ddpdoctor.base.unknown import Maybe
+from ddpdoctor.engine.registry import LogTraits, check, leave_untested, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.facts.torch import Torch
@@ -132,7 +132,7 @@ def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -
             unnamed = True
     require_known_holders(gpus.devices)
     if unnamed:
-        raise NotKnown("the ranks' threads have no names by which their backend could be told")
+        leave_untested("the ranks' threads have no names by which their backend could be told")
 
 
 def _backend(mark: str) -> str:

@@ -1,4 +1,4 @@
-"""What gpu0-extra-contexts finds of running jobs."""
+"""The findings of gpu0-extra-contexts on running jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds the GPUs that a job would use here: the dead, others, or nobody."""
+"""Holders of the GPUs that a job would use here: the dead, others, or nobody."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import human, listed, plural
-from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogTraits, Subject, check, requires
+from ddpdoctor.engine.registry import LogTraits, Subject, check, leave_untested, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
@@ -137,7 +137,7 @@ def _all_seen(held: Iterable[HeldGpu], processes: Processes) -> None:
     if unseen and (processes.unseen or any(not held_gpu.holder.pid for held_gpu in unseen)):
         who = plural(len(unseen), "process", "processes")
         why = processes.unseen or "NVML doesn't tell its pid"
-        raise NotKnown(f"{who} on {gpus_named(unseen)} can't be seen from here: {why}")
+        leave_untested(f"{who} on {gpus_named(unseen)} can't be seen from here: {why}")
 
 
 @check(

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import clip_middle, human, listed, plural, ranks_named
-from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.processes.gpu_holders import left_on_gpus, own_jobs, works
@@ -58,7 +58,7 @@ def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
         if ranks := [rank for rank in job.ranks if rank.identity in hands]:
             yield _by_hand(job, ranks)
     if not orphans and not told and processes.closed and processes.count == processes.closed:
-        raise NotKnown("this user may not look into any process")
+        leave_untested("this user may not look into any process")
 
 
 def _orphans(group: Sequence[Leftover], processes: Processes) -> Finding:
@@ -140,7 +140,7 @@ def job_settings_differ(processes: Processes) -> Iterator[Finding]:
         if len(seen) > 1 and (found := differences(seen)):
             yield _differ(job, found)
     if closed:
-        raise NotKnown(f"the settings of {who(closed[:4])} can't be read")
+        leave_untested(f"the settings of {who(closed[:4])} can't be read")
     requires(compared, "the ranks set for themselves, or were forked with, what can't be seen from outside")
 
 

@@ -1,1 +1,1 @@
-"""Who reaches whom between the nodes."""
+"""The ways between the nodes: open, filtered, or behind NAT."""

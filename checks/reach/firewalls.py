@@ -1,4 +1,4 @@
-"""Who reaches whom on the ports that a job uses: what netcheck met when every node dialled every other one."""
+"""Packet filters between the nodes, as netcheck met them when every node dialled every other one on the ports of a job."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def one_way_firewall(
 
 
 class _View:
-    """What one node has to say of who reaches whom."""
+    """One node's view of who reaches whom."""
 
     def __init__(self, fleet: Fleet, meeting: Meeting, network: Maybe[Network], firewall: Maybe[Firewall]) -> None:
         requires(fleet.nodes, NO_FLEET)
@@ -123,7 +123,7 @@ class _View:
 
     @staticmethod
     def _speaker(cut: NetworkCut) -> int:
-        """Who tells of it: the node whose own filter it is, else the first of all."""
+        """The node that tells of it: that whose own filter it is, else the first of all."""
         if cut.where_there is LostPackets.HERE:
             return cut.there[0]
         return cut.here[0] if cut.where_here is LostPackets.HERE else min(*cut.here, *cut.there)
@@ -177,7 +177,7 @@ class _View:
         return listed(f"{low}-{high}" for low, high in ranges)
 
     def ports_of(self, block: Block) -> str:
-        """As the packet filter itself has them, where that agrees with what was tried."""
+        """The ports as the packet filter itself has them, where that agrees with what was tried."""
         inbound = block.way is Way.INBOUND
         at = (block.node,) if inbound else block.peers
         failed, passed = self.dialled_ports(block.ports, at)
@@ -189,7 +189,7 @@ class _View:
         return self.ports(block.ports, at)
 
     def dialled_ports(self, columns: Sequence[bool], at: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Of those nodes: in the columns that failed, and in the others."""
+        """Ports of those nodes: in the columns that failed, and in the others."""
         both: tuple[list[int], list[int]] = ([], [])
         for reach, bad in zip(self.reaches, columns, strict=True):
             both[0 if bad else 1].extend(reach.ports[node] for node in at if reach.ports[node])
@@ -273,7 +273,7 @@ class _View:
         return (Evidence(f"{label}: {blocked}", filters.tool),)
 
     def opening(self, way: Way, where: LostPackets, peers: Sequence[int]) -> tuple[Fix, ...]:
-        """What to type on this host; where it isn't this host that filters, where to look."""
+        """Fixes to type on this host, or where to look where it isn't this host that filters."""
         if where is LostPackets.ELSEWHERE:
             return (self.between((self.me,), peers),)
         inbound = way is Way.INBOUND
@@ -377,7 +377,7 @@ def _goes(way: Way) -> str:
 
 
 def _among(port: int, ranges: Sequence[str]) -> bool:
-    """Of ranges as the facts have them: "40000-60999", "40000"."""
+    """Whether the port is in one of the ranges, as the facts have them: "40000-60999", "40000"."""
     ends = ((first, last or first) for first, _, last in (ports.partition("-") for ports in ranges))
     return any(int(first) <= port <= int(last) for first, last in ends)
 
@@ -387,7 +387,7 @@ def _numbers(ports: Sequence[int]) -> str:
 
 
 def _meant(cells: str) -> str:
-    """What was met, in the words of a single connection."""
+    """The outcomes in the words of a single connection."""
     words = {
         Cell.SILENT.value: "no answer",
         Cell.REFUSED.value: "refused",

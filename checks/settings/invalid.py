@@ -45,7 +45,7 @@ def plain(name: str) -> str:
 
 
 def take_away(*settings: Setting) -> Fix:
-    """How to get rid of them, wherever they are set."""
+    """The fix that takes settings away, wherever they are set."""
     commands = [
         f"unset {shlex.quote(setting.name)}"
         if setting.origin == "environment"
@@ -69,7 +69,7 @@ def of_the_system(setting: Setting) -> bool:
 
 
 def set_instead(name: str, value: str, old: Setting) -> Fix:
-    """How to set another name or value in the place where the old one is set, or in one that goes before it."""
+    """The fix that sets another name or value in the place of the old one, or in one that goes before it."""
     if old.origin == "environment" or of_the_system(old):
         unset = f"unset {shlex.quote(old.name)}; " if name != old.name and not of_the_system(old) else ""
         where = f" in your environment, which goes before {old.origin}" if of_the_system(old) else ""

@@ -1,4 +1,4 @@
-"""Which GPUs the program is shown: CUDA_VISIBLE_DEVICES and the order of the numbers in it."""
+"""The GPUs that the program is shown: CUDA_VISIBLE_DEVICES and the order of the numbers in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddpdoctor.knowledge.nvidia import NO_GPU
 
 
 class ListedGpus(msgspec.Struct, frozen=True):
-    """What CUDA makes of CUDA_VISIBLE_DEVICES: how many entries it takes, and why it stopped, "" if it took them all."""
+    """CUDA's reading of CUDA_VISIBLE_DEVICES: how many entries it takes, and why it stopped, "" if it took them all."""
 
     count: int
     stopped: str = ""
@@ -117,7 +117,7 @@ def hidden(found: Setting, devices: Sequence[Gpu]) -> Finding:
 
 
 def _shown_again(found: Setting) -> Fix:
-    """Whose the hidden GPUs are, only the user knows."""
+    """The fix that shows the GPUs again; it isn't appliable, as only the user knows whose they are."""
     return msgspec.structs.replace(take_away(found), appliable=False)
 
 

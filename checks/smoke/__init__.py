@@ -1,1 +1,1 @@
-"""What a smoke training came to."""
+"""The outcome of a smoke training."""

@@ -1,4 +1,4 @@
-"""How the ranks of a smoke training ended: one failed, one hangs, all wait for each other."""
+"""Ends of a smoke training's ranks: one failed, one hangs, all wait for each other."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.text import clip, listed
 from ddpdoctor.base.unknown import Maybe
-from ddpdoctor.checks.smoke.blaming import blame_for
 from ddpdoctor.checks.smoke.fixes import halted, killed_by, look_at, way_between
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.smoke import LAST, RankEnding, RankRun, Smoke
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.smoke_training.analysis.failure_attribution import (
+    NO_SMOKE,
     TrainingFailure,
     TrainingFailureKind,
+    attribute_failure,
     gpu_number,
+    has_ended_early,
     is_at_the_end,
+    ranks_not_started,
 )
 from ddpdoctor.smoke_training.analysis.failure_wording import (
     describe_ending,
@@ -30,6 +33,19 @@ from ddpdoctor.smoke_training.analysis.failure_wording import (
 from ddpdoctor.smoke_training.analysis.rank_position import is_waiting, stage_of
 
 ONLY_ITS_END = "the training was over: see smoke-shutdown"
+
+
+def failure_of(smoke: Smoke, *kinds: TrainingFailureKind) -> TrainingFailure | None:
+    """The failure of a training, for a check that speaks of those kinds; None where it was finished.
+
+    Leaves the check untested where there was no training, or it ended for another reason, so that nothing is known of these.
+    """
+    requires(smoke.ranks or smoke.problem, NO_SMOKE)
+    requires(smoke.ranks and not ranks_not_started(smoke), "ranks could not be started: see smoke-not-started")
+    requires(not has_ended_early(smoke), "what had started the ranks ended: see smoke-ended-early")
+    found = attribute_failure(smoke.ranks)
+    requires(found is None or found.kind in kinds, "the smoke training ended early for another reason")
+    return found
 
 
 @check("smoke-rank-failed", severity=FAIL)
@@ -50,7 +66,7 @@ def smoke_rank_failed(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding
     Mend what the first rank's own words say, and leave the words of the others aside. `ddpdoctor check` on the same host
     looks for the cause; then run `ddpdoctor smoke` again.
     """
-    found = blame_for(smoke, TrainingFailureKind.FAILED)
+    found = failure_of(smoke, TrainingFailureKind.FAILED)
     if found is None:
         return
     requires(not is_at_the_end(found), ONLY_ITS_END)
@@ -117,7 +133,7 @@ def smoke_hang(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding]:
     Where a rank is named, its stack says what it does in place of the collective. Where all wait in the same one, test the
     way between them: `ddpdoctor netcheck` between hosts, `NCCL_P2P_DISABLE=1` between GPUs.
     """
-    found = blame_for(smoke, TrainingFailureKind.HUNG, TrainingFailureKind.TOGETHER)
+    found = failure_of(smoke, TrainingFailureKind.HUNG, TrainingFailureKind.TOGETHER)
     if found is None:
         return
     requires(not is_at_the_end(found), ONLY_ITS_END)
@@ -223,7 +239,7 @@ def smoke_shutdown(smoke: Smoke) -> Iterator[Finding]:
     At the end of the training: delete the DDP model and the optimizer, `torch.distributed.barrier()`, then
     `torch.distributed.destroy_process_group()`. See which library leaves threads behind.
     """
-    found = blame_for(smoke, TrainingFailureKind.FAILED, TrainingFailureKind.HUNG, TrainingFailureKind.TOGETHER)
+    found = failure_of(smoke, TrainingFailureKind.FAILED, TrainingFailureKind.HUNG, TrainingFailureKind.TOGETHER)
     if found is None:
         return
     requires(is_at_the_end(found), "the training wasn't over")

@@ -9,7 +9,7 @@ from ddpdoctor.base.findings import FAIL, Finding, Fix
 from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.hang.calls import different_calls
-from ddpdoctor.checks.smoke.blaming import blame_for
+from ddpdoctor.checks.smoke.abnormal_ends import failure_of
 from ddpdoctor.checks.smoke.fixes import check_host, look_at, on_one_host, smoke_command, way_between
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.hang import Hang
@@ -45,7 +45,7 @@ def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
         yield from different_calls(hang)
         return
     known(hang)
-    found = blame_for(smoke, TrainingFailureKind.DIFFERENT_CALLS)
+    found = failure_of(smoke, TrainingFailureKind.DIFFERENT_CALLS)
     if found is None:
         requires(any(rank.called for rank in smoke.ranks), "no collective was run")
         return
@@ -108,7 +108,7 @@ def smoke_wrong_result(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Findin
     Where a rank is named, look at its GPU and host first. Between GPUs of one host `NCCL_P2P_DISABLE=1` takes another way: if
     the result is right then, it is the peer-to-peer copies.
     """
-    found = blame_for(smoke, TrainingFailureKind.WRONG)
+    found = failure_of(smoke, TrainingFailureKind.WRONG)
     if found is None:
         requires(
             any(

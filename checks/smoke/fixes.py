@@ -1,4 +1,4 @@
-"""What to type when a smoke training failed, by the stage in which it did and by how. Pure."""
+"""Fixes to type when a smoke training failed, by the stage in which it did and by how. Pure."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def halted(run: RankRun, smoke: Smoke) -> tuple[str, tuple[Fix, ...]]:
 
 
 def way_between(smoke: Smoke, meeting: Maybe[Meeting]) -> tuple[Fix, ...]:
-    """What tells whether data gets through between the ranks."""
+    """Fixes that show whether data gets through between the ranks."""
     if smoke.nnodes > 1:
         return (_netcheck(smoke, meeting),)
     if not on_one_host(smoke):

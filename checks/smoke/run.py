@@ -1,4 +1,4 @@
-"""What surrounds a smoke training: whether it could be started, and what it left behind."""
+"""The surroundings of a smoke training: whether it could be started, and what it left behind."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def smoke_not_started(
 
 
 def _in_the_way(torch: Maybe[Torch], target_python: TargetPython) -> tuple[Fix, ...]:
-    """What to do where something else is found by torch's name, or by that of a module which torch needs."""
+    """Fixes where something else is found by torch's name, or by that of a module which torch needs."""
     if isinstance(torch, Unknown):
         return ()
     if torch.impostor:
@@ -267,7 +267,7 @@ def _left_by(smoke: Smoke) -> Leftovers:
 
 
 def _why_left(left: Leftovers) -> str:
-    """Of what was found only."""
+    """The reasons for what was found, and for nothing else."""
     reasons = (
         (left.processes, "A process inside a system call, mostly of a driver or a network file system, ends only when that"
          " call returns."),
@@ -350,7 +350,12 @@ def gpu0_extra_contexts(smoke: Smoke, gpus: Maybe[Gpus], processes: Maybe[Proces
 
 
 def _on_others(smoke: Smoke, extra: Sequence[tuple[RankRun, int]]) -> Finding:
-    """extra: ranks with GPUs that aren't theirs."""
+    """The finding on contexts on others' GPUs.
+
+    Args:
+        smoke: the training.
+        extra: ranks with GPUs that aren't theirs.
+    """
     ranks = dict.fromkeys(run.rank for run, _ in extra)
     gpus = sorted({number for _, number in extra})
     whose = "aren't their own" if len(ranks) > 1 else "isn't its own"

@@ -8,8 +8,7 @@ from packaging.version import Version
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Severity
 from ddpdoctor.base.text import dotted, listed
-from ddpdoctor.base.unknown import NotKnown
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
@@ -38,7 +37,7 @@ def torch_torchvision_mismatch(torch: Torch, packages: Packages, target_python: 
     requires(companions, "neither torchvision nor torchaudio is installed")
     version = release(torch.version)
     if version is None:
-        raise NotKnown(
+        leave_untested(
             f"torch's version {torch.version} is no usual one" if torch.version else "torch doesn't tell its version"
         )
     for companion in companions:

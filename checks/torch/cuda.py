@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import dotted, listed, plural
-from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.driver.userspace import SHUT
 from ddpdoctor.checks.shared_fixes import runtime_of
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.environment import Environment
@@ -70,7 +70,7 @@ def driver_too_old(
     requires(driver.version is not None or driver.libcuda_path is not None, NO_DRIVER)
     served = driver_cuda(driver, machine)
     if served is None:
-        raise NotKnown("the driver doesn't tell which CUDA it serves")
+        leave_untested("the driver doesn't tell which CUDA it serves")
     if served[0] >= numbers(cuda)[0]:
         return
     exact = isinstance(driver.cuda_version, tuple)
@@ -193,7 +193,7 @@ def gpu_arch_unsupported(
     nvidia_gpus(gpus)
     arch_list = known(torch.arch_list)
     if not arch_list:
-        raise NotKnown("torch doesn't tell which GPUs it has code for")
+        leave_untested("torch doesn't tell which GPUs it has code for")
     usable = [visible_gpu.gpu for visible_gpu in visible_gpus(gpus, environment)]
     requires(usable, "no GPU is visible to torch")
     served = driver_cuda(driver, machine)
@@ -206,7 +206,7 @@ def gpu_arch_unsupported(
         if served is None and not all(
             runs_on(compute_capability(gpu), arch_list, tegra=machine.jetson, jit=False) for gpu in usable
         ):
-            raise NotKnown("the driver doesn't tell which CUDA it serves")
+            leave_untested("the driver doesn't tell which CUDA it serves")
         return
     supported = [gpu for gpu in usable if gpu not in unsupported]
     first, capability = unsupported[0], dotted(compute_capability(unsupported[0]))

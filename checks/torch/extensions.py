@@ -42,7 +42,7 @@ OFFICIAL = ("torchvision", "torchaudio", "torchcodec")
 
 
 def _missing_header(seen: Sequence[SignMatch], log: Log) -> Particulars:
-    """Of a header alone it isn't known that there is no nvcc: pip's and conda's packages come one by one."""
+    """Name the missing header. That there is no nvcc isn't known of it: pip's and conda's packages come one by one."""
     header = word(seen, "header")
     if not header or any(not match.words.get("header") for match in seen):
         return Particulars()
@@ -102,7 +102,7 @@ def other_python(library: SharedObject, target_python: TargetPython) -> str:
 def mismatch(
     library: SharedObject, siblings: tuple[SharedObject, ...], target_python: TargetPython, torch: Torch
 ) -> tuple[str, str] | None:
-    """What is wrong with a shared object, after its package's name, and the evidence; None if nothing is."""
+    """The fault of a shared object, in words that follow its package's name, and the evidence; None if it has none."""
     name = library.path.rpartition("/")[2]
     build = torch.version or "the installed torch"
     if library.error:
@@ -127,7 +127,7 @@ def mismatch(
 
 
 def unresolved(library: SharedObject, torch: Torch) -> tuple[str, str] | None:
-    """As `mismatch()`, for symbols alone."""
+    """The same as `mismatch()`, for symbols alone."""
     if not library.undefined:
         return None
     hint = "; it was built with the old C++ ABI" if old_strings(library.undefined) else ""

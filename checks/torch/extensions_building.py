@@ -1,4 +1,4 @@
-"""What else it takes to compile an extension of torch: ninja, and a C++ compiler that nvcc knows."""
+"""The rest of what compiling an extension of torch takes: ninja, and a C++ compiler that nvcc knows."""
 
 from __future__ import annotations
 

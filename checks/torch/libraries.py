@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import dotted, listed, plural
-from ddpdoctor.base.unknown import NotKnown, Unknown, known
-from ddpdoctor.engine.registry import check, requires
+from ddpdoctor.base.unknown import Unknown, known
+from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.target_python import TargetPython
@@ -58,7 +58,7 @@ def _in_front(pattern: re.Pattern[str], libraries: Libraries) -> list[tuple[Libr
     """
     if isinstance(libraries.loaded, Unknown):
         if any(pattern.match(path.rpartition("/")[2]) for path in libraries.preload):
-            raise NotKnown(libraries.loaded.reason)  # what it is would show only once it is loaded
+            leave_untested(libraries.loaded.reason)  # what it is would show only once it is loaded
         taken = list({library.soname: library for library in reversed(libraries.offered)}.values())
     else:
         taken = list(libraries.loaded)
@@ -136,7 +136,7 @@ def nccl_lib_shadowed(
         if not missed:
             known(libraries.loaded)  # what is offered isn't always taken: current wheels' RPATH goes first
         if not missed and not (theirs and ours):
-            raise NotKnown(f"{taken.path} and {own.path} don't both tell their versions")
+            leave_untested(f"{taken.path} and {own.path} don't both tell their versions")
         if not missed and not older(theirs, ours):
             continue
         yield Finding(
@@ -147,7 +147,7 @@ def nccl_lib_shadowed(
 
 
 def _left_out(libraries: Libraries, taken: Library) -> Fix:
-    """What keeps a foreign library away, where it is known how it came in."""
+    """The fix that keeps a foreign library away, where it is known how it came in."""
     if any(path.endswith(taken.path.rpartition("/")[2]) for path in libraries.preload):
         return Fix(f"Take {taken.soname} out of LD_PRELOAD for this job", ("unset LD_PRELOAD",))
     if _folder(taken).rstrip("/") in [folder.rstrip("/") for folder in libraries.search_path]:
@@ -210,7 +210,7 @@ def ld_library_path_shadow(
             culprits.append((taken, own, theirs, ours))
     if not culprits:
         if untold:
-            raise NotKnown(f"{untold[0].path} doesn't tell its version")
+            leave_untested(f"{untold[0].path} doesn't tell its version")
         return
     if not missed:
         known(libraries.loaded)  # what is offered isn't always taken: current wheels' RPATH goes first
@@ -242,7 +242,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, target_python: TargetPytho
     """
     requires(torch.installed, "torch is not installed")
     if torch.impostor:
-        raise NotKnown(f"torch is hidden by {torch.impostor}")
+        leave_untested(f"torch is hidden by {torch.impostor}")
     required = pins(packages, target_python)
     requires([pin for pin in required if pin.installed], "torch pins no pip package that is installed here")
     # Where several packages of NCCL overwrite each other, nccl-duplicate-pip speaks.
@@ -290,7 +290,7 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, target_python: TargetPytho
         )
 
     if unread and not any(package.requires for package in packages.named("cuda-toolkit")):
-        raise NotKnown("what cuda-toolkit requires for torch was not read")
+        leave_untested("what cuda-toolkit requires for torch was not read")
 
 
 def _reinstalled(torch: Torch, target_python: TargetPython, wrong: Sequence[PinnedRelease]) -> tuple[str, ...]:
@@ -367,10 +367,12 @@ def cudnn_mismatch(
 def _cudnn_versions(torch: Torch, pin: PinnedRelease | None, foreign: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """cuDNN as loaded and as built: by torch, by what torch said when it refused, else by the files and packages.
 
-    foreign: version of a cuDNN that stands in front of torch's own, "" if there is none or it doesn't tell.
+    Leaves the check untested where neither of them tells.
 
-    Raises:
-        NotKnown: neither of them tells.
+    Args:
+        torch: whose cuDNN it is.
+        pin: torch's pin of the package that brings it.
+        foreign: version of a cuDNN that stands in front of torch's own, "" if there is none or it doesn't tell.
     """
     if not isinstance(torch.cudnn_version, Unknown) and not isinstance(torch.cudnn_built, Unknown):
         requires(torch.cudnn_version and torch.cudnn_built, "torch is built without cuDNN")
@@ -380,6 +382,6 @@ def _cudnn_versions(torch: Torch, pin: PinnedRelease | None, foreign: str) -> tu
     if refused:
         return numbers(refused[2].replace(", ", ".")), numbers(refused[1].replace(", ", "."))
     there = foreign or (pin.installed if pin else "")
-    if pin and pin.exact and there:
-        return numbers(there), numbers(pin.exact)
-    raise NotKnown(reasons[0])
+    if not (pin and pin.exact and there):
+        leave_untested(reasons[0])
+    return numbers(there), numbers(pin.exact)

@@ -1,4 +1,4 @@
-"""What the dynamic loader can't find for torch: whole libraries, or new enough symbols in them."""
+"""Things that the dynamic loader can't find for torch: whole libraries, or new enough symbols in them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def cuda_lib_not_found(
 
 
 def _other(soname: str, target_python: TargetPython, machine: Maybe[Machine]) -> Fix:
-    """What brings a library that isn't torch's."""
+    """The fix that brings a library that isn't torch's."""
     distribution = distribution_of(machine)
     debian, fedora, conda = OF_THE_SYSTEM.get(soname, ("", "", ""))
     intel = next((package for begin, package in INTEL.items() if soname.startswith(begin)), "")
@@ -119,7 +119,7 @@ def _other(soname: str, target_python: TargetPython, machine: Maybe[Machine]) ->
 
 
 def _bring(missing: list[str], torch: Torch, packages: Packages, target_python: TargetPython) -> Fix:
-    """What brings the libraries: pip adds absent packages by itself, but puts back a lost file only when forced."""
+    """The fix that brings the libraries: pip adds absent packages by itself, but puts back a lost file only when forced."""
     wanted = {pin.package: pin for pin in (pin_of(soname, packages, target_python) for soname in missing) if pin}
     version = packages.version("torch") or torch.version or ""
     named = (f"torch=={version}" if version else "torch", *index_options(version))

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
@@ -68,6 +68,15 @@ def required(value: T | None, reason: str) -> T:
     if value is None:
         raise NotApplicable(reason)
     return value
+
+
+def leave_untested(reason: str) -> NoReturn:
+    """Ends the check without a verdict, because a fact that it needs isn't known.
+
+    Raises:
+        NotKnown: with the reason, which the report shows under "not tested".
+    """
+    raise NotKnown(reason)
 
 
 class Check:
