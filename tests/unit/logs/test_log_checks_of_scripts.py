@@ -6,10 +6,12 @@ import pytest
 
 from ddpdoctor.base.findings import Finding
 from ddpdoctor.base.log_signs import SignRole
-from ddpdoctor.checks.catalogue import all_checks, catalogue
+from ddpdoctor.checks.catalogue import all_checks, catalogue, find_check
 from ddpdoctor.engine.examination import Verdict
-from ddpdoctor.engine.registry import NotApplicable
+from ddpdoctor.engine.planning import plan_for
+from ddpdoctor.engine.registry import NotApplicable, diagnose
 from ddpdoctor.facts.log import Log, LogFile, LogLine, SignMatch
+from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.logs.diagnosis import judge_log
 from tests.log_corpus import LOGS, log_of
 from tests.support.logs_by_hand import read
@@ -105,7 +107,9 @@ def test_names_of_many_parameters_are_cut() -> None:
         line=LogLine(file=0, number=7, text=names, rank=3),
         words={"names": names},
     )
-    (found,) = findings("unused-parameters", Log(files=(LogFile(name="run.log"),), sightings=(seen,)))
+    snapshot = Snapshot(log=Log(files=(LogFile(name="run.log"),), sightings=(seen,)))
+    (result,) = diagnose(snapshot, plan_for(snapshot), [find_check("unused-parameters")])
+    (found,) = result.findings
     assert len(found.summary) <= 160
     assert found.rank == 3
 
