@@ -14,10 +14,10 @@ from ddpdoctor.base.status_line import StatusLine
 from ddpdoctor.base.text import one_line
 from ddpdoctor.cli.asking import ask
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.fixes.applying import Applied, apply, refusals
-from ddpdoctor.fixes.choosing import FixChoice, all_of, ask_for_each
-from ddpdoctor.fixes.proof import Proof, SmokeReport, look_again, proved, smoke, treatments
-from ddpdoctor.fixes.remedies import AppliableFix, Case, cases
+from ddpdoctor.fixes.appliable_fixes import AppliableFix, Case, cases
+from ddpdoctor.fixes.applying import Applied, apply, find_refusals
+from ddpdoctor.fixes.choosing import FixChoice, ask_for_each, choose_first_of_each
+from ddpdoctor.fixes.proof import Proof, SmokeReport, judge_treatments, look_again, prove, run_smoke
 from ddpdoctor.fixes.render import case_blocks, outcome_blocks, source_path, treatment_blocks
 from ddpdoctor.fixes.settings_file import SettingsPlace, safe_place
 from ddpdoctor.report.document import Paragraph
@@ -42,14 +42,14 @@ def treat(examination: Examination, checks: Sequence[Check], wish: Wish) -> int:
         return _only_shown(examination, found, wish, nobody_to_ask=may_ask)
     applied = Applied()
     try:
-        choices = ask_for_each(found, _Terminal()) if may_ask else all_of(found)
+        choices = ask_for_each(found, _Terminal()) if may_ask else choose_first_of_each(found)
         apply(choices, _here(), applied)
         proof = _prove(applied, checks, wish) if applied.anything else None
     except StoppedBySignal as stopped:
         applied.stopped()
         stopped.text = f"Stopped. {_changed(applied)}"
         raise
-    return _told(examination, treatments(choices, applied, proof), applied, proof, wish)
+    return _told(examination, judge_treatments(choices, applied, proof), applied, proof, wish)
 
 
 def _here() -> Path:
@@ -61,7 +61,7 @@ def _here() -> Path:
 
 
 def _nothing_to_apply(examination: Examination, found: Sequence[Case], wish: Wish) -> int:
-    left = treatments([FixChoice(case=case, reason=case.reason) for case in found], Applied(), None)
+    left = judge_treatments([FixChoice(case=case, reason=case.reason) for case in found], Applied(), None)
     if not wish.as_json:
         words = "None of these fixes is one that ddpdoctor applies itself." if left else "There is nothing to fix."
         screen_for(sys.stdout).write(*(treatment_blocks(left) if left else ()), Paragraph(""), Paragraph(words))
@@ -70,8 +70,8 @@ def _nothing_to_apply(examination: Examination, found: Sequence[Case], wish: Wis
 
 def _only_shown(examination: Examination, found: Sequence[Case], wish: Wish, *, nobody_to_ask: bool) -> int:
     """Changes nothing."""
-    choices = all_of(found)
-    refused = refusals(choices, _here())
+    choices = choose_first_of_each(found)
+    refused = find_refusals(choices, _here())
     where = safe_place(_here())
     told = [_would_be(choice, refused, where) for choice in choices]
     if not wish.as_json:
@@ -89,7 +89,7 @@ def _only_shown(examination: Examination, found: Sequence[Case], wish: Wish, *, 
 
 def _would_be(choice: FixChoice, refused: dict[AppliableFix, str], where: SettingsPlace) -> Treatment:
     if choice.remedy is None or choice.remedy in refused:
-        (left,) = treatments([choice], _refusing(refused), None)
+        (left,) = judge_treatments([choice], _refusing(refused), None)
         return left
     if choice.remedy.leftovers:
         how = "ended, if a second look agrees"
@@ -159,9 +159,9 @@ def _prove(applied: Applied, checks: Sequence[Check], wish: Wish) -> Proof:
             line.close()
 
     def train() -> SmokeReport:
-        return smoke(wish.train, applied.settings)
+        return run_smoke(wish.train, applied.settings)
 
-    return proved(look, train)
+    return prove(look, train)
 
 
 def _changed(applied: Applied) -> str:

@@ -30,7 +30,7 @@ def files_of(paths: Sequence[str]) -> tuple[Path, ...]:
 
 
 def fix(path: Path, *, dry_run: bool) -> CheckpointOutcome:
-    """Afterwards the file was read back and verified, or is as it was."""
+    """Fix a checkpoint in place. Afterwards the file was read back and verified, or is as it was."""
     from ddpdoctor.checkpoints.fixing import EditOptions
     from ddpdoctor.checkpoints.fixing import fix as fix_one
 

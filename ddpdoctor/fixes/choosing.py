@@ -1,4 +1,4 @@
-"""Which remedies are to be applied: as the user says, or the first of each finding; never two that contradict each other."""
+"""Chooses the fixes to apply: as the user says, or the first of each finding; never two that contradict each other."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 import msgspec
 
 from ddpdoctor.base.text import listed
-from ddpdoctor.fixes.remedies import AppliableFix, Case
+from ddpdoctor.fixes.appliable_fixes import AppliableFix, Case
 
 
 class FixChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided for a case. remedy: None where it is left to the user; reason: why."""
+    """The decision on a case; remedy: None where it is left to the user; reason: why."""
 
     case: Case
     remedy: AppliableFix | None = None
@@ -23,14 +23,14 @@ class Asker(Protocol):
     """Asks the user."""
 
     def which(self, case: Case, number: int, total: int) -> int | None:
-        """The place of the chosen remedy; None: none of them."""
+        """Ask which remedy to apply. Returns its place; None: none of them."""
 
     def instead(self, remedy: AppliableFix, earlier: FixChoice) -> bool:
-        """Whether this remedy is to be applied in place of that of the earlier choice, which contradicts it."""
+        """Ask whether this remedy is to be applied in place of that of the earlier choice, which contradicts it."""
 
 
-def all_of(cases: Sequence[Case]) -> list[FixChoice]:
-    """The first remedy of each case, but of those that contradict each other none: nobody is there to be asked."""
+def choose_first_of_each(cases: Sequence[Case]) -> list[FixChoice]:
+    """Choose the first remedy of each case, but none of those that contradict each other: the user can't be asked."""
     found = []
     for case in cases:
         if not case.remedies:
@@ -51,7 +51,7 @@ def all_of(cases: Sequence[Case]) -> list[FixChoice]:
 
 
 def ask_for_each(cases: Sequence[Case], asker: Asker) -> list[FixChoice]:
-    """As the user says, one after the other."""
+    """Ask the user case by case."""
     total = sum(bool(case.remedies) for case in cases)
     found: list[FixChoice] = []
     number = 0
@@ -71,7 +71,7 @@ def ask_for_each(cases: Sequence[Case], asker: Asker) -> list[FixChoice]:
 def _with(found: list[FixChoice], new: FixChoice, asker: Asker) -> list[FixChoice]:
     assert new.remedy is not None
     for place, earlier in enumerate(found):
-        if earlier.remedy is None or not contradictory(new.remedy, earlier.remedy):
+        if earlier.remedy is None or not are_contradictory(new.remedy, earlier.remedy):
             continue
         if not asker.instead(new.remedy, earlier):
             return [*found, FixChoice(case=new.case, reason=f"you kept the fix of {earlier.case.slug}")]
@@ -79,13 +79,13 @@ def _with(found: list[FixChoice], new: FixChoice, asker: Asker) -> list[FixChoic
     return [*found, new]
 
 
-def contradictory(one: AppliableFix, other: AppliableFix) -> bool:
+def are_contradictory(first: AppliableFix, second: AppliableFix) -> bool:
     """Whether both set the same variable, or limit, to something else."""
-    return bool(_clash(one, other))
+    return bool(_clash(first, second))
 
 
-def _clash(one: AppliableFix, other: AppliableFix) -> str:
+def _clash(first: AppliableFix, second: AppliableFix) -> str:
     """ "unset X against export X=1", "" where there is none."""
-    theirs = {line.key: line for line in other.lines}
-    clashes = ((line, theirs.get(line.key, line)) for line in one.lines)
-    return next((f"`{mine.text}` against `{other.text}`" for mine, other in clashes if mine != other), "")
+    lines = {line.key: line for line in second.lines}
+    pairs = ((line, lines.get(line.key, line)) for line in first.lines)
+    return next((f"`{line.text}` against `{against.text}`" for line, against in pairs if line != against), "")

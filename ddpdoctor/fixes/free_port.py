@@ -1,4 +1,4 @@
-"""A free port for the job's store, in place of a taken one."""
+"""Finds a free port for the job's store, in place of a taken one."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from ddpdoctor.fixes.settings_lines import Line
 from ddpdoctor.knowledge.launchers import MASTER_PORT
 from ddpdoctor.probes.taken_ports import error_of_bind
 
-_ASKED_FOR = re.compile(rf"export ({'|'.join(MASTER_PORT)})=\$\(.*\)")
-TRIES = 20
+_FREE_PORT_COMMAND = re.compile(rf"export ({'|'.join(MASTER_PORT)})=\$\(.*\)")
+MAX_TRIES = 20
 
 
 def variable_of(command: str) -> str:
     """The variable that the command gives a free port, "" where it is about something else."""
-    found = _ASKED_FOR.fullmatch(command)
+    found = _FREE_PORT_COMMAND.fullmatch(command)
     return found[1] if found else ""
 
 
 def free_port(variable: str) -> Line | None:
-    """The variable with a port on which torch's store can listen now; None where the system gives none."""
-    for _ in range(TRIES):
+    """A setting of the variable to a port on which torch's store can listen now; None where the system gives none."""
+    for _ in range(MAX_TRIES):
         try:
-            with closing(socket.socket()) as one:
-                one.bind(("", 0))
-                port = one.getsockname()[1]
+            with closing(socket.socket()) as listener:
+                listener.bind(("", 0))
+                port = listener.getsockname()[1]
         except OSError:
             return None
         if not error_of_bind(port):

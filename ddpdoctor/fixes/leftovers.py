@@ -1,4 +1,4 @@
-"""Leftovers as `ddpdoctor zombies --kill` and `check --fix` end them: which are meant, and the looks by which they are judged."""
+"""Ends leftovers for `ddpdoctor zombies --kill` and `check --fix`: finds those that are meant, and looks at them twice."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ddpdoctor.processes.leftovers.ending import Endings, LeftoverLook, end
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Fate
 
-COMMAND: Final = ("ddpdoctor", "zombies", "--kill")
+KILL_COMMAND: Final = ("ddpdoctor", "zombies", "--kill")
 GROUPS: Final = ("processes", "gpus", "shared_memory")
 
 
 def look() -> LeftoverLook:
-    """At the processes, the GPUs and /dev/shm of this host."""
+    """Look at the processes, the GPUs and /dev/shm of this host."""
     from ddpdoctor.probes.runner import take_snapshot
 
     snapshot = take_snapshot(Context(sys.executable, "ddpdoctor", quick=True), GROUPS)
@@ -31,15 +31,15 @@ def look() -> LeftoverLook:
 
 
 def targets_of(command: str) -> tuple[str, ...]:
-    """The pids and paths that a `ddpdoctor zombies --kill` names; none of any other command, nor where it names none: what
-    a check has found is ended, and nothing that came to light later."""
+    """The pids and paths that a `ddpdoctor zombies --kill` names; none of any other command, nor where it names none: only what a check
+    has found is ended, and nothing that was found later."""
     try:
         words = shlex.split(command)
     except ValueError:
         return ()
-    named = words[len(COMMAND) :]
-    fitting = tuple(words[: len(COMMAND)]) == COMMAND and all(
-        one.isdecimal() or one.startswith("/dev/shm/") for one in named
+    named = words[len(KILL_COMMAND) :]
+    fitting = tuple(words[: len(KILL_COMMAND)]) == KILL_COMMAND and all(
+        target.isdecimal() or target.startswith("/dev/shm/") for target in named
     )
     return tuple(named) if fitting else ()
 
@@ -54,10 +54,10 @@ def chosen(found: Sequence[Leftover], targets: Sequence[str]) -> tuple[Leftover,
     )
 
 
-def refusal(targets: Sequence[str], seen: LeftoverLook) -> str:
-    """Why these can't be ended, "" where they can."""
-    meant = chosen(seen.leftovers, targets)
-    missing = [target for target in targets if target not in {str(two.pid or two.path) for two in meant}]
+def why_refused(targets: Sequence[str], look: LeftoverLook) -> str:
+    """Say why these can't be ended; "" where they can."""
+    meant = chosen(look.leftovers, targets)
+    missing = [target for target in targets if target not in {str(leftover.pid or leftover.path) for leftover in meant}]
     if missing:
         return f"{', '.join(missing)}: not left over any more"
     return next(
@@ -65,21 +65,18 @@ def refusal(targets: Sequence[str], seen: LeftoverLook) -> str:
     )
 
 
-def left_alone(targets: Sequence[str], ending: Endings) -> str:
-    """Why one of these is still there, "" where none is."""
-    told = {
-        str(leftover_ending.leftover.pid or leftover_ending.leftover.path): leftover_ending
-        for leftover_ending in ending.all
-    }
+def why_left_alone(targets: Sequence[str], ending: Endings) -> str:
+    """Say why one of these is still there; "" where none is."""
+    endings = {str(ended.leftover.pid or ended.leftover.path): ended for ended in ending.all}
     for target in targets:
-        if target not in told:
+        if target not in endings:
             return f"{target}: not left over any more, or in doubt by now; `ddpdoctor zombies {target}` tells"
-        if told[target].fate in (Fate.LEFT, Fate.STAYS):
-            return f"{target}: {told[target].reason}"
+        if endings[target].fate in (Fate.LEFT, Fate.STAYS):
+            return f"{target}: {endings[target].reason}"
     return ""
 
 
 def end_targets(targets: Sequence[str], ending: Endings) -> None:
-    """Looks, ends what is proven of these, and enters what became of each."""
+    """Look, end what is proven of these, and enter what became of each in `ending`."""
     first = look()
     end([leftover for leftover in chosen(first.leftovers, targets) if leftover.proven], first, look, ending)

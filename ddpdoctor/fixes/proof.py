@@ -25,7 +25,7 @@ from ddpdoctor.report.reported_fixes import FixState, Treatment
 
 CHECK_SECONDS = 300
 ENDING_SECONDS = 10
-"""For a clean end, of which smoke's keeper alone may need five."""
+"""For a clean end, of which smoke's reaper alone may need five."""
 NOTHING_LEFT = "there was nothing left to change"
 NOT_SOURCED = 97
 """Exit code of a shell that could not source the settings."""
@@ -36,11 +36,11 @@ _SOURCING = f'. "$1" || exit {NOT_SOURCED}; shift; exec "$@"'
 
 
 class Unproved(Exception):
-    """A proof could not be had, and why."""
+    """There is no proof; the text says why."""
 
 
 class SmokeReport(msgspec.Struct, frozen=True):
-    """What counts of the smoke command's JSON."""
+    """The part of the smoke command's JSON that counts."""
 
     verdict: Verdict
     findings: tuple[dict[str, Any], ...] = ()
@@ -52,7 +52,13 @@ class _Facts(msgspec.Struct, frozen=True):
 
 
 def look_again(arguments: Sequence[str], settings: str, nproc: int | None, checks: Sequence[Check]) -> Examination:
-    """The host once more, judged by the same checks. settings: what was written for a shell to source, "" if nothing was.
+    """Examine the host once more by the same checks.
+
+    Args:
+        arguments: for the check command.
+        settings: that were written for a shell to source; "" if none were.
+        nproc: as for the first look.
+        checks: the same.
 
     Raises:
         Unproved: the look brought no facts.
@@ -65,8 +71,12 @@ def look_again(arguments: Sequence[str], settings: str, nproc: int | None, check
     return examine(plausible(snapshot), nproc, checks)
 
 
-def smoke(arguments: Sequence[str], settings: str) -> SmokeReport:
-    """A smoke training, with its own live table on the terminal.
+def run_smoke(arguments: Sequence[str], settings: str) -> SmokeReport:
+    """Run a smoke training, with its own live table on the terminal.
+
+    Args:
+        arguments: for the smoke command.
+        settings: as for `look_again`.
 
     Raises:
         Unproved: it brought no report.
@@ -112,8 +122,8 @@ def _run(arguments: Sequence[str], settings: str, *, show_progress: bool) -> sub
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Lets it end its ranks or probes and give the terminal back; then, or when it takes too long, it is gone. Where a
-    terminal's Ctrl-C has reached it as well, it is ending already, and a second signal does nothing."""
+    """Let a process end its ranks or probes and give the terminal back; when that takes too long, kill it. Where a terminal's Ctrl-C has
+    reached it as well, it is ending already, and a second signal does nothing."""
     with process:
         process.terminate()
         try:
@@ -128,7 +138,7 @@ def _last_words(stderr: bytes | None) -> str:
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What the two came to; in place of each, why it is missing."""
+    """The results of the second look and of the training; in place of each, why it is missing."""
 
     examination: Examination | str
     smoke: SmokeReport | str
@@ -138,12 +148,12 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         return isinstance(self.smoke, SmokeReport) and self.smoke.verdict in (Verdict.OK, Verdict.WARN)
 
 
-def proved(look: Callable[[], Examination], train: Callable[[], SmokeReport]) -> Proof:
-    """Both, one after the other. The training is run even where a check still complains: its word is the last one."""
+def prove(look: Callable[[], Examination], train: Callable[[], SmokeReport]) -> Proof:
+    """Do both, one after the other. The training is run even where a check still complains: its word is the last one."""
     found: list[Examination | SmokeReport | str] = []
-    for one in (look, train):
+    for step in (look, train):
         try:
-            found.append(one())
+            found.append(step())
         except Unproved as error:
             found.append(str(error))
     examination, report = found
@@ -152,8 +162,8 @@ def proved(look: Callable[[], Examination], train: Callable[[], SmokeReport]) ->
     return Proof(examination=examination, smoke=report)
 
 
-def treatments(choices: Sequence[FixChoice], applied: Applied, proof: Proof | None) -> list[Treatment]:
-    """What became of each case. proof None: nothing was applied, so nothing was proved."""
+def judge_treatments(choices: Sequence[FixChoice], applied: Applied, proof: Proof | None) -> list[Treatment]:
+    """Say what became of each case; proof None: nothing was applied, so nothing was proved."""
     return [_treatment(choice, choices, applied, proof) for choice in choices]
 
 
@@ -179,18 +189,18 @@ def _treatment(choice: FixChoice, choices: Sequence[FixChoice], applied: Applied
 
 
 def _complaint(choice: FixChoice, choices: Sequence[FixChoice], applied: Applied, proof: Proof) -> str:
-    """Why the fix isn't confirmed, "" where it is."""
+    """Say why a fix isn't confirmed; "" where it is."""
     assert choice.remedy is not None
     if isinstance(proof.examination, str):
         return f"its check could not be run again: {proof.examination}"
     slug = choice.remedy.fix.proven_by or choice.case.slug
     if choice.remedy.lines and applied.settings_replaced:
         return f"{applied.settings_file} isn't what was written there any more: don't source it before you have looked at it"
-    result = next((one for one in proof.examination.results if one.check.slug == slug), None)
+    result = next((result for result in proof.examination.results if result.check.slug == slug), None)
     if result is None:
         return f"{slug}, which would prove it, is not among the chosen checks"
     # Of the same illness a second case may have been left as it was.
-    left = {one.case.summary for one in choices if one.remedy is None or one.remedy in applied.refused}
+    left = {other.case.summary for other in choices if other.remedy is None or other.remedy in applied.refused}
     remaining = [finding.summary for finding in result.findings if finding.summary not in left]
     if remaining:
         return f"its check still finds: {remaining[0]}"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ddpdoctor.base.text import listed, one_line, plural
 from ddpdoctor.checkpoints.render import undo_command
+from ddpdoctor.fixes.appliable_fixes import Case
 from ddpdoctor.fixes.applying import Applied
 from ddpdoctor.fixes.proof import Proof
-from ddpdoctor.fixes.remedies import Case
 from ddpdoctor.fixes.settings_file import SettingsPlace
 from ddpdoctor.report.document import STYLES, Block, Command, Paragraph, StyledText
 from ddpdoctor.report.reported_fixes import FixState, Treatment

@@ -1,4 +1,4 @@
-"""The settings file: what a user sources to have the settings that were found right. Nobody else's file is ever touched."""
+"""The settings file: a user sources it to have the settings that were found right. No other user's file is ever touched."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from typing import NamedTuple
 from ddpdoctor.base.ownership import ROOT, Foothold, footholds_on, writers_of_folder
 from ddpdoctor.fixes.settings_lines import Line, keys_of_line
 
-NAME = "ddpdoctor-settings"
+FILE_NAME = "ddpdoctor-settings"
 HEADER = "# Settings that ddpdoctor found right here (check --fix). They count in a shell, or job script, that sources this file."
 GOING_BACK = "# To go back, take lines out or don't source it: nothing else was changed for them."
 SHELLS = ("/bin/bash", "/usr/bin/bash")
-LARGEST = 1 << 20
-"""Bytes; what is larger isn't ours."""
+MAX_FILE_BYTES = 1 << 20
+"""A larger file isn't ours."""
 SOURCING_SECONDS = 5.0
 
 _OURS = re.compile(r"  # [a-z0-9, -]+, \d{4}-\d\d-\d\d$")
-"""How each of our own lines ends."""
+"""The end of each of our own lines."""
 
 
 class SettingsLine(NamedTuple):
@@ -40,27 +40,27 @@ class SettingsLine(NamedTuple):
 
 
 class SettingsPlace(NamedTuple):
-    """Where the settings go. path: None where no folder is fit for them; reason: why it isn't the current one, "" where it is."""
+    """A place for the settings; path: None where no folder is fit; reason: why it isn't the current one, "" where it is."""
 
     path: Path | None
     reason: str = ""
 
 
 def safe_place(folder: Path) -> SettingsPlace:
-    """`place` in that folder; or, where somebody else could change or replace what lies there, in the home folder."""
+    """Choose a place in that folder; or, where another user could change or replace what lies there, in the home folder."""
     reason = danger(folder)
     if not reason:
-        return SettingsPlace(place(folder))
+        return SettingsPlace(free_path(folder))
     home = next((home for home in _homes() if home.is_dir() and not danger(home)), None)
     if home:
-        return SettingsPlace(place(home), f"not in {folder}: {reason}")
+        return SettingsPlace(free_path(home), f"not in {folder}: {reason}")
     return SettingsPlace(
         None, f"whoever sources a file in {folder} can be harmed: {reason}. Run it in a folder of your own"
     )
 
 
 def danger(folder: Path) -> str:
-    """Who else could change or replace a file in a folder, "" if nobody. Whoever could do that to the home folder, as the
+    """Say which other user could change or replace a file in a folder; "" if none. One who could do that to the home folder, as the
     system has it, needs no such file: its profile is run anyway."""
     try:
         home = _home()
@@ -80,7 +80,7 @@ def _footholds(folder: Path) -> Iterator[Foothold]:
 
 
 def _homes() -> Iterator[Path]:
-    """sudo may have kept the HOME of whoever called it."""
+    """The home folders: of HOME, which sudo may have kept from the calling user, and of the system."""
     if name := os.environ.get("HOME"):
         yield Path(name)
     if home := _home():
@@ -94,10 +94,10 @@ def _home() -> Path | None:
         return None
 
 
-def place(folder: Path) -> Path:
-    """ddpdoctor-settings.sh in that folder, or where there is one of that name that is somebody else's or would end a shell,
+def free_path(folder: Path) -> Path:
+    """The path of ddpdoctor-settings.sh in that folder, or where that file is another user's or would end a shell, of
     ddpdoctor-settings-2.sh and so on."""
-    names = chain([f"{NAME}.sh"], (f"{NAME}-{number}.sh" for number in count(2)))
+    names = chain([f"{FILE_NAME}.sh"], (f"{FILE_NAME}-{number}.sh" for number in count(2)))
     paths = (folder / name for name in names)
     return next(path for path in paths if not os.path.lexists(path) or _can_be_added_to(path))
 
@@ -108,9 +108,9 @@ def _can_be_added_to(path: Path) -> bool:
 
 
 def shell() -> str:
-    """ulimit -u is unknown to some shells, so that bash goes first: it is what the fixes are written for. Root's PATH may have
-    been kept from somebody else."""
-    found = next((one for one in SHELLS if os.access(one, os.X_OK)), None)
+    """The shell that sources settings. bash goes first: some shells don't know ulimit -u, and the fixes are written for it. Root's
+    PATH may have been kept from another user."""
+    found = next((path for path in SHELLS if os.access(path, os.X_OK)), None)
     if not found and os.geteuid() != ROOT:
         folders = filter(os.path.isabs, os.get_exec_path())
         found = shutil.which("bash", path=os.pathsep.join(folders))
@@ -118,15 +118,15 @@ def shell() -> str:
 
 
 def shell_environ() -> dict[str, str]:
-    """For a shell that sources settings. Root's is to run nothing else first."""
+    """The environment of a shell that sources settings. Root's runs nothing else first."""
     ran_first = ("BASH_ENV", "ENV") if os.geteuid() == ROOT else ()
     return {name: value for name, value in os.environ.items() if name not in ran_first}
 
 
 @contextmanager
 def private_copy(text: str) -> Iterator[tuple[int, str]]:
-    """The text as an open file that nobody else can reach, and its name for a program that has inherited it."""
-    file = os.memfd_create(NAME) if hasattr(os, "memfd_create") else _unnamed_file()
+    """The text as an open file that no other user can reach, and its name for a program that has inherited it."""
+    file = os.memfd_create(FILE_NAME) if hasattr(os, "memfd_create") else _unnamed_file()
     with open(file, "w", encoding="utf-8") as copy:  # noqa: PTH123 (a descriptor)
         copy.write(text)
         copy.flush()
@@ -159,38 +159,40 @@ def can_be_sourced(text: str) -> bool:
 
 
 class Ours(NamedTuple):
-    """A file that we wrote. mode: its permissions."""
+    """A file that ddpdoctor wrote; mode: its permissions."""
 
     text: str
     mode: int
 
 
 def read_ours(path: Path) -> Ours | None:
-    """The file, if we wrote it for this user: nobody is to source what somebody else, be it one of their group, could have
-    written. Judged as it is open: by its name another may be there a moment later."""
+    """Read the file if ddpdoctor wrote it for this user: what another user could have written, be it one of their group, is never to
+    be sourced. It is judged while it is open: by its name another may be there a moment later."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(file, "rb") as opened:  # noqa: PTH123 (a descriptor)
             state = os.fstat(file)
             if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_nlink > 1:
                 return None
-            if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or state.st_size > LARGEST:
+            if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or state.st_size > MAX_FILE_BYTES:
                 return None
-            text = opened.read(LARGEST + 1).decode()
+            text = opened.read(MAX_FILE_BYTES + 1).decode()
     except (OSError, ValueError):
         return None
     return Ours(text, stat.S_IMODE(state.st_mode)) if text.split("\n", 1)[0] == HEADER else None
 
 
 def merged(before: str, settings: Sequence[SettingsLine], day: str) -> str:
-    """The file's text with these settings. Of what was in it before, only lines of ours that set the same are gone; a user's
-    own that do are comments now.
+    """Merge settings into the file's text. Lines of ours that set the same are gone; a user's own that do are comments now.
 
-    day: for the comments, "2026-11-21".
+    Args:
+        before: the text of the file.
+        settings: the new lines.
+        day: for the comments, "2026-11-21".
     """
     lines = before.splitlines() or [HEADER, GOING_BACK]
     new = {setting.line.key for setting in settings}
-    kept = [one for one in (_kept(line, new) for line in lines) if one is not None]
+    kept = [line for line in (_kept(line, new) for line in lines) if line is not None]
     return "\n".join([*kept, *_written(settings, day)]) + "\n"
 
 
@@ -210,36 +212,33 @@ def _written(settings: Sequence[SettingsLine], day: str) -> Iterator[str]:
 
 
 def write(path: Path, settings: Sequence[SettingsLine], day: str) -> str:
-    """Makes the file, or adds to it where it is ours: it is whole there, or as it was. Returns its text.
-
-    Raises:
-        OSError: it can't be written; the old one, if there is one, is as it was, and nothing is left of the new one.
-    """
+    """Make the file, or add to it where it is ours: it is whole there, or as it was. Returns its text. An OSError tells that it can't
+    be written; the old one, if there is one, is as it was, and nothing is left of the new one."""
     with _draft(path, settings, day) as (name, text):
         os.replace(name, path)  # noqa: PTH105 (a name of mkstemp)
     return text
 
 
 def rehearse(path: Path, settings: Sequence[SettingsLine], day: str) -> str:
-    """All of `write` but its last step: nothing is there afterwards that wasn't before.
-
-    Raises:
-        OSError: as `write`.
-    """
+    """Do all of `write` but its last step: nothing is there afterwards that wasn't before."""
     with _draft(path, settings, day) as (_, text):
         return text
 
 
 @contextmanager
 def _draft(path: Path, settings: Sequence[SettingsLine], day: str) -> Iterator[tuple[str, str]]:
-    """The name of a file beside it that holds the whole text, with its mode, and that text; afterwards it is gone."""
+    """The name of a file beside it that holds the whole text, with its mode, and that text; afterwards it is gone.
+
+    Raises:
+        FileExistsError: the file is no longer ours.
+    """
     ours = read_ours(path)
     if ours is None and os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, "it isn't ddpdoctor's any more", str(path))
     text = merged(ours.text if ours else "", settings, day)
     # Whatever the umask, nobody else may write it: else it would not be ours next time.
     mode = ours.mode if ours else 0o644 & ~_umask()
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{NAME}-")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{FILE_NAME}-")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 (a descriptor)
             file.write(text)

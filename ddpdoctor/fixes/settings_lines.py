@@ -1,4 +1,4 @@
-"""The few shell statements that a settings file may hold. What is printed as a fix's command is what gets into the file."""
+"""Parses the few shell statements that a settings file may hold. A fix's command gets into the file as it is printed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def lines_of(command: str) -> tuple[Line, ...]:
-    """A fix's command as statements: `export`s and `unset`s of plain values, also of a folder that is made for it, and
+    """Split a fix's command into statements: `export`s and `unset`s of plain values, also of a folder that is made for it, and
     `ulimit`s; empty where it is anything else."""
     found: list[Line] = []
     rest = command
@@ -44,11 +44,11 @@ def lines_of(command: str) -> tuple[Line, ...]:
 
 
 def keys_of_line(line: str) -> set[str]:
-    """What a line of a settings file sets; a comment may stand behind it."""
+    """The keys that a line of a settings file sets; a comment may stand behind it."""
     statement = _statement(line)
     if statement is None or not _COMMENT.fullmatch(line, statement.end()):
         return set()
-    return {one.key for one in _statements(statement)}
+    return {line.key for line in _statements(statement)}
 
 
 def _statement(text: str) -> re.Match[str] | None:

@@ -16,10 +16,10 @@ import pytest
 from ddpdoctor.base.findings import Fix, Severity
 from ddpdoctor.checks.catalogue import select
 from ddpdoctor.fixes import settings_file as file
+from ddpdoctor.fixes.appliable_fixes import AppliableFix, Case
 from ddpdoctor.fixes.applying import Applied, apply
 from ddpdoctor.fixes.choosing import FixChoice
 from ddpdoctor.fixes.proof import look_again
-from ddpdoctor.fixes.remedies import AppliableFix, Case
 from ddpdoctor.fixes.settings_lines import Line
 from tests.support.command import ddpdoctor
 from tests.support.other_users import User
@@ -115,17 +115,17 @@ def test_a_file_that_somebody_else_made_or_brought_is_not_sourced(shared: Path, 
     }
     for way, lay in ways.items():
         eve.does(lay)
-        assert file.place(folder).name == "ddpdoctor-settings-2.sh", way
+        assert file.free_path(folder).name == "ddpdoctor-settings-2.sh", way
         eve.does(f"rm -r {folder}/{NAME}")
     os.link(old, folder / NAME)
-    assert file.place(folder).name == "ddpdoctor-settings-2.sh"
+    assert file.free_path(folder).name == "ddpdoctor-settings-2.sh"
     with pytest.raises(FileExistsError):
         file.write(folder / NAME, SETTINGS, DAY)
     assert not sign.exists()
     (folder / NAME).unlink()
-    assert file.place(shared).name == NAME
+    assert file.free_path(shared).name == NAME
     old.rename(shared / NAME)
-    assert file.place(shared).name == NAME
+    assert file.free_path(shared).name == NAME
     assert sign.exists()  # Root's own, with one name: that one is.
 
 
@@ -145,7 +145,7 @@ def test_one_that_is_swapped_after_it_was_judged_is_not_sourced(
         return real(text)
 
     monkeypatch.setattr(file, "can_be_sourced", swapped)
-    assert file.place(folder).name == NAME
+    assert file.free_path(folder).name == NAME
     assert not sign.exists()
 
 

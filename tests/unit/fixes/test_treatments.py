@@ -23,11 +23,11 @@ from ddpdoctor.engine.examination import Examination, Verdict, examine
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.fixes import settings_file as file
-from ddpdoctor.fixes.applying import Applied, apply, refusals
-from ddpdoctor.fixes.choosing import FixChoice, all_of, ask_for_each
+from ddpdoctor.fixes.appliable_fixes import AppliableFix, Case, cases, remedy_of
+from ddpdoctor.fixes.applying import Applied, apply, find_refusals
+from ddpdoctor.fixes.choosing import FixChoice, ask_for_each, choose_first_of_each
 from ddpdoctor.fixes.free_port import free_port
-from ddpdoctor.fixes.proof import Proof, SmokeReport, treatments
-from ddpdoctor.fixes.remedies import AppliableFix, Case, cases, remedy
+from ddpdoctor.fixes.proof import Proof, SmokeReport, judge_treatments
 from ddpdoctor.fixes.settings_lines import Line, keys_of_line, lines_of
 from ddpdoctor.probes.taken_ports import error_of_bind
 from ddpdoctor.report.reported_fixes import FixState
@@ -84,18 +84,18 @@ def test_what_a_settings_file_must_not_hold(command: str) -> None:
 
 def test_only_what_its_check_calls_safe_is_applied() -> None:
     command = ("export A=1",)
-    assert remedy(Fix("Set it", command)) is None
-    assert remedy(Fix("Set it", command, appliable=True)) is not None
-    assert remedy(Fix("Set it", (*command, "sudo reboot"), appliable=True)) is None
-    assert remedy(Fix("Look at it", appliable=True)) is None
+    assert remedy_of(Fix("Set it", command)) is None
+    assert remedy_of(Fix("Set it", command, appliable=True)) is not None
+    assert remedy_of(Fix("Set it", (*command, "sudo reboot"), appliable=True)) is None
+    assert remedy_of(Fix("Look at it", appliable=True)) is None
 
 
 def test_checkpoints_without_options_alone() -> None:
-    one = remedy(Fix("", ("ddpdoctor fix-checkpoint 'a b.pt' c/",), appliable=True))
+    one = remedy_of(Fix("", ("ddpdoctor fix-checkpoint 'a b.pt' c/",), appliable=True))
     assert one is not None
     assert one.checkpoints == ("a b.pt", "c/")
     for command in ("ddpdoctor fix-checkpoint --to cuda:0 a.pt", "ddpdoctor fix-checkpoint", "rm a.pt"):
-        assert remedy(Fix("", (command,), appliable=True)) is None
+        assert remedy_of(Fix("", (command,), appliable=True)) is None
 
 
 def test_a_port_on_which_the_store_can_listen() -> None:
@@ -115,7 +115,7 @@ def test_every_fix_that_is_called_appliable_can_be_applied(case: HostCase) -> No
     for finding in judge(case).findings:
         for fix in finding.fixes:
             if fix.appliable:
-                assert remedy(fix) is not None, fix
+                assert remedy_of(fix) is not None, fix
                 assert not any(sign in command for command in fix.commands for sign in ("sudo", "<", "...", "/path/to"))
 
 
@@ -123,7 +123,7 @@ def test_every_fix_that_is_called_appliable_can_be_applied(case: HostCase) -> No
 
 
 def test_a_shell_that_sources_it_has_the_settings(tmp_path: Path) -> None:
-    path = file.place(tmp_path)
+    path = file.free_path(tmp_path)
     assert path.name == "ddpdoctor-settings.sh"
     commands = ["export A='it'\"'\"'s $HOME, `x` and \"y\"' B=", "unset C D", "export NCCL_SOCKET_IFNAME==eth0"]
     file.write(path, settings_for(*commands), DAY)
@@ -147,19 +147,19 @@ def test_any_value_comes_through_the_shell(value: str) -> None:
 
 
 def test_limits_count_for_what_is_started_after_it(tmp_path: Path) -> None:
-    path = file.place(tmp_path)
+    path = file.free_path(tmp_path)
     file.write(path, settings_for("ulimit -n $(ulimit -Hn)"), DAY)
     script = 'ulimit -S -n 64; . "$1"; test "$(ulimit -Sn)" = "$(ulimit -Hn)"'
     assert subprocess.run(["bash", "-c", script, "bash", str(path)], check=False).returncode == 0
 
 
 def test_a_second_run_changes_only_what_it_sets(tmp_path: Path) -> None:
-    path = file.place(tmp_path)
+    path = file.free_path(tmp_path)
     file.write(path, settings_for("export A=1; unset B", slug="first"), DAY)
     path.chmod(0o640)
     with path.open("a") as opened:
         opened.write("export MY_OWN=1  # by hand\n")
-    assert file.place(tmp_path) == path
+    assert file.free_path(tmp_path) == path
     file.write(path, settings_for("unset A; export C=3", slug="second"), DAY)
     assert path.read_text().splitlines()[2:] == [
         f"unset B  # first, {DAY}",
@@ -172,7 +172,7 @@ def test_a_second_run_changes_only_what_it_sets(tmp_path: Path) -> None:
 
 
 def test_a_users_own_line_that_is_overruled_stays_as_a_comment(tmp_path: Path) -> None:
-    path = file.place(tmp_path)
+    path = file.free_path(tmp_path)
     file.write(path, settings_for("export A=1", slug="first"), DAY)
     with path.open("a") as opened:
         opened.write("export B=mine\n")
@@ -187,19 +187,19 @@ def test_a_users_own_line_that_is_overruled_stays_as_a_comment(tmp_path: Path) -
 @pytest.mark.parametrize("own", ["exit 3", "if [ x", "exec true", "read answer < /dev/zero", "sleep 60"])
 def test_a_file_that_ends_a_shell_is_left_alone(tmp_path: Path, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "SOURCING_SECONDS", 0.5)
-    path = file.place(tmp_path)
+    path = file.free_path(tmp_path)
     file.write(path, settings_for("export A=1"), DAY)
     before = path.read_text() + f"{own}\n"
     path.write_text(before)
-    other = file.place(tmp_path)
+    other = file.free_path(tmp_path)
     assert other.name == "ddpdoctor-settings-2.sh"
     file.write(other, settings_for("export A=2"), DAY)
     assert path.read_text() == before
-    assert file.place(tmp_path) == other
+    assert file.free_path(tmp_path) == other
 
 
 def test_a_line_that_two_checks_ask_for_stands_there_once(tmp_path: Path) -> None:
-    path = file.place(tmp_path)
+    path = file.free_path(tmp_path)
     file.write(path, settings_for("unset A", slug="one") + settings_for("unset A", slug="two"), DAY)
     assert path.read_text().splitlines()[2:] == [f"unset A  # one, two, {DAY}"]
 
@@ -208,27 +208,27 @@ def test_a_line_that_two_checks_ask_for_stands_there_once(tmp_path: Path) -> Non
 def test_somebody_elses_file_is_not_touched(tmp_path: Path, text: str) -> None:
     theirs = tmp_path / "ddpdoctor-settings.sh"
     theirs.write_text(text)
-    ours = file.place(tmp_path)
+    ours = file.free_path(tmp_path)
     assert ours.name == "ddpdoctor-settings-2.sh"
     file.write(ours, settings_for("unset A"), DAY)
     assert theirs.read_text() == text
-    assert file.place(tmp_path) == ours
+    assert file.free_path(tmp_path) == ours
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o646, 0o664, 0o620])
 def test_a_file_that_others_can_write_is_not_ours(tmp_path: Path, mode: int) -> None:
-    path = file.place(tmp_path)
+    path = file.free_path(tmp_path)
     file.write(path, settings_for("unset A"), DAY)
     path.chmod(mode)
-    assert file.place(tmp_path) != path
+    assert file.free_path(tmp_path) != path
 
 
 @pytest.mark.root
 def test_neither_is_one_that_somebody_else_owns(tmp_path: Path) -> None:
-    path = file.place(tmp_path)
+    path = file.free_path(tmp_path)
     file.write(path, settings_for("unset A"), DAY)
     os.chown(path, 65534, -1)
-    assert file.place(tmp_path) != path
+    assert file.free_path(tmp_path) != path
 
 
 def test_neither_is_a_link_to_one(tmp_path: Path) -> None:
@@ -236,12 +236,12 @@ def test_neither_is_a_link_to_one(tmp_path: Path) -> None:
     (tmp_path / "ddpdoctor-settings.sh").symlink_to("real")
     (tmp_path / "ddpdoctor-settings-2.sh").symlink_to("nowhere")
     (tmp_path / "ddpdoctor-settings-3.sh").mkdir()
-    assert file.place(tmp_path).name == "ddpdoctor-settings-4.sh"
+    assert file.free_path(tmp_path).name == "ddpdoctor-settings-4.sh"
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither of a first file nor of a second one."""
-    path = file.place(tmp_path)
+    path = file.free_path(tmp_path)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -264,18 +264,18 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 def test_a_new_file_is_ours_under_any_umask(tmp_path: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
     try:
-        path = file.place(tmp_path)
+        path = file.free_path(tmp_path)
         file.write(path, settings_for("unset A"), DAY)
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o7777 == mode
-    assert file.place(tmp_path) == path
+    assert file.free_path(tmp_path) == path
 
 
 def test_a_rehearsal_leaves_nothing(tmp_path: Path) -> None:
-    file.rehearse(file.place(tmp_path), settings_for("unset A"), DAY)
+    file.rehearse(file.free_path(tmp_path), settings_for("unset A"), DAY)
     assert list(tmp_path.iterdir()) == []
-    path = file.place(tmp_path)
+    path = file.free_path(tmp_path)
     file.write(path, settings_for("unset A"), DAY)
     before = path.read_text()
     file.rehearse(path, settings_for("unset B"), DAY)
@@ -295,7 +295,7 @@ def test_a_comment_behind_a_line_is_no_part_of_it() -> None:
 def case(slug: str, *commands: str) -> Case:
     """A finding with a fix a command, all of them appliable."""
     fixes = tuple(Fix(f"Do {one}", (one,), appliable=True) for one in commands)
-    found = tuple(one for one in map(remedy, fixes) if one)
+    found = tuple(one for one in map(remedy_of, fixes) if one)
     return Case(slug=slug, severity=Severity.WARN, summary=f"{slug} is wrong", fixes=fixes, remedies=found)
 
 
@@ -309,7 +309,7 @@ class Says:
     def which(self, case: Case, number: int, total: int) -> int | None:
         return self.places.pop(0)
 
-    def instead(self, remedy: AppliableFix, earlier: FixChoice) -> bool:
+    def instead(self, remedy_of: AppliableFix, earlier: FixChoice) -> bool:
         return self.insteads.pop(0)
 
 
@@ -318,18 +318,18 @@ def chosen(choices: Sequence[FixChoice]) -> dict[str, tuple[str, ...]]:
 
 
 def test_without_questions_the_first_fix_of_each_is_taken() -> None:
-    choices = all_of([case("one", "export A=1", "unset A"), case("two", "unset B"), case("three")])
+    choices = choose_first_of_each([case("one", "export A=1", "unset A"), case("two", "unset B"), case("three")])
     assert chosen(choices) == {"one": ("export A=1",), "two": ("unset B",)}
 
 
 def test_without_questions_of_two_that_contradict_each_other_neither_is_taken() -> None:
-    choices = all_of([case("one", "export A=1"), case("two", "unset A"), case("three", "unset B")])
+    choices = choose_first_of_each([case("one", "export A=1"), case("two", "unset A"), case("three", "unset B")])
     assert chosen(choices) == {"three": ("unset B",)}
     assert choices[0].reason == "it contradicts the fix of two: `export A=1` against `unset A`"
 
 
 def test_two_that_agree_are_both_taken() -> None:
-    choices = all_of([case("one", "unset A"), case("two", "unset A")])
+    choices = choose_first_of_each([case("one", "unset A"), case("two", "unset A")])
     assert len(chosen(choices)) == 2
 
 
@@ -353,25 +353,25 @@ def test_of_a_contradiction_the_user_is_asked(instead: bool, taken: str) -> None
 
 def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
     applied = Applied()
-    choices = all_of([case("one", "unset A")])
+    choices = choose_first_of_each([case("one", "unset A")])
     apply(choices, tmp_path / "gone", applied)
     assert not applied.anything
-    (told,) = treatments(choices, applied, None)
+    (told,) = judge_treatments(choices, applied, None)
     assert told.state is FixState.LEFT
     assert "could not be written: No such file or directory" in told.reason
 
 
 def test_a_dry_run_tells_of_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
-    choices = all_of([case("one", "unset A"), case("two", "unset B")])
-    assert refusals(choices, tmp_path) == {}
+    choices = choose_first_of_each([case("one", "unset A"), case("two", "unset B")])
+    assert find_refusals(choices, tmp_path) == {}
     # Nobody can make a file there, not even root.
-    refused = refusals(choices, Path("/proc"))
+    refused = find_refusals(choices, Path("/proc"))
     assert set(refused) == {one.remedy for one in choices}
     assert all("ddpdoctor-settings.sh could not be written: " in one for one in refused.values())
 
 
 def test_a_fix_with_nothing_left_to_change_says_so() -> None:
-    (told,) = treatments(all_of([case("one", "unset A")]), Applied(), None)
+    (told,) = judge_treatments(choose_first_of_each([case("one", "unset A")]), Applied(), None)
     assert (told.state, told.reason) == (FixState.LEFT, "there was nothing left to change")
 
 
@@ -422,9 +422,9 @@ FAILED = SmokeReport(
 def told(after: Examination | str, smoke: SmokeReport | str, says: Says | None = None) -> dict[str, tuple[str, str]]:
     """Variable to state and reason, after both illnesses were treated as `says` wants it."""
     found = cases(examined(*ILL))
-    choices = ask_for_each(found, says) if says else all_of(found)
+    choices = ask_for_each(found, says) if says else choose_first_of_each(found)
     applied = Applied()
-    done = treatments(choices, applied, Proof(examination=after, smoke=smoke))
+    done = judge_treatments(choices, applied, Proof(examination=after, smoke=smoke))
     return {one.commands[0].partition(";")[0].split()[1]: (one.state.value, one.reason) for one in done}
 
 

@@ -1,4 +1,4 @@
-"""Which fixes of an examination's findings ddpdoctor can apply itself. Nothing is changed here."""
+"""Decides which fixes of an examination's findings ddpdoctor can apply itself. Nothing is changed here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AppliableFix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding. remedies: its fixes that can be applied, the best first. reason: why there is none."""
+    """One finding: its remedies, which are the fixes that can be applied, the best first; or the reason why there is none."""
 
     slug: str
     severity: Severity
@@ -45,10 +45,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cases(examination: Examination, port: Callable[[str], Line | None] = free_port) -> list[Case]:
-    """A case a finding, worst first."""
+    """Make a case of each finding, the worst first."""
     found = []
     for check, severity, finding in examination.findings:
-        remedies = tuple(filter(None, (remedy(fix, port) for fix in finding.fixes)))
+        remedies = tuple(filter(None, (remedy_of(fix, port) for fix in finding.fixes)))
         found.append(
             Case(
                 slug=check.slug,
@@ -62,29 +62,29 @@ def cases(examination: Examination, port: Callable[[str], Line | None] = free_po
     return found
 
 
-def remedy(fix: Fix, port: Callable[[str], Line | None] = free_port) -> AppliableFix | None:
-    """None where the fix's check doesn't call it safe, or one of its commands is none that we know how to apply."""
+def remedy_of(fix: Fix, port: Callable[[str], Line | None] = free_port) -> AppliableFix | None:
+    """Make a fix appliable; None where its check doesn't call it safe, or one of its commands is unknown here."""
     if not fix.appliable or not fix.commands:
         return None
-    if paths := _all(paths_of(command) for command in fix.commands):
+    if paths := _flatten(paths_of(command) for command in fix.commands):
         return AppliableFix(fix=fix, checkpoints=tuple(paths))
-    if targets := _all(targets_of(command) for command in fix.commands):
+    if targets := _flatten(targets_of(command) for command in fix.commands):
         return AppliableFix(fix=fix, leftovers=tuple(targets))
     if len(fix.commands) == 1 and (variable := variable_of(fix.commands[0])):
         line = port(variable)
         return AppliableFix(fix=fix, lines=(line,)) if line else None
-    lines = _all(lines_of(command) for command in fix.commands)
+    lines = _flatten(lines_of(command) for command in fix.commands)
     return AppliableFix(fix=fix, lines=tuple(lines)) if lines else None
 
 
-def _all(parts: Iterable[tuple[T, ...]]) -> list[T]:
-    """All of them in one list, or none where one of them is empty."""
+def _flatten(parts: Iterable[tuple[T, ...]]) -> list[T]:
+    """Put all parts in one list; an empty one where a part is empty."""
     found = list(parts)
-    return [one for part in found for one in part] if all(found) else []
+    return [item for part in found for item in part] if all(found) else []
 
 
 def why_left(fixes: Sequence[Fix]) -> str:
-    """Why a finding's fixes are none for ddpdoctor, by the first of them."""
+    """Say why a finding's fixes are none for ddpdoctor, by the first of them."""
     first = fixes[0] if fixes else Fix("")
     if NEEDS_ROOT in first.text or any(command.startswith("sudo ") for command in first.commands):
         return "it needs root"
