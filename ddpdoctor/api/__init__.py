@@ -1,4 +1,4 @@
-"""What the commands do, for programs: a function a command, typed results, nothing printed.
+"""The commands for programs: a function a command, typed results, nothing printed.
 
 In come the arguments of the command line under the names of its options, out goes a `CommandResult`: its verdict, its findings, the same
 report as JSON, Markdown or text. `cli/` calls these and adds what a terminal needs.

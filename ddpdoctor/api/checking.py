@@ -174,7 +174,7 @@ def _names(values: Sequence[str]) -> list[str]:
 
 
 def _groups(checks: tuple[Check, ...]) -> set[str]:
-    """What the checks need, and what the report's heading says of any host."""
+    """Collect the groups that the checks need, and the report's heading."""
     heading = {"target_python", "machine", "container", "gpus", "environment"}
     return heading.union(*(check.groups for check in checks))
 

@@ -31,7 +31,7 @@ class FixingObserver:
         """So many bytes of it are done."""
 
     def choose(self, outcome: CheckpointOutcome) -> str | None:
-        """Which of `outcome.choices` are the model's parameters; None: none of them."""
+        """Choose which of `outcome.choices` are the model's parameters; None: none of them."""
         return None
 
     def end(self, outcome: CheckpointOutcome) -> None:
@@ -39,7 +39,7 @@ class FixingObserver:
 
 
 class CheckpointResult(CommandResult):
-    """What came of the files.
+    """The outcomes of files.
 
     Args:
         outcomes: one of each.
@@ -68,7 +68,7 @@ class CheckpointResult(CommandResult):
         return 1 if actions & {Action.WOULD_FIX, Action.WOULD_UNDO} else 0
 
     def report(self, *, with_facts: bool = False) -> Report:
-        """What the command's `--json` prints, typed; the facts of the files are always in it."""
+        """Build what the command's `--json` prints, typed; the facts of the files are always in it."""
         from ddpdoctor.checkpoints.render_json import fixing_report
         from ddpdoctor.checks.catalogue import select
 
@@ -151,7 +151,7 @@ def fix_checkpoint(
 def _targets(
     paths: Sequence[str], output: str | None, options: EditOptions, *, undo: bool, dry_run: bool
 ) -> list[Target]:
-    """Which files are to be handled; the folders of new ones are there."""
+    """Find the files to handle; the folders of new ones are made."""
     from ddpdoctor.api.checkpoint_targets import choose_targets, make_folders, undo_targets
     from ddpdoctor.base.status_line import StatusLine
 

@@ -1,4 +1,4 @@
-"""What `fix-checkpoint`'s options ask for, or the sentence that says why they can't be meant so."""
+"""The options of `fix-checkpoint` as one struct, or the sentence that says why they can't be meant so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddpdoctor.api.errors import UsageError
 from ddpdoctor.checkpoints.pickles.editing import EditOptions
 
 _DEVICE = re.compile(r"cpu|mps(:0)?|(cuda|xpu|npu|hpu|mtia)(:(0|[1-9]\d{0,3}))?")
-"""What torch.load takes for a place. It knows no cpu:0."""
+"""Places that torch.load knows. It knows no cpu:0."""
 
 
 def edit_options(
@@ -24,7 +24,7 @@ def edit_options(
     output: str | None,
     undo: bool,
 ) -> EditOptions:
-    """What is to be done with each file.
+    """Put the options for each file together.
 
     Raises:
         UsageError: they contradict each other, or one lacks what it needs; with the command to type instead.
@@ -96,14 +96,14 @@ def _prefix(wanted: str) -> str:
 
 
 def _keys(option: str, values: list[str] | None) -> tuple[str, ...]:
-    """As they were typed: only who knows the file's keys can tell whether a comma is part of one."""
+    """Join keys as they were typed: only who knows the file's keys can tell whether a comma is part of one."""
     if values and not all(value.strip(", ") for value in values):
         raise UsageError(f"{option} is empty; is the variable in it set?")
     return tuple(values or ())
 
 
 def _new_name(paths: Sequence[str], option: str) -> str:
-    """What the output could be called; of several files a folder."""
+    """Propose a name for the output; of several files a folder."""
     if len(paths) > 1:
         return "fixed/"
     if option == "--to-safetensors":

@@ -1,4 +1,4 @@
-"""Which files `fix-checkpoint` is to handle, and where each new one goes."""
+"""The files that `fix-checkpoint` is to handle, and where each new one goes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _fixed_before(path: Path) -> list[Path]:
 
 
 def nothing_to_undo(path: Path) -> CheckpointOutcome | None:
-    """What is to be said of a folder in which no file has an undo file; None for a file."""
+    """Word what is to be said of a folder in which no file has an undo file; None for a file."""
     from ddpdoctor.checkpoints.writing.journal import SUFFIX
     from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class UsageError(ValueError):
-    """What was asked for can't be meant so; nothing was looked at, and nothing changed.
+    """Arguments that can't be meant so; nothing was looked at, and nothing changed.
 
     Args:
         text: why.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ZombiesResult(CommandResult):
-    """What is left over, and what became of it.
+    """Leftovers, and what became of them.
 
     Args:
         leftovers: those that are meant, what is proven first.
@@ -63,7 +63,7 @@ class ZombiesResult(CommandResult):
         return Verdict.FAIL if self.leftovers else Verdict.UNKNOWN if self._problems else Verdict.OK
 
     def report(self, *, with_facts: bool = False) -> Report:
-        """What the command's `--json` prints, typed; it has no facts besides."""
+        """Build what the command's `--json` prints, typed; it has no facts besides."""
         from ddpdoctor.checks.catalogue import catalogue
         from ddpdoctor.engine.registry import Catalogue
         from ddpdoctor.processes.render_zombies import zombies_report
@@ -123,7 +123,7 @@ def _look() -> LeftoverLook:
 
 
 def _problems(targets: Sequence[str], found: Sequence[Leftover], first: LeftoverLook) -> list[str]:
-    """What was asked for and isn't left over, and why."""
+    """Word for each target that isn't left over, why."""
     from ddpdoctor.base.unknown import Unknown
 
     processes = first.processes

@@ -28,7 +28,7 @@ COMMAND = "diagnose-log"
 
 
 class LogResult(CommandResult):
-    """What a log says of its run.
+    """The diagnosis of a run's log.
 
     Args:
         judgement: what failed first, what only followed, and what is known of each.
@@ -50,7 +50,7 @@ class LogResult(CommandResult):
         return judged_as(self.judgement)
 
     def exit_code(self, *, strict: bool = True) -> int:
-        """As any result's, but for a warning: it names an illness, and ends with 1 unless asked not to."""
+        """Give 1 for a warning, too, unless asked not to: it names an illness."""
         return super().exit_code(strict=strict)
 
     def report(self, *, with_facts: bool = False) -> Report:
@@ -119,7 +119,7 @@ def _saved(path: str) -> Snapshot:
 
 
 class _Reading:
-    """How far it is, for the status line."""
+    """The reading of logs as the status line shows it."""
 
     def __init__(self) -> None:
         self._now = ("", 0, 0)

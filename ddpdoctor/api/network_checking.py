@@ -22,7 +22,7 @@ MOST_WAIT_SECONDS = 86400
 
 
 class NetcheckResult(CommandResult):
-    """What the nodes found out together: on node 0 all of it, on another node its own part.
+    """The findings of nodes together: on node 0 all of them, on another node its own part.
 
     Args:
         run: how it ended on this node.
@@ -68,7 +68,7 @@ class NetcheckResult(CommandResult):
         )
 
     def document(self, *, verbose: bool = False, quiet: bool = False, matrix: bool = False) -> Document:
-        """What there is to tell, with the token in the commands for other nodes: for this node's user.
+        """Build the report for this node's user, with the token in the commands for other nodes.
 
         Args:
             verbose: also what passed and had nothing to test, by name.
@@ -216,7 +216,7 @@ def refuse_wait(wait: float) -> None:
 
 
 def _options(*, wait: float, quick: bool, python: str | None, strict: bool) -> tuple[str, ...]:
-    """What a command for another node takes over: all that isn't the default, as `facts.meeting.Meeting.options`."""
+    """List the options that a command for another node takes over: all that aren't the default, as `facts.meeting.Meeting.options`."""
     return (
         *([f"--wait {wait:g}"] if wait != WAIT_SECONDS else []),
         *(["--quick"] if quick else []),

@@ -1,4 +1,4 @@
-"""What a command came to, whatever the command: a verdict, findings, and the report in each of its forms."""
+"""The result of a command, whatever the command: a verdict, findings, and the report in each of its forms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT_WIDTH = 100
 
 
 class CommandResult(ABC):
-    """What a command came to.
+    """The result of a command.
 
     The report is built as it is asked for; what was learned doesn't change any more.
     """
@@ -30,7 +30,7 @@ class CommandResult(ABC):
 
     @abstractmethod
     def report(self, *, with_facts: bool = False) -> Report:
-        """What the command's `--json` prints, typed.
+        """Build what the command's `--json` prints, typed.
 
         Args:
             with_facts: also all that was learned of the host, as `-v` adds it.
@@ -38,7 +38,7 @@ class CommandResult(ABC):
 
     @abstractmethod
     def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
-        """What there is to tell, for whatever shows it.
+        """Build the report for people, for whatever shows it.
 
         Args:
             verbose: also what passed and what had nothing to test, by name.
@@ -66,12 +66,12 @@ class CommandResult(ABC):
 
     @property
     def problems(self) -> Sequence[str]:
-        """What kept something from being judged, a sentence each."""
+        """Reasons why something was not judged, a sentence each."""
         return ()
 
     @property
     def findings(self) -> tuple[ReportedFinding, ...]:
-        """What is wrong, worst first."""
+        """Findings, worst first."""
         return self.report().findings
 
     def exit_code(self, *, strict: bool = False) -> int:
@@ -89,7 +89,7 @@ class CommandResult(ABC):
         return to_json(self.report(with_facts=with_facts))
 
     def to_text(self, *, width: int = TEXT_WIDTH, verbose: bool = False, quiet: bool = False) -> str:
-        """What a terminal shows, without colours; the arguments as `show` takes them."""
+        """Render what a terminal shows, without colours; the arguments are those of `show`."""
         from ddpdoctor.report.terminal import text_of
 
         return text_of(self.document(verbose=verbose, quiet=quiet), width)
@@ -106,7 +106,7 @@ class CommandResult(ABC):
 
 
 class HostResult(CommandResult):
-    """What was seen of this host alone.
+    """The result of a look at this host alone.
 
     Args:
         examination: its facts, and what the checks made of them.

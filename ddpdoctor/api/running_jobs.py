@@ -50,7 +50,7 @@ class JobsResult(CommandResult):
 
 
 class HangResult(HostResult):
-    """Where the ranks of one job stand, and what the others wait for; the examination has the facts of the hang."""
+    """The ranks of one job, and what they wait for; the examination has the facts of the hang."""
 
     command = COMMAND
 

@@ -36,7 +36,7 @@ class SmokeObserver:
     """Whom `smoke` tells how far it is. This one wants to know nothing."""
 
     def progress(self) -> SmokeProgress:
-        """Who is told how far each rank of this host is."""
+        """Make the progress that is told how far each rank of this host is."""
         from ddpdoctor.smoke_training.progress import SmokeProgress
 
         return SmokeProgress()
@@ -49,7 +49,7 @@ class SmokeObserver:
         return ""
 
     def audience(self, job: NetcheckJob) -> JointProgressListener:
-        """Who is told how it goes where others take part."""
+        """Make the listener that is told how it goes where others take part."""
         from ddpdoctor.smoke_training.progress import JointProgress
 
         return JointProgress()
@@ -177,7 +177,7 @@ def smoke(
 
 @contextmanager
 def _not_begun() -> Iterator[None]:
-    """Where we are stopped in here, that is all there is to say; what `check --fix` has changed before, it says itself."""
+    """Say that nothing had begun, where we are stopped in here; what `check --fix` has changed before, it says itself."""
     try:
         yield
     except StoppedBySignal as stopped:
@@ -271,7 +271,7 @@ def _job_with_others(options: SmokeOptions, for_others: tuple[str, ...]) -> Netc
 def _options(
     options: SmokeOptions, *, stages: Sequence[str], python: str | None, wait: float, strict: bool
 ) -> tuple[str, ...]:
-    """What a command for another host takes over: all that isn't the default, as `facts.meeting.Meeting.options`."""
+    """List the options that a command for another host takes over: all that aren't the default, as `facts.meeting.Meeting.options`."""
     return (
         *([f"--nproc {options.nproc}"] if options.nproc is not None else []),
         *([f"--backend {options.backend}"] if options.backend != "auto" else []),

@@ -1,4 +1,4 @@
-"""What `smoke` came to, on this host alone or over several, and who is told how the latter goes."""
+"""Results of `smoke`, on this host alone or over several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMAND = "smoke"
 
 
 class SmokeResult(HostResult):
-    """What a training on this host came to; the examination has its facts and, where it failed, the findings of a whole check."""
+    """The result of a training on this host; the examination has its facts and, where it failed, the findings of a whole check."""
 
     command = COMMAND
 
@@ -37,7 +37,7 @@ class SmokeResult(HostResult):
 
     @property
     def headline(self) -> str:
-        """What happened, in a sentence without its full stop."""
+        """The outcome, in a sentence without its full stop."""
         from ddpdoctor.base.text import one_line
         from ddpdoctor.smoke_training.render_words import headline
 
@@ -63,6 +63,6 @@ class SmokeResult(HostResult):
 
 
 class JointSmokeResult(NetcheckResult):
-    """What a training over several hosts came to: on the first all of it, on another its own part."""
+    """The result of a training over several hosts: on the first all of it, on another its own part."""
 
     command = COMMAND

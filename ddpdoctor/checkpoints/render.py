@@ -27,7 +27,7 @@ _MAX_NAMES = 4
 _LONG_NAME = re.compile(r"\S{401,}")
 """A name of thousands of characters, which nobody reads."""
 _SHOWN_CHARACTERS = 200
-"""Of a long name."""
+"""Kept of a long name."""
 
 _WORDS = {
     Action.CLEAN: StyledText("CLEAN", "bold green"),
@@ -88,7 +88,7 @@ def file_sections(outcome: CheckpointOutcome, options: EditOptions) -> list[Sect
 
 
 def folder_item(folder: CheckpointFolder) -> Paragraph:
-    """What the folder is in which the files lie."""
+    """Say what the folder is in which the files lie."""
     return Paragraph(one_line(f"{folder.path}: {folder.called}"))
 
 
@@ -98,7 +98,7 @@ def file_item(outcome: CheckpointOutcome) -> Paragraph:
 
 
 def sum_sections(outcomes: Sequence[CheckpointOutcome], paths: Sequence[str]) -> Iterator[Section]:
-    """What must be said of some of the many files, then how many came to what. `paths`: as the user named them."""
+    """Say what must be said of some of the many files, then how many came to what. `paths`: as the user named them."""
     for parts, alike in _loud(outcomes).items():
         named = listed((outcome.path for outcome in alike), _MAX_NAMES)
         blocks = (block for part in parts for block in _part(part))
@@ -116,7 +116,7 @@ def sum_sections(outcomes: Sequence[CheckpointOutcome], paths: Sequence[str]) ->
 
 
 def undo_command(fixed: Sequence[Path], paths: Sequence[str]) -> str:
-    """What takes the changes of these files back. paths: as the user named them, and files besides these."""
+    """Word the command that takes the changes of these files back. paths: as the user named them, and files besides these."""
     named = [path for path in paths if any(_names(path, file) for file in fixed)]
     if len(named) > _MAX_PATHS:
         named = [*named[:_MAX_PATHS], "..."]

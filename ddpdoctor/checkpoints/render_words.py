@@ -1,4 +1,4 @@
-"""What is said of one checkpoint after `fix-checkpoint`: what was done, how to undo it, how to load it, what to know."""
+"""The words on one checkpoint after `fix-checkpoint`: what was done, how to undo it, how to load it, what to know."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def paragraphs(outcome: CheckpointOutcome, wishes: EditOptions) -> list[list[Lab
 
 
 def loud_parts(outcome: CheckpointOutcome) -> list[LabelledPart]:
-    """What must be said of a file even where a line is enough for all else; nothing, of most."""
+    """Say what must be said of a file even where a line is enough for all else; nothing, of most."""
     if outcome.action is not Action.REFUSED:
         return [*_dangers(outcome), *_code_devices(outcome)]
     return [LabelledPart("why", _sentence(outcome.error)), *_advice(outcome), *_dangers(outcome)]
 
 
 def heading(outcome: CheckpointOutcome) -> str:
-    """What it is: "ckpt.pt, a PyTorch checkpoint (zip), 4.7 MiB"."""
+    """Name the file: "ckpt.pt, a PyTorch checkpoint (zip), 4.7 MiB"."""
     facts = outcome.before
     if outcome.action is Action.REFUSED:
         return f"{outcome.path}: {_sentence(outcome.error)}"
@@ -93,7 +93,7 @@ def brief(outcome: CheckpointOutcome) -> str:
 
 
 def _move(tensors: int, where: str, outcome: CheckpointOutcome) -> str:
-    """How many went is known only where all stayed."""
+    """Word a move; how many tensors went is known only where none was left out."""
     return where if outcome.dropped else f"{plural(tensors, 'tensor')} {where}"
 
 
@@ -102,7 +102,7 @@ def _sentence(text: str) -> str:
 
 
 def _edits(outcome: CheckpointOutcome, rename: str, leave_out: str) -> list[str]:
-    """What else was done than moving, in the words for it."""
+    """List what else was done than moving, in the words for it."""
     edits = []
     if outcome.renamed:
         edits.append(f"{rename} {plural(outcome.renamed, 'key')}")
@@ -176,7 +176,7 @@ def _notes(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
 
 
 def _code_devices(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
-    """What of a TorchScript file stays tied to a device, whatever was done to its tensors."""
+    """Warn of what stays tied to a device in a TorchScript file, whatever was done to its tensors."""
     facts = outcome.after or outcome.before
     if facts is not None and facts.code_devices and outcome.action not in (Action.UNDONE, Action.WOULD_UNDO):
         devices = listed(dict.fromkeys(place.rpartition(": ")[2] for place in facts.code_devices), _MAX_NAMES)
@@ -242,7 +242,7 @@ def _do_not_load(path: str, facts: CheckpointFile) -> LabelledPart:
 
 
 def _load_foreign(path: str, facts: CheckpointFile) -> LabelledPart:
-    """How to load what weights_only=True stops at: as `check` says it."""
+    """Say how to load what weights_only=True stops at, as `check` says it."""
     from ddpdoctor.checkpoints.weights_only import ALL, preparation
 
     stops = f"weights_only=True stops at {listed(facts.weights_only_blockers, _MAX_NAMES)}."

@@ -165,7 +165,7 @@ def _prove(applied: Applied, checks: Sequence[Check], wish: Wish) -> Proof:
 
 
 def _changed(applied: Applied) -> str:
-    """What was done when we were stopped."""
+    """Say what was done when we were stopped."""
     if not applied.anything and not applied.endings.describe():
         return "Nothing was changed."
     parts = []
@@ -195,7 +195,7 @@ def _told(examination: Examination, told: list[Treatment], applied: Applied, pro
 
 
 def _new_findings(before: Examination, after: Examination) -> Iterator[Paragraph]:
-    """What came to light only after the fixes."""
+    """List findings that came to light only after the fixes."""
     known = {finding.summary for _, _, finding in before.findings}
     slugs = {check.slug for check, _, _ in before.findings}
     for check, severity, finding in after.findings:

@@ -1,4 +1,4 @@
-"""What `fix-checkpoint` has done by now, to be said even if it is stopped, or its report can't be written."""
+"""A ledger of what `fix-checkpoint` has done by now, to be said even if it is stopped, or its report can't be written."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Ledger:
             raise typer.Exit(2) from error
 
     def words(self) -> str:
-        """What was done by now, and how to take it back."""
+        """Say what was done by now, and how to take it back."""
         fixed = [Path(outcome.path) for outcome in self.outcomes if outcome.action is Action.FIXED]
         done = [outcome.written or outcome.path for outcome in self.outcomes if outcome.action in _CHANGING]
         unread = ""

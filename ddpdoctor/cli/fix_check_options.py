@@ -1,4 +1,4 @@
-"""What `check --fix` is to do, and with which arguments `check` and `smoke` are run again."""
+"""Options of `check --fix`, and the arguments with which `check` and `smoke` are run again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpdoctor.knowledge.launchers import current_launch
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """How the user wants it. look, train: arguments by which `check` and `smoke` are run again, as they were given;
+    """The user's wishes. look, train: arguments by which `check` and `smoke` are run again, as they were given;
     checkpoints: as the user named them."""
 
     yes: bool
@@ -27,8 +27,10 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refuse_options(*, fixing: bool, yes: bool, dry_run: bool, as_json: bool, as_markdown: bool, judged: bool) -> None:
-    """Raises:
-    typer.BadParameter: the options contradict each other. judged: --snapshot names a file.
+    """Refuse options that contradict each other. judged: --snapshot names a file.
+
+    Raises:
+        typer.BadParameter: they do.
     """
     if not fixing:
         if yes or dry_run:

@@ -192,7 +192,7 @@ class _AtTheTerminal(_Silent):
 
 
 def _ask(outcome: CheckpointOutcome) -> str | None:
-    """Which of the choices the user means; None for none of them."""
+    """Ask which of the choices the user means; None for none of them."""
     for number, key in enumerate(outcome.choices, start=1):
         print(f"  {number}  {key or '(the whole file)'}", file=sys.stderr)
     while True:
@@ -206,7 +206,7 @@ def _ask(outcome: CheckpointOutcome) -> str | None:
 
 
 class FilesProgress:
-    """How far we are with several files, and within one that takes long."""
+    """A status line for several files, and for one that takes long."""
 
     def __init__(self, files: int) -> None:
         self._files = files
@@ -239,7 +239,7 @@ class FilesProgress:
         self._amount = (done, total)
 
     def text(self, seconds: float) -> str:
-        """What is shown so many seconds after the first file was begun; nothing while the screen belongs to others."""
+        """Word the line so many seconds after the first file was begun; nothing while the screen belongs to others."""
         if self._paused:
             return ""
         count = f"file {self._number} of {self._files}, " if self._files > 1 else ""

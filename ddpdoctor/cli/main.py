@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """What the caller closed (`<&-`, `>&-`) goes nowhere, and leaves its number to no file of ours."""
+    """Open streams that the caller closed (`<&-`, `>&-`) on /dev/null, so that no file of ours gets their number."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -107,7 +107,7 @@ def _can_be_written(stream: TextIO) -> bool:
 
 
 def _close_for_good(stream: TextIO) -> None:
-    """What it still holds goes nowhere, and fails no second time."""
+    """Drop what a stream still holds, so that it fails no second time."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

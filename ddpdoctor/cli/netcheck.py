@@ -94,6 +94,6 @@ def netcheck(
 
 
 def print_notes(result: NetcheckResult) -> None:
-    """What was asked for here and had no effect, on standard error."""
+    """Print on standard error what was asked for here and had no effect."""
     for note in result.run.notes:
         typer.echo(note, err=True)

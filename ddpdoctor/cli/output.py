@@ -44,7 +44,7 @@ class ReportForm:
         return "--json" if self.as_json else "--markdown" if self.as_markdown else ""
 
     def refusals(self) -> AbstractContextManager[None]:
-        """As the function of that name does."""
+        """Turn refusals of the API into errors of the command line."""
         return refusals(as_json=self.as_json)
 
     def print(self, result: CommandResult) -> None:

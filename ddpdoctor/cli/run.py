@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 CONTEXT = {"allow_interspersed_args": False}
-"""What follows the command's name is the command's own."""
+"""Options that follow the command's name are the command's own."""
 
 HANG_AFTER = 300.0
 

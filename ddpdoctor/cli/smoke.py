@@ -139,7 +139,7 @@ class _AtTheTerminal(SmokeObserver):
         self._form.print(result)
 
     def looking_for_the_cause(self, result: SmokeResult) -> str:
-        """What happened, for the seconds in which the host is looked at: a terminal shows it until the report is there, a log
+        """Say what happened, for the seconds in which the host is looked at: a terminal shows it until the report is there, a log
         keeps it."""
         if self._form.quiet:
             return ""

@@ -47,7 +47,7 @@ def _why_alone(end: RunResult) -> list[str]:
 
 
 class TerminalAudience(JointProgress):
-    """Of the ranks that a launcher has started only the first tells how it goes: they share a terminal. It shows the report before the
+    """Progress for one rank of those that a launcher has started, since they share a terminal. It shows the report before the
     others hear of it, since their exit codes make the launcher end it."""
 
     def __init__(self, shown: Callable[[JointSmokeResult], None], job: NetcheckJob) -> None:

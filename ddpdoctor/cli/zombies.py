@@ -79,7 +79,7 @@ def zombies(
 
 
 def _show_plan(result: ZombiesResult) -> None:
-    """What was found, and what of it is to be ended."""
+    """Show what was found, and what of it is to be ended."""
     from ddpdoctor.processes.render_zombies import leftover_sections, plan_section
     from ddpdoctor.report.terminal import screen_for
 

@@ -1,4 +1,4 @@
-"""What `check --fix` shows at a terminal: the fixes that it can apply, and what became of each."""
+"""The report of `check --fix`: the fixes that it can apply, and what became of each."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def case_blocks(case: Case, number: int, total: int, settings: SettingsPlace) ->
 
 
 def treatment_blocks(treatments: Sequence[Treatment]) -> Iterator[Block]:
-    """What became of each, and what is left to type."""
+    """Say what became of each fix, and what is left to type."""
     yield Paragraph("")
     for treatment in treatments:
         text = (StyledText(one_line(treatment.slug), "bold"), f": {one_line(treatment.reason)}")
@@ -64,7 +64,7 @@ def treatment_blocks(treatments: Sequence[Treatment]) -> Iterator[Block]:
 
 
 def outcome_blocks(applied: Applied, proof: Proof | None, named: Sequence[str]) -> Iterator[Block]:
-    """What was changed, how to use it, and how to go back. named: checkpoints as the user named them."""
+    """Say what was changed, how to use it, and how to go back. named: checkpoints as the user named them."""
     yield Paragraph("")
     if applied.settings_replaced:
         text = f"{applied.settings_file} isn't what was written there any more. Don't source it before you have looked at it."
@@ -91,7 +91,7 @@ def outcome_blocks(applied: Applied, proof: Proof | None, named: Sequence[str]) 
 
 
 def source_path(path: str) -> str:
-    """As it is typed in the folder where it lies: without a slash some shells would look in the PATH."""
+    """Give the path as it is typed in the folder where it lies: without a slash some shells would look in the PATH."""
     from shlex import quote
 
     return f"./{quote(Path(path).name)}" if Path(path).parent == Path.cwd() else quote(path)

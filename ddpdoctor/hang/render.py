@@ -83,7 +83,7 @@ def _stack(frames: Sequence[Frame]) -> Lines:
 
 
 def _hidden_blocks(sentence: str) -> Iterator[Block]:
-    """What could not be seen, and the command that would show it."""
+    """Say what could not be seen, and the command that would show it."""
     command = COMMAND.search(sentence)
     yield Paragraph(one_line(sentence[: command.start() + 1] if command else sentence), indent=2)
     if command:

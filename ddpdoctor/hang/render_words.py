@@ -47,13 +47,13 @@ PLURALS: Final = (
     ("holds it", "holds them"),
     ("in it", "in them"),
 )
-"""How the reasons of one rank are told of several."""
+"""Words of a reason for one rank, and those for several."""
 
 GROUP_ORDER: Final = (
     RankActivity.STOPPED, RankActivity.GONE, RankActivity.HELD, RankActivity.LEFT, RankActivity.ELSEWHERE, RankActivity.UNSEEN, RankActivity.PERHAPS, RankActivity.WAITS,
     RankActivity.MOVES,
 )  # fmt: skip
-"""Who keeps others waiting comes before who waits."""
+"""Ranks that keep others waiting come before those that wait."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -158,7 +158,7 @@ def _command(job: TrainingJob) -> str:
 
 
 def launcher_state(launcher: Process | None) -> str:
-    """Where it is more than waiting, as launchers do."""
+    """Word a launcher's state where it does more than wait."""
     words = {
         "T": "is stopped: it takes no note of a rank's end",
         "t": "is held by a debugger",
@@ -325,7 +325,7 @@ def _place_of_worker(worker: Watched) -> str:
 
 
 def advice(examination: Examination) -> str:
-    """What to try where not all ranks move, and it is no failure yet; and how scripts learn of it."""
+    """Advise what to try where not all ranks move, and it is no failure yet; and how scripts learn of it."""
     hang = hang_of(examination)
     stands = states_of(hang)
     if not stands or all(map(moves, stands)) or not longer_may_tell(hang):

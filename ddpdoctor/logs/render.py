@@ -54,7 +54,7 @@ from ddpdoctor.report.document import (
 
 MARGIN: Final = 6
 MAX_LINES: Final = 2
-"""Of a hypothesis that isn't the first."""
+"""Shown of a hypothesis that isn't the first."""
 MAX_ATTEMPTS: Final = 6
 MAX_STACKS: Final = 8
 MAX_EFFECTS: Final = 4
@@ -138,7 +138,7 @@ def _first(judgement: LogJudgement) -> Iterator[Section]:
 
 
 def _seen(judgement: LogJudgement, text: str, line: LogLine | None, indent: int = 2) -> Paragraph:
-    """What is said in a log, and where."""
+    """Quote what is said in a log, and where."""
     return Paragraph(evidence_words(Evidence(text, place(judgement.log, line) if line else "")), indent=indent)
 
 
@@ -147,7 +147,7 @@ def _quotes(judgement: LogJudgement, log_lines: Iterable[LogLine]) -> tuple[Para
 
 
 def _traceback(judgement: LogJudgement, *, verbose: bool) -> Section:
-    """Of an error that no illness explains, always."""
+    """Show the last calls: of an error that no illness explains, always."""
     verdict, raised = judgement.verdict, judgement.verdict.raised
     explained = verdict.outcome in (RunOutcome.ILLNESS, RunOutcome.STOPPED)
     if raised is None or not raised.frames or (explained and not verbose):
@@ -167,7 +167,7 @@ def _title(words: str, in_small: str) -> Words:
 
 
 def _stacks(judgement: LogJudgement) -> Section:
-    """Where its processes stood, as their fault handlers wrote it."""
+    """Show where its processes stood, as their fault handlers wrote it."""
     found = stacks(judgement)
     if not found:
         return Section()
@@ -238,7 +238,7 @@ def _some(texts: Sequence[str]) -> str:
 
 
 def _attempts(judgement: LogJudgement) -> Section:
-    """What the launcher started the ranks again after."""
+    """List the attempts after which the launcher started the ranks again."""
     others = other_attempts(judgement)
     if not others:
         return Section()
@@ -249,7 +249,7 @@ def _attempts(judgement: LogJudgement) -> Section:
 
 
 def _also(judgement: LogJudgement, *, verbose: bool) -> Iterator[Section]:
-    """What the log speaks of, too, and this failure doesn't come from."""
+    """List what the log speaks of, too, and this failure doesn't come from."""
     for words, line in own_errors(judgement.verdict):
         yield Section((_seen(judgement, words, line, indent=0),))
     if not judgement.also:
@@ -293,7 +293,7 @@ def _unread(judgement: LogJudgement) -> Iterator[Section]:
 
 
 def _next(judgement: LogJudgement, *, watched: bool) -> Section:
-    """Where the log alone leads no further."""
+    """Advise what to do where the log alone leads no further."""
     steps = next_steps(judgement, watched=watched)
     blocks: list[Block] = []
     for fix in steps:

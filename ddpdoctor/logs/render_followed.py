@@ -24,7 +24,7 @@ _DIGITS: Final = re.compile(r"\d+")
 
 
 def followed(log: Log, verdict: LogVerdict) -> list[tuple[str, LogLine]]:
-    """What is said by ranks that fell with another, and what their launcher says of them; each kind once, with its first line."""
+    """Word what ranks say that fell with another, and what their launcher says of them; each kind once, with its first line."""
     kinds: dict[str, list[SignMatch]] = {}
     for effect in verdict.effects:
         kinds.setdefault(effect.sign, []).append(effect)
@@ -68,7 +68,7 @@ def _lost(log: Log, verdict: LogVerdict) -> list[LoggedException]:
 
 
 def fell_with_it(log: Log, verdict: LogVerdict) -> int:
-    """How many ranks; 0 where nothing tells which was the first."""
+    """Count the ranks that fell with the first; 0 where nothing tells which that was."""
     if verdict.outcome is RunOutcome.EFFECTS_ONLY:
         return 0
     first = verdict.lead.rank if verdict.lead else None

@@ -1,4 +1,4 @@
-"""What to do next, where the log alone leads no further."""
+"""Advice on what to do next, where the log alone leads no further."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PARENT_KNOWS: Final = Fix(
 
 
 def next_steps(judgement: LogJudgement, *, watched: bool = False) -> tuple[Fix, ...]:
-    """What leads on where the log alone doesn't. watched: it is that of `ddpdoctor run` already."""
+    """List what leads on where the log alone doesn't. watched: it is that of `ddpdoctor run` already."""
     verdict = judgement.verdict
     lead = verdict.lead
     log = judgement.log
@@ -98,7 +98,7 @@ def _of_the_unknown(judgement: LogJudgement, there: str) -> tuple[Fix, ...]:
 
 
 def _not_found(texts: Iterable[str]) -> tuple[Fix, ...]:
-    """Where a shell doesn't find a program: what may be missing for it."""
+    """Say what may be missing where a shell doesn't find a program."""
     programs = dict.fromkeys(
         found["before"] or found["behind"] for text in texts for found in _NOT_FOUND.finditer(one_line(text))
     )
@@ -128,7 +128,7 @@ def _was_killed(verdict: LogVerdict) -> bool:
 
 
 def _left_early(judgement: LogJudgement) -> tuple[Fix, ...]:
-    """Where the launcher had nobody to end: who is gone may have come to its end by itself, with fewer batches."""
+    """Advise where the launcher had nobody to end: a rank that is gone may have come to its end by itself, with fewer batches."""
     ended, catalogue = judgement.log.exited, judgement.catalogue
     effects = {effect.slug for effect in judgement.verdict.effects}
     if (
@@ -142,7 +142,7 @@ def _left_early(judgement: LogJudgement) -> tuple[Fix, ...]:
 
 
 def _silent(judgement: LogJudgement) -> str:
-    """Which ranks say nothing in what was read, where that is known."""
+    """Name the ranks that say nothing in what was read, where that is known."""
     log = judgement.log
     missing = sorted(set(range(log.world_size or 0)) - set(log.ranks)) if log.ranks else []
     return f"; {ranks_named(missing)} say{'s' if len(missing) == 1 else ''} nothing in what was read" if missing else ""

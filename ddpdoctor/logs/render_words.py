@@ -144,7 +144,7 @@ def title(judgement: LogJudgement, first: Diagnosis) -> str:
 
 
 def named(opinion: Diagnosis) -> str:
-    """What is wrong, without who said so."""
+    """Word what is wrong, without who said so."""
     title = opinion.check.title.removesuffix(".")
     summary = opinion.finding.summary
     return title if summary.startswith(f"{title}, says ") else summary
@@ -169,7 +169,7 @@ def _how_silent(log: Log, verdict: LogVerdict, catalogue: Catalogue) -> str:
 
 
 def _last_went_on(verdict: LogVerdict) -> str:
-    """Of several attempts, that the last one did not fail; "" where there was but one."""
+    """Say of several attempts that the last one did not fail; "" where there was but one."""
     failed = sum(log_verdict.outcome is not RunOutcome.NOTHING for log_verdict in verdict.elsewhere)
     before = f"; before it {'one' if failed == 1 else failed} failed" if failed else ""
     return (
@@ -233,7 +233,7 @@ def who_first(log: Log, verdict: LogVerdict) -> str:
 
 
 def first_words(verdict: LogVerdict) -> str:
-    """What the lead itself says."""
+    """Quote the lead itself."""
     if verdict.raised and is_cut(verdict.raised):
         return "; ".join(["the log breaks off within a traceback", *last_calls(verdict.raised)[-1:]])
     if verdict.raised:
@@ -244,7 +244,7 @@ def first_words(verdict: LogVerdict) -> str:
 
 
 def more(judgement: LogJudgement) -> tuple[LogLine, ...]:
-    """Of an error that no sign knows, lines beside it that say more."""
+    """Find the lines beside an error that no sign knows that say more of it."""
     verdict = judgement.verdict
     return (
         more_of(verdict.lead, verdict.raised, judgement.log)
@@ -254,7 +254,7 @@ def more(judgement: LogJudgement) -> tuple[LogLine, ...]:
 
 
 def _within(summary: str) -> str:
-    """As it stands within a sentence; names and abbreviations stay as they are."""
+    """Put a text within a sentence; names and abbreviations stay as they are."""
     return summary[:1].lower() + summary[1:] if _WORD.match(summary) and not _NAME.match(summary) else summary
 
 
@@ -305,7 +305,7 @@ def _files(files: Sequence[LogFile]) -> str:
 
 
 def file_name(file: LogFile) -> str:
-    """As a person calls it."""
+    """Name a file as a person calls it."""
     return "standard input" if file.name == "-" else one_line(file.name)
 
 
@@ -380,7 +380,7 @@ def how_it_ended(exited: ProcessExit, *alike: ProcessExit) -> str:
 
 
 def ended_before(judgement: LogJudgement) -> list[list[ProcessExit]]:
-    """Where only what followed is known, and the lead is another line: processes that ended by themselves, the first ones; together
+    """List, where only what followed is known and the lead is another line, processes that ended by themselves, the first ones; together
     those of which one line tells the same."""
     verdict = judgement.verdict
     if verdict.outcome is not RunOutcome.EFFECTS_ONLY or verdict.exited:

@@ -1,4 +1,4 @@
-"""How a netcheck goes while it goes: who is there, which phase it is, who is waited for and what to run there."""
+"""The progress of a netcheck: who is there, which phase it is, who is waited for and what to run there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PHASES = {
 }
 
 _OURS = "ddpdoctor"
-"""What an answer of node 0 is called (identification.DDPDOCTOR)."""
+"""The name of an answer of node 0 (identification.DDPDOCTOR)."""
 
 _NOT_YET = {
     "connected": "answers",
@@ -51,7 +51,7 @@ MAX_DRAWN_COMMANDS: Final = 2
 BAR_COLUMNS: Final = 20
 MARGIN: Final = 9
 _SHELL_WORDS = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
-"""Of a command line, with their quotes."""
+"""Words of a command line, with their quotes."""
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 class NetcheckProgress(Progress):
-    """What is known so far."""
+    """The state as far as it is known."""
 
     pace = Pace(first=1.0, between=2.0)
     per_second = 8
@@ -217,7 +217,7 @@ def absent_name(one: MissingNode) -> str:
 
 
 def way_to_master(meeting: Meeting) -> str:
-    """What going to the master came to so far; "" before the first try has ended."""
+    """Word what going to the master came to so far; "" before the first try has ended."""
     if meeting.unresolved:
         return one_line(f"the name {meeting.master} is not known yet: {meeting.unresolved}")
     tried = [f"{attempt.address} {_NOT_YET.get(attempt.met.value, attempt.met.value)}" for attempt in meeting.attempts]

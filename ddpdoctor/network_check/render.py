@@ -1,4 +1,4 @@
-"""What netcheck found: node 0 sees all, every other node its own part, and who meets nobody one side."""
+"""The report of netcheck: node 0 sees all, every other node its own part, and a node that meets nobody one side."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from ddpdoctor.report.summary import summary
 _WORD_STYLES = {"PASS": "bold green", "WARN": "bold yellow", "FAIL": "bold red", "NOT TESTED": "bold magenta"}
 _WORD = re.compile(rf"(?:{'|'.join(_WORD_STYLES)}) +")
 _FINDING = re.compile(r"(?P<word>FAIL|WARN) +(?P<summary>\S.*)  \[(?P<slug>[a-z0-9-]+)\]")
-"""What `render_words.finding_line` writes."""
+"""Lines that `render_words.finding_line` writes."""
 MARGIN = 10
 """Columns for the labels of who was looked at."""
 NARROW_COLUMNS = 60
@@ -164,7 +164,7 @@ def part_document(
 
 
 def _nothing_here(examination: Examination, verdict: Verdict) -> Section:
-    """What comes first on a node without a finding of its own; green only where all is well."""
+    """Say what comes first on a node without a finding of its own; green only where all is well."""
     host = one_line(examination.snapshot.host or "this node")
     if examination.verdict is Verdict.UNKNOWN:
         return _headline(Verdict.UNKNOWN, f"No verdict on {host}: not a single check could be judged")
@@ -208,7 +208,7 @@ def alone_document(
     verbose: bool = False,
     quiet: bool = False,
 ) -> Document:
-    """What one side can see: which addresses the master's name has, what dialling each came to, who listens there.
+    """Tell what one side can see: which addresses the master's name has, what dialling each came to, who listens there.
 
     Args:
         examination: of this node.
@@ -236,7 +236,7 @@ def alone_document(
 def _one_side(
     examination: Examination, meeting: Meeting, problems: Sequence[str], *, verbose: bool
 ) -> Iterator[Section]:
-    """What is wrong comes first, with its fix; where nothing is, the one sentence that says how far it came."""
+    """Begin with what is wrong, with its fix; where nothing is, with the one sentence that says how far it came."""
     verdict = examination.verdict
     is_wrong = verdict in (Verdict.FAIL, Verdict.WARN)
     target = one_line(f"{meeting.master}, port {meeting.port}")
@@ -279,7 +279,7 @@ def one_line_kept(line: str) -> str:
 
 
 def _headline(verdict: Verdict, text: str) -> Section:
-    """As a document's, where the verdict of the first line isn't that of the last."""
+    """Make a first line whose verdict isn't that of the last."""
     label = verdict_span(verdict)
     return Section((Paragraph(StyledText(one_line(text), "bold"), label, max(6, len(label.text) + 2)),))
 
@@ -299,7 +299,7 @@ def _head(fleet: Fleet, meeting: Meeting, training: Document | None) -> Iterator
 
 
 def _node_table(rows: Sequence[tuple[str, ...]]) -> Table:
-    """What a node has there, and in the last cell, as a note, what is odd with it."""
+    """Tabulate the nodes; what is odd with one is a note."""
     columns = (
         Column(name, leaves=max(0, len(COLUMNS) - place) if place > 1 else 0) for place, name in enumerate(COLUMNS)
     )

@@ -14,10 +14,10 @@ _MAX_FIGURES = 24
 
 _SHADES = ("green", "yellow", "dark_orange", "red")
 _STEPS = "1234"
-"""How a cell of a coarse map says its shade without colours."""
+"""Shades of a coarse map's cells where there are no colours."""
 
 _FACTORS = (2, 4, 10)
-"""How many times worse than the median the second, third and fourth shade are."""
+"""Times worse than the median that the second, third and fourth shade are."""
 
 _NOT_MEASURED = "·"
 
@@ -116,7 +116,7 @@ def _drawn(
 
 
 class _Shades:
-    """How much worse than the median a value is: 0 less than twice, then less than four times, ten times, and more."""
+    """Grades of how much worse than the median a value is: 0 less than twice, then less than four times, ten times, and more."""
 
     def __init__(self, values: Sequence[float], *, worst_is_high: bool) -> None:
         self._median = max(median(values), 1e-9) if values else 1.0
@@ -128,7 +128,7 @@ class _Shades:
         return sum(badness >= factor for factor in _FACTORS)
 
     def limit(self, step: int) -> float:
-        """Where the step begins; of the first, the median."""
+        """Give the value at which the step begins; of the first, the median."""
         factor = (1, *_FACTORS)[step]
         return self._median * factor if self._worst_is_high else self._median / factor
 
@@ -227,7 +227,7 @@ def _legend(letters: set[str], values: Values, count: int) -> Iterator[Paragraph
 
 
 def _steps(shade: _Shades, words: Callable[[float], str], steps: set[int]) -> Paragraph:
-    """What the digits mean, of those that are there."""
+    """Explain the digits that are there."""
     spans = [StyledText(f"1 around {words(shade.limit(0))}, the median", _SHADES[0])]
     for step in sorted(steps - {0}):
         spans += [StyledText("; "), StyledText(f"{_STEPS[step]} {words(shade.limit(step))} or worse", _SHADES[step])]

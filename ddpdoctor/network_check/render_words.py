@@ -1,4 +1,4 @@
-"""What the netcheck of a fleet came to, in words: names, phases with their figures, the table of nodes, the headline."""
+"""The words on the netcheck of a fleet: names, phases with their figures, the table of nodes, the headline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = ("rank", "host", "address", "interface", "torch", "NCCL")
 
 
 def names_of(fleet: Fleet, examinations: Sequence[Examination]) -> list[str]:
-    """What to call each node: its host's name, else "node 3"."""
+    """Name each node: by its host's name, else "node 3"."""
     names = node_names(examinations)
     return [
         name if examination.snapshot.host else f"node {node.rank}"
@@ -67,7 +67,7 @@ def untested(fleet: Fleet) -> list[str]:
 
 
 def outcome(fleet: Fleet, examinations: Sequence[Examination]) -> str:
-    """How many problems and warnings there are; never "fine" of what was not tested."""
+    """Say how many problems and warnings there are; never "fine" of what was not tested."""
     found = folded(examinations, names_of(fleet, examinations), verbose=True)
     parts = problems_and_warnings([severity for _, severity, _ in found])
     verdict, problems = overall_verdict(fleet, examinations)
@@ -220,7 +220,7 @@ def _all_reduces(fleet: Fleet, backend: str) -> str:
 
 
 def part_lines(fleet: Fleet, examinations: Sequence[Examination]) -> tuple[str, ...]:
-    """What every node is told of the whole: the phases, then what was found anywhere, worst first."""
+    """List what every node is told of the whole: the phases, then what was found anywhere, worst first."""
     warned = warned_phases(examinations)
     lines = [
         f"{phase_word(phase, warned):<11} {phase.name:<11} {phase_text(phase, fleet)}".rstrip()
@@ -255,7 +255,7 @@ _MET = {
 
 
 def attempt_text(attempt: Attempt) -> str:
-    """What one address came to, with the system's own words and how often it was tried."""
+    """Word what one address came to, with the system's own words and how often it was tried."""
     text = _MET[attempt.met]
     if attempt.words and attempt.met is not ConnectOutcome.CONNECTED:
         text += f" ({attempt.words})"
@@ -263,5 +263,5 @@ def attempt_text(attempt: Attempt) -> str:
 
 
 def who_listens(meeting: Meeting) -> str:
-    """Who answered at the master's port, and its first words."""
+    """Name who answered at the master's port, and its first words."""
     return meeting.answered_by + (f': "{meeting.banner}"' if meeting.banner else "")

@@ -19,7 +19,7 @@ _MOST_PIDS = 6
 
 
 class Oddity(str, Enum):
-    """What stands out, as the table says it."""
+    """Oddities of ranks, as the table says them."""
 
     MISSING = "missing"
     DOUBLED = "doubled"
@@ -50,7 +50,7 @@ NOT_RUNNING = (
     Oddity.STOPPED,
     Oddity.TRACED,
 )
-"""What keeps a rank from its work, or the others from theirs."""
+"""Oddities that keep a rank from its work, or the others from theirs."""
 
 
 class Remark(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class Remark(msgspec.Struct, frozen=True):
     text: str
     ranks: tuple[int, ...] = ()
     pids: tuple[int, ...] = ()
-    """Of those that have one: a missing rank has none."""
+    """Pids of those that have one: a missing rank has none."""
 
 
 def who(processes: Sequence[Process]) -> str:

@@ -1,4 +1,4 @@
-"""What is said around a job's table: what it is, what could not be seen, and those remarks that no check makes."""
+"""The words around a job's table: what it is, what could not be seen, and those remarks that no check makes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _closed(processes: Processes) -> str:
 
 
 def hidden(examination: Examination) -> list[str]:
-    """What could not be seen of processes and GPUs, and why."""
+    """List what could not be seen of processes and GPUs, and why."""
     processes, gpus = examination.snapshot.processes, examination.snapshot.gpus
     said = []
     if isinstance(processes, Processes) and processes.unseen:

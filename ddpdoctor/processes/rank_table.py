@@ -68,7 +68,7 @@ WAITS = {
     "do_sigtimedwait": "a signal",
     "ptrace_stop": "its debugger",
 }
-"""How a kernel function's name begins, to what a process that is in it waits for. What stands here in no words is told as
+"""Beginnings of kernel functions' names, to what a process that is in them waits for. What stands here in no words is told as
 it is: a file server's rpc_wait_bit_killable is worth more than any word."""
 
 
@@ -125,7 +125,7 @@ def _table_row(row: JobRow, shown: Sequence[str]) -> Row:
 
 
 def memory_heading(held: Sequence[HeldGpu], view: JobView) -> str:
-    """Which memory is shown: what NVML tells of the ranks' GPUs, else what is resident."""
+    """Name the memory that is shown: what NVML tells of the ranks' GPUs, else what is resident."""
     return (
         "GPU memory"
         if any(held_gpu.memory for rank in view.job.ranks for held_gpu in of_process(rank, held))
@@ -150,7 +150,7 @@ def _order(rank: _Rank) -> tuple[int, int]:
 
 
 def _looks(rank: _Rank) -> object:
-    """What must be equal for two to share a row. Whether one runs or sleeps at this very moment says nothing."""
+    """Give what must be equal for two to share a row. Whether one runs or sleeps at this very moment says nothing."""
     process = rank.process
     if rank.remarks or process.place is None:
         return process.pid

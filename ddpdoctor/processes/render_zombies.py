@@ -130,7 +130,7 @@ def _below(text: str | StyledText) -> Paragraph:
 
 
 def plan_section(proven: Sequence[Leftover]) -> Section:
-    """What `--kill` would do."""
+    """Say what `--kill` would do."""
     processes = [leftover for leftover in proven if leftover.pid]
     segments = [leftover for leftover in proven if leftover.path]
     items = []
@@ -146,7 +146,7 @@ def plan_section(proven: Sequence[Leftover]) -> Section:
 
 
 def endings_section(endings: Endings) -> Section:
-    """What became of each, and what was freed."""
+    """Say what became of each, and what was freed."""
     items = []
     for ending in endings.all:
         what = f"{ending.leftover.what}: {ending.reason}" if ending.reason else ending.leftover.what
@@ -188,7 +188,7 @@ def zombies_report(
 
 
 def _finding(alike: Sequence[Leftover], catalogue: Catalogue) -> ReportedFinding:
-    """Of leftovers of which the same is to be said. All fail, as the verdict does: how sure it is stands in the cause."""
+    """Make one finding of leftovers of which the same is to be said. All fail, as the verdict does: how sure it is stands in the cause."""
     first = alike[0]
     (check,) = catalogue.standing_for(first.kind)
     what = first.what

@@ -53,7 +53,7 @@ def more_on(found: Sequence[Found]) -> tuple[Words, ...]:
 def problems_and_warnings(
     severities: Sequence[Severity], problem: str = "problem that will stop or spoil training"
 ) -> list[str]:
-    """How many problems there are, and how many warnings, each if there is any.
+    """Count problems and warnings, each if there is any.
 
     Args:
         severities: of the findings.

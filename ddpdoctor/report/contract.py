@@ -84,7 +84,7 @@ class ReportedAbsent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
-    """What netcheck found between pairs of nodes. `reach`: who reaches whom, by place in `nodes`; `links`: the measured
+    """Figures of netcheck between pairs of nodes. `reach`: who reaches whom, by place in `nodes`; `links`: the measured
     pairs, by rank, with seconds and Mbit/s."""
 
     reach: tuple[Reach, ...]
@@ -92,7 +92,7 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command that judges says. `passed` are the slugs that passed on every host; `problems` what kept a host
+    """The report of a command that judges. `passed` are the slugs that passed on every host; `problems` what kept a host
     from being judged at all; `facts` (with -v) the snapshots by host; `files` what fix-checkpoint did with each. Of
     netcheck on node 0 there are also its `nodes`, those that are `absent`, the `strangers` that knocked
     and were refused, its `phases`, the `matrix`, and the `seconds` from the last join to the verdict. On another node the
@@ -121,19 +121,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | UnsetType = UNSET
     smoke: Smoke | UnsetType = UNSET
     treatments: tuple[Treatment, ...] | UnsetType = UNSET
-    """Of check --fix: what became of each finding's fix; the findings are those that were left."""
+    """`check --fix`: what became of each finding's fix; the findings are those that were left."""
     jobs: tuple[ReportedJob, ...] | UnsetType = UNSET
-    """Of jobs: the training jobs of this host, the oldest first; empty where none was found."""
+    """`jobs`: the training jobs of this host, the oldest first; empty where none was found."""
     leftovers: tuple[ReportedLeftover, ...] | UnsetType = UNSET
-    """Of zombies."""
+    """`zombies`."""
     not_seen: tuple[str, ...] | UnsetType = UNSET
-    """Of zombies."""
+    """`zombies`."""
     freed: tuple[str, ...] | UnsetType = UNSET
-    """Of zombies --kill."""
+    """`zombies --kill`."""
     hang: Hang | UnsetType = UNSET
-    """Of jobs --hang: where each rank stood, and what the flight recorders say."""
+    """`jobs --hang`: where each rank stood, and what the flight recorders say."""
     log: ReportedLog | UnsetType = UNSET
-    """Of diagnose-log: what failed first, of what, and what only followed. `host` is that whose facts the suspicions were held
+    """`diagnose-log`: what failed first, of what, and what only followed. `host` is that whose facts the suspicions were held
     against, and empty without --here and --snapshot."""
 
 

@@ -1,4 +1,4 @@
-"""What a command has to tell, as data: a subject's render.py builds a `Document`, and a renderer says how it looks on its medium."""
+"""A report as data: a subject's render.py builds a `Document`, and a renderer decides how it looks on its medium."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Paragraph(msgspec.Struct, frozen=True):
 
 
 class Command(msgspec.Struct, frozen=True):
-    """What is there to be copied: never wrapped. Its line feeds stay.
+    """A command to be copied: never wrapped. Its line feeds stay.
 
     Args:
         text: the command.
@@ -114,7 +114,7 @@ class ToldFinding(msgspec.Struct, frozen=True):
 
 
 class Fitted(msgspec.Struct, frozen=True):
-    """What depends on the room.
+    """Blocks that depend on the room.
 
     Args:
         build: takes the width in columns, and whether there is Unicode.
@@ -189,6 +189,6 @@ def severity_span(severity: Severity) -> StyledText:
 
 
 def evidence_words(evidence: Evidence) -> Words:
-    """What was seen, and where."""
+    """Evidence, and its source in small letters."""
     source = f"  ({one_line(evidence.source)})" if evidence.source else ""
     return (one_line(evidence.text), StyledText(source, "dim"))

@@ -1,4 +1,4 @@
-"""How far something is that takes its time, on standard error: redrawn where that is a terminal, which is left as it was, else a line
+"""The progress of something that takes its time, on standard error: redrawn where that is a terminal, which is left as it was, else a line
 now and then. What there is to show, a subject's `Progress` says."""
 
 from __future__ import annotations

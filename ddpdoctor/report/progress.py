@@ -1,4 +1,4 @@
-"""What is known of something that takes its time, and when there is something to say of it: a subject's `Progress`, which a view shows."""
+"""The state of something that takes its time, and when there is something to say of it: a subject's `Progress`, which a view shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpdoctor.report.document import Block
 
 
 class View(Protocol):
-    """What shows a progress."""
+    """A place where a progress is shown."""
 
     def say(self, text: str) -> None:
         """A line that stays on the screen."""
@@ -31,7 +31,7 @@ class _NoView:
 
 
 class Pace(NamedTuple):
-    """When a log gets a line.
+    """The pace at which a log gets lines.
 
     Args:
         first: seconds before which nothing is said: what is over by then needs no words.
@@ -47,7 +47,7 @@ class Pace(NamedTuple):
 
 
 class Progress(ABC):
-    """What is known so far. Views read it, from a thread of their own.
+    """The state as far as it is known. Views read it, from a thread of their own.
 
     Args:
         title: the command.
@@ -56,7 +56,7 @@ class Progress(ABC):
 
     pace: ClassVar[Pace]
     per_second: ClassVar[int]
-    """How often it is redrawn."""
+    """Redraws of a terminal, each second."""
 
     def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.title = title
@@ -71,11 +71,11 @@ class Progress(ABC):
 
     @abstractmethod
     def status(self) -> str:
-        """How it stands, in one line; "" where there is nothing to say yet."""
+        """Say how it stands, in one line; "" where there is nothing to say yet."""
 
     @abstractmethod
     def drawing(self, width: int, height: int, *, unicode: bool) -> Iterable[Block]:
-        """The same for a terminal of that size, in at most `height` lines."""
+        """Draw the same for a terminal of that size, in at most `height` lines."""
 
     def say(self, text: str) -> None:
         """A line that stays."""

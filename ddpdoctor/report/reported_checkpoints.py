@@ -1,4 +1,4 @@
-"""What came of one file that was handed to fix-checkpoint."""
+"""The outcome of one file that was handed to fix-checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpdoctor.facts.checkpoints import CheckpointFile
 
 
 class Action(str, Enum):
-    """What was done with it."""
+    """Actions of fix-checkpoint on a file."""
 
     CLEAN = "clean"
     """There was nothing to do."""
@@ -31,7 +31,7 @@ class Action(str, Enum):
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """What went from one device to another. bytes: of the storages."""
+    """Tensors that went from one device to another. bytes: of the storages."""
 
     device_from: str
     device_to: str

@@ -1,4 +1,4 @@
-"""What became of one finding's fix."""
+"""The fate of one finding's fix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class FixState(str, Enum):
-    """How far a fix has come."""
+    """States of a fix."""
 
     CONFIRMED = "confirmed"
     """Applied; its check passes now, and the smoke training passed."""

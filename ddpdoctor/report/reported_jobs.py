@@ -8,7 +8,7 @@ from ddpdoctor.base.findings import Severity
 
 
 class ReportedGpu(msgspec.Struct, frozen=True):
-    """What a rank holds on one GPU, as NVML tells. gpu: its index."""
+    """Memory that a rank holds on one GPU, as NVML tells. gpu: its index."""
 
     gpu: int
     memory: int | None
@@ -44,7 +44,7 @@ class ReportedRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportedRemark(msgspec.Struct, frozen=True):
-    """What stands out. ranks: which; pids: empty where a rank is missing."""
+    """Something that stands out. ranks: which; pids: empty where a rank is missing."""
 
     remark: str
     severity: Severity

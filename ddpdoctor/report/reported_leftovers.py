@@ -41,7 +41,7 @@ class ReportedLeftover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftoverKind(str, Enum):
-    """What sort of thing was left over."""
+    """Kinds of leftovers."""
 
     RANK = "orphaned rank"
     WORKER = "DataLoader worker without its rank"
@@ -53,7 +53,7 @@ class LeftoverKind(str, Enum):
 
 
 class Certainty(str, Enum):
-    """How sure it is that something is left over, and whether it is the caller's to end."""
+    """Grades of certainty that something is left over, and the caller's to end."""
 
     PROVEN = "proven"
     DOUBT = "doubt"
@@ -61,7 +61,7 @@ class Certainty(str, Enum):
 
 
 class Fate(str, Enum):
-    """What became of one leftover."""
+    """Fates of a leftover that was to be ended."""
 
     ENDED = "ended"
     KILLED = "killed"

@@ -38,7 +38,7 @@ class ReportedSuspect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportedEffect(msgspec.Struct, frozen=True, kw_only=True):
-    """What ranks say that fell with another. sign: the text by which it was recognised; ranks: those that said it; times: in all."""
+    """Messages of ranks that fell with another. sign: the text by which it was recognised; ranks: those that said it; times: in all."""
 
     sign: str
     ranks: tuple[int, ...]
@@ -65,7 +65,7 @@ class ReportedException(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportedExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How the lead's process ended, as its launcher says. exit_code: negative for a signal, null where that isn't said."""
+    """The end of the lead's process, as its launcher says. exit_code: negative for a signal, null where that isn't said."""
 
     said_by: str
     exit_code: int | None
@@ -81,7 +81,7 @@ class ReportedAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportedLog(msgspec.Struct, frozen=True, kw_only=True):
-    """What a log came to. lead: the line in which the failure shows itself first; rank, host, time: its own, null or "" where the log
+    """The diagnosis of a log. lead: the line in which the failure shows itself first; rank, host, time: its own, null or "" where the log
     doesn't tell. suspects: at most three, the likeliest first; also: what else the log speaks of, and the failure doesn't come from.
     not_kept: further messages that were only counted. attempt: of a launcher that started the ranks again, the one that all this is on."""
 

@@ -46,7 +46,7 @@ _CODES: Final = {
 }  # fmt: skip
 _WORD: Final = re.compile(r"\S+")
 _PIECES: Final = re.compile(r"[^./]*[./]|[^./]+")
-"""Where a word is broken that is longer than a line, a class's name or a path: behind its dots and slashes."""
+"""Pieces of a word that is longer than a line, a class's name or a path: it is broken behind its dots and slashes."""
 
 
 class Screen:
@@ -95,7 +95,7 @@ class Screen:
 
 
 def screen_for(file: TextIO, environ: Mapping[str, str] = os.environ) -> Screen:
-    """As wide as the terminal; in colour on a terminal that has some, unless NO_COLOR or FORCE_COLOR says otherwise."""
+    """Make a screen as wide as the terminal; in colour on a terminal that has some, unless NO_COLOR or FORCE_COLOR says otherwise."""
     if environ.get("NO_COLOR"):
         colour = False
     elif environ.get("FORCE_COLOR"):
@@ -106,7 +106,7 @@ def screen_for(file: TextIO, environ: Mapping[str, str] = os.environ) -> Screen:
 
 
 def text_of(document: Document, width: int) -> str:
-    """What a terminal of that width shows, without colours."""
+    """Render a report for a terminal of that width, without colours."""
     file = io.StringIO()
     Screen(file, width).show(document)
     return file.getvalue()
@@ -272,7 +272,7 @@ def _cell(words: Words, table: Table, place: int, widths: Sequence[int]) -> Line
 
 
 def _columns(text: str) -> int:
-    """How wide a terminal draws it."""
+    """Count the columns in which a terminal draws a text."""
     if text.isascii():
         return len(text)
     return sum(
@@ -293,7 +293,7 @@ def _wrapped(words: Words, width: int) -> Iterator[Line]:
 
 
 def _breaks(text: str, width: int) -> Iterator[tuple[int, int]]:
-    """Where the lines of a paragraph begin and end."""
+    """Find where the lines of a paragraph begin and end."""
     start = end = 0
     for first, last in _unbroken(text, width):
         if end and _columns(text[start:last]) > width:
@@ -304,7 +304,7 @@ def _breaks(text: str, width: int) -> Iterator[tuple[int, int]]:
 
 
 def _unbroken(text: str, width: int) -> Iterator[tuple[int, int]]:
-    """Where the pieces begin and end between which a line may be broken."""
+    """Find the pieces between which a line may be broken."""
     for word in _WORD.finditer(text):
         if _columns(word[0]) <= width:
             yield word.span()

@@ -1,4 +1,4 @@
-"""How a smoke training goes while it goes: which stage each rank is in, and for how long."""
+"""The progress of a smoke training: which stage each rank is in, and for how long."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ddpdoctor.smoke_training.render_marks import STYLES, Mark, columns, ranks_t
 STARTING: Final = "starting; the target Python imports torch"
 MAX_DRAWN_PLACES: Final = 4
 LOW_TERMINAL_LINES: Final = 12
-"""Of a terminal in which one place has to do."""
+"""Height of a terminal in which one place has to do."""
 MAX_TOLD_PLACES: Final = 3
 
 
 class SmokeProgress(Progress):
-    """What is known so far."""
+    """The state as far as it is known."""
 
     pace = Pace(steady=5.0, again=(10.0, 30.0, 60.0))
     per_second = 4
@@ -45,7 +45,7 @@ class SmokeProgress(Progress):
         return "the ranks end" if watch.all_over else "between two stages"
 
     def drawing(self, width: int, height: int, *, unicode: bool) -> Iterator[Block]:
-        """What is over for all ranks is counted where there is no room to show it."""
+        """Draw the table; what is over for all ranks is counted where there is no room to show it."""
         watch = self.watch
         if watch is None or not _is_under_way(watch):
             yield Lines((StyledText(f"smoke  {STARTING}  {self.seconds:.0f} s", "bold"),))
@@ -59,7 +59,7 @@ class SmokeProgress(Progress):
             yield Lines((StyledText(f"  {words}  {seconds:.0f} s of {allowed:.0f}", style),))
 
     def _places(self, watch: RankMonitor) -> list[tuple[str, float, float]]:
-        """Where the ranks are that haven't ended, those that came least far first: (words, seconds there, seconds allowed)."""
+        """Find where the ranks are that haven't ended, those that came least far first: (words, seconds there, seconds allowed)."""
         groups: dict[tuple[str, str], list[RankProgress]] = {}
         for rank in sorted(watch.ranks.values(), key=lambda rank: rank.position):
             if not rank.over and rank.stage and rank.stage not in rank.done:
@@ -74,7 +74,7 @@ class SmokeProgress(Progress):
 
 
 class JointProgress(NetcheckProgress):
-    """How a training over several hosts goes: first who comes, then how far this host's own ranks are.
+    """The progress of a training over several hosts: first who comes, then how far this host's own ranks are.
 
     Args:
         file: where it is shown; None: nowhere.

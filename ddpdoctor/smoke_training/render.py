@@ -207,7 +207,7 @@ def _rank_item(rank: RankRun, blamed: Collection[int]) -> Paragraph:
 
 
 def _accounts(facts: Smoke, blamed: Collection[int]) -> Iterator[Section]:
-    """What the ranks that failed or hung have to say, the first of each kind: what no finding tells is told here."""
+    """Quote the ranks that failed or hung, the first of each kind: what no finding tells is told here."""
     for ranks, lines in accounts(facts, blamed)[:MOST_ACCOUNTS]:
         yield Section(tuple(Paragraph(line, indent=2) for line in lines), ranks)
     if facts.problem:
@@ -218,7 +218,7 @@ def _accounts(facts: Smoke, blamed: Collection[int]) -> Iterator[Section]:
 
 
 def _host(examination: Examination) -> Iterator[Section]:
-    """What else is wrong on this host, which may be the cause."""
+    """Show what else is wrong on this host, which may be the cause."""
     heading = "What `ddpdoctor check` finds on this host"
     found = host_findings(examination)
     if found:

@@ -11,7 +11,7 @@ from ddpdoctor.base.text import plural, ranks_named, spans
 
 
 class Mark(Enum):
-    """How a stage went on a rank. The values are what a terminal without Unicode shows."""
+    """Marks of a stage on a rank. The values are what a terminal without Unicode shows."""
 
     PASSED = "+"
     FAILED = "x"

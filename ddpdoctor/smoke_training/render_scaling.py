@@ -1,4 +1,4 @@
-"""How the smoke training scales: a line and a bar a number of ranks, the all_reduce by size, and what is normal."""
+"""The scaling of a smoke training: a line and a bar a number of ranks, the all_reduce by size, and what is normal."""
 
 from __future__ import annotations
 

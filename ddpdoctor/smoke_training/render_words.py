@@ -67,7 +67,7 @@ def device_word(facts: Smoke) -> str:
 
 
 def _what_failed(facts: Smoke) -> str:
-    """Where no check says more."""
+    """Say what failed where no check says more."""
     for name in facts.stages:
         fates = fates_at(facts, name, culprits(facts))
         if fates:
@@ -96,7 +96,7 @@ def head(examination: Examination) -> list[tuple[str, str]]:
 
 
 def engine_text(facts: Smoke) -> str:
-    """What started the ranks, how long it took and a stage may take."""
+    """Say what started the ranks, how long it took and a stage may take."""
     if not facts.ranks:
         return ""
     began = _began_after(facts)
@@ -205,13 +205,13 @@ def _untested_names(facts: Smoke) -> list[str]:
 
 
 def slowest(facts: Smoke, name: str) -> str:
-    """What the stage took on the slowest rank: "3.42 s"."""
+    """Say what the stage took on the slowest rank: "3.42 s"."""
     seconds = [stage.seconds for rank in facts.ranks for stage in rank.stages if stage.name == name]
     return f"{max(seconds, default=0.0):.2f} s"
 
 
 def note(facts: Smoke, name: str, blamed: Collection[int]) -> str:
-    """What is to be said of a stage: who failed in it, else what all ranks say of it."""
+    """Note on a stage who failed in it, else what all ranks say of it."""
     fates = fates_at(facts, name, blamed)
     if fates:
         return fates
@@ -241,7 +241,7 @@ def _both(first: Mapping[str, list[int]], then: Mapping[str, list[int]]) -> list
 
 
 def _fate(rank: RankRun, *, blamed: bool) -> str:
-    """What became of it. blamed: it is one of those whose fault it was."""
+    """Say what became of a rank. blamed: it is one of those whose fault it was."""
     if rank.ending is RankEnding.KILLED:
         return f"was killed by {signal_name(rank.exit_code or 0)}"
     if rank.ending is RankEnding.EXITED:
