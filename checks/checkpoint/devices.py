@@ -32,7 +32,7 @@ from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.evidence import planned, told, torch_version
 
-CONTEXT = 725 * 1024**2
+CONTEXT_BYTES = 725 * 1024**2
 """Bytes that one more process takes on a GPU before its first tensor, as measured in pytorch#23138."""
 
 EXTENSIONS = {"npu": "torch_npu", "hpu": "habana_frameworks.torch", "xla": "torch_xla", "xpu": "a torch built for XPU"}
@@ -220,16 +220,18 @@ def crowded(
     # A rank whose own GPU it is opens its context there anyway.
     extra = max(ranks - ((index(device) or 0) < ranks) for device in devices)
     largest = max((pin.bytes for file in files for pin in file.pinned), default=0)
-    load = largest * ranks + extra * CONTEXT
+    load = largest * ranks + extra * CONTEXT_BYTES
     memory = largest_memory(gpus, environment)
     where = devices[0] if len(devices) == 1 else f"each of {named(devices)}"
-    outcome = f"{ranks} ranks load it onto {where}: {plural(extra, 'extra context')}, about {human(extra * CONTEXT)}"
+    outcome = (
+        f"{ranks} ranks load it onto {where}: {plural(extra, 'extra context')}, about {human(extra * CONTEXT_BYTES)}"
+    )
     if too_much := memory is not None and load > memory:
         outcome = f"{ranks} ranks put {human(load)} on {where}, which has {human(memory or 0)}"
     return Finding(
         summary=f"{subject(files)} {verb(files, 'is', 'are')} pinned to {named(devices)}: {outcome}",
         cause=f"Without map_location each of the {ranks} ranks restores the tensors to the device in the file and not to its "
-        f"own: {plural(extra, 'context')} of about {human(CONTEXT)} that nobody needs, and {ranks} copies of up to {human(largest)}.",
+        f"own: {plural(extra, 'context')} of about {human(CONTEXT_BYTES)} that nobody needs, and {ranks} copies of up to {human(largest)}.",
         evidence=(*seen(files, map(pins_of, files)), *usable(torch, count), planned(plan)),
         fixes=unpin(files),
         severity=FAIL if too_much else WARN,
@@ -337,7 +339,7 @@ def in_config(in_code: bool, gone: Sequence[Told], torch: Torch, count: int) -> 
     place = (
         f"{noun} {clip(first, 50)} names" if len(gone) == 1 else f"{len(gone)} {nouns} ({clip(first, 40)}, ...) name"
     )
-    lines = [listed((f"{where} is {device}" for one, where, device in gone if one == file), 6) for file in files]
+    lines = [listed((f"{where} is {device}" for holder, where, device in gone if holder == file), 6) for file in files]
     where = listed(dict.fromkeys(where for _, where, _ in gone), 3)
     fix = f"After loading, and before your code reads it, set {where} to a device of this host"
     if in_code:

@@ -107,7 +107,12 @@ def prefixed(prefix: str, found: Sequence[tuple[CheckpointFile, KeyPrefix]]) -> 
     wrapper = writers(prefix)
     lines = [
         listed(
-            (f"all {plural(at.keys, 'key')} of {at.where or 'the top level'}" for one, at in found if one == file), 6
+            (
+                f"all {plural(at.keys, 'key')} of {at.where or 'the top level'}"
+                for holder, at in found
+                if holder == file
+            ),
+            6,
         )
         for file in files
     ]

@@ -26,7 +26,7 @@ from ddpdoctor.network_check.analysis.collective_failures import (
 )
 
 SOURCE = "torch.distributed, in a subprocess"
-MOST_SHOWN = 8
+MAX_SHOWN_RANKS = 8
 """Ranks whose words are shown."""
 
 
@@ -103,10 +103,12 @@ def _all_waited(run: Run) -> Finding:
     )
 
 
-def _by_hand(one: TriedCollective, run: Run) -> Fix:
+def _by_hand(failed: TriedCollective, run: Run) -> Fix:
     """The same without ddpdoctor, with all that torch has to say."""
-    rank = [collective.node for collective in run.ran].index(one.node)
-    code = f'import torch.distributed as d; d.init_process_group({json.dumps(one.backend)}); d.barrier(); print("ok")'
+    rank = [collective.node for collective in run.ran].index(failed.node)
+    code = (
+        f'import torch.distributed as d; d.init_process_group({json.dumps(failed.backend)}); d.barrier(); print("ok")'
+    )
     settings = (
         f"MASTER_ADDR={shlex.quote(run.meeting.master)} MASTER_PORT={run.meeting.port} WORLD_SIZE={len(run.ran)}"
         f" RANK={rank} TORCH_CPP_LOG_LEVEL=INFO"
@@ -120,7 +122,7 @@ def _words(run: Run) -> tuple[Evidence, ...]:
     """The outcome of each rank, those that failed first."""
     ordered = sorted(run.ran, key=lambda collective: collective.ok)
     shown = tuple(
-        Evidence(f"{run.name(collective)}: {_came_to(collective)}", SOURCE) for collective in ordered[:MOST_SHOWN]
+        Evidence(f"{run.name(collective)}: {_came_to(collective)}", SOURCE) for collective in ordered[:MAX_SHOWN_RANKS]
     )
     more = len(ordered) - len(shown)
     return (*shown, Evidence(f"and {more} more", SOURCE)) if more else shown

@@ -21,17 +21,17 @@ from ddpdoctor.knowledge.node_words import called, names, there
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.settings_agreement import Deviation, deviations, pattern_of, value_of
 
-CLOCK_WARN = 1.0
+CLOCK_WARN_SECONDS = 1.0
 """Seconds. Logs of several nodes can't be put in order any more, and files of a shared folder seem to come from the future."""
 
-CLOCK_FAIL = 15.0
+CLOCK_FAIL_SECONDS = 15.0
 """Seconds. torchrun's c10d rendezvous: each agent writes its own wall clock as its sign of life every 5 s, and takes an
 agent whose sign is older than 3 x 5 s by its own clock out of the group. Source: torch 2.13,
 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, keep_alive_interval and keep_alive_max_attempt."""
 
 EXCHANGED = "time stamps exchanged with node 0, that of the shortest round trip"
 NOT_SETTLED = "No more than half of the nodes go by one clock, so it is open which one is right. "
-MOST_CLOCKS = 4
+MAX_CLOCK_GROUPS = 4
 """Groups of nodes by their clocks that are shown."""
 
 
@@ -197,14 +197,14 @@ def clock_skew(fleet: Fleet, meeting: Meeting, environment: Maybe[Environment]) 
     right = _by_one_clock(nodes)
     ahead = own.clock_offset - right[0].clock_offset
     error = own.clock_error + right[0].clock_error
-    if abs(ahead) <= CLOCK_WARN + error:
+    if abs(ahead) <= CLOCK_WARN_SECONDS + error:
         return
     others = [node for node in nodes if node.rank != own.rank]
     theirs = "that of the other nodes" if len(right) == len(others) else f"that of {names(right, most=3)}"
     settled = 2 * len(right) > len(nodes)
     where = called(own) if settled else names([own, *right], most=4)
     elastic = _elastic(environment)
-    severe = abs(ahead) > CLOCK_FAIL + error
+    severe = abs(ahead) > CLOCK_FAIL_SECONDS + error
     yield Finding(
         summary=f"{called(own)}'s clock is {_seconds(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} "
         f"{f'that of {called(others[0])}' if len(others) == 1 else theirs}",
@@ -234,28 +234,29 @@ def _by_one_clock(nodes: Sequence[Node]) -> list[Node]:
     offsets = sorted(node.clock_offset for node in nodes)
 
     def count_near(node: Node) -> int:
-        return bisect_right(offsets, node.clock_offset + CLOCK_WARN) - bisect_left(
-            offsets, node.clock_offset - CLOCK_WARN
+        return bisect_right(offsets, node.clock_offset + CLOCK_WARN_SECONDS) - bisect_left(
+            offsets, node.clock_offset - CLOCK_WARN_SECONDS
         )
 
     first = max(nodes, key=count_near)
-    near = (node for node in nodes if abs(node.clock_offset - first.clock_offset) <= CLOCK_WARN)
+    near = (node for node in nodes if abs(node.clock_offset - first.clock_offset) <= CLOCK_WARN_SECONDS)
     return [first, *(node for node in near if node is not first)]
 
 
 def _who_agrees(nodes: Sequence[Node]) -> str:
-    """The clocks of the nodes, those together of which each is within CLOCK_WARN of the next: "ahead of node 0 by 0.0 s: n1
+    """The clocks of the nodes, those together of which each is within CLOCK_WARN_SECONDS of the next: "ahead of node 0 by 0.0 s: n1
     and n2; by 40.1 s: n3"."""
     groups: list[list[Node]] = []
     for node in sorted(nodes, key=lambda node: node.clock_offset):
-        if groups and node.clock_offset - groups[-1][-1].clock_offset <= CLOCK_WARN:
+        if groups and node.clock_offset - groups[-1][-1].clock_offset <= CLOCK_WARN_SECONDS:
             groups[-1].append(node)
         else:
             groups.append([node])
     shown = (
-        f"by {median(node.clock_offset for node in group):+.1f} s: {names(group)}" for group in groups[:MOST_CLOCKS]
+        f"by {median(node.clock_offset for node in group):+.1f} s: {names(group)}"
+        for group in groups[:MAX_CLOCK_GROUPS]
     )
-    more = f"; and {len(groups) - MOST_CLOCKS} more" if len(groups) > MOST_CLOCKS else ""
+    more = f"; and {len(groups) - MAX_CLOCK_GROUPS} more" if len(groups) > MAX_CLOCK_GROUPS else ""
     return f"Ahead of node 0 {'; '.join(shown)}{more}"
 
 

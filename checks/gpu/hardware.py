@@ -28,7 +28,7 @@ from ddpdoctor.knowledge.xids import (
     reported,
 )
 
-DAY = 86400.0
+DAY_SECONDS = 86400.0
 
 
 def _reset(gpus: tuple[Gpu, ...], container: Maybe[Container]) -> Fix:
@@ -235,7 +235,7 @@ def xid_error(
 
 def _faded(severity: Severity, age: float) -> Severity | None:
     """Lower the severity of an error by one step after a day in which the machine went on; None drops it."""
-    if age <= DAY:
+    if age <= DAY_SECONDS:
         return severity
     return {FAIL: WARN, WARN: INFO, INFO: None}[severity]
 
@@ -269,7 +269,7 @@ def _xid_finding(
 def _ago(age: float) -> str:
     if age < 0:
         return ""
-    for unit, seconds in (("day", DAY), ("hour", 3600.0), ("minute", 60.0)):
+    for unit, seconds in (("day", DAY_SECONDS), ("hour", 3600.0), ("minute", 60.0)):
         if age >= seconds:
             return f" {plural(int(age // seconds), unit)} ago"
     return " just now"

@@ -30,7 +30,7 @@ WITHOUT_P2P = Fix(
 
 
 REBOOT = "Reboot, and if it comes back, have the board examined"
-DAY = 86400.0
+DAY_SECONDS = 86400.0
 
 
 def _off(environment: Maybe[Environment], name: str) -> bool:
@@ -157,7 +157,7 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
     counts = [(device, device.nvlinks_active) for device in devices if not isinstance(device.nvlinks_active, Unknown)]
     switched = bool(pci.nvswitches) or any(device.fabric_state == "completed" for device in devices)
     logged = () if isinstance(kernel_log, Unknown) else reported(kernel_log, SXID_LINE)
-    fatal = tuple(line for line in logged if line.age <= DAY)
+    fatal = tuple(line for line in logged if line.age <= DAY_SECONDS)
     fewer = []
     for gpu, active in counts:
         most = max(count for peer, count in counts if peer.name == gpu.name)

@@ -51,24 +51,28 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
         for card in known_links
         if card not in narrow and (card.address in busy or not _is_gpu(card)) and card.link_speed < _best_speed(card)
     )
-    for one in (*narrow, *slow):
-        width, speed = _best_width(one), _best_speed(one)
+    for degraded in (*narrow, *slow):
+        width, speed = _best_width(degraded), _best_speed(degraded)
         has = (
-            f"{one.link_width} of {width} PCIe lanes"
-            if one in narrow
-            else f"a PCIe link of {one.link_speed:g} of {speed:g} GT/s, though it is in use"
+            f"{degraded.link_width} of {width} PCIe lanes"
+            if degraded in narrow
+            else f"a PCIe link of {degraded.link_speed:g} of {speed:g} GT/s, though it is in use"
         )
         yield Finding(
-            summary=f"{'GPU' if _is_gpu(one) else 'Network card'} {one.address} runs with {has}",
+            summary=f"{'GPU' if _is_gpu(degraded) else 'Network card'} {degraded.address} runs with {has}",
             evidence=(
                 Evidence(
-                    f"{one.address}: x{one.link_width}, {one.link_speed:g} GT/s; card and slot can do x{width}, "
+                    f"{degraded.address}: x{degraded.link_width}, {degraded.link_speed:g} GT/s; card and slot can do x{width}, "
                     f"{speed:g} GT/s",
                     "/sys/bus/pci/devices",
                 ),
-                *(Evidence(f"the GPU is {gpu.utilisation} % busy", "NVML") for gpu in (busy.get(one.address),) if gpu),
+                *(
+                    Evidence(f"the GPU is {gpu.utilisation} % busy", "NVML")
+                    for gpu in (busy.get(degraded.address),)
+                    if gpu
+                ),
             ),
-            fixes=(Fix(RESEAT, (f"sudo lspci -vvs {shlex.quote(one.address)}",)),),
+            fixes=(Fix(RESEAT, (f"sudo lspci -vvs {shlex.quote(degraded.address)}",)),),
         )
     if not narrow and not slow:
         if unread := [card.address for card in cards if card not in known_links and card.address not in apart]:

@@ -132,7 +132,7 @@ def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Find
         )
 
 
-DAY = 24 * 3600.0
+DAY_SECONDS = 24 * 3600.0
 _KILLED = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+) \(([^)]{0,64})\)")
 TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstepd)"
 """How the names of processes begin that train, or start those that do."""
@@ -182,7 +182,7 @@ def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iter
 def _killed_by_log(kernel_log: KernelLog) -> Iterator[Finding]:
     killed = [(line, found[2], found[1]) for line in kernel_log.lines if (found := _KILLED.search(line.text))]
     training = [kill for kill in killed if re.match(TRAINING, kill[1])]
-    recent = [kill for kill in killed if 0 <= kill[0].age < DAY]
+    recent = [kill for kill in killed if 0 <= kill[0].age < DAY_SECONDS]
     telling = training or recent
     if not telling:
         return
@@ -197,7 +197,7 @@ def _killed_by_log(kernel_log: KernelLog) -> Iterator[Finding]:
                 "Use fewer DataLoader workers, load lazily (`torch.load` with `mmap=True`), or raise the job's memory limit"
             ),
         ),
-        severity=WARN if line.age < DAY and line.age >= 0 and training else INFO,
+        severity=WARN if line.age < DAY_SECONDS and line.age >= 0 and training else INFO,
     )
 
 
@@ -206,6 +206,6 @@ def _ago(line: KernelLine) -> str:
         return ""
     if line.age < 3600:
         return f" {plural(max(1, round(line.age / 60)), 'minute')} ago"
-    if line.age < 2 * DAY:
+    if line.age < 2 * DAY_SECONDS:
         return f" {plural(round(line.age / 3600), 'hour')} ago"
-    return f" {plural(round(line.age / DAY), 'day')} ago"
+    return f" {plural(round(line.age / DAY_SECONDS), 'day')} ago"

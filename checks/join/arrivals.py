@@ -31,7 +31,7 @@ RANK_CODES = ("rank-taken", "duplicate-rank", "rank-out-of-range")
 """Codes of a refusal for which duplicate-rank speaks; rdzv-missing-node speaks for the others. The second is what the first was
 called before, as older snapshots have it."""
 
-COMMANDS_MOST = 8
+MAX_COMMANDS = 8
 
 FACTS_LATE = "its facts had not come"
 """What the hub says of a node that it has waited for in vain after it had come."""
@@ -232,7 +232,7 @@ def _by_srun(fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
 def _run_there(missing: list[MissingNode], fleet: Fleet, meeting: Meeting) -> tuple[Fix, ...]:
     if meeting.launcher == "Slurm":
         return _by_srun(fleet, meeting)
-    commands = tuple(netcheck_command(meeting, fleet.expected, seat.rank) for seat in missing[:COMMANDS_MOST])
+    commands = tuple(netcheck_command(meeting, fleet.expected, seat.rank) for seat in missing[:MAX_COMMANDS])
     where = "there" if len(missing) == 1 else "on each of them, with its own rank"
     text = f"Run this {where}, while it runs here again; if it can't reach {meeting.master}:{meeting.port}, it says why"
     return (Fix(text, commands),)
@@ -328,7 +328,7 @@ def _lost(fleet: Fleet, meeting: Meeting) -> Finding:
             *(() if stopped else killed),
             Fix(
                 f"Run it there again, while it runs here again{read}",
-                tuple(netcheck_command(meeting, fleet.expected, node.rank) for node in lost[:COMMANDS_MOST]),
+                tuple(netcheck_command(meeting, fleet.expected, node.rank) for node in lost[:MAX_COMMANDS]),
             ),
             *_here_again(fleet, meeting),
         ),
@@ -392,7 +392,7 @@ def _own_rank(meeting: Meeting) -> Finding:
     """On a node that was turned away, by itself: which ranks are taken, only node 0 knows."""
     nnodes = meeting.nnodes or 1
     candidates = [rank for rank in range(1, nnodes) if rank != meeting.node_rank]
-    commands = tuple(netcheck_command(meeting, nnodes, rank) for rank in candidates[:COMMANDS_MOST])
+    commands = tuple(netcheck_command(meeting, nnodes, rank) for rank in candidates[:MAX_COMMANDS])
     if candidates:
         text = f"Give this node a rank that no other has ({listed(candidates)}); node 0 says which are free"
     else:

@@ -10,7 +10,7 @@ from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.meeting import Conflict, Meeting
 from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, MASTER_PORT
 
-SHOWN = 40
+MAX_VALUE_CHARACTERS = 40
 """Characters of a value in the summary."""
 
 SLURMS_OWN = "SLURM_PROCID"
@@ -36,8 +36,8 @@ def launcher_conflict(meeting: Meeting) -> Iterator[Finding]:
     requires(meeting.master, "only netcheck goes to the master")
     for conflict in meeting.conflicts:
         yield Finding(
-            summary=f"{conflict.name} says {conflict.value[:SHOWN]}, {conflict.other_name} says {conflict.other_value[:SHOWN]}; "
-            f"{conflict.value[:SHOWN]} counts",
+            summary=f"{conflict.name} says {conflict.value[:MAX_VALUE_CHARACTERS]}, {conflict.other_name} says {conflict.other_value[:MAX_VALUE_CHARACTERS]}; "
+            f"{conflict.value[:MAX_VALUE_CHARACTERS]} counts",
             cause=_cause(conflict),
             evidence=(_said(conflict), Evidence(f"{conflict.other_name}={conflict.other_value}", "environment")),
             fixes=_fixes(conflict),

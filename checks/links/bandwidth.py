@@ -28,9 +28,9 @@ from ddpdoctor.network_check.analysis.link_quality import (
 )
 
 SOURCE = "ping-pong and bulk transfer over TCP"
-GRADIENTS = 800.0
+GRADIENT_MBIT = 800.0
 """Mbit: 100 MB, the gradients of 25 million parameters in float32."""
-MOST_SHOWN = 6
+MAX_SHOWN_LINKS = 6
 
 
 @check("slow-link", severity=WARN)
@@ -163,13 +163,13 @@ class _LinkWords:
         return f"is late: a round trip takes {milliseconds(link.round_trip)}, where {milliseconds(trouble.usual_trip)} is usual"
 
     def _figures(self, links: Sequence[Link]) -> Iterator[Evidence]:
-        for one in sorted(links, key=lambda link: rate_of(link) or 0.0)[:MOST_SHOWN]:
-            a, b = self.host(one.a), self.host(one.b)
-            words = [f"{bandwidth(one.forth)} from {a}"] if one.forth >= 0 else []
-            words += [f"{bandwidth(one.back)} from {b}"] if one.back >= 0 else []
-            words += [f"round trip {milliseconds(one.round_trip)}"] if one.round_trip else []
-            words += [f"{_percent(one.resent)} sent again"] if one.resent else []
-            yield Evidence(f"{a} and {b}: {one.error or ', '.join(words)}", SOURCE)
+        for link in sorted(links, key=lambda measured: rate_of(measured) or 0.0)[:MAX_SHOWN_LINKS]:
+            a, b = self.host(link.a), self.host(link.b)
+            words = [f"{bandwidth(link.forth)} from {a}"] if link.forth >= 0 else []
+            words += [f"{bandwidth(link.back)} from {b}"] if link.back >= 0 else []
+            words += [f"round trip {milliseconds(link.round_trip)}"] if link.round_trip else []
+            words += [f"{_percent(link.resent)} sent again"] if link.resent else []
+            yield Evidence(f"{a} and {b}: {link.error or ', '.join(words)}", SOURCE)
 
     def _limiters(self, ends: Sequence[int]) -> Iterator[Evidence]:
         for rank in ends:
@@ -213,7 +213,7 @@ def _percent(share: float) -> str:
 
 def _step(rate: float) -> str:
     """Say what a rate (Mbit/s) means for training."""
-    seconds = GRADIENTS / max(rate, 0.001)
+    seconds = GRADIENT_MBIT / max(rate, 0.001)
     if seconds >= 90:
         long = f"{seconds / 60:.0f} minutes"
     else:

@@ -23,7 +23,7 @@ USUAL_MTUS = (1500, 1400, 1280)
 """Of Ethernet; of what every usual tunnel leaves of it; the least that IPv6 allows."""
 HEADERS = {4: 28, 6: 48}
 """Bytes of IP and ICMP around what `ping -s` sends."""
-MOST_SHOWN = 6
+MAX_SHOWN_NODES = 6
 
 
 class Stall(msgspec.Struct, frozen=True):
@@ -112,14 +112,14 @@ def _black_hole(where: str, to_mend: Sequence[Node], pairs: Sequence[Pair], stal
     mtus = [mtu for node in involved if (mtu := _mtu(node, stall.kind))]
     size = f"of {max(mtus)} bytes" if mtus else "of full size"
     ways = [(a, b) for a, b in stall.ways if (min(a, b), max(a, b)) in pairs]
-    stalled = listed((f"{called(nodes[a])} to {called(nodes[b])}" for a, b in ways), MOST_SHOWN)
+    stalled = listed((f"{called(nodes[a])} to {called(nodes[b])}" for a, b in ways), MAX_SHOWN_NODES)
     return Finding(
         summary=f"Large messages never arrive {where}, small ones do: packets {size} don't fit on the way",
         cause="Something between them (a switch's port, a tunnel, a filter) drops packets that are longer than it takes, and"
         " the ICMP message that would say so doesn't come back.",
         evidence=(
             Evidence(f"64 KiB never arrived: {stalled}", SOURCE),
-            *(_mtu_seen(node) for node in involved[:MOST_SHOWN] if _mtu(node, stall.kind)),
+            *(_mtu_seen(node) for node in involved[:MAX_SHOWN_NODES] if _mtu(node, stall.kind)),
         ),
         fixes=(
             *_smaller(to_mend, _fitting(involved, fleet.nodes, stall.kind), stall.kind),
@@ -145,10 +145,10 @@ def _smaller(nodes: Sequence[Node], mtu: int, kind: str) -> Iterator[Fix]:
     """One fix for each name that the interface has."""
     too_large = [node for node in nodes if not 0 < _mtu(node, kind) <= mtu]
     by_interface: dict[str, list[Node]] = {}
-    for one in too_large:
-        by_interface.setdefault(_interface(one, kind), []).append(one)
+    for large in too_large:
+        by_interface.setdefault(_interface(large, kind), []).append(large)
     for name, there in by_interface.items():
-        hosts = listed(map(called, there), MOST_SHOWN)
+        hosts = listed(map(called, there), MAX_SHOWN_NODES)
         text = f"On {hosts}: an MTU that fits, until the next boot; then in the network's configuration"
         yield by_root(text, (f"sudo ip link set dev {shlex.quote(name)} mtu {mtu}",))
 
@@ -196,20 +196,20 @@ def _odd_ones(nodes: Sequence[Node], meeting: Meeting) -> Iterator[Finding]:
     count = Counter(node.mtu for node in nodes)
     # Of equally frequent ones the smaller is taken for right: it fits everywhere.
     usual = min(count, key=lambda mtu: (-count[mtu], mtu))
-    for one in nodes:
-        if one.mtu == usual or one.rank != meeting.node_rank:
+    for own in nodes:
+        if own.mtu == usual or own.rank != meeting.node_rank:
             continue
         others = [node for node in nodes if node.mtu == usual]
         yield Finding(
-            summary=f"{called(one)} sends packets of up to {one.mtu} bytes, {listed(map(called, others))} of {usual}:"
+            summary=f"{called(own)} sends packets of up to {own.mtu} bytes, {listed(map(called, others))} of {usual}:"
             " the MTUs differ",
             cause="Nothing failed: TCP agrees on the smaller size for each connection. RoCE and UDP don't, and a switch that"
             " is set for the smaller size drops the larger packets without a word.",
-            evidence=tuple(map(_mtu_seen, (one, *others[: MOST_SHOWN - 1]))),
+            evidence=tuple(map(_mtu_seen, (own, *others[: MAX_SHOWN_NODES - 1]))),
             fixes=(
                 by_root(
-                    f"On {called(one)}: the same MTU as the others, until the next boot; then in the network's configuration",
-                    (f"sudo ip link set dev {shlex.quote(one.interface)} mtu {usual}",),
+                    f"On {called(own)}: the same MTU as the others, until the next boot; then in the network's configuration",
+                    (f"sudo ip link set dev {shlex.quote(own.interface)} mtu {usual}",),
                 ),
             ),
             severity=WARN,

@@ -39,7 +39,7 @@ ENDED_BY: Final = {
 }
 """What other schedulers than Slurm itself say, by their word for it."""
 LSF_WHO: Final = Fix("If nobody did it on purpose, ask LSF who ended it", ("bhist -l JOBID",))
-MOST_RANKS: Final = 8
+MAX_RANKS: Final = 8
 PASSED_ON: Final = {"HUP": "1", "INT": "2", "QUIT": "3"}
 
 
@@ -87,7 +87,7 @@ def stopped_from_outside(log: Log, catalogue: Catalogue) -> Iterator[Finding]:
         for exception in log.raised
         if short_name(exception.exception) == "KeyboardInterrupt" and exception.line.rank is not None
     ]
-    stood = tuple(place for exception in interrupted[:MOST_RANKS] for place in own_line(log, exception))
+    stood = tuple(place for exception in interrupted[:MAX_RANKS] for place in own_line(log, exception))
     signal = signal or (str(signal_of(found.exited) or "") if found.exited else "")
     how = "by Ctrl-C (SIGINT)" if by_keyboard else f"by {signal_name(int(signal))}" if signal else "by a signal"
     one_alone = found.exited is not None and found.exited.first and bool(found.effects) and found.lead.rank is not None

@@ -49,9 +49,9 @@ from ddpdoctor.processes.jobs import jobs_of
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import LeftoverKind
 
-MUCH = 0.1
+MUCH_OF_MEMORY = 0.1
 """Of a GPU's memory. Below, batches that fitted still fit."""
-ALL = 0.9
+NEARLY_ALL_OF_MEMORY = 0.9
 """With less left, not even a small model starts."""
 
 
@@ -172,9 +172,11 @@ def gpu_memory_held_by_others(
         and (not is_in_this_job(holding.process, processes, environment) if holding.process else processes.unseen)
     ]
     full = [
-        gpu for gpu in ours if _share(sum(held_gpu.memory for held_gpu in held if held_gpu.gpu == gpu), gpu) >= MUCH
+        gpu
+        for gpu in ours
+        if _share(sum(held_gpu.memory for held_gpu in held if held_gpu.gpu == gpu), gpu) >= MUCH_OF_MEMORY
     ]
-    free = [gpu for gpu in ours if gpu not in full and _used(gpu) < MUCH]
+    free = [gpu for gpu in ours if gpu not in full and _used(gpu) < MUCH_OF_MEMORY]
     if full:
         yield _held([held_gpu for held_gpu in held if held_gpu.gpu in full], full, free, processes, plan)
     known(environment)
@@ -216,7 +218,7 @@ def _how_bad(most: float, *, enough: bool) -> Severity:
     """A neighbour at work beside enough GPUs that are free is no illness."""
     if enough:
         return INFO
-    return FAIL if most >= ALL else WARN
+    return FAIL if most >= NEARLY_ALL_OF_MEMORY else WARN
 
 
 def _share(size: int, gpu: Gpu) -> float:
@@ -279,7 +281,7 @@ def _unowned(bad: Sequence[tuple[Gpu, int]], processes: Processes, container: Ma
         else "All processes of this host can be seen from here: mostly it is what a killed process has left in the driver.",
         evidence=tuple(Evidence(f"GPU {gpu.index}: {_account(gpu, lost)}", "NVML") for gpu, lost in bad[:8]),
         fixes=(on_the_host(who, container), on_the_host(reset, container)),
-        severity=INFO if share < MUCH else FAIL if share >= ALL else WARN,
+        severity=INFO if share < MUCH_OF_MEMORY else FAIL if share >= NEARLY_ALL_OF_MEMORY else WARN,
     )
 
 

@@ -32,7 +32,7 @@ MEETINGS = {
 }
 """What one, and what several, met, by the cell."""
 
-FEW_RANGES = 3
+MAX_RANGES = 3
 """Of ports that a summary has room for."""
 
 LUCK = "gloo dials one way only, so a job may pass by luck: NCCL's root connects back to every rank."
@@ -172,7 +172,7 @@ class _View:
     def port_ranges(self, at: Sequence[int]) -> str:
         """From which those nodes take the ports on which they listen: each has its own setting."""
         ranges = sorted({self.nodes[place].port_range for place in at})
-        if len(ranges) > FEW_RANGES:
+        if len(ranges) > MAX_RANGES:
             ranges = [(min(low for low, _ in ranges), max(high for _, high in ranges))]
         return listed(f"{low}-{high}" for low, high in ranges)
 
@@ -183,7 +183,7 @@ class _View:
         failed, passed = self.dialled_ports(block.ports, at)
         if isinstance(self.filters, Firewall) and block.where in (LostPackets.HERE, LostPackets.UNTOLD):
             shut = self.filters.shut_ephemeral if inbound else self.filters.shut_outbound
-            told = 0 < len(shut) <= FEW_RANGES and all(_among(port, shut) for port in failed)
+            told = 0 < len(shut) <= MAX_RANGES and all(_among(port, shut) for port in failed)
             if told and not any(_among(port, shut) for port in passed):
                 return f"TCP {', '.join(shut)}"
         return self.ports(block.ports, at)
@@ -206,7 +206,7 @@ class _View:
             return
         name, peers = self.name(self.me), [at for at in range(len(self.nodes)) if at != self.me]
         yield Finding(
-            summary=f"{name}'s packet filter shuts TCP {listed(shut[:FEW_RANGES])} to the other nodes; the "
+            summary=f"{name}'s packet filter shuts TCP {listed(shut[:MAX_RANGES])} to the other nodes; the "
             f"{len(tried)} ports that they dialled are others, and pass",
             cause="The kernel gives a job any port of the ephemeral range, so that it fails now and then.",
             evidence=(

@@ -107,14 +107,14 @@ def setting_misspelt(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci
             yield misspelt(setting, meant, "", gpus, pci)
         elif nothing is None and setting.name not in known_settings() and in_a_known_family(setting.name):
             strange.append(setting)
-    for setting in strange[:MOST_COMPARED]:
+    for setting in strange[:MAX_COMPARED_NAMES]:
         meant = nearest(setting.name)
         if meant:
             yield misspelt(setting, meant, "", gpus, pci)
-    if len(strange) > MOST_COMPARED:
-        first = strange[MOST_COMPARED]
+    if len(strange) > MAX_COMPARED_NAMES:
+        first = strange[MAX_COMPARED_NAMES]
         yield Finding(
-            summary=f"{len(strange)} settings have unknown names; {len(strange) - MOST_COMPARED} more than were compared "
+            summary=f"{len(strange)} settings have unknown names; {len(strange) - MAX_COMPARED_NAMES} more than were compared "
             "with the known ones",
             severity=INFO,
             evidence=evidence_of(first),
@@ -122,7 +122,7 @@ def setting_misspelt(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci
         )
 
 
-MOST_COMPARED = 50
+MAX_COMPARED_NAMES = 50
 """Names compared with all known ones, which takes about a millisecond each."""
 
 

@@ -30,7 +30,7 @@ STAGE_NEEDS: Final = {
 
 OTHER_STAGES: Final = ("gpu", "network", "settings")
 OF_GPUS: Final = ("gpu", "driver")
-MOST_NODES: Final = 8
+MAX_NODES: Final = 8
 
 
 def on_one_host(smoke: Smoke) -> bool:
@@ -182,5 +182,5 @@ def _netcheck(smoke: Smoke, meeting: Maybe[Meeting]) -> Fix:
         return Fix(
             f"Test the network between the {plural(smoke.nnodes, 'host')}", (srun_netcheck(smoke.nnodes) + command,)
         )
-    nodes = range(min(smoke.nnodes, MOST_NODES))
+    nodes = range(min(smoke.nnodes, MAX_NODES))
     return Fix(text, tuple(netcheck_command(meeting, smoke.nnodes, node) for node in nodes))
