@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from functools import cache
+from pkgutil import get_data
+from typing import Final
+
+import msgspec
 
 from ddpdoctor.facts.log import Log
 
@@ -41,126 +45,63 @@ def framework_of(log: Log) -> str:
     return first_raised_in(log, _LIES_IN)
 
 
-DEEPSPEED: Final = "DeepSpeed"
-FSDP: Final = "FSDP"
-DCP: Final = "torch.distributed.checkpoint"
+class _Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a framework's loop is at in a file, or in some functions of it, separated by blanks."""
 
-TRAINING: Final = "training step"
-BACKWARD: Final = "backward pass"
-OPTIMISING: Final = "optimizer step"
-VALIDATION: Final = "validation"
-METRICS: Final = "reduce of metrics"
-SAVING: Final = "saving of a checkpoint"
-LOADING: Final = "loading of a checkpoint"
-DATA: Final = "loading of data"
-CLIPPING: Final = "clipping of gradients"
-PREPARING: Final = "preparation of model and data"
-WAITING: Final = "wait for everyone"
-GATHERING: Final = "gathering of parameters"
-REDUCING: Final = "reduce of gradients"
-
-_PACKAGES: Final = {
-    LIGHTNING: r"(?:lightning/pytorch|pytorch_lightning|lightning/fabric|lightning_fabric)",
-    ACCELERATE: "accelerate",
-    TRAINER: "transformers",
-    DEEPSPEED: "deepspeed",
-    FSDP: "torch/distributed/fsdp",
-    DCP: "torch/distributed/checkpoint",
-}
-
-
-class PhaseRow(NamedTuple):
-    """A framework's file, its functions (none: all of them), and what the loop is at there."""
-
-    framework: str
     file: str
-    functions: frozenset[str]
     phase: str
+    functions: str = ""
 
 
-def _row(framework: str, file: str, functions: str, phase: str) -> PhaseRow:
-    return PhaseRow(framework, file, frozenset(functions.split()), phase)
+class _FrameworkRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Row of frameworks.json: a framework, its package's folders as a pattern, and its phases: of one call the first that fits."""
+
+    name: str
+    package: str
+    phases: tuple[_Phase, ...]
+
+    def phase_of(self, path: str, function: str) -> str:
+        """The phase of one call; "" where it tells none."""
+        found = re.search(rf"(?:^|/){self.package}/(.+)$", path)
+        return next(
+            (
+                row.phase
+                for row in (self.phases if found else ())
+                if found and found[1] == row.file and (not row.functions or function in row.functions.split())
+            ),
+            "",
+        )
 
 
-_ROWS: Final = (
-    _row(LIGHTNING, "trainer/connectors/logger_connector/result.py", "", METRICS),
-    _row(LIGHTNING, "trainer/connectors/logger_connector/logger_connector.py", "", METRICS),
-    _row(LIGHTNING, "callbacks/model_checkpoint.py", "", SAVING),
-    _row(LIGHTNING, "trainer/connectors/checkpoint_connector.py", "dump_checkpoint hpc_save save_checkpoint", SAVING),
-    _row(LIGHTNING, "trainer/connectors/checkpoint_connector.py", "", LOADING),
-    _row(LIGHTNING, "trainer/trainer.py", "save_checkpoint", SAVING),
-    _row(LIGHTNING, "core/module.py", "backward manual_backward", BACKWARD),
-    _row(LIGHTNING, "strategies/strategy.py", "backward", BACKWARD),
-    _row(LIGHTNING, "strategies/strategy.py", "training_step", TRAINING),
-    _row(LIGHTNING, "strategies/strategy.py", "validation_step test_step predict_step", VALIDATION),
-    _row(LIGHTNING, "strategies/ddp.py", "configure_ddp _setup_model", PREPARING),
-    _row(LIGHTNING, "loops/fetchers.py", "", DATA),
-    _row(LIGHTNING, "loops/evaluation_loop.py", "setup_data", DATA),
-    _row(LIGHTNING, "loops/fit_loop.py", "setup_data", DATA),
-    _row(LIGHTNING, "loops/evaluation_loop.py", "", VALIDATION),
-    _row(LIGHTNING, "loops/optimization/automatic.py", "_training_step", TRAINING),
-    _row(LIGHTNING, "loops/optimization/automatic.py", "closure backward_fn", BACKWARD),
-    _row(LIGHTNING, "loops/optimization/automatic.py", "_optimizer_step", OPTIMISING),
-    _row(LIGHTNING, "loops/optimization/manual.py", "", TRAINING),
-    _row(LIGHTNING, "loops/training_epoch_loop.py", "advance", TRAINING),
-    _row(ACCELERATE, "accelerator.py", "backward", BACKWARD),
-    _row(ACCELERATE, "accelerator.py", "clip_grad_norm_ clip_grad_value_", CLIPPING),
-    _row(ACCELERATE, "accelerator.py", "gather gather_for_metrics reduce pad_across_processes", METRICS),
-    _row(ACCELERATE, "accelerator.py", "save_state save_model save get_state_dict", SAVING),
-    _row(ACCELERATE, "accelerator.py", "load_state", LOADING),
-    _row(ACCELERATE, "accelerator.py", "wait_for_everyone", WAITING),
-    _row(ACCELERATE, "accelerator.py", "prepare prepare_model prepare_data_loader", PREPARING),
-    _row(ACCELERATE, "optimizer.py", "step", OPTIMISING),
-    _row(ACCELERATE, "data_loader.py", "", DATA),
-    _row(TRAINER, "trainer.py", "_save_checkpoint save_model _save _save_rng_state _save_optimizer_and_scheduler", SAVING),
-    _row(TRAINER, "trainer.py", "_load_from_checkpoint _load_rng_state _load_optimizer_and_scheduler _load_best_model", LOADING),
-    _row(TRAINER, "trainer.py", "_nested_gather nested_gather gather_function compute_metrics", METRICS),
-    _row(TRAINER, "trainer.py", "evaluation_loop evaluate _evaluate predict prediction_loop prediction_step", VALIDATION),
-    _row(TRAINER, "trainer.py", "get_batch_samples", DATA),
-    _row(TRAINER, "trainer.py", "training_step compute_loss", TRAINING),
-    _row(TRAINER, "trainer_pt_utils.py", "", METRICS),
-    _row(DEEPSPEED, "runtime/engine.py", "save_checkpoint save_16bit_model _save_checkpoint _save_zero_checkpoint", SAVING),
-    _row(DEEPSPEED, "runtime/engine.py", "load_checkpoint _load_checkpoint", LOADING),
-    _row(DEEPSPEED, "runtime/engine.py", "allreduce_gradients", REDUCING),
-    _row(DEEPSPEED, "runtime/engine.py", "backward", BACKWARD),
-    _row(DEEPSPEED, "runtime/engine.py", "step _take_model_step", OPTIMISING),
-    _row(DEEPSPEED, "runtime/engine.py", "forward", TRAINING),
-    _row(DEEPSPEED, "runtime/zero/partitioned_param_coordinator.py", "", GATHERING),
-    _row(FSDP, "_fully_shard/_fsdp_param_group.py", "unshard wait_for_unshard pre_forward pre_backward", GATHERING),
-    _row(FSDP, "_fully_shard/_fsdp_param_group.py", "post_backward finalize_backward backward", REDUCING),
-    _row(FSDP, "_runtime_utils.py", "_unshard _pre_forward_unshard _pre_backward_hook", GATHERING),
-    _row(FSDP, "_runtime_utils.py", "_post_backward_hook _reduce_grad", REDUCING),
-    _row(FSDP, "_state_dict_utils.py", "", SAVING),
-    _row(DCP, "state_dict_saver.py", "", SAVING),
-    _row(DCP, "state_dict_loader.py", "", LOADING),
-)  # fmt: skip
-"""Of one call the first that fits. Names of Lightning 2.6, accelerate 1.15, transformers 5.0 and torch 2.13; DeepSpeed's are of
-0.16, and not tested."""
+@cache
+def _rows() -> tuple[_FrameworkRow, ...]:
+    """Names are those of Lightning 2.6, accelerate 1.15, transformers 5.0 and torch 2.13; DeepSpeed's of 0.16, and not tested."""
+    table = get_data(__name__, "frameworks.json")
+    assert table is not None
+    return msgspec.json.decode(table, type=tuple[_FrameworkRow, ...])
 
-_INSIDE: Final = re.compile(rf"(?:^|/)(?:{'|'.join(_PACKAGES.values())})/")
-# The Trainer works through accelerate.
-_OF: Final = {name: re.compile(rf"(?:^|/){package}/(?P<file>.+)$") for name, package in _PACKAGES.items()}
+
+@cache
+def _inside() -> re.Pattern[str]:
+    return re.compile(rf"(?:^|/)(?:{'|'.join(row.package for row in _rows())})/")
 
 
 def is_of_framework(path: str) -> bool:
     """Whether a call of that file is of a framework's own loop."""
-    return bool(_INSIDE.search(path))
+    return bool(_inside().search(path))
 
 
 def phase_of(calls: Iterable[tuple[str, str]]) -> str:
-    """ "the reduce of metrics of Lightning"; "" where no call tells.
+    """Tell what a framework's loop is at, "the reduce of metrics of Lightning"; "" where no call tells.
 
     Args:
         calls: (file, function) of each one, the innermost first.
     """
     calls = tuple(calls)
     for path, function in calls:
-        if not is_of_framework(path):
-            continue
-        name = function.rpartition(".")[2]
-        for row in _ROWS:
-            found = _OF[row.framework].search(path)
-            if found and found["file"] == row.file and (not row.functions or name in row.functions):
-                trains = row.framework == ACCELERATE and any(_OF[TRAINER].search(path) for path, _ in calls)
-                return f"the {row.phase} of {TRAINER if trains else row.framework}"
+        for row in _rows() if is_of_framework(path) else ():
+            if phase := row.phase_of(path, function.rpartition(".")[2]):
+                # The Trainer works through accelerate.
+                trains = row.name == ACCELERATE and any("/transformers/" in f"/{other_path}" for other_path, _ in calls)
+                return f"the {phase} of {TRAINER if trains else row.name}"
     return ""

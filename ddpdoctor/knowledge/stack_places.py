@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import Enum
+from functools import cache
+from pkgutil import get_data
 from typing import Final
 
 import msgspec
@@ -89,70 +91,40 @@ GROUP_MAKING: Final = {
 }  # fmt: skip
 LEAVING: Final = {"destroy_process_group", "_abort_process_group"}
 
-RULES: Final = (
-    # (end of the file's path, functions or none for all, where, what or "" for the function)
-    ("torch/distributed/rendezvous.py", None, PlaceKind.GROUP, "init_process_group"),
-    ("torch/distributed/elastic/utils/store.py", None, PlaceKind.GROUP, "a barrier over the store"),
-    ("torch/distributed/utils.py", {"_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers"}, PlaceKind.BUILDING, "DDP()"),
-    ("torch/nn/parallel/distributed.py", {"__init__", "_ddp_init_helper"}, PlaceKind.BUILDING, "DDP()"),
-    ("torch/nn/parallel/distributed.py", {"forward", "_pre_forward", "_sync_buffers", "_sync_module_buffers", "_default_broadcast_coalesced",
-     "_distributed_broadcast_coalesced", "_post_forward", "_find_common_rank", "_check_global_requires_backward_grad_sync"}, PlaceKind.STEP, FORWARD),
-    ("torch/distributed/algorithms/join.py", {"__exit__", "_get_num_nonjoined_procs", "_notify_procs_to_terminate"}, PlaceKind.COLLECTIVE, "join()"),
-    ("torch/autograd/graph.py", {"_engine_run_backward"}, PlaceKind.STEP, "backward"),
-    ("torch/autograd/__init__.py", {"backward", "grad"}, PlaceKind.STEP, "backward"),
-    ("torch/distributed/_functional_collectives.py", None, PlaceKind.COLLECTIVE, ""),
-    ("torch/distributed/nn/functional.py", None, PlaceKind.COLLECTIVE, ""),
-    ("torch/distributed/fsdp/_runtime_utils.py", {"_reduce_grad", "_unshard", "_post_backward_hook", "_wait_for_computation_stream"}, PlaceKind.STEP, "FSDP's step"),
-    ("torch/distributed/fsdp/_flat_param.py", {"_all_gather_flat_param"}, PlaceKind.STEP, "FSDP's step"),
-    ("torch/cuda/__init__.py", {"synchronize"}, PlaceKind.DEVICE, "torch.cuda.synchronize"),
-    ("torch/cuda/streams.py", {"synchronize", "wait"}, PlaceKind.DEVICE, "synchronize"),
-)  # fmt: skip
-"""For the innermost frames that are torch's or Python's: the first that fits, from the innermost."""
-
-AROUND: Final = (
-    ("torch/utils/data/dataloader.py", {"_try_get_data", "_get_data", "_shutdown_workers", "_next_data", "_try_put_index"}, PlaceKind.LOADER),
-    ("torch/serialization.py", {"save", "_save", "_legacy_save"}, PlaceKind.SAVING),
-    ("torch/serialization.py", {"load", "_load", "_legacy_load"}, PlaceKind.LOADING),
-    ("torch/distributed/checkpoint/state_dict_saver.py", None, PlaceKind.SAVING),
-    ("torch/distributed/checkpoint/state_dict_loader.py", None, PlaceKind.LOADING),
-    ("safetensors/torch.py", {"save_file", "save_model"}, PlaceKind.SAVING),
-    ("safetensors/torch.py", {"load_file", "load_model"}, PlaceKind.LOADING),
-    ("torch/_inductor/compile_fx.py", {"compile_fx", "compile_fx_inner", "_compile_fx_inner", "fx_codegen_and_compile"}, PlaceKind.COMPILING),
-    ("torch/_inductor/async_compile.py", None, PlaceKind.COMPILING),
-    ("torch/_dynamo/convert_frame.py", None, PlaceKind.COMPILING),
-    ("torch/utils/cpp_extension.py", {"load", "_jit_compile", "_run_ninja_build"}, PlaceKind.COMPILING),
-    ("pdb.py", {"interaction", "cmdloop", "_cmdloop"}, PlaceKind.INPUT),
-    ("bdb.py", {"trace_dispatch", "dispatch_line"}, PlaceKind.INPUT),
-    ("code.py", {"interact", "raw_input"}, PlaceKind.INPUT),
-    ("IPython/terminal/embed.py", None, PlaceKind.INPUT),
-    ("debugpy/", {"breakpoint", "wait_for_client"}, PlaceKind.INPUT),
-)  # fmt: skip
-"""What somebody's own code may run inside of, so that it counts wherever on the stack it is."""
-
-WEAK: Final = (
-    ("_shutdown", ("threading.py",), PlaceKind.LEAVING, "the end of Python, for its threads"),
-    ("_exit_function", ("multiprocessing/util.py",), PlaceKind.LEAVING, "the end of Python, for its processes"),
-    ("_python_exit", ("concurrent/futures/thread.py", "concurrent/futures/process.py"), PlaceKind.LEAVING, "the end of Python"),
-    ("join", ("multiprocessing/process.py", "torch/multiprocessing/spawn.py"), PlaceKind.CHILD, "join"),
-    ("wait", ("subprocess.py", "multiprocessing/popen_fork.py"), PlaceKind.CHILD, "wait"),
-    ("communicate", ("subprocess.py",), PlaceKind.CHILD, "communicate"),
-    ("put", ("queue.py", "multiprocessing/queues.py"), PlaceKind.LOCK, "a full queue"),
-    ("get", ("queue.py", "multiprocessing/queues.py"), PlaceKind.LOCK, "an empty queue"),
-    ("acquire", ("importlib._bootstrap>", "importlib/_bootstrap.py"), PlaceKind.LOCK, "the import lock"),
-    ("_lock_unlock_module", ("importlib._bootstrap>",), PlaceKind.LOCK, "the import lock"),
-    ("acquire", ("logging/__init__.py",), PlaceKind.LOCK, "a lock of logging"),
-    ("join", ("threading.py",), PlaceKind.LOCK, "the end of a thread"),
-    ("wait", ("threading.py",), PlaceKind.LOCK, "another thread"),
-    ("result", ("concurrent/futures/_base.py",), PlaceKind.LOCK, "the result of a thread or process"),
-    ("readinto", ("socket.py",), PlaceKind.REMOTE, "data from a socket"),
-    ("read", ("ssl.py",), PlaceKind.REMOTE, "data from a socket"),
-    ("recv", ("ssl.py",), PlaceKind.REMOTE, "data from a socket"),
-    ("create_connection", ("socket.py",), PlaceKind.REMOTE, "a connection"),
-    ("getaddrinfo", ("socket.py",), PlaceKind.REMOTE, "the name of a host"),
-)  # fmt: skip
-"""(function, files, where, for what) of Python's own, if nothing else fits; the outermost that fits counts."""
-
 WORKER_LOOP: Final = "_worker_loop"
+
+
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Frames by which a place is known. files: ends of their paths. functions: none for all. what: "" for the function's name."""
+
+    files: tuple[str, ...]
+    kind: str
+    functions: frozenset[str] = frozenset()
+    what: str = ""
+
+    def has(self, frame: Frame) -> bool:
+        return not self.functions or name_of(frame) in self.functions
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows of stack_places.json.
+
+    calls: for the innermost frames that are torch's or Python's: the first that fits, from the innermost.
+    around: what somebody's own code may run inside of, so that it counts wherever on the stack it is. A name that ends with "/" is a
+    folder anywhere in the path.
+    waits: calls of Python's own, if nothing else fits; the outermost that fits counts.
+    """
+
+    calls: tuple[_Row, ...]
+    around: tuple[_Row, ...]
+    waits: tuple[_Row, ...]
+
+
+@cache
+def _table() -> _Table:
+    content = get_data(__name__, "stack_places.json")
+    assert content is not None
+    return msgspec.json.decode(content, type=_Table)
 
 
 def name_of(frame: Frame) -> str:
@@ -192,19 +164,19 @@ def _place(frames: Sequence[Frame]) -> StackPlace:
     path = tuple(frame for frame in frames if not torchs(frame) and not pythons(frame))
     inner = frames[: frames.index(path[0])] if path else frames
     frame = next((frame for frame in path if "-packages/" not in frame.path), path[0] if path else frames[-1])
-    where, what = _meeting(inner) or _around(frames) or _weak(inner) or (PlaceKind.OWN, "")
+    where, what = _call(inner) or _around(frames) or _wait(inner) or (PlaceKind.OWN, "")
     if where is PlaceKind.LOADER and inner is not frames and not any("utils/data/" in frame.path for frame in inner):
         where = PlaceKind.DATA  # Without workers the data set runs in the rank itself.
     return StackPlace(where, what, frame, path)
 
 
-def _meeting(inner: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
+def _call(inner: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
     for index, frame in enumerate(inner):
         if frame.path.endswith(C10D) and name_of(frame) not in CARRIERS:
             return _of_c10d(inner[index:])
-        for path, functions, where, what in RULES:
-            if frame.path.endswith(path) and (functions is None or name_of(frame) in functions):
-                return _of_ddp(inner) if what == FORWARD else (where, what or name_of(frame))
+        for row in _table().calls:
+            if frame.path.endswith(row.files) and row.has(frame):
+                return _of_ddp(inner) if row.what == FORWARD else (PlaceKind[row.kind], row.what or name_of(frame))
     return None
 
 
@@ -230,18 +202,19 @@ def _of_c10d(inner: Sequence[Frame]) -> tuple[PlaceKind, str]:
 
 def _around(frames: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
     for frame in frames:
-        for path, functions, where in AROUND:
-            fits = path in frame.path if path.endswith("/") else (f"/{frame.path}").endswith(f"/{path}")
-            if fits and (functions is None or name_of(frame) in functions):
-                return where, ""
+        for row in _table().around:
+            for file in row.files:
+                fits = file in frame.path if file.endswith("/") else f"/{frame.path}".endswith(f"/{file}")
+                if fits and row.has(frame):
+                    return PlaceKind[row.kind], ""
     return None
 
 
-def _weak(inner: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
+def _wait(inner: Sequence[Frame]) -> tuple[PlaceKind, str] | None:
     for frame in reversed(inner):
-        for function, paths, where, what in WEAK:
-            if name_of(frame) == function and frame.path.endswith(paths):
-                return where, what
+        for row in _table().waits:
+            if row.has(frame) and frame.path.endswith(row.files):
+                return PlaceKind[row.kind], row.what
     return None
 
 
