@@ -30,7 +30,7 @@ class StatusLine:
             self._thread.start()
 
     def clear(self) -> None:
-        """Makes room for something else; it comes back as soon as there is a text again."""
+        """Make room for something else; it comes back as soon as there is a text again."""
         with self._lock:
             if self._shown:
                 sys.stderr.write("\r\x1b[K")

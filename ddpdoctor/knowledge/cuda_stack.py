@@ -17,30 +17,10 @@ from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.python_commands import pip_install
-from ddpdoctor.knowledge.wheels import numbers
+from ddpdoctor.knowledge.wheels import CUDA_WHEELS, numbers
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
-
-PACKAGES = {
-    "libcublas": "cublas",
-    "libcublasLt": "cublas",
-    "libcudart": "cuda-runtime",
-    "libcudnn": "cudnn",
-    "libcufft": "cufft",
-    "libcufile": "cufile",
-    "libcupti": "cuda-cupti",
-    "libcurand": "curand",
-    "libcusolver": "cusolver",
-    "libcusparse": "cusparse",
-    "libcusparseLt": "cusparselt",
-    "libnccl": "nccl",
-    "libnvJitLink": "nvjitlink",
-    "libnvrtc": "cuda-nvrtc",
-    "libnvshmem_host": "nvshmem",
-    "libnvToolsExt": "nvtx",
-}
-"""Library to the middle of its package's name on PyPI: nvidia-cublas-cu12, and nvidia-cublas for CUDA 13."""
 
 
 class PinnedRelease(msgspec.Struct, frozen=True):
@@ -125,7 +105,8 @@ def _environment(target_python: TargetPython, extra: str) -> dict[str, str]:
 
 def pin_of(soname: str, packages: Packages, target_python: TargetPython) -> PinnedRelease | None:
     """torch's pin of the package that brings a library."""
-    middle = PACKAGES.get(soname.partition(".")[0]) or PACKAGES.get(soname.partition("_")[0])
+    stem = re.match(r"lib([A-Za-z]+)(?=[._]|$)", soname)
+    middle = CUDA_WHEELS.get(stem[1]) if stem else None
     names = re.compile(rf"nvidia-{re.escape(middle or '-')}(-cu\d+)?")
     return next((pin for pin in pins(packages, target_python) if names.fullmatch(pin.package)), None)
 

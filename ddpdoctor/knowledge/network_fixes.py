@@ -40,7 +40,7 @@ def interface_settings(name: str) -> tuple[str, ...]:
 
 
 def hosts_fix(network: Network) -> tuple[Fix, ...]:
-    """Gives the hostname its real address in /etc/hosts; nothing where it has it, or where we don't know it.
+    """Give the hostname its real address in /etc/hosts; nothing where it has it, or where we don't know it.
 
     Other names on its lines (often "localhost") stay; a line that has none left goes. Written through a copy, since in containers the file is a mount.
     """

@@ -46,6 +46,13 @@ ARCHITECTURES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 Source: PyTorch's CUDA support matrix (RELEASE.md; dev-discuss 3128 and 3290, by which Maxwell, Pascal and Volta are
 left to CUDA 12.6)."""
 
+CUDA_WHEELS = {
+    "cublas": "cublas", "cublasLt": "cublas", "cudart": "cuda-runtime", "cudnn": "cudnn", "cufft": "cufft", "cufile": "cufile",
+    "cupti": "cuda-cupti", "curand": "curand", "cusolver": "cusolver", "cusparse": "cusparse", "cusparseLt": "cusparselt",
+    "nccl": "nccl", "nvJitLink": "nvjitlink", "nvrtc": "cuda-nvrtc", "nvshmem": "nvshmem", "nvToolsExt": "nvtx",
+}  # fmt: skip
+"""Stem of a library's name to the middle of the name of the wheel that brings it: nvidia-cublas-cu12, and nvidia-cublas for CUDA 13."""
+
 
 def index_url(tag: str) -> str:
     """`https://download.pytorch.org/whl/cu130` for "cu130"."""

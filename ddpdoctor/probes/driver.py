@@ -105,7 +105,7 @@ def _device_nodes(context: Context) -> tuple[str, ...]:
 
 
 def _by_number(name: str) -> tuple[str, int]:
-    """Puts nvidia10 behind nvidia9."""
+    """Put nvidia10 behind nvidia9."""
     digits = re.search(r"(?<!\d)\d+$", name)
     return name.rstrip("0123456789"), int(digits[0]) if digits else -1
 

@@ -205,7 +205,7 @@ def gnu_hash(name: str) -> int:
 
 
 def fatbin_architectures(data: bytes | mmap.mmap, start: int, end: int) -> tuple[str, ...]:
-    """Walks the fat binaries in data[start:end], as nvcc lays them out.
+    """Walk the fat binaries in data[start:end], as nvcc lays them out.
 
     Each has a header (magic, version, its length, the length of what follows) and then entries: kind (1 PTX, 2 cubin),
     version, header length, payload length, and at 28 the architecture, at 40 flags. The headers of compressed entries

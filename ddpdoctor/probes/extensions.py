@@ -42,7 +42,7 @@ MOST_SYMBOLS = 20
 
 
 def probe(context: Context) -> Extensions | Unknown:
-    """Reads every shared object that links to torch; imports none."""
+    """Read every shared object that links to torch; imports none."""
     if sys.platform != "linux":
         return Unknown("shared objects are read on Linux only")
     site = site_packages(context)

@@ -11,6 +11,7 @@ import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.libraries import Libraries, Library
+from ddpdoctor.knowledge.wheels import CUDA_WHEELS
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, opened
 from ddpdoctor.probes.files import exists
@@ -32,13 +33,6 @@ RELEVANT = re.compile(
     r"|nvshmem\w*|cuda|nvidia-ml|stdc\+\+|gomp|iomp5|omp|rccl|amdhip64|c10(?:_cuda)?|torch(?:_cpu|_cuda|_hip|_python)?)(?:-[0-9a-f]{8})?\.so(?:\.|$)"
 )
 """Names of the libraries that matter; older wheels put eight hexadecimal digits behind the name."""
-
-PACKAGES = {
-    "nccl": "nccl", "cudart": "cuda-runtime", "cublas": "cublas", "cublasLt": "cublas", "cudnn": "cudnn",
-    "cusparse": "cusparse", "cusparseLt": "cusparselt", "cusolver": "cusolver", "cufft": "cufft", "curand": "curand",
-    "nvJitLink": "nvjitlink", "nvrtc": "cuda-nvrtc", "cupti": "cuda-cupti", "nvshmem": "nvshmem",
-}  # fmt: skip
-"""Stem of a library's name to that of the wheel which brings it: nvidia-<it>-cu12."""
 
 TORCH_LIBRARIES = (
     "libtorch_cuda.so", "libtorch_cpu.so", "libtorch_python.so", "libtorch_global_deps.so", "libc10_cuda.so", "libc10.so",
@@ -141,7 +135,7 @@ def _package_versions(interpreter: Answer) -> dict[str, str]:
     if isinstance(packages, Unknown):
         return {}
     found: dict[str, str] = {}
-    for library_stem, package in PACKAGES.items():
+    for library_stem, package in CUDA_WHEELS.items():
         wanted = re.compile(rf"nvidia-{package}(?:-cu\d+)?")
         versions = {distribution["version"] for distribution in packages if wanted.fullmatch(distribution["name"])}
         if len(versions) == 1:

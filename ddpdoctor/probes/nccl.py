@@ -25,7 +25,7 @@ from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import isfile
 from ddpdoctor.probes.nvidia_libraries import nccl_inquiry
 from ddpdoctor.probes.run_as import NotRunError, identity_for
-from ddpdoctor.probes.subprocesses import EndedProgram, Started, start
+from ddpdoctor.probes.subprocesses import EndedProgram, StartedProgram, start
 
 SECONDS = 10.0
 MAX_LOG_LENGTH = 4000
@@ -96,7 +96,7 @@ def _folders(context: Context) -> Iterator[Path]:
     yield from (context.path(standard_folder) for standard_folder in STANDARD_FOLDERS)
 
 
-def _ask(library: Path, context: Context) -> Started:
+def _ask(library: Path, context: Context) -> StartedProgram:
     settings = {name: value for name, value in context.environ.items() if name not in LOG_FILE_SETTINGS}
     # The inquiry goes through stdin: the owner of the library, as whom root asks, may not be allowed to read our files, nor
     # to run our Python.

@@ -1,4 +1,4 @@
-"""A look at this host on a command's behalf: which Python is meant, all probes started, progress on a terminal's stderr."""
+"""Looks at this host for a command: chooses the target Python, starts all probes, shows progress on a terminal's stderr."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddpdoctor.base.time_limit import TimeLimit
     from ddpdoctor.facts.snapshot import Snapshot
 
-WHOSE_SECONDS = 5.0
+OWNER_SECONDS = 5.0
 
 
 def start_probes(
@@ -32,10 +32,14 @@ def start_probes(
     patience: float | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Context:
-    """Chooses the target Python and has it import torch at once: that takes longest, and all else happens meanwhile.
+    """Choose the target Python and have it import torch at once: that takes longest, and all else happens meanwhile.
 
-    patience: seconds for that import, if not the usual ones. settings: to be looked at as if they were in the environment; with "" as if
-    they were not.
+    Args:
+        python: as the user named it, None where not.
+        quick: don't import torch.
+        checkpoints: paths of files and folders, as the user typed them.
+        patience: seconds for that import, if not the usual ones.
+        settings: to be looked at as if they were in the environment; with "" as if they were not.
     """
     path, chosen_by = choose_python(python, os.environ)
     _say_as_whom_in_time(path, chosen_by)
@@ -50,9 +54,9 @@ def _say_as_whom_in_time(path: str, chosen_by: str) -> None:
     """The file system may not answer; then nothing of it is run either, as the probes will say."""
     saying = threading.Thread(target=say_as_whom, args=(path, chosen_by), daemon=True)
     saying.start()
-    saying.join(WHOSE_SECONDS)
+    saying.join(OWNER_SECONDS)
     if saying.is_alive():
-        remark(f"ddpdoctor: whose {path} is could not be found out: no answer within {WHOSE_SECONDS:.0f} s.")
+        remark(f"ddpdoctor: whose {path} is could not be found out: no answer within {OWNER_SECONDS:.0f} s.")
 
 
 def say_as_whom(path: str, chosen_by: str) -> None:

@@ -1,8 +1,9 @@
-"""Running something that may hang or crash: own process group, own deadline, bounded output."""
+"""Runs programs that may hang or crash: each in a process group of its own, with a deadline, and with bounded output."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import select
 import signal
@@ -13,13 +14,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import msgspec
 
 from ddpdoctor.probes.programs import interpreter_of
 from ddpdoctor.probes.run_as import INQUIRY_MARK, NotRunError, RunAsUser, environ_for, identity_for, working_folder_for
 
-MAX_OUTPUT = 16 * 1024 * 1024
+MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 """Bytes of each stream that are kept: one half from its start, the other from its end, since an answer may follow a flood."""
 
 
@@ -53,59 +55,69 @@ class EndedProgram(msgspec.Struct, frozen=True):
             return "hangs"
         return f"crashes: {self.signal_name}" if self.signal_name else ""
 
+    def json_objects(self) -> list[dict[str, Any]]:
+        """Read the JSON objects that it printed, one a line; whatever else a library printed, and a last line cut off, is passed over."""
+        found = []
+        for line in self.stdout.splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+        return [answer for answer in found if isinstance(answer, dict)]
 
-MOST_SECONDS = 1_000_000
-"""That are waited for at once; the kernel counts milliseconds in 31 bits."""
-_PATIENCE = 1.0
+
+MAX_WAIT_SECONDS = 1_000_000
+"""Of one system call; the kernel counts milliseconds in 31 bits."""
+END_SECONDS = 1.0
 """Seconds for those that are just being started as we end: a program on a dead file system may take for ever."""
 
-_alive: set[Started] = set()
+_alive: set[StartedProgram] = set()
 
 
-class _Door:
-    """Whoever starts a process goes through it: between its start and the note of it, nobody else could end that process."""
+class _Starts:
+    """Processes that are just being started: between the start of one and the note of it, nobody else could end it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._within = 0
+        self._under_way = 0
         self._closed = False
 
     def __enter__(self) -> None:
         with self._changed:
             if self._closed:
                 raise OSError(errno.ESHUTDOWN, "ddpdoctor is ending")
-            self._within += 1
+            self._under_way += 1
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
-            self._within -= 1
+            self._under_way -= 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """For good; waits for those within, as long as there is patience."""
+        """Allow no further start, and wait for those under way, but not for long."""
         with self._changed:
             self._closed = True
-            self._changed.wait_for(lambda: not self._within, _PATIENCE)
+            self._changed.wait_for(lambda: not self._under_way, END_SECONDS)
 
 
-_door = _Door()
+_starts = _Starts()
 
 
 def end_all() -> None:
     """Kill whatever is still running as we end, and start nothing any more, so that nothing of ours outlives us."""
-    _door.close()
+    _starts.close()
     left = list(_alive)
     for started in left:
         started.send_kill()
     # One that hangs in the kernel holds us for as long as all together may.
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + END_SECONDS
     for started in left:
         started.reap(until - time.monotonic())
 
 
 @contextmanager
 def _pidfd(pid: int) -> Iterator[select.poll]:
-    """To be waited for until that process ends."""
+    """Open what can be waited for until that process ends."""
     file = os.pidfd_open(pid)
     try:
         poll = select.poll()
@@ -115,8 +127,8 @@ def _pidfd(pid: int) -> Iterator[select.poll]:
         os.close(file)
 
 
-class Started:
-    """A started command; `wait()` gives how it ended."""
+class StartedProgram:
+    """A program that was started; `wait()` gives how it ended."""
 
     def __init__(
         self,
@@ -131,7 +143,7 @@ class Started:
         if refusal:
             return
         try:
-            with _door:
+            with _starts:
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
@@ -177,18 +189,18 @@ class Started:
         started = ended = 0
         with getattr(self._process, name) as pipe:
             while chunk := pipe.read1(65536):
-                if started < MAX_OUTPUT // 2:
+                if started < MAX_OUTPUT_BYTES // 2:
                     start.append(chunk)
                     started += len(chunk)
                     continue
                 end.append(chunk)
                 ended += len(chunk)
-                while ended > MAX_OUTPUT // 2:
+                while ended > MAX_OUTPUT_BYTES // 2:
                     ended -= len(end.popleft())
         self._output[name] = b"".join((*start, *end))
 
     def wait(self, seconds: float) -> EndedProgram:
-        """Waits until it has ended, or kills it and all that it started once the time is up."""
+        """Wait until it has ended, or kill it and all that it started once the time is up."""
         if self._failure:
             return EndedProgram(failed_to_start=self._failure)
         if not self._has_ended(seconds):
@@ -201,7 +213,7 @@ class Started:
         until, pause = time.monotonic() + seconds, 0.0005
         # The kernel tells us at once. Before 5.3, or where a sandbox forbids it, we look again and again.
         with suppress(AttributeError, OSError), _pidfd(self._process.pid) as ending:
-            ending.poll(min(seconds, MOST_SECONDS) * 1000)
+            ending.poll(min(seconds, MAX_WAIT_SECONDS) * 1000)
         try:
             while not os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
                 if (left := until - time.monotonic()) <= 0:
@@ -213,12 +225,12 @@ class Started:
         return True
 
     def kill(self) -> None:
-        """Ends it and its children."""
+        """End it and its children."""
         self.send_kill()
-        self.reap(_PATIENCE)
+        self.reap(END_SECONDS)
 
     def send_kill(self) -> None:
-        """Sends SIGKILL to it and its children."""
+        """Send SIGKILL to it and its children."""
         if self._failure:
             return
         _alive.discard(self)
@@ -228,7 +240,7 @@ class Started:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def reap(self, seconds: float) -> None:
-        """Waits for its end. One in an uninterruptible system call can't be ended by anybody, so don't wait long for it."""
+        """Wait for its end. One in an uninterruptible system call can't be ended by anybody, so don't wait long for it."""
         if not self._failure:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(max(0.0, seconds))
@@ -250,7 +262,7 @@ def start(
     environ: Mapping[str, str] | None = None,
     stdin: bytes = b"",
     loads: Sequence[str | os.PathLike[str]] = (),
-) -> Started:
+) -> StartedProgram:
     """Start a command without waiting for it. For root: as its owner, where it is another user's.
 
     Args:
@@ -266,7 +278,7 @@ def start(
         identity = identity_for((*program, *loads))
     except NotRunError as error:
         refusal = str(error)
-    return Started(command, os.environ if environ is None else environ, stdin, identity, refusal)
+    return StartedProgram(command, os.environ if environ is None else environ, stdin, identity, refusal)
 
 
 def run(

@@ -68,7 +68,7 @@ class _Until:
     def __init__(self) -> None:
         self._end = time.monotonic() + SECONDS
 
-    def wait(self, started: subprocesses.Started) -> subprocesses.EndedProgram:
+    def wait(self, started: subprocesses.StartedProgram) -> subprocesses.EndedProgram:
         return started.wait(max(0.01, self._end - time.monotonic()))
 
 
@@ -77,7 +77,7 @@ def _which(context: Context, name: str) -> str | None:
     return find_program(name, context.environ.get("PATH"), context.root)
 
 
-def _start(context: Context, path: str, option: str) -> subprocesses.Started:
+def _start(context: Context, path: str, option: str) -> subprocesses.StartedProgram:
     """Ask a program. It may be started from elsewhere, so that a relative path won't do."""
     return subprocesses.start([str(_located(context, path)), option], environ=context.environ)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import Any
@@ -17,7 +16,7 @@ from ddpdoctor.probes.nvidia_libraries import libcuda_inquiry
 
 SECONDS = 10.0
 """How long loading libcuda and cuInit may take together."""
-HIDES_GPUS = ("CUDA_VISIBLE_DEVICES",)
+HIDING_SETTINGS = ("CUDA_VISIBLE_DEVICES",)
 """Left out of the environment: whether the driver comes up is one question, which GPUs a job may see another."""
 
 
@@ -30,52 +29,48 @@ class CudaAnswers(msgspec.Struct, frozen=True, kw_only=True):
     end: str = ""
 
 
-class Asked:
-    """A question under way; `wait()` gives the answers."""
+class AskedLibcuda:
+    """A question to libcuda under way; `wait()` gives the answers."""
 
-    def __init__(self, started: subprocesses.Started | None) -> None:
+    def __init__(self, started: subprocesses.StartedProgram | None) -> None:
         self._started = started
         self._since = time.monotonic()
 
     def wait(self) -> CudaAnswers:
-        """Waits until the 10 s since the start are over, at most."""
+        """Wait until the 10 s since the start are over, at most."""
         if self._started is None:
             return CudaAnswers()
         return _read(self._started.wait(max(0.1, self._since + SECONDS - time.monotonic())))
 
 
-def start(context: Context) -> Asked:
-    """Starts asking, if there is a libcuda.so.1 at all."""
+def start(context: Context) -> AskedLibcuda:
+    """Start asking, if there is a libcuda.so.1 at all."""
     if not can_be_found(context, "libcuda.so.1"):
-        return Asked(None)
-    environ = {name: value for name, value in context.environ.items() if name not in HIDES_GPUS}
-    return Asked(subprocesses.start([sys.executable, "-I", "-S", libcuda_inquiry.__file__], environ=environ))
+        return AskedLibcuda(None)
+    environ = {name: value for name, value in context.environ.items() if name not in HIDING_SETTINGS}
+    return AskedLibcuda(subprocesses.start([sys.executable, "-I", "-S", libcuda_inquiry.__file__], environ=environ))
 
 
 def _read(ended: subprocesses.EndedProgram) -> CudaAnswers:
-    said: dict[str, Any] = {}
-    for line in ended.stdout.splitlines():
-        try:
-            one = json.loads(line)
-        except ValueError:
-            continue  # A library that prints to stdout, or the last line cut off.
-        said.update(one if isinstance(one, dict) else {})
-    why = Unknown(_failure(ended, said))
-    version = said.get("version", why)
+    answers: dict[str, Any] = {}
+    for answer in ended.json_objects():
+        answers.update(answer)
+    why = Unknown(_failure(ended, answers))
+    version = answers.get("version", why)
     return CudaAnswers(
-        path=said.get("path", why),
+        path=answers.get("path", why),
         version=(version // 1000, version % 1000 // 10) if isinstance(version, int) else why,
-        init=said.get("init", why),
-        end="" if "init" in said else ended.cut_short,
+        init=answers.get("init", why),
+        end="" if "init" in answers else ended.cut_short,
     )
 
 
-def _failure(ended: subprocesses.EndedProgram, said: dict[str, Any]) -> str:
-    doing = "cuInit" if "version" in said else "cuDriverGetVersion" if "path" in said else "loading libcuda"
+def _failure(ended: subprocesses.EndedProgram, answers: dict[str, Any]) -> str:
+    doing = "cuInit" if "version" in answers else "cuDriverGetVersion" if "path" in answers else "loading libcuda"
     if ended.timed_out:
         return f"{doing} did not end within {SECONDS:.0f} s"
     if ended.signal_name:
         return f"{doing} crashed with {ended.signal_name}"
-    if "error" in said:
-        return f"libcuda can't be used: {said['error']}"
+    if "error" in answers:
+        return f"libcuda can't be used: {answers['error']}"
     return ended.failed_to_start or f"{doing} gave no answer"

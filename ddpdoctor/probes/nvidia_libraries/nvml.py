@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,32 +57,25 @@ def _ask(context: Context) -> NvmlAnswers:
 
 
 def _read(ended: EndedProgram) -> NvmlAnswers:
-    said: dict[str, Any] = {}
-    gpus = []
-    for line in ended.stdout.splitlines():
-        try:
-            one = json.loads(line)
-        except ValueError:
-            continue  # A library that prints to stdout, or the last line cut off.
-        if isinstance(one, dict):
-            said.update(one)
-            gpus += [one["gpu"]] if "gpu" in one else []
-    system = said.get("system", {})
+    answers: dict[str, Any] = {}
+    for answer in ended.json_objects():
+        answers.update(answer)
+    system = answers.get("system", {})
     return NvmlAnswers(
-        status=said.get("init"),
-        message=said.get("message", ""),
-        path=said.get("path") or said.get("library") or None,
+        status=answers.get("init"),
+        message=answers.get("message", ""),
+        path=answers.get("path") or answers.get("library") or None,
         version=system.get("nvml_version"),
         driver_version=system.get("nvml_driver_version"),
-        gpus=tuple(gpus),
-        p2p=said.get("p2p", ()),
-        failure=_failure(ended, said),
+        gpus=tuple(answer["gpu"] for answer in ended.json_objects() if "gpu" in answer),
+        p2p=answers.get("p2p", ()),
+        failure=_failure(ended, answers),
         end=ended.cut_short,
     )
 
 
-def _failure(ended: EndedProgram, said: dict[str, Any]) -> str:
-    where = f" (asking GPU {said['asking']})" if "asking" in said else ""
+def _failure(ended: EndedProgram, answers: dict[str, Any]) -> str:
+    where = f" (asking GPU {answers['asking']})" if "asking" in answers else ""
     if ended.timed_out:
         return f"NVML did not answer within {SECONDS:.0f} s{where}"
     if ended.failed_to_start:
@@ -93,6 +85,6 @@ def _failure(ended: EndedProgram, said: dict[str, Any]) -> str:
     if not ended.ok:
         last = ended.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         return f"asking NVML failed: {''.join(last) or f'exit code {ended.returncode}'}"
-    if "forbidden" in said and "gpu" not in said:
+    if "forbidden" in answers and "gpu" not in answers:
         return "this user may open none of the GPUs that NVML counts"
-    return f"NVML can't count the GPUs: {said['no_count']}" if "no_count" in said else ""
+    return f"NVML can't count the GPUs: {answers['no_count']}" if "no_count" in answers else ""

@@ -15,7 +15,7 @@ from ddpdoctor.base.text import masked
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.run_as import NotRunError, code_of, identity_for
-from ddpdoctor.probes.subprocesses import EndedProgram, Started, start
+from ddpdoctor.probes.subprocesses import EndedProgram, StartedProgram, start
 
 Mode = Literal["interpreter", "torch"]
 
@@ -103,7 +103,7 @@ def _working_folder() -> str:
         return ""
 
 
-def _ended(started: Started, until: float) -> EndedProgram:
+def _ended(started: StartedProgram, until: float) -> EndedProgram:
     return started.wait(max(0.1, until - time.monotonic()))
 
 

@@ -47,7 +47,7 @@ class NotAvailable(Exception):
 
 
 def tell(**facts):
-    """Writes one object, in one write, so that nothing gets between."""
+    """Write one object, in one write, so that nothing gets between."""
     os.write(ANSWERS, (ORDER["word"] + json.dumps(facts) + ORDER["word"] + "\n").encode("ascii"))
 
 

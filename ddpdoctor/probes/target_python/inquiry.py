@@ -55,14 +55,14 @@ FOLDER_NAME = re.compile(r"^([A-Za-z0-9](?:[\w.+]|-(?!\d))*)(?:-(\d[^-]*)(?:-.*)
 
 
 def tell(**facts):
-    """Writes one object of answers."""
+    """Write one object of answers."""
     data = (START + json.dumps(facts) + END).encode("ascii")
     while data:
         data = data[os.write(ANSWERS, data) :]
 
 
 def finish():
-    """Ends without the tear-down, which takes long with torch in the process, and may crash."""
+    """End without the tear-down, which takes long with torch in the process, and may crash."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -388,7 +388,7 @@ def in_the_way(error):
 
 
 def watch():
-    """Has the stack written to stderr where the process crashes, and shortly before the caller's patience ends."""
+    """Have the stack written to stderr where the process crashes, and shortly before the caller's patience ends."""
     import faulthandler
 
     try:

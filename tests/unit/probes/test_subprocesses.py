@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpdoctor.probes.subprocesses import MAX_OUTPUT, run, start
+from ddpdoctor.probes.subprocesses import MAX_OUTPUT_BYTES, run, start
 
 
 def python(code: str) -> list[str]:
@@ -56,9 +56,9 @@ def test_a_child_that_keeps_the_pipe_open_does_not_hold_us() -> None:
 
 
 def test_a_flood_is_bounded() -> None:
-    ended = run(python(f"import sys; sys.stdout.write('x' * {3 * MAX_OUTPUT})"), 60)
+    ended = run(python(f"import sys; sys.stdout.write('x' * {3 * MAX_OUTPUT_BYTES})"), 60)
     assert ended.ok
-    assert len(ended.stdout) <= MAX_OUTPUT
+    assert len(ended.stdout) <= MAX_OUTPUT_BYTES
 
 
 def test_input_that_nobody_reads() -> None:
