@@ -49,8 +49,8 @@ NEAR_STACK: Final = 60
 
 
 class HostVerdict(Enum):
-    """What a host's facts say of a suspicion. Contradicted is one that lasting facts of the very Python speak against;
-    that others show no sign of it leaves it open."""
+    """The result of holding a suspicion against a host's facts. Contradicted is one that lasting facts of the very
+    Python speak against; that others show no sign of it leaves it open."""
 
     CONFIRMED = "confirmed"
     CONTRADICTED = "contradicted"
@@ -111,7 +111,7 @@ def judge_log(log: Log, catalogue: Catalogue, host: Snapshot | None = None, *, w
         if (each := _opinion(suspect, snapshot, catalogue, helds.get(suspect.slug)))
     ]
     told = tuple(
-        _with_own_line(opinion, verdict, log) for opinion in sorted(opinions, key=lambda one: _place(one.held))
+        _with_own_line(opinion, verdict, log) for opinion in sorted(opinions, key=lambda opinion: _place(opinion.held))
     )
     beside = tuple(each for suspect in verdict.also if (each := _opinion(suspect, snapshot, catalogue, None)))
     results = tuple(
@@ -129,7 +129,7 @@ def judge_log(log: Log, catalogue: Catalogue, host: Snapshot | None = None, *, w
 
 
 def _told_apart(verdict: LogVerdict) -> list[Suspect]:
-    """The suspects, without those that rest on the same lines for the same reason as one before: nothing would tell the two apart."""
+    """Drop suspects that rest on the same lines for the same reason as one before: nothing would tell the two apart."""
     different: list[Suspect] = []
     for suspect in verdict.suspects:
         if not any((suspect.why, suspect.sightings) == (other.why, other.sightings) for other in different):
@@ -138,7 +138,7 @@ def _told_apart(verdict: LogVerdict) -> list[Suspect]:
 
 
 def _with_own_line(opinion: Diagnosis, verdict: LogVerdict, log: Log) -> Diagnosis:
-    """With the line of the script by which the failure that leads came to it."""
+    """Add the line of the script by which the failure that leads came to it."""
     raised, finding = verdict.raised, opinion.finding
     if raised is None and (stack := _stack_near(opinion.suspect, log)):
         evidence = (*stack_lines(log, stack), *finding.evidence)
@@ -156,7 +156,7 @@ def _with_own_line(opinion: Diagnosis, verdict: LogVerdict, log: Log) -> Diagnos
 
 
 def _stack_near(suspect: Suspect, log: Log) -> LoggedStack | None:
-    """The stack that the process wrote with those words, as it was aborted or crashed."""
+    """Find the stack that the process wrote with those words, as it was aborted or crashed."""
     for sighting in suspect.sightings:
         for stack in log.stacks:
             apart = stack.line.number - sighting.line.number
@@ -167,15 +167,15 @@ def _stack_near(suspect: Suspect, log: Log) -> LoggedStack | None:
 
 
 def groups_that_decide(log: Log, catalogue: Catalogue) -> set[str]:
-    """The facts of a host that the suspicions are to be held against; none where only the log can tell."""
+    """Name the facts of a host that the suspicions are to be held against; none where only the log can tell."""
     known = [check for suspect in verdict_of(log, catalogue).suspects if (check := catalogue.get(suspect.slug))]
-    return set().union(*(one.groups for one in known if not by_log_alone(one)))
+    return set().union(*(check.groups for check in known if not by_log_alone(check)))
 
 
 def confirm(
     verdict: LogVerdict, snapshot: Snapshot, catalogue: Catalogue, *, watched: bool = False
 ) -> tuple[HostCheck, ...]:
-    """What the facts of a host say of each suspect."""
+    """Judge each suspect by the facts of a host."""
     helds = []
     for suspect in verdict.suspects:
         if check := catalogue.get(suspect.slug):
@@ -187,7 +187,7 @@ def confirm(
 
 
 def _of_log(suspect: Suspect, result: Result, snapshot: Snapshot, watched: bool) -> Finding | None:
-    """What the check finds in those facts alone of which the log may speak."""
+    """Return what the check finds in those facts alone of which the log may speak."""
     log = Log() if isinstance(snapshot.log, Unknown) else snapshot.log
     ahead = float(time.localtime().tm_gmtoff)
     fitting = of_this_log(snapshot, log, suspect.sightings, ahead=ahead, watched=watched)
@@ -203,7 +203,8 @@ def _found(result: Result) -> Finding | None:
 def _held(
     suspect: Suspect, result: Result, of_log: Finding | None, snapshot: Snapshot, hosts: Sequence[str]
 ) -> HostCheck:
-    """of_log: what was found that fits the log. hosts: of which the log speaks; none where it doesn't tell."""
+    """Hold a suspect against a host's facts. of_log: what was found that fits the log. hosts: of which the log
+    speaks; none where it doesn't tell."""
     slug, here = suspect.slug, snapshot.host or "this host"
     if by_log_alone(result.check):
         return HostCheck(
@@ -256,24 +257,26 @@ def _counts(finding: Finding, check: Check) -> bool:
 
 
 def _hosts(suspect: Suspect, verdict: LogVerdict, snapshot: Snapshot) -> list[str]:
-    """Where the log saw it: by its own lines, else by the line that leads, else all hosts of the log."""
+    """List the hosts on which the log saw it: by its own lines, else by the line that leads, else all hosts of the
+    log."""
     log = snapshot.log
     lead = [verdict.lead.host] if verdict.lead else []
     every = [] if isinstance(log, Unknown) else list(log.hosts)
-    for some in ([sighting.line.host for sighting in suspect.sightings], lead, every):
-        known = (one for one in some if one and one != "localhost" and not one.startswith(TASK))
+    for hosts in ([sighting.line.host for sighting in suspect.sightings], lead, every):
+        known = (one for one in hosts if one and one != "localhost" and not one.startswith(TASK))
         if named := list(dict.fromkeys(known)):
             return named
     return []
 
 
 def _among(host: str, others: Sequence[str]) -> bool:
-    short_names = {one.partition(".")[0].lower() for one in others}
+    short_names = {name.partition(".")[0].lower() for name in others}
     return host.partition(".")[0].lower() in short_names
 
 
 def _place(held: HostCheck | None) -> int:
-    """Confirmed ones go first, and contradicted ones last; where nothing was decided, it stays with the log's own order."""
+    """Return a sort key: confirmed ones go first, and contradicted ones last; where nothing was decided, it stays
+    with the log's own order."""
     return {HostVerdict.CONFIRMED: 0, HostVerdict.CONTRADICTED: 2}.get(held.standing, 1) if held else 1
 
 
@@ -293,7 +296,7 @@ def _own_finding(check: Check, snapshot: Snapshot) -> Finding | None:
 
 
 def composed(check: Check, suspect: Suspect, snapshot: Snapshot, held: HostCheck | None) -> Finding:
-    """The finding of a check that judges hosts, made from its page and the log's lines."""
+    """Make the finding of a check that judges hosts from its page and the log's lines."""
     log = snapshot.log
     log = Log() if isinstance(log, Unknown) else log
     said = (*lines(log, suspect.sightings), *named(log, suspect.sightings))
@@ -315,7 +318,8 @@ def composed(check: Check, suspect: Suspect, snapshot: Snapshot, held: HostCheck
 
 
 def particulars(check: Check, seen: Sequence[SignMatch], log: Log) -> Particulars:
-    """What the log itself tells of an illness beyond its page; empty where it tells no more than that there is this illness."""
+    """Ask the check what the log itself tells of an illness beyond its page; empty where it tells no more than that
+    there is this illness."""
     return check.log.particulars(seen, log) if check.log.particulars and seen else Particulars()
 
 
@@ -332,7 +336,8 @@ def _said_by(suspect: Suspect) -> str:
 
 
 def _severity(number: int, opinion: Diagnosis, beside: Sequence[Diagnosis], verdict: LogVerdict) -> Severity:
-    """The likeliest is what failed; other hypotheses may be, and what was seen beside is good to know."""
+    """Rate a diagnosis: the likeliest is what failed; other hypotheses may be, and what was seen beside is good to
+    know."""
     if opinion in beside:
         return INFO
     failed = not verdict.ended_well and verdict.outcome is not RunOutcome.EFFECTS_ONLY
@@ -350,15 +355,20 @@ _NAME_SHAPES: Final = (
 
 
 def other_than_named(finding: Finding, seen: Iterable[SignMatch]) -> str:
-    """What the log names, where the finding speaks of others of that kind and not of it; else ""."""
+    """Return what the log names, where the finding speaks of others of that kind and not of it; else ""."""
     text = "\n".join((finding.summary, *(evidence.text for evidence in finding.evidence)))
     for word in dict.fromkeys(word.strip() for match in seen for word in match.words.values()):
         shape = next(
-            (one for one in _NAME_SHAPES if one.fullmatch(word) or one.fullmatch(word.partition(".")[0])), None
+            (
+                candidate
+                for candidate in _NAME_SHAPES
+                if candidate.fullmatch(word) or candidate.fullmatch(word.partition(".")[0])
+            ),
+            None,
         )
         named = shape.match(word) if shape else None
         if shape and named:
-            found = {one["object"].lower() for one in shape.finditer(text)}
+            found = {thing["object"].lower() for thing in shape.finditer(text)}
             if found and named["object"].lower() not in found:
                 return word
     return ""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ddpdoctor.checks.catalogue import all_checks
-from ddpdoctor.logs.match.line_judge import MOST_OF_A_LINE
+from ddpdoctor.logs.match.line_judge import MAX_LINE_BYTES
 from tests.support.command import ROOT
 
 try:
@@ -119,7 +119,7 @@ def collected() -> tuple[list[Expression], list[str]]:
     for check in all_checks():
         signs = [sign for sign in check.log_signs if sign.pattern]
         found += [
-            Expression(f"log sign of {check.slug}", re.compile(sign.pattern), "search", MOST_OF_A_LINE)
+            Expression(f"log sign of {check.slug}", re.compile(sign.pattern), "search", MAX_LINE_BYTES)
             for sign in signs
         ]
     return list(

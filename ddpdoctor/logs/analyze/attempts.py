@@ -15,11 +15,11 @@ from ddpdoctor.logs.analyze.exceptions import is_cut, is_of_launcher, is_of_peer
 
 FAILED: Final = "failed (exitcode: "
 """By which a launcher of torchrun's tells once in each attempt that a rank of its own failed."""
-WENT_ON: Final = 3
+LINES_OF_NEXT_ATTEMPT: Final = 3
 """Lines behind an attempt that failed, by which another one shows that it runs."""
-OFTEN: Final = 2
+FAILURES_OF_SEVERAL_ATTEMPTS: Final = 2
 """Failures that one launcher tells of: it has started the ranks again."""
-NEXT: Final = 20
+MAX_LINES_OF_SLURM: Final = 20
 """Lines between what Slurm says of one job's end."""
 _REQUEUED: Final = re.compile(r"DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION)")
 """Slurm's reasons for which it may start a job again, whose output goes to the same file with --open-mode=append."""
@@ -29,7 +29,7 @@ _LAUNCHER: Final = re.compile(r"\b(\d+) \S*torch/distributed/|torch\.distributed
 
 
 def attempt_of_file(name: str) -> int | None:
-    """torchrun gives each attempt a folder."""
+    """Number the attempt by a file's folder: torchrun gives each one of its own."""
     found = _OF_A_FILE.search(name)
     return int(found[1]) if found else None
 
@@ -45,8 +45,8 @@ def may_start_again(exited: ProcessExit) -> bool:
 
 
 def attempts_of(log: Log) -> tuple[Log, ...]:
-    """What the log says of each, the oldest first; the log itself, where nothing proves that there was more than one. Messages of healthy
-    runs stay with each."""
+    """Split what the log says into attempts, the oldest first; the log itself, where nothing proves that there was
+    more than one. Messages of healthy runs stay with each."""
     if log.attempt is not None:
         return (log,)
     named = {number: attempt_of_file(one.name) for number, one in enumerate(log.files)}
@@ -83,8 +83,8 @@ def _shared_out(log: Log, numbers: Sequence[int], attempt: Callable[[LogLine], i
     last: dict[int | None, list[LastWords]] = {}
     for seen in log.sightings:
         sightings.setdefault(-1 if seen.role is SignRole.NOISE else attempt(seen.line), []).append(seen)
-    for one in log.raised:
-        raised.setdefault(attempt(one.line), []).append(one)
+    for exception in log.raised:
+        raised.setdefault(attempt(exception.line), []).append(exception)
     for stack in log.stacks:
         stacks.setdefault(attempt(stack.line), []).append(stack)
     for end in log.exited:
@@ -114,7 +114,7 @@ def _shared_out(log: Log, numbers: Sequence[int], attempt: Callable[[LogLine], i
 
 
 def _bounds(log: Log, file: int, known: int) -> list[int]:
-    """The line of a file by which each attempt but the last one is over. known: how many others tell of."""
+    """Find the line of a file by which each attempt but the last one is over. known: how many others tell of."""
     ends: dict[tuple[str, str], list[int]] = {}
     for process_exit in log.exited:
         if process_exit.line.file == file and ends_attempt(process_exit):
@@ -131,7 +131,7 @@ def _bounds(log: Log, file: int, known: int) -> list[int]:
     tables = [
         process_exit.line.number for process_exit in log.exited if process_exit.line.file == file and process_exit.first
     ]
-    if len({len(some) for some in ends.values()}) > 1 or max(len(over), len(tables)) > len(ends):
+    if len({len(lines) for lines in ends.values()}) > 1 or max(len(over), len(tables)) > len(ends):
         return []
     rounds = list(zip(*ends.values(), strict=True))
     bounds = [max(dialling) for dialling in rounds]
@@ -144,7 +144,8 @@ def _bounds(log: Log, file: int, known: int) -> list[int]:
 
 
 def _requeued(log: Log, file: int) -> list[int]:
-    """The line of a file by which Slurm has said all of a job that it starts again, as far as steps behind it show that it did."""
+    """Find the line of a file by which Slurm has said all of a job that it starts again, as far as steps behind it
+    show that it did."""
     bounds: list[int] = []
     numbers = [
         process_exit.line.number
@@ -152,21 +153,21 @@ def _requeued(log: Log, file: int) -> list[int]:
         if process_exit.line.file == file and _REQUEUED.search(process_exit.error)
     ]
     for number in sorted(numbers):
-        if bounds and number - bounds[-1] <= NEXT:
+        if bounds and number - bounds[-1] <= MAX_LINES_OF_SLURM:
             bounds.pop()
         near = [
             process_exit.line.number
             for process_exit in log.exited
-            if process_exit.line.file == file and 0 <= process_exit.line.number - number <= NEXT
+            if process_exit.line.file == file and 0 <= process_exit.line.number - number <= MAX_LINES_OF_SLURM
         ]
         bounds.append(max(near))
     ends = (*(process_exit.line for process_exit in log.exited), *(raised.line for raised in log.raised), *log.errors)
     ending = {_shape(end) for end in ends}
     # What ends all of many ranks recurs, too.
     steps = [
-        one
-        for one in (log.recurs, log.steps, log.trains)
-        if one and one.file == file and not one.text[:1].isspace() and _shape(one) not in ending
+        line
+        for line in (log.recurs, log.steps, log.trains)
+        if line and line.file == file and not line.text[:1].isspace() and _shape(line) not in ending
     ]
     return bounds if bounds and any(step.number > bounds[-1] for step in steps) else bounds[:-1]
 
@@ -184,13 +185,19 @@ def _another_follows(log: Log, file: int, bounds: list[int]) -> bool:
     if any(is_cut(raised) or is_of_launcher(raised) or is_within_launcher(raised) for raised in behind):
         return False
     if any(not is_of_peers(raised) for raised in behind):
-        return len(log.hosts) < OFTEN
+        return len(log.hosts) < FAILURES_OF_SEVERAL_ATTEMPTS
     last = _latest(last_words for last_words in log.last if last_words.line.file == file)
     quiet = not behind and not any(error.file == file and error.number > end for error in log.errors)
-    runs = last is not None and last.number - end >= WENT_ON and not _LAUNCHER.search(last.text)
+    runs = last is not None and last.number - end >= LINES_OF_NEXT_ATTEMPT and not _LAUNCHER.search(last.text)
     if log.steps is not None and log.steps.file == file and log.steps.number > end:
         return quiet and runs
-    return quiet and runs and len(bounds) >= OFTEN and last is not None and not last.text[:1].isspace()
+    return (
+        quiet
+        and runs
+        and len(bounds) >= FAILURES_OF_SEVERAL_ATTEMPTS
+        and last is not None
+        and not last.text[:1].isspace()
+    )
 
 
 def _latest(words: Iterable[LastWords]) -> LogLine | None:

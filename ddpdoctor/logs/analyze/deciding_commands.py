@@ -14,7 +14,7 @@ from ddpdoctor.engine.registry import Check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
-from ddpdoctor.logs.analyze.failures import BEHIND
+from ddpdoctor.logs.analyze.failures import MAX_LINES_OF_MESSAGE
 from ddpdoctor.logs.analyze.illness_traits import by_log_alone
 from ddpdoctor.logs.analyze.settings import settings_said
 
@@ -62,16 +62,16 @@ def deciding(check: Check, seen: Iterable[SignMatch], log: Log, *, sure: bool = 
 
 
 def host_named(label: str) -> str:
-    """The host that a label tells: Ray's only names a worker there."""
+    """Return the host that a label tells: Ray's only names a worker there."""
     return f"the host of {label}" if "pid=" in label else label
 
 
 def _loaded(seen: Iterable[SignMatch], log: Log) -> str:
-    """The file that the call names by which the exception with those words came about; "" where it names none."""
+    """Return the file that the call names by which the exception with those words came about; "" where it names none."""
     for match in seen:
         for raised in log.raised:
             same = (raised.line.file, raised.line.rank) == (match.line.file, match.line.rank)
-            if same and raised.began.number <= match.line.number <= raised.line.number + BEHIND:
+            if same and raised.began.number <= match.line.number <= raised.line.number + MAX_LINES_OF_MESSAGE:
                 calls = [_LOADS.search(frame.code) for frame in (*reversed(raised.frames), raised.own) if frame]
                 if named := next((call["file"] for call in calls if call), ""):
                     return named

@@ -20,7 +20,7 @@ TERMINATIONS: Final = (1, 2, 15)
 
 
 def signal_of(exited: ProcessExit) -> int:
-    """The signal that ended it, as the launcher or a shell counts it; 0 where none did."""
+    """Return the signal that ended a process, as the launcher or a shell counts it; 0 where none did."""
     code = exited.exit_code
     if code is None:
         return 0
@@ -31,7 +31,8 @@ def signal_of(exited: ProcessExit) -> int:
 
 
 def endings(log: Log) -> list[ProcessExit]:
-    """Each process once, although torchrun speaks of it in a line and in its table; those that ended well are left out."""
+    """List each process once, although torchrun speaks of it in a line and in its table; those that ended well are
+    left out."""
     found: list[ProcessExit] = []
     places: dict[tuple[str, int], list[int]] = {}
     stopped = min(
@@ -62,7 +63,7 @@ def endings(log: Log) -> list[ProcessExit]:
 
 
 def _keys(exited: ProcessExit) -> list[tuple[str, int]]:
-    """What another message on the same process has one of, too."""
+    """List the keys of which another message on the same process has one, too."""
     return [(name, number) for name, number in (("pid", exited.pid), ("rank", exited.rank)) if number is not None]
 
 
@@ -87,7 +88,7 @@ def _beside(one: ProcessExit, other: ProcessExit) -> bool:
 
 
 def _merged(old: ProcessExit, new: ProcessExit) -> ProcessExit:
-    """The words of the first with what the second adds."""
+    """Join the words of the first with what the second adds."""
     fields = ("exit_code", "rank", "local_rank", "pid", "time")
     added = {name: getattr(new, name) for name in fields if getattr(old, name) is None}
     return msgspec.structs.replace(
@@ -101,6 +102,6 @@ def _merged(old: ProcessExit, new: ProcessExit) -> ProcessExit:
 
 
 def only(exits: Iterable[ProcessExit]) -> ProcessExit | None:
-    """The one that there is, if there is one."""
+    """Return the one that there is, if there is one."""
     some = list(exits)
     return some[0] if len(some) == 1 else None

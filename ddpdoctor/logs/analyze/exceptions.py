@@ -87,7 +87,7 @@ BEGINNING: Final = 40
 """Characters of a message that tell what it is about."""
 _RAISES_WORDS: Final = re.compile(r"raise [\w.]+\((?!\)|[rbu]*['\"])")
 """Words that were gathered: a sentence that stands in the code is the exception's own."""
-_RIGHT_BEHIND: Final = 8
+_MAX_LINES_TO_MESSAGE: Final = 8
 """Lines from an exception to the traceback that is its message."""
 
 
@@ -96,19 +96,19 @@ def is_passed_on(raised: LoggedException, behind: LoggedException) -> bool:
     on another line."""
     if _FROM_A_WORKER.search(raised.message):
         return True
-    near = 0 < behind.began.number - raised.line.number <= _RIGHT_BEHIND
+    near = 0 < behind.began.number - raised.line.number <= _MAX_LINES_TO_MESSAGE
     alone = not raised.message or raised.line.text.rstrip(": ").endswith(raised.exception)
     words = bool(raised.frames) and alone and bool(_RAISES_WORDS.match(raised.frames[-1].code))
     return near and words and not (is_cut(raised) or is_from_outside(raised) or is_of_launcher(raised))
 
 
 def short_name(exception: str) -> str:
-    """ "torch.distributed.DistNetworkError" is "DistNetworkError"."""
+    """Take the module from an exception's name: "torch.distributed.DistNetworkError" is "DistNetworkError"."""
     return exception.rpartition(".")[2]
 
 
 def kind_of(raised: LoggedException) -> tuple[object, ...]:
-    """What exceptions have in common that are one mistake: type, place and message, whatever values it names."""
+    """Return what exceptions have in common that are one mistake: type, place and message, whatever values it names."""
     return raised.exception, raised.own, _VALUES.sub("", raised.message)[:BEGINNING]
 
 
@@ -197,7 +197,7 @@ def is_within_launcher(raised: LoggedException) -> bool:
 
 
 def with_slashes(path: str) -> str:
-    """A path of Windows as the others are written."""
+    """Write a path of Windows as the others are written."""
     return path.replace("\\", "/")
 
 
@@ -230,7 +230,7 @@ _PY_SPYS: Final = (
 
 
 def own_frame(frames: Sequence[LogFrame]) -> LogFrame | None:
-    """The innermost one that is in nobody's library."""
+    """Find the innermost frame that is in nobody's library."""
     return next((frame for frame in reversed(frames) if not is_of_library(frame.path)), None)
 
 

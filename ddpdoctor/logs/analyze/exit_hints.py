@@ -40,7 +40,8 @@ def with_signal(
 
 
 def _checks_of(signal: int, catalogue: Catalogue) -> tuple[Check, ...]:
-    """Who aborts mostly says why, and is heard by that: nothing stands for SIGABRT."""
+    """List the checks that a signal speaks for. Who aborts mostly says why, and is heard by that: nothing stands for
+    SIGABRT."""
     known = next((Signal for Signal in Signals if Signal == signal), None)
     return catalogue.standing_for(known) if known else ()
 
@@ -92,7 +93,11 @@ def _is_before(line: LogLine, exited: ProcessExit) -> bool:
 def _may_have_failed(line: LogLine, exited: ProcessExit, log: Log) -> bool:
     """Whether something else is told that this rank may have fallen by: an exception, or another error before."""
     mine = (None, exited.rank if line.rank is None else line.rank)
-    raised = [one for one in log.raised if one.line.rank in mine and not (is_of_peers(one) or is_of_launcher(one))]
+    raised = [
+        exception
+        for exception in log.raised
+        if exception.line.rank in mine and not (is_of_peers(exception) or is_of_launcher(exception))
+    ]
     errors = [error for error in log.errors if error.rank in mine and error.order < line.order]
     return bool(raised or errors) or any(
         sighting.role in (SignRole.NAMES, SignRole.HINTS)

@@ -40,9 +40,9 @@ from ddpdoctor.logs.analyze.false_positives import (
 
 SHORTENED: Final = "HYDRA_FULL_ERROR"
 """In hydra's last line, behind whatever exception; where there is none, the configuration could not be put together."""
-BEHIND: Final = 40
+MAX_LINES_OF_MESSAGE: Final = 40
 """Lines of a stream behind an exception's name that may still be its message."""
-ABOUT: Final = 8
+MAX_LINES_ABOUT_EXIT: Final = 8
 """Lines behind the first of a launcher's words on a process that may still be about it."""
 OF_MORE: Final = ("srun", "kubernetes", "determined")
 """Where they name no rank, they speak of another launcher, a container or a job, which end so when a rank of theirs has failed."""
@@ -54,7 +54,7 @@ _SKIPS: Final = re.compile(r"(?i)\bskip(?:s|ping|ped)? (?:this |the |that |curre
 
 
 class FailureKind(Enum):
-    """How a failure shows itself."""
+    """The way in which a failure shows itself."""
 
     RAISED = "an exception"
     ENDED = "a process that ended, as its launcher says"
@@ -91,7 +91,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> list[SignMatch]:
-        """Signs that only one illness has."""
+        """List the signs that only one illness has."""
         return [sign for sign in self.signs if sign.role is SignRole.NAMES]
 
     @property
@@ -123,21 +123,21 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _last_line(raised: LoggedException) -> LogLine:
-    """Of its message, as far as that is known."""
+    """Find the last line of its message, as far as that is known."""
     line = raised.line
     return msgspec.structs.replace(line, number=line.number + raised.below, order=line.order + raised.below)
 
 
 def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
-    """All of them, effects too, in the order in which they were read."""
+    """List all failures, effects too, in the order in which they were read."""
     real = [sighting for sighting in log.sightings if not sighting.quoted and sighting.role is not SignRole.NOISE]
     real = without_misread(without_parts_that_all_lack(real), log, catalogue)
     real = with_checks_revisions(without_waits_that_ended(real, log.last), log, catalogue)
     real = without_refuted(real, log, catalogue)
     again = recovered(log, catalogue)
     stopped = catalogue.slug_for(LogTopic.STOPPED)
-    real = [match for match in real if not any(match.line.order == each.line.order for each in again)]
-    chains = list(_chains(one for one in log.raised if one not in again))
+    real = [match for match in real if not any(match.line.order == repetition.line.order for repetition in again)]
+    chains = list(_chains(exception for exception in log.raised if exception not in again))
     raised: list[Failure] = []
     taken: set[int] = set()
     for chain, until in chains:
@@ -168,14 +168,14 @@ def failures_of(log: Log, catalogue: Catalogue) -> list[Failure]:
         within = with_early_end(with_signal(within, exited, exits, catalogue, lost=lost), exited, log, catalogue)
         ended.append(_failure(log, catalogue, FailureKind.ENDED, exited.line, within, exited=exited))
     said = [
-        _failure(log, catalogue, FailureKind.SAID, some[0].line, some)
-        for some in _by_line(real, taken)
-        if not all(_was_skipped(match, log) for match in some)
+        _failure(log, catalogue, FailureKind.SAID, matches[0].line, matches)
+        for matches in _by_line(real, taken)
+        if not all(_was_skipped(match, log) for match in matches)
     ]
     ended = [
         msgspec.structs.replace(failure, explained=_is_explained(failure, raised, said, ended)) for failure in ended
     ]
-    return sorted([*raised, *ended, *said], key=lambda one: one.line.order)
+    return sorted([*raised, *ended, *said], key=lambda failure: failure.line.order)
 
 
 def _was_skipped(seen: SignMatch, log: Log) -> bool:
@@ -223,27 +223,29 @@ def _failure(
 
 
 def stream(line: LogLine) -> tuple[object, ...]:
-    """Lines of the same stream follow one another as one process wrote them; without labels it is the whole file."""
+    """Return the key of a line's stream: its lines follow one another as one process wrote them; without labels it is
+    the whole file."""
     return line.file, line.rank, line.local_rank, line.host
 
 
 def _chains(raised: Iterable[LoggedException]) -> Iterable[tuple[list[LoggedException], int]]:
-    """Exceptions with those that were raised while they were handled; and the line of the stream where the next begins."""
+    """Group exceptions with those that were raised while they were handled; with the line of the stream where the
+    next group begins."""
     streams: dict[tuple[object, ...], list[list[LoggedException]]] = {}
-    for one in sorted(raised, key=lambda one: one.line.order):
-        chains = streams.setdefault(stream(one.line), [])
-        if chains and (chains[-1][-1].chained or is_passed_on(chains[-1][-1], one)):
-            chains[-1].append(one)
+    for exception in sorted(raised, key=lambda exception: exception.line.order):
+        chains = streams.setdefault(stream(exception.line), [])
+        if chains and (chains[-1][-1].chained or is_passed_on(chains[-1][-1], exception)):
+            chains[-1].append(exception)
         else:
-            chains.append([one])
+            chains.append([exception])
     for chains in streams.values():
         ends = [after[0].began.number for _, after in pairwise(chains)]
         yield from zip(chains, [*ends, 1 << 62], strict=True)
 
 
 def _root(chain: Sequence[LoggedException]) -> LoggedException:
-    """The first that says something, or the worker's own for which it was raised again. A launcher says by the last one what it could
-    not do."""
+    """Pick the first that says something, or the worker's own for which it was raised again. A launcher says by the
+    last one what it could not do."""
     if len(chain) > 1 and is_within_launcher(chain[0]) and not is_of_launcher(chain[-1]):
         return chain[-1]
     if len(chain) > 1 and says_nothing(chain[0]) and not is_cut(chain[1]):
@@ -264,7 +266,7 @@ def _is_within(seen: SignMatch, chain: Sequence[LoggedException], until: int) ->
         return False
     # A traceback may begin within a line that wasn't ended: what that says is of the one before.
     first = began.number + (seen.line.text != began.text and began.text.rstrip(": ") == _HEADER)
-    if first <= seen.line.number <= min(last.number + BEHIND, until - (until != last.number)):
+    if first <= seen.line.number <= min(last.number + MAX_LINES_OF_MESSAGE, until - (until != last.number)):
         return True
     # Of a sign that a rank says again, only the first place is known.
     return seen.times > 1 and seen.line.number < began.number and any(seen.sign in raised.message for raised in chain)
@@ -283,7 +285,7 @@ def _is_behind_rows(seen: SignMatch, chain: Sequence[LoggedException], exits: Se
 
 def _is_about(line: LogLine, exited: ProcessExit, others: Sequence[ProcessExit]) -> bool:
     """Whether a line stands in the launcher's words on the end of that process."""
-    if line.file != exited.line.file or not 0 <= line.number - exited.line.number <= ABOUT:
+    if line.file != exited.line.file or not 0 <= line.number - exited.line.number <= MAX_LINES_ABOUT_EXIT:
         return False
     return not any(
         process_exit.line.file == line.file and exited.line.number < process_exit.line.number <= line.number
@@ -298,7 +300,7 @@ def _is_explained(one: Failure, raised: Sequence[Failure], said: Sequence[Failur
         return True
     own = [failure for failure in raised if not (failure.raised and is_of_launcher(failure.raised))]
     own += [failure for failure in said if _EXCEPTION.match(failure.line.text)]
-    if any(is_of(failure.line, exited) for failure in (*own, *(each for each in said if each.effects))):
+    if any(is_of(failure.line, exited) for failure in (*own, *(quote for quote in said if quote.effects))):
         return True
     if _is_of_only_one(exited, own, ended) or _may_be_of(one, own, ended):
         return True

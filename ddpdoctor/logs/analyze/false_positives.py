@@ -37,12 +37,12 @@ _LOSS: Final = re.compile(r"(?i)\bloss\w*[\"']?\W{1,4}\d")
 
 @cache
 def good_news(catalogue: Catalogue) -> frozenset[str]:
-    """Texts of signs that refute others: they need no word that they are harmless."""
+    """Collect texts of signs that refute others: they need no word that they are harmless."""
     return frozenset(sign.text for check in catalogue.checks for sign in check.log_signs if sign.refutes)
 
 
 def without_misread(seen: Sequence[SignMatch], log: Log, catalogue: Catalogue) -> list[SignMatch]:
-    """The sightings without those of which their own check says that they are about something else."""
+    """Drop sightings of which their own check says that they are about something else."""
     return [match for match in seen if not _is_misread(match, log, catalogue.get(match.slug))]
 
 
@@ -51,7 +51,7 @@ def _is_misread(seen: SignMatch, log: Log, check: Check | None) -> bool:
 
 
 def with_checks_revisions(seen: Sequence[SignMatch], log: Log, catalogue: Catalogue) -> list[SignMatch]:
-    """The sightings as each check leaves them that holds its own against the others."""
+    """Let each check revise the sightings that holds its own against the others."""
     for check in _that_revise(catalogue):
         if check.log.revises:
             seen = check.log.revises(seen, log, check.slug)
@@ -64,7 +64,7 @@ def _that_revise(catalogue: Catalogue) -> tuple[Check, ...]:
 
 
 def recovered(log: Log, catalogue: Catalogue) -> list[LoggedException]:
-    """Exceptions of which their own checks say that the log shows them to have been got over."""
+    """List exceptions of which their own checks say that the log shows them to have been got over."""
     own: dict[str, list[SignMatch]] = {}
     for sighting in log.sightings:
         own.setdefault(sighting.slug, []).append(sighting)
@@ -75,7 +75,7 @@ def recovered(log: Log, catalogue: Catalogue) -> list[LoggedException]:
 
 
 def without_refuted(seen: Sequence[SignMatch], log: Log, catalogue: Catalogue) -> list[SignMatch]:
-    """The sightings without those that other lines speak against."""
+    """Drop sightings that other lines speak against."""
     left = [
         match
         for match in seen
@@ -98,8 +98,8 @@ def _is_refuted(one: SignMatch, every: Sequence[SignMatch], catalogue: Catalogue
 
 
 def builds_tried_again(build: Sequence[SignMatch], log: Log) -> list[LoggedException]:
-    """What builds without torch raised, of a package that was then installed, by another try, or that a training did without.
-    build: signs of such builds, and of what was installed."""
+    """List what builds without torch raised, of a package that was then installed, by another try, or that a training
+    did without. build: signs of such builds, and of what was installed."""
     done = [match for match in build if match.sign == INSTALLED]
     lines = {match.line.order for match in build if match.role is not SignRole.NOISE}
     failed = [raised for raised in log.raised if raised.line.order in lines]
@@ -119,8 +119,9 @@ def _trains_behind(line: LogLine, log: Log) -> bool:
 
 
 def _is_of_package(raised: LoggedException, done: SignMatch) -> bool:
-    """pip unpacks it into a folder that is called after it: /tmp/pip-install-x7/flash-attn_0f3c.../setup.py."""
-    installed = {_plain(each.rpartition("-")[0]) for each in done.words.get("packages", "").split()}
+    """Whether the exception is of a package that was installed: pip unpacks it into a folder that is called after it,
+    /tmp/pip-install-x7/flash-attn_0f3c.../setup.py."""
+    installed = {_plain(package.rpartition("-")[0]) for package in done.words.get("packages", "").split()}
     folders = {found[1] for frame in raised.frames if (found := _UNPACKED.search(_plain(frame.path)))}
     return may_be_of_one(raised.line, done.line) and done.line.order > raised.line.order and bool(installed & folders)
 
@@ -157,7 +158,7 @@ def is_of_own_script(one: SignMatch, log: Log) -> bool:
     """Whether it is a script of the user's, and no package, that misses a module which is called as compiled ones are."""
     if one.sign != NO_MODULE_NAMED:
         return False
-    raised = next((each for each in log.raised if each.line.order == one.line.order), None)
+    raised = next((exception for exception in log.raised if exception.line.order == one.line.order), None)
     return raised is not None and bool(raised.frames) and raised.own == raised.frames[-1]
 
 
@@ -188,7 +189,7 @@ one whose first node, or rank, is done before the others, once or for each of th
 
 
 def without_waits_that_ended(seen: Iterable[SignMatch], last: Iterable[LastWords]) -> list[SignMatch]:
-    """The sightings without waits that are not the last words of who waited."""
+    """Drop waits that are not the last words of who waited."""
     every, words = list(seen), list(last)
     ends = {word.rank: word.line.text for word in words}
     if all(match.sign == SHOULD_DUMP for match in every) and any(_DONE.search(word.line.text) for word in words):
@@ -209,8 +210,8 @@ PART: Final = "part"
 
 
 def without_parts_that_all_lack(seen: Iterable[SignMatch]) -> list[SignMatch]:
-    """The sightings without files that are numbered otherwise than the rank that lacks them; without any where rank 0 lacks its own:
-    then the folder isn't there, or another one was meant."""
+    """Drop files that are numbered otherwise than the rank that lacks them; and all where rank 0 lacks its own: then
+    the folder isn't there, or another one was meant."""
     every = list(seen)
     nobody_has = any(_part_number(match) == 0 for match in every)
     return [match for match in every if PART not in match.words or (not nobody_has and _may_be_own(match))]
@@ -287,8 +288,8 @@ MAX_LINES_TO_ABORT: Final = 60
 
 
 def without_aborts_that_follow(seen: Sequence[SignMatch], log: Log, slug: str) -> list[SignMatch]:
-    """The sightings without a shell's, Python's or torchrun's word on an abort behind what its process lost, waited for or raised: C++ ends it
-    so, and what a process takes down at its end may. slug: of the check that tells of crashes."""
+    """Drop a shell's, Python's or torchrun's word on an abort behind what its process lost, waited for or raised: C++
+    ends it so, and what a process takes down at its end may. slug: of the check that tells of crashes."""
     effects = [match.line for match in seen if match.role is SignRole.EFFECT]
     ends = [raised.line for raised in log.raised]
     of_watchdogs = [match.line for match in seen if match.slug != slug and WATCHDOG in match.line.text]

@@ -63,7 +63,8 @@ _ENDS_A_RUN: Final = re.compile(
 
 
 def announcement(before: Sequence[str]) -> str:
-    """Of the lines before a traceback, the nearest first, the one that announces it; "" where none does. asyncio writes a line between."""
+    """Find among the lines before a traceback, the nearest first, the one that announces it; "" where none does.
+    asyncio writes a line between."""
     if not before:
         return ""
     if before[0].startswith("future: <") and len(before) > 1:
@@ -71,7 +72,7 @@ def announcement(before: Sequence[str]) -> str:
     line = before[0].strip()
     if _IS_RAISED_AGAIN.search(line):
         return ""
-    return line if any(one.match(line) for one in (_ENDS_NOTHING, _OF_A_PART, _LOGGED, _INFORMS)) else ""
+    return line if any(pattern.match(line) for pattern in (_ENDS_NOTHING, _OF_A_PART, _LOGGED, _INFORMS)) else ""
 
 
 def only_announced(
@@ -89,12 +90,12 @@ def only_announced(
     if _ENDS_NOTHING.match(announced) and not any(is_grave(catalogue, sign.slug) for sign in failure.signs):
         return True
     later = [
-        one.began.number
-        for one in failures
-        if one.kind is not FailureKind.SAID
-        and not (one.raised and one.raised.announced)
-        and stream(one.line) == stream(failure.line)
-        and one.began.order > failure.over.order
+        candidate.began.number
+        for candidate in failures
+        if candidate.kind is not FailureKind.SAID
+        and not (candidate.raised and candidate.raised.announced)
+        and stream(candidate.line) == stream(failure.line)
+        and candidate.began.order > failure.over.order
     ]
     if later:
         return min(later) - failure.over.number > WENT_ON
@@ -105,7 +106,8 @@ def only_announced(
 
 
 def _enough(announced: str, last: str) -> int:
-    """How many lines show that a run went on of which no steps are seen: a script that gives up clears up, and says so."""
+    """Count the lines that show that a run went on of which no steps are seen: a script that gives up clears up, and
+    says so."""
     if _FOOTER.match(last):
         return OF_A_FOOTER
     logged = _LOGGED.match(announced) or _INFORMS.match(announced)
@@ -115,7 +117,7 @@ def _enough(announced: str, last: str) -> int:
 
 
 def got_over(failure: Failure, failures: Sequence[Failure], log: Log, catalogue: Catalogue) -> bool:
-    """The same, of the log itself."""
+    """List the exceptions of a log that its run got over."""
     last = next((last_words.line for last_words in log.last if last_words.rank == failure.line.rank), None)
     return only_announced(failure, failures, catalogue, last, log.steps) or merely_labelled(failure, last, log)
 
@@ -142,7 +144,7 @@ def survived(log: Log, failures: Sequence[Failure], catalogue: Catalogue) -> tup
     """Lines that speak of an error, and the run went on: what was announced so, and mere words with ordinary lines behind them."""
     words = [failure.line for failure in failures if got_over(failure, failures, log, catalogue)]
     return tuple(
-        sorted([*words, *(error for error in log.errors if merely_said(error, log))], key=lambda one: one.order)
+        sorted([*words, *(error for error in log.errors if merely_said(error, log))], key=lambda line: line.order)
     )
 
 
@@ -151,11 +153,11 @@ def merely_said(error: LogLine, log: Log) -> bool:
     if _ENDS_A_RUN.search(error.text) or gives_up(error.text) or STARTS_AGAIN in error.text:
         return False
     if any(
-        one.file == error.file and 0 < one.number - error.number <= GIVES_UP_AFTER
-        for one in log.errors
-        if gives_up(one.text)
+        line.file == error.file and 0 < line.number - error.number <= GIVES_UP_AFTER
+        for line in log.errors
+        if gives_up(line.text)
     ):
         return False
     last = next((last_words.line for last_words in log.last if last_words.rank == error.rank), None)
-    latest = max(one.number for one in log.errors if (one.file, one.rank) == (error.file, error.rank))
+    latest = max(line.number for line in log.errors if (line.file, line.rank) == (error.file, error.rank))
     return last is not None and last.file == error.file and last.number - latest > WENT_ON

@@ -17,7 +17,7 @@ from ddpdoctor.logs.parse.global_ranks import has_year, year_shift
 
 STAMP_SECONDS: Final = 2.0
 """By which the kernel's time stamps may be off."""
-SAME_TIME: Final = 60.0
+SAME_TIME_SECONDS: Final = 60.0
 """Seconds between a kill and the words on it: launchers look ten times a second to twice a minute."""
 SIGKILL, SHELLS_SIGKILL = -9, 137
 _KILLS: Final = re.compile("out of memory|oom-kill", re.IGNORECASE)
@@ -25,17 +25,17 @@ _PID: Final = re.compile(r"\b[Kk]ill(?:ed)? process (\d+)|\bpid=(\d+)")
 
 
 def of_this_run(host: Snapshot, seconds: float, killed: int) -> Snapshot:
-    """Without those whom the kernel killed earlier: another run's. What it says of hardware counts on. seconds: how long the run took.
-    killed: how many the kernel had counted before."""
+    """Leave out kills of earlier runs from a host's facts. What the kernel says of hardware counts on. seconds: how
+    long the run took. killed: how many the kernel had counted before."""
     return _with_kills(host, lambda line: line.age <= seconds + STAMP_SECONDS, killed)
 
 
 def of_this_log(
     host: Snapshot, log: Log, seen: Iterable[SignMatch], *, ahead: float = 0.0, watched: bool = False
 ) -> Snapshot:
-    """With those alone whom these words may mean: the same process, where both tell which; else one that was killed at about
-    that time. ahead: seconds of the local clock before UTC, since most logs don't say their zone. watched: the host's facts are already
-    `of_this_run`, and so all in time."""
+    """Keep of a host's facts only those kills that these words may mean: of the same process, where both tell which;
+    else at about that time. ahead: seconds of the local clock before UTC, since most logs don't say their zone.
+    watched: the host's facts are already `of_this_run`, and so all in time."""
     ends = [process_exit for process_exit in log.exited if process_exit.exit_code in (SIGKILL, SHELLS_SIGKILL)]
     seen = list(seen)
     pids = {match.words["pid"] for match in seen if match.words.get("pid")}
@@ -52,13 +52,14 @@ def of_this_log(
             return watched
         said = [time if has_year(time) else time + year_shift(taken) for time in times if time is not None]
         killed = taken - line.age
-        return any(abs(one - zone - killed) <= SAME_TIME for one in said for zone in (0.0, ahead))
+        return any(abs(time - zone - killed) <= SAME_TIME_SECONDS for time in said for zone in (0.0, ahead))
 
     return _with_kills(host, fits, 0 if watched else None)
 
 
 def _with_kills(host: Snapshot, fits: Callable[[KernelLine], bool], counted: int | None) -> Snapshot:
-    """counted: how many of those that were counted, and not told of, don't fit; None for all."""
+    """Keep the kills that fit. counted: how many of those that were counted, and not told of, don't fit; None for
+    all."""
     kernel, cgroup = host.kernel_log, host.cgroup
     if not isinstance(kernel, Unknown):
         kept = tuple(line for line in kernel.lines if not _KILLS.search(line.text) or fits(line))

@@ -13,11 +13,11 @@ import msgspec
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.facts.log import Log, LogLine, SignMatch
 
-LISTS: Final = ("missing", "unexpected")
+LIST_WORDS: Final = ("missing", "unexpected")
 """Words of the signs that hold a list of keys."""
-WITHIN: Final = 3
+MAX_LINES_APART: Final = 3
 """Lines in which both lists of one message stand."""
-PREFIXES: Final = ("model_prefix", "saved_prefix")
+PREFIX_WORDS: Final = ("model_prefix", "saved_prefix")
 """Words of a sighting: what stands before the model's keys, and before the saved ones."""
 HOLDERS: Final = (
     "state_dict", "model_state_dict", "model", "model_state", "module", "net", "net_state_dict", "network", "params_ema",
@@ -30,9 +30,9 @@ _WRAPPED: Final = re.compile(r"Error\(s\) in loading state_dict for (?:(?:Distri
 """Of a model with the prefix: where only one of the lists is there, all other keys fit."""
 _WRAPPERS: Final = re.compile(r"^(?:module\.|_orig_mod\.|_forward_module\.|_fsdp_wrapped_module\.)+")
 _HELD: Final = re.compile(r"(?:(?:module|model|net|network|_orig_mod|_forward_module|_fsdp_wrapped_module)\.)+$")
-MANY: Final = 8
+MIN_KEYS_OF_A_PART: Final = 8
 """Keys of one part of a model that are as good as keys of several parts: a part alone may have moved within the model."""
-TRIED: Final = 3
+KEYS_TRIED: Final = 3
 """Keys, of the first ones of a list, before which a prefix is looked for."""
 
 
@@ -40,7 +40,7 @@ def with_lists_compared(seen: Sequence[SignMatch], log: Log, slug: str) -> list[
     """The sightings with the prefix named where one list of a message has it and the other one has the same keys without it, whatever
     it is, and a wrapper's left out where both have it, or the keys are others anyway. A single list may be of a part that a wrapped
     model has and its checkpoint lacks. The model is named where the checkpoint was never opened up. slug: of the check that tells of prefixes."""
-    lists = [match for match in seen if any(name in match.words for name in LISTS)]
+    lists = [match for match in seen if any(name in match.words for name in LIST_WORDS)]
     prefixed = [match for match in seen if match.slug == slug]
     compared = []
     for match in seen:
@@ -48,12 +48,16 @@ def with_lists_compared(seen: Sequence[SignMatch], log: Log, slug: str) -> list[
             compared.append(msgspec.structs.replace(match, role=SignRole.NAMES))
         elif match.slug != slug:
             compared.append(match)
-        elif not any(each.sign != match.sign and _of_one_message(each, match) for each in prefixed):
-            others = [each for each in lists if not match.sign.startswith(each.sign) and _of_one_message(each, match)]
+        elif not any(candidate.sign != match.sign and _of_one_message(candidate, match) for candidate in prefixed):
+            others = [
+                candidate
+                for candidate in lists
+                if not match.sign.startswith(candidate.sign) and _of_one_message(candidate, match)
+            ]
             if (
                 not others
                 and _is_alone(match)
-                and any(_is_wrapped(each) and _of_one_message(each, match) for each in seen)
+                and any(_is_wrapped(candidate) and _of_one_message(candidate, match) for candidate in seen)
             ):
                 continue
             if (role := _role(match, others)) is not None:
@@ -62,7 +66,7 @@ def with_lists_compared(seen: Sequence[SignMatch], log: Log, slug: str) -> list[
 
 
 def _with_prefixes(compared: Sequence[SignMatch], slug: str) -> list[SignMatch]:
-    """The same, with what stands before the keys as words."""
+    """Add what stands before the keys as words."""
     unexpected: dict[object, list[SignMatch]] = {}
     for match in compared:
         if "unexpected" in match.words:
@@ -73,20 +77,24 @@ def _with_prefixes(compared: Sequence[SignMatch], slug: str) -> list[SignMatch]:
             continue
         for other in unexpected.get(_stream(match.line), ()):
             if _of_one_message(match, other) and (prefixes := prefixes_of(match, other)):
-                words = {name: prefix for name, prefix in zip(PREFIXES, prefixes, strict=True) if prefix}
+                words = {name: prefix for name, prefix in zip(PREFIX_WORDS, prefixes, strict=True) if prefix}
                 prefixed = other if prefixes[1] else match
                 named = msgspec.structs.replace(prefixed, slug=slug, role=SignRole.NAMES, words=words)
                 told.setdefault(_stream(match.line), []).append(named)
     left = [
         match
         for match in compared
-        if match.slug != slug or not any(_of_one_message(match, each) for each in told.get(_stream(match.line), ()))
+        if match.slug != slug
+        or not any(_of_one_message(match, candidate) for candidate in told.get(_stream(match.line), ()))
     ]
-    return sorted([*left, *(match for each in told.values() for match in each)], key=lambda one: one.line.order)
+    return sorted(
+        [*left, *(match for matches in told.values() for match in matches)], key=lambda match: match.line.order
+    )
 
 
 def prefixes_of(missing: SignMatch, unexpected: SignMatch) -> tuple[str, str] | None:
-    """What stands before the model's keys, and what before the saved ones, where behind it they are the same; else None."""
+    """Find what stands before the model's keys, and what before the saved ones, where behind it they are the same;
+    else None."""
     (wanted, whole), (saved, whole_too) = _as_listed(missing), _as_listed(unexpected)
     model, file = _wrapper(wanted), _wrapper(saved)
     if model != file and _without(model, wanted) & _without(file, saved):
@@ -98,7 +106,7 @@ def prefixes_of(missing: SignMatch, unexpected: SignMatch) -> tuple[str, str] | 
 
 
 def _wrapper(keys: Collection[str]) -> str:
-    """What most of them begin with."""
+    """Find what most of the keys begin with."""
     found = Counter(match[0] if (match := _WRAPPERS.match(key)) else "" for key in keys)
     return found.most_common(1)[0][0] if found else ""
 
@@ -108,21 +116,23 @@ def _without(prefix: str, keys: Iterable[str]) -> set[str]:
 
 
 def _prefix(long: Sequence[str], short: Sequence[str], *, cut: bool) -> str:
-    """What stands before most keys of the one list, and not before the same ones of the other; "" for none, or of too few keys."""
+    """Find what stands before most keys of the one list, and not before the same ones of the other; "" for none, or
+    of too few keys."""
     least = (min if cut else max)(len(long), len(short)) // 2
-    parts = [(key, match.end()) for key in islice(long, TRIED) for match in re.finditer(r"\.", key)]
+    parts = [(key, match.end()) for key in islice(long, KEYS_TRIED) for match in re.finditer(r"\.", key)]
     for prefix in dict.fromkeys(key[:end] for key, end in parts if key[end:] in short):
         same = _without(prefix, long) & set(short)
         several = len({key.partition(".")[0] for key in same}) > 1
         # All keys of both lists: the model, however small, held as model or net, and no part of it that has moved.
         held = not cut and len(same) == len(long) == len(short) > 1 and _HELD.match(prefix)
-        if held or (len(same) > least and (several or len(same) >= MANY)):
+        if held or (len(same) > least and (several or len(same) >= MIN_KEYS_OF_A_PART)):
             return prefix
     return ""
 
 
 def holder(seen: Iterable[SignMatch]) -> str:
-    """The key under which the model's state lies, where load_state_dict() was given the whole checkpoint; else ""."""
+    """Find the key under which the model's state lies, where load_state_dict() was given the whole checkpoint; else
+    ""."""
     for match in seen:
         if "unexpected" in match.words:
             keys, _ = _keys(match)
@@ -141,7 +151,7 @@ def _is_wrapped(headline: SignMatch) -> bool:
 
 
 def _role(prefixed: SignMatch, others: Sequence[SignMatch]) -> SignRole | None:
-    """What the prefix on one list is worth beside the other one; None where the lists have nothing in common."""
+    """Rate the prefix on one list beside the other one; None where the lists have nothing in common."""
     if not others:
         return prefixed.role
     own, whole = _keys(prefixed)
@@ -157,13 +167,13 @@ def _role(prefixed: SignMatch, others: Sequence[SignMatch]) -> SignRole | None:
 
 
 def _keys(listed: SignMatch) -> tuple[frozenset[str], bool]:
-    """The keys of a list without a wrapper's prefix, and whether they are all of them."""
+    """List the keys of a list without a wrapper's prefix, and whether they are all of them."""
     keys, whole = _as_listed(listed)
     return frozenset(_WRAPPERS.sub("", key) for key in keys), whole
 
 
 def _as_listed(listed: SignMatch) -> tuple[tuple[str, ...], bool]:
-    """The keys of a list, and whether they are all of them: a long line is cut short, and so are pastes."""
+    """Read the keys of a list, and whether they are all of them: a long line is cut short, and so are pastes."""
     sign = listed.sign.partition('"')[0]
     text = listed.line.text.partition(sign)[2]
     text = re.split(r"\b(?:Missing|Unexpected) key\(s\)", text)[0]
@@ -171,7 +181,7 @@ def _as_listed(listed: SignMatch) -> tuple[tuple[str, ...], bool]:
 
 
 def _of_one_message(one: SignMatch, other: SignMatch) -> bool:
-    return _stream(one.line) == _stream(other.line) and abs(one.line.number - other.line.number) <= WITHIN
+    return _stream(one.line) == _stream(other.line) and abs(one.line.number - other.line.number) <= MAX_LINES_APART
 
 
 def _stream(line: LogLine) -> tuple[int, int | None, int | None, str]:

@@ -18,7 +18,7 @@ GIVES_UP: Final = (
     "execvp error on file ",
 )
 """Open MPI 3 to 5, whose daemons are ORTE's and later PRTE's, and MPICH end the whole run with these words."""
-OF_SSH: Final = (
+SSH_FAILURES: Final = (
     "ssh: connect to host ",
     "ssh: Could not resolve hostname ",
     "Permission denied (publickey",
@@ -31,12 +31,12 @@ OF_SSH: Final = (
     "ssh exited with exit code ",
 )
 """OpenSSH's own, and pdsh's of it: a launcher may try again."""
-BESIDE: Final = ("ORTE_ERROR_LOG: ", "PRTE ERROR: ", "Remote daemon: ")
+BESIDE_GIVING_UP: Final = ("ORTE_ERROR_LOG: ", "PRTE ERROR: ", "Remote daemon: ")
 """What Open MPI writes before or behind that it gives up: where in it, and which node."""
 STARTS_AGAIN: Final = "Worker group FAILED. "
 """By which torchrun's agent tells that an attempt failed, behind which rank it was."""
 _GIVES_UP: Final = re.compile("|".join(map(re.escape, GIVES_UP)))
-_OF_SSH: Final = re.compile("|".join(map(re.escape, OF_SSH)) + r"|not reachable via ssh")
+_OF_SSH: Final = re.compile("|".join(map(re.escape, SSH_FAILURES)) + r"|not reachable via ssh")
 
 
 def gives_up(text: str) -> bool:
@@ -51,4 +51,4 @@ def is_of_ssh(text: str) -> bool:
 
 def is_of_launching(text: str) -> bool:
     """Whether the line is about the processes' start, before any rank could say something."""
-    return gives_up(text) or is_of_ssh(text) or any(one in text for one in BESIDE)
+    return gives_up(text) or is_of_ssh(text) or any(word in text for word in BESIDE_GIVING_UP)

@@ -57,14 +57,14 @@ _OF_ACCELERATE: Final = "ACCELERATE_"
 
 
 def launcher_of_command(words: Sequence[str]) -> str:
-    """The launcher that a command starts ranks by: in `srun torchrun train.py` the last one; "" for none."""
+    """Name the launcher that a command starts ranks by: in `srun torchrun train.py` the last one; "" for none."""
     script = next((place for place, one in enumerate(words) if one.endswith(".py")), len(words))
     named = [_PROGRAMS[name] for word in words[:script] if (name := word.rpartition("/")[2]) in _PROGRAMS]
     return named[-1] if named else ""
 
 
 def launcher_of_log(log: Log) -> str:
-    """The launcher of the run that the log is of, as far as its tracebacks and labels tell; "" else."""
+    """Name the launcher of the run that the log is of, as far as its tracebacks and labels tell; "" else."""
     if name := first_raised_in(log, _LIES_IN):
         return name
     if log.launcher not in PORT and framework_of(log) == LIGHTNING:
@@ -74,7 +74,7 @@ def launcher_of_log(log: Log) -> str:
 
 
 def launcher_of_settings(environment: Environment) -> str:
-    """The launcher that has left these settings; "" outside of a job."""
+    """Name the launcher that has left these settings; "" outside of a job."""
     launch = current_launch(environment)
     if launch is None:
         return ""
@@ -86,6 +86,6 @@ def launcher_of_settings(environment: Environment) -> str:
 
 
 def with_port(launcher: str, port: str) -> tuple[str, str]:
-    """The command that has the ranks meet at that port, and what is to be known beside. The command is "" where the launcher isn't
-    known: the words then tell of each."""
+    """Word the command that has the ranks meet at that port, and what is to be known beside. The command is "" where
+    the launcher isn't known: the words then tell of each."""
     return (PORT[launcher].format(port), BESIDE.get(launcher, "")) if launcher in PORT else ("", ANY)

@@ -15,15 +15,15 @@ from ddpdoctor.logs.analyze.illness_traits import is_about_others, is_certain, i
 
 SAME_MOMENT: Final = 1.0
 """Seconds within which the order of two ranks' failures says nothing."""
-SAME_BURST: Final = 40
+LINES_OF_A_BURST: Final = 40
 """Lines a rank within which it says nothing either: the ranks' lines are mixed in one file."""
-LONG: Final = 60.0
+OUTLIVED_SECONDS: Final = 60.0
 """Seconds that a rank goes on after words of an illness, and so did not fail by it."""
-MANY: Final = 80
+OUTLIVED_LINES: Final = 80
 """Lines of a rank that say the same."""
-LEAST: Final = 9
+LEAST_WEIGHT: Final = 9
 """The weight of a hint at what would not even end a training."""
-LEADS: Final = 5
+MAX_LEADING_WEIGHT: Final = 5
 """Failures of that weight and less lead if they came first."""
 ANY_EXCEPTION: Final = 1
 """The code with which Python ends on whatever exception, those that a lost rank leads to among them."""
@@ -68,14 +68,14 @@ class Timeline:
         self._first_end = min(times) if len(times) == len(self._first) > 1 else None
 
     def share(self, line: LogLine) -> int:
-        """Among how many ranks the lines of its file are shared out."""
+        """Count the ranks among which the lines of its file are shared out."""
         return self._ranks if line.rank is not None else 1
 
     def far(self, one: LogLine, later: LogLine) -> bool:
         """Whether a rank has gone on for long between the two."""
         if one.time is not None and later.time is not None and not one.lent:
-            return later.time - one.time > LONG
-        return one.file == later.file and later.number - one.number > MANY * self.share(one)
+            return later.time - one.time > OUTLIVED_SECONDS
+        return one.file == later.file and later.number - one.number > OUTLIVED_LINES * self.share(one)
 
     def gone_on_after(self, line: LogLine) -> bool:
         """Whether its rank wrote for long after that line, or the training took many steps."""
@@ -89,14 +89,21 @@ class Timeline:
         """Whether the rank went on for long after those words, and only then fell by something else."""
         if failure.kind is FailureKind.ENDED:
             return False
-        later = [one for one in self._own if stream(one.line) == stream(failure.line) and one is not failure]
+        later = [
+            follower
+            for follower in self._own
+            if stream(follower.line) == stream(failure.line) and follower is not failure
+        ]
         if failure.kind is FailureKind.SAID:
             gone_on = failure.line.rank is not None and self.gone_on_after(failure.line)
-            own = [one for one in later if one.is_ordinary and one.began.number > failure.line.number]
-            return gone_on or any(says_much(one) or self.far(failure.line, one.began) for one in own)
+            own = [
+                follower for follower in later if follower.is_ordinary and follower.began.number > failure.line.number
+            ]
+            return gone_on or any(says_much(follower) or self.far(failure.line, follower.began) for follower in own)
         # An exception that was caught, unless the launcher started the rank again after it.
         return any(
-            self.far(failure.line, one.began) and not self._ended_between(failure.line, one.began) for one in later
+            self.far(failure.line, follower.began) and not self._ended_between(failure.line, follower.began)
+            for follower in later
         )
 
     def only_announced(self, failure: Failure) -> bool:
@@ -131,8 +138,8 @@ class Timeline:
             for process_exit in self._first
             if process_exit.line.file == exited.line.file and process_exit.host == exited.host
         ]
-        spoke = [one for one in self._own if not (self.outlived(one) or self.only_announced(one))]
-        return any(is_of(one.line, process_exit) for one in spoke for process_exit in first)
+        spoke = [follower for follower in self._own if not (self.outlived(follower) or self.only_announced(follower))]
+        return any(is_of(follower.line, process_exit) for follower in spoke for process_exit in first)
 
     def near(self, failure: Failure, lead: Failure) -> bool:
         """Whether words stand shortly before, or right behind, what its rank fell by."""
@@ -140,7 +147,7 @@ class Timeline:
             return False
         gap = lead.began.number - failure.line.number
         if gap < 0:
-            return failure.line.number - lead.line.number <= SAME_BURST * self.share(lead.line)
+            return failure.line.number - lead.line.number <= LINES_OF_A_BURST * self.share(lead.line)
         return not self.far(failure.line, lead.began)
 
     def clearly_before(self, one: Failure, other: Failure) -> bool:
@@ -156,7 +163,7 @@ class Timeline:
                 return False
         if one.line.file != other.line.file:
             return False
-        burst = 0 if stream(one.line) == stream(other.line) and one.line.rank is not None else SAME_BURST
+        burst = 0 if stream(one.line) == stream(other.line) and one.line.rank is not None else LINES_OF_A_BURST
         return one.line.number < other.began.number - burst * self.share(one.line)
 
 
@@ -166,7 +173,8 @@ def _of_one_rank(one: Failure, other: Failure) -> bool:
 
 
 def weight(failure: Failure, course: Timeline) -> int:
-    """How much a failure has to say of the cause: the less the better. What only may be a cause comes behind what surely ended a rank."""
+    """Weigh how much a failure has to say of the cause: the less the better. What only may be a cause comes behind
+    what surely ended a rank."""
     names, catalogue = failure.names, course.catalogue
     about_others = bool(names) and all(is_about_others(catalogue, name.slug) for name in names)
     if failure.is_from_outside:
@@ -179,7 +187,11 @@ def weight(failure: Failure, course: Timeline) -> int:
         return 1
     if failure.kind is FailureKind.SAID:
         if not any(is_grave(catalogue, sign.slug, sign.sign) for sign in failure.signs):
-            return 8 if names or any(is_certain(catalogue, sign.slug, sign.sign) for sign in failure.signs) else LEAST
+            return (
+                8
+                if names or any(is_certain(catalogue, sign.slug, sign.sign) for sign in failure.signs)
+                else LEAST_WEIGHT
+            )
         if course.outlived(failure):
             return 7
         return (2 if about_others else 1) if names else 7
@@ -197,7 +209,7 @@ def _are_mixed(one: Failure, other: Failure) -> bool:
 
 
 def lead_of(failures: Sequence[Failure], course: Timeline) -> Failure | None:
-    """The one that leads; failures: without mere effects."""
+    """Pick the failure that leads; failures: without mere effects."""
     ended = {id(failure) for failure in failures if course.ended_first(failure)}
     # What a rank itself says tells more than its launcher's word on its end.
     ordered = sorted(
@@ -212,11 +224,13 @@ def lead_of(failures: Sequence[Failure], course: Timeline) -> Failure | None:
         return None
     best = ordered[0]
     if id(best) not in ended:
-        mixed = (one for one in ordered if id(one) in ended and _are_mixed(one, best))
-        best = next((one for one in mixed if weight(one, course) == weight(best, course)), best)
-    for one in ordered[1:]:
+        mixed = (candidate for candidate in ordered if id(candidate) in ended and _are_mixed(candidate, best))
+        best = next((candidate for candidate in mixed if weight(candidate, course) == weight(best, course)), best)
+    for candidate in ordered[1:]:
         # Words by themselves may be a warning; an exception that names its cause is not behind it.
-        may_lead = weight(one, course) <= LEADS and (one.kind is not FailureKind.SAID or weight(best, course) > 0)
-        if may_lead and course.clearly_before(one, best):
-            best = one
+        may_lead = weight(candidate, course) <= MAX_LEADING_WEIGHT and (
+            candidate.kind is not FailureKind.SAID or weight(best, course) > 0
+        )
+        if may_lead and course.clearly_before(candidate, best):
+            best = candidate
     return best

@@ -25,18 +25,18 @@ GONE_ON: Final = 5.0
 """Seconds after a failure at which a run that still writes has got over it."""
 OF_ITS_OWN: Final = "mp.spawn"
 """It numbers the processes of one host, and tells of the one that failed first."""
-LONG_ENOUGH: Final = 20
+MIN_CHARACTERS: Final = 20
 """Characters."""
 _WARNS: Final = " NCCL WARN "
 TELLS_OF_EVERY_END: Final = "torchrun"
 """A launcher that never keeps a rank's failure to itself."""
-MANY: Final = 60
+MAX_SAME_LINES: Final = 60
 """Lines of a rank that show the same."""
-SAYS_MORE: Final = 5
+MAX_LINES_OF_MESSAGE: Final = 5
 """Lines behind an exception; its message may have some of its own."""
-NEXT: Final = 2
+MAX_LINES_TO_TRACEBACK: Final = 2
 """Lines."""
-AGAIN: Final = 12
+LINES_OF_NEXT_ATTEMPT: Final = 12
 """Lines behind an attempt that failed, by which it shows that another one goes on; a traceback of the launcher's isn't among them."""
 _MERELY_TOLD: Final = re.compile(
     r"\[W|.{0,200}? NCCL INFO |\S.{0,300}: \w*Warning: |[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
@@ -53,7 +53,8 @@ _AT_THE_END: Final = re.compile(
 
 
 def with_rank(failure: Failure, log: Log, failures: Sequence[Failure], catalogue: Catalogue) -> LogLine:
-    """The line of a failure with the rank, host and time that the launcher tells, where the line itself doesn't."""
+    """Complete the line of a failure with the rank, host and time that the launcher tells, where the line itself
+    doesn't."""
     line = failure.line
     exited = (
         (own if (own := own_exit(failure, log)) and (own.rank is not None or own.exit_code is not None) else None)
@@ -86,12 +87,14 @@ def with_rank(failure: Failure, log: Log, failures: Sequence[Failure], catalogue
 
 
 def _ended_at(exited: ProcessExit | None, log: Log) -> float | None:
-    """When the launcher saw it end. Its table doesn't say the zone of its clock, and so tells nothing beside clocks that are not UTC's."""
+    """Tell when the launcher saw it end. Its table doesn't say the zone of its clock, and so tells nothing beside
+    clocks that are not UTC's."""
     return None if exited is None or log.ahead else exited.time
 
 
 def own_exit(failure: Failure, log: Log) -> ProcessExit | None:
-    """The end that the failure is; where the launcher tells those of several ranks on one line, it doesn't tell which was first."""
+    """Find the end that the failure is; where the launcher tells those of several ranks on one line, it doesn't tell
+    which was first."""
     exited = failure.exited
     if exited is None:
         return None
@@ -102,14 +105,14 @@ def own_exit(failure: Failure, log: Log) -> ProcessExit | None:
 
 
 def _said_itself(failure: Failure, catalogue: Catalogue) -> int | None:
-    """Which rank it is, as torch's own sentence has it."""
+    """Read the rank from torch's own sentence."""
     words = [sign.words.get("rank", "") for sign in failure.signs if names_speaker(catalogue, sign.slug, sign.sign)]
     return next((int(word) for word in words if word.isdigit()), None)
 
 
 def _host_of(rank: int | None, log: Log) -> str:
-    """Where other lines of the same rank are from, as NCCL's name their host, or the warnings of NCCL's whose words it repeats; or the one
-    host that a log of one rank names."""
+    """Find the host of a rank by its other lines, as NCCL's name their host, or the warnings of NCCL's whose words it
+    repeats; or the one host that a log of one rank names."""
     if rank is None:
         return ""
     lines = [*_heard(log), *(noise.line for noise in log.noise)]
@@ -125,7 +128,7 @@ def _host_of(rank: int | None, log: Log) -> str:
 
 def _tells(words: str) -> bool:
     """Whether they are long enough to be nobody else's by chance."""
-    return len(words) >= LONG_ENOUGH
+    return len(words) >= MIN_CHARACTERS
 
 
 def _heard(log: Log) -> list[LogLine]:
@@ -134,14 +137,14 @@ def _heard(log: Log) -> list[LogLine]:
 
 
 def _nproc(log: Log) -> int:
-    """At least so many ranks are on the log's only host."""
+    """Count the ranks that are at least on the log's only host."""
     local = [process_exit.local_rank for process_exit in log.exited if process_exit.local_rank is not None]
     local += [raised.line.local_rank for raised in log.raised if raised.line.local_rank is not None]
     return max([len(log.ranks), *(number + 1 for number in local)], default=0)
 
 
 def exit_of(failure: Failure, log: Log) -> ProcessExit | None:
-    """How the rank of a failure ended."""
+    """Find how the rank of a failure ended."""
     line = failure.line
     for ending in endings(log):
         if line.rank is not None and ending.rank == line.rank:
@@ -153,7 +156,8 @@ def exit_of(failure: Failure, log: Log) -> ProcessExit | None:
 
 
 def _of_that_pid(failure: Failure, log: Log) -> ProcessExit | None:
-    """NCCL puts host and pid before its lines, and torchrun names both, and the rank."""
+    """Attribute a line of NCCL's by its pid: NCCL puts host and pid before its lines, and torchrun names both, and
+    the rank."""
     found = _NCCL.match(failure.line.text)
     if found is None:
         return None
@@ -162,7 +166,8 @@ def _of_that_pid(failure: Failure, log: Log) -> ProcessExit | None:
 
 
 def _of_who_repeats_it(failure: Failure, log: Log) -> ProcessExit | None:
-    """Of a line that bears no rank: the one rank that repeats its words, or other warnings of the same process of NCCL's."""
+    """Attribute a line that bears no rank to the one rank that repeats its words, or other warnings of the same
+    process of NCCL's."""
     line = failure.line
     if line.rank is not None or line.local_rank is not None or failure.exited:
         return None
@@ -185,12 +190,12 @@ def _of_who_repeats_it(failure: Failure, log: Log) -> ProcessExit | None:
 
 
 def _said_by(line: LogLine, heard: Sequence[LogLine]) -> int | None:
-    """Which rank says a line, or the first of several lines of which it is one: a library labels no other."""
+    """Tell which rank says a line, or the first of several lines of which it is one: a library labels no other."""
     if line.rank is not None or _WARNS in line.text:
         return line.rank
     labelled = [log_line for log_line in heard if log_line.file == line.file and log_line.rank is not None]
-    before = [log_line for log_line in labelled if 0 < line.number - log_line.number <= SAYS_MORE]
-    return max(before, key=lambda one: one.number).rank if before else None
+    before = [log_line for log_line in labelled if 0 < line.number - log_line.number <= MAX_LINES_OF_MESSAGE]
+    return max(before, key=lambda line: line.number).rank if before else None
 
 
 def _process(line: LogLine) -> tuple[str, str] | None:
@@ -199,7 +204,8 @@ def _process(line: LogLine) -> tuple[str, str] | None:
 
 
 def _of_who_says_the_same(failure: Failure, log: Log, failures: Sequence[Failure]) -> ProcessExit | None:
-    """Of a line that bears no rank, as a GPU's own: the one rank whose exception, last words, or else end, speak of the same illness."""
+    """Attribute a line that bears no rank, as a GPU's own, to the one rank whose exception, last words, or else end,
+    speak of the same illness."""
     line = failure.line
     if (
         line.rank is not None
@@ -207,11 +213,11 @@ def _of_who_says_the_same(failure: Failure, log: Log, failures: Sequence[Failure
         or (failure.exited and failure.exited.exit_code is not None)
     ):
         return None
-    alike = [one for one in failures if one.rank is not None and one.slugs & failure.slugs]
-    alike = [one for one in alike if one.kind is not FailureKind.ENDED] or alike
+    alike = [candidate for candidate in failures if candidate.rank is not None and candidate.slugs & failure.slugs]
+    alike = [failure for failure in alike if failure.kind is not FailureKind.ENDED] or alike
     if failure.raised:
-        alike = [one for one in alike if one.kind is FailureKind.SAID and one.line.host == line.host]
-    ranks = {one.rank for one in alike}
+        alike = [failure for failure in alike if failure.kind is FailureKind.SAID and failure.line.host == line.host]
+    ranks = {failure.rank for failure in alike}
     if len(ranks) != 1:
         return None
     first = alike[0]
@@ -220,14 +226,15 @@ def _of_who_says_the_same(failure: Failure, log: Log, failures: Sequence[Failure
 
 
 def _announced(failure: Failure, log: Log) -> ProcessExit | None:
-    """The launcher's line just before a traceback that it prints for one of its processes; not that it ends another one."""
+    """Find the launcher's line just before a traceback that it prints for one of its processes; not that it ends
+    another one."""
     began = failure.began
     return next(
         (
             process_exit
             for process_exit in log.exited
             if process_exit.line.file == began.file
-            and 0 < began.number - process_exit.line.number <= NEXT
+            and 0 < began.number - process_exit.line.number <= MAX_LINES_TO_TRACEBACK
             and not process_exit.told_to
         ),
         None,
@@ -235,20 +242,26 @@ def _announced(failure: Failure, log: Log) -> ProcessExit | None:
 
 
 def _only_exit(failure: Failure, log: Log, failures: Sequence[Failure]) -> ProcessExit | None:
-    """Of a line without any label: the rank of which the launcher says that it failed first, unless it may have been another's victim."""
+    """Attribute a line without any label to the rank of which the launcher says that it failed first, unless it may
+    have been another's victim."""
     if failure.line.rank is not None or failure.line.local_rank is not None:
         return None
-    lost = [one for one in failures if one.kind is not FailureKind.ENDED and one.is_effect and not _launchers(one)]
-    if any(one.line.rank is None and one.line.local_rank is None for one in lost):
+    lost = [
+        failure
+        for failure in failures
+        if failure.kind is not FailureKind.ENDED and failure.is_effect and not _launchers(failure)
+    ]
+    if any(failure.line.rank is None and failure.line.local_rank is None for failure in lost):
         return None
     # NCCL's own lines, whose process is known, say nothing of whether others' are labelled.
     heard = {
-        one.line.rank
-        for one in failures
-        if one.kind is FailureKind.RAISED or (one.kind is FailureKind.SAID and not one.slugs & failure.slugs)
+        candidate.line.rank
+        for candidate in failures
+        if candidate.kind is FailureKind.RAISED
+        or (candidate.kind is FailureKind.SAID and not candidate.slugs & failure.slugs)
     }
     # Whoever lost another one may be aborted for that.
-    alone = not any(one.effects for one in failures)
+    alone = not any(failure.effects for failure in failures)
     ends = [
         ending
         for ending in endings(log)
@@ -263,21 +276,24 @@ def _only_exit(failure: Failure, log: Log, failures: Sequence[Failure]) -> Proce
 
 
 def _of_the_only_process(failure: Failure, log: Log, failures: Sequence[Failure]) -> ProcessExit | None:
-    """Of a line without any label, as a DataLoader worker's: the one process that the launcher had. It lists all that failed, and says so of
-    those that it ends; and who has lost another one wasn't alone."""
+    """Attribute an unlabelled line, as a DataLoader worker's, to the one process that the launcher had. It lists all
+    that failed, and says so of those that it ends; and who has lost another one wasn't alone."""
     line, raised = failure.line, failure.raised
     ended = only(endings(log))
     if ended is None or not (ended.first and ended.said_by == TELLS_OF_EVERY_END) or ended.rank is None:
         return None
     alone = set(log.ranks) <= {ended.rank} and (log.world_size or 1) == 1 and len(log.hosts) < 2
-    alone &= not any(one.is_effect and one.kind is not FailureKind.ENDED and not _launchers(one) for one in failures)
+    alone &= not any(
+        failure.is_effect and failure.kind is not FailureKind.ENDED and not _launchers(failure) for failure in failures
+    )
     own = raised is None or not (is_of_launcher(raised) or is_within_launcher(raised))
     unlabelled = line.rank is None and line.local_rank is None
     return ended if alone and own and unlabelled and line.order < ended.line.order else None
 
 
 def _of_who_was_killed(failure: Failure, log: Log, catalogue: Catalogue) -> ProcessExit | None:
-    """Of a word of nobody's on a lack of memory, as Kubernetes': the one rank that its launcher saw killed first."""
+    """Attribute an out-of-memory message that names no rank, as Kubernetes', to the only rank that the launcher saw
+    killed first."""
     line = failure.line
     of_memory = {check.slug for check in catalogue.standing_for(LogTopic.KILLED_FOR_MEMORY)}
     if line.rank is not None or line.local_rank is not None or not failure.slugs & of_memory:
@@ -305,16 +321,16 @@ def _of_who_fell_first(
         return None
     course, hosts = Timeline(log, failures, catalogue), {ending.rank: ending.host for ending in endings(log)}
     fell = [
-        one
-        for one in failures
-        if one.rank is not None
-        and (one.raised or (one.kind is FailureKind.SAID and _EXCEPTION.match(one.line.text)))
-        and not (one.is_effect or one.is_from_outside or course.far(line, one.began))
-        and one.began.order > line.order
-        and line.host in ("", one.line.host or hosts.get(one.rank) or line.host)
+        failure
+        for failure in failures
+        if failure.rank is not None
+        and (failure.raised or (failure.kind is FailureKind.SAID and _EXCEPTION.match(failure.line.text)))
+        and not (failure.is_effect or failure.is_from_outside or course.far(line, failure.began))
+        and failure.began.order > line.order
+        and line.host in ("", failure.line.host or hosts.get(failure.rank) or line.host)
     ]
     first = lead_of(fell, course)
-    several = len({one.rank for one in fell if one.slugs & failure.slugs}) > 1
+    several = len({candidate.rank for candidate in fell if candidate.slugs & failure.slugs}) > 1
     if first is None or (several and not course.ended_first(first)):
         return None
     return exit_of(first, log) or ProcessExit(line=first.line, said_by="", rank=first.rank, host=first.line.host)
@@ -325,7 +341,8 @@ def _launchers(failure: Failure) -> bool:
 
 
 def silent_ranks(log: Log, failures: Sequence[Failure]) -> tuple[int, ...]:
-    """Of ranks that lost another or waited in vain, those that say nothing of it; only a few, else it isn't they who are odd."""
+    """List, of ranks that lost another or waited in vain, those that say nothing of it; only a few, else it isn't
+    they who are odd."""
     told = {failure.rank for failure in failures if failure.effects and failure.rank is not None}
     everybody = set(log.ranks) | set(range(log.world_size or 0))
     silent = everybody - told
@@ -412,12 +429,12 @@ def _went_on(said: Failure, log: Log) -> bool:
         return True
     if last.time is not None and said.line.time is not None and not said.line.lent:
         return last.time - said.line.time > GONE_ON
-    return last.file == said.line.file and last.number - said.line.number > MANY * max(len(log.ranks), 1)
+    return last.file == said.line.file and last.number - said.line.number > MAX_SAME_LINES * max(len(log.ranks), 1)
 
 
 def _got_over(failure: Failure, log: Log, ends: Sequence[Failure]) -> bool:
     beside = [end for end in ends if end.line.file == failure.line.file]
-    over = max((one.over for one in beside), key=lambda line: line.order)
+    over = max((table.over for table in beside), key=lambda line: line.order)
     by = {end.exited.said_by for end in ends if end.exited and not end.exited.told_to}
     if by - {TELLS_OF_EVERY_END}:
         return False
@@ -432,7 +449,9 @@ def _got_over(failure: Failure, log: Log, ends: Sequence[Failure]) -> bool:
         return False
     if restarted:
         # Of a rank that ended and was started again, the steps behind are of the next attempt.
-        return log.steps is not None and log.steps.order > over.order and last.order - over.order > AGAIN
+        return (
+            log.steps is not None and log.steps.order > over.order and last.order - over.order > LINES_OF_NEXT_ATTEMPT
+        )
     if failure.raised is None:
         return False
     if silent:
@@ -441,7 +460,7 @@ def _got_over(failure: Failure, log: Log, ends: Sequence[Failure]) -> bool:
         return False
     if last.time is not None and failure.line.time is not None and not failure.line.lent:
         return last.time - failure.line.time > GONE_ON
-    return last.file == over.file and last.number - over.number > MANY * (
+    return last.file == over.file and last.number - over.number > MAX_SAME_LINES * (
         len(log.ranks) if failure.rank is not None else 1
     )
 
@@ -461,17 +480,22 @@ def _says_more(failure: Failure, over: LogLine, log: Log) -> bool:
     if failure.raised is None or "Traceback" not in failure.raised.began.text or failure.signs or failure.is_effect:
         return False
     last = _last_words(failure, log)
-    return failure.is_ordinary and last is not None and last.file == over.file and last.number - over.number > SAYS_MORE
+    return (
+        failure.is_ordinary
+        and last is not None
+        and last.file == over.file
+        and last.number - over.number > MAX_LINES_OF_MESSAGE
+    )
 
 
 def _may_be_caught(raised: LoggedException) -> bool:
-    """One that nobody caught goes back to the script's first line."""
+    """Whether somebody may have caught it: one that nobody caught goes back to the script's first line."""
     headless = "Traceback" not in raised.began.text
     return bool(raised.frames) and raised.frames[0].function != "<module>" and not headless
 
 
 def _last_words(failure: Failure | None, log: Log) -> LogLine | None:
-    """Of its rank; of all, where no rank is known."""
+    """List the last words of its rank; of all, where no rank is known."""
     if failure and failure.line.rank is not None:
         return next((last_words.line for last_words in log.last if last_words.rank == failure.line.rank), None)
     return max((last_words.line for last_words in log.last), key=lambda line: line.order, default=None)

@@ -12,9 +12,9 @@ from ddpdoctor.logs.analyze.launch_failures import is_of_launching
 
 LAST_ERROR: Final = "Last error:"
 """What torch puts, on a line of its own, before NCCL's own word on an error of its."""
-BESIDE: Final = 12
+MAX_LINES_BEHIND: Final = 12
 """Lines of the file."""
-MOST: Final = 2
+MAX_LINES: Final = 2
 _OF_NCCL: Final = re.compile(r"NCCL error|unhandled (?:cuda|system) error|nccl[A-Za-z]{1,40}Error")
 _GENERAL: Final = re.compile(r"\s*nccl\w+: |.*NCCL error")
 """Only which kind of error it is."""
@@ -24,17 +24,26 @@ _MAY_BE_NCCLS: Final = re.compile(r"nccl|[Ww]atchdog|ProcessGroup|SIGABRT|Signal
 
 
 def more_of(lead: LogLine | None, raised: LoggedException | None, log: Log) -> tuple[LogLine, ...]:
-    """The lines that say which node a launcher lost, what NCCL's error was, or what the caller of a program makes of its failure."""
+    """Find the lines that say which node a launcher lost, what NCCL's error was, or what the caller of a program
+    makes of its failure."""
     if lead is None:
         return ()
     if raised and raised.chained and is_of_a_tool(raised):
-        later = [one for one in log.raised if stream(one.line) == stream(raised.line) and not is_cut(one)]
-        return tuple(one.line for one in later if 0 < one.began.number - raised.line.number <= BESIDE)[:1]
+        later = [
+            exception
+            for exception in log.raised
+            if stream(exception.line) == stream(raised.line) and not is_cut(exception)
+        ]
+        return tuple(
+            exception.line for exception in later if 0 < exception.began.number - raised.line.number <= MAX_LINES_BEHIND
+        )[:1]
     text = raised.message if raised else lead.text
     errors = [error for error in log.errors if error.number != lead.number or error.file != lead.file]
-    behind = [error for error in errors if error.file == lead.file and 0 < error.number - lead.number <= BESIDE]
+    behind = [
+        error for error in errors if error.file == lead.file and 0 < error.number - lead.number <= MAX_LINES_BEHIND
+    ]
     if is_of_launching(text):
-        return tuple(log_line for log_line in behind if is_of_launching(log_line.text))[:MOST]
+        return tuple(log_line for log_line in behind if is_of_launching(log_line.text))[:MAX_LINES]
     if not _OF_NCCL.search(text):
         return ()
     own = [log_line for log_line in behind if log_line.rank in (None, lead.rank) and log_line.host in ("", lead.host)]
@@ -46,7 +55,7 @@ def more_of(lead: LogLine | None, raised: LoggedException | None, log: Log) -> t
     told = [log_line for log_line in own if log_line.number < until and not _GENERAL.match(log_line.text)]
     warnings = [error for error in errors if _WARNS in error.text and error.rank in (None, lead.rank)]
     nearest = sorted(warnings, key=lambda warning: (warning.file != lead.file, abs(warning.number - lead.number)))
-    return tuple(told[:MOST] or nearest[:1])
+    return tuple(told[:MAX_LINES] or nearest[:1])
 
 
 def nccl_may_say_more(lead: LogLine | None, raised: LoggedException | None, log: Log, end: str) -> bool:

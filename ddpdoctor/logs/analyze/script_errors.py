@@ -50,13 +50,13 @@ _SITE: Final = re.compile(r"^(?P<prefix>/\S*)/lib/python3\.\d+/site-packages/")
 
 
 def module_missing(raised: LoggedException) -> str:
-    """The module that the exception says isn't there; "" for any other."""
+    """Name the module that the exception says isn't there; "" for any other."""
     found = _MISSING.match(raised.message)
     return found["module"] if found and short_name(raised.exception) == "ModuleNotFoundError" else ""
 
 
 def missing_module_fixes(module: str, log: Log) -> tuple[Fix, ...]:
-    """What to do where that module is missing."""
+    """Say what to do where that module is missing."""
     python = shlex.quote(python_of(log))
     top, _, rest = module.partition(".")
     if rest and module not in PACKAGES:
@@ -94,7 +94,7 @@ def missing_module_fixes(module: str, log: Log) -> tuple[Fix, ...]:
 
 
 def python_of(log: Log) -> str:
-    """The interpreter of the ranks: by the launcher's word, else by where its packages lie."""
+    """Find the interpreter of the ranks: by the launcher's word, else by where its packages lie."""
     for exited in log.exited:
         if found := _BINARY.search(exited.line.text):
             return found["python"]
@@ -123,7 +123,7 @@ def is_of_a_program(raised: LoggedException) -> bool:
 
 
 def program_that_failed(failures: Sequence[Failure]) -> Failure | None:
-    """The failure that is such a program's, where all that is told beside it follows from it."""
+    """Find the failure that is such a program's, where all that is told beside it follows from it."""
     ended = (
         failure.exited is None or failure.exited.said_by == "subprocess" or failure.exited.told_to
         for failure in failures

@@ -35,8 +35,8 @@ def settings_said(seen: Iterable[SignMatch], catalogue: Catalogue) -> dict[str, 
 
 
 def settings_of(log: Log, environ: Mapping[str, str], catalogue: Catalogue) -> dict[str, str]:
-    """With which a host is looked at: what the suspicions that hang on the network name. "" is a setting to be left out: a log that
-    names a meeting place names all of it."""
+    """Return the settings with which a host is looked at: what the suspicions that hang on the network name. "" is a
+    setting to be left out: a log that names a meeting place names all of it."""
     for suspect in verdict_of(log, catalogue).suspects:
         check = catalogue.get(suspect.slug)
         if check and "network" in check.groups and (said := settings_said(suspect.sightings, catalogue)):
@@ -61,7 +61,8 @@ def _is_said(said: Mapping[str, str], settings: launchers.Settings) -> bool:
 
 
 def as_the_log_names(snapshot: Snapshot, seen: Iterable[SignMatch], catalogue: Catalogue) -> Snapshot:
-    """The facts of a host as far as they are of what these words name; of another port, say, than was looked at nothing is known."""
+    """Keep the facts of a host as far as they are of what these words name; of another port, say, than was looked at
+    nothing is known."""
     said, environment, network = settings_said(seen, catalogue), snapshot.environment, snapshot.network
     if not said or (not isinstance(environment, Unknown) and _is_said(said, environment)):
         return snapshot
@@ -81,7 +82,7 @@ def _of_port(network: Network, port: int, host: str) -> Network:
     )
     taken, listeners = network.taken_ports, network.listeners
     if isinstance(taken, tuple):
-        taken = tuple(one for one in taken if one == port)
+        taken = tuple(used for used in taken if used == port)
     if isinstance(listeners, tuple):
         listeners = tuple(listener for listener in listeners if listener.port == port)
     return msgspec.structs.replace(
@@ -100,14 +101,14 @@ def _of_port(network: Network, port: int, host: str) -> Network:
 def _resolved(network: Network, host: str) -> Maybe[Resolution | None]:
     if not host:
         return None
-    known = [one for one in (network.master, network.rendezvous) if isinstance(one, Resolution)]
+    known = [endpoint for endpoint in (network.master, network.rendezvous) if isinstance(endpoint, Resolution)]
     unseen = Unknown(f"{host}, which the log names, wasn't looked at from here")
     return next((resolution for resolution in known if host in (resolution.name, *resolution.addresses)), unseen)
 
 
 def looked_at(snapshot: Snapshot, seen: Iterable[SignMatch], catalogue: Catalogue) -> str:
-    """What a look at a host showed of the place that these words name: "port 29512 is free there now"; "" where they name none, or
-    nothing of it was looked at."""
+    """Say what a look at a host showed of the place that these words name: "port 29512 is free there now"; "" where
+    they name none, or nothing of it was looked at."""
     said, network = settings_said(seen, catalogue), snapshot.network
     if PORT not in said or isinstance(network, Unknown):
         return ""

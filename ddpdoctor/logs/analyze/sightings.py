@@ -18,23 +18,22 @@ from ddpdoctor.knowledge.frameworks import is_of_framework, phase_of
 from ddpdoctor.logs.analyze.exceptions import is_of_library, with_slashes
 
 NO_LOG: Final = "no log was read"
-MOST_VALUES: Final = 4
-MOST_BESIDE: Final = 2
-MOST_CALLS: Final = 3
-LONG: Final = 300
+MAX_VALUES: Final = 4
+MAX_LINES_BESIDE: Final = 2
+MAX_CALLS: Final = 3
+MAX_CHARACTERS: Final = 300
 """Characters of a line, as many as are shown of it."""
-BEGINNING: Final = 80
-BEFORE: Final = 60
+HEAD_CHARACTERS: Final = 80
+CONTEXT_CHARACTERS: Final = 60
 _GPU_HOLDER: Final = re.compile(r"Process (\d+) has \d")
 """A process that torch lists as a holder of the GPU."""
 _OF_A_TRACEBACK: Final = re.compile(r"\s|File \"|Traceback ")
 
 
 def sightings(log: Log, slug: str) -> tuple[SignMatch, ...]:
-    """Where the signs of that illness really were said, in the order in which they were read.
+    """List where the signs of that illness really were said, in the order in which they were read.
 
-    Raises:
-        NotApplicable: no log was read.
+    Where no log was read, the check that asks doesn't apply.
     """
     requires(log.files, NO_LOG)
     return tuple(sighting for sighting in log.sightings if sighting.slug == slug and not sighting.quoted)
@@ -48,18 +47,18 @@ def said(log: Maybe[Log], slug: str) -> bool:
 
 
 def word(seen: Iterable[SignMatch], name: str) -> str:
-    """The first of these words that any of the sightings has; "" if none has it."""
+    """Return the first of these words that any of the sightings has; "" if none has it."""
     return next((match.words[name] for match in seen if match.words.get(name)), "")
 
 
 def said_by(seen: Iterable[SignMatch]) -> int | None:
-    """The rank that said it first, where the log tells."""
+    """Return the rank that said it first, where the log tells."""
     return next((match.line.rank for match in seen if match.line.rank is not None), None)
 
 
 def lines(log: Log, seen: Iterable[SignMatch], most: int = 4) -> tuple[Evidence, ...]:
-    """The lines that they rest on, with file and number; one with several signs once. What another line alone makes certain stands
-    behind that one: settings that are printed long before, what the rank was doing."""
+    """Show the lines that sightings rest on, with file and number; one with several signs once. What another line
+    alone makes certain stands behind that one: settings that are printed long before, what the rank was doing."""
     different: dict[tuple[int, int], SignMatch] = {}
     beside: dict[str, LogLine] = {}
     for match in seen:
@@ -68,17 +67,17 @@ def lines(log: Log, seen: Iterable[SignMatch], most: int = 4) -> tuple[Evidence,
             beside.setdefault(match.beside.text, match.beside)
     said = [Evidence(_around(match), where(log, match.line)) for match in list(different.values())[:most]]
     others = [line for line in beside.values() if (line.file, line.number) not in different]
-    return (*(Evidence(line.text[:LONG], where(log, line)) for line in others[:MOST_BESIDE]), *said)
+    return (*(Evidence(line.text[:MAX_CHARACTERS], where(log, line)) for line in others[:MAX_LINES_BESIDE]), *said)
 
 
 def _around(seen: SignMatch) -> str:
-    """The line; of a long one its beginning, and what is around the sign."""
+    """Show the line; of a long one its beginning, and what is around the sign."""
     text = seen.line.text
     at = text.find(seen.sign)
-    if len(text) <= LONG or at + len(seen.sign) < LONG // 2 or at < 0:
+    if len(text) <= MAX_CHARACTERS or at + len(seen.sign) < MAX_CHARACTERS // 2 or at < 0:
         return text
-    begin = max(at - BEFORE, BEGINNING)
-    return f"{text[:BEGINNING]} ... {text[begin : begin + LONG - BEGINNING - 20]}"
+    begin = max(at - CONTEXT_CHARACTERS, HEAD_CHARACTERS)
+    return f"{text[:HEAD_CHARACTERS]} ... {text[begin : begin + MAX_CHARACTERS - HEAD_CHARACTERS - 20]}"
 
 
 def own_line(log: Log, raised: LoggedException) -> tuple[Evidence, ...]:
@@ -95,7 +94,7 @@ def own_line(log: Log, raised: LoggedException) -> tuple[Evidence, ...]:
 def stack_lines(log: Log, stack: LoggedStack) -> tuple[Evidence, ...]:
     """The script's calls on a stack, the innermost first, and what the framework was at; of a stack without one its innermost call."""
     own = [frame for frame in reversed(stack.frames) if not is_of_library(frame.path)] or list(stack.frames[-1:])
-    calls = " <- ".join(map(_call, own[:MOST_CALLS]))
+    calls = " <- ".join(map(_call, own[:MAX_CALLS]))
     phase = phase_within(stack.frames)
     inner = stack.frames[-1] if stack.frames and stack.frames[-1] not in own else None
     within = f" (within it {_call(inner)})" if inner and not is_of_framework(inner.path) else ""
@@ -103,7 +102,7 @@ def stack_lines(log: Log, stack: LoggedStack) -> tuple[Evidence, ...]:
 
 
 def phase_within(frames: Sequence[LogFrame]) -> str:
-    """What the framework is at whose calls are among them, the innermost last."""
+    """Tell what the framework is at whose calls are among them, the innermost last."""
     return phase_of((with_slashes(frame.path), frame.function) for frame in reversed(frames))
 
 
@@ -114,23 +113,24 @@ def _call(frame: LogFrame) -> str:
 
 
 def named(log: Log, seen: Iterable[SignMatch]) -> tuple[Evidence, ...]:
-    """What their words are, which a summary made of a page leaves out: "What the log names: address 10.0.0.7, port 29500"."""
+    """Show what the words of sightings are, which a summary made of a page leaves out: "What the log names: address
+    10.0.0.7, port 29500"."""
     found: dict[str, dict[str, None]] = {}
     first = None
     for match in seen:
         for name, value in match.words.items():
             found.setdefault(name.replace("_", " "), {})[value.strip()] = None
             first = first or match.line
-    told = ", ".join(f"{name} {listed(values, MOST_VALUES)}" for name, values in found.items())
+    told = ", ".join(f"{name} {listed(values, MAX_VALUES)}" for name, values in found.items())
     return (Evidence(f"What the log names: {told}", where(log, first)),) if first else ()
 
 
 def where(log: Log, line: LogLine) -> str:
-    """ "run.log:412, rank 3, node7"; with several files of one folder their names within that."""
+    """Name a line's place: "run.log:412, rank 3, node7"; with several files of one folder their names within that."""
     name = log.files[line.file].name if line.file < len(log.files) else "the log"
     rank = f"rank {line.rank}" if line.rank is not None else ""
     short = name.removeprefix(common_folder(log.files))
-    return ", ".join(one for one in (f"{short}:{line.number}", rank, line.host) if one)
+    return ", ".join(part for part in (f"{short}:{line.number}", rank, line.host) if part)
 
 
 @lru_cache(maxsize=4)
@@ -145,12 +145,12 @@ def _common(names: Sequence[str]) -> str:
     if len(names) < 2:
         return ""
     folders = zip(*(name.split("/")[:-1] for name in names), strict=False)
-    common = [folder[0] for folder in takewhile(lambda each: len(set(each)) == 1, folders)]
+    common = [folder[0] for folder in takewhile(lambda names_of_folder: len(set(names_of_folder)) == 1, folders)]
     return "/".join([*common, ""]) if any(common) else ""
 
 
 def memory_of_ranks(seen: Sequence[SignMatch], log: Log) -> Particulars:
-    """Where the holders that torch lists are ranks of this very run, by their launcher's word."""
+    """Say where the holders that torch lists are ranks of this very run, by their launcher's word."""
     ranks = {
         str(process_exit.pid): process_exit.rank
         for process_exit in log.exited

@@ -16,12 +16,12 @@ from ddpdoctor.logs.analyze.failures import Failure, FailureKind
 from ddpdoctor.logs.analyze.illness_traits import is_certain, is_grave
 from ddpdoctor.logs.analyze.order import Timeline
 
-MOST: Final = 3
+MAX_SUSPECTS: Final = 3
 """Suspects that are named."""
 
 
 class EvidencePosition(IntEnum):
-    """Where an illness's best sign stands, the most telling first."""
+    """The place of an illness's best sign, the most telling first."""
 
     IN_THE_FAILURE = 0
     SHORTLY_BEFORE = 1
@@ -75,18 +75,19 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> tuple[int, bool, bool, bool, int, int]:
-        """What tells a cause, is certain and grave first, then what more and longer signs speak for."""
+        """Return a sort key: what tells a cause, is certain and grave first, then what more and longer signs speak
+        for."""
         signs = {sighting.sign for sighting in self.sightings}
         longest = max(map(len, signs), default=0)
         return self.place, self.sums_up, not self.certain, not self.grave, -len(signs), -longest
 
     def suspect(self, *, sure: bool = False) -> Suspect:
-        """As one of the verdict's."""
+        """Turn it into one of the verdict's."""
         return Suspect(slug=self.slug, sure=sure, sightings=self.sightings, why=WHYS[self.place])
 
 
 def ranked_suspects(lead: Failure, own: Sequence[Failure], course: Timeline) -> list[Ranked]:
-    """All that any failure speaks of, by what it has to do with the one that leads."""
+    """Rank all that any failure speaks of, by what it has to do with the one that leads."""
     places: dict[str, EvidencePosition] = {}
     seen: dict[str, list[tuple[EvidencePosition, SignMatch]]] = {}
     catalogue = course.catalogue
@@ -99,10 +100,12 @@ def ranked_suspects(lead: Failure, own: Sequence[Failure], course: Timeline) -> 
             places[sign.slug] = _better(places.get(sign.slug), place)
             seen.setdefault(sign.slug, []).append((place, sign))
     found = [
-        _ranked(slug, place, tuple(sign for _, sign in sorted(seen[slug], key=lambda one: one[0])), catalogue)
+        _ranked(
+            slug, place, tuple(sign for _, sign in sorted(seen[slug], key=lambda candidate: candidate[0])), catalogue
+        )
         for slug, place in places.items()
     ]
-    return sorted(found, key=lambda one: one.order)
+    return sorted(found, key=lambda candidate: candidate.order)
 
 
 def _ranked(slug: str, place: EvidencePosition, sightings: tuple[SignMatch, ...], catalogue: Catalogue) -> Ranked:
@@ -130,7 +133,7 @@ def _better(old: EvidencePosition | None, new: EvidencePosition) -> EvidencePosi
 def _place(sign: SignMatch, failure: Failure, lead: Failure, course: Timeline) -> EvidencePosition:
     names = sign.role is SignRole.NAMES
     # Several illnesses may share the very words of the failure.
-    if failure is lead or any(one.sign == sign.sign for one in lead.signs):
+    if failure is lead or any(candidate.sign == sign.sign for candidate in lead.signs):
         return EvidencePosition.IN_THE_FAILURE if names else EvidencePosition.HINT_IN_THE_FAILURE
     if course.outlived(failure):
         return EvidencePosition.OUTLIVED
@@ -147,17 +150,25 @@ def chosen(ranked: Sequence[Ranked]) -> tuple[tuple[Suspect, ...], tuple[Suspect
         return (), ()
     first = ranked[0]
     if first.place > SURE:
-        named = [one for one in ranked if one.place < EvidencePosition.OUTLIVED][:MOST] or list(ranked[:1])
-        suspects = tuple(one.suspect() for one in named)
+        named = [candidate for candidate in ranked if candidate.place < EvidencePosition.OUTLIVED][
+            :MAX_SUSPECTS
+        ] or list(ranked[:1])
+        suspects = tuple(candidate.suspect() for candidate in named)
     else:
-        alike = [one for one in ranked[1:] if one.place <= EvidencePosition.SAME_MOMENT and one.named and one.grave]
-        alike = [one for one in alike if not one.sums_up]
-        suspects = (first.suspect(sure=True), *(one.suspect() for one in alike[: MOST - 1]))
+        alike = [
+            candidate
+            for candidate in ranked[1:]
+            if candidate.place <= EvidencePosition.SAME_MOMENT and candidate.named and candidate.grave
+        ]
+        alike = [candidate for candidate in alike if not candidate.sums_up]
+        suspects = (first.suspect(sure=True), *(candidate.suspect() for candidate in alike[: MAX_SUSPECTS - 1]))
     # What the failure itself names besides is another side of the same event.
-    return suspects, beside([one for one in ranked if one.place is not EvidencePosition.IN_THE_FAILURE], suspects)
+    return suspects, beside(
+        [candidate for candidate in ranked if candidate.place is not EvidencePosition.IN_THE_FAILURE], suspects
+    )
 
 
 def beside(ranked: Sequence[Ranked], suspects: Sequence[Suspect]) -> tuple[Suspect, ...]:
-    """What is named by signs of its own, and is no suspect."""
+    """List what is named by signs of its own, and is no suspect."""
     told = {suspect.slug for suspect in suspects}
-    return tuple(one.suspect() for one in ranked if one.named and one.slug not in told)
+    return tuple(candidate.suspect() for candidate in ranked if candidate.named and candidate.slug not in told)

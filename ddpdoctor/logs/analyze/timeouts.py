@@ -40,7 +40,7 @@ class Hypothesis(msgspec.Struct, frozen=True):
 
 
 def hypotheses(log: Log, effects: Sequence[SignMatch], catalogue: Catalogue) -> tuple[Hypothesis, ...]:
-    """The likeliest first; none where the timeouts tell nothing."""
+    """List what timeouts may come from, the likeliest first; none where they tell nothing."""
     watchdog = catalogue.slug_for(HangCause.TIMED_OUT)
     said = [effect for effect in effects if effect.slug == watchdog and effect.line.rank is not None]
     if len({match.words["group"] for match in said if match.words.get("group")}) > 1:
@@ -61,22 +61,22 @@ def _waited(said: Iterable[SignMatch]) -> tuple[Waited, ...]:
     for match in said:
         number, call, rank = match.words.get("number"), match.words.get("call"), match.line.rank
         if number and call and rank is not None:
-            size = "" if any(some in call for some in OWN_SIZES) else match.words.get("size", "")
+            size = "" if any(word in call for word in OWN_SIZES) else match.words.get("size", "")
             what = f"{call} number {number}" + (f" of {size} elements" if size else "")
             found.setdefault(rank, Waited(rank, int(number), what, match))
     return tuple(found.values())
 
 
 def _different_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
-    """The same number, and another call or another size: one of them is wrong."""
-    for number in sorted({one.number for one in waited}):
+    """Find ranks that have another call, or another size, at the same number: one of them is wrong."""
+    for number in sorted({timeout.number for timeout in waited}):
         calls: dict[str, list[Waited]] = {}
-        for one in waited:
-            if one.number == number:
-                calls.setdefault(one.call, []).append(one)
+        for timeout in waited:
+            if timeout.number == number:
+                calls.setdefault(timeout.call, []).append(timeout)
         if len(calls) > 1:
             why = listed((f"{_ranks(some)} waited in {call}" for call, some in calls.items()), most=2)
-            seen = tuple(some[0].seen for some in calls.values())
+            seen = tuple(group[0].seen for group in calls.values())
             barrier = f"{BARRIER} number {number} of 1 elements"
             left = barrier in calls and any(call.startswith(BARRIER) and call != barrier for call in calls)
             uneven = Hypothesis(
@@ -87,19 +87,21 @@ def _different_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
 
 
 def _ranks(waited: Iterable[Waited]) -> str:
-    return ranks_named(sorted(one.rank for one in waited))
+    return ranks_named(sorted(timeout.rank for timeout in waited))
 
 
 def _behind(waited: Sequence[Waited], said: Iterable[SignMatch]) -> tuple[Hypothesis, ...]:
-    """Ranks that had not even begun the call in which the others waited."""
-    first = min(waited, key=lambda one: one.number, default=None)
-    there = {one.rank for one in waited}
+    """Find ranks that had not even begun the call in which the others waited."""
+    first = min(waited, key=lambda timeout: timeout.number, default=None)
+    there = {timeout.rank for timeout in waited}
     behind = {
         match.line.rank: match
         for match in said
         if match.line.rank is not None and match.line.rank not in there and match.words.get("enqueued")
     }
-    behind = {rank: one for rank, one in behind.items() if first and int(one.words["enqueued"]) < first.number}
+    behind = {
+        rank: timeout for rank, timeout in behind.items() if first and int(timeout.words["enqueued"]) < first.number
+    }
     if first is None or not behind:
         return ()
     last = max(int(match.words["enqueued"]) for match in behind.values())
@@ -111,27 +113,27 @@ def _behind(waited: Sequence[Waited], said: Iterable[SignMatch]) -> tuple[Hypoth
 def _in_earlier_calls(waited: Sequence[Waited]) -> tuple[Hypothesis, ...]:
     """Ranks that still waited in a call that the others had behind them. Where no line names its group it must be a few against many:
     the numbers of two groups would differ, too."""
-    latest = max((one.number for one in waited), default=0)
-    ahead = [one for one in waited if one.number == latest]
-    behind = sorted((one for one in waited if one.number < latest), key=lambda one: one.number)
+    latest = max((timeout.number for timeout in waited), default=0)
+    ahead = [timeout for timeout in waited if timeout.number == latest]
+    behind = sorted((timeout for timeout in waited if timeout.number < latest), key=lambda timeout: timeout.number)
     few = len(ahead) > 1 and len(behind) <= max(1, len(waited) // 4)
-    if not behind or not (few or all(one.seen.words.get("group") for one in waited)):
+    if not behind or not (few or all(timeout.seen.words.get("group") for timeout in waited)):
         return ()
-    lowest = [one for one in behind if one.number == behind[0].number]
+    lowest = [timeout for timeout in behind if timeout.number == behind[0].number]
     why = f"{_ranks(lowest)} still waited in {lowest[0].call}, and {_ranks(ahead)} in {ahead[0].call}"
-    return (Hypothesis(HangCause.BEHIND, why, (*(one.seen for one in behind), ahead[0].seen)),)
+    return (Hypothesis(HangCause.BEHIND, why, (*(timeout.seen for timeout in behind), ahead[0].seen)),)
 
 
 def _all_the_same(waited: Sequence[Waited], log: Log) -> tuple[Hypothesis, ...]:
     """Everybody was there: it is the way between them, or a GPU that doesn't come to an end."""
     # Where no line tells how many there are, there are all up to the highest that was heard.
-    heard = {*log.ranks, *(one.rank for one in waited)}
+    heard = {*log.ranks, *(timeout.rank for timeout in waited)}
     everybody = max(log.world_size or 0, 2, *(rank + 1 for rank in heard))
-    if len(waited) < everybody or len({one.call for one in waited}) > 1:
+    if len(waited) < everybody or len({timeout.call for timeout in waited}) > 1:
         return ()
     who = f"all {len(waited)} ranks" if log.world_size else f"all {len(waited)} ranks of this log"
     why = f"{who} waited in {waited[0].call}, so nobody was missing: network, GPUs or peer-to-peer copies"
-    seen = tuple(one.seen for one in waited)
+    seen = tuple(timeout.seen for timeout in waited)
     return Hypothesis(HangCause.TIMED_OUT, why, seen), Hypothesis(HangCause.STALLED, why, seen)
 
 
@@ -144,14 +146,14 @@ def _different_lines(log: Log, effects: Iterable[SignMatch]) -> tuple[Hypothesis
     ranks = {
         place: [raised.line.rank for raised in some if raised.line.rank is not None] for place, some in places.items()
     }
-    waiting = {rank for some in ranks.values() for rank in some}
+    waiting = {rank for group in ranks.values() for rank in group}
     if len(places) < 2 or not waiting >= {*log.ranks, *range(log.world_size or 0)}:
         return ()
     why = listed((f"{ranks_named(sorted(some))} waited at {place}" for place, some in ranks.items()), most=3)
-    odd = {some[0] for some in ranks.values()}
+    odd = {group[0] for group in ranks.values()}
     seen = tuple(effect for effect in effects if effect.sign == GLOO and effect.line.rank in odd)
     different = Hypothesis(HangCause.DESYNC, why, seen)
-    if not _is_behind_the_steps([raised for some in places.values() for raised in some]):
+    if not _is_behind_the_steps([raised for group in places.values() for raised in group]):
         return (different,)
     return Hypothesis(
         HangCause.UNEVEN, f"{why}: some were through with their steps, and others were not", seen

@@ -19,16 +19,16 @@ from ddpdoctor.logs.analyze.exceptions import is_alike, is_cut, is_of_launcher, 
 from ddpdoctor.logs.analyze.failures import Failure, FailureKind, failures_of
 from ddpdoctor.logs.analyze.handled_exceptions import merely_said, survived
 from ddpdoctor.logs.analyze.illness_traits import is_grave, is_of_host, is_of_network
-from ddpdoctor.logs.analyze.order import LEAST, Timeline, lead_of, says_much, weight
+from ddpdoctor.logs.analyze.order import LEAST_WEIGHT, Timeline, lead_of, says_much, weight
 from ddpdoctor.logs.analyze.rank_attribution import ended_well, exit_of, own_exit, silent_ranks, with_rank
 from ddpdoctor.logs.analyze.script_errors import program_that_failed
-from ddpdoctor.logs.analyze.suspects import MOST, EvidencePosition, Ranked, beside, chosen, ranked_suspects
+from ddpdoctor.logs.analyze.suspects import MAX_SUSPECTS, EvidencePosition, Ranked, beside, chosen, ranked_suspects
 from ddpdoctor.logs.analyze.suspects import Suspect as Suspect
 from ddpdoctor.logs.analyze.timeouts import hypotheses
 
-JUST_BEFORE: Final = 8
+MAX_LINES_BEFORE: Final = 8
 """Lines."""
-NEXT: Final = 2
+MAX_LINES_TO_LAUNCHER: Final = 2
 """Lines between an exception without its traceback, and its launcher's word of that."""
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
 _TRIES_ON: Final = re.compile(r"(?:.{0,160}?[ :])?\[W[\d ]|.{0,200}? NCCL INFO .*, retrying$")
@@ -44,7 +44,7 @@ WHY_EFFECT: Final = "only what follows from a failure elsewhere is in this log"
 
 
 class RunOutcome(Enum):
-    """What a log comes to."""
+    """The result of judging a log."""
 
     ILLNESS = "an illness was recognised"
     USER_ERROR = "an ordinary error in the user's own code"
@@ -117,7 +117,9 @@ def _of_attempt(log: Log, catalogue: Catalogue) -> LogVerdict:
     course = Timeline(log, failures, catalogue)
     fallen = any(failure.is_effect for failure in failures)
     own = [
-        failure for failure in failures if not failure.is_effect and not (fallen and weight(failure, course) == LEAST)
+        failure
+        for failure in failures
+        if not failure.is_effect and not (fallen and weight(failure, course) == LEAST_WEIGHT)
     ]
     effects = tuple(seen for failure in failures for seen in failure.effects)
     lead = lead_of(own, course)
@@ -193,7 +195,7 @@ def _outcome(lead: Failure, ranked: Sequence[Ranked], lost: bool) -> RunOutcome:
             if lead.exited
             else (EvidencePosition.SHORTLY_BEFORE,)
         )
-        grave = any(one.place in near and one.grave for one in ranked)
+        grave = any(candidate.place in near and candidate.grave for candidate in ranked)
         return RunOutcome.ILLNESS if grave and not lead.signs and not says_much(lead) else RunOutcome.USER_ERROR
     return RunOutcome.ILLNESS if ranked or (lead.exited and lost) else RunOutcome.UNRECOGNISED
 
@@ -209,27 +211,32 @@ def _ended_itself(lead: Failure, ranked: Sequence[Ranked]) -> bool:
     """Whether it looks like Ctrl-C, and is a library that gives up: OpenBLAS ends a process so."""
     if lead.raised is None or lead.signs:
         return False
-    just_before = [seen for one in ranked if one.place is EvidencePosition.SHORTLY_BEFORE for seen in one.sightings]
-    return any(0 < lead.began.number - match.line.number <= JUST_BEFORE for match in just_before)
+    just_before = [
+        seen
+        for candidate in ranked
+        if candidate.place is EvidencePosition.SHORTLY_BEFORE
+        for seen in candidate.sightings
+    ]
+    return any(0 < lead.began.number - match.line.number <= MAX_LINES_BEFORE for match in just_before)
 
 
 def _lost(effects: Sequence[SignMatch]) -> tuple[Suspect, ...]:
-    """What the others say of a rank that went without a word."""
+    """List what the others say of a rank that went without a word."""
     slugs = dict.fromkeys(effect.slug for effect in effects)
     return tuple(
         Suspect(
             slug=slug, sure=False, sightings=tuple(effect for effect in effects if effect.slug == slug), why=WHY_LOST
         )
         for slug in slugs
-    )[:MOST]
+    )[:MAX_SUSPECTS]
 
 
 def _ended_well(log: Log, own: Sequence[Failure], failures: Sequence[Failure], course: Timeline) -> LogVerdict:
     """What it got over is no failure; warnings are something to tell of all the same."""
     warnings = [
-        one
-        for one in own
-        if one.kind is FailureKind.SAID and one.names and _stays_sick(course.catalogue, one.names[0].slug)
+        failure
+        for failure in own
+        if failure.kind is FailureKind.SAID and failure.names and _stays_sick(course.catalogue, failure.names[0].slug)
     ]
     if not warnings:
         caught = {failure.line for failure in failures if not failure.exited and (failure.raised or failure.names)}
@@ -284,7 +291,7 @@ def _just_before(end: LogLine, log: Log, course: Timeline) -> LogLine | None:
     near = [
         late_error
         for late_error in _late_errors(log, course)
-        if late_error.file == end.file and 0 < end.number - late_error.number <= NEXT
+        if late_error.file == end.file and 0 < end.number - late_error.number <= MAX_LINES_TO_LAUNCHER
     ]
     return next((log_line for log_line in reversed(near) if _EXCEPTION.match(log_line.text)), None)
 
@@ -304,7 +311,7 @@ def _said_before(
 ) -> tuple[LogLine, ...]:
     """Lines that speak of an error before all that is known to have followed; where there are none, the last words of the lead's rank."""
     first = min((failure.began.order for failure in failures), default=0)
-    errors = [late_error for late_error in _late_errors(log, course) if late_error.order < first][:MOST]
+    errors = [late_error for late_error in _late_errors(log, course) if late_error.order < first][:MAX_SUSPECTS]
     if errors or lead is None or lead.rank is None:
         return tuple(errors)
     return tuple(
@@ -330,7 +337,7 @@ def _was_told(exited: ProcessExit) -> bool:
 def _without_cause(
     log: Log, failures: Sequence[Failure], effects: tuple[SignMatch, ...], course: Timeline
 ) -> LogVerdict:
-    """There are only effects, or errors that no sign knows, or nothing."""
+    """Judge a log in which there are only effects, or errors that no sign knows, or nothing."""
     if not failures:
         errors = _last_errors(log, course)
         lead = errors[0] if errors else None
@@ -349,8 +356,8 @@ def _without_cause(
             lead=with_rank(program, log, failures, course.catalogue),
             raised=program.raised,
         )
-    ends = [one for one in failures if one.exited and not one.exited.told_to]
-    if not effects and ends and all(one.exited or _of_launcher(one) for one in failures):
+    ends = [failure for failure in failures if failure.exited and not failure.exited.told_to]
+    if not effects and ends and all(failure.exited or _of_launcher(failure) for failure in failures):
         return _only_ended(log, ends, course)
     slugs: dict[str, list[SignMatch]] = {}
     for seen in (*effects, *(sign for failure in failures for sign in failure.signs if not failure.is_effect)):
@@ -369,11 +376,11 @@ def _without_cause(
         for slug, seen in slugs.items()
         if slug not in told
     ]
-    first = next((one for one in failures if one.kind is not FailureKind.ENDED), failures[0])
+    first = next((failure for failure in failures if failure.kind is not FailureKind.ENDED), failures[0])
     last = next((last_words.line for last_words in log.last if last_words.rank in silent), None)
     return LogVerdict(
         outcome=RunOutcome.EFFECTS_ONLY,
-        suspects=tuple(suspects[:MOST]),
+        suspects=tuple(suspects[:MAX_SUSPECTS]),
         lead=last or with_rank(first, log, failures, course.catalogue),
         raised=None if last else first.raised,
         exited=None if last else own_exit(first, log),

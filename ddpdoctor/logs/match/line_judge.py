@@ -19,7 +19,7 @@ from ddpdoctor.logs.match.vocabulary import Vocabulary, VocabularySign, Wanted
 from ddpdoctor.logs.parse import exit_tables
 from ddpdoctor.logs.parse.error_words import announces, is_ignored, is_name_alone, only_informs, speaks_of_error
 from ddpdoctor.logs.parse.exits import exits_said
-from ddpdoctor.logs.parse.gathering import MOST_ERRORS_OF_A_RANK, GatheredLog, SeenSign
+from ddpdoctor.logs.parse.gathering import MAX_ERRORS_OF_A_RANK, GatheredLog, SeenSign
 from ddpdoctor.logs.parse.labels import (
     Labelled,
     Style,
@@ -43,8 +43,8 @@ from ddpdoctor.logs.parse.stacks import StackAssembler, begins_stack, reason_in
 from ddpdoctor.logs.parse.stated_facts import learn
 from ddpdoctor.logs.parse.streams import (
     LOOK_AHEAD,
-    MOST_OPEN,
-    MOST_PENDING,
+    MAX_OPEN,
+    MAX_PENDING,
     NEIGHBOURS_BEFORE,
     QUOTED_APART,
     AwaitedMatch,
@@ -52,18 +52,18 @@ from ddpdoctor.logs.parse.streams import (
 )
 from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER, Assembler, bare, is_frame
 
-MOST_OF_A_LINE: Final = 2000
+MAX_LINE_BYTES: Final = 2000
 """Bytes of a line that are kept, around what was found in it."""
-BELOW: Final = 4
+MAX_LINES_TO_ERROR: Final = 4
 """Lines in which the error stands that a sentence announces."""
-LOOK_BACK: Final = 60
+MAX_LINES_BACK: Final = 60
 """Lines of the file that are gone back for neighbours and a time."""
-MOST_LABELLED: Final = 256
-MOST_STREAMS: Final = 8192
+MAX_LABELLED: Final = 256
+MAX_STREAMS: Final = 8192
 
 
 class LinePlace(NamedTuple):
-    """Whose file it is, as far as its name tells."""
+    """The owner of a file, as far as its name tells."""
 
     rank: int | None = None
     local_rank: int | None = None
@@ -77,7 +77,7 @@ _OF_HOOK: Final = re.compile(rb"[^\n]{0,200}?\[rank\d{1,6}\]: ?[A-Za-z_][\w.]*: 
 
 
 class Spot(NamedTuple):
-    """Where a line begins in the bytes at hand, and which line of the file it is."""
+    """The beginning of a line in the bytes at hand, and which line of the file it is."""
 
     text: bytes
     start: int
@@ -85,7 +85,7 @@ class Spot(NamedTuple):
 
 
 class LineJudge:
-    """Of one file."""
+    """The judge of one file's lines."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class LineJudge:
         self._style = style
 
     def labelled(self, piece: bytes) -> Labelled:
-        """Takes the labels off a line."""
+        """Take the labels off a line."""
         found = unlabelled(self._without_prefix(piece), self.style)
         self._clocks |= found.time is not None
         if found.ahead is not None:
@@ -148,18 +148,19 @@ class LineJudge:
         return text[found.end() :] if found else text
 
     def _learn_prefix(self, spot: Spot, piece: bytes) -> None:
-        """From a traceback's first line, if that has one: whatever stands before it in the same way before the frame below."""
+        """Learn from a traceback's first line whatever stands before it in the same way before the frame below, if
+        that has one."""
         end = spot.text.find(b"\n", spot.start)
-        below = spot.text[end + 1 : end + 1 + MOST_OF_A_LINE].partition(b"\n")[0] if end >= 0 else b""
+        below = spot.text[end + 1 : end + 1 + MAX_LINE_BYTES].partition(b"\n")[0] if end >= 0 else b""
         begin = spot.text.rfind(b"\n", 0, max(spot.start - 1, 0)) + 1
-        above = spot.text[begin : max(min(begin + MOST_OF_A_LINE, spot.start - 1), begin)]
-        header, under, over = (one.decode("utf-8", "replace") for one in (piece, below, above))
+        above = spot.text[begin : max(min(begin + MAX_LINE_BYTES, spot.start - 1), begin)]
+        header, under, over = (raw.decode("utf-8", "replace") for raw in (piece, below, above))
         if found := prefix_before(header, under, self.style, over):
             self._prefix = found
             self._labelled_back.clear()
 
     def line(self, labelled: Labelled, number: int, text: bytes | None = None) -> LogLine:
-        """The line as a fact; with that text instead of its own."""
+        """Return the line as a fact; with that text instead of its own."""
         place = self.place
         rank = labelled.rank if labelled.rank is not None else place.rank
         if rank is None and (process := process_of(labelled.text)):
@@ -176,11 +177,12 @@ class LineJudge:
         )
 
     def meet(self, labelled: Labelled, number: int) -> None:
-        """A line, whatever it says: whose it is."""
+        """Note whose a line is, whatever it says."""
         self._gathered.met(self.line(labelled, number), labelled.said_by)
 
     def read(self, spot: Spot, piece: bytes, head: Labelled | None, hits: Sequence[int], *, waiting: bool) -> LogStream:
-        """One line with the texts found in it. head: the labels of the line that it is the end of. Gives its stream."""
+        """Read one line with the texts found in it, and return its stream. head: the labels of the line that it is
+        the end of."""
         piece = unquoted(spot.text, spot.start, piece)
         labelled = self.labelled(piece)
         if HEADER.encode() in piece:
@@ -214,7 +216,8 @@ class LineJudge:
         return stream
 
     def _without_logger(self, labelled: Labelled, stream: LogStream) -> Labelled:
-        """A line of a traceback, of a table, or right behind one, as the program has written it: not as a logger tags it."""
+        """Return a line of a traceback, of a table, or right behind one, as the program has written it: not as a
+        logger tags it."""
         if labelled.logger:
             self._loggers[id(stream)] = labelled.logger
         elif logger := self._loggers.get(id(stream)):
@@ -227,7 +230,7 @@ class LineJudge:
         return labelled
 
     def end(self, lines: int) -> None:
-        """The file has so many lines."""
+        """Take note that the file has so many lines."""
         for stream in self._streams.values():
             stream.end(self._gathered)
         self._gathered.order = self._first_order + lines + 1
@@ -280,26 +283,26 @@ class LineJudge:
         return taken
 
     def _traceback(self, spot: Spot, stream: LogStream, line: LogLine, text: str) -> bool:
-        """One begins, at its header or, where the log lacks it, at a frame; unless it is only quoted."""
+        """Begin a traceback, at its header or, where the log lacks it, at a frame; unless it is only quoted."""
         is_headless = text == FRAME
         goes_on = is_headless and line.number - stream.quoting <= QUOTED_APART
         if goes_on or self._quoted(spot, line, text):
             stream.quoting = line.number
             return False
-        if len(stream.open) < MOST_OPEN:
+        if len(stream.open) < MAX_OPEN:
             # The line of an exception that was logged is the end of its traceback, and announces no other one.
             unannounced = is_headless or stream.follows_an_exception
             before = [] if unannounced else [log_line.text for log_line in self._before(spot, line)[::-1]]
             logger = "" if is_headless else self._loggers.get(id(stream), "")
             if logger and tags_output(logger):
-                before = [without(logger).sub("", one, count=1) for one in before]
+                before = [without(logger).sub("", text, count=1) for text in before]
                 logger = ""
             stream.open.append(Assembler(self._timed(spot, stream, line), announcement(before) or logger))
             self._headless = stream if is_headless and stream.nobodys else None
         return True
 
     def _adopt(self, stream: LogStream, line: LogLine) -> None:
-        """Gives a rank the frame right before its line, of which a paste has cut the label off."""
+        """Give a rank the frame right before its line, of which a paste has cut the label off."""
         nobodys, self._headless = self._headless, None
         if nobodys is None or not nobodys.open or stream.nobodys or stream.open:
             return
@@ -321,8 +324,8 @@ class LineJudge:
                 return False
             words = {name: word for name, word in found.groupdict().items() if word}
         others = self._anybodys_near if sign.sign.anywhere else self._nobodys_near
-        nears = [one for one in (stream.near.get(sign.near), others.get(sign.near)) if one]
-        near = max(nears, key=lambda one: one.number, default=None)
+        nears = [sighting for sighting in (stream.near.get(sign.near), others.get(sign.near)) if sighting]
+        near = max(nears, key=lambda sighting: sighting.number, default=None)
         is_near = sign.near < 0 or (near is not None and self._is_beside(line, near, sign))
         if is_near and (seen := self._gathered.again(sign, line)):
             counted.append(seen)
@@ -335,8 +338,8 @@ class LineJudge:
                 seen.beside = near
             return True
         waiting = stream.pending.setdefault(sign.near, [])
-        if len(waiting) >= MOST_PENDING:
-            del waiting[MOST_PENDING // 2]
+        if len(waiting) >= MAX_PENDING:
+            del waiting[MAX_PENDING // 2]
         waiting.append(AwaitedMatch(sign, self._timed(spot, stream, line), words, quoted))
         return False
 
@@ -353,7 +356,7 @@ class LineJudge:
         return line.number - other.number <= (sign.sign.within or self._near)
 
     def _settle(self, stream: LogStream, near: int, line: LogLine) -> None:
-        """That text was seen: sightings that waited for it count now."""
+        """Let sightings count that waited for that text."""
         for awaited_match in stream.pending.pop(near, ()):
             if not self._is_beside(line, awaited_match.line, awaited_match.sign) or self._gathered.again(
                 awaited_match.sign, awaited_match.line
@@ -382,9 +385,9 @@ class LineJudge:
             self._gathered.error(self._with_message(spot, timed) if is_name_alone(line.text) else timed)
 
     def _announced(self, spot: Spot, line: LogLine) -> LogLine | None:
-        """The error that a sentence announces stands below it; None: that line is read for its own sake."""
+        """Find the error below a sentence that announces it; None: that line is read for its own sake."""
         begin = spot.text.find(b"\n", spot.start) + 1 or len(spot.text)
-        below = spot.text[begin : begin + MOST_OF_A_LINE].split(b"\n")[:BELOW]
+        below = spot.text[begin : begin + MAX_LINE_BYTES].split(b"\n")[:MAX_LINES_TO_ERROR]
         for number, piece in enumerate(below, start=spot.number + 1):
             if piece.strip() and not piece.lstrip().startswith(b"```"):
                 if self._vocabulary.knows(piece):
@@ -404,11 +407,11 @@ class LineJudge:
         if caught and not (is_mistake(raised) and is_all_of_it(spot.text, spot.start)):
             return None
         self._bare[line.rank] += 1
-        return raised if self._bare[line.rank] <= MOST_ERRORS_OF_A_RANK else None
+        return raised if self._bare[line.rank] <= MAX_ERRORS_OF_A_RANK else None
 
     def _with_message(self, spot: Spot, line: LogLine) -> LogLine:
-        """The name of an exception with the first line of its message, which stands below it."""
-        _, _, rest = spot.text[spot.start : spot.start + MOST_OF_A_LINE].partition(b"\n")
+        """Join the name of an exception with the first line of its message, which stands below it."""
+        _, _, rest = spot.text[spot.start : spot.start + MAX_LINE_BYTES].partition(b"\n")
         below = self.labelled(rest.lstrip(b"\r\n").partition(b"\n")[0])
         mine = below.rank in (None, line.rank) and below.text[:1].isspace()
         return msgspec.structs.replace(line, text=f"{line.text} {below.text.strip()}") if mine else line
@@ -423,11 +426,11 @@ class LineJudge:
 
     @property
     def _near(self) -> int:
-        """Lines of the file among which a stream has about `NEAR` of its own."""
+        """Count the lines of the file among which a stream has about `NEAR` of its own."""
         return NEAR * max(1, min(len(self._streams), 64))
 
     def _timed(self, spot: Spot, stream: LogStream, line: LogLine) -> LogLine:
-        """The line with a time: its own, that of a line before it, or the stream's last."""
+        """Give the line a time: its own, that of a line before it, or the stream's last."""
         if line.time is None and self._clocks and stream.time_sought_at != line.number:
             stream.time_sought_at = line.number
             earlier = next((log_line.time for log_line in self._back(spot, line) if log_line.time is not None), None)
@@ -443,15 +446,15 @@ class LineJudge:
         return found[::-1]
 
     def _back(self, spot: Spot, line: LogLine) -> Iterator[LogLine]:
-        """The lines before it of the same stream, the nearest first."""
+        """Yield the lines before it of the same stream, the nearest first."""
         end = spot.text.rfind(b"\n", 0, spot.start)
-        for back in range(1, LOOK_BACK):
+        for back in range(1, MAX_LINES_BACK):
             if end <= 0:
                 return
             begin = spot.text.rfind(b"\n", 0, end) + 1
-            piece = spot.text[max(begin, end - MOST_OF_A_LINE) : end].rstrip(b"\r").rpartition(b"\r")[2]
+            piece = spot.text[max(begin, end - MAX_LINE_BYTES) : end].rstrip(b"\r").rpartition(b"\r")[2]
             if (labelled := self._labelled_back.get(piece)) is None:
-                if len(self._labelled_back) >= MOST_LABELLED:
+                if len(self._labelled_back) >= MAX_LABELLED:
                     self._labelled_back.clear()
                 labelled = self._labelled_back[piece] = self.labelled(piece)
             if labelled.rank is None or labelled.rank == line.rank:
@@ -462,6 +465,6 @@ class LineJudge:
 
     def _stream(self, labelled: Labelled) -> LogStream:
         key = (labelled.rank, labelled.local_rank, labelled.host)
-        if key not in self._streams and len(self._streams) >= MOST_STREAMS:
+        if key not in self._streams and len(self._streams) >= MAX_STREAMS:
             key = (None, None, "")
         return self._streams.setdefault(key, LogStream(nobodys=key[:2] == (None, None)))

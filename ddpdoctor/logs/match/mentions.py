@@ -88,7 +88,7 @@ _CODE: Final = re.compile(r"""(?:\b(?:match|help|pattern|expected) ?=|\bin|[=!]=
 _AFTER: Final = re.compile(
     r"""["'`]?\ ?(?:error\ |message\ )?(?:means\b|happens\ (?:when|if)|occurs\ (?:when|if)|["'`]\ +in\ )"""
 )
-MOST_BEFORE: Final = 400
+MAX_BEFORE: Final = 400
 """Characters before some words in which they are announced: a sentence or two."""
 _SPEAKS: Final = re.compile(
     r"(?:^|\s)(?:(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)|NCCL WARN|ERROR|FATAL)\b[\]:]?|[\w/]+\.(?:cc|cpp|cu):\d+\]\s)"
@@ -119,7 +119,7 @@ def mentioned(text: str, literal: str, previous: str = "", *, told: bool = False
         return True
     if _COMMENT.search(before) and not _ROW.match(before):
         return True
-    found = _BEFORE.search(before, max(len(before) - MOST_BEFORE, 0))
+    found = _BEFORE.search(before, max(len(before) - MAX_BEFORE, 0))
     return bool(found) and not _SPEAKS.search(before, 0, found.start() if found else 0)
 
 

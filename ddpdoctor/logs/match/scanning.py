@@ -7,31 +7,31 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ddpdoctor.logs.match.line_judge import MOST_OF_A_LINE, LineJudge, LinePlace, Spot
+from ddpdoctor.logs.match.line_judge import MAX_LINE_BYTES, LineJudge, LinePlace, Spot
 from ddpdoctor.logs.match.vocabulary import Vocabulary
 from ddpdoctor.logs.parse.encodings import colourless
 from ddpdoctor.logs.parse.file_names import uncontradicted
 from ddpdoctor.logs.parse.gathering import GatheredLog
 from ddpdoctor.logs.parse.labels import OF_TORCHRUN, Labelled, StyleFinder
-from ddpdoctor.logs.parse.repeated_lines import MOST_ENTRIES, Routine, key_of
+from ddpdoctor.logs.parse.repeated_lines import MAX_ENTRIES, Routine, key_of
 from ddpdoctor.logs.parse.streams import LogStream
 
-BLOCK: Final = 1 << 20
+BLOCK_BYTES: Final = 1 << 20
 """Bytes that are searched at once."""
-END: Final = 1 << 19
+LAST_BYTES: Final = 1 << 19
 """At least so many bytes at the end of a file are read whole, routine or not; and at most twice as many."""
-CONTEXT: Final = 1 << 15
+CONTEXT_BYTES: Final = 1 << 15
 """Bytes before a block that are kept for looking back."""
-FIRST_SAMPLES: Final = 2000
-SAMPLES: Final = 60
+SAMPLES_OF_FIRST_BLOCK: Final = 2000
+SAMPLES_OF_BLOCK: Final = 60
 """Lines of the first block, and of each other one, that are looked at for their labels alone."""
-REMEMBERED: Final = 4096
-MOST_REMEMBERED: Final = 1 << 16
+REMEMBERED_BYTES: Final = 4096
+MAX_REMEMBERED_BYTES: Final = 1 << 16
 """Bytes at the end of a block, and of the file, in which every line counts as the latest of its rank."""
-LABELS: Final = 300
+MAX_LABEL_BYTES: Final = 300
 """Bytes at the start of a line in which its labels stand."""
 
-MOST_PIECES: Final = 256
+MAX_PIECES: Final = 256
 """Pieces of a line, each with something in it, that are read whatever comes."""
 LAST_HITS: Final = 16
 
@@ -42,7 +42,7 @@ Hit = tuple[int, int, int]
 
 
 class FileScan:
-    """One file. `feed()` takes its bytes in pieces of any size, `end()` finishes it."""
+    """The scan of one file: `feed()` takes its bytes in pieces of any size, `end()` finishes it."""
 
     def __init__(
         self,
@@ -79,14 +79,15 @@ class FileScan:
         self.lines = 0
 
     def feed(self, piece: bytes) -> None:
-        """The next bytes."""
+        """Take the next bytes."""
         self.bytes += len(piece)
         self._pieces += piece
-        while len(self._pieces) >= 2 * BLOCK:
-            self._take(BLOCK)
+        while len(self._pieces) >= 2 * BLOCK_BYTES:
+            self._take(BLOCK_BYTES)
 
     def _take(self, size: int) -> None:
-        """Searches so much of what is held, or less: whole lines, if it holds one; of the last, all, though nothing ends its last line."""
+        """Search so much of what is held, or less: whole lines, if it holds one; of the last, all, though nothing
+        ends its last line."""
         taken = self._pieces.rfind(b"\n", 0, size) + 1 or min(size, len(self._pieces))
         if self._ends and len(self._pieces) <= size:
             taken = len(self._pieces)
@@ -94,12 +95,12 @@ class FileScan:
         del self._pieces[:taken]
 
     def end(self) -> None:
-        """There are no more."""
-        while len(self._pieces) > 2 * END:
-            self._take(min(BLOCK, len(self._pieces) - END))
+        """Take note that there are no more bytes."""
+        while len(self._pieces) > 2 * LAST_BYTES:
+            self._take(min(BLOCK_BYTES, len(self._pieces) - LAST_BYTES))
         self._ends = True
         while self._pieces:
-            self._take(BLOCK)
+            self._take(BLOCK_BYTES)
         if self._within:
             self.lines += 1
         self._judge.end(self.lines)
@@ -116,14 +117,14 @@ class FileScan:
         self._remember(text, start)
         if not ends_line and not (self._within and b"\n" not in new):
             line = text.rfind(b"\n", start) + 1 or start
-            self._head = self._judge.labelled(text[line : line + LABELS])
+            self._head = self._judge.labelled(text[line : line + MAX_LABEL_BYTES])
             self._head_key = key_of(text, line, len(text))
         self._within = not ends_line
-        self._context = text[-CONTEXT:]
+        self._context = text[-CONTEXT_BYTES:]
 
     def _learn(self, text: bytes, start: int) -> None:
-        """Samples of the lines: which labels the file has, of which ranks, and what they said last."""
-        most = SAMPLES if self.lines else FIRST_SAMPLES
+        """Sample the lines: which labels the file has, of which ranks, and what they said last."""
+        most = SAMPLES_OF_BLOCK if self.lines else SAMPLES_OF_FIRST_BLOCK
         apart = (len(text) - start) // most
         spread = text.count(b"\n", start) > most
         at, number = start, self.lines + 1
@@ -138,9 +139,13 @@ class FileScan:
             number += text.count(b"\n", at, after)
             at = after
         for _, piece in sampled:
-            self._styles.add(piece[:LABELS].decode("utf-8", "replace"))
+            self._styles.add(piece[:MAX_LABEL_BYTES].decode("utf-8", "replace"))
         style = self._styles.style()
-        if style.numbers and not style.tasks and any(text.find(one, start) >= 0 for one in OF_TORCHRUN):
+        if (
+            style.numbers
+            and not style.tasks
+            and any(text.find(text_of_torchrun, start) >= 0 for text_of_torchrun in OF_TORCHRUN)
+        ):
             self._styles.are_tasks = True
             style = self._styles.style()
         if style != self._judge.style:
@@ -152,18 +157,18 @@ class FileScan:
             goes_on = False
 
     def _heard(self, number: int, piece: bytes, *, goes_on: bool) -> None:
-        """A line as the latest of its rank, whatever it says."""
+        """Note a line as the latest of its rank, whatever it says."""
         if not piece:
             return
-        labelled = self._head if goes_on else self._judge.labelled(piece[:LABELS])
+        labelled = self._head if goes_on else self._judge.labelled(piece[:MAX_LABEL_BYTES])
         self._judge.meet(labelled, number)
         end = None
-        if len(piece) > LABELS or b"\r" in piece:
-            end = piece.rstrip(b"\r").rpartition(b"\r")[2][-MOST_OF_A_LINE:]
+        if len(piece) > MAX_LABEL_BYTES or b"\r" in piece:
+            end = piece.rstrip(b"\r").rpartition(b"\r")[2][-MAX_LINE_BYTES:]
         self._gathered.last_words(self._judge.line(labelled, number, end))
 
     def _search(self, text: bytes, start: int) -> None:
-        """Goes from line to line with something in it; through all lines as long as a stream waits for its next one."""
+        """Go from line to line with something in it; through all lines as long as a stream waits for its next one."""
         # A text may begin in the part of a long line that came before.
         base = start - min(self._vocabulary.longest - 1, start) if self._within else start
         matches = self._vocabulary.matches(memoryview(text)[base:])
@@ -187,7 +192,7 @@ class FileScan:
                 self.lines += text.count(b"\n", counted, here)
                 counted = here
                 if not self._awaited or not self._is_others(text, here, end, key, matches[first:at]):
-                    hits = [(one, base + begin, base + stop) for one, begin, stop in matches[first:at]]
+                    hits = [(place, base + begin, base + stop) for place, begin, stop in matches[first:at]]
                     self._line(text, here, end, key, hits)
                 if self._awaited and (self.lines + 1) % 64 == 0:
                     self._tire(self.lines + 1)
@@ -205,8 +210,8 @@ class FileScan:
             return False
         if hits and not self._is_routine(key, hits):
             return False
-        if CLOCK.search(text, start, min(end, start + LABELS)):
-            stream.unread = text[start : min(end, start + LABELS)]
+        if CLOCK.search(text, start, min(end, start + MAX_LABEL_BYTES)):
+            stream.unread = text[start : min(end, start + MAX_LABEL_BYTES)]
         return True
 
     def _is_routine(self, key: bytes, hits: Sequence[Hit]) -> bool:
@@ -226,7 +231,7 @@ class FileScan:
     def _line(self, text: bytes, start: int, end: int, key: bytes, hits: list[Hit]) -> None:
         if text.endswith(b"\r", start, end):
             end -= 1
-        if text.find(b"\r", start, end) < 0 and not self._goes_on(start) and end - start <= MOST_OF_A_LINE:
+        if text.find(b"\r", start, end) < 0 and not self._goes_on(start) and end - start <= MAX_LINE_BYTES:
             self._piece(text, start, end, None, key, hits)
         else:
             self._parts(text, start, end, key, hits)
@@ -236,7 +241,8 @@ class FileScan:
         return self._within and start == self._begin
 
     def _parts(self, text: bytes, start: int, end: int, key: bytes, hits: list[Hit]) -> None:
-        """Of a line that a progress bar has written over and over, or that is too long to be kept, what is around the hits."""
+        """Split a line that a progress bar has written over and over, or that is too long to be kept, into what is
+        around the hits."""
         goes_on = self._goes_on(start)
         head: Labelled | None = None
         at = 0
@@ -247,27 +253,28 @@ class FileScan:
             stop = end if stop < 0 else stop
             if begin != segment:
                 segment, self._pieces_of_one = begin, 0
-            if stop - begin > MOST_OF_A_LINE:
+            if stop - begin > MAX_LINE_BYTES:
                 at = self._after_what_is_left_out(hits, at, stop)
             first = at
             own = key if begin == start else key + key_of(text, begin, stop)
-            if stop - begin > MOST_OF_A_LINE:
-                begin = max(hits[at][1] - MOST_OF_A_LINE // 4, begin)
-                stop = min(max(begin + MOST_OF_A_LINE, hits[at][2]), stop)
+            if stop - begin > MAX_LINE_BYTES:
+                begin = max(hits[at][1] - MAX_LINE_BYTES // 4, begin)
+                stop = min(max(begin + MAX_LINE_BYTES, hits[at][2]), stop)
             while at < len(hits) and hits[at][1] < stop:
                 at += 1
             if self._awaited or not self._is_routine(own, hits[first:at]):
                 head = head or self._head_of(text, start, end)
                 self._piece(text, begin, stop, None if begin == start and not goes_on else head, own, hits[first:at])
         if self._awaited and not goes_on:
-            begin = max(text.rfind(b"\r", start, end) + 1, end - MOST_OF_A_LINE, start)
+            begin = max(text.rfind(b"\r", start, end) + 1, end - MAX_LINE_BYTES, start)
             head = None if begin == start else head or self._head_of(text, start, end)
             self._piece(text, begin, end, head, key, [])
 
     def _after_what_is_left_out(self, hits: list[Hit], at: int, stop: int) -> int:
-        """Of a part without an end, as a line of megabytes is, which hit is read next: after many only the last in each block."""
+        """Tell which hit is read next of a part without an end, as a line of megabytes is: after many only the last
+        in each block."""
         self._pieces_of_one += 1
-        if self._pieces_of_one <= MOST_PIECES:
+        if self._pieces_of_one <= MAX_PIECES:
             return at
         behind = bisect_left(hits, stop, at, key=lambda hit: hit[1])
         if behind - LAST_HITS > at:
@@ -275,7 +282,11 @@ class FileScan:
         return max(at, behind - LAST_HITS)
 
     def _head_of(self, text: bytes, start: int, end: int) -> Labelled:
-        return self._head if self._goes_on(start) else self._judge.labelled(text[start : min(start + LABELS, end)])
+        return (
+            self._head
+            if self._goes_on(start)
+            else self._judge.labelled(text[start : min(start + MAX_LABEL_BYTES, end)])
+        )
 
     def _piece(self, text: bytes, start: int, end: int, head: Labelled | None, key: bytes, hits: list[Hit]) -> None:
         places = dict.fromkeys(hit[0] for hit in hits)
@@ -285,7 +296,7 @@ class FileScan:
         spot = Spot(text, start, self.lines + 1)
         stream = self._judge.read(spot, text[start:end], head, list(places), waiting=bool(self._awaited))
         if head is None:
-            if len(self._stream_of) >= MOST_ENTRIES:
+            if len(self._stream_of) >= MAX_ENTRIES:
                 self._stream_of.clear()
             self._stream_of[key] = stream
         for place in places:
@@ -302,8 +313,8 @@ class FileScan:
                 del self._awaited[key]
 
     def _remember(self, text: bytes, start: int) -> None:
-        """The last lines of the block, or of the file, each as the latest of its rank."""
-        begin = max(start, len(text) - (MOST_REMEMBERED if self._ends else REMEMBERED))
+        """Note the last lines of the block, or of the file, each as the latest of its rank."""
+        begin = max(start, len(text) - (MAX_REMEMBERED_BYTES if self._ends else REMEMBERED_BYTES))
         if begin > start:
             begin = text.find(b"\n", begin) + 1 or len(text)
         lines = text[begin:].split(b"\n")

@@ -16,7 +16,7 @@ from ddpdoctor.logs.parse.tracebacks import HEADER
 
 
 class Wanted(Enum):
-    """What a literal text is to the engine itself."""
+    """The use of a literal text to the engine itself."""
 
     TRACEBACK = "traceback"
     FRAME = "frame"
@@ -50,7 +50,7 @@ class VocabularySign(NamedTuple):
 
 
 class Vocabulary:
-    """What a log is searched for. All texts are found wherever they stand, also within each other."""
+    """All texts that a log is searched for. They are found wherever they stand, also within each other."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class Vocabulary:
         for text, wanted in others:
             self.wanted[self._place(text)].add(wanted)
         self.nears = frozenset(
-            vocabulary_sign.near for each in self.signs for vocabulary_sign in each if vocabulary_sign.near >= 0
+            vocabulary_sign.near for signs in self.signs for vocabulary_sign in signs if vocabulary_sign.near >= 0
         )
         self.patience = list(map(self._patience, range(len(self.texts))))
 
     def _patience(self, place: int) -> int:
-        """How many lines of a rank with that text are read before the rest may be routine."""
+        """Count the lines of a rank with that text that are read before the rest may be routine."""
         signs = self.signs[place]
         waits = place in self.nears or any(sign.near >= 0 for sign in signs)
         return max(
@@ -102,7 +102,7 @@ class Vocabulary:
     def knows(self, line: bytes) -> bool:
         """Whether a line is read for something in it: a sign, a message of healthy runs, a word of an error, a traceback."""
         places = {place for place, _, _ in self.matches(memoryview(line))}
-        return any(self.signs[one] or self.harmless[one] or self.wanted[one] - {Wanted.FACT} for one in places)
+        return any(self.signs[place] or self.harmless[place] or self.wanted[place] - {Wanted.FACT} for place in places)
 
     @cached_property
     def longest(self) -> int:
@@ -113,6 +113,6 @@ class Vocabulary:
         return ahocorasick_rs.BytesAhoCorasick(self.texts, implementation=ahocorasick_rs.Implementation.DFA)
 
     def matches(self, text: memoryview) -> Sequence[tuple[int, int, int]]:
-        """(place among the texts, start, end) of all that stand in it, by end."""
+        """Find all texts that stand in it: (place among the texts, start, end), by end."""
         found: Sequence[tuple[int, int, int]] = self.automaton.find_matches_as_indexes(text, overlapping=True)
         return found

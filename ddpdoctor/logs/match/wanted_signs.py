@@ -15,7 +15,8 @@ from ddpdoctor.logs.parse.tracebacks import FRAME, HEADER
 
 @cache
 def vocabulary(catalogue: Catalogue) -> Vocabulary:
-    """Made once for a catalogue: it takes a tenth of a second."""
+    """Collect what the signs of a catalogue and the engine itself search for, once for a catalogue: it takes a tenth
+    of a second."""
     signs = [(check.slug, sign) for check in catalogue.checks for sign in check.log_signs]
     others = [
         (HEADER, Wanted.TRACEBACK),

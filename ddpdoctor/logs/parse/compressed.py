@@ -20,16 +20,16 @@ _FORMS: Final = (
     (b"PK\x03\x04", "zip", "unzip -p"),
 )
 """How such a file begins. A checkpoint of torch is a zip file, too."""
-_AT_ONCE: Final = 1 << 20
+_PIECE_BYTES: Final = 1 << 20
 """Bytes that are unpacked at once."""
 
 
 class DamagedArchive(Exception):
-    """What was compressed doesn't come to its end."""
+    """A compressed file doesn't come to its end."""
 
 
 def how_to_unpack(sample: bytes, name: str) -> str:
-    """ "compressed by xz: `xz -dc FILE | ddpdoctor diagnose-log -`"; "" of anything else."""
+    """Word how to unpack a file: "compressed by xz: `xz -dc FILE | ddpdoctor diagnose-log -`"; "" of anything else."""
     for magic, program, command in _FORMS:
         if sample.startswith(magic) and (program != "zip" or name.endswith(".zip")):
             return f"compressed by {program}: `{command} {shlex.quote(name)} | ddpdoctor diagnose-log -`"
@@ -37,7 +37,11 @@ def how_to_unpack(sample: bytes, name: str) -> str:
 
 
 def unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The members one after the other, as gzip -d gives them; of what is damaged all that comes before."""
+    """Yield the members one after the other, as gzip -d gives them; of what is damaged all that comes before.
+
+    Raises:
+        DamagedArchive: it is cut off, or something else stands behind it.
+    """
     member = _Member()
     for piece in pieces:
         data = piece
@@ -67,12 +71,16 @@ class _Member:
 
     @property
     def rest(self) -> bytes:
-        """What stands behind it."""
+        """The bytes that stand behind it."""
         return self._unpacker.unused_data
 
     def unpacked(self, data: bytes) -> Iterator[bytes]:
-        """What these bytes of it come to."""
-        most = _AT_ONCE
+        """Yield what these bytes of it come to.
+
+        Raises:
+            DamagedArchive: they are damaged.
+        """
+        most = _PIECE_BYTES
         while data and not self.over:
             # A call that meets the damage gives nothing of what it had unpacked by then: it is asked for less and less.
             before = self._unpacker.copy()

@@ -27,17 +27,17 @@ _OTHERS: Final = ("stream", "record", "ingestionTime")
 """What an object of a logger or a collector may have in place of a level or a time in words: loguru's, CloudWatch's."""
 _RANKS: Final = ("rank", "RANK", "global_rank")
 _EXCEPTIONS: Final = ("exc", "exc_info", "exception", "traceback", "stack_trace", "error.stack_trace", "error", "err")
-_BEFORE: Final = re.compile(rb"(?:\d{4}-\d\d-\d\dT\S{8,30} std(?:out|err) F |\x1e)(?=\{)")
+_BEFORE_OBJECT: Final = re.compile(rb"(?:\d{4}-\d\d-\d\dT\S{8,30} std(?:out|err) F |\x1e)(?=\{)")
 """What stands before an object: a container runtime's label, or the mark of a sequence of JSON texts."""
 _OF_DOCKER: Final = re.compile(rb"[\x01\x02]\0{4}[\0-\xff]{3}")
 """What its daemon puts before each text where nobody has taken both streams apart: which of them, and how long it is."""
-_SAMPLE: Final = 1 << 16
+_SAMPLE_BYTES: Final = 1 << 16
 """Bytes in which they are looked for."""
-_FEWEST: Final = 16
+_MIN_LETTERS: Final = 16
 """Letters of a text that is known for UTF-16 without a mark."""
-_LONGEST: Final = 1 << 20
+_MAX_OBJECT_BYTES: Final = 1 << 20
 """Bytes of a line that may be an object."""
-_MOST_EXTRA: Final = 1 << 16
+_MAX_LONG_OBJECTS: Final = 1 << 16
 """Objects with many lines that are remembered for the lines' numbers."""
 
 
@@ -53,21 +53,21 @@ _DOCKER: Final = msgspec.json.Decoder(_Docker)
 
 
 def mark_of(sample: bytes) -> str:
-    """The encoding that a byte order mark at the beginning names; "" where there is none."""
+    """Name the encoding of a byte order mark at the beginning; "" where there is none."""
     return next((name for mark, name in _MARKS if sample.startswith(mark)), "")
 
 
 def encoding_of(sample: bytes) -> str:
-    """The same; also that of a text in UTF-16 whose beginning is elsewhere: most of its letters have a NUL before them, or all behind them.
-    "" of UTF-8, and of what isn't known."""
+    """Name the encoding by its mark; also that of a text in UTF-16 whose beginning is elsewhere: most of its letters
+    have a NUL before them, or all behind them. "" of UTF-8, and of what isn't known."""
     half = len(sample) // 2
     before, behind = sample[::2].count(0), sample[1::2].count(0)
-    most = half >= _FEWEST and max(before, behind) * 2 > half and min(before, behind) * 20 < half
+    most = half >= _MIN_LETTERS and max(before, behind) * 2 > half and min(before, behind) * 20 < half
     return mark_of(sample) or (("utf-16-le" if behind > before else "utf-16-be") if most and is_text(sample) else "")
 
 
 def decoded(pieces: Iterator[bytes], encoding: str) -> Iterator[bytes]:
-    """The same text in UTF-8."""
+    """Recode the text in UTF-8."""
     decoder = codecs.getincrementaldecoder(encoding)("replace")
     for piece in pieces:
         yield decoder.decode(piece).encode("utf-8", "replace")
@@ -88,7 +88,7 @@ def without_holes(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def with_newlines(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same with a line's end as others write it, where a terminal has put a second carriage return before it."""
+    """Write a line's end as others write it, where a terminal has put a second carriage return before it."""
     doubled = None
     for piece in pieces:
         doubled = b"\r\r\n" in piece if doubled is None else doubled
@@ -97,7 +97,7 @@ def with_newlines(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 def is_objects(piece: bytes) -> bool:
     """Whether most of its first lines are JSON objects of a logger or of Docker. Others may stand between them, as a launcher's."""
-    lines = [one for one in piece[:_SAMPLE].split(b"\n")[:100] if one.strip()]
+    lines = [line for line in piece[:_SAMPLE_BYTES].split(b"\n")[:100] if line.strip()]
     return sum(_object(line)[1] is not None for line in lines) * 2 > len(lines)
 
 
@@ -119,14 +119,14 @@ class Unwrapped:
         return max(line - self._extra[place - 1], self._at[place - 1] - self._before(place - 1))
 
     def lines(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """What the objects say, as a rank would have printed it."""
+        """Yield what the objects say, as a rank would have printed it."""
         rest = b""
         for piece in pieces:
             whole, newline, last = (rest + piece).rpartition(b"\n") if b"\n" in piece else (b"", b"", rest + piece)
             rest = last
             if newline:
-                yield b"".join(self._plain(one) for one in whole.split(b"\n"))
-            if len(rest) > _LONGEST:
+                yield b"".join(self._plain(line) for line in whole.split(b"\n"))
+            if len(rest) > _MAX_OBJECT_BYTES:
                 yield rest
                 rest = b""
         if rest:
@@ -142,23 +142,23 @@ class Unwrapped:
             return line + b"\n"
         first = self._lines + 1
         self._lines += len(found)
-        if len(found) > 1 and len(self._at) < _MOST_EXTRA:
+        if len(found) > 1 and len(self._at) < _MAX_LONG_OBJECTS:
             self._more += len(found) - 1
             self._at.append(first)
             self._extra.append(self._more)
-        return b"".join(label + one.encode("utf-8", "replace") + b"\n" for one in found)
+        return b"".join(label + line.encode("utf-8", "replace") + b"\n" for line in found)
 
 
 def _object(line: bytes) -> tuple[bytes, list[str] | None]:
-    """The label of an object, and what it says."""
-    before = None if line.startswith(b"{") else _BEFORE.match(line)
-    if len(line) > _LONGEST or not (before or line.startswith(b"{")):
+    """Split an object into its label and what it says."""
+    before = None if line.startswith(b"{") else _BEFORE_OBJECT.match(line)
+    if len(line) > _MAX_OBJECT_BYTES or not (before or line.startswith(b"{")):
         return b"", None
     return (before[0].strip(b"\x1e"), _lines_of(line[before.end() :])) if before else (b"", _lines_of(line))
 
 
 def _lines_of(line: bytes) -> list[str] | None:
-    """What one object says; None where it is no logger's."""
+    """Return what one object says; None where it is no logger's."""
     if line.startswith(b'{"log":'):
         try:
             docker = _DOCKER.decode(line)
@@ -188,7 +188,7 @@ def _lines_of(line: bytes) -> list[str] | None:
         *(f"{level} {message}" if level else message).rstrip("\n").split("\n"),
         *raised.replace("\r\n", "\n").split("\n"),
     ]
-    return [head + one for one in text if one.strip() or len(text) == 1]
+    return [head + line for line in text if line.strip() or len(text) == 1]
 
 
 def _word(said: dict[str, Any], names: tuple[str, ...]) -> str:
@@ -213,7 +213,7 @@ _CONTROLS: Final = re.compile(rb"[\x01-\x07\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 def colourless(text: bytes) -> bytes:
-    """The bytes without colours and other sequences of a terminal, and lines that begin in bold type as they were written."""
+    """Strip colours and other sequences of a terminal, and write lines that begin in bold type as they were written."""
     text = _ESCAPES.sub(b"", text) if b"\x1b" in text else text
     # Going backwards takes Python a quarter of the time.
     text = _SPELLED_OUT.sub(b"", text) if text.rfind(_RESET) >= 0 else text

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import islice, product
 from typing import Final
 
-from ddpdoctor.logs.analyze.launch_failures import BESIDE, GIVES_UP, OF_SSH, STARTS_AGAIN
+from ddpdoctor.logs.analyze.launch_failures import BESIDE_GIVING_UP, GIVES_UP, SSH_FAILURES, STARTS_AGAIN
 from ddpdoctor.logs.analyze.related_lines import LAST_ERROR
 
 _GLOG_WORDS: Final = (*map("".join, product(("[E", "[F"), " 0123456789")), "torch/distributed/")
@@ -17,8 +17,8 @@ _NAMES: Final = ("Error:", "Exception:")
 _OF_MAKE: Final = ": *** "
 ERROR_WORDS: Final = (
     *GIVES_UP,
-    *OF_SSH,
-    *BESIDE,
+    *SSH_FAILURES,
+    *BESIDE_GIVING_UP,
     STARTS_AGAIN,
     *_GLOG_WORDS,
     "etcd.Etcd",
@@ -84,7 +84,7 @@ _ANNOUNCES: Final = re.compile(
 """A sentence of some words, with an article before its error."""
 _IGNORED: Final = re.compile(r"Exception ignored (?:in|on|while)\b|.*UserWarning: Plan failed with an? ")
 _EXCEPTION: Final = re.compile(r"Traceback \(most|[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
-MOST_LEFT: Final = 8
+MAX_LINES_LEFT: Final = 8
 """Lines that are left of a traceback, where most of them were cut out."""
 _CONTINUES: Final = re.compile(
     r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:ERROR|CRITICAL|FATAL)\b"
@@ -129,7 +129,7 @@ def announces(text: str) -> bool:
 def is_ignored(before: Iterable[str]) -> bool:
     """Whether an exception is one that Python, or torch, says it has ignored, of whose traceback a paste has left something out. before: the lines
     before it, the nearest first."""
-    for text in islice(before, MOST_LEFT):
+    for text in islice(before, MAX_LINES_LEFT):
         if _IGNORED.match(text):
             return True
         if _EXCEPTION.match(text):

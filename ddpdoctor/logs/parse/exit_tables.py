@@ -34,7 +34,7 @@ _MPI: Final = re.compile(
 )
 _MPI_CODE: Final = re.compile(r"\s*(?:Exit code: +|with errorcode )(?P<code>-?\d+)")
 _ALIGNED: Final = "  rank      : "
-_MOST_LINES: Final = 2000
+_MAX_LINES: Final = 2000
 _NO_TRACEBACK: Final = "To enable traceback see"
 
 
@@ -55,7 +55,7 @@ def is_cut(line: LogLine) -> bool:
 
 
 class ExitTable:
-    """One table, from its first line on."""
+    """A table of torchrun's, from its first line on."""
 
     def __init__(self, began: LogLine, before: Sequence[str] = ()) -> None:
         """before: the lines before it, where the log lacks the table's beginning."""
@@ -78,7 +78,7 @@ class ExitTable:
 
     @property
     def rank(self) -> int | None:
-        """Of the entry that the lines are about."""
+        """The rank of the entry that the lines are about."""
         found = _RANK.match(self._fields.get("rank", ""))
         return int(found["rank"]) if found else None
 
@@ -87,7 +87,7 @@ class ExitTable:
         return self._fields.get("host", "")
 
     def add(self, line: LogLine) -> ProcessExit | None:
-        """The next line of the stream. Gives an entry once it is whole."""
+        """Take the next line of the stream; return an entry once it is whole."""
         self._lines += 1
         if self._mpi:
             return self._mpi_code(line)
@@ -112,12 +112,13 @@ class ExitTable:
             self._note(text)
         elif "msg" in self._fields and not self._last_words and (found := _MESSAGE.match(text)):
             self._last_words = found["said"][:500]
-        if self._lines > _MOST_LINES:
+        if self._lines > _MAX_LINES:
             self.over = True
         return None
 
     def rest(self) -> ProcessExit | None:
-        """The entry that the log breaks off in; of the one that failed first it is told even where its exit code is missing."""
+        """Return the entry that the log breaks off in; of the one that failed first it is told even where its exit
+        code is missing."""
         rank = int(self._mpi) if self._mpi else self.rank
         host, local = self.host, _RANK.match(self._fields.get("rank", ""))
         if (done := self._entry()) or self._told or not (self._first or self._mpi):
@@ -132,7 +133,7 @@ class ExitTable:
         )
 
     def _note(self, text: str) -> None:
-        """Of a traceback in the table the line with the exception is what it says."""
+        """Note what an entry says: of a traceback in the table the line with the exception."""
         if (
             text.startswith("  ")
             and not text[2:3].isspace()

@@ -166,13 +166,13 @@ _FORMS: Final = tuple(
     )
 )  # fmt: skip
 _BY_LITERAL: Final = {
-    literal: tuple(one for one in _FORMS if one.literal == literal) for literal in {one.literal for one in _FORMS}
+    literal: tuple(form for form in _FORMS if form.literal == literal) for literal in {form.literal for form in _FORMS}
 }
 LITERALS: Final = tuple(_BY_LITERAL)
 
 
 def exits_said(literal: str, line: LogLine) -> Iterator[ProcessExit]:
-    """The ends of processes in a line that has that literal text in it."""
+    """Parse the ends of processes in a line that has that literal text in it."""
     for form in _BY_LITERAL.get(literal, ()):
         if (found := form.pattern.search(line.text)) and not (form.a_word and mentioned(line.text, literal)):
             yield from _exits(form, found.groupdict(), line)
@@ -205,7 +205,7 @@ def _exits(form: _Form, words: dict[str, str | None], line: LogLine) -> Iterator
 
 
 def _numbers(text: str) -> list[int]:
-    """ "0-2,4" written out; nothing where it is no list of ranks."""
+    """Write "0-2,4" out; nothing where it is no list of ranks."""
     found: list[int] = []
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")

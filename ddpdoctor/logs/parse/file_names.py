@@ -49,7 +49,7 @@ _SAYS_LOCAL_RANK: Final = (
 
 
 def places_of(names: Sequence[str]) -> Mapping[str, LinePlace]:
-    """Whose the files are that are read as one run."""
+    """Tell whose the files are that are read as one run."""
     paths = {name: PurePath(name).as_posix() for name in names}
     pieces = {piece for path in paths.values() for piece in path.split("/")}
     alone = {path.rpartition("/")[2] for path in paths.values()}
@@ -62,12 +62,13 @@ def places_of(names: Sequence[str]) -> Mapping[str, LinePlace]:
 
 
 def place_of(name: str) -> LinePlace:
-    """Of a file that is read alone."""
+    """Tell whose a file is that is read alone."""
     return places_of((name,))[name]
 
 
 def uncontradicted(place: LinePlace, text: bytes) -> LinePlace:
-    """The place without a rank that a part of the file contradicts: a node's launcher shows what several ranks say."""
+    """Return the place without a rank that a part of the file contradicts: a node's launcher shows what several ranks
+    say."""
     if place.rank is None:
         return place
     said, local = (
@@ -78,7 +79,7 @@ def uncontradicted(place: LinePlace, text: bytes) -> LinePlace:
 
 
 def _those_that_differ(pattern: re.Pattern[str], pieces: Iterable[str]) -> dict[str, tuple[int, set[int]]]:
-    """Of each name of a file or folder that has such a number, that, and those of all that are named alike."""
+    """Map each name of a file or folder that has such a number to that, and to those of all that are named alike."""
     alike: dict[str, set[int]] = {}
     found = {piece: match for piece in pieces if (match := pattern.search(piece))}
     for piece, match in found.items():
@@ -87,7 +88,7 @@ def _those_that_differ(pattern: re.Pattern[str], pieces: Iterable[str]) -> dict[
 
 
 def _are_counted(numbers: set[int]) -> bool:
-    """As ranks are; those of experiments are chosen."""
+    """Whether numbers are counted as ranks are; those of experiments are chosen."""
     return len(numbers) > 1 and (0 in numbers or max(numbers) - min(numbers) == len(numbers) - 1)
 
 

@@ -10,14 +10,14 @@ from typing import Final
 
 import msgspec
 
-MOST_FILES: Final = 10_000
+MAX_FILES: Final = 10_000
 """Of a folder."""
 NO_LOGS: Final = "there is no log in this folder"
 NOT_FILLED: Final = f"{NO_LOGS}: torchrun fills it only with --redirects 3 or --tee 3"
 _ATTEMPT: Final = re.compile(r"attempt_\d+$")
 _RANDOM: Final = re.compile(r"_[a-z0-9_]{8}$")
 """What torchrun puts behind the run's name, so that each launcher has a folder of its own."""
-_AT_ONCE: Final = 0.5
+_SAME_RUN_SECONDS: Final = 0.5
 """Seconds between the last write of one launcher and the first of another's by which they may still be of one run: none starts as fast."""
 
 
@@ -30,8 +30,8 @@ class LogFolder(msgspec.Struct, frozen=True):
 
 
 def contents_of_all(paths: Iterable[Path], may_be_log: Callable[[Path], bool]) -> list[LogFolder]:
-    """Of each name the logs that it stands for: those of a folder, or itself. What is there by several names or links is read once, by one
-    that is no link where there is such a one."""
+    """List for each name the logs that it stands for: those of a folder, or itself. What is there by several names or
+    links is read once, by one that is no link where there is such a one."""
     contents: list[LogFolder] = []
     folders: set[object] = set()
     for path in paths:
@@ -69,22 +69,22 @@ def contents_of(folder: Path, may_be_log: Callable[[Path], bool]) -> LogFolder:
         problems.append((str(error.filename), error.strerror or str(error)))
 
     for name, folders, names in os.walk(folder, onerror=failed):
-        runs = [one for one in folders if _attempts(Path(name, one))]
+        runs = [folder for folder in folders if _attempts(Path(name, folder))]
         of_torchrun |= bool(runs) or any(map(_ATTEMPT.match, folders))
         if len(runs) > 1 and len(newest := _newest(Path(name), runs)) < len(runs):
-            folders[:] = [one for one in folders if one not in runs or one in newest]
-            read = ", ".join(str(Path(name, one)) for one in sorted(newest))
+            folders[:] = [folder for folder in folders if folder not in runs or folder in newest]
+            read = ", ".join(str(Path(name, folder)) for folder in sorted(newest))
             notes.append(f"{len(runs)} runs lie here; the newest is read: {read}")
         folders.sort()
         found += len(names)
-        files += [path for one in sorted(names) if may_be_log(path := Path(name, one))]
-        if found > MOST_FILES:
-            notes.append(f"there are more than {MOST_FILES:,} files in {folder}; only the first ones are read")
+        files += [path for file_name in sorted(names) if may_be_log(path := Path(name, file_name))]
+        if found > MAX_FILES:
+            notes.append(f"there are more than {MAX_FILES:,} files in {folder}; only the first ones are read")
             break
     if not files and not problems:
         why = NOT_FILLED if of_torchrun else NO_LOGS
         problems.append((str(folder), "; ".join([*notes, why])))
-    return LogFolder(files[:MOST_FILES], problems, notes)
+    return LogFolder(files[:MAX_FILES], problems, notes)
 
 
 def _attempts(folder: Path) -> bool:
@@ -101,16 +101,16 @@ def _newest(parent: Path, runs: Sequence[str]) -> list[str]:
     by_start = sorted(runs, key=lambda run: spans[run][0], reverse=True)
     newest = [by_start[0]]
     began = spans[by_start[0]][0]
-    for one in by_start[1:]:
-        start, end = spans[one]
-        if _RANDOM.sub("", one) == _RANDOM.sub("", newest[0]) and end + _AT_ONCE >= began:
-            newest.append(one)
+    for folder in by_start[1:]:
+        start, end = spans[folder]
+        if _RANDOM.sub("", folder) == _RANDOM.sub("", newest[0]) and end + _SAME_RUN_SECONDS >= began:
+            newest.append(folder)
             began = start
     return newest
 
 
 def _span(run: Path) -> tuple[float, float]:
-    """From when to when something was written in it."""
+    """Tell from when to when something was written in it."""
     times = [run.stat().st_mtime]
     for name, folders, names in os.walk(run):
         for folder in (*folders, *names):
@@ -122,7 +122,7 @@ def _span(run: Path) -> tuple[float, float]:
 
 
 def _identity(path: Path) -> object:
-    """What a file or folder has in common under all of its names."""
+    """Return what a file or folder has in common under all of its names."""
     try:
         status = path.stat()
     except OSError:

@@ -30,20 +30,20 @@ from ddpdoctor.logs.match.harmless_texts import HarmlessText
 from ddpdoctor.logs.match.vocabulary import VocabularySign
 from ddpdoctor.logs.parse.global_ranks import Placing, has_year
 
-MOST_SIGHTINGS = 12_000
-MOST_OF_A_SIGN = 4096
-MOST_WITH_NEIGHBOURS = 400
+MAX_SIGHTINGS = 12_000
+MAX_OF_A_SIGN = 4096
+MAX_WITH_NEIGHBOURS = 400
 """Sightings whose neighbours are kept."""
-MOST_RAISED = 2000
-MOST_STACKS_OF_A_RANK = 8
-MOST_OF_AN_EXCEPTION = 3
+MAX_RAISED = 2000
+MAX_STACKS_OF_A_RANK = 8
+MAX_OF_AN_EXCEPTION = 3
 """Tracebacks that are kept of one rank, exception and place."""
-MOST_EXITED = 5000
-MOST_ERRORS = 300
-MOST_ERRORS_OF_A_RANK = 12
-MOST_RANKS = 20_000
-MOST_HOSTS = 4096
-LATEST = 200
+MAX_EXITED = 5000
+MAX_ERRORS = 300
+MAX_ERRORS_OF_A_RANK = 12
+MAX_RANKS = 20_000
+MAX_HOSTS = 4096
+LINES_OF_LAST_STEPS = 200
 """Lines at the end in which a training's steps are looked for."""
 _FIGURES: Final = re.compile(r"\d+")
 _STEP: Final = re.compile(r"(?!(?:wandb|srun|slurmstepd|\w*Error|\w*Exception): )[\w\[({<].*[A-Za-z]")
@@ -52,7 +52,7 @@ _LOSS: Final = re.compile(
     r"(?i)(?=.*\b(?:step|iter|iteration|epoch|batch|update|it)s?\b)(?!.*\b(?:nan|inf)\b).*\bloss\w*[\"']?\W{1,4}\d"
 )
 """A step of a training, with a loss that is a number."""
-PROVE: Final = 10
+STEPS_OF_GOING_ON: Final = 10
 """Steps by which a training shows that it goes on, and not only a rank that hasn't missed another one yet."""
 
 
@@ -108,38 +108,38 @@ class GatheredLog:
     _last: dict[tuple[int | None, int | None, str], LogLine] = field(default_factory=dict)
     _pairs: dict[tuple[str, int, int], None] = field(default_factory=dict)
     _first_date: float | None = None
-    _latest: deque[LogLine] = field(default_factory=lambda: deque(maxlen=LATEST))
+    _latest: deque[LogLine] = field(default_factory=lambda: deque(maxlen=LINES_OF_LAST_STEPS))
 
     def begins(self, name: str) -> None:
-        """The lines that come now are of the file of that name."""
+        """Take note that the lines that come now are of the file of that name."""
         self.attempt = attempt_of_file(name) or 0
 
     def _alike(self, raised: LoggedException) -> tuple[object, ...]:
-        """What tracebacks have in common of which only a few are kept."""
+        """Return what tracebacks have in common of which only a few are kept."""
         return (self._whose(raised.line), raised.exception, raised.frames[-1:], raised.own)
 
     def _whose(self, line: LogLine) -> tuple[int, int | str]:
-        """The rank, or what stands for it, in this attempt."""
+        """Return the rank, or what stands for it, in this attempt."""
         if line.rank is not None:
             return self.attempt, line.rank
         file = line.file if not line.host and line.local_rank is None else ""
         return self.attempt, f"{line.host}/{line.local_rank}/{file}"
 
     def again(self, sign: VocabularySign, line: LogLine) -> SeenSign | None:
-        """Counts a sighting that its rank has said before, in earnest. None: it hasn't."""
+        """Count a sighting that its rank has said before, in earnest; None: it hasn't."""
         known = self._sightings.get((sign.number, False, self._whose(line)))
         if known:
             known.times += 1
         return known
 
     def sighting(self, sign: VocabularySign, line: LogLine, words: dict[str, str], quoted: bool) -> SeenSign | None:
-        """Keeps a sighting. Gives its record if it is the first of its rank."""
+        """Keep a sighting; return its record if it is the first of its rank."""
         key = (sign.number, quoted, self._whose(line))
         if known := self._sightings.get(key):
             known.times += 1
             return None
         kept = self._of_a_sign.get(sign.number, 0)
-        if kept >= MOST_OF_A_SIGN or len(self._sightings) >= MOST_SIGHTINGS:
+        if kept >= MAX_OF_A_SIGN or len(self._sightings) >= MAX_SIGHTINGS:
             self.more += 1
             return None
         self._of_a_sign[sign.number] = kept + 1
@@ -148,40 +148,40 @@ class GatheredLog:
 
     @property
     def wants_neighbours(self) -> bool:
-        return len(self._sightings) <= MOST_WITH_NEIGHBOURS
+        return len(self._sightings) <= MAX_WITH_NEIGHBOURS
 
     def stack(self, stack: LoggedStack) -> None:
-        """Where a process stood; the same again tells no more."""
+        """Keep where a process stood; the same again tells no more."""
         known = self._stacks.setdefault(self._whose(stack.line), [])
-        if any(one.frames == stack.frames and stack.line.rank is not None for one in known):
+        if any(kept.frames == stack.frames and stack.line.rank is not None for kept in known):
             return
-        if len(known) < MOST_STACKS_OF_A_RANK and len(self._stacks) <= MOST_RANKS:
+        if len(known) < MAX_STACKS_OF_A_RANK and len(self._stacks) <= MAX_RANKS:
             known.append(stack)
         else:
             self.more += 1
 
     def raise_(self, raised: LoggedException) -> None:
-        """An exception with its traceback."""
+        """Keep an exception with its traceback."""
         whose = self._alike(raised)
         known = self._raised.get(whose, [])
-        if len(known) >= MOST_OF_AN_EXCEPTION:
+        if len(known) >= MAX_OF_AN_EXCEPTION:
             known[0] = msgspec.structs.replace(known[0], times=known[0].times + 1)
-        elif self._kept_raised >= MOST_RAISED:
+        elif self._kept_raised >= MAX_RAISED:
             self.more += 1
         else:
             self._kept_raised += 1
             self._raised.setdefault(whose, known).append(raised)
 
     def chain(self, raised: LoggedException) -> None:
-        """Another exception followed while that one was handled."""
+        """Take note that another exception followed while that one was handled."""
         self._changed(raised, msgspec.structs.replace(raised, chained=True))
 
     def said_below(self, raised: LoggedException, message: str) -> LoggedException:
-        """Its message begins on the next line."""
+        """Take note that its message begins on the next line."""
         return self._changed(raised, msgspec.structs.replace(raised, message=message))
 
     def goes_on_below(self, raised: LoggedException, line: LogLine) -> LoggedException:
-        """Its message, or its C++ stack, goes on to that line."""
+        """Take note that its message, or its C++ stack, goes on to that line."""
         return self._changed(raised, msgspec.structs.replace(raised, below=line.number - raised.line.number))
 
     def _changed(self, raised: LoggedException, into: LoggedException) -> LoggedException:
@@ -192,9 +192,9 @@ class GatheredLog:
         return into
 
     def exit(self, exited: ProcessExit) -> None:
-        """The end of a process."""
+        """Keep the end of a process."""
         self.attempt += may_start_again(exited)
-        if len(self.exited) < MOST_EXITED:
+        if len(self.exited) < MAX_EXITED:
             self.exited.append(exited)
         else:
             self.more += 1
@@ -202,18 +202,18 @@ class GatheredLog:
     def wants_error(self, line: LogLine) -> bool:
         """Whether another line of that rank that speaks of an error is still kept."""
         kept = len(self._errors) + len(self._behind)
-        if kept < MOST_ERRORS and self._errors_of.get(self._whose(line), 0) < MOST_ERRORS_OF_A_RANK:
+        if kept < MAX_ERRORS and self._errors_of.get(self._whose(line), 0) < MAX_ERRORS_OF_A_RANK:
             return True
         self.more += 1
         return False
 
     def error(self, line: LogLine) -> None:
-        """A line that speaks of an error."""
+        """Keep a line that speaks of an error."""
         self._count_error(line)
         self._errors.append(line)
 
     def told_behind(self, line: LogLine) -> list[LogLine]:
-        """Takes the lines behind one that only announces an error: the first of them is the error."""
+        """Take the lines behind one that only announces an error: the first of them is the error."""
         self._count_error(line)
         self._behind.append([])
         return self._behind[-1]
@@ -223,7 +223,7 @@ class GatheredLog:
         self._errors_of[whose] = self._errors_of.get(whose, 0) + 1
 
     def harmless(self, text: HarmlessText, line: LogLine) -> HealthyMessage:
-        """Counts a message of healthy runs."""
+        """Count a message of healthy runs."""
         known = self._noise.get(text.text)
         if known is None:
             known = self._noise[text.text] = HealthyMessage(Noise(text.text, text.why, 0, line))
@@ -231,56 +231,56 @@ class GatheredLog:
         return known
 
     def launched_by(self, launcher: str) -> None:
-        """Something speaks for that launcher."""
+        """Take note that something speaks for that launcher."""
         self.launchers[launcher] = self.launchers.get(launcher, 0) + 1
 
     def sized(self, ranks: int) -> None:
-        """A line speaks of so many ranks; groups of some of them are smaller."""
+        """Take note that a line speaks of so many ranks; groups of some of them are smaller."""
         self.world_size = max(self.world_size or 0, ranks) or None
 
     def rank_said(self, line: LogLine, rank: int, process: tuple[str, int] | None) -> None:
-        """The line itself names the rank that wrote it."""
-        if process and len(self._rank_of) < MOST_RANKS:
+        """Take note that the line itself names the rank that wrote it."""
+        if process and len(self._rank_of) < MAX_RANKS:
             self._rank_of.setdefault(process, rank)
-        if len(self.ranks) < MOST_RANKS:
+        if len(self.ranks) < MAX_RANKS:
             self.ranks.add(rank)
 
     def rank_of(self, process: tuple[str, int]) -> int | None:
-        """Of a process that has named its rank."""
+        """Return the rank of a process that has named it."""
         return self._rank_of.get(process)
 
     def met(self, line: LogLine, said_by: str) -> None:
-        """A line, whatever it says: whose it is."""
-        if line.rank is not None and len(self.ranks) < MOST_RANKS:
+        """Take note whose a line is, whatever it says."""
+        if line.rank is not None and len(self.ranks) < MAX_RANKS:
             self.ranks.add(line.rank)
-            if line.local_rank is not None and len(self._pairs) < MOST_RANKS:
+            if line.local_rank is not None and len(self._pairs) < MAX_RANKS:
                 self._pairs[line.host, line.local_rank, line.rank] = None
         if self._first_date is None and line.time is not None and has_year(line.time):
             self._first_date = line.time
-        if line.host and len(self.hosts) < MOST_HOSTS:
+        if line.host and len(self.hosts) < MAX_HOSTS:
             self.hosts[line.host] = None
         if said_by:
             self.launched_by(said_by)
 
     def last_words(self, line: LogLine) -> None:
-        """The latest line of its rank so far."""
+        """Keep the latest line of its rank so far."""
         whose = (line.rank, line.local_rank, line.host)
-        if line.text.strip() and (whose in self._last or len(self._last) < MOST_RANKS):
+        if line.text.strip() and (whose in self._last or len(self._last) < MAX_RANKS):
             self._last[whose] = line
             if not self._latest or self._latest[-1].order < line.order:
                 self._latest.append(line)
 
     def log(self) -> Log:
-        """All that was gathered."""
+        """Return all that was gathered."""
         placing = self._placing()
         sightings = [_sighting(sighting, placing) for sighting in self._sightings.values()]
-        raised = [placing.raised(one) for known in self._raised.values() for one in known]
+        raised = [placing.raised(kept) for known in self._raised.values() for kept in known]
         exited = tuple(map(placing.exited, _without_tasks(self.exited)))
-        last = sorted(map(placing.line, self._last.values()), key=lambda one: one.order)
-        words = {one.rank: LastWords(rank=one.rank, line=one) for one in last}
+        last = sorted(map(placing.line, self._last.values()), key=lambda line: line.order)
+        words = {line.rank: LastWords(rank=line.rank, line=line) for line in last}
         known = {error.order for error in self._errors}
-        behind = [some[0] for some in self._behind if some and some[0].order not in known]
-        said = {one.rank for one in exited} | words.keys()
+        behind = [lines[0] for lines in self._behind if lines and lines[0].order not in known]
+        said = {end.rank for end in exited} | words.keys()
         ranks = self.ranks | {rank for rank in said if rank is not None}
         return Log(
             files=tuple(self.files),
@@ -294,10 +294,10 @@ class GatheredLog:
             raised=with_own_lines(raised),
             stacks=tuple(msgspec.structs.replace(stack, line=placing.line(stack.line)) for stack in self._all_stacks()),
             exited=exited,
-            errors=placing.lines(sorted([*self._said_of_errors(), *behind], key=lambda one: one.order)),
+            errors=placing.lines(sorted([*self._said_of_errors(), *behind], key=lambda line: line.order)),
             noise=tuple(
-                msgspec.structs.replace(one.noise, times=one.times, line=placing.line(one.noise.line))
-                for one in self._noise.values()
+                msgspec.structs.replace(noise.noise, times=noise.times, line=placing.line(noise.noise.line))
+                for noise in self._noise.values()
             ),
             last=tuple(words[rank] for rank in sorted(words, key=lambda rank: (rank is None, rank or 0))),
             steps=_steps(self._latest),
@@ -307,22 +307,23 @@ class GatheredLog:
         )
 
     def _all_stacks(self) -> list[LoggedStack]:
-        return sorted((one for known in self._stacks.values() for one in known), key=lambda stack: stack.line.order)
+        return sorted((kept for known in self._stacks.values() for kept in known), key=lambda stack: stack.line.order)
 
     def _said_of_errors(self) -> list[LogLine]:
-        """That an attempt failed is worth a line where no word on a process's end says so."""
+        """Choose the errors that are told: that an attempt failed is worth a line where no word on a process's end
+        says so."""
         return [error for error in self._errors if STARTS_AGAIN not in error.text] if self.exited else self._errors
 
     def _placing(self) -> Placing:
         # A table names the host by its own name; the lines beside it have that of their label or file.
-        said = [(host, one.local_rank, one.rank) for one in self.exited for host in {one.host, one.line.host}]
+        said = [(host, end.local_rank, end.rank) for end in self.exited for host in {end.host, end.line.host}]
         tables = [(host, local, rank) for host, local, rank in said if local is not None and rank is not None]
-        dates = [one.time for one in self.exited if one.time is not None and has_year(one.time)]
+        dates = [end.time for end in self.exited if end.time is not None and has_year(end.time)]
         return Placing([*self._pairs, *tables], self._first_date or next(iter(dates), None))
 
 
 def _without_tasks(exited: Sequence[ProcessExit]) -> Iterable[ProcessExit]:
-    """Where srun's tasks are torchrun's agents, their numbers are of nodes, and of no ranks."""
+    """Take srun's tasks for nodes, and for no ranks, where they are torchrun's agents."""
     if not any(process_exit.said_by == "torchrun" for process_exit in exited):
         return exited
     return (
@@ -347,7 +348,7 @@ def _sighting(seen: SeenSign, placing: Placing) -> SignMatch:
 
 
 def _shapes(latest: Iterable[LogLine]) -> list[list[LogLine]]:
-    """Lines that differ by their figures alone."""
+    """Group lines that differ by their figures alone."""
     shapes: dict[str, dict[str, LogLine]] = {}
     for line in latest:
         shape, figures = _FIGURES.subn("", line.text[:500])
@@ -357,36 +358,39 @@ def _shapes(latest: Iterable[LogLine]) -> list[list[LogLine]]:
 
 
 def _steps(latest: Iterable[LogLine]) -> LogLine | None:
-    """The last but two of the lines that recur with other figures."""
+    """Return the last but two of the lines that recur with other figures."""
     recurring = [lines[-3] for lines in _shapes(latest) if len(lines) > 2]
     return max(recurring, key=lambda line: line.order, default=None)
 
 
 def _recurs(latest: Iterable[LogLine]) -> LogLine | None:
-    """The last but one of those that read like steps; what stands together may be the message of an error."""
+    """Return the last but one of those that read like steps; what stands together may be the message of an error."""
     shapes = [lines for lines in _shapes(latest) if len(lines) > 1 and _STEP.match(lines[0].text)]
     apart = [lines[-2] for lines in shapes if lines[-1].number - lines[0].number >= len(lines)]
     return max(apart, key=lambda line: line.order, default=None)
 
 
 def _trains(latest: Iterable[LogLine]) -> LogLine | None:
-    """Of the steps with their losses, the one behind which there are so many."""
+    """Return of the steps with their losses the one behind which there are so many."""
     steps = list({line.text: line for line in latest if _LOSS.match(line.text[:500])}.values())
-    return steps[-PROVE] if len(steps) >= PROVE else None
+    return steps[-STEPS_OF_GOING_ON] if len(steps) >= STEPS_OF_GOING_ON else None
 
 
 # --- exceptions that belong together ------------------------------------------------------------------------------------
 
 
 def with_own_lines(raised: Iterable[LoggedException]) -> tuple[LoggedException, ...]:
-    """In the order in which they were read. Those in whose traceback no line of the script is get that of the exception that they led to, or
-    of the process that passed a worker's on."""
+    """Order exceptions as they were read, and give those in whose traceback no line of the script is that of the
+    exception that they led to, or of the process that passed a worker's on."""
     streams: dict[tuple[object, ...], list[LoggedException]] = {}
-    found = sorted(raised, key=lambda one: one.line.order)
-    for one in found:
-        streams.setdefault(stream(one.line), []).append(one)
-    own = {id(one): _own_of_chain(one, place, some) for some in streams.values() for place, one in enumerate(some)}
-    return tuple(one if one.own else msgspec.structs.replace(one, own=own[id(one)]) for one in found)
+    found = sorted(raised, key=lambda line: line.line.order)
+    for exception in found:
+        streams.setdefault(stream(exception.line), []).append(exception)
+    own = {id(one): _own_of_chain(one, place, chain) for chain in streams.values() for place, one in enumerate(chain)}
+    return tuple(
+        exception if exception.own else msgspec.structs.replace(exception, own=own[id(exception)])
+        for exception in found
+    )
 
 
 def _own_of_chain(one: LoggedException, place: int, some: Sequence[LoggedException]) -> LogFrame | None:

@@ -16,7 +16,8 @@ _LATER: Final = datetime(NO_YEAR + 2, 1, 1, tzinfo=timezone.utc).timestamp()
 
 
 class Placing:
-    """pairs: (host, local rank, rank) of lines that name both. first_date: a time of a clock that has a year."""
+    """The global ranks of local ones, and the year of clocks that have none. pairs: (host, local rank, rank) of lines
+    that name both. first_date: a time of a clock that has a year."""
 
     def __init__(self, pairs: Iterable[tuple[str, int, int]], first_date: float | None) -> None:
         known = set(pairs)
@@ -27,22 +28,22 @@ class Placing:
         self._shift = year_shift(first_date)
 
     def line(self, line: LogLine) -> LogLine:
-        """The line with what is known of it now."""
+        """Complete the line with what is known of it now."""
         rank, time = self._rank(line.rank, line.local_rank, line.host), self.time(line.time)
         if (rank, time) == (line.rank, line.time):
             return line
         return msgspec.structs.replace(line, rank=rank, time=time)
 
     def lines(self, lines: Iterable[LogLine]) -> tuple[LogLine, ...]:
-        """All of them."""
+        """Complete all of them."""
         return tuple(map(self.line, lines))
 
     def raised(self, raised: LoggedException) -> LoggedException:
-        """The exception with its lines settled."""
+        """Complete the exception's lines."""
         return msgspec.structs.replace(raised, line=self.line(raised.line), began=self.line(raised.began))
 
     def exited(self, exited: ProcessExit) -> ProcessExit:
-        """The end of a process with its rank settled."""
+        """Complete the end of a process with its rank."""
         return msgspec.structs.replace(
             exited,
             line=self.line(exited.line),
@@ -51,7 +52,7 @@ class Placing:
         )
 
     def time(self, time: float | None) -> float | None:
-        """With the year of the log's full dates, where the clock had none."""
+        """Add the year of the log's full dates, where the clock had none."""
         return time + self._shift if time is not None and not has_year(time) else time
 
     def _rank(self, rank: int | None, local_rank: int | None, host: str) -> int | None:
@@ -67,7 +68,7 @@ def has_year(time: float) -> bool:
 
 
 def year_shift(first_date: float | None) -> float:
-    """How far a clock without a year is behind that date's."""
+    """Compute how far a clock without a year is behind that date's."""
     if first_date is None:
         return 0.0
     year = datetime.fromtimestamp(first_date, timezone.utc).year

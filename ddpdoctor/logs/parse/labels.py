@@ -122,7 +122,7 @@ _NCCL: Final = re.compile(
 _KERNEL: Final = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*) (?=kernel: )")
 """journalctl -o short-iso, behind its timestamp."""
 _IN_TEXT: Final = re.compile(r"\[Rank (?P<rank>\d{1,6})\]|\[PG [^\]]* Rank (?P<pg>\d{1,6})\]")
-_MOST_LABELS: Final = 5
+_MAX_LABELS: Final = 5
 TASK: Final = "task "
 """Before the number of an srun task, in the place of the host that it runs on."""
 _LABEL_OF_TORCH: Final = re.compile(r"\[rank(?P<rank>\d{1,6})\]:")
@@ -134,10 +134,10 @@ OF_TORCHRUN: Final = (
 
 
 def unlabelled(line: str, style: Style = Style()) -> Labelled:  # noqa: B008 (immutable)
-    """Takes the labels off a line."""
+    """Take the labels off a line."""
     rank = local_rank = time = task = ahead = None
     host = said_by = logger = ""
-    for _ in range(_MOST_LABELS):
+    for _ in range(_MAX_LABELS):
         first = line[:1]
         if first in ("[", "(", "R", "r") and (found := _SURE.match(line)):
             line = line[found.end() :]
@@ -217,8 +217,8 @@ def unlabelled(line: str, style: Style = Style()) -> Labelled:  # noqa: B008 (im
 
 
 def _of_output(line: str) -> tuple[str, str, int | None]:
-    """A line of a program's output without what a logger that tags it, or a line that wasn't ended, has put before it; what the logger
-    has; and the rank whose label stands behind that."""
+    """Return a line of a program's output without what a logger that tags it, or a line that wasn't ended, has put
+    before it; what the logger has; and the rank whose label stands behind that."""
     rank = None
     if line.startswith(HEADER) or not (HEADER in line or 'File "' in line or "[rank" in line or _ROOT_CAUSE in line):
         return line, "", None
@@ -233,7 +233,7 @@ def _of_output(line: str) -> tuple[str, str, int | None]:
 
 
 def unended_before(line: str) -> str:
-    """Of a line in which a traceback begins behind another line that wasn't ended, that other line; else nothing."""
+    """Return the line that wasn't ended before a traceback that begins on it; else nothing."""
     found = _GLUED.search(line) if HEADER in line else None
     return line[: found.start() + 1] if found else ""
 
@@ -245,14 +245,15 @@ def tags_output(logger: str) -> bool:
 
 @lru_cache(256)
 def without(logger: str) -> re.Pattern[str]:
-    """What finds the same logger's prefix before other lines of that output: with another clock, and of an empty line without its blank."""
+    """Make what finds the same logger's prefix before other lines of that output: with another clock, and of an empty
+    line without its blank."""
     named = logger.rstrip(" ")
     words = re.sub(r"\d+", r"\\d+", re.escape(named))
     return re.compile(rf"^{words}(?:{logger[len(named) :]}|$)")
 
 
 def process_of(text: str) -> tuple[str, int] | None:
-    """Host and PID of the process, where NCCL writes them at the start of the line."""
+    """Read host and PID of the process, where NCCL writes them at the start of the line."""
     found = _NCCL.match(text)
     return (found["host"], int(found["pid"])) if found else None
 
@@ -281,7 +282,7 @@ class _Numbers:
         return self.several and self._of[0] > 1 and max(self._of) < 2 * len(self._of)
 
     def are_ranks(self, lines: int, *, mixed: bool = False) -> bool:
-        """Of so many lines. mixed: only if they are in no order; epochs are in theirs."""
+        """Whether the numbers of so many lines are ranks. mixed: only if they are in no order; epochs are in theirs."""
         numbers, total = self._of, self._of.total()
         if total < 4 or total * 2 < lines:
             return False
@@ -295,7 +296,7 @@ class _Numbers:
 
 
 class StyleFinder:
-    """Finds out by samples of its lines which labels a file has."""
+    """The search for the labels that a file has, by samples of its lines."""
 
     def __init__(self) -> None:
         self._lines = 0
@@ -348,7 +349,7 @@ class StyleFinder:
                 self._containers[found["container"]] += 1
 
     def style(self) -> Style:
-        """As far as the lines so far tell."""
+        """Tell the labels, as far as the lines so far show."""
         services = self._services.total() >= 4 and self._services.total() * 2 >= self._lines
         numbers = self._numbers.are_ranks(self._lines)
         pods = self._most(self._pods)
@@ -387,9 +388,10 @@ _NO_PREFIX: Final = re.compile(r"\W*$|E +$|.*\b(?:WARN|WARNING|DEBUG)\b| *\d+\t"
 
 
 def prefix_before(header: str, below: str, style: Style, above: str = "") -> re.Pattern[str] | None:
-    """What stands before the first line of a traceback, and in the same way before its first frame, which is the line below: as a
-    pattern, since there may be numbers and clocks in it. None where there is no such thing; nor where a summary shows, behind the prefix
-    that the line above has, too, a part of the traceback of which that line tells."""
+    """Find what stands before the first line of a traceback, and in the same way before its first frame, which is the
+    line below: as a pattern, since there may be numbers and clocks in it. None where there is no such thing; nor
+    where a summary shows, behind the prefix that the line above has, too, a part of the traceback of which that line
+    tells."""
     at = header.find(HEADER)
     if not 0 < at <= _MAX_PREFIX or unlabelled(below, style).text.lstrip().startswith(_FRAME_BEGINS.strip()):
         return None  # It has labels, or is indented.
@@ -407,7 +409,7 @@ def prefix_before(header: str, below: str, style: Style, above: str = "") -> re.
 
 
 def _prefix_pattern(prefix: str) -> str:
-    """What matches it with whatever numbers; grep's before a hit, and before the lines around one."""
+    """Make the pattern that matches it with whatever numbers; grep's before a hit, and before the lines around one."""
     if found := _GREP_PREFIX.match(prefix):
         return rf"{re.escape(found['name'])}(?:[-:]\d+[-:]|[-:])"
     return re.sub(r"\d+", r"\\d+", re.escape(prefix))

@@ -127,8 +127,8 @@ _SEARCHES: Final = re.compile(
 )
 _OF_A_RANK: Final = re.compile(r"(?:^|/)(?:attempt_\d+/|(?:stdout|stderr)\.)|(?:rank|node|worker|host)[_-]?\d")
 """A launcher's file of one rank: its folder is of one run."""
-MOST_OF_A_NAME: Final = 256
-MOST_HITS: Final = 200
+MAX_NAME: Final = 256
+MAX_HITS: Final = 200
 """Lines that are gone back to the command that found them."""
 
 _CAPTURED: Final = re.compile(rb"^-{3,} Captured [a-z]+ [a-z]+ -{3,}\r?$", re.MULTILINE)
@@ -174,7 +174,7 @@ def _is_pasted(text: bytes) -> bool:
 
 
 def _blocks(text: bytes) -> list[tuple[int, int]]:
-    fences = [one.start() for one in _FENCE.finditer(text)]
+    fences = [fence.start() for fence in _FENCE.finditer(text)]
     return list(zip(fences[::2], fences[1::2], strict=False))
 
 
@@ -213,7 +213,7 @@ def _is_mended(text: bytes, start: int) -> bool:
     if len(text) > MOST_OF_A_REPORT:
         return False
     above = text[max(start - 2000, 0) : start].decode("utf-8", "replace").splitlines()
-    headline = next((one for one in reversed(above) if one.strip() and not one.lstrip().startswith(("-", "*"))), "")
+    headline = next((line for line in reversed(above) if line.strip() and not line.lstrip().startswith(("-", "*"))), "")
     return bool(_MENDS.match(headline))
 
 
@@ -311,7 +311,7 @@ def _is_told_to_be_over(text: bytes, start: int) -> bool:
 def _is_past_or_wished(before: str, after: str) -> bool:
     """Whether the sentence around the words of a failure tells that it is over, or wishes for something."""
     before = _SENTENCE.split(before)[-1]
-    behind = [one for one in _SENTENCE.split(after) if one.strip()]
+    behind = [sentence for sentence in _SENTENCE.split(after) if sentence.strip()]
     ends = {*behind[:1], *behind[-1:]}
     return bool(_IS_WISHED.search(before) or _WAS.search(before) or any(map(_IS_OVER.match, ends)))
 
@@ -319,11 +319,11 @@ def _is_past_or_wished(before: str, after: str) -> bool:
 def _is_of_another_run(text: bytes, start: int, line: str) -> bool:
     """Whether it is a hit of grep in the logs of several runs, and the command stands above: whose it is nobody knows."""
     # What stands before all of a file's lines may have been taken off.
-    found = _HIT.match(line) or _HIT.match(text[start : start + MOST_OF_A_NAME].decode("utf-8", "replace"))
+    found = _HIT.match(line) or _HIT.match(text[start : start + MAX_NAME].decode("utf-8", "replace"))
     if not found or _OF_A_RANK.search(found["name"]):
         return False
     end = start - 1
-    for _ in range(MOST_HITS):
+    for _ in range(MAX_HITS):
         if end <= 0:
             return False
         begin = text.rfind(b"\n", 0, end) + 1
@@ -341,7 +341,7 @@ def _is_of_one_run(text: bytes, begin: int, end: int) -> bool:
     stands there, for then no other run is at hand."""
     stems: set[tuple[bytes, bytes]] = set()
     at = end + 1
-    for _ in range(MOST_HITS):
+    for _ in range(MAX_HITS):
         below = text.find(b"\n", at) + 1 or len(text) + 1
         found = _HITS_LINE.match(text, at, below - 1)
         if not found:

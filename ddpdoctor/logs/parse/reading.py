@@ -16,7 +16,7 @@ import msgspec
 from ddpdoctor.base.ownership import who_misleads
 from ddpdoctor.facts.log import Log, LogFile
 from ddpdoctor.logs.match.line_judge import LinePlace
-from ddpdoctor.logs.match.scanning import BLOCK, FileScan
+from ddpdoctor.logs.match.scanning import BLOCK_BYTES, FileScan
 from ddpdoctor.logs.match.vocabulary import Vocabulary
 from ddpdoctor.logs.parse.compressed import GZIP, DamagedArchive, how_to_unpack, unpacked
 from ddpdoctor.logs.parse.encodings import (
@@ -39,9 +39,9 @@ SOURCE: Final = "this is source code, and no log"
 SOURCES: Final = frozenset((".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"))
 """Suffixes of files that quote what programs say, and say nothing themselves."""
 DEVICE: Final = "this is a device, and no log"
-SAMPLE: Final = 4096
+SAMPLE_BYTES: Final = 4096
 """Bytes by which text is told from what is none."""
-ENOUGH: Final = 1 << 16
+FIRST_PIECE_BYTES: Final = 1 << 16
 """Bytes by which it is told how a log is written; a pipe gives a line at a time."""
 
 Progress = Callable[[str, int, int], None]
@@ -55,7 +55,7 @@ def read_logs(
     vocabulary: Vocabulary,
     progress: Progress = lambda name, done, size: None,
 ) -> Log:
-    """Reads them in that order, folders with all that is in them. What can't be read is a file with a problem."""
+    """Read logs in that order, folders with all that is in them. What can't be read is a file with a problem."""
     gathered = GatheredLog()
     # Of a folder's files the names tell more beside those of the others.
     contents = contents_of_all([Path(path) for path in paths if path != STDIN], _may_be_log)
@@ -82,7 +82,8 @@ def read_stream(
     progress: Progress = lambda name, done, size: None,
     place: LinePlace | None = None,
 ) -> None:
-    """One stream to its end, or as many bytes as given. place: whose it is, as far as its name tells beside others."""
+    """Read one stream to its end, or as many bytes as given. place: whose it is, as far as its name tells beside
+    others."""
     unwrapped = Unwrapped()
     gathered.begins(name)
     scan = FileScan(vocabulary, gathered, len(gathered.files), place or place_of(name), unwrapped.number)
@@ -92,7 +93,7 @@ def read_stream(
         first = next(pieces, b"")
         compressed = first.startswith(GZIP)
         for piece in _lines(raw.of(unpacked(_with(first, pieces)) if compressed else _with(first, pieces)), unwrapped):
-            problem = problem or ("" if scan.bytes or is_text(piece[:SAMPLE]) else NO_TEXT)
+            problem = problem or ("" if scan.bytes or is_text(piece[:SAMPLE_BYTES]) else NO_TEXT)
             scan.feed(piece)
     except (OSError, DamagedArchive) as error:
         problem = problem or _words(error)
@@ -110,7 +111,7 @@ def read_stream(
 def _read_file(
     path: Path, vocabulary: Vocabulary, gathered: GatheredLog, progress: Progress, place: LinePlace, *, is_named: bool
 ) -> None:
-    """is_named: on the command line, where it may be a pipe; else it lies in a folder that was."""
+    # A file that is named on the command line may be a pipe; others lie in a folder that was.
     try:
         if path.suffix in SOURCES:
             raise OSError(0, SOURCE)
@@ -134,7 +135,7 @@ def _may_be_log(path: Path) -> bool:
     if path.suffix in SOURCES:
         return False
     try:
-        sample = read_start(path, SAMPLE)
+        sample = read_start(path, SAMPLE_BYTES)
     except NotRegularError:
         return False
     except OSError:
@@ -143,7 +144,7 @@ def _may_be_log(path: Path) -> bool:
 
 
 class _Counted:
-    """How many bytes came, before they were decoded."""
+    """The count of bytes that came, before they were decoded."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -158,7 +159,7 @@ def _pieces(stream: BinaryIO, most: int | None, told: Callable[[int], None]) -> 
     done = 0
     while most is None or done < most:
         told(done)
-        piece: bytes | None = stream.read(BLOCK if most is None else min(BLOCK, most - done))
+        piece: bytes | None = stream.read(BLOCK_BYTES if most is None else min(BLOCK_BYTES, most - done))
         if piece is None:
             # Whoever opened it doesn't want to wait, as some do with the standard input that they pass on.
             select.select([stream], [], [])
@@ -175,10 +176,10 @@ def _with(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _together(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same, with a first one by which the others can be judged."""
+    # The same pieces, with a first one by which the others can be judged.
     first = b""
     try:
-        while len(first) < ENOUGH and (piece := next(pieces, b"")):
+        while len(first) < FIRST_PIECE_BYTES and (piece := next(pieces, b"")):
             first += piece
     except OSError:
         yield first
@@ -188,9 +189,9 @@ def _together(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _lines(pieces: Iterator[bytes], unwrapped: Unwrapped) -> Iterator[bytes]:
-    """As plain text, whatever they are written in."""
+    """Yield plain text, whatever the pieces are written in."""
     first = next(pieces, b"")
-    if encoding := encoding_of(first[:ENOUGH]):
+    if encoding := encoding_of(first[:FIRST_PIECE_BYTES]):
         pieces = decoded(_with(first, pieces), encoding)
         first = next(pieces, b"")
     pieces = with_newlines(without_holes(_with(first, pieces)))
@@ -200,7 +201,7 @@ def _lines(pieces: Iterator[bytes], unwrapped: Unwrapped) -> Iterator[bytes]:
 
 
 def _left_out(name: str, lines: Sequence[int]) -> str:
-    """What is said of lines of which not all was read."""
+    """Say of which lines not all was read."""
     several = f" and {len(lines) - 1} more lines are" if len(lines) > 1 else " is"
     which = "the input" if name == STDIN else name
     return f"line {lines[0]:,} of {which}{several} so long that not all that stands between beginning and end was read"
@@ -233,7 +234,7 @@ class _ErrorFile(msgspec.Struct):
 
 
 def _error_file_as_log(content: bytes) -> bytes:
-    """The file as the rank would have printed it, with its time; as it is where it isn't torch's."""
+    """Write the file as the rank would have printed it, with its time; leave it where it isn't torch's."""
     try:
         said = msgspec.json.decode(content, type=_ErrorFile).message
     except msgspec.DecodeError:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-MOST_ENTRIES: Final = 20_000
+MAX_ENTRIES: Final = 20_000
 STILL_READ: Final = 64
 """Of so many routine lines one is read all the same."""
 _CLOCK: Final = re.compile(
@@ -22,13 +22,13 @@ _LABEL: Final = re.compile(
     rb"|\([Rr](?:ANK|ank)[ =:]? ?\d{1,6}\):? |[\w.-]{1,80} [\w./@-]{1,80}\[\d{1,9}\]: )"
 )
 """What looks like a label, whether it is one or not: in doubt there are two keys for what is the same."""
-_MOST_LABELS: Final = 5
+_MAX_LABELS: Final = 5
 _RANK: Final = b"Rank "
 _INNER: Final = b"[rank"
 """torch's label, behind a logger's prefix or a line that wasn't ended."""
 _RANKS_IN_TEXT: Final = 4
 _NO_KEY: Final = b" "
-_TEXT: Final = 450
+_MAX_TEXT_BYTES: Final = 450
 """Bytes behind the labels in which a line may name its rank."""
 _CLOCKS_BEGIN: Final = frozenset(b"0123456789[ADFJMNOS")
 """With a digit, a bracket or a month."""
@@ -54,29 +54,29 @@ class RoutineEntry:
         return self.times > self.patience and self.times % STILL_READ != 0
 
     def read(self, counted: Sequence[CountedLines]) -> None:
-        """Such a line was read, and has counted these."""
+        """Take note that such a line was read, and has counted these."""
         self.times += 1
         self.counted = tuple(counted)
 
     def count(self) -> None:
-        """Another such line, which isn't read."""
+        """Count another such line, which isn't read."""
         self.times += 1
-        for one in self.counted:
-            one.times += 1
+        for counter in self.counted:
+            counter.times += 1
 
 
 class Routine:
-    """Of one file."""
+    """The texts of one file that may be routine."""
 
     def __init__(self, patience: list[int]) -> None:
         self._patience = patience
         self._entries: dict[tuple[int, bytes], RoutineEntry] = {}
 
     def entry(self, text: int, key: bytes) -> RoutineEntry:
-        """Of the text of that number, in lines of that key."""
+        """Return the entry of the text of that number, in lines of that key."""
         found = self._entries.get((text, key))
         if found is None:
-            if len(self._entries) >= MOST_ENTRIES:
+            if len(self._entries) >= MAX_ENTRIES:
                 # Shared by ranks, an entry would hide what one of them says first.
                 self._entries.clear()
             found = self._entries[text, key] = RoutineEntry(self._patience[text])
@@ -84,10 +84,10 @@ class Routine:
 
 
 def key_of(text: bytes, start: int, end: int) -> bytes:
-    """Its labels, without clocks, the word behind them, and the ranks that it names: lines that have all this in common are of the same
-    rank."""
+    """Return a line's labels, without clocks, the word behind them, and the ranks that it names: lines that have all
+    this in common are of the same rank."""
     labels = b""
-    for _ in range(_MOST_LABELS):
+    for _ in range(_MAX_LABELS):
         if start < end and text[start] in _CLOCKS_BEGIN and (found := _CLOCK.match(text, start, end)):
             start = found.end()
         elif found := _RANKED.match(text, start, end):
@@ -99,7 +99,7 @@ def key_of(text: bytes, start: int, end: int) -> bytes:
             break
     space = text.find(b" ", start, min(end, start + 64))
     key = labels + text[start : space if space >= 0 else min(end, start + 24)]
-    until = min(end, start + _TEXT)
+    until = min(end, start + _MAX_TEXT_BYTES)
     inner = text.find(_INNER, start, until)
     if inner >= 0:
         key += text[inner : text.find(b"]", inner, inner + 12) + 1]

@@ -22,9 +22,9 @@ _OF_PY_SPY: Final = re.compile(
 )
 _REASON: Final = re.compile(r"(?:Fatal Python error: .{1,200}|Timeout \([\d:.]{1,20}\)!|Process \d{1,10}: .{1,200})$")
 _NOT_TOLD: Final = re.compile(r"\s{0,8}(?:\.\.\.|<no Python frame>|<.{0,80}>)?\s*$")
-MOST_FRAMES: Final = 100
+MAX_FRAMES: Final = 100
 """As many as the fault handler writes of a thread."""
-MOST_THREADS: Final = 64
+MAX_THREADS: Final = 64
 
 
 def begins_stack(text: str) -> bool:
@@ -33,7 +33,8 @@ def begins_stack(text: str) -> bool:
 
 
 def reason_in(texts: list[str]) -> str:
-    """Why the stacks were written, by the lines before them, the nearest first: "Fatal Python error: Aborted", "Timeout (0:00:20)!"."""
+    """Tell why the stacks were written, by the lines before them, the nearest first: "Fatal Python error: Aborted",
+    "Timeout (0:00:20)!"."""
     return next((text.strip() for text in texts if _REASON.match(text)), "")
 
 
@@ -54,25 +55,26 @@ class StackAssembler:
         self.add(began)
 
     def add(self, line: LogLine) -> bool:
-        """The next line of the stream; whether it is still one of theirs."""
+        """Take the next line of the stream; return whether it is still one of theirs."""
         text = line.text
         if found := _HEADER.match(text):
-            if len(self._threads) < MOST_THREADS:
+            if len(self._threads) < MAX_THREADS:
                 self._threads.append(_Thread(found["current"] is not None))
             return True
         if found := _OF_FAULT_HANDLER.match(text) or _OF_PY_SPY.match(text):
             frames = self._threads[-1].frames
-            if len(frames) < MOST_FRAMES:
+            if len(frames) < MAX_FRAMES:
                 number = int(found["line"]) if found["line"].isdigit() else 0
                 frames.append(LogFrame(found["path"], number, found["function"].strip()))
             return True
         return bool(_NOT_TOLD.match(text))
 
     def stack(self) -> LoggedStack | None:
-        """Of the thread that tells most: the one that failed, where it has a line of the script; else the main thread, which is the last."""
+        """Return the stack of the thread that tells most: the one that failed, where it has a line of the script;
+        else the main thread, which is the last."""
         with_frames = [thread for thread in self._threads if thread.frames]
         with_own = [with_frame for with_frame in with_frames if own_frame(with_frame.frames[::-1])]
-        current = [one for one in with_own if one.current]
+        current = [thread for thread in with_own if thread.current]
         chosen = next(iter([*current, *with_own[::-1], *with_frames[::-1]]), None)
         if chosen is None:
             return None

@@ -42,7 +42,7 @@ LITERALS: Final = (*LAUNCHERS, *SIZES, PROCESS)
 
 
 def learn(literal: str, line: LogLine, gathered: GatheredLog) -> None:
-    """Takes it from a line that has that literal text in it."""
+    """Learn it from a line that has that literal text in it."""
     if launcher := LAUNCHERS.get(literal):
         gathered.launched_by(launcher)
         return

@@ -19,14 +19,14 @@ NEIGHBOURS_BEFORE: Final = 3
 """A file's name, a line of it and a mark below that."""
 LOOK_AHEAD: Final = 200
 """Lines of the file after which nobody waits any more for a neighbour, or for a second exception."""
-MOST_OPEN: Final = 16
+MAX_OPEN: Final = 16
 """Tracebacks at once: of ranks whose lines nothing tells apart."""
-MOST_PENDING: Final = 64
+MAX_PENDING: Final = 64
 ENDS_AFTER: Final = 4
 """Other lines behind an exception after which none of its chain follows."""
 QUOTED_APART: Final = 4
 """Lines within which the next frame of a traceback that is only quoted stands."""
-_SILENT: Final = 5000
+_MAX_SILENT_LINES: Final = 5000
 """Lines of the file after which a stream that says nothing isn't waited for: its traceback or table was cut off."""
 
 
@@ -42,7 +42,7 @@ class AwaitedMatch:
 
 @dataclass
 class LogStream:
-    """Its state between two lines. nobodys: of lines without a rank's label."""
+    """The state of one stream between two lines. nobodys: of lines without a rank's label."""
 
     nobodys: bool = False
     open: list[Assembler] = field(default_factory=list)
@@ -79,17 +79,17 @@ class LogStream:
         return self.raised is not None and self.raised_lines == 1
 
     def with_time(self, line: LogLine) -> LogLine:
-        """The line with the stream's time, if it has none."""
+        """Give the line the stream's time, if it has none."""
         if line.time is not None or self.time is None:
             return line
         return msgspec.structs.replace(line, time=self.time, lent=True)
 
     def go_on(self, line: LogLine, gathered: GatheredLog) -> tuple[LogLine, bool]:
-        """The next line. Gives it back with the rank of the table that it stands in, and whether a traceback or a table takes
-        it for its own."""
+        """Take the next line; return it with the rank of the table that it stands in, and whether a traceback or a
+        table takes it for its own."""
         for wanting, _ in self.wanting:
             wanting.append(line)
-        self.wanting = [one for one in self.wanting if len(one[0]) < NEIGHBOURS]
+        self.wanting = [wanting for wanting in self.wanting if len(wanting[0]) < NEIGHBOURS]
         in_table = False
         if self.table:
             line, in_table = self._table(self.table, line, gathered)
@@ -148,26 +148,26 @@ class LogStream:
         return True
 
     def _timed(self, raised: LoggedException) -> LoggedException:
-        """The exception with a time: of what a logger writes only the first line has one, and that is of the whole."""
+        """Give the exception a time: of what a logger writes only the first line has one, and that is of the whole."""
         line, began = self.with_time(raised.line), raised.began
         of_the_whole = line.lent and not began.lent and line.time == began.time
         return msgspec.structs.replace(raised, line=msgspec.structs.replace(line, lent=False) if of_the_whole else line)
 
     def tire(self, number: int, gathered: GatheredLog) -> None:
-        """Wants no more of what has kept it waiting for too long, at that line of the file."""
-        self.wanting = [one for one in self.wanting if number < one[1]]
+        """Give up what has kept it waiting for too long, at that line of the file."""
+        self.wanting = [wanting for wanting in self.wanting if number < wanting[1]]
         if self.raised and number - self.raised_at > LOOK_AHEAD:
             self.raised = None
-        if number - self.heard_at > _SILENT:
+        if number - self.heard_at > _MAX_SILENT_LINES:
             self.end(gathered)
 
     def end(self, gathered: GatheredLog) -> None:
-        """The file is over."""
+        """Take note that the file is over."""
         self._end_stack(gathered)
         if self.table and (last := self.table.rest()):
             gathered.exit(last)
         self.table = None
-        for one in self.open:
-            if cut := one.rest():
+        for assembler in self.open:
+            if cut := assembler.rest():
                 gathered.raise_(self._timed(cut))
         self.open.clear()

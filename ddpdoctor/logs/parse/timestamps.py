@@ -29,7 +29,7 @@ NO_YEAR: Final = 1972
 
 
 def seconds_of(found: re.Match[str]) -> float | None:
-    """Since 1970; of a log whose clocks have no zone, as if they were UTC."""
+    """Convert a timestamp to seconds since 1970; of a log whose clocks have no zone, as if they were UTC."""
     words = found.groupdict()
     date, clock = words.get("date") or words.get("bdate"), words.get("clock") or words.get("bclock")
     part, zone = words.get("part") or words.get("bpart"), words.get("zone") or words.get("bzone")
@@ -41,20 +41,22 @@ def seconds_of(found: re.Match[str]) -> float | None:
 
 
 def ahead_of(found: re.Match[str]) -> float | None:
-    """Seconds by which the clock of a `COLLECTED` one is before UTC; None where it doesn't say its zone."""
+    """Return the seconds by which the clock of a `COLLECTED` timestamp is before UTC; None where it doesn't say its
+    zone."""
     zone = found["zone"] or found["bzone"]
     return _ahead(zone).total_seconds() if zone else None
 
 
 @lru_cache(4096)
 def _second_of(date: str, day: str, clock: str, zone: str) -> float | None:
-    """date: with its year, or a month alone. Many lines are of the same second."""
+    """Convert a date and a clock to seconds since 1970. date: with its year, or a month alone. Many lines are of the
+    same second."""
     try:
         if day:
             year, month, number = NO_YEAR, _MONTHS.get(date) or int(date), int(day)
         else:
-            year, month, number = (int(one) for one in re.split("[-/]", date))
-        hour, minute, second = (int(one) for one in clock.split(":"))
+            year, month, number = (int(digits) for digits in re.split("[-/]", date))
+        hour, minute, second = (int(digits) for digits in clock.split(":"))
         moment = datetime(year, month, number, hour, minute, min(second, 59), tzinfo=timezone.utc)
         return (moment - _ahead(zone)).timestamp()
     except (ValueError, OverflowError):

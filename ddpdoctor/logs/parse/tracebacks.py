@@ -33,7 +33,7 @@ _BELOW: Final = re.compile(
 )
 _ON_ONE_LINE: Final = "(most recent call last):\\n"
 """Of a traceback that is whole within a string."""
-MOST_FRAMES: Final = 40
+MAX_FRAMES: Final = 40
 """Of a traceback that are kept; half of them the outermost."""
 _GIVE_UP: Final = 4000
 """Lines of its stream after which a traceback is left as it is: something else was written into it."""
@@ -46,7 +46,7 @@ def is_frame(text: str) -> bool:
 
 
 class Assembler:
-    """One traceback, from its header on; or, where the log lacks it, from a frame on."""
+    """A traceback that is put together, from its header on; or, where the log lacks it, from a frame on."""
 
     def __init__(self, began: LogLine, announced: str = "") -> None:
         """announced: the line before it, where that announces it."""
@@ -68,7 +68,7 @@ class Assembler:
             self.add(began)
 
     def add(self, line: LogLine) -> LoggedException | None:
-        """The next line of the stream. Gives the exception once its line has come."""
+        """Take the next line of the stream; return the exception once its line has come."""
         self._lines += 1
         text = _plain(line.text)
         if found := _FRAME.match(text):
@@ -102,7 +102,8 @@ class Assembler:
         return _width(plain) > self._indent or bool(_EXCEPTION.match(plain))
 
     def rest(self) -> LoggedException | None:
-        """What there is of a traceback that never came to its exception; nothing of a header in whose place something else was written."""
+        """Return what there is of a traceback that never came to its exception; nothing of a header in whose place
+        something else was written."""
         if self.given_up or (not self._frames and self._others):
             return None
         return self._raised("", "", self._latest)
@@ -114,8 +115,8 @@ class Assembler:
         self._frames.append(frame)
         if not is_of_library(frame.path):
             self._own = frame
-        if len(self._frames) > MOST_FRAMES:
-            del self._frames[MOST_FRAMES // 2]
+        if len(self._frames) > MAX_FRAMES:
+            del self._frames[MAX_FRAMES // 2]
 
     def _in_a_box(self, text: str) -> None:
         if found := _IN_A_BOX.match(text):
@@ -146,7 +147,7 @@ class Assembler:
 
 
 def bare(line: LogLine) -> LoggedException | None:
-    """The exception of torchrun, of whose traceback nothing is in the log."""
+    """Return the exception of torchrun, of whose traceback nothing is in the log."""
     found = _EXCEPTION.match(line.text)
     if not found or not found["name"].endswith("ChildFailedError"):
         return None

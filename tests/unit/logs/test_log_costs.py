@@ -13,7 +13,7 @@ import pytest
 from ddpdoctor.checks.catalogue import all_checks, catalogue
 from ddpdoctor.facts.log import Log, LogLine
 from ddpdoctor.logs.match import scanning
-from ddpdoctor.logs.match.line_judge import MOST_OF_A_LINE, LineJudge
+from ddpdoctor.logs.match.line_judge import MAX_LINE_BYTES, LineJudge
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs
 
@@ -58,7 +58,7 @@ def steps(text: str) -> int:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_twice_as_much_takes_twice_as_many_steps(shape: Callable[[int], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanning, "FIRST_SAMPLES", 20)
+    monkeypatch.setattr(scanning, "SAMPLES_OF_FIRST_BLOCK", 20)
     vocabulary(catalogue())
     assert steps(shape(400)) < 2.3 * steps(shape(200))
 
@@ -78,7 +78,7 @@ def test_no_pattern_sees_more_of_a_line_than_is_kept(end: str, monkeypatch: pyte
     monkeypatch.setattr(LineJudge, "line", line)
     text = f"{'x' * 70_000}{SAYS}{'y' * 70_000}{end}Traceback (most recent call last):{' ' * 70_000}{end}{SAYS * 3000}{end}"
     read_logs(["-"], stdin=io.BytesIO(text.encode()), vocabulary=vocabulary(catalogue()))
-    assert MOST_OF_A_LINE // 2 < longest <= MOST_OF_A_LINE
+    assert MAX_LINE_BYTES // 2 < longest <= MAX_LINE_BYTES
 
 
 @pytest.mark.parametrize("filler", ["1", ".", "a1", "a.", "_", " ", "[", "a ", "1 "])
@@ -111,8 +111,8 @@ def test_of_a_line_of_megabytes_some_is_left_out_and_that_is_said(text: str, mon
     line = f"{text} " * (ENDLESS // len(text))
     end = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error."
     log, count = pieces_read(f"first\n{line}{end}\n{SAYS}\n", monkeypatch)
-    blocks = ENDLESS // scanning.BLOCK + 2
-    assert count <= scanning.MOST_PIECES + scanning.LAST_HITS * blocks + 10
+    blocks = ENDLESS // scanning.BLOCK_BYTES + 2
+    assert count <= scanning.MAX_PIECES + scanning.LAST_HITS * blocks + 10
     assert [note for note in log.notes if note.startswith("line 2 of the input is so long")]
     assert any("Bus error" in one.line.text for one in log.sightings)
 

@@ -72,7 +72,7 @@ def test_no_sign_is_lost_between_blocks(size: int, data: bytes) -> None:
     """Blocks of a few bytes cut lines, labels and literal texts anywhere."""
     whole = {(one.slug, one.line.number) for one in scanned([data]).sightings}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(scanning, "BLOCK", size)
+        patched.setattr(scanning, "BLOCK_BYTES", size)
         in_blocks = scanned([data])
     # The end of a line that blocks this small cut in two may look like a line of its own, to a pattern that asks for its beginning.
     lines = {

@@ -82,7 +82,7 @@ def test_one_file_by_several_names_is_read_once(tmp_path: Path, monkeypatch: pyt
 
 
 def test_that_a_folder_has_too_many_files_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "MOST_FILES", 3)
+    monkeypatch.setattr(folders, "MAX_FILES", 3)
     for number in range(5):
         (tmp_path / f"{number}.log").write_text("step 1\n")
     log = read(tmp_path)

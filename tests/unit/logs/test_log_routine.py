@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.base.log_signs import LogSign
 from ddpdoctor.facts.log import Log
 from ddpdoctor.logs.match import scanning
-from ddpdoctor.logs.match.scanning import BLOCK
+from ddpdoctor.logs.match.scanning import BLOCK_BYTES
 from ddpdoctor.logs.match.vocabulary import Vocabulary
 from ddpdoctor.logs.parse import repeated_lines as routine
 from ddpdoctor.logs.parse.reading import read_logs
@@ -62,7 +62,7 @@ LABELS = {
 def read(lines: list[str], words: Vocabulary = WORDS) -> Log:
     with pytest.MonkeyPatch.context() as patched:
         # The end of a file is read whole, routine or not.
-        patched.setattr(scanning, "END", 0)
+        patched.setattr(scanning, "LAST_BYTES", 0)
         return read_logs(["-"], stdin=io.BytesIO("\n".join(lines).encode()), vocabulary=words)
 
 
@@ -86,7 +86,7 @@ def test_what_a_rank_says_once_is_found_behind_what_another_says_all_the_time(la
 
 
 def test_of_more_ranks_than_are_remembered_none_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routine, "MOST_ENTRIES", 500)
+    monkeypatch.setattr(routine, "MAX_ENTRIES", 500)
     ranks = 1000
     lines = [f"[rank{rank}]: the pump has failed" for _ in range(3) for rank in range(ranks)]
     log = read(["[rank0]: the pump has failed"] * OFTEN + lines, Vocabulary([SIGNS[0]]))
@@ -103,6 +103,6 @@ def test_labels_behind_a_carriage_return_count() -> None:
 
 
 def test_lines_longer_than_a_block_are_of_whose_labels_they_have() -> None:
-    long = "x" * (2 * BLOCK)
+    long = "x" * (2 * BLOCK_BYTES)
     lines = [f"[rank{rank}]: {long}" + " the pump has failed" * 2 for rank in (0, 0, 1)]
     assert {one.line.rank for one in read(lines).sightings if one.slug == "plain"} == {0, 1}
