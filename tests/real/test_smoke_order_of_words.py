@@ -97,10 +97,10 @@ engine(finished=True)
 
 DOCTOR = """
 import asyncio, os, sys
-from ddpdoctor.smoke_training.local.rank_runner import run
+from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 from tests.real.smoke_runs import order
 
-work = run(order(nproc=16, stages=("import", "device", "shutdown")), python=sys.argv[1], environ=os.environ)
+work = run_ranks(order(nproc=16, stages=("import", "device", "shutdown")), python=sys.argv[1], environ=os.environ)
 print({one.ending.value for one in asyncio.run(work).runs})
 """
 
