@@ -18,7 +18,7 @@ from ddpdoctor.knowledge.launchers import NNODES_FLAG, Launch, number
 from ddpdoctor.knowledge.netcheck_command import quoted
 from ddpdoctor.network_check.master_address import MeetingPlace, PlaceError, meeting_place
 
-MOST_NODES = 4096
+MAX_NODES = 4096
 
 RANK_FLAG = "--node-rank"
 
@@ -116,8 +116,8 @@ def rank_job_of(flags: Flags, environ: Mapping[str, str]) -> NetcheckJob | None:
     if launch is None or _is(launch, "Kubernetes", "settings") or launch.rank is None or (launch.world_size or 1) < 2:
         return None
     assert launch.world_size
-    if launch.rank >= launch.world_size or launch.world_size > MOST_NODES:
-        raise JobError(f"{_said_by(launch)}; at most {MOST_NODES} can be tested, and they are counted from 0")
+    if launch.rank >= launch.world_size or launch.world_size > MAX_NODES:
+        raise JobError(f"{_said_by(launch)}; at most {MAX_NODES} can be tested, and they are counted from 0")
     alone = launch.local_world_size == launch.world_size
     # Where all ranks are on this host, they can always meet at the loopback.
     hosts = _slurm_list(launch, environ) or ("127.0.0.1" if alone else "")
@@ -233,10 +233,10 @@ def _check(nnodes: _Said | None, node_rank: _Said | None, launch: Launch | None)
 
     Not for a rank that is too high: node 0 waits for this node, and must learn why it isn't the one.
     """
-    if nnodes and not 1 <= nnodes.value <= MOST_NODES:
-        raise JobError(f"{nnodes.name} is {nnodes.value}; a job has 1 to {MOST_NODES} nodes")
-    if node_rank and not 0 <= node_rank.value < MOST_NODES:
-        counted = f"nodes are counted from 0, and a job has at most {MOST_NODES}"
+    if nnodes and not 1 <= nnodes.value <= MAX_NODES:
+        raise JobError(f"{nnodes.name} is {nnodes.value}; a job has 1 to {MAX_NODES} nodes")
+    if node_rank and not 0 <= node_rank.value < MAX_NODES:
+        counted = f"nodes are counted from 0, and a job has at most {MAX_NODES}"
         raise JobError(f"{node_rank.name} is {node_rank.value}; {counted}")
     several = launch is not None and _is_mpi(launch) and launch.world_size != 1
     if nnodes is None and several and launch and launch.local_world_size:

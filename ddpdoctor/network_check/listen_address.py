@@ -63,7 +63,7 @@ def master_warning(job: NetcheckJob, network: Network, command: str = "netcheck"
 
 def node_0_address(hub: Hub, otherwise: str) -> str:
     """The address of node 0 at which most of the others came; `otherwise` where nobody has."""
-    came = Counter(peer.came_to for rank, peer in hub.peers.items() if rank and not peer.lost)
+    came = Counter(peer.dialled_address for rank, peer in hub.peers.items() if rank and not peer.lost)
     return came.most_common(1)[0][0] if came else otherwise
 
 

@@ -1,4 +1,4 @@
-"""The nodes that have met, as a programme works with them on node 0, and the record of the phases that they go through."""
+"""The nodes that have met, as node 0 leads them through the phases, and the record of these."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.fleet import Fleet, Node, Passed, Phase
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.analysis.node_facts import node_of
+from ddpdoctor.knowledge.version_agreement import versions_unknown
+from ddpdoctor.network_check.analysis.node_facts import FACT_GROUPS, node_of
 from ddpdoctor.network_check.listen_address import node_0_address
 from ddpdoctor.network_check.protocol.hub import Hub
 from ddpdoctor.network_check.protocol.messages import Answer
+from ddpdoctor.network_check.protocol.peer_connection import PeerConnection
 
 A = TypeVar("A", bound=Answer)
 
@@ -32,8 +35,27 @@ class FleetFacts(msgspec.Struct, frozen=True):
     joined_at: float
 
 
+class PhaseCoordinator(Protocol):
+    """Leads the nodes of one command through its phases, once they have met and have been compared."""
+
+    async def run(self) -> None:
+        """Goes through the phases and records each. Nodes that are lost on the way stay lost.
+
+        Raises:
+            ImpossibleError: there will be no verdict.
+        """
+
+    def add_results(self, gathered: FleetFacts) -> FleetFacts:
+        """Adds what the phases found out."""
+
+
 class NodeSession:
-    """members: the ranks of all that came, lost or not. snapshots: their own facts."""
+    """All nodes of one run.
+
+    Attributes:
+        members: the ranks of all that came, lost or not.
+        snapshots: their own facts, by rank.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
@@ -42,11 +64,12 @@ class NodeSession:
         self.phases: list[Phase] = []
 
     @property
-    def there(self) -> list[int]:
+    def present(self) -> list[int]:
         """Ranks of the nodes that came and aren't lost."""
         return [rank for rank in self.members if not self.hub.peers[rank].lost]
 
     def node(self, rank: int) -> Node:
+        """The node of that rank, as its facts and its connection show it."""
         peer = self.hub.peers[rank]
         return node_of(
             self.snapshots[rank],
@@ -58,28 +81,58 @@ class NodeSession:
             lost=peer.lost,
         )
 
-    def ended(self, name: str, passed: Passed, began: float, reason: str = "") -> None:
-        """began: by time.monotonic()."""
+    def record(self, name: str, passed: Passed, began: float, reason: str = "") -> None:
+        """Records a phase that has ended; it began at `began` (time.monotonic())."""
         self.phases.append(Phase(name=name, passed=passed, seconds=round(time.monotonic() - began, 3), reason=reason))
 
     def not_tested(self, name: str, reason: str) -> None:
+        """Records a phase that isn't run."""
         self.phases.append(Phase(name=name, passed=Passed.NOT_TESTED, reason=reason))
 
     async def ask(self, orders: Mapping[int, object], kind: type[A], seconds: float) -> dict[int, A]:
-        """The answers of that type; a node that can't carry out the order has none."""
+        """Gives the answers of that type by rank; a node that can't carry out the order has none."""
         answers = await self.hub.ask(orders, seconds)  # type: ignore[arg-type]
         return {rank: answer for rank, answer in answers.items() if isinstance(answer, kind)}
 
+    async def run_phases(self, coordinator: PhaseCoordinator, wait: float) -> FleetFacts:
+        """Goes through all phases, beginning after `wait` seconds without those who haven't come."""
+        await self._join(wait)
+        joined_at = time.monotonic()
+        await coordinator.run()
+        fleet = Fleet(
+            nodes=tuple(map(self.node, self.members)),
+            seat=self.hub.seat,
+            expected=self.hub.nnodes,
+            absent=tuple(self.hub.absent()),
+            doubles=tuple(self.hub.doubles),
+            strangers=tuple(self.hub.strangers),
+            phases=tuple(self.phases),
+        )
+        return coordinator.add_results(FleetFacts(fleet, self.snapshots, joined_at))
 
-class PhaseCoordinator(Protocol):
-    """What the nodes do once they have met and have been compared."""
+    async def _join(self, wait: float) -> None:
+        began = time.monotonic()
+        self.hub.announce("join")
+        await self.hub.gather(wait)
+        for rank, name in self.hub.names.items():
+            peer = self.hub.peers[rank]
+            peer.host = name
+            self.snapshots[rank] = msgspec.structs.replace(peer.facts or _without_facts(peer), host=name)
+        self.members = sorted(self.snapshots)
+        count = len(self.present)
+        if count == self.hub.nnodes:
+            self.record("join", Passed.PASS, began)
+        else:
+            self.record("join", Passed.FAIL, began, f"{count} of {self.hub.nnodes} came")
+        if count < 2:
+            self.not_tested("compare", ONLY_ONE_NODE)
+        elif unknown := versions_unknown([self.node(rank) for rank in self.present]):
+            self.not_tested("compare", f"{unknown}; settings and clocks were compared")
+        else:
+            self.record("compare", Passed.PASS, time.monotonic())
 
-    async def go(self) -> None:
-        """Goes through its phases, each of which is recorded. Nodes that are lost on the way stay lost.
 
-        Raises:
-            ImpossibleError: there will be no verdict.
-        """
-
-    def told(self, gathered: FleetFacts) -> FleetFacts:
-        """With all that the phases found out."""
+def _without_facts(peer: PeerConnection) -> Snapshot:
+    """The facts of a node that came, and was lost before it had sent any."""
+    why = Unknown(f"{peer.host} was {peer.lost}")
+    return msgspec.structs.replace(Snapshot(host=peer.host), **dict.fromkeys(FACT_GROUPS, why))

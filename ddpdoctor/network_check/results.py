@@ -17,54 +17,62 @@ from ddpdoctor.network_check.task import Task
 
 
 class NetcheckOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for. purpose: what the nodes meet for; wait: seconds for nodes that aren't there yet; token: as given; python: the target Python's;
-    options: those of them that a command for another node takes over, "--wait 300"."""
+    """The options of one run."""
 
     job: NetcheckJob
     task: Task
+    """What the nodes meet for."""
     options: tuple[str, ...]
+    """Those that a command for another node takes over, "--wait 300"."""
     token: str | None
+    """As given on the command line or in the environment."""
     wait: float
+    """Seconds for nodes that aren't there yet."""
     strict: bool
     python: str
+    """The target Python."""
     chosen_by: str
+    """What named that Python."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How it ended on this node. `fleet`: on node 0, with an examination a node; `part`: on the others, with their own
-    examination; neither: this node met nobody, or was only to look at the master. `problems`: why there is no verdict."""
+    """How it ended on this node. With neither `fleet` nor `part`, it met nobody, or was only to look at the master."""
 
     exit_code: int
     meeting: Meeting
     examinations: tuple[Examination, ...] = ()
+    """On node 0 one a node, else this node's own."""
     fleet: Fleet | None = None
+    """On node 0."""
     part: NodeVerdict | None = None
+    """On the other nodes: what node 0 sent."""
     seconds: float | None = None
     """From the last join to the verdict."""
     problems: tuple[str, ...] = ()
+    """Why there is no verdict."""
     token: str = ""
     """What the nodes show each other. For this node's user alone: no report that is kept may have it."""
     notes: tuple[str, ...] = ()
-    """What was asked for here and had no effect, since node 0 decides it."""
+    """The options that had no effect here, since node 0 decides."""
 
 
 class ProgressListener(Protocol):
-    """Who is told how it goes while it goes."""
+    """Shows how it goes while it goes."""
 
     def meeting(self, meeting: Meeting) -> None:
-        """What this node's way to the master came to so far."""
+        """Takes what this node's way to the master came to so far."""
 
     def hub(self, hub: Hub, command: Callable[[int], str] | None = None) -> None:
-        """Node 0: who is there has changed. command: what to type on the node of a rank."""
+        """Takes, on node 0, who is there now. command: what to type on the node of a rank."""
 
     def waiting(self, waiting: Waiting, command: Callable[[int], str] | None = None) -> None:
-        """Other nodes: what the fleet does and whom it waits for. command: what to type on the node of a rank."""
+        """Takes, on the others, what the fleet does and whom it waits for. command: what to type on the node of a rank."""
 
     def verdict(self, end: RunResult) -> None:
-        """Node 0: this is how it ends; next, the others are told."""
+        """Takes, on node 0, how it ends; next, the others are told."""
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Shows a line that stays."""
 
     def close(self) -> None:
-        """The verdict comes now."""
+        """Makes room for the verdict."""

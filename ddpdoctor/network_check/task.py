@@ -19,22 +19,22 @@ from ddpdoctor.network_check.worker import NetcheckWorker
 
 
 class Worker(Protocol):
-    """One node's hands: carries out the orders of the hub."""
+    """Carries out the hub's orders on one node."""
 
     def welcome(self, welcome: Welcome) -> None:
-        """The hub has let us in, as this node of this run."""
+        """Takes as which node of which run the hub has let us in."""
 
     async def carry_out(self, order: Order) -> Answer:
-        """Does as told. What goes wrong beyond what an answer can say is raised."""
+        """Carries out one order. Raises what goes wrong beyond what an answer can say."""
 
     async def close(self) -> None:
-        """Nothing of it is left."""
+        """Ends all that it has started."""
 
-    def told(self, snapshot: Snapshot) -> Snapshot:
-        """This node's facts with what it found out itself."""
+    def add_facts(self, snapshot: Snapshot) -> Snapshot:
+        """Adds to this node's facts what it found out itself."""
 
-    def in_vain(self) -> Iterable[str]:
-        """What was asked for here, and node 0 decided otherwise: a sentence each."""
+    def ignored_options(self) -> Iterable[str]:
+        """Gives a sentence for each option of this node that node 0 decided otherwise."""
 
 
 class Task(Protocol):
@@ -42,31 +42,31 @@ class Task(Protocol):
 
     command: str
     groups: Sequence[str]
-    """Of facts, which each node brings."""
+    """The groups of facts that each node brings."""
     seconds: float
-    """That it may take, when all have come."""
+    """How long it may take when all have come."""
 
     def meeting(self, meeting: Meeting) -> Meeting:
-        """With what the others are to know of this node's wishes."""
+        """Adds what the others are to know of this node's options."""
 
-    def programme(self, session: NodeSession, master: str, store_port: int) -> PhaseCoordinator:
-        """On node 0. master, store_port: where torch's own store shall listen."""
+    def coordinator(self, session: NodeSession, master: str, store_port: int) -> PhaseCoordinator:
+        """Makes what leads the phases on node 0. master, store_port: where torch's own store shall listen."""
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
     ) -> Worker:
-        """On every node; as for `NetcheckWorker`."""
+        """Makes the worker of a node; arguments as for `NetcheckWorker`."""
 
     @property
     def catalogue(self) -> Catalogue:
-        """All checks: what another node's ddpdoctor says is told with their pages."""
+        """All checks: what another node's ddpdoctor says is shown with their pages."""
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
-        """Each node's facts, with those of the fleet in them."""
+        """Judges each node's facts, with those of the fleet in them."""
 
 
 class Netcheck:
-    """quick: without torch."""
+    """The task of `ddpdoctor netcheck`; a quick one runs nothing of torch."""
 
     command: str = "netcheck"
     groups: Sequence[str] = FACT_GROUPS
@@ -78,15 +78,19 @@ class Netcheck:
         self._quick = quick
 
     def meeting(self, meeting: Meeting) -> Meeting:
+        """Adds nothing."""
         return meeting
 
-    def programme(self, session: NodeSession, master: str, store_port: int) -> PhaseCoordinator:
+    def coordinator(self, session: NodeSession, master: str, store_port: int) -> PhaseCoordinator:
+        """Makes what leads the phases on node 0. master, store_port: where torch's own store shall listen."""
         return NetworkCoordinator(session, quick=self._quick, master=master, store_port=store_port)
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
     ) -> Worker:
+        """Makes the worker of a node; arguments as for `NetcheckWorker`."""
         return NetcheckWorker(snapshot, address, master, python, environ, quick=self._quick)
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
+        """Judges each node's facts, with those of the fleet in them."""
         return judge(snapshots, self.catalogue)

@@ -1,4 +1,4 @@
-"""Carries out the hub's orders on this node."""
+"""Carries out on this node what the hub orders for netcheck."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.nccl import Nccl
-from ddpdoctor.facts.network import Network
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.interface_choice import as_address
-from ddpdoctor.network_check.phases import ip_counters as counters
-from ddpdoctor.network_check.phases import link_measurement as measuring
-from ddpdoctor.network_check.phases import run_collective as collectives
+from ddpdoctor.network_check.phases import ip_counters, link_measurement, run_collective
 from ddpdoctor.network_check.phases.dial_peers import dial
 from ddpdoctor.network_check.phases.peer_listeners import Listeners
 from ddpdoctor.network_check.protocol.messages import (
@@ -32,15 +29,20 @@ from ddpdoctor.network_check.protocol.messages import (
 from ddpdoctor.network_check.protocol.order_limits import Master, OrderLimits, RefusedOrderError
 from ddpdoctor.network_check.protocol.tcp_connections import MAX_OPEN_FILES, allow_files
 
-DEFAULT_RANGE = (32768, 60999)
+DEFAULT_PORT_RANGE = (32768, 60999)
 
 
 class NetcheckWorker:
-    """What this node has to go by: its own facts, the address by which the others meet it, where it met node 0, and the target Python.
+    """Carries out what the hub orders for netcheck, within the limits of a test.
 
-    address: asked when the node is to listen, since node 0 knows its own only when the others have come. python: the
-    target Python; `environ`: the settings that a rank started now would inherit. quick: no collectives were wanted
-    here.
+    Args:
+        snapshot: this node's own facts.
+        address: gives the address by which the others meet this node; asked when it is to listen, since node 0 knows its own
+            only when the others have come.
+        master: where this node met node 0.
+        python: the target Python.
+        environ: the settings that a rank started now would inherit.
+        quick: no collectives were wanted here.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class NetcheckWorker:
         self._master = master
         self._python = python
         self._environ = environ
-        self._listeners = Listeners(measuring.serve)
+        self._listeners = Listeners(link_measurement.serve)
         # Every peer costs some, and a soft limit is no firewall.
         allow_files(MAX_OPEN_FILES)
         self._quick = quick
@@ -68,12 +70,12 @@ class NetcheckWorker:
         self._refused = ""
 
     def welcome(self, welcome: Welcome) -> None:
-        """The hub has let us in, as this node of this run."""
+        """Takes as which node of which run the hub has let us in."""
         self._run, self._node = welcome.run, welcome.node_rank
         self._limits = OrderLimits(self._snapshot, self._master, welcome)
 
     async def carry_out(self, order: Order) -> Answer:
-        """Does as told, in the limits of a test. What goes wrong beyond what an answer can say is raised."""
+        """Carries out one order, in the limits of a test. Raises what goes wrong beyond what an answer can say."""
         try:
             self._limits.check(order)
         except RefusedOrderError as error:
@@ -96,52 +98,53 @@ class NetcheckWorker:
             finally:
                 self._listeners.measuring = True
         if isinstance(order, Count):
-            return msgspec.structs.replace(counters.count(self._address()), errors=self._listeners.errors)
+            return msgspec.structs.replace(ip_counters.count(self._address()), errors=self._listeners.errors)
         if isinstance(order, Measure):
             return await self._measure(order)
         if isinstance(order, Collect):
             self._collected = True
             # Whatever is ordered, torch goes to the master that was named here.
             order = msgspec.structs.replace(order, master=self._master.host, port=self._master.port)
-            return await collectives.collect(order, python=self._python, environ=self._environ)
+            return await run_collective.collect(order, python=self._python, environ=self._environ)
         return OrderFailed(why="this node was started for netcheck")
 
     async def _measure(self, order: Measure) -> Measured:
         peer = self._limits.dialled(order.peer) if order.peer else None
         began = time.monotonic()
         try:
-            return await measuring.measure(msgspec.structs.replace(order, peer=peer), self._run, self._node)
+            return await link_measurement.measure(msgspec.structs.replace(order, peer=peer), self._run, self._node)
         finally:
             self._limits.measured_seconds += time.monotonic() - began
 
-    def told(self, snapshot: Snapshot) -> Snapshot:
-        """What it found out concerns all nodes, and node 0 has it."""
+    def add_facts(self, snapshot: Snapshot) -> Snapshot:
+        """Adds nothing: what it found out concerns all nodes, and node 0 has it."""
         return snapshot
 
-    def in_vain(self) -> Iterator[str]:
-        """What was asked for here, and node 0 decided otherwise."""
+    def ignored_options(self) -> Iterator[str]:
+        """Gives a sentence for each option of this node that node 0 decided otherwise."""
         if self._quick and self._collected:
             yield "--quick has no effect here: node 0 runs without it"
         if self._refused:
             yield f"node 0 ordered what none of ours does, and it was not done: {self._refused}"
 
     async def close(self) -> None:
-        """Listens no more."""
+        """Stops listening."""
         await self._listeners.close()
 
     def _port_range(self) -> tuple[int, int]:
         network = self._snapshot.network
-        found = network.ephemeral_range if isinstance(network, Network) else DEFAULT_RANGE
-        return DEFAULT_RANGE if isinstance(found, Unknown) else found
+        if isinstance(network, Unknown) or isinstance(network.ephemeral_range, Unknown):
+            return DEFAULT_PORT_RANGE
+        return network.ephemeral_range
 
 
 def listening_places(snapshot: Snapshot, address: str) -> dict[str, str]:
-    """Kind to address: "route" is the one by which the node met the hub; "nccl" and "gloo" where they'd take another."""
+    """Give the address to listen at by kind: "route" meets the hub; "nccl" and "gloo" where they'd take another one."""
     places = {"route": address}
     nccl = snapshot.nccl
     if isinstance(nccl, Nccl):
-        for kind, other in (("nccl", nccl.answer_address or nccl.predicted_address), ("gloo", nccl.gloo_address)):
+        for kind, offered in (("nccl", nccl.answer_address or nccl.predicted_address), ("gloo", nccl.gloo_address)):
             # A link-local address means nothing without the name of an interface, which the others may call otherwise.
-            if other and other != address and not (":" in other and as_address(other).is_link_local):
-                places[kind] = other
+            if offered and offered != address and not (":" in offered and as_address(offered).is_link_local):
+                places[kind] = offered
     return places

@@ -24,7 +24,7 @@ class Nodes:
     """As much of a hub as planning needs."""
 
     def __init__(self, count: int) -> None:
-        guest = type("Guest", (), {"lost": "", "host": "n", "came_to": "10.0.0.1"})
+        guest = type("Peer", (), {"lost": "", "host": "n", "dialled_address": "10.0.0.1"})
         self.peers = {rank: guest() for rank in range(count)}
         self.nnodes = count
 

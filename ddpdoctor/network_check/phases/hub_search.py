@@ -350,7 +350,7 @@ class _Way:
 
 
 async def _first_line(reader: asyncio.StreamReader) -> tuple[bytes, str]:
-    """The first line, at most MOST_BEFORE_WELCOME bytes of it, as far as it came within GREETING_SECONDS; and the words of
+    """The first line, at most MAX_BYTES_BEFORE_WELCOME bytes of it, as far as it came within GREETING_SECONDS; and the words of
     the system, or ours, where the connection was cut before its end."""
     said = bytearray()
 

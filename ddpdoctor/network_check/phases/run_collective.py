@@ -43,7 +43,7 @@ SOURCE_FOLDER = re.compile(r"(?<![^\s\]:])([^\s\]:/]*)/[^\s\]:]*/(?=\w+\.(?:cc|c
 
 async def collect(order: Collect, *, python: str, environ: Mapping[str, str]) -> Collected | OrderFailed:
     """Runs this node's rank to its end, or kills it and all that it started after `order.seconds`, or when it is cancelled
-    with ENOUGH.
+    with ABORTED.
 
     python: the target Python's interpreter. environ: the settings that training would inherit there.
     Cannot: there was nothing to be tested, as where torch isn't installed.

@@ -1,4 +1,4 @@
-"""A node's side of the conversation with the hub: proves who it is, hands over its facts, carries out orders."""
+"""A node's side of the protocol with the hub: it proves who it is, sends its facts, and answers orders."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_SHOWN: Final = 300
+MAX_SHOWN_LENGTH: Final = 300
 """Characters of what node 0 says."""
 
-MOST_UNREAD: Final = 2 * MAX_LINE_BYTES
+MAX_UNREAD_BYTES: Final = 2 * MAX_LINE_BYTES
 """Bytes that wait until node 0 reads them: an answer and some signs of life."""
 
-MOST_ORDERS: Final = 8
+MAX_QUEUED_ORDERS: Final = 8
 """That wait while one is carried out."""
 
-_AT_THE_DOOR: Final[msgspec.json.Decoder[Welcome | Rejected | NoVerdict]] = msgspec.json.Decoder(
+_BEFORE_ADMISSION: Final[msgspec.json.Decoder[Welcome | Rejected | NoVerdict]] = msgspec.json.Decoder(
     Welcome | Rejected | NoVerdict
 )
-_INSIDE: Final[msgspec.json.Decoder[Ping | Waiting | NoVerdict | NodeVerdict | Order | Abort]] = msgspec.json.Decoder(
-    Ping | Waiting | NoVerdict | NodeVerdict | Order | Abort
+_AFTER_ADMISSION: Final[msgspec.json.Decoder[Ping | Waiting | NoVerdict | NodeVerdict | Order | Abort]] = (
+    msgspec.json.Decoder(Ping | Waiting | NoVerdict | NodeVerdict | Order | Abort)
 )
 
 
@@ -78,7 +78,7 @@ class RejectedError(AgentError):
     def __init__(self, code: str, text: str, *, by_node_0: bool = False) -> None:
         super().__init__(text)
         self.code = code
-        self.shown = _of_node_0(text) if by_node_0 else text
+        self.shown = _quote_node_0(text) if by_node_0 else text
 
 
 class HubGoneError(AgentError):
@@ -97,31 +97,41 @@ async def take_part(
     connection: Connection,
     job: NetcheckJob,
     token: str,
-    manifest: Callable[[Welcome], Awaitable[bytes]],
+    facts: Callable[[Welcome], Awaitable[bytes]],
     carry_out: Callable[[Order], Awaitable[Answer]],
-    heard: Callable[[Waiting], None],
+    on_waiting: Callable[[Waiting], None],
     own: str = "",
     limits: ConnectionLimits | None = None,
     command: str = "netcheck",
 ) -> NodeVerdict:
-    """Goes through the whole test on a connection that the hub has greeted us on; closes it in the end.
+    """Go through the whole test on a connection that the hub has greeted us on, and close it in the end.
 
-    manifest, told as which node we were let in, gives this host's Snapshot as JSON, deflated by zlib; it may take its
-    time. carry_out does one order at a time; what it raises becomes the order's answer; cancelled with ENOUGH, it may still
-    give one. own: `Hub.own`, where the hub is ours. command: what this node was started for. When attend is cancelled, the hub is told; the cancellation's message,
-    "its user: Ctrl-C" where it has none, says by whom or what.
+    When it is cancelled, the hub is told; the cancellation's message, "its user: Ctrl-C" where it has none, says by whom or
+    what.
+
+    Args:
+        connection: to the hub.
+        job: as this node sees it.
+        token: of the job, "" for none.
+        facts: gives this host's Snapshot as JSON, deflated by zlib, as the node that we were let in as; may take its time.
+        carry_out: does one order at a time. What it raises becomes the order's answer; cancelled with ABORTED, it may still
+            give one.
+        on_waiting: takes what the fleet does and whom it waits for.
+        own: `Hub.own`, where the hub is ours.
+        limits: how long the hub may take.
+        command: what this node was started for.
 
     Raises:
-        TurnedAwayError: the hub doesn't let us in, or doesn't know our token, or speaks another protocol.
-        HubGone: it went away, or it isn't ours.
-        LeftBehindError: it fell silent, or says that it goes on without us.
-        HubStopped: it says that there will be no verdict.
+        AgentError: there will be no verdict from node 0. RejectedError: the hub doesn't let us in, or doesn't know our
+            token, or speaks another protocol. HubGoneError: it went away, or it isn't ours. LeftBehindError: it fell silent,
+            or says that it goes on without us. HubStoppedError: it says that there will be no verdict.
+        asyncio.CancelledError: this node was stopped.
     """
-    agent = _Agent(connection, token, carry_out, heard, limits or ConnectionLimits(), command)
+    agent = _Agent(connection, token, carry_out, on_waiting, limits or ConnectionLimits(), command)
     try:
         welcome = await agent.enter(job, own or secrets.token_hex(16))
         check_assigned_rank(welcome, job, own_hub=bool(own))
-        return await agent.serve(manifest(welcome), welcome.wait)
+        return await agent.serve(facts(welcome), welcome.wait)
     except asyncio.CancelledError as error:
         await agent.farewell(f"stopped by {error.args[0] if error.args else 'its user: Ctrl-C'}")
         raise
@@ -144,7 +154,7 @@ class _Agent:
         connection: Connection,
         token: str,
         carry_out: Callable[[Order], Awaitable[Answer]],
-        heard: Callable[[Waiting], None],
+        on_waiting: Callable[[Waiting], None],
         limits: ConnectionLimits,
         command: str,
     ) -> None:
@@ -154,9 +164,9 @@ class _Agent:
         self._lines = LineReader(connection.reader)
         self._token = token
         self._carry_out = carry_out
-        self._heard = heard
+        self._on_waiting = on_waiting
         self._limits = limits
-        self._orders: asyncio.Queue[Order] = asyncio.Queue(MOST_ORDERS)
+        self._orders: asyncio.Queue[Order] = asyncio.Queue(MAX_QUEUED_ORDERS)
         self._carrying: asyncio.Task[Answer] | None = None
 
     async def enter(self, job: NetcheckJob, nonce: str) -> Welcome:
@@ -176,23 +186,23 @@ class _Agent:
             raise HubGoneError(f"what listens on the master's port calls itself ddpdoctor {greeting.ddpdoctor[:20]!a}")
         if greeting.protocol != PROTOCOL:
             # The hub has our Hello, and can tell its user, too.
-            raise RejectedError("version", _other_protocol(greeting))
-        answer = _decoded(_AT_THE_DOOR, await self._line())
+            raise RejectedError("version", _describe_describe_other_protocol(greeting))
+        answer = _decoded(_BEFORE_ADMISSION, await self._line())
         if isinstance(answer, Rejected):
-            raise RejectedError(plain(answer.code, 20), plain(answer.text, MOST_SHOWN), by_node_0=True)
+            raise RejectedError(plain(answer.code, 20), plain(answer.text, MAX_SHOWN_LENGTH), by_node_0=True)
         if isinstance(answer, NoVerdict):
-            raise _stopped(answer)
+            raise _end_by_hub(answer)
         if not matches(answer.proof, proof(self._token, "hub", greeting.nonce, nonce)):
             raise RejectedError(
                 "token", "what listens on the master's port doesn't know this job's token: it is not ours"
             )
         return answer
 
-    async def serve(self, manifest: Awaitable[bytes], wait: float) -> NodeVerdict:
-        """wait: seconds for which node 0 waits for the others at most."""
+    async def serve(self, facts: Awaitable[bytes], wait: float) -> NodeVerdict:
+        """Sends the facts, carries out orders, and gives the verdict. wait: seconds for which node 0 waits for the others."""
         longest = min(wait, self._limits.wait) + self._limits.test
         reading = asyncio.ensure_future(self._read())
-        working = asyncio.ensure_future(self._work(manifest))
+        working = asyncio.ensure_future(self._work(facts))
         try:
             await asyncio.wait({reading, working}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done() and not working.done():
@@ -222,8 +232,8 @@ class _Agent:
         if not self._writer.is_closing():
             self._writer.write(encode(message))
 
-    async def _work(self, manifest: Awaitable[bytes]) -> None:
-        self._say(HostFacts(snapshot=await manifest))
+    async def _work(self, facts: Awaitable[bytes]) -> None:
+        self._say(HostFacts(snapshot=await facts))
         await self._writer.drain()
         while True:
             self._carrying = asyncio.create_task(self._answer(await self._orders.get()))
@@ -247,15 +257,15 @@ class _Agent:
         while True:
             line = await self._line()
             came = time.time()
-            message = _decoded(_INSIDE, line)
+            message = _decoded(_AFTER_ADMISSION, line)
             if isinstance(message, Ping):
                 self._say(Pong(number=message.number, came=came, went=time.time()))
-                if self._writer.transport.get_write_buffer_size() > MOST_UNREAD:
+                if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
                     raise HubGoneError("node 0 asks and doesn't read the answers")
             elif isinstance(message, Waiting):
-                self._heard(message)
+                self._on_waiting(message)
             elif isinstance(message, NoVerdict):
-                raise _stopped(message)
+                raise _end_by_hub(message)
             elif isinstance(message, NodeVerdict):
                 return message
             elif isinstance(message, Abort):
@@ -267,20 +277,20 @@ class _Agent:
                 self._orders.put_nowait(message)
 
     async def _line(self) -> bytes:
-        """The next line of the hub, which sends one every few seconds as long as it lives."""
+        """Reads the next line of the hub, which sends one every few seconds as long as it lives."""
         loop = asyncio.get_running_loop()
         limits, lines = self._limits, self._lines
-        reading = asyncio.ensure_future(lines.next(MAX_LINE_BYTES))
+        reading = asyncio.ensure_future(lines.read_line(MAX_LINE_BYTES))
         try:
             while True:
                 began = loop.time()
-                left = min(lines.heard + limits.quiet, lines.whole + limits.line) - began
+                left = min(lines.last_bytes_at + limits.quiet, lines.last_line_at + limits.line) - began
                 # What came while this process was held up is still to be read.
                 await asyncio.wait({reading}, timeout=max(left, 0.05))
                 if reading.done():
                     return reading.result()
                 if loop.time() - began > max(left, 0.05) + limits.quiet / 3:
-                    lines.excuse()
+                    lines.restart_clocks()
                 elif left <= 0:
                     # Where its process had ended, its host would have said so.
                     raise LeftBehindError(
@@ -293,7 +303,16 @@ class _Agent:
 
 
 def check_assigned_rank(welcome: Welcome, job: NetcheckJob, *, own_hub: bool) -> None:
-    """Raises HubGone where no hub of this job would give that rank to this node. own_hub: this is node 0."""
+    """Check the rank that the hub gives this node.
+
+    Args:
+        welcome: the hub's.
+        job: as this node sees it.
+        own_hub: whether this is node 0.
+
+    Raises:
+        HubGoneError: no hub of this job would give that rank to this node.
+    """
     nnodes, rank = job.nnodes or welcome.nnodes, welcome.node_rank
     wanted = 0 if own_hub else job.node_rank if job.node_rank is not None else rank
     if welcome.nnodes != nnodes or rank != wanted or rank >= nnodes or (rank == 0) != own_hub:
@@ -309,16 +328,16 @@ def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
         raise HubGoneError(f"what listens on the master's port sent {describe_first_bytes(line)}") from error
 
 
-def _stopped(message: NoVerdict) -> AgentError:
-    return (LeftBehindError if message.exit_code == 1 else HubStoppedError)(_of_node_0(message.why))
+def _end_by_hub(message: NoVerdict) -> AgentError:
+    return (LeftBehindError if message.exit_code == 1 else HubStoppedError)(_quote_node_0(message.why))
 
 
-def _of_node_0(text: str) -> str:
-    """What node 0 says, told from what we say ourselves."""
-    return f"node 0 says: {plain(text, MOST_SHOWN)}"
+def _quote_node_0(text: str) -> str:
+    """Marks what node 0 says as its words."""
+    return f"node 0 says: {plain(text, MAX_SHOWN_LENGTH)}"
 
 
-def _other_protocol(greeting: Greeting) -> str:
+def _describe_describe_other_protocol(greeting: Greeting) -> str:
     theirs = plain(greeting.ddpdoctor, 20)
     said = f"ddpdoctor {__version__} here speaks protocol {PROTOCOL}, ddpdoctor {theirs} on node 0 speaks {greeting.protocol}"
     if greeting.protocol > PROTOCOL:

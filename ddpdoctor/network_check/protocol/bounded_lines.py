@@ -1,4 +1,4 @@
-"""Lines of bounded length from somebody on the network, and the snapshots that are packed into them."""
+"""Reads lines of bounded length from the network, without control characters, and unpacks the snapshots in them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ESCAPED = re.compile(
 
 
 class LineError(Exception):
-    """What came is no line that we take. `partial`: its beginning."""
+    """What came is no line that we take; `partial` is its beginning."""
 
     def __init__(self, words: str, partial: bytes) -> None:
         super().__init__(words)
@@ -33,7 +33,7 @@ class LineError(Exception):
 
 
 class TooLongError(LineError):
-    """It goes on past the limit."""
+    """The line goes on past the limit."""
 
 
 class ConnectionEndedError(LineError):
@@ -41,89 +41,92 @@ class ConnectionEndedError(LineError):
 
 
 class LineReader:
-    """Reads lines from a connection. Holds no more of it than the line's limit and CHUNK bytes.
+    """Reads lines from a connection, and holds no more of it than the line's limit and READ_BYTES bytes.
 
-    heard, whole: when something came last, and when the last whole line did, by the event loop's clock.
+    Attributes:
+        last_bytes_at: when something came last, by the event loop's clock.
+        last_line_at: when the last whole line came.
     """
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._loop = asyncio.get_running_loop()
-        self.heard = self.whole = self._loop.time()
+        self.last_bytes_at = self.last_line_at = self._loop.time()
 
     @property
-    def held(self) -> bytes:
-        """The beginning of the line that hasn't ended yet."""
-        return bytes(self._held[:256])
+    def partial_line(self) -> bytes:
+        """Beginning of the line that hasn't ended yet."""
+        return bytes(self._buffer[:256])
 
-    def excuse(self) -> None:
-        """We ourselves were halted, so nothing can be said of the other side's silence: it begins now."""
-        self.heard = self.whole = self._loop.time()
+    def restart_clocks(self) -> None:
+        """Lets the other side's silence begin now: we ourselves were halted, so nothing can be said of it."""
+        self.last_bytes_at = self.last_line_at = self._loop.time()
 
-    async def next(self, allowed: int | Callable[[], int]) -> bytes:
-        """The next line, without its end and without what is unseen, which would reach somebody's terminal.
+    async def read_line(self, allowed: int | Callable[[], int]) -> bytes:
+        """Read the next line, without its end and without invisible characters, which would reach somebody's terminal.
 
-        allowed: bytes that it may have; a call where that changes while it comes.
+        Args:
+            allowed: bytes that it may have; a call where that changes while it comes.
 
         Raises:
             TooLongError: it has more.
-            EndedError: the connection was closed or reset.
+            ConnectionEndedError: the connection was closed or reset.
         """
         searched = 0
         while True:
             most = allowed if isinstance(allowed, int) else allowed()
-            end = self._held.find(b"\n", searched, most + 1)
+            end = self._buffer.find(b"\n", searched, most + 1)
             if end >= 0:
-                self.whole = self._loop.time()
-                line = bytes(self._held[:end])
-                del self._held[: end + 1]
+                self.last_line_at = self._loop.time()
+                line = bytes(self._buffer[:end])
+                del self._buffer[: end + 1]
                 return mask_controls(line)
-            if len(self._held) > most:
-                raise TooLongError(f"a line of more than {most} bytes", self.held)
-            searched = len(self._held)
+            if len(self._buffer) > most:
+                raise TooLongError(f"a line of more than {most} bytes", self.partial_line)
+            searched = len(self._buffer)
             try:
                 chunk = await self._reader.read(min(READ_BYTES, most + 1 - searched))
             except OSError as error:
-                raise ConnectionEndedError("the connection was reset", self.held) from error
+                raise ConnectionEndedError("the connection was reset", self.partial_line) from error
             if not chunk:
-                raise ConnectionEndedError("the connection was closed", self.held)
-            self.heard = self._loop.time()
-            self._held += chunk
+                raise ConnectionEndedError("the connection was closed", self.partial_line)
+            self.last_bytes_at = self._loop.time()
+            self._buffer += chunk
 
 
 def mask_controls(line: bytes) -> bytes:
-    """JSON in which everything unseen, escaped or raw, is a question mark. What can't be JSON stays as it is."""
+    """Replace everything invisible in a JSON text, escaped or raw, by a question mark. What can't be JSON stays as it is."""
     try:
         text = line.decode()
     except UnicodeDecodeError:
         return line
-    return _ESCAPED.sub(_seen, _RAW.sub("?", text)).encode()
+    return _ESCAPED.sub(_visible_escape, _RAW.sub("?", text)).encode()
 
 
-def _seen(found: re.Match[str]) -> str:
-    """An escape as it is, or "?"."""
-    if found[1]:
-        return found[1]
-    if found[2]:
-        code = 0x10000 + ((int(found[2], 16) & 0x3FF) << 10) + (int(found[3], 16) & 0x3FF)
-    elif found[4]:
-        code = int(found[4], 16)
+def _visible_escape(escape: re.Match[str]) -> str:
+    """Gives the escape as it is, or "?" where it stands for something invisible."""
+    if escape[1]:
+        return escape[1]
+    if escape[2]:
+        code = 0x10000 + ((int(escape[2], 16) & 0x3FF) << 10) + (int(escape[3], 16) & 0x3FF)
+    elif escape[4]:
+        code = int(escape[4], 16)
     else:
         return "?"
-    return "?" if _CODE.match(chr(code)) else found[0]
+    return "?" if _CODE.match(chr(code)) else escape[0]
 
 
 def plain(text: str, most: int = 120) -> str:
-    """What somebody said, fit for one line of a report."""
+    """Make a foreign text fit for one line of a report."""
     return clip(masked(text[: 4 * most]), most)
 
 
 def unpack(packed: bytes) -> bytes:
-    """The JSON in a Manifest.
+    """Unpack the JSON in a HostFacts.
 
     Raises:
-        ValueError: it isn't deflated, is cut off, or unpacks to more than MOST_UNPACKED.
+        ValueError: the data isn't deflated, is cut off, or unpacks to more than MAX_UNPACKED_BYTES.
     """
     inflater = zlib.decompressobj()
     try:

@@ -1,4 +1,4 @@
-"""The hub's door: the listening socket, and what happens to a connection until it has shown that it belongs here."""
+"""Listens on the master's port, and checks each connection until it has shown that it belongs to this job."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuthenticatedPeer(msgspec.Struct, frozen=True):
-    """Somebody who speaks our protocol and knows the token."""
+    """A connection whose other end speaks our protocol and knows the token."""
 
     hello: Hello
     address: str
@@ -74,12 +74,12 @@ class AuthenticatedPeer(msgspec.Struct, frozen=True):
     """That the hub knows the token, too."""
 
 
-class _StrangerError(Exception):
-    """Whoever it is, it isn't one of ours; the text says what it looks like."""
+class _ForeignError(Exception):
+    """The other end isn't one of ours; the text says what it looks like."""
 
 
-class _TurnedAwayError(Exception):
-    """Somebody who speaks as one of ours and can't come in. proved: it knows the token."""
+class _RejectedError(Exception):
+    """The other end speaks as one of ours and can't come in. proved: it knows the token."""
 
     def __init__(self, host: str, away: Rejected, *, proved: bool) -> None:
         super().__init__(away.text)
@@ -88,7 +88,7 @@ class _TurnedAwayError(Exception):
         self.proved = proved
 
 
-class _Visitor:
+class _PendingConnection:
     """A connection that hasn't shown yet that it belongs here."""
 
     def __init__(self, address: str, writer: asyncio.StreamWriter, now: float) -> None:
@@ -98,8 +98,8 @@ class _Visitor:
         self.pushed_out = False
 
 
-class _Spoken(msgspec.Struct, frozen=True):
-    """What a Hello of every protocol has, those to come, too."""
+class _AnyHello(msgspec.Struct, frozen=True):
+    """The fields that a Hello of every protocol has, those to come, too."""
 
     type: str
     protocol: int
@@ -110,10 +110,17 @@ class _Spoken(msgspec.Struct, frozen=True):
 
 
 class HandshakeServer:
-    """Listens at the addresses, all numeric, and one port. `enter` takes whoever has proved that it belongs here, and keeps it; `refused`
-    is told of those who speak as ours and were turned away here: host, address, the message, and whether they knew the token.
+    """Listens at the master's addresses, and hands over whoever has proved that it belongs here.
 
-    port: the real one, once it is open.
+    Args:
+        addresses: all numeric.
+        port: there; once it is open, the real one.
+        token: of the job.
+        limits: of time and number.
+        admit: takes whoever has proved that it belongs here, and returns when that has gone.
+        note_rejected: takes who speaks as ours and was rejected here: host, address, the message, and whether it knew the
+            token.
+        changed: called when somebody was rejected.
     """
 
     def __init__(
@@ -122,24 +129,24 @@ class HandshakeServer:
         port: int,
         token: str,
         limits: ConnectionLimits,
-        enter: Callable[[AuthenticatedPeer], Awaitable[None]],
-        refused: Callable[[str, str, Rejected, bool], None],
+        admit: Callable[[AuthenticatedPeer], Awaitable[None]],
+        note_rejected: Callable[[str, str, Rejected, bool], None],
         changed: Callable[[], None],
     ) -> None:
         self.addresses = addresses
         self.port = port
-        self.strangers = RejectedConnections()
+        self.rejected = RejectedConnections()
         self._token = token
         self._limits = limits
-        self._enter = enter
-        self._refused = refused
+        self._admit = admit
+        self._note_rejected = note_rejected
         self._changed = changed
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
-        self._visitors: dict[asyncio.Task[None], _Visitor] = {}
+        self._pending: dict[asyncio.Task[None], _PendingConnection] = {}
         self._left = asyncio.Event()
-        """A visitor has made room."""
-        self._inside: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        """A pending connection has made room."""
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         """One task for each connection, until it ends."""
 
     async def open(self) -> None:
@@ -177,15 +184,15 @@ class HandshakeServer:
         for own in self._sockets:
             own.close()
         self._accepting, self._sockets = [], []
-        waiting = list(self._visitors)
-        for visitor in waiting:
-            visitor.cancel()
+        waiting = list(self._pending)
+        for task in waiting:
+            task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 
     async def empty(self, seconds: float, longest: float) -> None:
         """Waits until everybody has gone; who hasn't when the time is up is cut off. Whoever still takes what it was sent, over
         however slow a link, has longer: `longest` at most, and `seconds` without a byte."""
-        inside = dict(self._inside)
+        inside = dict(self._connections)
         if not inside:
             return
         loop = asyncio.get_running_loop()
@@ -212,32 +219,32 @@ class HandshakeServer:
                 # It went away again before we got to it, or this process has no descriptor left.
                 await asyncio.sleep(0.05)
                 continue
-            if self.strangers.tires(name[0]):
+            if self.rejected.is_flooding(name[0]):
                 connection.close()
                 # Without this, a flood would keep the loop here.
                 await asyncio.sleep(0)
                 continue
             reader, writer = await asyncio.open_connection(sock=connection, limit=READ_BYTES)
-            visitor = _Visitor(name[0], writer, loop.time())
-            task = asyncio.create_task(self._receive(visitor, reader))
-            self._visitors[task] = visitor
-            self._inside[task] = writer
+            pending = _PendingConnection(name[0], writer, loop.time())
+            task = asyncio.create_task(self._receive(pending, reader))
+            self._pending[task] = pending
+            self._connections[task] = writer
             task.add_done_callback(self._gone)
 
     def _gone(self, task: asyncio.Task[None]) -> None:
-        self._inside.pop(task)
+        self._connections.pop(task)
         self._settled(task)
 
     def _settled(self, task: asyncio.Task[None]) -> None:
-        if self._visitors.pop(task, None) is not None:
+        if self._pending.pop(task, None) is not None:
             self._left.set()
 
     async def _make_room(self) -> None:
         """Waits until one more may come in. Of the address that has most of them here, the oldest must go."""
         loop = asyncio.get_running_loop()
-        while len(self._visitors) >= self._limits.unproved:
-            crowded = Counter(visitor.address for visitor in self._visitors.values()).most_common(1)[0][0]
-            oldest = next(one for one in self._visitors.values() if one.address == crowded)
+        while len(self._pending) >= self._limits.unproved:
+            crowded = Counter(pending.address for pending in self._pending.values()).most_common(1)[0][0]
+            oldest = next(waiting for waiting in self._pending.values() if waiting.address == crowded)
             left = oldest.since + self._limits.grace - loop.time()
             if left <= 0:
                 oldest.pushed_out = True
@@ -247,64 +254,64 @@ class HandshakeServer:
             with contextlib.suppress(TimeoutError):
                 await within(left, self._left.wait())
 
-    async def _receive(self, visitor: _Visitor, reader: asyncio.StreamReader) -> None:
+    async def _receive(self, pending: _PendingConnection, reader: asyncio.StreamReader) -> None:
         """One connection, to its end."""
         task = asyncio.current_task()
         assert task is not None
         try:
-            newcomer = await self._ask_who(visitor, LineReader(reader))
+            peer = await self._ask_who(pending, LineReader(reader))
             self._settled(task)
-            await self._enter(newcomer)
-        except _StrangerError as error:
-            self.strangers.note(visitor.address, str(error))
+            await self._admit(peer)
+        except _ForeignError as error:
+            self.rejected.note(pending.address, str(error))
             self._changed()
-        except _TurnedAwayError as error:
-            visitor.writer.write(encode(error.away))
-            self._refused(error.host, visitor.address, error.away, error.proved)
+        except _RejectedError as error:
+            pending.writer.write(encode(error.away))
+            self._note_rejected(error.host, pending.address, error.away, error.proved)
             self._changed()
         finally:
-            visitor.writer.close()
+            pending.writer.close()
 
-    async def _ask_who(self, visitor: _Visitor, lines: LineReader) -> AuthenticatedPeer:
+    async def _ask_who(self, pending: _PendingConnection, lines: LineReader) -> AuthenticatedPeer:
         nonce = secrets.token_hex(16)
-        visitor.writer.write(encode(Greeting(ddpdoctor=__version__, protocol=PROTOCOL, nonce=nonce)))
-        hello = self._hello(await self._first_line(visitor, lines), visitor.address, nonce)
+        pending.writer.write(encode(Greeting(ddpdoctor=__version__, protocol=PROTOCOL, nonce=nonce)))
+        hello = self._hello(await self._first_line(pending, lines), pending.address, nonce)
         if not matches(hello.proof, proof(self._token, "agent", hello.nonce, nonce)):
             without = matches(hello.proof, proof("", "agent", hello.nonce, nonce))
-            self.strangers.note(visitor.address, f"{hello.host}, which doesn't know the token")
+            self.rejected.note(pending.address, f"{hello.host}, which doesn't know the token")
             text = wrong_token(wanted=bool(self._token), given=not without)
-            raise _TurnedAwayError(hello.host, Rejected(code="token", text=text), proved=False)
+            raise _RejectedError(hello.host, Rejected(code="token", text=text), proved=False)
         own_proof = proof(self._token, "hub", nonce, hello.nonce)
-        return AuthenticatedPeer(hello, visitor.address, lines, visitor.writer, own_proof)
+        return AuthenticatedPeer(hello, pending.address, lines, pending.writer, own_proof)
 
-    async def _first_line(self, visitor: _Visitor, lines: LineReader) -> bytes:
+    async def _first_line(self, pending: _PendingConnection, lines: LineReader) -> bytes:
         try:
-            return await within(self._limits.hello, lines.next(MAX_BYTES_BEFORE_WELCOME))
+            return await within(self._limits.hello, lines.read_line(MAX_BYTES_BEFORE_WELCOME))
         except TimeoutError as error:
-            said = describe_first_bytes(lines.held) if lines.held else "said nothing"
-            raise _StrangerError(f"{said}, and no end of it within {self._limits.hello:g} s") from error
+            said = describe_first_bytes(lines.partial_line) if lines.partial_line else "said nothing"
+            raise _ForeignError(f"{said}, and no end of it within {self._limits.hello:g} s") from error
         except LineError as error:
-            if visitor.pushed_out:
-                raise _StrangerError("took a place and didn't say who it is") from error
-            raise _StrangerError(describe_first_bytes(error.partial)) from error
+            if pending.pushed_out:
+                raise _ForeignError("took a place and didn't say who it is") from error
+            raise _ForeignError(describe_first_bytes(error.partial)) from error
 
     def _hello(self, line: bytes, address: str, nonce: str) -> Hello:
         """The Hello of one of ours, with a host's name that is fit for a report. nonce: what it was greeted with."""
         try:
-            spoken = msgspec.json.decode(line, type=_Spoken)
-            host = spoken.host if is_host(spoken.host) and len(spoken.host) <= 64 else address
-            if not is_version(spoken.ddpdoctor):
+            hello = msgspec.json.decode(line, type=_AnyHello)
+            host = hello.host if is_host(hello.host) and len(hello.host) <= 64 else address
+            if not is_version(hello.ddpdoctor):
                 # It would stand in a command.
-                raise _StrangerError(describe_first_bytes(line))
-            if spoken.type == "hello" and spoken.protocol != PROTOCOL:
+                raise _ForeignError(describe_first_bytes(line))
+            if hello.type == "hello" and hello.protocol != PROTOCOL:
                 # Whoever proves that he knows the token as we do is one of ours, whatever else his protocol has.
-                proved = matches(spoken.proof, proof(self._token, "agent", spoken.nonce, nonce))
+                proved = matches(hello.proof, proof(self._token, "agent", hello.nonce, nonce))
                 if not proved:
-                    self.strangers.note(address, f"{host}, which speaks protocol {spoken.protocol} and showed no proof")
-                raise _TurnedAwayError(host, Rejected(code="version", text=_other(spoken)), proved=proved)
+                    self.rejected.note(address, f"{host}, which speaks protocol {hello.protocol} and showed no proof")
+                raise _RejectedError(host, Rejected(code="version", text=_other(hello)), proved=proved)
             return msgspec.structs.replace(msgspec.json.decode(line, type=Hello), host=host)
         except UNDECODABLE as error:
-            raise _StrangerError(describe_first_bytes(line)) from error
+            raise _ForeignError(describe_first_bytes(line)) from error
 
 
 def _unsent(writer: asyncio.StreamWriter) -> int:
@@ -318,10 +325,10 @@ def _unsent(writer: asyncio.StreamWriter) -> int:
     return unsent
 
 
-def _other(spoken: _Spoken) -> str:
-    theirs, ours = plain(spoken.ddpdoctor, 20), __version__
-    newer = theirs if spoken.protocol > PROTOCOL else ours
+def _other(hello: _AnyHello) -> str:
+    theirs, ours = plain(hello.ddpdoctor, 20), __version__
+    newer = theirs if hello.protocol > PROTOCOL else ours
     return (
-        f"ddpdoctor {theirs} here speaks protocol {spoken.protocol}, ddpdoctor {ours} on node 0 speaks {PROTOCOL}: "
+        f"ddpdoctor {theirs} here speaks protocol {hello.protocol}, ddpdoctor {ours} on node 0 speaks {PROTOCOL}: "
         f"pip install 'ddpdoctor=={newer}' on both"
     )

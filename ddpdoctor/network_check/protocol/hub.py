@@ -1,4 +1,4 @@
-"""The hub on node 0: lets nodes in, hands out orders, collects answers, and keeps everything else outside.
+"""The hub on node 0: it lets nodes in, hands out orders and collects answers.
 
 Whoever shares its event loop must not hold it for seconds, or the agents take the hub for dead.
 """
@@ -32,7 +32,7 @@ from ddpdoctor.network_check.protocol.peer_connection import PeerConnection, Pee
 from ddpdoctor.network_check.protocol.tcp_connections import allow_files
 
 FAREWELL_SECONDS: Final = 5.0
-"""How long a guest may take to fetch its part of the verdict, or the next piece of it."""
+"""How long a peer may take to fetch its part of the verdict, or the next piece of it."""
 MAX_FAREWELL_SECONDS: Final = 60.0
 """The whole part, over a slow link: in an agent's own patience for a line."""
 MISSING_SECONDS: Final = 1.0
@@ -47,10 +47,21 @@ OTHER_FILES: Final = 256
 
 
 class Hub:
-    """Listens at the master's own addresses (numeric) and port. hosts: the launcher's host names by node rank, or ().
+    """Node 0's server, to which all nodes connect.
 
-    changed: called whenever somebody came, went or was refused. own: what node 0's own agent says in its Hello, so that
-    rank 0 is its. command: what all must have been started for. seat: what each of them is called, "node" or "rank".
+    Args:
+        addresses: the master's own (numeric), at which it listens.
+        port: there; 0 for any.
+        nnodes: of the job.
+        token: of the job, "" for none.
+        hosts: the launcher's host names by node rank, or ().
+        changed: called whenever somebody came, went or was rejected.
+        limits: how long peers may take.
+        command: what all nodes must have been started for.
+        seat: what each of them is called, "node" or "rank".
+
+    Attributes:
+        own: what node 0's own agent says in its Hello, so that rank 0 is its.
     """
 
     def __init__(
@@ -68,18 +79,20 @@ class Hub:
         self.nnodes = nnodes
         self.peers: dict[int, PeerConnection] = {}
         self.doubles: list[RejectedNode] = []
-        """Nodes of the job that came and weren't let in, with why, at most MOST_REFUSED."""
+        """Nodes of the job that came and weren't let in, with why, at most MAX_REJECTED."""
         self.own = secrets.token_hex(16)
         self._limits = limits or ConnectionLimits()
         self._hosts = hosts
         self._command = command
         self.seat = seat
         self.changed = changed
-        self._door = HandshakeServer(addresses, port, token, self._limits, self._enter, self._note_refused, self._stir)
+        self._server = HandshakeServer(
+            addresses, port, token, self._limits, self._admit, self._note_rejected, self._notify
+        )
         self._run = secrets.token_hex(16)
         self._phase = "join"
         self._waited_for: tuple[str, ...] = ()
-        self._larder = SnapshotBudget()
+        self._budget = SnapshotBudget()
         self._gathering = True
         self._over = False
         self._waits_until = 0.0
@@ -87,18 +100,18 @@ class Hub:
         self._pulse: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Listens, until `close_door`, `dismiss` or `stop`.
+        """Listens, until `close_port`, `dismiss` or `stop`.
 
         Raises:
             OSError: the port is taken, or the address isn't this host's.
         """
         allow_files(self.nnodes + OTHER_FILES)
-        await self._door.open()
+        await self._server.open()
         self._pulse = asyncio.create_task(self._keep_alive())
 
     @property
     def port(self) -> int:
-        return self._door.port
+        return self._server.port
 
     @property
     def run(self) -> str:
@@ -107,30 +120,30 @@ class Hub:
 
     @property
     def names(self) -> dict[int, str]:
-        """What to call each guest."""
+        """What to call each node."""
         return names_by_rank({rank: peer.host for rank, peer in self.peers.items()}, self.seat)
 
     @property
     def strangers(self) -> tuple[str, ...]:
-        """Who was refused, a sentence each."""
+        """Who was rejected and is none of the job, a sentence each."""
         refused = {double.address for double in self.doubles if double.proved}
-        return self._door.strangers.listed(refused | {peer.address for peer in self.peers.values()})
+        return self._server.rejected.listed(refused | {peer.address for peer in self.peers.values()})
 
     def absent(self) -> tuple[MissingNode, ...]:
-        """Who didn't come."""
+        """The nodes that didn't come."""
         gone = [rank for rank in range(self.nnodes) if rank not in self.peers]
         return tuple(MissingNode(rank=rank, host=self._hosts[rank] if rank < len(self._hosts) else "") for rank in gone)
 
     async def gather(self, seconds: float) -> None:
-        """Waits until all nodes have joined, or the time is up. Who comes later is turned away.
+        """Waits until all nodes have joined, or the time is up. Who comes later is rejected.
 
         Whoever has come may still look at its host: it has its time for that, and is lost when it takes longer.
         Where all have come, but some could not be let in, nobody is left to wait for: it ends a moment after the last.
         """
         loop = asyncio.get_running_loop()
         deadline = self._waits_until = loop.time() + seconds
-        told = loop.time()
-        while not self._whole():
+        announced = loop.time()
+        while not self._all_joined():
             if self._all_came():
                 deadline = min(deadline, loop.time() + self._limits.second_thoughts)
             left = max([deadline, *(peer.came + self._limits.facts for peer in self._late())]) - loop.time()
@@ -139,19 +152,19 @@ class Hub:
             self._news.clear()
             with suppress(TimeoutError):
                 await within(min(left, MISSING_SECONDS), self._news.wait())
-            if loop.time() - told >= MISSING_SECONDS and self._missing() != self._waited_for:
-                told = loop.time()
+            if loop.time() - announced >= MISSING_SECONDS and self._missing() != self._waited_for:
+                announced = loop.time()
                 self.announce(self._phase, self._missing())
         self._gathering = False
         for peer in self._late():
             self._lose(peer, f"its facts had not come after {self._limits.facts:g} s")
 
     def _late(self) -> list[PeerConnection]:
-        """Who is there and has said nothing of its host yet."""
-        return [peer for peer in self._there() if peer.facts is None]
+        """The nodes that are there and have sent no facts yet."""
+        return [peer for peer in self._present() if peer.facts is None]
 
     def _missing(self) -> tuple[str, ...]:
-        """Who is waited for, as the others are told: the first few."""
+        """Words for who is waited for, as the others get them: the first few."""
         hosts = self.names
         late = tuple(f"the facts of {hosts[peer.rank]}" for peer in self._late()[:MAX_MISSING_NAMED])
         return (*self._absent(), *late)
@@ -159,11 +172,11 @@ class Hub:
     def _absent(self) -> tuple[str, ...]:
         absent = self.absent()
         seats = [f"{self.seat} {missing_node.rank}" for missing_node in absent[:MAX_MISSING_NAMED]]
-        names = [f"{seat} ({one.host})" if one.host else seat for seat, one in zip(seats, absent, strict=False)]
+        names = [f"{seat} ({node.host})" if node.host else seat for seat, node in zip(seats, absent, strict=False)]
         more = (f"{len(absent) - MAX_MISSING_NAMED} more",) if len(absent) > MAX_MISSING_NAMED else ()
         return (*names, *more)
 
-    def _whole(self) -> bool:
+    def _all_joined(self) -> bool:
         return len(self.peers) == self.nnodes and all(peer.joined for peer in self.peers.values())
 
     def _all_came(self) -> bool:
@@ -172,15 +185,15 @@ class Hub:
         refused = {(double.host, double.address) for double in self.doubles if double.proved} - there
         return bool(refused) and len(there) + len(refused) >= self.nnodes
 
-    async def close_door(self) -> None:
-        """Listens no more: from here on torch's own store can have the port. The guests stay."""
-        await self._door.close()
+    async def close_port(self) -> None:
+        """Listens no more: from here on torch's own store can have the port. The peers stay."""
+        await self._server.close()
 
     def announce(self, phase: str, waited_for: tuple[str, ...] = ()) -> None:
         """Tells all nodes where the test is. The phase's name is part of the words about a node that is lost in it."""
         self._phase, self._waited_for = phase, waited_for
         line = encode(self._waiting(waited_for))
-        for peer in self._there():
+        for peer in self._present():
             peer.send(line)
 
     def _waiting(self, waited_for: tuple[str, ...]) -> Waiting:
@@ -190,11 +203,13 @@ class Hub:
     async def ask(
         self, orders: Mapping[int, Order], seconds: float, failed: Callable[[Answer], bool] | None = None
     ) -> dict[int, Answer]:
-        """Hands each node its order, and gives their answers, by rank. Who hasn't answered when the time is up, or goes
-        before, is lost, and has none.
+        """Hands each node its order, and gives their answers, by rank.
 
-        failed: where the nodes wait for each other, whether an answer means that the rest would wait in vain. After it,
-        or after the loss of a node, the rest are told to end what they do.
+        Args:
+            orders: by rank.
+            seconds: a node that hasn't answered by then, or goes before, is lost, and has no answer.
+            failed: where the nodes wait for each other, whether an answer means that the rest would wait in vain. After it,
+                or after the loss of a node, the rest are told to end what they do.
         """
         waiting: dict[int, asyncio.Future[Answer | None]] = {}
         lines: dict[int, bytes] = {}
@@ -244,36 +259,36 @@ class Hub:
     async def dismiss(self, parts: Mapping[int, NodeVerdict]) -> None:
         """Hands each node its part of the verdict and ends. A node without a part didn't send its facts in time."""
         late = NoVerdict(why="node 0 went on without this node: its facts didn't come in time", exit_code=1)
-        for peer in self._there():
-            peer.last_words(parts.get(peer.rank) or late)
+        for peer in self._present():
+            peer.send_last(parts.get(peer.rank) or late)
         await self._end(FAREWELL_SECONDS, MAX_FAREWELL_SECONDS)
 
     async def stop(self, why: str, exit_code: Literal[1, 2] = 2) -> None:
         """Tells all nodes that there will be no verdict, and why, and ends. exit_code: as in `NoVerdict`."""
-        for peer in self._there():
-            peer.last_words(NoVerdict(why=why, exit_code=exit_code))
+        for peer in self._present():
+            peer.send_last(NoVerdict(why=why, exit_code=exit_code))
         await self._end(1.0, FAREWELL_SECONDS)
 
     async def _end(self, seconds: float, longest: float) -> None:
-        """Waits until the guests have read what they were sent and hung up. Then nothing of the hub is left."""
+        """Waits until the peers have read what they were sent and hung up. Then nothing of the hub is left."""
         self._over = True
         if self._pulse is not None:
             self._pulse.cancel()
             await asyncio.gather(self._pulse, return_exceptions=True)
-        await self._door.close()
-        await self._door.empty(seconds, longest)
+        await self._server.close()
+        await self._server.empty(seconds, longest)
 
-    def _there(self) -> list[PeerConnection]:
+    def _present(self) -> list[PeerConnection]:
         return [peer for peer in self.peers.values() if not peer.lost]
 
-    def _stir(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self.changed()
 
     def _lose(self, peer: PeerConnection, why: str) -> None:
         if not peer.lost and not self._over:
             peer.lose(f"lost during {self._phase}: {why}")
-            self._stir()
+            self._notify()
 
     async def _keep_alive(self) -> None:
         loop = asyncio.get_running_loop()
@@ -282,53 +297,53 @@ class Hub:
             began = loop.time()
             await asyncio.sleep(limits.ping)
             halted = loop.time() - began > limits.ping + limits.quiet / 3
-            for peer in self._there():
+            for peer in self._present():
                 if halted or peer.decoding:
-                    peer.lines.excuse()
-                if loop.time() - peer.lines.heard > limits.quiet:
+                    peer.lines.restart_clocks()
+                if loop.time() - peer.lines.last_bytes_at > limits.quiet:
                     self._lose(peer, f"nothing was heard of it for {limits.quiet:g} s")
-                elif loop.time() - peer.lines.whole > limits.line:
+                elif loop.time() - peer.lines.last_line_at > limits.line:
                     self._lose(peer, f"it sent no whole line for {limits.line:g} s")
                 else:
                     peer.ping()
 
-    async def _enter(self, newcomer: AuthenticatedPeer) -> None:
-        """Gives whoever knows the token its place, and listens to it until it goes; or says why not."""
-        rank = self._place(newcomer)
+    async def _admit(self, candidate: AuthenticatedPeer) -> None:
+        """Gives whoever knows the token its rank, and listens to it until it goes; or says why not."""
+        rank = self._rank_for(candidate)
         if isinstance(rank, RejectedNode):
-            newcomer.writer.write(encode(Rejected(code=rank.code, text=rank.text)))
-            self._keep_refused(rank)
-            self._stir()
+            candidate.writer.write(encode(Rejected(code=rank.code, text=rank.text)))
+            self._keep_rejected(rank)
+            self._notify()
             return
-        host, address = newcomer.hello.host, newcomer.address
+        host, address = candidate.hello.host, candidate.address
         peer = PeerConnection(
-            rank, host, address, newcomer.lines, newcomer.writer, self.nnodes, self._larder, self.peers
+            rank, host, address, candidate.lines, candidate.writer, self.nnodes, self._budget, self.peers
         )
         self.peers[rank] = peer
         wait = max(0.0, self._waits_until - asyncio.get_running_loop().time())
-        peer.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=newcomer.proof, wait=wait)))
+        peer.send(encode(Welcome(node_rank=rank, nnodes=self.nnodes, run=self._run, proof=candidate.proof, wait=wait)))
         # What the others were told last may name this very node.
         peer.send(encode(self._waiting(self._absent() if self._gathering else self._waited_for)))
         peer.ping()
-        self._stir()
+        self._notify()
         await self._listen_to(peer)
 
     async def _listen_to(self, peer: PeerConnection) -> None:
         try:
             while not peer.lost:
                 joined = peer.joined
-                line = await peer.lines.next(peer.most)
+                line = await peer.lines.read_line(peer.max_line_bytes)
                 if not peer.lost:
                     await peer.receive(line)
                 if peer.joined and not joined:
-                    self._stir()
+                    self._notify()
         except (PeerError, LineError) as error:
             self._lose(peer, str(error))
-        await peer.end_of_it()
+        await peer.until_closed()
 
-    def _place(self, newcomer: AuthenticatedPeer) -> int | RejectedNode:
-        """The rank that this node gets, or why it gets none."""
-        hello = newcomer.hello
+    def _rank_for(self, candidate: AuthenticatedPeer) -> int | RejectedNode:
+        """Gives the rank that this node gets, or why it gets none."""
+        hello = candidate.hello
         taken = {rank: peer for rank, peer in self.peers.items() if not peer.lost}
 
         def refuse(code: str, text: str, holder: str = "") -> RejectedNode:
@@ -336,7 +351,7 @@ class Hub:
             return RejectedNode(
                 rank=rank,
                 host=hello.host,
-                address=newcomer.address,
+                address=candidate.address,
                 holder=holder,
                 code=code,
                 text=text,
@@ -363,22 +378,22 @@ class Hub:
             return free[0]
         if hello.node_rank == 0:
             name = socket.gethostname()
-            return refuse("rank-taken", _taken(0, f"{name} ({self._door.addresses[0]})", self.nnodes), name)
+            return refuse("rank-taken", _taken(0, f"{name} ({self._server.addresses[0]})", self.nnodes), name)
         if holder := taken.get(hello.node_rank):
             text = _taken(hello.node_rank, f"{holder.host} ({holder.address})", self.nnodes)
             return refuse("rank-taken", text, holder.host)
         return hello.node_rank
 
-    def _note_refused(self, host: str, address: str, away: Rejected, proved: bool) -> None:
-        self._keep_refused(
+    def _note_rejected(self, host: str, address: str, away: Rejected, proved: bool) -> None:
+        self._keep_rejected(
             RejectedNode(rank=-1, host=host, address=address, code=away.code, text=away.text, proved=proved)
         )
 
-    def _keep_refused(self, one: RejectedNode) -> None:
+    def _keep_rejected(self, node: RejectedNode) -> None:
         """Keeps it once, however often it comes."""
-        alike = sum(double.proved == one.proved for double in self.doubles)
-        if one not in self.doubles and alike < (MAX_REJECTED if one.proved else MAX_UNPROVED_REJECTED):
-            self.doubles.append(one)
+        alike = sum(double.proved == node.proved for double in self.doubles)
+        if node not in self.doubles and alike < (MAX_REJECTED if node.proved else MAX_UNPROVED_REJECTED):
+            self.doubles.append(node)
 
 
 def _taken(rank: int, by: str, nnodes: int) -> str:

@@ -294,7 +294,7 @@ class Train(Message, frozen=True):
 
 
 class TrainingDone(Message, frozen=True):
-    """Agent: what its ranks came to, each in at most MOST_RUN bytes. began: its own time.time(). problem: why they could not
+    """Agent: what its ranks came to, each in at most MAX_RANK_RUN_BYTES bytes. began: its own time.time(). problem: why they could not
     even be started. folder: where their files were, as in `facts.smoke.Smoke`."""
 
     runs: Annotated[tuple[RankRun, ...], Meta(max_length=MAX_RANKS_PER_HOST)]
@@ -303,7 +303,7 @@ class TrainingDone(Message, frozen=True):
     problem: Annotated[str, Meta(max_length=1000)] = ""
     folder: Annotated[str, Meta(max_length=500)] = ""
     leftovers: Leftovers = Leftovers()
-    """At most MOST_LEFT of a kind."""
+    """At most MAX_LEFTOVERS of a kind."""
 
 
 class Abort(Message, frozen=True):

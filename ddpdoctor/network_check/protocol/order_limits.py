@@ -38,7 +38,7 @@ from ddpdoctor.network_check.protocol.messages import (
 from ddpdoctor.network_check.protocol.tokens import is_private_address
 
 MIN_PORTS_PER_PEER, MAX_DIALLED_PORTS = 3, 320
-"""A node of a large fleet dials about ROW ports in all, but FEWEST_PORTS of each peer."""
+"""A node of a large fleet dials about MAX_DIALLED_PORTS ports in all, but MIN_PORTS_PER_PEER of each peer."""
 
 MAX_ORDERS: Final[Mapping[type[Order], int]] = {
     Open: 1,

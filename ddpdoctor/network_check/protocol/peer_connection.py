@@ -1,4 +1,4 @@
-"""A node that the hub has let in: what it said of itself, its clock, and the order that it carries out."""
+"""The hub's side of the connection to one node: its facts, its clock, and the order that it carries out."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CLOCK_EXCHANGES: Final = 8
 """Comparisons of clocks at the beginning, one after the other."""
 
 LINGER_SECONDS: Final = 1.0
-"""How long a guest that was given up may take to read that."""
+"""How long a peer that was given up may take to read that."""
 
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -69,22 +69,22 @@ _ANSWERS: Final[dict[type[Order], type[Answer]]] = {
     Train: TrainingDone,
 }
 _DECODER = msgspec.json.Decoder(Pong | Goodbye | HostFacts | Answer)
-_MOST_UNANSWERED: Final = 64
-"""Pings that are remembered. A guest that leaves so many unanswered has been lost long before."""
+_MAX_UNANSWERED: Final = 64
+"""Pings that are remembered. A peer that leaves so many unanswered has been lost long before."""
 
 
 OWN_FACTS_BYTES: Final = 128 * 1024
-"""Bytes of its facts as JSON that every guest may have, whatever the others send: 512 of them come to 64 MiB."""
+"""Bytes of its facts as JSON that every peer may have, whatever the others send: 512 of them come to 64 MiB."""
 SHARED_FACTS_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of facts that all guests together may have beyond these."""
+"""Bytes of facts that all peers together may have beyond these."""
 
 
 class PeerError(Exception):
-    """The guest goes, or has to go; the text says why."""
+    """The peer goes, or has to go; the text says why."""
 
 
 class SnapshotBudget:
-    """Room for the facts of all guests of a hub."""
+    """Limits the memory that the facts of all peers of a hub may take."""
 
     def __init__(self) -> None:
         self._left = SHARED_FACTS_BYTES
@@ -92,11 +92,11 @@ class SnapshotBudget:
         # msgspec learns a type when it first meets it, and dies where two threads do that at once.
         decode_snapshot(encode_snapshot(Snapshot()), "nothing")
 
-    async def facts(self, packed: bytes) -> Snapshot:
-        """What a Manifest holds, decoded outside of the event loop's thread.
+    async def unpack(self, packed: bytes) -> Snapshot:
+        """Unpacks a node's facts outside of the event loop's thread.
 
         Raises:
-            GuestError: it is no snapshot, or there is no room for one so large.
+            PeerError: it is no snapshot, or there is no room for one so large.
         """
         async with self._turn:
             try:
@@ -114,11 +114,24 @@ class SnapshotBudget:
 
 
 class PeerConnection:
-    """One connection. `lost` is why it is no longer there, "" while it is. came: when, by the loop's clock.
+    """The connection to one node that the hub has let in.
 
-    address: its own end of the connection. offset: seconds that its clock is ahead of ours, right within `error` seconds.
-    facts: what it said of its host; None before its manifest came. nnodes: of the job. larder: the hub's. company: all its
-    guests, by rank.
+    Args:
+        rank: of the node.
+        host: its name.
+        address: its end of the connection.
+        lines: what it sends.
+        writer: to it.
+        nnodes: of the job.
+        budget: the hub's.
+        peers: all that the hub has let in, by rank.
+
+    Attributes:
+        facts: what it said of its host; None before that came.
+        offset: seconds that its clock is ahead of ours, right within `error` seconds.
+        lost: why it is no longer there; "" while it is.
+        came: when, by the event loop's clock.
+        decoding: we are at its facts, and don't read what it says meanwhile.
     """
 
     def __init__(
@@ -130,7 +143,7 @@ class PeerConnection:
         writer: asyncio.StreamWriter,
         nnodes: int,
         budget: SnapshotBudget,
-        session: Mapping[int, PeerConnection],
+        peers: Mapping[int, PeerConnection],
     ) -> None:
         self.rank = rank
         self.host = host
@@ -142,16 +155,15 @@ class PeerConnection:
         self.lost = ""
         self.came = asyncio.get_running_loop().time()
         self.decoding = False
-        """We are at its facts, and don't read what it says meanwhile."""
         self._nnodes = nnodes
-        self._larder = budget
-        self._company = session
+        self._budget = budget
+        self._peers = peers
         self._writer = writer
         self._round_trip = math.inf
         self._pings = 0
         self._compared = 0
         self._unanswered: dict[int, float] = {}
-        self._farewell_said = False
+        self._said_last = False
         self._expected: tuple[Order, asyncio.Future[Answer | None]] | None = None
 
     @property
@@ -160,30 +172,31 @@ class PeerConnection:
         return self.facts is not None and not self.lost and self._compared >= CLOCK_EXCHANGES
 
     @property
-    def came_to(self) -> str:
-        """The address of ours that it dialled."""
+    def dialled_address(self) -> str:
+        """Our address that it dialled."""
         return str(self._writer.get_extra_info("sockname")[0])
 
     def send(self, line: bytes) -> None:
-        """Hands it a line. It goes out when the guest reads; one that doesn't is lost to silence."""
-        if not self._farewell_said and not self._writer.is_closing():
+        """Hands it a line, which goes out when the peer reads; one that doesn't is lost to silence."""
+        if not self._said_last and not self._writer.is_closing():
             self._writer.write(line)
 
     def ping(self) -> None:
+        """Asks for a sign of life, which also compares the clocks."""
         self._pings += 1
-        if len(self._unanswered) < _MOST_UNANSWERED:
+        if len(self._unanswered) < _MAX_UNANSWERED:
             self._unanswered[self._pings] = time.time()
             self.send(encode(Ping(number=self._pings, sent=self._unanswered[self._pings])))
 
     def order(self, order: Order, line: bytes) -> asyncio.Future[Answer | None]:
-        """Sends the order as this line. The future gives the answer, or None where the guest is lost before."""
+        """Sends the order as this line. The future gives the answer, or None where the peer is lost before."""
         assert self._expected is None or self._expected[1].done(), "one order at a time"
         future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self._expected = order, future
         self.send(line)
         return future
 
-    def most(self) -> int:
+    def max_line_bytes(self) -> int:
         """Bytes that its next line may have: no more than what it is to say takes."""
         if self.facts is None:
             return MAX_FACTS_BYTES
@@ -195,10 +208,10 @@ class PeerConnection:
         return MAX_ANSWER_BYTES + (MAX_OUTCOME_BYTES * self._nnodes if isinstance(order, Dial) else 0)
 
     async def receive(self, line: bytes) -> None:
-        """Takes one line of the guest.
+        """Takes one line of the peer.
 
         Raises:
-            GuestError: it says farewell, or what it says makes no sense.
+            PeerError: it says goodbye, or what it says makes no sense.
         """
         came = time.time()
         try:
@@ -208,7 +221,7 @@ class PeerConnection:
         if isinstance(message, Pong):
             self._compare(message, came)
         elif isinstance(message, HostFacts):
-            await self._keep(message)
+            await self._take_facts(message)
         elif isinstance(message, Goodbye):
             raise PeerError(plain(message.why) or "it left")
         else:
@@ -219,22 +232,22 @@ class PeerConnection:
         self.lost = why
         if self._expected is not None and not self._expected[1].done():
             self._expected[1].set_result(None)
-        self.last_words(NoVerdict(why=f"node 0 went on without this node: {why}", exit_code=1))
+        self.send_last(NoVerdict(why=f"node 0 went on without this node: {why}", exit_code=1))
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self._writer.transport.abort)
 
-    def last_words(self, message: Message) -> None:
-        """Sends the last line. The connection stays open for the guest's end of it: were it closed while the guest says
+    def send_last(self, message: Message) -> None:
+        """Sends the last line. The connection stays open for the peer's end of it: were it closed while the peer says
         something, the reset would take the line away again."""
         self.send(encode(message))
-        self._farewell_said = True
+        self._said_last = True
         with contextlib.suppress(OSError):
             self._writer.write_eof()
 
-    async def end_of_it(self) -> None:
-        """Comes when the guest, too, has nothing more to say. Nothing of it is kept."""
+    async def until_closed(self) -> None:
+        """Waits until the peer, too, has nothing more to say. Nothing of it is kept."""
         with contextlib.suppress(LineError):
             while True:
-                await self.lines.next(MAX_ANSWER_BYTES)
+                await self.lines.read_line(MAX_ANSWER_BYTES)
 
     def _compare(self, pong: Pong, came: float) -> None:
         sent = self._unanswered.pop(pong.number, None)
@@ -249,15 +262,15 @@ class PeerConnection:
         if self._compared < CLOCK_EXCHANGES:
             self.ping()
 
-    async def _keep(self, manifest: HostFacts) -> None:
+    async def _take_facts(self, message: HostFacts) -> None:
         if self.facts is not None:
             raise PeerError("it sent its facts twice")
         self.decoding = True
         try:
-            self.facts = await self._larder.facts(manifest.snapshot)
+            self.facts = await self._budget.unpack(message.snapshot)
         finally:
             self.decoding = False
-            self.lines.excuse()
+            self.lines.restart_clocks()
 
     def _answered(self, answer: Answer) -> None:
         if self._expected is None or self._expected[1].done():
@@ -271,10 +284,18 @@ class PeerConnection:
         future.set_result(answer)
 
     def _check_places(self, places: Sequence[ListenAddress], ports: int) -> None:
-        """ports: on how many it was to listen at the address of kind "route"; at the others on one each. The others are to dial there, so these must be its own. Node 0 knows its own ones."""
+        """Checks where the node says that it listens: the others are to dial there, so the addresses must be its own.
+
+        Args:
+            places: its addresses. Node 0 knows its own ones.
+            ports: on how many it was to listen at the address of kind "route"; at the others on one each.
+
+        Raises:
+            PeerError: another node's, nobody's, or more than it was to.
+        """
         seen, claimed = plain_address(self.address), addresses_of(self.facts)
-        zero = self._company.get(0)
-        others = {peer_connection.address for peer_connection in self._company.values()} - {self.address}
+        zero = self._peers.get(0)
+        others = {peer_connection.address for peer_connection in self._peers.values()} - {self.address}
         networks = networks_of(zero.facts if zero else None)
         for place in places:
             why = why_not_its_address(place, seen, claimed, others, networks)

@@ -85,7 +85,7 @@ async def dial_peer(address: str, port: int, run: str, node: int, purpose: str, 
     Raises:
         OSError: no connection came about.
         TimeoutError: no connection, or no answer on it, within the seconds.
-        VisitError: it was connected, and then cut off, or something else answered.
+        PeerHandshakeError: it was connected, and then cut off, or something else answered.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
@@ -124,7 +124,7 @@ async def accept_peer(
 
     Raises:
         TimeoutError: it said nothing for too long.
-        VisitError: it isn't of this run, or gone.
+        PeerHandshakeError: it isn't of this run, or gone.
     """
     knock = await within(SECONDS, _hear(reader, DialHello))
     nonce = secrets.token_hex(16)

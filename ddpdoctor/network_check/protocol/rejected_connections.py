@@ -1,4 +1,4 @@
-"""Who knocks at the hub and doesn't belong there: what it looks like, and how much of our time an address may take."""
+"""Which programs connect to the hub and don't belong there, and how much of our time their addresses may take."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ddpdoctor.network_check.protocol.bounded_lines import plain
 
 MAX_KINDS_LISTED: Final = 20
 BURST: Final = 20
-"""Strangers from one address before it has to wait."""
+"""Connections of strangers from one address before it has to wait."""
 REFILL_PER_SECOND: Final = 5.0
-"""Strangers from one address in a second, after those."""
-_MOST_ADDRESSES: Final = 1024
+"""As many more a second from then on."""
+_MAX_ADDRESSES: Final = 1024
 
 SILENT: Final = "connected and went away without a word (a port scan or a health check)"
 
@@ -23,56 +23,56 @@ _STORE_CLIENT = b"\x00\xce\xf7\x85\x3c"
 """What a client of torch's TCPStore says first (since 2.1): a query of type 0 with the magic number 0x3C85F7CE."""
 
 
-def describe_first_bytes(said: bytes) -> str:
-    """What the first bytes of somebody look like."""
-    if not said:
+def describe_first_bytes(first_bytes: bytes) -> str:
+    """Say what program the first bytes of a connection look like."""
+    if not first_bytes:
         return SILENT
-    line = said.split(b"\n", 1)[0][:256]
+    line = first_bytes.split(b"\n", 1)[0][:256]
     first = plain(line.decode("ascii", "replace").replace("\ufffd", "?").rstrip("\r"), 60)
-    if _HTTP.match(said):
+    if _HTTP.match(first_bytes):
         return f"an HTTP request: {first}"
-    if said[:2] == b"\x16\x03":
+    if first_bytes[:2] == b"\x16\x03":
         return "a TLS handshake"
-    if said[:4] == b"SSH-":
+    if first_bytes[:4] == b"SSH-":
         return f"an SSH client: {first}"
-    if said[:5] == _STORE_CLIENT:
+    if first_bytes[:5] == _STORE_CLIENT:
         return "a rank of a PyTorch job that looks for its TCPStore"
-    if said[:1] in b"{[":
+    if first_bytes[:1] in b"{[":
         return f"JSON that isn't ours: {first}"
     if sum(32 <= letter < 127 for letter in line) * 4 >= len(line) * 3:
         return f"text that isn't ours: {first}"
-    return f"bytes that aren't ours: {said[:16].hex(' ')}"
+    return f"bytes that aren't ours: {first_bytes[:16].hex(' ')}"
 
 
 class RejectedConnections:
-    """Those who were refused, at most MOST_KEPT different ones, and who has come too often of late."""
+    """Records who was rejected, at most MAX_KINDS_LISTED different ones, and which addresses come too often."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: dict[tuple[str, str], tuple[str, int]] = {}
+        self._rejected: dict[tuple[str, str], tuple[str, int]] = {}
         self._others = 0
         self._allowance: dict[str, tuple[float, float]] = {}
         """Address to what it had left, and when."""
 
     def note(self, address: str, what: str) -> None:
-        """One was refused. Those from one address that look alike are kept as one."""
+        """Records one. Those from one address that look alike are kept as one."""
         self._spend(address)
         key = (address, what.split(":", 1)[0])
-        if key in self._seen or len(self._seen) < MAX_KINDS_LISTED:
-            first, times = self._seen.get(key, (what, 0))
-            self._seen[key] = (first, times + 1)
+        if key in self._rejected or len(self._rejected) < MAX_KINDS_LISTED:
+            first, times = self._rejected.get(key, (what, 0))
+            self._rejected[key] = (first, times + 1)
         else:
             self._others += 1
 
-    def tires(self, address: str) -> bool:
-        """Whether this address has been refused so often just now that we don't even listen to it."""
+    def is_flooding(self, address: str) -> bool:
+        """Whether this address has been rejected so often just now that we don't even listen to it."""
         return address in self._allowance and self._left(address) < 1
 
     def listed(self, ours: Container[str]) -> tuple[str, ...]:
-        """A sentence each. A node's address may well connect and go away again without a word."""
+        """Give a sentence each. A node's address may well connect and go away again without a word."""
         kept = [
             f"{address}: {what}" + (f", {times} times" if times > 1 else "")
-            for (address, _), (what, times) in self._seen.items()
+            for (address, _), (what, times) in self._rejected.items()
             if what != SILENT or address not in ours
         ]
         return (*kept, *([f"and {self._others} more"] if self._others else []))
@@ -84,6 +84,6 @@ class RejectedConnections:
     def _spend(self, address: str) -> None:
         left = self._left(address)
         self._allowance.pop(address, None)
-        if len(self._allowance) >= _MOST_ADDRESSES:
+        if len(self._allowance) >= _MAX_ADDRESSES:
             del self._allowance[next(iter(self._allowance))]
         self._allowance[address] = (max(0.0, left - 1), self._clock())

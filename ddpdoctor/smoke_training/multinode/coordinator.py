@@ -74,17 +74,17 @@ class TrainingCoordinator:
         """By node: plans that are known beforehand to fail."""
         self._left: dict[int, Leftovers] = {}
 
-    async def go(self) -> None:
+    async def run(self) -> None:
         """Plan, order, train, and collect the answers.
 
         Raises:
             ImpossibleError: there are too many ranks.
         """
         session, hub = self._session, self._session.hub
-        if len(session.there) < 2:
+        if len(session.present) < 2:
             session.not_tested("smoke", ONLY_ONE_NODE)
             return
-        if len(session.there) < hub.nnodes:
+        if len(session.present) < hub.nnodes:
             session.not_tested("smoke", f"it needs all {hub.nnodes} {'ranks' if self._options.launcher else 'nodes'}")
             return
         began = time.monotonic()
@@ -95,15 +95,15 @@ class TrainingCoordinator:
             session.not_tested("smoke", f"{hosts} can't run the ranks that are planned there")
             return
         orders = self.make_orders(plans, backend)
-        await hub.close_door()
+        await hub.close_port()
         hub.announce("smoke")
         longest = self._options.import_seconds + len(self._options.stages) * self._options.seconds + ENDING_SECONDS
         answers = await hub.ask(orders, longest, _has_failed)
         self.smoke = self.merge_answers(orders, answers, plans, backend, time.monotonic() - began)
         passed = not self.smoke.problem and all(rank.ending is RankEnding.FINISHED for rank in self.smoke.ranks)
-        session.ended("smoke", Passed.PASS if passed else Passed.FAIL, began, _how_far(self.smoke))
+        session.record("smoke", Passed.PASS if passed else Passed.FAIL, began, _how_far(self.smoke))
 
-    def told(self, gathered: FleetFacts) -> FleetFacts:
+    def add_results(self, gathered: FleetFacts) -> FleetFacts:
         with_smoke = {
             rank: msgspec.structs.replace(snapshot, smoke=self.impossible.get(rank) or self._facts_for(rank))
             for rank, snapshot in gathered.snapshots.items()
@@ -118,13 +118,13 @@ class TrainingCoordinator:
         """Plan how many ranks each node runs, and the backend of all: NCCL where every node has GPUs."""
         snapshots = self._session.snapshots
         backend = self._options.backend
-        own_plans = {rank: plan_training(snapshots[rank], None, backend) for rank in self._session.there}
+        own_plans = {rank: plan_training(snapshots[rank], None, backend) for rank in self._session.present}
         self._gpus_passed_over = self._why_passed_over(own_plans)
         if backend == "auto":
             backend = "nccl" if all(plan.backend == "nccl" for plan in own_plans.values()) else "gloo"
         plans = {
             rank: plan_training(snapshots[rank], 1 if self._options.launcher else _wanted(snapshots[rank]), backend)
-            for rank in self._session.there
+            for rank in self._session.present
         }
         return plans, backend
 
@@ -289,7 +289,7 @@ class TrainingCoordinator:
     def _hosts(self, nodes: int) -> int:
         if not self._options.launcher:
             return nodes
-        return len({self._host_of(rank) for rank in self._session.there})
+        return len({self._host_of(rank) for rank in self._session.present})
 
     def describe_plan(self, plans: Mapping[int, SmokePlan], backend: str) -> str:
         """Say how many ranks are run where, and which GPUs are passed over."""

@@ -139,14 +139,14 @@ class RemoteTraining:
             return f"it is to run a stage {plain(unknown[0], 64)!r}"
         return ""
 
-    def told(self, snapshot: Snapshot) -> Snapshot:
+    def add_facts(self, snapshot: Snapshot) -> Snapshot:
         """Add to this node's facts what its own ranks came to."""
         return msgspec.structs.replace(snapshot, smoke=self._own_part)
 
     async def close(self) -> None:
         """Do nothing: nothing is left once the order is carried out."""
 
-    def in_vain(self) -> Iterator[str]:
+    def ignored_options(self) -> Iterator[str]:
         """Say in a sentence each which options have no effect, since node 0 decides otherwise."""
         options, order = self._options, self._order
         if self._refused:

@@ -63,8 +63,8 @@ class SmokeTask:
     def meeting(self, meeting: Meeting) -> Meeting:
         return msgspec.structs.replace(meeting, nproc=self._options.nproc)
 
-    def programme(self, company: NodeSession, master: str, store_port: int) -> PhaseCoordinator:
-        return TrainingCoordinator(company, self._common, self.catalogue, master=master, store_port=store_port)
+    def coordinator(self, session: NodeSession, master: str, store_port: int) -> PhaseCoordinator:
+        return TrainingCoordinator(session, self._common, self.catalogue, master=master, store_port=store_port)
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]

@@ -9,6 +9,7 @@ import signal
 import msgspec
 import pytest
 
+from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.base.findings import Evidence, Finding
 from ddpdoctor.base.signals import SIGNALS, StoppedBySignal, stop_on_signals
 from ddpdoctor.checks.catalogue import find_check
@@ -24,7 +25,7 @@ from ddpdoctor.network_check.analysis.verdicts import judged_phases
 from ddpdoctor.network_check.protocol.messages import NodeVerdict
 from ddpdoctor.network_check.render import alone_document, part_document
 from ddpdoctor.network_check.render_words import part_lines
-from ddpdoctor.network_check.run import _until_stopped
+from ddpdoctor.network_check.run import stop_sentence
 from ddpdoctor.report.terminal import text_of
 from tests.support.fleets import examined, make_fleet
 from tests.support.hub_company import agents, client, finish, hub, run
@@ -158,7 +159,7 @@ def test_whoever_is_stopped_says_what_is_known(number: signal.Signals, by: str, 
     stop_on_signals()
     try:
         with pytest.raises(StoppedBySignal) as stopped:
-            asyncio.run(_until_stopped(work(), lambda: in_touch))  # type: ignore[arg-type]
+            asyncio.run(until_stopped(work(), lambda: stop_sentence(told_others=in_touch)))
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)

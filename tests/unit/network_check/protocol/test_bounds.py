@@ -16,7 +16,7 @@ from ddpdoctor.facts.fleet import Link
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.node_session import NodeSession
-from ddpdoctor.network_check.phases.network_phases import NetworkCoordinator
+from ddpdoctor.network_check.phases.links_phase import LinksPhase
 from ddpdoctor.network_check.protocol import peer_connection as peers
 from ddpdoctor.network_check.protocol.agent import HubGoneError, RejectedError
 from ddpdoctor.network_check.protocol.bounded_lines import mask_controls
@@ -249,14 +249,15 @@ def test_a_node_speaks_of_its_own_link_alone() -> None:
             return {1: Measured(link=Link(a=said[0], b=said[1], round_trip=9.0, error="slow"))}
 
     class There:
-        peers = {rank: type("Guest", (), {"lost": ""})() for rank in range(4)}  # noqa: RUF012
+        peers = {rank: type("Peer", (), {"lost": "", "host": "n"})() for rank in range(4)}  # noqa: RUF012
 
-    led = NetworkCoordinator(Asked(There()), quick=True, master="n", store_port=1)  # type: ignore[arg-type]
-    peers = {2: Peer(2, "n2", ())}
+    session = Asked(There())  # type: ignore[arg-type]
+    session.members = [0, 1, 2, 3]
+    phase = LinksPhase(session, ())
     said = (0, 3)
-    assert asyncio.run(led._measured([(1, 2)], peers)) == []
+    assert asyncio.run(phase.measure([(1, 2)])) == []
     said = (1, 2)
-    assert len(asyncio.run(led._measured([(1, 2)], peers))) == 1
+    assert len(asyncio.run(phase.measure([(1, 2)]))) == 1
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -384,7 +385,7 @@ def test_a_hub_that_lives_and_does_nothing_is_left(said: float) -> None:
 
 
 def test_a_hub_that_asks_and_never_reads_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpdoctor.network_check.protocol.agent.MOST_UNREAD", 1 << 16)
+    monkeypatch.setattr("ddpdoctor.network_check.protocol.agent.MAX_UNREAD_BYTES", 1 << 16)
 
     async def floods(reader, writer, welcome) -> None:  # type: ignore[no-untyped-def]
         writer.write(encode(welcome))

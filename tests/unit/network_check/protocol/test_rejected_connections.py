@@ -135,14 +135,14 @@ def test_who_comes_too_often_isn_t_even_listened_to():
     now = [0.0]
     strangers = RejectedConnections(lambda: now[0])
     for _ in range(BURST):
-        assert not strangers.tires("10.0.0.9")
+        assert not strangers.is_flooding("10.0.0.9")
         strangers.note("10.0.0.9", "a TLS handshake")
-    assert strangers.tires("10.0.0.9")
-    assert not strangers.tires("10.0.0.8")
+    assert strangers.is_flooding("10.0.0.9")
+    assert not strangers.is_flooding("10.0.0.8")
     now[0] += 1 / REFILL_PER_SECOND + 0.001
-    assert not strangers.tires("10.0.0.9")
+    assert not strangers.is_flooding("10.0.0.9")
     strangers.note("10.0.0.9", "a TLS handshake")
-    assert strangers.tires("10.0.0.9")
+    assert strangers.is_flooding("10.0.0.9")
 
 
 def test_a_flood_from_one_address_leaves_the_nodes_of_others_alone():
@@ -199,7 +199,7 @@ def test_the_hub_listens_where_it_was_told_and_only_while_the_test_lasts():
             again = Hub([HERE], one.port, 2, TOKEN)
             with pytest.raises(OSError, match="in use"):
                 await again.open()
-            await one.close_door()
+            await one.close_port()
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection(HERE, one.port)
 
@@ -210,7 +210,7 @@ def test_after_the_door_is_closed_the_store_can_have_the_port_though_guests_are_
     async def go():
         async with hub() as one, agents(one, 1) as tasks:
             await one.gather(5)
-            await one.close_door()
+            await one.close_port()
             with socket.socket(socket.AF_INET6) as store:
                 # As torch's store does it.
                 store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -77,7 +77,7 @@ def test_more_ranks_than_gpus_on_one_host_are_explained_before_the_start() -> No
     company.members = [0, 1]
     company.hub.peers[1].host = "n1"
     one = Trained(company, TERMS, catalogue(), master="n1", store_port=29500)
-    asyncio.run(one.go())
+    asyncio.run(one.run())
     (phase,) = company.phases
     assert (phase.name, phase.reason) == ("smoke", "n1 can't run the ranks that are planned there")
     laid = [
@@ -216,7 +216,7 @@ def test_more_ranks_than_can_be_ordered_are_no_verdict_on_any_host(ranks: Sequen
     company.snapshots = {node: cpu(node, nproc) for node, nproc in enumerate(ranks)}
     company.members = list(company.snapshots)
     with pytest.raises(ImpossibleError, match=f"^{why}$"):
-        asyncio.run(TrainingCoordinator(company, TERMS, catalogue(), master="n1", store_port=29500).go())
+        asyncio.run(TrainingCoordinator(company, TERMS, catalogue(), master="n1", store_port=29500).run())
 
 
 def told(*snapshots: Snapshot, backend: str = "auto") -> Smoke:
@@ -291,7 +291,7 @@ def test_a_host_without_gpus_is_told_before_nccl_is_started() -> None:
     one = TrainingCoordinator(
         company, msgspec.structs.replace(TERMS, backend="nccl"), catalogue(), master="n1", store_port=29500
     )
-    asyncio.run(one.go())
+    asyncio.run(one.run())
     laid = [
         msgspec.structs.replace(snapshot, smoke=one.impossible.get(rank, one.smoke))
         for rank, snapshot in company.snapshots.items()

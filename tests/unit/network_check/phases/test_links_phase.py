@@ -7,13 +7,12 @@ from itertools import combinations
 
 import pytest
 
-from ddpdoctor.network_check.phases.network_phases import MOST_ROUNDS, PAIR_SECONDS, ROUNDS_SECONDS
-from ddpdoctor.network_check.phases.schedule import rounds
+from ddpdoctor.network_check.phases.links_phase import MAX_ROUNDS, PAIR_SECONDS, ROUNDS_SECONDS, tournament_rounds
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 64, 511, 512])
 def test_each_pair_meets_once_in_disjoint_rounds(count: int) -> None:
-    played = list(rounds(range(count)))
+    played = list(tournament_rounds(range(count)))
     assert len(played) == (count - 1 if count % 2 == 0 else count)
     for pairs in played:
         busy = [node for pair in pairs for node in pair]
@@ -23,24 +22,24 @@ def test_each_pair_meets_once_in_disjoint_rounds(count: int) -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_nobody_meets_himself(count: int) -> None:
-    assert not list(rounds(range(count)))
+    assert not list(tournament_rounds(range(count)))
 
 
 def test_an_odd_number_sits_out_in_turn() -> None:
     nodes = range(7)
-    absent = [set(nodes) - {node for pair in pairs for node in pair} for pairs in rounds(nodes)]
+    absent = [set(nodes) - {node for pair in pairs for node in pair} for pairs in tournament_rounds(nodes)]
     assert Counter(node for one in absent for node in one) == dict.fromkeys(nodes, 1)
 
 
 def test_nodes_go_by_their_own_numbers() -> None:
     """Nodes that didn't come leave gaps."""
-    assert {pair for pairs in rounds([3, 7, 40]) for pair in pairs} == {(3, 7), (3, 40), (7, 40)}
+    assert {pair for pairs in tournament_rounds([3, 7, 40]) for pair in pairs} == {(3, 7), (3, 40), (7, 40)}
 
 
 @pytest.mark.parametrize("count", [512, 511])
 def test_few_rounds_show_each_node_peers_near_and_far(count: int) -> None:
     peers: dict[int, list[int]] = {}
-    for pairs in rounds(range(count), most=16):
+    for pairs in tournament_rounds(range(count), most=16):
         for a, b in pairs:
             peers.setdefault(a, []).append(b)
             peers.setdefault(b, []).append(a)
@@ -52,11 +51,11 @@ def test_few_rounds_show_each_node_peers_near_and_far(count: int) -> None:
 
 
 def test_more_rounds_than_there_are_change_nothing() -> None:
-    assert list(rounds(range(6), most=16)) == list(rounds(range(6)))
+    assert list(tournament_rounds(range(6), most=16)) == list(tournament_rounds(range(6)))
 
 
 def test_time_for_512_nodes() -> None:
     """All pairs of a round are measured at once, so that the rounds that are played fit into their time, as all wouldn't."""
-    assert len(list(rounds(range(512)))) * PAIR_SECONDS == pytest.approx(127.75)
-    assert len(list(rounds(range(512), most=MOST_ROUNDS))) * PAIR_SECONDS == pytest.approx(4.0)
-    assert MOST_ROUNDS * PAIR_SECONDS < ROUNDS_SECONDS
+    assert len(list(tournament_rounds(range(512)))) * PAIR_SECONDS == pytest.approx(127.75)
+    assert len(list(tournament_rounds(range(512), most=MAX_ROUNDS))) * PAIR_SECONDS == pytest.approx(4.0)
+    assert MAX_ROUNDS * PAIR_SECONDS < ROUNDS_SECONDS
