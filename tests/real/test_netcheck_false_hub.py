@@ -95,7 +95,7 @@ def commanded(
         heard = hub.communicate()[0]
     assert SECRET not in heard
     first, *answers = heard.splitlines()
-    assert "manifest" in first
+    assert "hostfacts" in first
     return ran, [json.loads(one) for one in answers if one]
 
 
@@ -149,8 +149,8 @@ def test_it_scans_no_ports_and_floods_nobody(hosts: list[Host], eve: User) -> No
     assert {line.split()[1] for line in dialled} == {str(PORT)}
     assert len(dialled) < 10
     assert answers[0]["met"][0]["cells"] == "w"
-    assert [one["type"] for one in answers[1:5]] == ["cannot"] * 4
-    assert [one["type"] for one in answers[-3:]] == ["opened", "cannot", "cannot"]
+    assert [one["type"] for one in answers[1:5]] == ["orderfailed"] * 4
+    assert [one["type"] for one in answers[-3:]] == ["opened", "orderfailed", "orderfailed"]
     # Its user is told.
     assert "node 0 ordered what none of ours does, and it was not done: " in ran.stderr
 
@@ -166,7 +166,7 @@ def test_its_collectives_go_to_the_master_that_it_was_given(hosts: list[Host], e
     assert dialled == []
     host, peer = answers
     # Rank 0 would listen for others.
-    assert host["type"] == "cannot"
+    assert host["type"] == "orderfailed"
     assert (peer["type"], peer["ok"]) == ("collected", False)
 
 
@@ -202,5 +202,5 @@ def test_its_smoke_training_is_the_one_that_was_asked_for(hosts: list[Host], eve
     finally:
         dialled = services.end()
     assert dialled == []
-    assert [one["type"] for one in answers] == ["cannot"] * 5 + ["rehearsed", "cannot"]
+    assert [one["type"] for one in answers] == ["orderfailed"] * 5 + ["trainingdone", "orderfailed"]
     assert "it is to run 100 ranks, and 1 at most are planned here" in answers[0]["why"]

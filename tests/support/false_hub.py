@@ -17,7 +17,7 @@ from ddpdoctor.network_check.protocol.messages import PROTOCOL, Greeting, Hello,
 from ddpdoctor.network_check.protocol.tokens import proof
 
 RUN = "00" * 16
-UNASKED = ("pong", "manifest")
+UNASKED = ("pong", "hostfacts")
 
 
 async def command(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, orders: list[bytes]) -> None:
