@@ -22,10 +22,10 @@ from ddpdoctor.checkpoints.pickles.tensors import VIEWS, Found, element_size, is
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
 from ddpdoctor.facts.remedies import Remedy, remedy
 
-CPU_RNG_STATE = 5056
-"""Bytes of torch.get_rng_state()."""
+CPU_RNG_STATE_BYTES = 5056
+"""Of torch.get_rng_state()."""
 
-_BYTES = ("ByteStorage", "UntypedStorage")
+_BYTE_STORAGES = ("ByteStorage", "UntypedStorage")
 
 _CODE_DEVICE = re.compile(r'"((?:cuda|xpu|npu|hpu|mps|xla)(?::\d+)?)"')
 
@@ -232,13 +232,13 @@ def _class_name(call: Call) -> str:
 
 
 def _rng_states(parts: list[FilePart], found: list[Found]) -> Iterator[str]:
-    if not any(storage.kind in _BYTES for part in parts for storage in part.program.storages):
+    if not any(storage.kind in _BYTE_STORAGES for part in parts for storage in part.program.storages):
         return
     for place in found:
         tensor = view(place.node)
         if tensor is None or tensor.dtype not in ("Byte", "uint8") or len(tensor.size) != 1:
             continue
-        if tensor.size[0] == CPU_RNG_STATE or any("rng" in part.lower() for part in place.path):
+        if tensor.size[0] == CPU_RNG_STATE_BYTES or any("rng" in part.lower() for part in place.path):
             yield place.where
 
 

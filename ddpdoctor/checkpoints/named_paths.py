@@ -13,7 +13,7 @@ from ddpdoctor.base.regular_files import read_start
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.checkpoints.kinds.file_head import Recognised, mode_of, recognised
 from ddpdoctor.checkpoints.kinds.file_kinds import is_legacy, is_own, recognise_file, unreadable
-from ddpdoctor.checkpoints.kinds.folder_kinds import LEFT_ALONE, entries_of, special_folder
+from ddpdoctor.checkpoints.kinds.folder_kinds import KINDS_NAMED_AS_A_WHOLE, entries_of, special_folder
 from ddpdoctor.checkpoints.kinds.framework_folders import framework_of_names
 from ddpdoctor.checkpoints.shard_index import INDEX_ENDING, by_number, shards_of
 
@@ -110,7 +110,7 @@ def _within(folder: Path) -> Iterator[Path]:
         yield folder
         return
     special = special_folder(folder, {name: is_folder for name, (is_folder, _) in entries.items()})
-    if special and special.kind in LEFT_ALONE:
+    if special and special.kind in KINDS_NAMED_AS_A_WHOLE:
         yield folder
         if special.kind != "dcp-folder":
             return

@@ -12,14 +12,14 @@ from ddpdoctor.checkpoints.kinds.file_head import mode_of
 from ddpdoctor.facts.checkpoints import RankFiles
 
 # As text and not compiled: few files are a rank's, and compiling takes as long as looking at a small checkpoint.
-_ZERO = r"(?P<before>(?:bf16_)?zero_pp_rank_)(?P<rank>\d{1,5})(?P<middle>_mp_rank_)(?P<part>\d{1,4})(?P<after>_(?:optim|model)_states\.pt)\Z"
+_ZERO_NAME = r"(?P<before>(?:bf16_)?zero_pp_rank_)(?P<rank>\d{1,5})(?P<middle>_mp_rank_)(?P<part>\d{1,4})(?P<after>_(?:optim|model)_states\.pt)\Z"
 _RANKS_NAMES = (
     r"(?P<before>rng_state_)(?P<rank>\d{1,5})(?P<after>\.pth)\Z",
     r"(?P<before>random_states_)(?P<rank>\d{1,5})(?P<after>\.pkl)\Z",
     r"(?=.*\.(?:pt|pth|ckpt|bin|pkl|safetensors)\Z)(?P<before>(?:.*[^a-z])?(?<!mp_)rank[-_]?)(?P<rank>\d{1,5})(?P<after>(?:[^\d].*)?\.(?:pt|pth|ckpt|bin|pkl|safetensors))\Z",
 )
 """Of transformers, of Accelerate, and of whoever puts the rank into the name."""
-_WORLD = r"world_?size_?(\d{1,5})(?!\d)"
+_WORLD_SIZE = r"world_?size_?(\d{1,5})(?!\d)"
 """Some put the number of ranks into the name, too."""
 
 
@@ -47,7 +47,7 @@ def rank_files(path: Path) -> tuple[RankFiles, ...]:
 def _pattern(name: str) -> str:
     if not any(word in name for word in ("rank", "rng_state_", "random_states_")):
         return ""
-    if found := re.match(_ZERO, name):
+    if found := re.match(_ZERO_NAME, name):
         return f"{found['before']}*{found['middle']}*{found['after']}"
     for form in _RANKS_NAMES:
         if found := re.match(form, name):
@@ -58,26 +58,26 @@ def _pattern(name: str) -> str:
 def _summaries(groups: dict[str, list[str]]) -> Iterator[RankFiles]:
     for pattern in sorted(groups):
         ranks = _ranks(groups[pattern])
-        world = re.search(_WORLD, pattern)
+        world = re.search(_WORLD_SIZE, pattern)
         size = max(max(ranks) + 1, int(world[1]) if world else 0)
         if size > _MAX_RANKS:
             continue
         if all("_mp_rank_00_" in name for name in groups[pattern]):
             # Of a model in one part, as most are.
             pattern = pattern.replace("_mp_rank_*_", "_mp_rank_00_")
-        if world or re.match(_KNOWN, pattern) or (0 in ranks and size > 1 and 2 * len(ranks) > size):
+        if world or re.match(_SURE_PATTERNS, pattern) or (0 in ranks and size > 1 and 2 * len(ranks) > size):
             yield RankFiles(pattern=pattern, world_size=size, missing=tuple(sorted(set(range(size)) - ranks)))
 
 
 _MAX_RANKS = 100_000
 """A name with a larger number means something else."""
-_KNOWN = r"rng_state_\*|random_states_\*|(?:bf16_)?zero_pp_rank_\*"
+_SURE_PATTERNS = r"rng_state_\*|random_states_\*|(?:bf16_)?zero_pp_rank_\*"
 """Sure to be of ranks. In other names "rank" may be a matrix's, as in lora_rank16.pt, and 0 to n must mostly be there."""
 
 
 def _ranks(names: list[str]) -> set[int]:
     # ZeRO numbers the model's parts, too: with n of them, part p of data-parallel rank r is rank r * n + p.
-    zero = [(int(found["rank"]), int(found["part"])) for name in names if (found := re.match(_ZERO, name))]
+    zero = [(int(found["rank"]), int(found["part"])) for name in names if (found := re.match(_ZERO_NAME, name))]
     if zero:
         parts = max(part for _, part in zero) + 1
         return {rank * parts + part for rank, part in zero}

@@ -19,8 +19,8 @@ from ddpdoctor.checkpoints.pickles.tensors import STORAGE_SIZES, element_size
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
-COUNT_SIZE = 8
-"""Bytes of the number before each storage's elements."""
+COUNT_BYTES = 8
+"""Of the number before each storage's elements."""
 
 _FIRST_WINDOW_BYTES = 1 << 16
 """In which a pickle's end is looked for at first: nothing says how long it is."""
@@ -158,14 +158,14 @@ def _find_storages(source: ByteSource, program: Program, keys: list[str], start:
         if storage.kind not in STORAGE_SIZES:
             raise Refused(f"It has a storage of type {storage.kind}, of which this version does not know the size")
         length = storage.count * element_size(storage)
-        if at + COUNT_SIZE + length <= source.size:
-            count = int.from_bytes(source.read_at(at, COUNT_SIZE), "little", signed=True)
+        if at + COUNT_BYTES + length <= source.size:
+            count = int.from_bytes(source.read_at(at, COUNT_BYTES), "little", signed=True)
             if count != storage.count:
                 raise Damaged(
                     f"Storage {key!a} has {count:,} elements at byte {at:,}, but {storage.count:,} in the pickle"
                 )
-        places[key] = StoragePlace(at + COUNT_SIZE, length)
-        at += COUNT_SIZE + length
+        places[key] = StoragePlace(at + COUNT_BYTES, length)
+        at += COUNT_BYTES + length
     if at > source.size:
         whole = sum(place.offset + place.length <= source.size for place in places.values())
         raise Damaged(

@@ -17,10 +17,10 @@ from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.checkpoints.pickles.nodes import ContainerNode, Text
 from ddpdoctor.facts.remedies import Remedy, remedy
 
-LEFT_ALONE = frozenset({"dcp-folder", "deepspeed-states", "tensorflow", "jax", "unpacked-zip"})
+KINDS_NAMED_AS_A_WHOLE = frozenset({"dcp-folder", "deepspeed-states", "tensorflow", "jax", "unpacked-zip"})
 """Kinds of folders that are named as a whole, and whose files are not looked for."""
 
-DEEPSPEED_STATES = re.compile(r"(?:.*_)?mp_rank_\d+(?:_model_states|_optim_states)\.pt\Z|zero_pp_rank_.*_states\.pt\Z")
+_DEEPSPEED_STATES = re.compile(r"(?:.*_)?mp_rank_\d+(?:_model_states|_optim_states)\.pt\Z|zero_pp_rank_.*_states\.pt\Z")
 
 
 def special_folder(path: Path, entries: dict[str, bool]) -> Recognised | None:
@@ -34,10 +34,10 @@ def special_folder(path: Path, entries: dict[str, bool]) -> Recognised | None:
     absolute = path.absolute()
     if _is_dcp(files):
         return _dcp(path, files)
-    if any(DEEPSPEED_STATES.match(name) for name in files):
+    if any(_DEEPSPEED_STATES.match(name) for name in files):
         top = absolute.parent
         fix = (remedy("zero-to-fp32-tag", top, absolute.name),) if mode_of(top / "zero_to_fp32.py") else ()
-        states = plural(sum(bool(DEEPSPEED_STATES.match(name)) for name in files), "file")
+        states = plural(sum(bool(_DEEPSPEED_STATES.match(name)) for name in files), "file")
         return recognised("deepspeed-states", *fix, states=states)
     if "latest" in files and "zero_to_fp32.py" in files:
         return recognised("deepspeed-folder", remedy("zero-to-fp32", path))

@@ -19,7 +19,9 @@ _FICLONE = 0x40049409
 _STEP_BYTES = 1 << 26
 """That the kernel copies at a time: enough for full speed, and a fraction of a second."""
 
-_CANNOT = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF, errno.EIO})
+_NO_KERNEL_COPY = frozenset(
+    {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF, errno.EIO}
+)
 """What the kernel answers where it can't copy between these two files by itself, or doesn't say which of them fails."""
 
 
@@ -105,7 +107,7 @@ class Copier:
             try:
                 count = os.copy_file_range(self._source.fd, self._fd, length, offset, to)
             except OSError as error:
-                if error.errno not in _CANNOT:
+                if error.errno not in _NO_KERNEL_COPY:
                     raise
                 count = 0
             if count:

@@ -28,7 +28,7 @@ from ddpdoctor.checkpoints.writing.exclusive_open import (
 )
 from ddpdoctor.checkpoints.writing.journal import JournalRecord, JournalStage, JournalState, Layer, undo_file
 from ddpdoctor.checkpoints.writing.undo_advice import (
-    A_COPY,
+    COPY_ADVICE,
     NEVER_BEGUN,
     FoundLeftover,
     Recovery,
@@ -166,7 +166,7 @@ def _naming_a_copy() -> Iterator[None]:
     except Busy:
         raise
     except Refused as refused:
-        advice = f"{refused.advice}; or write a new file: add -o and its name" if refused.advice else A_COPY
+        advice = f"{refused.advice}; or write a new file: add -o and its name" if refused.advice else COPY_ADVICE
         raise type(refused)(refused.text, advice, refused.commands) from None
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ddpdoctor.checkpoints.formats.byte_source import write_exactly
 from ddpdoctor.checkpoints.formats.layouts import DATA, Layout
-from ddpdoctor.checkpoints.formats.legacy import COUNT_SIZE, Legacy
+from ddpdoctor.checkpoints.formats.legacy import COUNT_BYTES, Legacy
 from ddpdoctor.checkpoints.formats.zip_archive import Archive
 from ddpdoctor.checkpoints.formats.zip_directory import FULL32, HAS_DESCRIPTOR, LOCAL, ZipRecord, extra_field
 from ddpdoctor.checkpoints.formats.zip_edits import (
@@ -172,7 +172,7 @@ def _write_legacy(legacy: Legacy, main: bytes, kept: Collection[str] | None, fd:
         listing = pickle.dumps(keys, protocol=2)
     start = source.read_at(0, legacy.main.start) + main + listing
     write_exactly(fd, start, 0)
-    copier = Copier(source, fd, sum(COUNT_SIZE + legacy.places[key].length for key in keys), progress)
+    copier = Copier(source, fd, sum(COUNT_BYTES + legacy.places[key].length for key in keys), progress)
     at = len(start)
     for begin, end in _runs(legacy, keys):
         copier.copy(begin, end - begin, at)
@@ -185,10 +185,10 @@ def _runs(legacy: Legacy, keys: list[str]) -> Iterator[tuple[int, int]]:
     begin = end = 0
     for key in keys:
         place = legacy.places[key]
-        if place.offset - COUNT_SIZE != end:
+        if place.offset - COUNT_BYTES != end:
             if end:
                 yield begin, end
-            begin = place.offset - COUNT_SIZE
+            begin = place.offset - COUNT_BYTES
         end = place.offset + place.length
     if end:
         yield begin, end

@@ -8,8 +8,8 @@ from itertools import product
 from math import isqrt, prod
 from typing import Literal, NamedTuple
 
-WINDOW = 1 << 22
-"""Bytes that are read, and written, at a time."""
+WINDOW_BYTES = 1 << 22
+"""That are read, and written, at a time."""
 
 _FORMATS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 """By the bytes of an element: the integer of that size, as which it is moved."""
@@ -52,7 +52,7 @@ def span(dims: list[Dim]) -> int:
 
 
 def gather(
-    read: Callable[[int, int], bytes], dims: list[Dim], item: int, *, swap: int = 1, window: int = WINDOW
+    read: Callable[[int, int], bytes], dims: list[Dim], item: int, *, swap: int = 1, window: int = WINDOW_BYTES
 ) -> Iterator[GatheredBytes]:
     """The elements in order, a part at a time, in any order of the parts.
 
@@ -123,10 +123,10 @@ def _square(dims: list[Dim], most: int) -> list[int]:
     return lengths
 
 
-_CALL = 1500.0
-"""Nanoseconds for a read or a write, however short."""
-_BYTE = 0.3
-"""Nanoseconds for each byte that is read."""
+_CALL_NANOSECONDS = 1500.0
+"""For a read or a write, however short."""
+_BYTE_NANOSECONDS = 0.3
+"""For each byte that is read."""
 
 
 def _judged(lengths: list[int], dims: list[Dim], most: int, item: int) -> _Plan:
@@ -140,7 +140,7 @@ def _judged(lengths: list[int], dims: list[Dim], most: int, item: int) -> _Plan:
     read = reads * span([box[index] for index in near]) * item
     writes = prod(lengths[: _run(lengths, dims)])
     boxes = prod(-(-dim.size // length) for dim, length in zip(dims, lengths, strict=True))
-    return _Plan(lengths, looped, boxes * (_CALL * (reads + writes) + _BYTE * read))
+    return _Plan(lengths, looped, boxes * (_CALL_NANOSECONDS * (reads + writes) + _BYTE_NANOSECONDS * read))
 
 
 def _fetched(

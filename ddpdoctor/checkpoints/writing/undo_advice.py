@@ -18,9 +18,9 @@ from ddpdoctor.checkpoints.writing import journal
 from ddpdoctor.checkpoints.writing.exclusive_open import ExclusiveFile, open_folder
 from ddpdoctor.checkpoints.writing.journal import JournalStage, JournalState, undo_file
 
-A_COPY = "Write a new file instead: add -o and its name to the same command"
+COPY_ADVICE = "Write a new file instead: add -o and its name to the same command"
 
-_WHY = {
+_REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "this user's quota on the disk is used up",
     errno.EFBIG: "the file would exceed the limit of this shell (ulimit -f) or of the file system",
@@ -29,12 +29,12 @@ _WHY = {
     errno.EROFS: "the file system is mounted read-only",
     errno.ENAMETOOLONG: "its name would be too long",
 }
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def reason(error: OSError) -> str:
     """The system's error in plain words: "the disk is full"."""
-    return _WHY.get(error.errno or 0, error.strerror or str(error))
+    return _REASONS.get(error.errno or 0, error.strerror or str(error))
 
 
 def refuse_unwritten(text: str, error: OSError, folder: int) -> NoReturn:
@@ -49,7 +49,7 @@ def refuse_unwritten(text: str, error: OSError, folder: int) -> NoReturn:
         Refused: always.
     """
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-        raise Refused(text, A_COPY) from None
+        raise Refused(text, COPY_ADVICE) from None
     where = quoted(Path(os.readlink(f"/proc/self/fd/{folder}")))  # noqa: PTH115
     commands: tuple[str, ...]
     elsewhere = "or write a new file on another disk: add -o and its path to the same command"
@@ -78,7 +78,7 @@ def fail_half_changed(path: Path, why: str, error: OSError) -> NoReturn:
     Raises:
         Damaged: always.
     """
-    first = "Free some space on the disk" if error.errno in _FULL else "See to the disk"
+    first = "Free some space on the disk" if error.errno in _DISK_FULL else "See to the disk"
     raise Damaged(
         f"The file may be half changed ({why}), and bringing its old bytes back failed: {reason(error)}",
         f"Nothing is lost: {undo_file(path).name} holds what is missing. {first}, then restore the original",

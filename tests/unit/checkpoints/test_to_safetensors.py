@@ -176,7 +176,7 @@ def test_expanded(tmp_path: Path) -> None:
 
 def test_larger_than_a_window(tmp_path: Path) -> None:
     side = 1500
-    assert side * side * 4 > 2 * strided_tensors.WINDOW
+    assert side * side * 4 > 2 * strided_tensors.WINDOW_BYTES
     thing = {
         "t": torch.rand(side, side).t(),
         "columns": torch.rand(2000, 1500)[:, ::700],
