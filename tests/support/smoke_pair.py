@@ -21,7 +21,7 @@ from unittest import mock
 
 import torch
 import torch.distributed
-from ddpdoctor_smoke.rank import Rank, WrongOutcome
+from ddpdoctor_smoke.rank import Worker, WrongOutcome
 from ddpdoctor_smoke.stages import checkpointing, precision, training
 
 from tests.support.smoke_patient import PosesAsGpu, rank
@@ -62,7 +62,7 @@ def with_another_variance(self: Any, x: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def sync_batchnorm(one: Rank, forward: Callable[..., torch.Tensor] = on_the_cpu) -> str:
+def sync_batchnorm(one: Worker, forward: Callable[..., torch.Tensor] = on_the_cpu) -> str:
     """The stage, with what refuses CPUs taken out of torch."""
     with (
         mock.patch.object(torch.nn.SyncBatchNorm, "forward", forward),
@@ -72,17 +72,17 @@ def sync_batchnorm(one: Rank, forward: Callable[..., torch.Tensor] = on_the_cpu)
         return str(precision.sync_batchnorm(one))
 
 
-def without_convert(one: Rank) -> str:
+def without_convert(one: Worker) -> str:
     with mock.patch.object(torch.nn.SyncBatchNorm, "convert_sync_batchnorm", lambda model: model):
         return sync_batchnorm(one)
 
 
-def without_no_sync(one: Rank) -> str:
+def without_no_sync(one: Worker) -> str:
     with mock.patch.object(DDP, "no_sync", contextlib.nullcontext):
         return str(training.accumulation(one))
 
 
-def in_own_folder(one: Rank) -> Path:
+def in_own_folder(one: Worker) -> Path:
     """As on a host of its own."""
     shared = Path(one.folder)
     one.folder = os.fspath(shared / f"host{one.rank}")
@@ -90,8 +90,8 @@ def in_own_folder(one: Rank) -> Path:
     return shared
 
 
-def checkpoint_of_another_host(one: Rank) -> str:
-    """Rank 1's own tensors are not those that it must load."""
+def checkpoint_of_another_host(one: Worker) -> str:
+    """Worker 1's own tensors are not those that it must load."""
     in_own_folder(one)
     model = training.trained(one).model
     if one.rank == 1:
@@ -110,8 +110,8 @@ class Runs:
         return os.system, (self.command,)
 
 
-def checkpoint_of_a_stranger(one: Rank) -> str:
-    """Rank 0 saves code instead of tensors, and doesn't load it itself; all have torch 1.13, which can't load tensors alone."""
+def checkpoint_of_a_stranger(one: Worker) -> str:
+    """Worker 0 saves code instead of tensors, and doesn't load it itself; all have torch 1.13, which can't load tensors alone."""
     ran = in_own_folder(one) / "ran"
     content: list[object] = []
 
@@ -134,14 +134,14 @@ def checkpoint_of_a_stranger(one: Rank) -> str:
     return "the stranger's code ran" if ran.exists() else words
 
 
-CASES: dict[str, tuple[type[Rank], Callable[[Rank], str]]] = {
+CASES: dict[str, tuple[type[Worker], Callable[[Worker], str]]] = {
     "sync_batchnorm": (PosesAsGpu, sync_batchnorm),
     "sync_batchnorm with another variance": (PosesAsGpu, lambda one: sync_batchnorm(one, with_another_variance)),
     "sync_batchnorm without convert_sync_batchnorm": (PosesAsGpu, without_convert),
-    "accumulation": (Rank, training.accumulation),
-    "accumulation without no_sync": (Rank, without_no_sync),
-    "checkpoint of another host": (Rank, checkpoint_of_another_host),
-    "checkpoint of a stranger": (Rank, checkpoint_of_a_stranger),
+    "accumulation": (Worker, training.accumulation),
+    "accumulation without no_sync": (Worker, without_no_sync),
+    "checkpoint of another host": (Worker, checkpoint_of_another_host),
+    "checkpoint of a stranger": (Worker, checkpoint_of_a_stranger),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed
 from ddpdoctor_smoke.orders import TrainerOrder
-from ddpdoctor_smoke.rank import Rank
+from ddpdoctor_smoke.rank import Worker
 
 CPU = torch.device("cpu")
 
@@ -28,13 +28,13 @@ class Listener:
         return [message[name] for message in self.heard if message.get(name)]
 
 
-class PosesAsGpu(Rank):  # type: ignore[misc]
+class PosesAsGpu(Worker):  # type: ignore[misc]
     """A rank on the CPU whose stages think that they are on a GPU."""
 
     on_gpu = True
 
 
-def rank(tmp_path: Path, kind: type[Rank] = Rank, fault: dict[str, object] | None = None) -> Rank:
+def rank(tmp_path: Path, kind: type[Worker] = Worker, fault: dict[str, object] | None = None) -> Worker:
     order = TrainerOrder(
         backend="gloo",
         folder=os.fspath(tmp_path),

@@ -42,15 +42,12 @@ class ReaperClient:
         self._followers: list[asyncio.Future[None]] = []
 
     async def start(self, command: Sequence[str], folder: str, environ: Mapping[str, str]) -> None:
-        """Start the reaper, and the command under it.
+        """Start the reaper, and the command under it. An OSError tells that this user may start no more processes.
 
         Args:
             command: what to run.
             folder: removed in the end, with all that is in it.
             environ: the command's settings.
-
-        Raises:
-            OSError: this user may start no more processes.
         """
         self._process = reaper = await asyncio.create_subprocess_exec(
             sys.executable,

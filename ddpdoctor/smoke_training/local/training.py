@@ -38,15 +38,12 @@ class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def train(options: SmokeOptions, plan: SmokePlan, on_progress: Callable[[RankMonitor], None]) -> Smoke:
-    """Run the ranks of this host to their end.
+    """Run the ranks of this host to their end. StoppedBySignal comes through, and all ranks have ended by then.
 
     Args:
         options: what the user asks for.
         plan: how many ranks, over which backend.
         on_progress: as for `run_ranks`.
-
-    Raises:
-        StoppedBySignal: a signal came; all ranks have ended by then.
     """
     order = _order(options, plan)
     began = time.monotonic()
@@ -60,7 +57,7 @@ def train(options: SmokeOptions, plan: SmokePlan, on_progress: Callable[[RankMon
 def measure_scaling(
     options: SmokeOptions, plan: SmokePlan, facts: Smoke, on_progress: Callable[[RankMonitor], None]
 ) -> Smoke:
-    """Measure how a training scales, where it has passed.
+    """Measure how a training scales, where it has passed. StoppedBySignal comes through, and all ranks have ended by then.
 
     Args:
         options: what the user asks for.
@@ -70,9 +67,6 @@ def measure_scaling(
 
     Returns:
         The facts, with the scaling.
-
-    Raises:
-        StoppedBySignal: a signal came; all ranks have ended by then.
     """
     if not all(rank.ending is RankEnding.FINISHED for rank in facts.ranks):
         return msgspec.structs.replace(facts, scaling=Scaling(problem="the training itself has not passed"))

@@ -25,7 +25,11 @@ LOOPBACK = "127.0.0.1"
 
 def main(before):
     """Runs this host's ranks to their end. Exit code 0: all finished. before: the names of the modules that Python itself
-    imports when it starts."""
+    imports when it starts.
+
+    Raises:
+        SystemExit: it has failed.
+    """
     die_with_the_parent()
     order = orders.read(sys.argv[1])
     order["hidden"] = hidden_modules(before)
@@ -83,7 +87,11 @@ def where_there_is_no_room(error):
 
 
 def launch(order, method):
-    """method: of multiprocessing, to start the ranks. Raises what torch's engine raises: ChildFailedError where a rank failed."""
+    """method: of multiprocessing, to start the ranks. Raises what torch's engine raises: ChildFailedError where a rank failed.
+
+    Raises:
+        RuntimeError: torch can't be used like this.
+    """
     import torch.distributed
 
     if not torch.distributed.is_available():

@@ -11,7 +11,7 @@ INSTEAD = {"all_reduce": "broadcast", "broadcast": "all_reduce", "all_gather": "
 
 
 class Faults:
-    """fault: {"rank", "stage", "kind", "when"} or None; one: the rank.
+    """fault: {"rank", "stage", "kind", "when"} or None; worker: the rank.
 
     kinds
         raise, exit, kill, stop, sleep      when "begin": as the stage begins; when "call": once the rank has said what it
@@ -23,14 +23,14 @@ class Faults:
         module:function                     called with the rank's device, as those above that end or wait
     """
 
-    def __init__(self, fault, one):
-        self.fault = fault if fault and int(fault["rank"]) == one.rank else None
-        self.one = one
+    def __init__(self, fault, worker):
+        self.fault = fault if fault and int(fault["rank"]) == worker.rank else None
+        self.worker = worker
         self.struck = False
 
     def wanted(self, kind):
         """Whether this rank is to do that wrong in the present stage."""
-        return self.fault is not None and self.fault["stage"] == self.one.stage and self.fault["kind"] == kind
+        return self.fault is not None and self.fault["stage"] == self.worker.stage and self.fault["kind"] == kind
 
     def begin(self):
         """At the beginning of a stage."""
@@ -56,11 +56,11 @@ class Faults:
             return op, tensor.new_ones(tensor.numel() + 3)
         if self.wanted("other-collective"):
             self.struck = True
-            return INSTEAD[op], self.one.torch.ones(1, device=self.one.device) if tensor is None else tensor
+            return INSTEAD[op], self.worker.torch.ones(1, device=self.worker.device) if tensor is None else tensor
         return op, tensor
 
     def _end_or_wait(self, when):
-        if self.fault is None or self.fault["stage"] != self.one.stage or self.fault.get("when", "begin") != when:
+        if self.fault is None or self.fault["stage"] != self.worker.stage or self.fault.get("when", "begin") != when:
             return
         kind = self.fault["kind"]
         if kind == "raise":
@@ -76,4 +76,4 @@ class Faults:
             time.sleep(3600)
         module, _, function = kind.partition(":")
         if function:
-            getattr(importlib.import_module(module), function)(self.one.device)
+            getattr(importlib.import_module(module), function)(self.worker.device)

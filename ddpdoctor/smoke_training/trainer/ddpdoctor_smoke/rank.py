@@ -23,11 +23,8 @@ class WrongOutcome(Exception):
         self.culprits = list(culprits)
 
 
-class Rank:
-    """What a stage works with.
-
-    rank, local_rank, world_size; torch and dist, the modules; device, set by the stage "device"; order.
-    """
+class Worker:
+    """A rank as the stages work with it: its numbers, the modules torch and dist, its device (set by the stage "device"), its order."""
 
     def __init__(self, order, doctor):
         self.order = order
@@ -91,21 +88,25 @@ class Rank:
 
 
 def run_rank(order):
-    """Runs one rank to its end. It must return, or raise: the engine waits for ever for a process that simply ends."""
+    """Runs one rank to its end. It must return, or raise: the engine waits for ever for a process that simply ends.
+
+    Raises:
+        SystemExit: it has failed.
+    """
     die_with_the_parent()
     rank = order.launched["rank"] if order.get("launched") else int(os.environ["RANK"])
     doctor = ReportChannel(order.channel, rank)
     doctor.end_with_the_doctor()
     doctor.take_output()
     prepare()
-    one = Rank(order, doctor)
+    worker = Worker(order, doctor)
     from ddpdoctor_smoke.stages import FOR_SCALING, STAGES
 
     stages = {**STAGES, **FOR_SCALING}
 
     for name in order.stages:
         try:
-            run_stage(one, name, stages[name])
+            run_stage(worker, name, stages[name])
         except BaseException as error:
             doctor.say(
                 stage=name,
@@ -122,16 +123,16 @@ def run_rank(order):
     doctor.say(finished=True, memory=most_memory())
 
 
-def run_stage(one, name, stage):
-    one.stage = name
+def run_stage(worker, name, stage):
+    worker.stage = name
     began = time.monotonic()
-    one.doctor.say(stage=name, state="begun")
-    one.faults.begin()
+    worker.doctor.say(stage=name, state="begun")
+    worker.faults.begin()
     try:
-        words, state = stage(one) or "", "passed"
+        words, state = stage(worker) or "", "passed"
     except NotHere as reason:
         words, state = str(reason), "not tested"
-    one.doctor.say(stage=name, state=state, seconds=round(time.monotonic() - began, 4), words=words)
+    worker.doctor.say(stage=name, state=state, seconds=round(time.monotonic() - began, 4), words=words)
 
 
 def call_of(op, tensor):

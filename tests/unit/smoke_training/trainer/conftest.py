@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed
-from ddpdoctor_smoke.rank import Rank
+from ddpdoctor_smoke.rank import Worker
 
 from tests.support.smoke_patient import rank
 
@@ -25,5 +25,5 @@ def group() -> Iterator[None]:
 
 
 @pytest.fixture
-def one(tmp_path: Path, group: None) -> Rank:
+def one(tmp_path: Path, group: None) -> Worker:
     return rank(tmp_path)

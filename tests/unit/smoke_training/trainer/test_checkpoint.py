@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed
-from ddpdoctor_smoke.rank import Rank, WrongOutcome
+from ddpdoctor_smoke.rank import Worker, WrongOutcome
 from ddpdoctor_smoke.stages import (
     checkpointing,
     training,
@@ -38,7 +38,7 @@ def test_tensors_that_are_elsewhere() -> None:
     assert checkpointing.misplaced({"a": torch.ones(1)}, CPU) == []
 
 
-def test_optimizers_and_their_moments_are_in_the_checkpoint(one: Rank) -> None:
+def test_optimizers_and_their_moments_are_in_the_checkpoint(one: Worker) -> None:
     checkpointing.checkpoint(one)
     content = torch.load(Path(one.folder) / "checkpoint.pt", weights_only=True)
     assert len(checkpointing.tensors_of(content["optimizer"])) == 4
@@ -88,7 +88,7 @@ def test_loading_that_makes_a_context_elsewhere(
     assert one.doctor.heard == [{"contexts": after}]
 
 
-def test_two_faults_of_loading_are_two_sentences(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_faults_of_loading_are_two_sentences(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointing, "misplaced", lambda content, device: ["all are elsewhere"])
     monkeypatch.setattr(checkpointing, "extra_contexts", lambda one, before: ["a context"])
     with pytest.raises(WrongOutcome, match=r"^rank 0: all are elsewhere; all are elsewhere; a context$"):
@@ -101,7 +101,7 @@ def test_contexts_that_could_not_be_asked_are_no_good_contexts(
     monkeypatch.setattr(checkpointing, "contexts", lambda torch: None)
     one = rank(tmp_path)
     training.trained(one)
-    monkeypatch.setattr(Rank, "on_gpu", True)
+    monkeypatch.setattr(Worker, "on_gpu", True)
     monkeypatch.setattr(one, "collective", lambda words, op: None)
     assert checkpointing.checkpoint(one).endswith("; contexts could not be asked")
     assert not one.doctor.told("contexts")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ddpdoctor_smoke.rank import Rank, WrongOutcome
+from ddpdoctor_smoke.rank import Worker, WrongOutcome
 from ddpdoctor_smoke.stages import collectives
 
 from tests.support.smoke_patient import rank
@@ -43,7 +43,7 @@ class World:
             tensor[-1] += 7
 
 
-def first_of(world: World, tmp_path: Path) -> Rank:
+def first_of(world: World, tmp_path: Path) -> Worker:
     one = rank(tmp_path)
     one.world_size, one.dist = SIZE, world
     return one

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from ddpdoctor_smoke.rank import NotHere, Rank, WrongOutcome
+from ddpdoctor_smoke.rank import NotHere, Worker, WrongOutcome
 from ddpdoctor_smoke.stages import (
     beginning,
     fused,
@@ -26,11 +26,11 @@ from tests.support.smoke_patient import CPU, PosesAsGpu, rank
 # --- stages for GPUs, as far as they go without one -------------------------------------------------------------------
 
 
-def test_a_model_over_two_devices(one: Rank) -> None:
+def test_a_model_over_two_devices(one: Worker) -> None:
     assert "cpu and cpu on rank 0" in gpus.split_over(one, [CPU, CPU])
 
 
-def test_a_model_over_two_devices_that_is_wrong(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_over_two_devices_that_is_wrong(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = iter([1.0, 1.1])
     monkeypatch.setattr(gpus, "gradients", lambda model: [next(sizes) * torch.ones(2)])
     with pytest.raises(WrongOutcome, match="over two GPUs differ"):
@@ -94,12 +94,12 @@ def test_ranks_of_one_host_may_each_see_their_own_gpus(
         assert ((first == second), count) == (same, 2)
 
 
-def test_copies_between_devices(one: Rank) -> None:
+def test_copies_between_devices(one: Worker) -> None:
     assert gpus.copies(one, [CPU, CPU, CPU]) == "6 copies of 4 MiB, 0 pairs can use P2P"
     assert len(one.doctor.told("step")) == 6
 
 
-def test_copies_that_arrive_otherwise(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_arrive_otherwise(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, other: None)
     found = gpus.copies(one, [CPU, CPU, CPU])
     assert found.startswith("!cpu to cpu: 1048576 of 1048576 numbers differ")
@@ -122,7 +122,7 @@ def test_p2p_is_for_one_rank_of_a_host(
         assert gpus.p2p(one) == "2 copies (rank 0)"
 
 
-def test_gpus_of_others_are_left_alone(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_of_others_are_left_alone(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus.all_can_use(one, [CPU])
     real = torch.zeros
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed
 from ddpdoctor_smoke.faults import INSTEAD, Faults
-from ddpdoctor_smoke.rank import Rank, WrongOutcome, call_of, run_stage
+from ddpdoctor_smoke.rank import Worker, WrongOutcome, call_of, run_stage
 from ddpdoctor_smoke.stages import (
     STAGES,
     collectives,
@@ -30,7 +30,7 @@ def test_doctor_and_patient_have_the_same_stages_in_the_same_order() -> None:
     assert tuple(STAGES) == doctors_orders.STAGES
 
 
-def test_every_stage_runs_alone_in_one_process(one: Rank) -> None:
+def test_every_stage_runs_alone_in_one_process(one: Worker) -> None:
     outcomes = {}
     for name, stage in STAGES.items():
         if name not in ("import", "device", "rendezvous", "process group", "shutdown"):
@@ -42,7 +42,7 @@ def test_every_stage_runs_alone_in_one_process(one: Rank) -> None:
     assert all(message["words"] for message in one.doctor.heard if message.get("state") == "not tested")
 
 
-def test_a_heartbeat_comes_before_each_collective(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_comes_before_each_collective(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     for op in ("all_reduce", "broadcast", "all_gather", "barrier"):
         real = getattr(torch.distributed, op)
 
@@ -224,7 +224,7 @@ def test_the_tolerance_is_far_above_rounding_and_far_below_a_fault(
 ) -> None:
     """The same training with gradients of the ranks' shares, averaged: as DDP does it, in this process."""
     monkeypatch.setattr(training, "number_type", lambda one: dtype)
-    one = rank(tmp_path, PosesAsGpu if dtype == torch.float32 else Rank)
+    one = rank(tmp_path, PosesAsGpu if dtype == torch.float32 else Worker)
     one.world_size = size
     _, expected = training.alone(one)
 
@@ -258,13 +258,13 @@ def test_tf32_that_is_forced_upon_us_is_allowed_for(
 
 
 @pytest.mark.parametrize("losses", [[1.0] * 5 + [1.0] * 5, [0.5] * 5 + [0.6] * 5, [1.0] * 9 + [float("nan")]])
-def test_a_loss_that_does_not_fall(losses: list[float], one: Rank) -> None:
+def test_a_loss_that_does_not_fall(losses: list[float], one: Worker) -> None:
     one.kept["trained"] = training.Trained(None, None, losses)
     with pytest.raises(WrongOutcome, match="doesn't fall" if losses[9] == losses[9] else "isn't a finite number"):
         training.train(one)
 
 
-def test_gradients_of_two_halves_that_are_wrong(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_two_halves_that_are_wrong(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     training.trained(one)
     found = iter([1.0, 1.0 + 1e-6])
     real = training.gradients
@@ -302,7 +302,7 @@ def test_mixed_precision_that_is_wrong(rows: list[list[float]], words: str, culp
     assert wrong.value.culprits == culprits
 
 
-def test_autocast_that_does_nothing(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autocast_that_does_nothing(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     import contextlib
 
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
@@ -319,7 +319,7 @@ def test_a_collective_with_a_wrong_result() -> None:
 # --- words and faults -------------------------------------------------------------------------------------------------
 
 
-def test_texts_reach_all_ranks(one: Rank) -> None:
+def test_texts_reach_all_ranks(one: Worker) -> None:
     assert comparing.tell_all(one, "words", "naïve") == ["naïve"]
     assert comparing.tell_all(one, "words", "") == [""]
     assert comparing.tell_all(one, "words", "ä" * 400) == ["ä" * 200]
@@ -350,7 +350,7 @@ def test_another_collective_is_really_called(op: str, tmp_path: Path) -> None:
     assert [calls.split()[0] for calls in one.doctor.told("calls")] == called
 
 
-def test_another_shape_is_really_another_one(one: Rank, tmp_path: Path) -> None:
+def test_another_shape_is_really_another_one(one: Worker, tmp_path: Path) -> None:
     sick = rank(tmp_path, fault={"rank": 0, "stage": "here", "kind": "shape"})
     sick.stage = "here"
     assert sick.collective("words", "all_reduce", torch.ones(2)).shape == (5,)

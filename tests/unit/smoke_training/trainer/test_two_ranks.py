@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from ddpdoctor_smoke.rank import NotHere, Rank
+from ddpdoctor_smoke.rank import NotHere, Worker
 from ddpdoctor_smoke.stages import precision, training
 
 from ddpdoctor.smoke_training.local.rank_runner import TRAINER
@@ -81,7 +81,9 @@ def test_a_no_sync_that_exchanges_is_noticed_though_the_end_is_the_same(
     assert culprits == []
 
 
-def test_with_one_rank_nothing_is_said_of_whose_gradients_they_are(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_one_rank_nothing_is_said_of_whose_gradients_they_are(
+    one: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are the same, exchanged or not."""
     ddp = torch.nn.parallel.DistributedDataParallel
     monkeypatch.setattr(ddp, "no_sync", lambda self: contextlib.nullcontext())

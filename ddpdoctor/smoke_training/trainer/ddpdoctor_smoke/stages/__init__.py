@@ -1,5 +1,5 @@
-"""The stages by name. Each is a function of a `rank.Rank`; what it returns is a word for the table, what it raises its end:
-NotHere, Wrong, or anything."""
+"""The stages by name. Each is a function of a `rank.Worker`. It returns words for the table, or raises
+NotHere, WrongOutcome, or any other error."""
 
 from ddpdoctor_smoke.stages import (
     beginning,

@@ -13,7 +13,7 @@ from ddpdoctor_smoke.stages.training import trained
 NAME = "checkpoint.pt"
 
 
-def checkpoint(one):
+def checkpoint(worker):
     """Rank 0 saves model and optimizer into its folder; after a barrier all load the file with map_location, and only tensors
     (weights_only). Each tensor is on the rank's own device and equals rank 0's bit by bit.
 
@@ -21,55 +21,60 @@ def checkpoint(one):
     saves them there; the words say so. No rank loads a file that another user, or the network, could have made: a file can
     hold code, and tensors can't. On GPUs no rank may have got a context on a GPU that isn't its own by loading; the doctor is
     told on which ones each rank has one. GPU: not run on one yet.
+
+    Raises:
+        WrongOutcome: a rank has a wrong result.
     """
-    torch = one.torch
-    run = trained(one)
-    before = contexts(torch) if one.on_gpu else None
+    torch = worker.torch
+    run = trained(worker)
+    before = contexts(torch) if worker.on_gpu else None
     content = {"model": run.model.module.state_dict(), "optimizer": run.optimizer.state_dict()}
     sums = [checksum(torch, tensor) for tensor in tensors_of(content)]
-    path, copied = saved(one, content)
+    path, copied = saved(worker, content)
     more = {"weights_only": True} if knows_weights_only(torch) else {}
-    one.step("torch.load")
-    loaded = torch.load(path, map_location=one.device, **more)
-    elsewhere = misplaced(loaded, one.device)
+    worker.step("torch.load")
+    loaded = torch.load(path, map_location=worker.device, **more)
+    elsewhere = misplaced(loaded, worker.device)
     run.model.module.load_state_dict(loaded["model"])
     run.optimizer.load_state_dict(loaded["optimizer"])
-    elsewhere += misplaced(run.optimizer.state_dict(), one.device)
+    elsewhere += misplaced(run.optimizer.state_dict(), worker.device)
     row = torch.tensor([sums, [checksum(torch, tensor) for tensor in tensors_of(loaded)]])
-    judge(one, one.gather("checksums of what every rank loaded", row).tolist())
-    told = "; ".join([*elsewhere[:3], *extra_contexts(one, before)])
-    wrong = [text and (rank, text) for rank, text in enumerate(tell_all(one, "where every rank's tensors are", told))]
+    judge(worker, worker.gather("checksums of what every rank loaded", row).tolist())
+    told = "; ".join([*elsewhere[:3], *extra_contexts(worker, before)])
+    wrong = [
+        text and (rank, text) for rank, text in enumerate(tell_all(worker, "where every rank's tensors are", told))
+    ]
     wrong = [found for found in wrong if found]
     if wrong:
         raise WrongOutcome("rank %d: %s" % wrong[0], [rank for rank, _ in wrong])
     return "%d tensors on %s%s%s%s" % (
         len(sums),
-        "%d ranks" % one.world_size if one.world_size > 1 else "one rank",
+        "%d ranks" % worker.world_size if worker.world_size > 1 else "one rank",
         ", weights_only" if more else "",
         "; %s loaded a copy, since rank 0's folder is not theirs" % named(copied) if copied else "",
-        "; contexts could not be asked" if one.on_gpu and before is None else "",
+        "; contexts could not be asked" if worker.on_gpu and before is None else "",
     )
 
 
-def saved(one, content):
+def saved(worker, content):
     """The file in this rank's folder; and the ranks for whom it isn't the one that rank 0 saved."""
-    torch = one.torch
-    path = os.path.join(one.folder, NAME)
-    by_launcher = one.order.get("launched") is not None
-    own = one.rank != 0 if by_launcher else one.order.node_rank != 0
+    torch = worker.torch
+    path = os.path.join(worker.folder, NAME)
+    by_launcher = worker.order.get("launched") is not None
+    own = worker.rank != 0 if by_launcher else worker.order.node_rank != 0
     copied = [
         rank
-        for rank, (copy,) in enumerate(one.gather("whose folder is rank 0's", torch.tensor([int(own)])).tolist())
+        for rank, (copy,) in enumerate(worker.gather("whose folder is rank 0's", torch.tensor([int(own)])).tolist())
         if copy
     ]
     if copied:
         tensors = [tensor.detach().clone().contiguous() for tensor in tensors_of(content)]
-        tensors = [one.collective("rank 0's tensors", "broadcast", tensor, 0) for tensor in tensors]
+        tensors = [worker.collective("rank 0's tensors", "broadcast", tensor, 0) for tensor in tensors]
         content = with_tensors(content, iter(tensors))
-    if by_launcher or one.local_rank == 0:
-        one.step("torch.save")
+    if by_launcher or worker.local_rank == 0:
+        worker.step("torch.save")
         torch.save(content, path)
-    one.collective("barrier after saving", "barrier")
+    worker.collective("barrier after saving", "barrier")
     return path, copied
 
 
@@ -107,26 +112,30 @@ def misplaced(content, device):
     return ["loaded tensors are on %s and not on %s" % (where, device) for where in sorted(found)]
 
 
-def judge(one, rows):
-    """rows: each rank's checksums by tensor, of what it has and of what it loaded. Raises Wrong."""
+def judge(worker, rows):
+    """rows: each rank's checksums by tensor, of what it has and of what it loaded.
+
+    Raises:
+        WrongOutcome: a rank has a wrong result.
+    """
     written = rows[0][0]
     culprits = [rank for rank, (_, loaded) in enumerate(rows) if loaded != written]
     if culprits:
-        culprits = not_all(culprits, one.world_size)
+        culprits = not_all(culprits, worker.world_size)
         raise WrongOutcome("what %s loaded isn't what rank 0 saved, bit by bit" % named(culprits), culprits)
 
 
 # --- GPUs: who holds a context where ----------------------------------------------------------------------------------
 
 
-def extra_contexts(one, before):
+def extra_contexts(worker, before):
     """Tells the doctor; gives the contexts that this rank has got since then on GPUs that aren't its own, in words, if there
     are any. before: None where that can't be asked."""
     if before is None:
         return []
-    held = contexts(one.torch)
-    one.say(contexts=held)
-    more = [gpu for gpu in held or () if gpu not in before and gpu != one.device.index]
+    held = contexts(worker.torch)
+    worker.say(contexts=held)
+    more = [gpu for gpu in held or () if gpu not in before and gpu != worker.device.index]
     return (
         ["loading made a context on GPU %d, which isn't its own: several hundred MiB there" % more[0]] if more else []
     )

@@ -12,36 +12,36 @@ MOST_SOURCES = 8
 ALONE = "with one rank nothing is exchanged"
 
 
-def barrier(one):
-    one.collective("barrier", "barrier")
-    return how_many(one)
+def barrier(worker):
+    worker.collective("barrier", "barrier")
+    return how_many(worker)
 
 
-def all_reduce(one):
+def all_reduce(worker):
     for elements, size in SIZES:
-        tensor = one.torch.full((elements,), float(one.rank + 1), device=one.device)
-        tensor = one.collective("all_reduce of %s" % size, "all_reduce", tensor)
-        must_be(tensor, one.world_size * (one.world_size + 1) // 2, "the sum over %d ranks" % one.world_size)
-    return how_many(one)
+        tensor = worker.torch.full((elements,), float(worker.rank + 1), device=worker.device)
+        tensor = worker.collective("all_reduce of %s" % size, "all_reduce", tensor)
+        must_be(tensor, worker.world_size * (worker.world_size + 1) // 2, "the sum over %d ranks" % worker.world_size)
+    return how_many(worker)
 
 
-def broadcast(one):
-    for source in range(min(one.world_size, MOST_SOURCES)):
-        tensor = one.torch.full((1024,), float(one.rank), device=one.device)
-        tensor = one.collective("broadcast from rank %d" % source, "broadcast", tensor, source)
+def broadcast(worker):
+    for source in range(min(worker.world_size, MOST_SOURCES)):
+        tensor = worker.torch.full((1024,), float(worker.rank), device=worker.device)
+        tensor = worker.collective("broadcast from rank %d" % source, "broadcast", tensor, source)
         must_be(tensor, source, "what rank %d sent" % source, [source])
-    return how_many(one)
+    return how_many(worker)
 
 
-def all_gather(one):
-    tensor = one.torch.full((1024,), float(one.rank), device=one.device)
-    for other, part in enumerate(one.gather("all_gather of 4 KiB", tensor)):
+def all_gather(worker):
+    tensor = worker.torch.full((1024,), float(worker.rank), device=worker.device)
+    for other, part in enumerate(worker.gather("all_gather of 4 KiB", tensor)):
         must_be(part, other, "what rank %d sent" % other, [other])
-    return how_many(one)
+    return how_many(worker)
 
 
-def how_many(one):
-    return "" if one.world_size > 1 else ALONE
+def how_many(worker):
+    return "" if worker.world_size > 1 else ALONE
 
 
 def must_be(tensor, number, what, culprits=()):

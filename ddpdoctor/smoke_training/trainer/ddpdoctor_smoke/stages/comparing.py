@@ -44,13 +44,13 @@ def how_known(world_size):
 def deviation(found, expected):
     """The largest difference between two lists of tensors, in parts of the largest number that was expected in that tensor;
     tensors of nearly nothing are measured by a thousandth of the largest number of all. Infinite where one isn't finite."""
-    sizes = [float(one.detach().abs().max()) if one.numel() else 0.0 for one in expected]
+    sizes = [float(tensor.detach().abs().max()) if tensor.numel() else 0.0 for tensor in expected]
     least = max(sizes) / 1000
     worst = 0.0
-    for one, other, size in zip(found, expected, sizes):
-        if not one.numel():
+    for tensor, other, size in zip(found, expected, sizes):
+        if not tensor.numel():
             continue
-        difference = float((one.detach() - other.detach()).abs().max())
+        difference = float((tensor.detach() - other.detach()).abs().max())
         scale = max(size, least)
         part = difference / scale if scale else (0.0 if difference == 0.0 else float("inf"))
         worst = max(worst, part) if part == part else float("inf")
@@ -71,12 +71,12 @@ def checksum(torch, tensor):
     return int((bits % 2147483647 * (places * 7919 % 65537 + 1)).sum())
 
 
-def tell_all(one, words, text):
+def tell_all(worker, words, text):
     """Every rank's text, by rank, cut to TEXT_BYTES."""
-    torch = one.torch
+    torch = worker.torch
     data = text.encode("utf-8", "replace")[:TEXT_BYTES]
     row = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
     if data:
         row[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
-    rows = one.gather(words, row)
+    rows = worker.gather(words, row)
     return [bytes(found.tolist()).rstrip(b"\0").decode("utf-8", "ignore") for found in rows]

@@ -4,13 +4,13 @@
 import gc
 
 
-def shut_down(one):
+def shut_down(worker):
     """A DDP object that dies after destroy_process_group hangs (torch 2.13 with gloo), so that all go before: also those in
     cycles, as DDP makes them."""
-    one.kept.clear()
+    worker.kept.clear()
     gc.collect()
-    one.collective("barrier before the end", "barrier")
-    if one.on_gpu:
-        one.torch.cuda.synchronize()
-    one.step("destroy_process_group")
-    one.dist.destroy_process_group()
+    worker.collective("barrier before the end", "barrier")
+    if worker.on_gpu:
+        worker.torch.cuda.synchronize()
+    worker.step("destroy_process_group")
+    worker.dist.destroy_process_group()

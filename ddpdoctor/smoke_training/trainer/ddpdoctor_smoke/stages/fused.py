@@ -12,14 +12,19 @@ ADAM_STEPS = 3
 ROWS, WIDTH = 64, 256
 
 
-def apex(one):
+def apex(worker):
     """FusedLayerNorm with its gradients, three steps of FusedAdam, and multi_tensor_l2norm: equal to LayerNorm, AdamW and the
     norm of torch within 1e-4 of the largest number (float32). Kernels that Apex was built without aren't tested. GPU only, and
-    not run on one yet."""
-    if not one.on_gpu:
+    not run on one yet.
+
+    Raises:
+        NotHere: it can't be tested here.
+        WrongOutcome: a rank has a wrong result.
+    """
+    if not worker.on_gpu:
         raise NotHere("Apex's fused kernels need GPUs; these ranks run on the CPU")
     here = {name: why_not(modules) for name, (modules, _) in KERNELS.items()}
-    told = tell_all(one, "what every rank has of Apex", "\n".join("%s=%s" % item for item in sorted(here.items())))
+    told = tell_all(worker, "what every rank has of Apex", "\n".join("%s=%s" % item for item in sorted(here.items())))
     missing = [dict(line.partition("=")[::2] for line in text.splitlines()) for text in told]
     names = [name for name in KERNELS if not any(rank.get(name, "it isn't known") for rank in missing)]
     if not names:
@@ -27,14 +32,14 @@ def apex(one):
         raise NotHere("no fused kernels of Apex on rank %d: %s" % (rank, why))
     found = []
     for name in names:
-        one.step("%s of Apex and of torch" % name)
-        found.append(KERNELS[name][1](one))
-    rows = one.gather("every rank's differences", one.torch.tensor(found, dtype=one.torch.float64))
+        worker.step("%s of Apex and of torch" % name)
+        found.append(KERNELS[name][1](worker))
+    rows = worker.gather("every rank's differences", worker.torch.tensor(found, dtype=worker.torch.float64))
     for number, name in enumerate(names):
         apart = rows[:, number].tolist()
         culprits = beyond(apart, TOLERANCE)
         if culprits:
-            culprits = not_all(culprits, one.world_size)
+            culprits = not_all(culprits, worker.world_size)
             raise WrongOutcome(
                 "%s of Apex differs from torch's on %s by %.2g of the largest number; %g are allowed"
                 % (name, named(culprits), max(apart), TOLERANCE),
@@ -60,14 +65,14 @@ def why_not(modules):
     return ""
 
 
-def layer_norm(one):
+def layer_norm(worker):
     from apex.normalization import FusedLayerNorm
 
-    torch = one.torch
-    x = numbers(one, ROWS, WIDTH)
+    torch = worker.torch
+    x = numbers(worker, ROWS, WIDTH)
     found = []
     for make in (FusedLayerNorm, torch.nn.LayerNorm):
-        layer = make(WIDTH).to(one.device)
+        layer = make(WIDTH).to(worker.device)
         given = x.clone().requires_grad_()
         result = layer(given)
         (result * x.cos()).sum().backward()
@@ -75,13 +80,13 @@ def layer_norm(one):
     return deviation(*found)
 
 
-def adam(one):
+def adam(worker):
     from apex.optimizers import FusedAdam
 
-    torch = one.torch
+    torch = worker.torch
     found = []
     for make in (FusedAdam, torch.optim.AdamW):
-        weights = [torch.nn.Parameter(numbers(one, ROWS, WIDTH)), torch.nn.Parameter(numbers(one, WIDTH))]
+        weights = [torch.nn.Parameter(numbers(worker, ROWS, WIDTH)), torch.nn.Parameter(numbers(worker, WIDTH))]
         optimizer = make(weights, lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
         for _ in range(ADAM_STEPS):
             optimizer.zero_grad()
@@ -91,20 +96,20 @@ def adam(one):
     return deviation(*found)
 
 
-def l2norm(one):
+def l2norm(worker):
     import amp_C
     from apex.multi_tensor_apply import multi_tensor_applier
 
-    torch = one.torch
-    tensors = [numbers(one, ROWS, WIDTH), numbers(one, 3 * WIDTH + 1)]
-    overflow = torch.zeros(1, dtype=torch.int32, device=one.device)
+    torch = worker.torch
+    tensors = [numbers(worker, ROWS, WIDTH), numbers(worker, 3 * WIDTH + 1)]
+    overflow = torch.zeros(1, dtype=torch.int32, device=worker.device)
     norm = multi_tensor_applier(amp_C.multi_tensor_l2norm, overflow, [tensors], False)[0]
     return deviation([norm.reshape(1)], [torch.cat([tensor.reshape(-1) for tensor in tensors]).norm().reshape(1)])
 
 
-def numbers(one, *shape):
-    dice = one.torch.Generator().manual_seed(3)
-    return one.torch.randn(*shape, generator=dice).to(one.device)
+def numbers(worker, *shape):
+    dice = worker.torch.Generator().manual_seed(3)
+    return worker.torch.randn(*shape, generator=dice).to(worker.device)
 
 
 KERNELS = {

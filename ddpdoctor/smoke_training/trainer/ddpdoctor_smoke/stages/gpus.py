@@ -21,56 +21,64 @@ COPIED = 1024 * 1024
 """Numbers of four bytes."""
 
 
-def model_split(one):
+def model_split(worker):
     """A model whose layers are on two GPUs, in DDP: one step gives the gradients of one process with all batches; tolerance as
-    there. Rank i takes its own GPU and the one as many places on as there are ranks that see the same GPUs. Not run on GPUs yet."""
-    if not one.on_gpu:
+    there. Rank i takes its own GPU and the one as many places on as there are ranks that see the same GPUs. Not run on GPUs yet.
+
+    Raises:
+        NotHere: it can't be tested here.
+    """
+    if not worker.on_gpu:
         raise NotHere("a model over two GPUs needs two GPUs a rank; these ranks run on the CPU")
-    places = seen(one)
+    places = seen(worker)
     for rank, (view, gpus) in enumerate(places):
         ranks = sum(other == view for other, _ in places)
         if gpus < 2 * ranks:
             others = ", as do %d others of its host" % (ranks - 1) if ranks > 1 else ""
             fewer = "; to test it: ddpdoctor smoke --nproc %d" % (gpus // 2) if gpus > 1 else ""
             raise NotHere("needs two GPUs a rank: rank %d sees %d%s%s" % (rank, gpus, others, fewer))
-    view, gpus = places[one.rank]
+    view, gpus = places[worker.rank]
     ranks = sum(other == view for other, _ in places)
     # Of a launcher a rank may have its own two or more, and be on any of them.
-    other = one.torch.device("cuda", (one.device.index + ranks) % gpus)
-    all_can_use(one, [other])
-    return split_over(one, [one.device, other])
+    other = worker.torch.device("cuda", (worker.device.index + ranks) % gpus)
+    all_can_use(worker, [other])
+    return split_over(worker, [worker.device, other])
 
 
-def split_over(one, devices):
-    """The step, over these two devices. Raises Wrong."""
-    torch = one.torch
-    x, y = (tensor.to(device=one.device) for tensor in data_of(one, BATCH * one.world_size))
-    mine = slice(one.rank * BATCH, (one.rank + 1) * BATCH)
-    whole = model_of(one)
+def split_over(worker, devices):
+    """The step, over these two devices.
+
+    Raises:
+        WrongOutcome: a rank has a wrong result.
+    """
+    torch = worker.torch
+    x, y = (tensor.to(device=worker.device) for tensor in data_of(worker, BATCH * worker.world_size))
+    mine = slice(worker.rank * BATCH, (worker.rank + 1) * BATCH)
+    whole = model_of(worker)
     torch.nn.functional.mse_loss(whole(x), y).backward()
-    model = parallel(one, split(one, devices), "DistributedDataParallel() over %s and %s" % tuple(devices))
-    one.step("a step on both")
+    model = parallel(worker, split(worker, devices), "DistributedDataParallel() over %s and %s" % tuple(devices))
+    worker.step("a step on both")
     found = model(x[mine])
     torch.nn.functional.mse_loss(found, y[mine].to(found.device)).backward()
     expected = [gradient.to(found.device) for gradient in gradients(whole)]
     got = [gradient.to(found.device) for gradient in gradients(model)]
     row = torch.tensor([deviation(got, expected)], dtype=torch.float64)
-    apart = one.gather("every rank's gradients", row)[:, 0].tolist()
-    culprits = beyond(apart, tolerance(one))
+    apart = worker.gather("every rank's gradients", row)[:, 0].tolist()
+    culprits = beyond(apart, tolerance(worker))
     if culprits:
-        culprits = not_all(culprits, one.world_size)
+        culprits = not_all(culprits, worker.world_size)
         raise WrongOutcome(
             "gradients of a model over two GPUs differ on %s by %.2g of the largest from those of one process; %g are allowed"
-            % (named(culprits), max(apart), tolerance(one)),
+            % (named(culprits), max(apart), tolerance(worker)),
             culprits,
         )
-    return "%s and %s on rank %d, gradients of one process %s" % (*devices, one.rank, within(one))
+    return "%s and %s on rank %d, gradients of one process %s" % (*devices, worker.rank, within(worker))
 
 
-def split(one, devices):
+def split(worker, devices):
     """The same model as elsewhere, its layers on two devices."""
-    torch = one.torch
-    layers = model_of(one)
+    torch = worker.torch
+    layers = model_of(worker)
 
     class Split(torch.nn.Module):  # type: ignore[name-defined, misc]
         def __init__(self):
@@ -81,24 +89,28 @@ def split(one, devices):
         def forward(self, x):
             return self.second(self.first(x.to(devices[0])).to(devices[1]))
 
-    return Split().to(dtype=number_type(one))
+    return Split().to(dtype=number_type(worker))
 
 
-def p2p(one):
+def p2p(worker):
     """Random numbers from each GPU to each other one, compared bit by bit. Of the ranks that see the same GPUs one does it for
     all of them, the others wait: it gets contexts on all of them, which is why this comes after the checkpoint. Not run on GPUs yet.
+
+    Raises:
+        NotHere: it can't be tested here.
+        WrongOutcome: a rank has a wrong result.
     """
-    if not one.on_gpu:
+    if not worker.on_gpu:
         raise NotHere("copies between GPUs need two GPUs; these ranks run on the CPU")
-    places = seen(one)
+    places = seen(worker)
     if max(gpus for _, gpus in places) < 2:
         raise NotHere("copies between GPUs need two GPUs that one rank sees")
     views = [view for view, _ in places]
-    first = views.index(views[one.rank]) == one.rank and places[one.rank][1] > 1
-    devices = [one.torch.device("cuda", number) for number in range(places[one.rank][1])] if first else []
-    all_can_use(one, devices)
-    told = copies(one, devices) if first else ""
-    results = tell_all(one, "all copies between GPUs", told)
+    first = views.index(views[worker.rank]) == worker.rank and places[worker.rank][1] > 1
+    devices = [worker.torch.device("cuda", number) for number in range(places[worker.rank][1])] if first else []
+    all_can_use(worker, devices)
+    told = copies(worker, devices) if first else ""
+    results = tell_all(worker, "all copies between GPUs", told)
     wrong = [(rank, text[1:]) for rank, text in enumerate(results) if text.startswith("!")]
     if wrong:
         # No rank is to blame for what GPUs, or the way between them, do wrong.
@@ -107,16 +119,16 @@ def p2p(one):
     return said[0] + ("; %d more for other GPUs" % (len(said) - 1) if len(said) > 1 else "")
 
 
-def copies(one, devices):
+def copies(worker, devices):
     """Between all pairs, both ways. Words for the table; beginning with "!" where a copy differs."""
-    torch = one.torch
+    torch = worker.torch
     dice = torch.Generator().manual_seed(2)
     pattern = torch.randint(-(2**31), 2**31 - 1, (COPIED,), generator=dice, dtype=torch.int32)
     wrong, direct, pairs = [], 0, 0
     for number, source in enumerate(devices):
         there = pattern.to(source)
         for target in devices[:number] + devices[number + 1 :]:
-            one.step("from %s to %s" % (source, target))
+            worker.step("from %s to %s" % (source, target))
             here = torch.zeros(COPIED, dtype=torch.int32, device=target)
             here.copy_(there)
             pairs += 1
@@ -129,41 +141,49 @@ def copies(one, devices):
     return "%d copies of %d MiB, %d pair%s can use P2P" % (pairs, COPIED // 2**18, direct, "" if direct == 1 else "s")
 
 
-def all_can_use(one, devices):
+def all_can_use(worker, devices):
     """Raises NotHere where a rank can't use GPUs beside its own: in compute mode "exclusive process", or full of another
-    job, they are no fault of training."""
+    job, they are no fault of training.
+
+    Raises:
+        NotHere: it can't be tested here.
+    """
     why = ""
     for device in devices:
         try:
-            one.torch.zeros(1, device=device)
+            worker.torch.zeros(1, device=device)
         except RuntimeError as error:
             why = "%s can't be used by rank %d, too: %s" % (
                 device,
-                one.rank,
+                worker.rank,
                 (str(error).splitlines() or [""])[0][:200],
             )
             break
-    reasons = [text for text in tell_all(one, "which GPUs every rank can use", why) if text]
+    reasons = [text for text in tell_all(worker, "which GPUs every rank can use", why) if text]
     if reasons:
         raise NotHere(reasons[0])
 
 
-def seen(one):
+def seen(worker):
     """For each rank: a number that those have in common which see the same GPUs, and how many it sees. Raises NotHere where
-    that can't be told."""
-    count = one.torch.cuda.device_count()
-    name = " ".join([boot(), socket.gethostname(), *uuids(one, count)])
-    row = [zlib.crc32(name.encode("utf-8", "replace")), count, int(all(uuids(one, count)))]
-    rows = one.gather("which GPUs every rank sees", one.torch.tensor(row)).tolist()
-    if one.order.get("launched") is not None and one.world_size > 1 and not all(known for _, _, known in rows):
+    that can't be told.
+
+    Raises:
+        NotHere: it can't be tested here.
+    """
+    count = worker.torch.cuda.device_count()
+    name = " ".join([boot(), socket.gethostname(), *uuids(worker, count)])
+    row = [zlib.crc32(name.encode("utf-8", "replace")), count, int(all(uuids(worker, count)))]
+    rows = worker.gather("which GPUs every rank sees", worker.torch.tensor(row)).tolist()
+    if worker.order.get("launched") is not None and worker.world_size > 1 and not all(known for _, _, known in rows):
         # The engine's ranks see the same ones.
         raise NotHere("this torch doesn't tell the GPUs' UUIDs, so that it can't be told which ranks share GPUs")
     return [(view, gpus) for view, gpus, _ in rows]
 
 
-def uuids(one, count):
+def uuids(worker, count):
     """Of the GPUs that this rank sees; "" for each where torch is too old."""
-    return [str(getattr(one.torch.cuda.get_device_properties(number), "uuid", "")) for number in range(count)]
+    return [str(getattr(worker.torch.cuda.get_device_properties(number), "uuid", "")) for number in range(count)]
 
 
 def boot():

@@ -25,29 +25,36 @@ AMP_TOLERANCE = 0.05
 """Of the loss in full precision: 8 bits of mantissa (bfloat16), a few layers."""
 
 
-def sync_batchnorm(one):
+def sync_batchnorm(worker):
     """Statistics and gradients of one step are those of BatchNorm over all ranks' batches in one process, within 1e-3 of the
-    largest number (float32; 0.1 where TF32 is forced upon it). GPU only, and not run on one yet."""
-    if not one.on_gpu:
+    largest number (float32; 0.1 where TF32 is forced upon it). GPU only, and not run on one yet.
+
+    Raises:
+        NotHere: it can't be tested here.
+        WrongOutcome: a rank has a wrong result.
+    """
+    if not worker.on_gpu:
         raise NotHere("torch has SyncBatchNorm for GPUs only")
-    if one.world_size < 2:
+    if worker.world_size < 2:
         raise NotHere("needs two ranks: with one it is BatchNorm")
-    torch = one.torch
-    most = LOOSER * tolerance(one)
-    x, y = (tensor.to(device=one.device, dtype=torch.float32) for tensor in data_of(one, BATCH * one.world_size))
-    mine = slice(one.rank * BATCH, (one.rank + 1) * BATCH)
-    whole = normalised(one)
+    torch = worker.torch
+    most = LOOSER * tolerance(worker)
+    x, y = (
+        tensor.to(device=worker.device, dtype=torch.float32) for tensor in data_of(worker, BATCH * worker.world_size)
+    )
+    mine = slice(worker.rank * BATCH, (worker.rank + 1) * BATCH)
+    whole = normalised(worker)
     torch.nn.functional.mse_loss(whole(x), y).backward()
-    model = parallel(one, torch.nn.SyncBatchNorm.convert_sync_batchnorm(normalised(one)))
-    one.step("a step with SyncBatchNorm")
+    model = parallel(worker, torch.nn.SyncBatchNorm.convert_sync_batchnorm(normalised(worker)))
+    worker.step("a step with SyncBatchNorm")
     torch.nn.functional.mse_loss(model(x[mine]), y[mine]).backward()
     found = [*gradients(model), model.module[1].running_mean, model.module[1].running_var]
     expected = [*gradients(whole), whole[1].running_mean, whole[1].running_var]
     row = torch.tensor([deviation(found, expected)], dtype=torch.float64)
-    apart = one.gather("every rank's statistics and gradients", row)[:, 0].tolist()
+    apart = worker.gather("every rank's statistics and gradients", row)[:, 0].tolist()
     culprits = beyond(apart, most)
     if culprits:
-        culprits = not_all(culprits, one.world_size)
+        culprits = not_all(culprits, worker.world_size)
         raise WrongOutcome(
             "SyncBatchNorm on %s differs from BatchNorm over all batches by %.2g of the largest; %g are allowed"
             % (named(culprits), max(apart), most),
@@ -56,38 +63,41 @@ def sync_batchnorm(one):
     return "equals BatchNorm over all ranks' batches within %g" % most
 
 
-def normalised(one):
-    nn = one.torch.nn
-    one.torch.manual_seed(0)
+def normalised(worker):
+    nn = worker.torch.nn
+    worker.torch.manual_seed(0)
     # No bias before a BatchNorm: its gradient is nothing but rounding.
     layers = [nn.Linear(FEATURES, HIDDEN, bias=False), nn.BatchNorm1d(HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, TARGETS)]
-    return nn.Sequential(*layers).to(one.device)
+    return nn.Sequential(*layers).to(worker.device)
 
 
-def amp(one):
+def amp(worker):
     """Training in torch.autocast: bfloat16 on CPU; on GPUs float16 with a GradScaler, not run on one yet. It really computes in
     that type, its first loss is that of full precision within 5 %, the loss falls, all ranks' parameters are equal at the end.
+
+    Raises:
+        WrongOutcome: a rank has a wrong result.
     """
-    torch = one.torch
-    kind = torch.float16 if one.on_gpu else torch.bfloat16
-    scaler = scaler_of(torch) if one.on_gpu else None
-    x, y = data_of(one, BATCH * one.world_size)
-    mine = slice(one.rank * BATCH, (one.rank + 1) * BATCH)
-    x, y = (tensor[mine].to(device=one.device, dtype=torch.float32) for tensor in (x, y))
-    plain = model_of(one, torch.float32)
+    torch = worker.torch
+    kind = torch.float16 if worker.on_gpu else torch.bfloat16
+    scaler = scaler_of(torch) if worker.on_gpu else None
+    x, y = data_of(worker, BATCH * worker.world_size)
+    mine = slice(worker.rank * BATCH, (worker.rank + 1) * BATCH)
+    x, y = (tensor[mine].to(device=worker.device, dtype=torch.float32) for tensor in (x, y))
+    plain = model_of(worker, torch.float32)
     with torch.no_grad():
         expected = float(torch.nn.functional.mse_loss(plain(x), y))
-    model = parallel(one, plain)
-    optimizer = optimizer_of(one, model)
+    model = parallel(worker, plain)
+    optimizer = optimizer_of(worker, model)
     losses = []
     for number in range(AMP_STEPS):
-        one.step("step %d of %d in %s" % (number + 1, AMP_STEPS, str(kind)[6:]))
-        with torch.autocast(one.device.type, dtype=kind):
+        worker.step("step %d of %d in %s" % (number + 1, AMP_STEPS, str(kind)[6:]))
+        with torch.autocast(worker.device.type, dtype=kind):
             found = model(x)
             loss = torch.nn.functional.mse_loss(found.float(), y)
         if found.dtype != kind:
             raise WrongOutcome(
-                "torch.autocast computed in %s and not in %s" % (str(found.dtype)[6:], str(kind)[6:]), [one.rank]
+                "torch.autocast computed in %s and not in %s" % (str(found.dtype)[6:], str(kind)[6:]), [worker.rank]
             )
         losses.append(float(loss.detach()))
         optimizer.zero_grad()
@@ -98,9 +108,9 @@ def amp(one):
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-    rows = one.gather("every rank's losses", torch.tensor([*losses, expected], dtype=torch.float64))
-    judge_amp(one, rows, str(kind)[6:])
-    all_the_same(one, model.module, "the parameters, trained in mixed precision,")
+    rows = worker.gather("every rank's losses", torch.tensor([*losses, expected], dtype=torch.float64))
+    judge_amp(worker, rows, str(kind)[6:])
+    all_the_same(worker, model.module, "the parameters, trained in mixed precision,")
     return "%s%s" % (str(kind)[6:], "" if scaler is None else " with GradScaler")
 
 
@@ -111,13 +121,17 @@ def scaler_of(torch):
     return torch.cuda.amp.GradScaler(init_scale=1024.0)
 
 
-def judge_amp(one, rows, kind):
-    """rows: each rank's losses, and its first in full precision. Raises Wrong."""
+def judge_amp(worker, rows, kind):
+    """rows: each rank's losses, and its first in full precision.
+
+    Raises:
+        WrongOutcome: a rank has a wrong result.
+    """
     full = rows[:, -1]
     culprits = beyond(((rows[:, 0] - full).abs() / full).tolist(), AMP_TOLERANCE)
     if culprits:
         rank = culprits[0]
-        culprits = not_all(culprits, one.world_size)
+        culprits = not_all(culprits, worker.world_size)
         raise WrongOutcome(
             "in %s the loss is %.4g on rank %d, in full precision %.4g" % (kind, rows[rank, 0], rank, full[rank]),
             culprits,

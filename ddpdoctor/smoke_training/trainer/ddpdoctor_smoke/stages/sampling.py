@@ -11,14 +11,14 @@ EACH = 8
 """Samples a rank and epoch, in the stage "sampler"."""
 
 
-def sampler_of(one, samples):
+def sampler_of(worker, samples):
     """This rank's sampler, as training uses it. samples: anything with a length."""
     from torch.utils.data import DistributedSampler, SequentialSampler
 
-    if one.faults.wanted("sampler"):
+    if worker.faults.wanted("sampler"):
         return SequentialSampler(samples)
-    seed = WRONG_SEED if one.faults.wanted("seed") else SEED
-    return DistributedSampler(samples, num_replicas=one.world_size, rank=one.rank, seed=seed)
+    seed = WRONG_SEED if worker.faults.wanted("seed") else SEED
+    return DistributedSampler(samples, num_replicas=worker.world_size, rank=worker.rank, seed=seed)
 
 
 def shares(world_size, samples, seed=SEED):
@@ -30,28 +30,31 @@ def shares(world_size, samples, seed=SEED):
     ]
     found: list[list[list[int]]] = []
     for epoch in range(EPOCHS):
-        for one in samplers:
-            one.set_epoch(epoch)
-        found.append([list(one) for one in samplers])
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        found.append([list(sampler) for sampler in samplers])
     return found
 
 
-def sampler(one):
+def sampler(worker):
     """DistributedSampler gives each sample to one rank, and another order in another epoch.
 
     All ranks see all ranks' indices. The seed of most ranks counts (rank 0's where two differ); a rank whose indices aren't
     those of that seed and its own place is to blame.
+
+    Raises:
+        NotHere: it can't be tested here.
     """
-    if one.world_size < 2:
+    if worker.world_size < 2:
         raise NotHere("needs two ranks: with one there is nothing to divide")
-    row = one.torch.tensor(samples_of(one), dtype=one.torch.int64)
-    judge(one.gather("every rank's samples", row).tolist(), one.world_size)
-    return "%d ranks, %d samples" % (one.world_size, EACH * one.world_size)
+    row = worker.torch.tensor(samples_of(worker), dtype=worker.torch.int64)
+    judge(worker.gather("every rank's samples", row).tolist(), worker.world_size)
+    return "%d ranks, %d samples" % (worker.world_size, EACH * worker.world_size)
 
 
-def samples_of(one):
+def samples_of(worker):
     """This rank's seed, then for each epoch how many indices it has, and the first EACH of them."""
-    mine = sampler_of(one, range(EACH * one.world_size))
+    mine = sampler_of(worker, range(EACH * worker.world_size))
     row = [getattr(mine, "seed", SEED)]
     for epoch in range(EPOCHS):
         if hasattr(mine, "set_epoch"):
@@ -62,7 +65,11 @@ def samples_of(one):
 
 
 def judge(rows, world_size):
-    """rows: of each rank, as `samples_of` has them. Raises Wrong."""
+    """rows: of each rank, as `samples_of` has them.
+
+    Raises:
+        WrongOutcome: a rank has a wrong result.
+    """
     seeds = [row[0] for row in rows]
     odd = odd_ones(seeds)
     seed = next(seeds[rank] for rank in range(world_size) if rank not in odd)
