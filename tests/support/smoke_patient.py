@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class Listener:
-    """Stands for the doctor."""
+    """Stands for the channel to ddpdoctor."""
 
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []

@@ -12,8 +12,8 @@ from contextlib import suppress
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 
 from ddpdoctor_smoke import orders
-from ddpdoctor_smoke.doctor import ReportChannel, die_with_the_parent, tell_of_children
 from ddpdoctor_smoke.rank import prepare, run_rank, words_of
+from ddpdoctor_smoke.report_channel import ReportChannel, die_with_the_parent, report_children
 
 FOR_ALL = ("torch", "torch.distributed")
 FOR_RANKS = ("torch.nn.parallel", "torch.utils.data", "torch._dynamo")
@@ -38,25 +38,25 @@ def main(before):
     if launched is not None:
         run_rank(order)
         return
-    doctor = ReportChannel(order.channel, "engine")
-    doctor.take_output()
+    channel = ReportChannel(order.channel, "engine")
+    channel.take_output()
     try:
-        doctor.say(stage="import")
+        channel.say(stage="import")
         import_all(FOR_ALL)
         leave_ranks_where_they_are()
         method = start_method()
         if method == "forkserver":
-            start_server(doctor)
-        doctor.end_with_the_doctor()
+            start_server(channel)
+        channel.end_when_unwatched()
         launch(order, method)
     except BaseException as error:
-        doctor.say(
+        channel.say(
             failures=failures_of(error),
             error=words_of(error) + where_there_is_no_room(error),
             missing=getattr(error, "name", None) or "",
         )
         raise SystemExit(1) from None
-    doctor.say(finished=True)
+    channel.say(finished=True)
 
 
 def hidden_modules(before):
@@ -194,7 +194,7 @@ def leave_ranks_where_they_are():
     spawn.get_preparation_data = get_preparation_data
 
 
-def start_server(doctor):
+def start_server(channel):
     """Makes a copy of this process, which has imported torch just now, the server that ranks are forked from: started the
     usual way it would import torch once more. It must happen before there are threads. What only ranks need is imported
     there, while this process goes on."""
@@ -207,9 +207,9 @@ def start_server(doctor):
         if pid:
             return pid
         try:
-            doctor.messages.close()
+            channel.messages.close()
             die_with_the_parent(engine)
-            tell_of_children(ReportChannel(doctor.channel, "server"))
+            report_children(ReportChannel(channel.channel, "server"))
             import_all(FOR_RANKS)
             exec(arguments[-1], {})
         finally:

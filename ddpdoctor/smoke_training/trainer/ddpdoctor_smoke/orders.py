@@ -1,6 +1,6 @@
-"""What the doctor orders: a JSON object, taken apart here.
+"""Reads the order that ddpdoctor gives, a JSON object:
 
-channel     name of the abstract unix socket where the doctor listens
+channel     name of the abstract unix socket where ddpdoctor listens
 nproc       ranks on this host
 nnodes      hosts
 node_rank   this host, from 0
@@ -9,8 +9,8 @@ master      where the store is; "" with one host: in the folder
 port        the store's
 backend     "nccl" or "gloo"
 stages      names of the stages to run, in their order
-seconds     what a stage may take; torch's own limit lies behind it, so that the doctor speaks first
-import_seconds  what the import of torch may take, and the rendezvous with ranks that the doctor doesn't hear of
+seconds     what a stage may take; torch's own limit lies behind it, so that ddpdoctor speaks first
+import_seconds  what the import of torch may take, and the rendezvous with ranks that ddpdoctor doesn't hear of
 folder      an empty one of our own, for the store, a checkpoint and the engine's files; every host has another
 launched    the rank that a launcher has given to this process; absent: the engine starts the ranks
 gpus        for the stage "data parallel": over how many; absent elsewhere
@@ -43,5 +43,5 @@ def read(text):
     return TrainerOrder(json.loads(text))
 
 
-TORCH_WAITS = 60.0
-"""Seconds that torch's own limits lie behind the doctor's."""
+TORCH_EXTRA_SECONDS = 60.0
+"""By which torch's own limits lie behind ddpdoctor's."""

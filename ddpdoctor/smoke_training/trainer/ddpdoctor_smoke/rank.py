@@ -7,8 +7,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from ddpdoctor_smoke.doctor import ReportChannel, die_with_the_parent
 from ddpdoctor_smoke.faults import Faults
+from ddpdoctor_smoke.report_channel import ReportChannel, die_with_the_parent
 
 
 class NotHere(Exception):
@@ -26,9 +26,9 @@ class WrongOutcome(Exception):
 class Worker:
     """A rank as the stages work with it: its numbers, the modules torch and dist, its device (set by the stage "device"), its order."""
 
-    def __init__(self, order, doctor):
+    def __init__(self, order, channel):
         self.order = order
-        self.doctor = doctor
+        self.channel = channel
         launched = order.get("launched")
         self.rank = int(os.environ["RANK"]) if launched is None else launched["rank"]
         self.local_rank = int(os.environ["LOCAL_RANK"]) if launched is None else launched["local_rank"]
@@ -53,7 +53,7 @@ class Worker:
         which differ are found."""
         if self.dist is not None and self.dist.is_initialized() and self.faults.one_too_many():
             self.collective(words, "all_reduce", self.torch.ones(1, device=self.device))
-        self.doctor.say(step=words, calls=calls)
+        self.channel.say(step=words, calls=calls)
         self.faults.called()
 
     def collective(self, words, op, tensor=None, *more):
@@ -83,23 +83,23 @@ class Worker:
         return self.torch.stack(found).cpu()
 
     def say(self, **facts):
-        """Facts for the doctor, beside the stages'."""
-        self.doctor.say(**facts)
+        """Report facts beside the stages'."""
+        self.channel.say(**facts)
 
 
 def run_rank(order):
-    """Runs one rank to its end. It must return, or raise: the engine waits for ever for a process that simply ends.
+    """Run one rank to its end. It must return, or raise: the engine waits for ever for a process that simply ends.
 
     Raises:
         SystemExit: it has failed.
     """
     die_with_the_parent()
     rank = order.launched["rank"] if order.get("launched") else int(os.environ["RANK"])
-    doctor = ReportChannel(order.channel, rank)
-    doctor.end_with_the_doctor()
-    doctor.take_output()
+    channel = ReportChannel(order.channel, rank)
+    channel.end_when_unwatched()
+    channel.take_output()
     prepare()
-    worker = Worker(order, doctor)
+    worker = Worker(order, channel)
     from ddpdoctor_smoke.stages import FOR_SCALING, STAGES
 
     stages = {**STAGES, **FOR_SCALING}
@@ -108,7 +108,7 @@ def run_rank(order):
         try:
             run_stage(worker, name, stages[name])
         except BaseException as error:
-            doctor.say(
+            channel.say(
                 stage=name,
                 state="failed",
                 error=words_of(error),
@@ -120,19 +120,19 @@ def run_rank(order):
             )
             # Not the exception itself: its traceback holds the stage's tensors, and DDP objects that die late may hang.
             raise SystemExit(1) from None
-    doctor.say(finished=True, memory=most_memory())
+    channel.say(finished=True, memory=most_memory())
 
 
 def run_stage(worker, name, stage):
     worker.stage = name
     began = time.monotonic()
-    worker.doctor.say(stage=name, state="begun")
+    worker.channel.say(stage=name, state="begun")
     worker.faults.begin()
     try:
         words, state = stage(worker) or "", "passed"
     except NotHere as reason:
         words, state = str(reason), "not tested"
-    worker.doctor.say(stage=name, state=state, seconds=round(time.monotonic() - began, 4), words=words)
+    worker.channel.say(stage=name, state=state, seconds=round(time.monotonic() - began, 4), words=words)
 
 
 def call_of(op, tensor):
@@ -141,7 +141,7 @@ def call_of(op, tensor):
 
 
 def prepare():
-    """What a training script started here would find: its path, and torch's own number of threads."""
+    """Give the rank what a training script started here would find: its path, and torch's own number of threads."""
     if not getattr(sys.flags, "safe_path", False):
         with suppress(OSError):
             cwd = os.getcwd()
@@ -156,14 +156,14 @@ def prepare():
 
 
 def words_of(error):
-    """Type and message; not the stack of C++ that torch puts behind it."""
+    """The type and message of an error, without the stack of C++ that torch puts behind it."""
     message = str(error).split("\nException raised from ", 1)[0]
     text = " ".join(line.strip() for line in message.splitlines() if line.strip())[:1000]
     return text if isinstance(error, (WrongOutcome, NotHere)) else "%s: %s" % (type(error).__name__, text)
 
 
 def stack_of(error):
-    """Where it was raised, the innermost call first: "all_reduce (torch/distributed/distributed_c10d.py:2810)"."""
+    """The places of the calls in which an error was raised, the innermost first: "all_reduce (torch/distributed/distributed_c10d.py:2810)"."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)[-12:]
@@ -171,7 +171,7 @@ def stack_of(error):
 
 
 def short(path):
-    """From its package on."""
+    """The path from its package on."""
     for folder in ("site-packages/", "dist-packages/"):
         if folder in path:
             return path.rpartition(folder)[2]

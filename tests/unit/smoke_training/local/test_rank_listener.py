@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine
 
 import pytest
-from ddpdoctor_smoke.doctor import ReportChannel
+from ddpdoctor_smoke.report_channel import ReportChannel
 
 from ddpdoctor.smoke_training.local.rank_listener import RankListener
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor

@@ -85,7 +85,7 @@ def test_loading_that_makes_a_context_elsewhere(
     monkeypatch.setattr(checkpointing, "contexts", lambda torch: after)
     found = checkpointing.extra_contexts(one, before)
     assert [words.partition(",")[0] for words in found] == [f"loading made a context on GPU {gpu}" for gpu in more]
-    assert one.doctor.heard == [{"contexts": after}]
+    assert one.channel.heard == [{"contexts": after}]
 
 
 def test_two_faults_of_loading_are_two_sentences(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,4 +104,4 @@ def test_contexts_that_could_not_be_asked_are_no_good_contexts(
     monkeypatch.setattr(Worker, "on_gpu", True)
     monkeypatch.setattr(one, "collective", lambda words, op: None)
     assert checkpointing.checkpoint(one).endswith("; contexts could not be asked")
-    assert not one.doctor.told("contexts")
+    assert not one.channel.told("contexts")

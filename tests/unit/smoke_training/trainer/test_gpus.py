@@ -96,7 +96,7 @@ def test_ranks_of_one_host_may_each_see_their_own_gpus(
 
 def test_copies_between_devices(one: Worker) -> None:
     assert gpus.copies(one, [CPU, CPU, CPU]) == "6 copies of 4 MiB, 0 pairs can use P2P"
-    assert len(one.doctor.told("step")) == 6
+    assert len(one.channel.told("step")) == 6
 
 
 def test_copies_that_arrive_otherwise(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

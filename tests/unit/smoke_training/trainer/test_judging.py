@@ -35,11 +35,11 @@ def test_every_stage_runs_alone_in_one_process(one: Worker) -> None:
     for name, stage in STAGES.items():
         if name not in ("import", "device", "rendezvous", "process group", "shutdown"):
             run_stage(one, name, stage)
-            outcomes[name] = one.doctor.heard[-1]["state"]
+            outcomes[name] = one.channel.heard[-1]["state"]
     untested = {name for name, state in outcomes.items() if state == "not tested"}
     assert set(outcomes.values()) == {"passed", "not tested"}
     assert untested == {"sampler", "parameters", "sync_batchnorm", "model split", "p2p", "apex"}
-    assert all(message["words"] for message in one.doctor.heard if message.get("state") == "not tested")
+    assert all(message["words"] for message in one.channel.heard if message.get("state") == "not tested")
 
 
 def test_a_heartbeat_comes_before_each_collective(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,14 +47,14 @@ def test_a_heartbeat_comes_before_each_collective(one: Worker, monkeypatch: pyte
         real = getattr(torch.distributed, op)
 
         def checked(*arguments: Any, op: str = op, real: Any = real, **more: Any) -> Any:
-            assert one.doctor.heard[-1]["calls"].split()[0] == op
+            assert one.channel.heard[-1]["calls"].split()[0] == op
             return real(*arguments, **more)
 
         monkeypatch.setattr(torch.distributed, op, checked)
     for name in ("barrier", "all_reduce", "broadcast", "all_gather", "training", "one process", "amp", "checkpoint"):
         run_stage(one, name, STAGES[name])
-    assert "all_reduce float32[1048576]" in one.doctor.told("calls")
-    assert "DistributedDataParallel float64[676]" in one.doctor.told("calls")
+    assert "all_reduce float32[1048576]" in one.channel.told("calls")
+    assert "DistributedDataParallel float64[676]" in one.channel.told("calls")
 
 
 # --- who is to blame --------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_another_collective_is_really_called(op: str, tmp_path: Path) -> None:
         else:
             one.collective("words", op, torch.ones(2))
     assert called == [INSTEAD[op], op]
-    assert [calls.split()[0] for calls in one.doctor.told("calls")] == called
+    assert [calls.split()[0] for calls in one.channel.told("calls")] == called
 
 
 def test_another_shape_is_really_another_one(one: Worker, tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_another_shape_is_really_another_one(one: Worker, tmp_path: Path) -> Non
     sick.stage = "here"
     assert sick.collective("words", "all_reduce", torch.ones(2)).shape == (5,)
     assert sick.collective("words", "all_reduce", torch.ones(2)).shape == (2,)
-    assert sick.doctor.told("calls") == ["all_reduce float32[5]", "all_reduce float32[2]"]
+    assert sick.channel.told("calls") == ["all_reduce float32[5]", "all_reduce float32[2]"]
 
 
 @pytest.mark.parametrize("when", ["begin", "call"])

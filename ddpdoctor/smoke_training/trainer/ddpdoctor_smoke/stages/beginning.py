@@ -5,7 +5,7 @@ import os
 from datetime import timedelta
 
 from ddpdoctor_smoke.engine import FOR_RANKS, import_all
-from ddpdoctor_smoke.orders import TORCH_WAITS
+from ddpdoctor_smoke.orders import TORCH_EXTRA_SECONDS
 
 STORE = "store"
 """The file's name."""
@@ -63,8 +63,8 @@ def forked_after_cuda(torch):
 
 
 def limit(worker, seconds):
-    """What torch itself may wait: longer than the doctor, who waits for so long."""
-    return timedelta(seconds=seconds + TORCH_WAITS)
+    """The time that torch itself may wait: longer than ddpdoctor, which waits for so many seconds."""
+    return timedelta(seconds=seconds + TORCH_EXTRA_SECONDS)
 
 
 def rendezvous(worker):

@@ -1,4 +1,4 @@
-"""The line to the doctor: one message a packet, and all that this process prints."""
+"""Reports to ddpdoctor: one message a packet, and all that this process prints."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 import ctypes
@@ -12,17 +12,17 @@ import threading
 import time
 from contextlib import suppress
 
-MOST = 3500
+MAX_MESSAGE_BYTES = 3500
 """Bytes of a message."""
 
-KEEPER_SECONDS = 2.0
-"""So long has the keeper, once the doctor is gone, to see what this process holds, and to end it."""
+REAPER_SECONDS = 2.0
+"""For the reaper, once ddpdoctor is gone, to see what this process holds, and to end it."""
 
 PR_SET_PDEATHSIG = 1
 
 
 class ReportChannel:
-    """One process's two connections to the doctor: for messages, and for what it prints.
+    """One process's two connections to ddpdoctor: for messages, and for what it prints.
 
     who: "engine", "server" (of which the ranks are forked), or the rank. A message is a JSON object; its "at" is
     time.monotonic(), the same for all processes of a host, and never set back.
@@ -37,20 +37,20 @@ class ReportChannel:
         self.channel = channel
 
     def say(self, **message):
-        """Sends one message, cut to what a packet holds."""
+        """Send one message, cut to what a packet holds."""
         for name, value in message.items():
-            if isinstance(value, str) and len(value) > MOST // 3:
-                message[name] = value[: MOST // 3]
+            if isinstance(value, str) and len(value) > MAX_MESSAGE_BYTES // 3:
+                message[name] = value[: MAX_MESSAGE_BYTES // 3]
         with self.lock:
             message["at"] = time.monotonic()
             packet = json.dumps(message).encode("ascii")
             try:
-                self.messages.send(packet[: MOST * 12])
+                self.messages.send(packet[: MAX_MESSAGE_BYTES * 12])
             except OSError:
                 end_unwatched()
 
     def take_output(self):
-        """From now on all that this process prints goes to the doctor, who knows whose it is, also what C++ prints."""
+        """Send all that this process prints from now on to ddpdoctor, which knows whose it is, also what C++ prints."""
         output = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         output.connect("\0" + self.channel + "-output")
         output.sendall(json.dumps({"who": self.who, "pid": os.getpid()}).encode("ascii") + b"\n")
@@ -60,12 +60,12 @@ class ReportChannel:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
         output.close()
-        # A crash, or the doctor's question where we are, is answered by every thread's stack, whatever holds the GIL.
+        # A crash, or ddpdoctor's question where this process is, is answered by every thread's stack, whatever holds the GIL.
         faulthandler.enable(2)
         faulthandler.register(signal.SIGUSR1, 2, all_threads=True, chain=False)
 
-    def end_with_the_doctor(self):
-        """From now on this process ends when nobody listens any more. It has a thread for that."""
+    def end_when_unwatched(self):
+        """End this process as soon as nothing listens any more. It has a thread for that."""
         threading.Thread(target=self._wait_for_its_end, daemon=True).start()
 
     def _wait_for_its_end(self):
@@ -76,32 +76,36 @@ class ReportChannel:
 
 
 def end_unwatched():
-    """Nobody listens any more, and nobody is to go on without being watched."""
-    time.sleep(KEEPER_SECONDS)
+    """End this process, since nothing listens any more: no rank goes on unwatched."""
+    time.sleep(REAPER_SECONDS)
     os._exit(1)
 
 
-def tell_of_children(doctor):
-    """From now on the doctor hears how each child of this process ends, as soon as it is taken away. The engine would tell
+def report_children(channel):
+    """Report from now on how each child of this process ends, as soon as it is waited for. The engine would tell
     of the first one that failed, and only when it has ended all the others."""
     usual = os.waitpid
 
     def waitpid(pid, options):
         found, status = usual(pid, options)
         if found:
-            doctor.say(ended=found, status=-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+            channel.say(ended=found, status=-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
         return found, status
 
     def forget():
         os.waitpid = usual
-        doctor.messages.close()
+        channel.messages.close()
 
     os.waitpid = waitpid
     os.register_at_fork(after_in_child=forget)
 
 
 def die_with_the_parent(parent=None):
-    """Whoever kills the parent, even by SIGKILL, ends this process. parent: its pid, where this process was just forked."""
+    """Let the kernel end this process with its parent, even if that gets SIGKILL.
+
+    Args:
+        parent: its pid, where this process was just forked.
+    """
     parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
