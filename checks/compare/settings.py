@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from statistics import median
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import clip_middle, listed, plural
@@ -246,6 +245,9 @@ def _by_one_clock(nodes: Sequence[Node]) -> list[Node]:
 def _who_agrees(nodes: Sequence[Node]) -> str:
     """The clocks of the nodes, those together of which each is within CLOCK_WARN_SECONDS of the next: "ahead of node 0 by 0.0 s: n1
     and n2; by 40.1 s: n3"."""
+    # Here and not above: it brings fractions and decimals along, and `check` meets no fleet.
+    from statistics import median
+
     groups: list[list[Node]] = []
     for node in sorted(nodes, key=lambda node: node.clock_offset):
         if groups and node.clock_offset - groups[-1][-1].clock_offset <= CLOCK_WARN_SECONDS:

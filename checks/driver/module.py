@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import distribution_of, install_package, is_debian
@@ -30,7 +30,7 @@ from ddpdoctor.knowledge.nvidia import (
 )
 from ddpdoctor.knowledge.privileges import by_root
 
-SECURE_BOOT = re.compile(r"Loading of .*module.* is rejected|Lockdown: .*module")
+SECURE_BOOT = compile_lazily(r"Loading of .*module.* is rejected|Lockdown: .*module")
 
 
 def _judged_here(pci: Pci, machine: Machine, container: Container) -> tuple[PciDevice, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from signal import Signals
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import human, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import runtime_of
@@ -133,7 +134,7 @@ def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Find
 
 
 DAY_SECONDS = 24 * 3600.0
-_KILLED = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+) \(([^)]{0,64})\)")
+_KILLED = compile_lazily(r"[Oo]ut of memory: Kill(?:ed)? process (\d+) \(([^)]{0,64})\)")
 TRAINING = r"(?:\S*python|pt_|torchrun|ray::|deepspeed|accelerate|srun|slurmstepd)"
 """How the names of processes begin that train, or start those that do."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from signal import Signals
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import LONGEST_QUOTE, clip, ranks_named, signal_name
 from ddpdoctor.engine.registry import Catalogue, LogTraits, check, requires
 from ddpdoctor.facts.log import Log, LogFrame, LoggedException, LogLine, SignMatch
@@ -46,7 +46,7 @@ STARTS_ITSELF: Final = (
 )
 GUARD: Final = ("if __name__ == '__main__':", "    main()")
 WITHOUT_GUARD: Final = f"starts processes without the guard {GUARD[0].rstrip(':')}"
-_SOURCE: Final = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)$')
+_SOURCE: Final = compile_lazily(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)$')
 
 
 @check("user-code-error", severity=FAIL, stands_for=(LogTopic.MISTAKE,))

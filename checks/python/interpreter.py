@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import clip_middle, listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.registry import check, requires
@@ -180,7 +180,7 @@ def user_site_shadows(target_python: TargetPython, packages: Packages) -> Iterat
     )
 
 
-_FIT_TOGETHER = re.compile(
+_FIT_TOGETHER = compile_lazily(
     r"torch|torchvision|torchaudio|triton|nvidia-.+-cu\d+|apex|deepspeed|flash-attn|transformer-engine|xformers"
 )
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import Unknown, known
 from ddpdoctor.engine.registry import check, leave_untested, requires
@@ -32,12 +33,12 @@ from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.wheels import index_options, numbers, older, same_version
 
-OF_CUDA = re.compile(
+OF_CUDA = compile_lazily(
     r"lib(cublas|cublasLt|cudart|cufft|cufile|cupti|curand|cusolver|cusparse|cusparseLt|nvJitLink|nvrtc)\.so"
 )
 
 
-OF_ITS_SYMBOLS = re.compile(r"_*(nvJitLink|nvrtc|cublas|cuda|cufft|cufile|cupti|curand|cusolver|cusparse)")
+OF_ITS_SYMBOLS = compile_lazily(r"_*(nvJitLink|nvrtc|cublas|cuda|cufft|cufile|cupti|curand|cusolver|cusparse)")
 """What their symbols begin with."""
 
 

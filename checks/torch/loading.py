@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import distribution_of, install_package, is_debian, runtime_of
@@ -24,7 +25,7 @@ from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.python_commands import pip_install
 from ddpdoctor.knowledge.wheels import index_options, numbers
 
-FROM_PIP = re.compile(
+FROM_PIP = compile_lazily(
     r"lib(c10|caffe2|torch|shm\b|gomp-|cu[a-z]|nccl|nv[A-Za-z]|magma|roc|rccl|MIOpen|hip|amdhip|aotriton|triton|kineto)"
 )
 """Libraries of torch's own wheels and of the packages that these require; others are the system's or conda's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -134,23 +133,16 @@ def _look_at_everything(context: Context, limit: TimeLimit) -> Snapshot:
     from ddpdoctor.facts.snapshot import GROUPS
     from ddpdoctor.probes.session import collect_facts
 
-    # Modules leave nothing to be collected, and looking for it again and again while they load takes a twentieth of the time.
-    collected = gc.isenabled()
-    gc.disable()
-    threading.Thread(target=_load_checks, args=(collected,), daemon=True).start()
+    threading.Thread(target=_load_checks, daemon=True).start()
     return collect_facts(context, GROUPS, limit=limit)
 
 
-def _load_checks(collected: bool) -> None:
-    try:
-        from ddpdoctor.checks.catalogue import all_checks
+def _load_checks() -> None:
+    from ddpdoctor.checks.catalogue import all_checks
 
-        all_checks()
-        import ddpdoctor.report.examined_hosts
-        import ddpdoctor.report.terminal  # noqa: F401
-    finally:
-        if collected:
-            gc.enable()
+    all_checks()
+    import ddpdoctor.report.examined_hosts
+    import ddpdoctor.report.terminal  # noqa: F401
 
 
 def _selected(chosen: Sequence[str], ignored: Sequence[str]) -> tuple[Check, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -87,6 +86,9 @@ def _made(place: str, needs: Needs) -> str:
         raise OSError(needs.max_path_length[1])
     if foothold := foothold_on(place):
         raise OSError(foothold.words)
+    # Here and not above: it brings random numbers along, and not every command makes a folder.
+    import tempfile
+
     folder = tempfile.mkdtemp(prefix=needs.prefix, dir=place)
     if not needs.room_bytes:
         return folder

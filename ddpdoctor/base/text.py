@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final, TextIO
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
+
 UNSEEN: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ue000-\uf8ff\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd"
@@ -19,8 +21,8 @@ alone, and bytes that are no text."""
 LONGEST_QUOTE: Final = 160
 """Characters of a line that is quoted."""
 
-_ANY: Final = re.compile(f"[{UNSEEN}]")
-_NEITHER_OURS: Final = re.compile(
+_ANY: Final = compile_lazily(f"[{UNSEEN}]")
+_NEITHER_OURS: Final = compile_lazily(
     rf"(?!\r|\x1b\[[0-9;?]*[A-Za-z]|\x1b\]8;[^\x00-\x1f\x7f-\x9f]*\x1b\\|(?<=\S)\x1b\\)[{UNSEEN}]"
 )
 """All of them but for what our own reports are made of: colours, the cursor's moves, and links with their end."""
@@ -80,7 +82,7 @@ def guard(stream: TextIO) -> None:
     write = stream.write
 
     def guarded(text: str) -> int:
-        write(text if text.isprintable() else _NEITHER_OURS.sub(_named, text))
+        write(text if text.replace("\n", "").isprintable() else _NEITHER_OURS.sub(_named, text))
         return len(text)
 
     stream.write = guarded  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.environment import Setting
 
 REDACTED = "[redacted]"
@@ -22,7 +23,7 @@ MAX_REMEMBERED_LENGTH = 300
 T = TypeVar("T")
 
 # Names, after "apiKey" has become "api_key" and all is lower case with "_" between the words.
-_TELLING = re.compile(
+_TELLING = compile_lazily(
     r"secret|passw|passphrase|passcode|credential|bearer|cookie|signature|authori[sz]ation|connection_?str"
     r"|(?:api|access|private|account|encryption|signing|ssh|service)_?key"
     r"|(?:^|_)(?:pass|pwd|pw|pat|sig|sas|dsn|jwt|otp|auth)\d*$"
@@ -31,7 +32,7 @@ _TELLING = re.compile(
     r"|(?:^|_)key(?:_?(?:\d+|id|data|pem|b64|base64))?$"
     r"|token\d*$|(?:^|_)tokens?(?:_|$)"
 )
-_HARMLESS = re.compile(
+_HARMLESS = compile_lazily(
     r"^(?:old)?pwd$|^nccl_"
     r"|(?:^|_)(?:forward|backward|first|second|single|one|two|full|low|high|all)_pass$"
     # What a tokenizer and a language model count and mark.
@@ -42,18 +43,20 @@ _HARMLESS = re.compile(
 )
 
 # A name and what sets it apart from its value: `name=`, `name: `, `"name": `. Not preceded by a part of a name.
-_ASSIGNMENT = re.compile(r"(?<![\w.-])([\w.-]+)(['\"]?)\]?[ \t]*[=:][ \t]*")
-_OPTION = re.compile(r"(?<![\w.-])(--?[\w.-]+)[ \t]+(?!--)")
+_ASSIGNMENT = compile_lazily(r"(?<![\w.-])([\w.-]+)(['\"]?)\]?[ \t]*[=:][ \t]*")
+_OPTION = compile_lazily(r"(?<![\w.-])(--?[\w.-]+)[ \t]+(?!--)")
 # `aws configure set aws_secret_access_key ...`: no sign between them, so both must look the part.
-_BARE = re.compile(r"(?<![\w.-])(\w{3,64})[ \t]+(?=[\w/+=.-]{0,64}\d)([\w/+=.-]{16,})")
+_BARE = compile_lazily(r"(?<![\w.-])(\w{3,64})[ \t]+(?=[\w/+=.-]{0,64}\d)([\w/+=.-]{16,})")
 # A word as a shell reads it: quoted and bare pieces without blanks between them.
-_WORD = re.compile(r"""(?:"(?:[^"\\]|\\.)*(?:"|\Z|\\\Z)|'[^']*(?:'|\Z)|\\.|\\\Z|[^\s'"\\])+""", re.DOTALL)
-_JSON_VALUE = re.compile(r"""(?:"(?:[^"\\]|\\.)*(?:"|\Z|\\\Z)|'(?:[^'\\]|\\.)*(?:'|\Z|\\\Z)|[^\s,}\]]+)""", re.DOTALL)
-_SWITCH = re.compile(r"""(?i)["']?(?:yes|no|true|false)["']?[,;)}\]]*""")
-_SCHEME = re.compile(r"(?i)(?:bearer|basic|token|digest)[ \t]+")
-_LINE = re.compile(r"[^\n]*")
+_WORD = compile_lazily(r"""(?:"(?:[^"\\]|\\.)*(?:"|\Z|\\\Z)|'[^']*(?:'|\Z)|\\.|\\\Z|[^\s'"\\])+""", re.DOTALL)
+_JSON_VALUE = compile_lazily(
+    r"""(?:"(?:[^"\\]|\\.)*(?:"|\Z|\\\Z)|'(?:[^'\\]|\\.)*(?:'|\Z|\\\Z)|[^\s,}\]]+)""", re.DOTALL
+)
+_SWITCH = compile_lazily(r"""(?i)["']?(?:yes|no|true|false)["']?[,;)}\]]*""")
+_SCHEME = compile_lazily(r"(?i)(?:bearer|basic|token|digest)[ \t]+")
+_LINE = compile_lazily(r"[^\n]*")
 
-_SHAPE = re.compile(
+_SHAPE = compile_lazily(
     r"""(?x)
       \b(?:hf|npm)_[A-Za-z0-9]{20,}                             # Hugging Face, npm
     | \bgh[opsur]_[A-Za-z0-9]{20,} | \bgithub_pat_\w{20,}
@@ -68,16 +71,18 @@ _SHAPE = re.compile(
     | -----BEGIN[^-]*PRIVATE\ KEY[^-]*-----[\s\S]*?(?:-----END[^-]*-----|\Z)
     """
 )
-_USER_INFO = re.compile(r"(://)(?:[^\s/?#]*|[^\s/@:]{0,64}:(?!\d{1,5}(?:/|\s))\S{0,128})@")
-_PROXY_WITHOUT_SCHEME = re.compile(r"(?<![\w./@:%+-])[\w.%+-]+:[^\s@/'\":=]+@(?!sha256:)(?=[\w.-]+)")
-_BEARER = re.compile(r"(?i)\b(bearer[ \t]+)[\w+/=.~-]{8,}")
-_BASIC = re.compile(r"(?i)\b(basic[ \t]+)(?-i:(?=[a-z+/=]*[A-Z0-9]))[\w+/=]{8,}")
+_USER_INFO = compile_lazily(r"(://)(?:[^\s/?#]*|[^\s/@:]{0,64}:(?!\d{1,5}(?:/|\s))\S{0,128})@")
+_PROXY_WITHOUT_SCHEME = compile_lazily(r"(?<![\w./@:%+-])[\w.%+-]+:[^\s@/'\":=]+@(?!sha256:)(?=[\w.-]+)")
+_BEARER = compile_lazily(r"(?i)\b(bearer[ \t]+)[\w+/=.~-]{8,}")
+_BASIC = compile_lazily(r"(?i)\b(basic[ \t]+)(?-i:(?=[a-z+/=]*[A-Z0-9]))[\w+/=]{8,}")
 
 # Commands whose one-letter option is a password.
-_CLIENT = re.compile(r"(?<![\w.-])(?:mysql\w*|mariadb[\w-]*|sshpass|redis-cli|mongosh?|curl|(?:docker|podman) login)\s")
-_SHORT_OPTION = re.compile(r"(?<=\s)(?:-[pau][ \t]*|--user[ \t=]+)(?!-)")
+_CLIENT = compile_lazily(
+    r"(?<![\w.-])(?:mysql\w*|mariadb[\w-]*|sshpass|redis-cli|mongosh?|curl|(?:docker|podman) login)\s"
+)
+_SHORT_OPTION = compile_lazily(r"(?<=\s)(?:-[pau][ \t]*|--user[ \t=]+)(?!-)")
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_SURROGATE = compile_lazily("[\ud800-\udfff]")
 
 Span = tuple[int, int]
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.accelerate import ConfigEntry, ConfigFile, Value
 
 MAX_ENTRIES: Final = 200
@@ -67,7 +68,7 @@ def _read_json(path: str, text: str) -> ConfigFile:
     return ConfigFile(path=path, entries=tuple(entries), nested=tuple(nested))
 
 
-_KEY: Final = re.compile(rf"([A-Za-z_]\w{{0,{MAX_KEY_LENGTH - 1}}})[ ]*:(?:[ ]+(.*))?", re.ASCII)
+_KEY: Final = compile_lazily(rf"([A-Za-z_]\w{{0,{MAX_KEY_LENGTH - 1}}})[ ]*:(?:[ ]+(.*))?", re.ASCII)
 
 
 def _read_yaml(path: str, text: str) -> ConfigFile:
@@ -96,7 +97,7 @@ def _read_yaml(path: str, text: str) -> ConfigFile:
     return ConfigFile(path=path, entries=tuple(entries), nested=tuple(dict.fromkeys(nested)))
 
 
-_QUOTED: Final = re.compile(r"'(?:[^']|'')*'" r'|"(?:[^"\\]|\\.)*"')
+_QUOTED: Final = compile_lazily(r"'(?:[^']|'')*'" r'|"(?:[^"\\]|\\.)*"')
 
 
 def _may_go_on(value: str) -> bool:
@@ -108,9 +109,9 @@ def _may_go_on(value: str) -> bool:
 _TRUE: Final = ("yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON")
 _FALSE: Final = ("no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF")
 _NOTHING: Final = ("", "~", "null", "Null", "NULL")
-_PLAIN: Final = re.compile(r"[A-Za-z_/.0-9](?:[^\x00-\x1f:#]|:(?=[^ ])|(?<! )#)*")
-_NUMBER_OF_SOME_KIND: Final = re.compile(r"[-+.0-9][0-9_:xXa-fA-F.eE+-]*|[-+]?\.(?:inf|Inf|INF|nan|NaN|NAN)")
-_NO_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+){2,}|[0-9]+(?:,[0-9]*)+")
+_PLAIN: Final = compile_lazily(r"[A-Za-z_/.0-9](?:[^\x00-\x1f:#]|:(?=[^ ])|(?<! )#)*")
+_NUMBER_OF_SOME_KIND: Final = compile_lazily(r"[-+.0-9][0-9_:xXa-fA-F.eE+-]*|[-+]?\.(?:inf|Inf|INF|nan|NaN|NAN)")
+_NO_NUMBER: Final = compile_lazily(r"[0-9]+(?:\.[0-9]+){2,}|[0-9]+(?:,[0-9]*)+")
 """Addresses and lists of GPUs."""
 
 

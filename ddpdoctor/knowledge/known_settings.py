@@ -165,6 +165,9 @@ def in_a_known_family(name: str) -> bool:
 SHORTEST_COMPARED = 8
 """Characters of a name that others' names are compared with: a slip makes another word of a shorter one (RANK, BANK)."""
 
+UNTOUCHED = 3
+"""Characters at an end that one slip leaves alone, unless it leaves alone as many at the other end."""
+
 OTHERS_PREFIXES = (
     "HCCL_", "MCCL_", "RCCL_", "XCCL_", "UCCL_", "ACCL_", "TCCL_", "PCCL_", "BCCL_", "MSCCL_",
     "KMP_", "GOMP_", "OMPI_", "PMI_", "PMIX_", "MPI_", "I_MPI_", "MV2_", "SLURM_", "OLD_", "SAVED_",
@@ -187,7 +190,15 @@ def one_slip_from(name: str) -> str:
     # An underscore or a number at an end is put there on purpose: what was set before, or that of another job.
     if name.strip("_0123456789") in known_settings():
         return ""
-    return next((right for right in _compared(len(name)) if _is_one_slip(name, right)), "")
+    first, last = name[:UNTOUCHED], name[-UNTOUCHED:]
+    return next(
+        (
+            right
+            for right in _compared(len(name))
+            if (right.startswith(first) or right.endswith(last)) and _is_one_slip(name, right)
+        ),
+        "",
+    )
 
 
 @cache

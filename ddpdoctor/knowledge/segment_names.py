@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 from typing import Final
+
+from ddpdoctor.base.lazy_patterns import compile_lazily
 
 
 class Maker(str, Enum):
@@ -20,18 +21,18 @@ MODE: Final = 0o600
 """All of them let only the owner read and write theirs: mkstemp, and the modes that they hand shm_open and sem_open."""
 
 _NAMES: Final = (
-    (Maker.NCCL, re.compile(r"nccl-[A-Za-z0-9]{6}")),
-    (Maker.NCCL, re.compile(r"nccl-shm-(?:send|recv)-[0-9a-f]+(?:-\d+){2,3}")),
-    (Maker.TORCH, re.compile(r"torch_(?P<pid>[1-9]\d*)_\d{5,10}_\d+")),
-    (Maker.MEMORY, re.compile(r"psm_[0-9a-f]{8}")),
-    (Maker.SEMAPHORE, re.compile(r"sem\.mp-[a-z0-9_]{8}")),
+    (Maker.NCCL, compile_lazily(r"nccl-[A-Za-z0-9]{6}")),
+    (Maker.NCCL, compile_lazily(r"nccl-shm-(?:send|recv)-[0-9a-f]+(?:-\d+){2,3}")),
+    (Maker.TORCH, compile_lazily(r"torch_(?P<pid>[1-9]\d*)_\d{5,10}_\d+")),
+    (Maker.MEMORY, compile_lazily(r"psm_[0-9a-f]{8}")),
+    (Maker.SEMAPHORE, compile_lazily(r"sem\.mp-[a-z0-9_]{8}")),
 )
 """NCCL 2.8 and later: mkstemp of "/dev/shm/nccl-XXXXXX" (shmutils.cc); before, "nccl-shm-send-<hash of the pid>-<channel>-<ranks>"
 (transport/shm.cc). torch: "/torch_<pid>_<random>_<counter>" (NewProcessWideShmHandle in ATen/MapAllocator.cpp), the second of 32 bits: hardly
 ever below 10000, as in the date of "torch_2024_11_22". CPython: "psm_" and four random bytes in hex (multiprocessing/shared_memory.py), "/mp-" and a name of tempfile's, which
 sem_open keeps as "sem.mp-..." (multiprocessing/synchronize.py)."""
 
-_LIKE_A_WORD: Final = re.compile(r"nccl-(?:[A-Za-z]?[a-z]*|[A-Z]+)\d*")
+_LIKE_A_WORD: Final = compile_lazily(r"nccl-(?:[A-Za-z]?[a-z]*|[A-Z]+)\d*")
 
 
 def maker_of(name: str) -> Maker | None:

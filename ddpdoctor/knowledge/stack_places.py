@@ -6,7 +6,6 @@ Names of functions and files are those of torch 2.0 to 2.13. py-spy leaves out w
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from enum import Enum
 from functools import cache
@@ -15,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.hang import Frame, RankLook
 from ddpdoctor.knowledge.frameworks import phase_of
 
@@ -69,10 +69,10 @@ class StackPlace(msgspec.Struct, frozen=True):
         return self.where is other.where and self.what == other.what and self.path == other.path
 
 
-PYTHONS_OWN: Final = re.compile(
+PYTHONS_OWN: Final = compile_lazily(
     r"^<(?!stdin>|string>|ipython-input)|(?:^|/)lib(?:64)?/python\d[\d.]*t?/(?!site-packages/|dist-packages/)"
 )
-TORCHS: Final = re.compile(r"(?:^|/)torch/(?:_|\w+\.py$|\w+/)")
+TORCHS: Final = compile_lazily(r"(?:^|/)torch/(?:_|\w+\.py$|\w+/)")
 WITHOUT_FOLDER: Final = frozenset({
     "threading.py", "queue.py", "selectors.py", "subprocess.py", "socket.py", "ssl.py", "contextlib.py", "bdb.py", "cmd.py", "pdb.py",
     "code.py", "socketserver.py", "runpy.py",

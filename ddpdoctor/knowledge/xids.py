@@ -7,11 +7,12 @@ import re
 import msgspec
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.kernel_log import KernelLog
 from ddpdoctor.knowledge.privileges import NEEDS_ROOT
 
-XID_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+)")
-SXID_LINE = re.compile(r"SXid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+), Fatal")
+XID_LINE = compile_lazily(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+)")
+SXID_LINE = compile_lazily(r"SXid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+), Fatal")
 
 RESTART = "start the job again"
 DEBUG = "run the job again with CUDA_LAUNCH_BLOCKING=1 (or under compute-sanitizer) to find the kernel that does it"

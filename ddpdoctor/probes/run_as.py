@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -41,6 +43,8 @@ _FOLDERS: Final = re.compile("[:;]")
 _PRELOADED: Final = re.compile(r"[:\s]")
 
 
+JUDGED_SECONDS: Final = 0.25
+"""As long at most holds what was found out of who may write where the settings lead."""
 INQUIRY_MARK: Final = {"DDPDOCTOR_INQUIRY": "1"}
 """In the settings of all that ddpdoctor starts on its own account, and so of what that starts: none of it is part of a job, though
 a launcher's settings are inherited."""
@@ -203,6 +207,13 @@ def environ_for(identity: RunAsUser | None, environ: Mapping[str, str]) -> dict[
     """The settings that are handed to what runs as that user: unchanged for who we are, unless we are root."""
     if not is_wary():
         return dict(environ)
+    # A dozen programs are started at once, with the same settings.
+    return dict(_environ_at(identity, tuple(environ.items()), int(time.monotonic() / JUDGED_SECONDS)))
+
+
+@lru_cache(maxsize=4)
+def _environ_at(identity: RunAsUser | None, settings: tuple[tuple[str, str], ...], _moment: int) -> dict[str, str]:
+    environ = dict(settings)
     if identity is None:
         return clean_environ(environ)[0]
     theirs = {"HOME": identity.home, "USER": identity.name, "LOGNAME": identity.name}

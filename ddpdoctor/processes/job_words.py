@@ -9,6 +9,7 @@ from enum import Enum
 import msgspec
 
 from ddpdoctor.base.findings import Severity
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.facts.processes import Process
 
@@ -86,7 +87,7 @@ def of_pid(remarks: Collection[Remark], pid: int) -> list[Remark]:
     return [remark for remark in remarks if pid in remark.pids]
 
 
-_PIDS = re.compile(r"\b(?:pids?|jobs?) ((?:\d+(?:, | and )?)+)(?!\d| more)", re.IGNORECASE)
+_PIDS = compile_lazily(r"\b(?:pids?|jobs?) ((?:\d+(?:, | and )?)+)(?!\d| more)", re.IGNORECASE)
 
 
 def pids_in(text: str) -> set[int]:

@@ -74,10 +74,10 @@ def modules() -> tuple[tuple[ModuleType, ast.Module, str], ...]:
         file = path.relative_to(ROOT)
         if file.name == "__main__.py" or file.parts[:2] == ("ddpdoctor", "checks"):
             continue
-        source = path.read_text()
+        source = path.read_text().replace(" compile_lazily(", " re.compile(")
         name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
         name = f"ddpdoctor.{name}" if name.startswith("checks") else name
-        if re.search(r"^import re$", source, re.MULTILINE):
+        if re.search(r"^import re$|import compile_lazily$", source, re.MULTILINE):
             module = ModuleType(name) if str(file) in PROGRAMMES else importlib.import_module(name)
             vars(module).setdefault("re", re)
             found.append((module, ast.parse(source), str(file)))

@@ -12,7 +12,6 @@ Followed to its end, that leads to ranks that are waited for and wait for nobody
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
@@ -20,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective
 from ddpdoctor.hang.flight_recorder.group_members import (
     DEFAULT_GROUP,
@@ -36,7 +36,7 @@ from ddpdoctor.hang.flight_recorder.group_members import (
 
 ROOTED_COLLECTIVES: Final = ("broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "scatter", "coalesced")
 """Collectives that may be done on some ranks before all have begun."""
-PAIR_NAME: Final = re.compile(r"\w+:(?P<verb>send|recv) \d+(?:->|<-)(?P<peer>\d{1,9})")
+PAIR_NAME: Final = compile_lazily(r"\w+:(?P<verb>send|recv) \d+(?:->|<-)(?P<peer>\d{1,9})")
 """A point-to-point call by its name, with ranks of the group, the caller's first: "nccl:send 0->3", "nccl:recv 0<-3"."""
 ANSWERS: Final = {"send": "recv", "recv": "send"}
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.facts.log import LastWords, Log, LoggedException, LoggedStack, LogLine, ProcessExit, SignMatch
 from ddpdoctor.logs.analyze.exceptions import is_cut, is_of_launcher, is_of_peers, is_within_launcher, short_name
@@ -21,11 +21,11 @@ FAILURES_OF_SEVERAL_ATTEMPTS: Final = 2
 """Failures that one launcher tells of: it has started the ranks again."""
 MAX_LINES_OF_SLURM: Final = 20
 """Lines between what Slurm says of one job's end."""
-_REQUEUED: Final = re.compile(r"DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION)")
+_REQUEUED: Final = compile_lazily(r"DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION)")
 """Slurm's reasons for which it may start a job again, whose output goes to the same file with --open-mode=append."""
-_FIGURES: Final = re.compile(r"\d+")
-_OF_A_FILE: Final = re.compile(r"(?:^|[/_-])attempt_(\d+)(?:/|$)")
-_LAUNCHER: Final = re.compile(r"\b(\d+) \S*torch/distributed/|torch\.distributed\.elastic")
+_FIGURES: Final = compile_lazily(r"\d+")
+_OF_A_FILE: Final = compile_lazily(r"(?:^|[/_-])attempt_(\d+)(?:/|$)")
+_LAUNCHER: Final = compile_lazily(r"\b(\d+) \S*torch/distributed/|torch\.distributed\.elastic")
 
 
 def attempt_of_file(name: str) -> int | None:

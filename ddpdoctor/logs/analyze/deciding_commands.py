@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed
 from ddpdoctor.engine.registry import Check
 from ddpdoctor.facts.log import Log, SignMatch
@@ -18,15 +18,15 @@ from ddpdoctor.logs.analyze.failures import MAX_LINES_OF_MESSAGE
 from ddpdoctor.logs.analyze.illness_traits import by_log_alone
 from ddpdoctor.logs.analyze.settings import settings_said
 
-_ENDPOINT: Final = re.compile(
+_ENDPOINT: Final = compile_lazily(
     r"(?:\[(?P<bracketed>[A-Za-z0-9_:][\w.:%-]*)\]:|\(\[?(?P<tuple>[\w.:%-]+)\]?, "
     r"|(?<![\w:%-])(?<![\w-]\.)(?P<plain>[A-Za-z][\w-]*(?:\.[\w-]+)*|\d+(?:\.\d+){3}):)"
     r"(?P<port>\d{2,5})\b(?!\.\d|:)"
 )
 """Of IPv6 it is known only in brackets or in a pair where the address ends."""
-_OF_A_STORE: Final = re.compile(r"client socket|server socket|TCPStore|[Rr]endezvous|rdzv|c10d|MASTER_ADDR|master")
-_SOURCE: Final = re.compile(r"\.(?:cc?|cpp|cuh?|h(?:pp)?|py|so)$")
-_LOADS: Final = re.compile(r"""\bload\w*\([rb]?(?P<quote>["'])(?P<file>[^"'{}]+)(?P=quote)""")
+_OF_A_STORE: Final = compile_lazily(r"client socket|server socket|TCPStore|[Rr]endezvous|rdzv|c10d|MASTER_ADDR|master")
+_SOURCE: Final = compile_lazily(r"\.(?:cc?|cpp|cuh?|h(?:pp)?|py|so)$")
+_LOADS: Final = compile_lazily(r"""\bload\w*\([rb]?(?P<quote>["'])(?P<file>[^"'{}]+)(?P=quote)""")
 _MAPPED: Final = "::ffff:"
 """Before an IPv4 address, where a socket of IPv6 dials it."""
 NOWHERE: Final = ("localhost", "localhost.localdomain", "0.0.0.0", "127.0.0.1", "::1", "::")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from sys import stdlib_module_names
 from typing import Final
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import LogFrame, LoggedException
 from ddpdoctor.knowledge.stack_places import PYTHONS_FOLDERS, WITHOUT_FOLDER
 
@@ -17,7 +18,7 @@ OF_LAUNCHERS: Final = {
 }  # fmt: skip
 """Raised in the launcher, or around a whole script, for what happened elsewhere."""
 
-_LAUNCHES: Final = re.compile(
+_LAUNCHES: Final = compile_lazily(
     r"/(?:bin|Scripts)/(?:torchrun|accelerate|accelerate-launch|deepspeed)(?:\.exe(?:/__main__\.py)?|-script\.py)?$"
     r"|torch/distributed/(?:run|launch)\.py$"
     r"|torch/distributed/launcher/|accelerate/commands/|deepspeed/launcher/"
@@ -34,7 +35,7 @@ _OF_A_LOOK: Final = r"ssh .{1,300} hostname\b"
 """By which DeepSpeed's launcher looks whether it can log in to a host."""
 OF_A_TOOL: Final = rf"{_FAILED}(?:(?:{_TOOLS})(?![\w.+-])|{_OF_A_LOOK})"
 """The start of what CalledProcessError says of a program that is no rank: its failure is its caller's own."""
-_OF_THE_MACHINE: Final = re.compile(rf"{_FAILED}(?:(?:{_BUILDERS}|{_SURVEYORS})(?![\w.+-])|{_OF_A_LOOK})")
+_OF_THE_MACHINE: Final = compile_lazily(rf"{_FAILED}(?:(?:{_BUILDERS}|{_SURVEYORS})(?![\w.+-])|{_OF_A_LOOK})")
 """Of those, the ones whose failure no line of the script explains."""
 
 OF_A_CHILD: Final = (
@@ -55,16 +56,16 @@ _BARE: Final = {"Empty", "Full", "StopIteration", "TimeoutError", "CancelledErro
 FROM_OUTSIDE: Final = {"KeyboardInterrupt", "SignalException", "SIGTERMException"}
 """Somebody pressed Ctrl-C, or the launcher was told to end; Lightning raises the last where a rank gets SIGTERM."""
 
-_OF_PEERS: Final = re.compile(
+_OF_PEERS: Final = compile_lazily(
     r"Connection (?:was )?(?:closed|reset) by (?:remote )?peer|Broken pipe|ncclRemoteError|remote process exit"
     r"|got 0 bytes|Watchdog caught|[Tt]imed out waiting|Socket Timeout|was aborted|NCCL communicator was aborted"
 )
 """How a rank says that another one went away, or never came."""
 
-_OF_DISTRIBUTED: Final = re.compile(
+_OF_DISTRIBUTED: Final = compile_lazily(
     r"^torch\.distributed\.|^(?:torch\.)?(?:Dist\w+Error|Rendezvous\w+Error)$|^torch\.AcceleratorError$|^c10"
 )
-_OF_LIBRARIES: Final = re.compile(
+_OF_LIBRARIES: Final = compile_lazily(
     r"^(?:CUDA |cuda runtime error \(|NCCL [eE]rror|cuDNN error|CUBLAS_|nccl[A-Z]\w+:|\[enforce fail|\[\S*gloo/|.*INTERNAL ASSERT FAILED"
     r"|.*/(?:site|dist)-packages/\S{0,300}\.so[\w.]{0,60}: undefined symbol: |.*version [`'][^']+' not found \(required by "
     r"|Failed to find C compiler|.*No working C\+\+ compiler found|numpy\.dtype size changed|numpy\.core\.multiarray failed"
@@ -74,18 +75,18 @@ _OF_LIBRARIES: Final = re.compile(
 """Words of a library about itself and the machine: no mistake that a script's line shows."""
 
 
-_REINSTALL: Final = re.compile(r"\b[Rr]e-?install(?:ing)?\b")
-_IN_A_PACKAGE: Final = re.compile(r"/(?:site|dist)-packages/")
+_REINSTALL: Final = compile_lazily(r"\b[Rr]e-?install(?:ing)?\b")
+_IN_A_PACKAGE: Final = compile_lazily(r"/(?:site|dist)-packages/")
 """Where a package itself finds that it doesn't go with another one, the script isn't at fault."""
 
 
-_FROM_A_WORKER: Final = re.compile(r"^Caught \w+ in (?:DataLoader worker|replica|pin memory thread)")
+_FROM_A_WORKER: Final = compile_lazily(r"^Caught \w+ in (?:DataLoader worker|replica|pin memory thread)")
 
 
-_VALUES: Final = re.compile(r"'[^']*'|\"[^\"]*\"|(?:(?<!\S)|(?<=['\"]))[^\s/\d'\"]*[/\d]\S*")
+_VALUES: Final = compile_lazily(r"'[^']*'|\"[^\"]*\"|(?:(?<!\S)|(?<=['\"]))[^\s/\d'\"]*[/\d]\S*")
 BEGINNING: Final = 40
 """Characters of a message that tell what it is about."""
-_RAISES_WORDS: Final = re.compile(r"raise [\w.]+\((?!\)|[rbu]*['\"])")
+_RAISES_WORDS: Final = compile_lazily(r"raise [\w.]+\((?!\)|[rbu]*['\"])")
 """Words that were gathered: a sentence that stands in the code is the exception's own."""
 _MAX_LINES_TO_MESSAGE: Final = 8
 """Lines from an exception to the traceback that is its message."""
@@ -217,8 +218,8 @@ def _is_distributed(raised: LoggedException) -> bool:
 # --- calls of the script's own ------------------------------------------------------------------------------------------
 
 
-_LIBRARIES: Final = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^<|/bin/[^/.]+$")
-_OF_WINDOWS: Final = re.compile(
+_LIBRARIES: Final = compile_lazily(r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^<|/bin/[^/.]+$")
+_OF_WINDOWS: Final = compile_lazily(
     r"(?:^|/)(?:lib/(?P<module>\w+)|scripts/[^/]+(?:\.exe(?:/.*)?|-script\.py)$)", re.IGNORECASE
 )
 """Python's own modules lie in Lib itself there, where a script's may lie, too."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import pairwise
@@ -10,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
@@ -48,9 +48,9 @@ OF_MORE: Final = ("srun", "kubernetes", "determined")
 """Where they name no rank, they speak of another launcher, a container or a job, which end so when a rank of theirs has failed."""
 
 _HEADER: Final = "Traceback (most recent call last)"
-_EXCEPTION: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
+_EXCEPTION: Final = compile_lazily(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
 """Of a rank's own, whose traceback isn't in the log."""
-_SKIPS: Final = re.compile(r"(?i)\bskip(?:s|ping|ped)? (?:this |the |that |current )*(?:(?:mini-?)?batch|sample)\b")
+_SKIPS: Final = compile_lazily(r"(?i)\bskip(?:s|ping|ped)? (?:this |the |that |current )*(?:(?:mini-?)?batch|sample)\b")
 
 
 class FailureKind(Enum):

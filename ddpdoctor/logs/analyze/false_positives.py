@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.engine.registry import Catalogue, Check
 from ddpdoctor.facts.log import LastWords, Log, LoggedException, LogLine, SignMatch
@@ -30,9 +30,9 @@ ASKS: Final = "nslookup: can't resolve '"
 NO_MODULE_NAMED: Final = "No module named '"
 SCALE: Final = "reducing loss scale to"
 COLLAPSED: Final = 0.1
-_UNPACKED: Final = re.compile(r"/pip-install-[^/]+/([\w.-]+?)(?:-[0-9a-f]{16,})?/")
-_SCALE: Final = re.compile(r"to (\d[\d.e-]*)$")
-_LOSS: Final = re.compile(r"(?i)\bloss\w*[\"']?\W{1,4}\d")
+_UNPACKED: Final = compile_lazily(r"/pip-install-[^/]+/([\w.-]+?)(?:-[0-9a-f]{16,})?/")
+_SCALE: Final = compile_lazily(r"to (\d[\d.e-]*)$")
+_LOSS: Final = compile_lazily(r"(?i)\bloss\w*[\"']?\W{1,4}\d")
 
 
 @cache
@@ -173,7 +173,7 @@ def _is_built_for_it(one: SignMatch, seen: Sequence[SignMatch]) -> bool:
 
 
 SHOULD_DUMP: Final = 'Failed to check the "should dump" flag on TCPStore'
-_DONE: Final = re.compile(
+_DONE: Final = compile_lazily(
     r"(?i)\b(?:(?:training|run|job|all) (?:is |was )?"
     r"(?:finished|done|completed?)|final (?:model|weights)|finished training|done training)\b"
     r"(?!.{0,300}\b(?:epoch|step|iter|iteration|eval\w*|checkpoint)\b)"

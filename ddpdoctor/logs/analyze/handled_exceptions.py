@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogLine
 from ddpdoctor.logs.analyze.exceptions import is_bare
@@ -21,41 +21,41 @@ OF_CLEARING_UP: Final = 20
 """The same where a logger told of the error, and the last line of no good end."""
 GIVES_UP_AFTER: Final = 8
 """Lines behind an error by which a launcher gives up over it."""
-_FOOTER: Final = re.compile(r"wandb: ")
-_GOOD_END: Final = re.compile(
+_FOOTER: Final = compile_lazily(r"wandb: ")
+_GOOD_END: Final = compile_lazily(
     r"(?i)\b(?:finish\w*|done|saved?|complet\w*|success\w*|passed|best|final|bye|epoch|step|iter\w*|loss|acc\w*|eval\w*)\b"
 )
-_BAD_END: Final = re.compile(
+_BAD_END: Final = compile_lazily(
     r"(?i)\b(?:training|run|job) (?:has )?(?:failed|crashed|aborted)|\b(?:abort\w*|un(?:handled|caught)|shut\w* down|giving up|fatal)\b"
     r"|\bexception (?:occurred|raised)|\bexit(?:ed|ing)? (?:with |status |code )+[1-9]|\bfailed$|State: FAILED"
 )
-_ENDS_NOTHING: Final = re.compile(
+_ENDS_NOTHING: Final = compile_lazily(
     r"Exception ignored (?:in|on|while)\b|--- Logging error ---$|Error in atexit\._run_exitfuncs:"
 )
 """Python prints them of a destructor, a logger or the end of a process that has done its work, and goes on."""
-_OF_A_PART: Final = re.compile(
+_OF_A_PART: Final = compile_lazily(
     r"Exception in thread \S|Process [\w-]+-\d+(?::\d+)*:$|(?:Task|Future) exception was never retrieved"
 )
 """A thread, a task or a process of the script ends by it, and the script itself may go on."""
-_LOGGED: Final = re.compile(
+_LOGGED: Final = compile_lazily(
     r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:ERROR|WARNING|WARN)(?![A-Za-z_])"
 )
 """What `logging.exception` writes before the traceback of an exception that the script has caught."""
-_INFORMS: Final = re.compile(
+_INFORMS: Final = compile_lazily(
     r"[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:INFO|DEBUG)(?![A-Za-z_])"
     r"(?=.*(?i:\b(?:fail\w*|fallback|fall\w* back|could ?n[o']t|cannot|can't|not (?:there|usable|found|available|installed|supported)"
     r"|unavailable|missing|skip\w*|ignor\w+|without|disabled|retr(?:y|ies|ying)|error|exception)\b))"
 )
 """A line that only informs may stand before any traceback; one that speaks of what isn't there announces it."""
-_OF_TORCH: Final = re.compile(r"\[[WEF]\d{3,4} |Traceback|  |(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)\b")
+_OF_TORCH: Final = compile_lazily(r"\[[WEF]\d{3,4} |Traceback|  |(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)\b")
 """What a process writes as it ends."""
-_IS_RAISED_AGAIN: Final = re.compile(r"\.engine\.train_loop\b.*: Exception during training:$")
+_IS_RAISED_AGAIN: Final = compile_lazily(r"\.engine\.train_loop\b.*: Exception during training:$")
 """detectron2's trainer logs it so, raises it again, and its hooks write how long the training took."""
-_IN_A_SENTENCE: Final = re.compile(
+_IN_A_SENTENCE: Final = compile_lazily(
     r"(?!.*(?:[Uu]ncaught|[Uu]nhandled|[Tt]erminat|[Aa]bort|\b(?:ERROR|CRITICAL|FATAL)\b))[A-Za-z].{0,160}[\w)][:,;]? (?:[a-z]\w*\.)*\w*(?:Error|Exception): "
 )
 """What a script says of an exception that it has caught: a traceback's own line begins with it, and a logger's level isn't an error."""
-_ENDS_A_RUN: Final = re.compile(
+_ENDS_A_RUN: Final = compile_lazily(
     r"Fatal Python error|Segmentation fault|core dumped|terminate called|Abort|Bus error|Killed(?! \d)|CANCELLED|NCCL WARN|FATAL|fatal:|Fatal:"
     r"|CRITICAL|Assertion|Exception raised from|^[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)"
 )

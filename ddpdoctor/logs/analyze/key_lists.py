@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.log_signs import SignRole
 from ddpdoctor.facts.log import Log, LogLine, SignMatch
 
@@ -24,12 +25,14 @@ HOLDERS: Final = (
     "model_ema", "state_dict_ema", "teacher", "student", "generator",
 )  # fmt: skip
 """Under which a checkpoint keeps the state of a model, beside its epoch and the optimizer's. A parameter may be called weights or params."""
-_KEY: Final = re.compile(r'"(?P<key>[^"]*)"')
-_WHOLE: Final = re.compile(r'"[^"]*"(?:, "[^"]*")*\.?\s*$')
-_WRAPPED: Final = re.compile(r"Error\(s\) in loading state_dict for (?:(?:Distributed)?DataParallel|OptimizedModule):")
+_KEY: Final = compile_lazily(r'"(?P<key>[^"]*)"')
+_WHOLE: Final = compile_lazily(r'"[^"]*"(?:, "[^"]*")*\.?\s*$')
+_WRAPPED: Final = compile_lazily(
+    r"Error\(s\) in loading state_dict for (?:(?:Distributed)?DataParallel|OptimizedModule):"
+)
 """Of a model with the prefix: where only one of the lists is there, all other keys fit."""
-_WRAPPERS: Final = re.compile(r"^(?:module\.|_orig_mod\.|_forward_module\.|_fsdp_wrapped_module\.)+")
-_HELD: Final = re.compile(r"(?:(?:module|model|net|network|_orig_mod|_forward_module|_fsdp_wrapped_module)\.)+$")
+_WRAPPERS: Final = compile_lazily(r"^(?:module\.|_orig_mod\.|_forward_module\.|_fsdp_wrapped_module\.)+")
+_HELD: Final = compile_lazily(r"(?:(?:module|model|net|network|_orig_mod|_forward_module|_fsdp_wrapped_module)\.)+$")
 MIN_KEYS_OF_A_PART: Final = 8
 """Keys of one part of a model that are as good as keys of several parts: a part alone may have moved within the model."""
 KEYS_TRIED: Final = 3

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
+
 GIVES_UP: Final = (
     "was unable to reliably start one or more daemons",
     "has lost communication with a remote daemon",
@@ -35,8 +37,8 @@ BESIDE_GIVING_UP: Final = ("ORTE_ERROR_LOG: ", "PRTE ERROR: ", "Remote daemon: "
 """What Open MPI writes before or behind that it gives up: where in it, and which node."""
 STARTS_AGAIN: Final = "Worker group FAILED. "
 """By which torchrun's agent tells that an attempt failed, behind which rank it was."""
-_GIVES_UP: Final = re.compile("|".join(map(re.escape, GIVES_UP)))
-_OF_SSH: Final = re.compile("|".join(map(re.escape, SSH_FAILURES)) + r"|not reachable via ssh")
+_GIVES_UP: Final = compile_lazily("|".join(map(re.escape, GIVES_UP)))
+_OF_SSH: Final = compile_lazily("|".join(map(re.escape, SSH_FAILURES)) + r"|not reachable via ssh")
 
 
 def gives_up(text: str) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LogLine
 from ddpdoctor.logs.analyze.exceptions import short_name
@@ -33,7 +33,7 @@ SAY_LITTLE: Final = {"", "AssertionError", "RuntimeError", "SystemExit", "Import
 """Exceptions by which a script gives up over something that another line says."""
 
 
-_OF_GPUS: Final = re.compile(r"(?i)\bn(?:um)?_?gpus?\b|\bgpus?\b|\bcuda\b|device_count")
+_OF_GPUS: Final = compile_lazily(r"(?i)\bn(?:um)?_?gpus?\b|\bgpus?\b|\bcuda\b|device_count")
 
 
 def says_much(failure: Failure) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit
 from ddpdoctor.knowledge.log_topics import LogTopic
@@ -18,7 +18,7 @@ from ddpdoctor.logs.analyze.handled_exceptions import got_over
 from ddpdoctor.logs.analyze.illness_traits import is_grave, names_speaker
 from ddpdoctor.logs.analyze.order import Timeline, lead_of
 
-_NCCL: Final = re.compile(r"(?:\[[^\]]*\] )?(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ")
+_NCCL: Final = compile_lazily(r"(?:\[[^\]]*\] )?(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ")
 UNCAUGHT: Final = "terminate called after throwing an instance of"
 """C++ ends a process with these words."""
 GONE_ON: Final = 5.0
@@ -38,16 +38,16 @@ MAX_LINES_TO_TRACEBACK: Final = 2
 """Lines."""
 LINES_OF_NEXT_ATTEMPT: Final = 12
 """Lines behind an attempt that failed, by which it shows that another one goes on; a traceback of the launcher's isn't among them."""
-_MERELY_TOLD: Final = re.compile(
+_MERELY_TOLD: Final = compile_lazily(
     r"\[W|.{0,200}? NCCL INFO |\S.{0,300}: \w*Warning: |[^A-Za-z]{0,40}(?:[A-Za-z][\w.]{0,59}(?![\w.])[^A-Za-z]{1,20}){0,2}(?:WARNING|WARN|INFO|DEBUG)(?![A-Za-z_])"
 )
 """Warnings and notices, of torch, NCCL, Python and loggers."""
-_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
-_ENDS_ITS_PROCESS: Final = re.compile(
+_EXCEPTION: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
+_ENDS_ITS_PROCESS: Final = compile_lazily(
     r"Fatal Python error|terminate called|core dumped|[Ww]atchdog|Segmentation fault|received by PID"
 )
 """Nobody goes on after it: steps behind it are another's."""
-_AT_THE_END: Final = re.compile(
+_AT_THE_END: Final = compile_lazily(
     r"(?i)\b(?:finished|done|saved?|saving|completed?|success\w*|exiting|goodbye|best|final)\b"
 )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import Log, LoggedException
 from ddpdoctor.logs.analyze.exceptions import is_of_launcher, short_name
 from ddpdoctor.logs.analyze.failures import Failure
@@ -44,9 +44,9 @@ _OF_APEX: Final = (
         ("ddpdoctor explain apex",),
     ),
 )
-_MISSING: Final = re.compile(r"No module named '(?P<module>[\w.]+)'")
-_BINARY: Final = re.compile(r" of binary: (?P<python>/\S*python[\d.]*)(?=\s|$)")
-_SITE: Final = re.compile(r"^(?P<prefix>/\S*)/lib/python3\.\d+/site-packages/")
+_MISSING: Final = compile_lazily(r"No module named '(?P<module>[\w.]+)'")
+_BINARY: Final = compile_lazily(r" of binary: (?P<python>/\S*python[\d.]*)(?=\s|$)")
+_SITE: Final = compile_lazily(r"^(?P<prefix>/\S*)/lib/python3\.\d+/site-packages/")
 
 
 def module_missing(raised: LoggedException) -> str:
@@ -108,7 +108,7 @@ def python_of(log: Log) -> str:
 # --- a program that the script starts -----------------------------------------------------------------------------------
 
 
-_STARTS_RANKS: Final = re.compile(
+_STARTS_RANKS: Final = compile_lazily(
     r"""Command ['"](?:\[['"])?(?:\S*[/\\])?(?:python[\d.]*|torchrun|accelerate|deepspeed|colossalai|horovodrun|srun|sbatch|mpirun|mpiexec|ssh|pdsh|ray)\b"""
 )
 """Its own words are elsewhere, and say more."""
@@ -137,11 +137,11 @@ def program_that_failed(failures: Sequence[Failure]) -> Failure | None:
 # --- a server that doesn't answer ---------------------------------------------------------------------------------------
 
 
-_CLIENTS: Final = re.compile(
+_CLIENTS: Final = compile_lazily(
     r"(?:^|/)(?:urllib/request\.py|http/client\.py|ftplib\.py|(?:urllib3|requests|httpx|httpcore|aiohttp|huggingface_hub|botocore|gcsfs|s3fs)/.{0,300}\.py)$"
 )
 """What fetches: not torch's store, nor sockets of the script's own."""
-_UNREACHED: Final = re.compile(
+_UNREACHED: Final = compile_lazily(
     r"Connection (?:refused|reset by peer|timed out|aborted)|[Nn]ame or service not known|[Nn]ame resolution|nodename nor servname"
     r"|No address associated with hostname|Network is unreachable|No route to host|[Tt]imed out|Max retries exceeded|[Cc]an(?:no|')t connect"
     r"|[Cc]ouldn't connect|Remote end closed connection|CERTIFICATE_VERIFY_FAILED|Tunnel connection failed|All connection attempts failed"

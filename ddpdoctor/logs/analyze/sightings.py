@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import takewhile
 from typing import Final
 
 from ddpdoctor.base.findings import Evidence, Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.log_traits import Particulars
@@ -25,9 +25,9 @@ MAX_CHARACTERS: Final = 300
 """Characters of a line, as many as are shown of it."""
 HEAD_CHARACTERS: Final = 80
 CONTEXT_CHARACTERS: Final = 60
-_GPU_HOLDER: Final = re.compile(r"Process (\d+) has \d")
+_GPU_HOLDER: Final = compile_lazily(r"Process (\d+) has \d")
 """A process that torch lists as a holder of the GPU."""
-_OF_A_TRACEBACK: Final = re.compile(r"\s|File \"|Traceback ")
+_OF_A_TRACEBACK: Final = compile_lazily(r"\s|File \"|Traceback ")
 
 
 def sightings(log: Log, slug: str) -> tuple[SignMatch, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import ranks_named
 from ddpdoctor.engine.registry import Catalogue
 from ddpdoctor.facts.log import Log, LoggedException, LogLine, ProcessExit, SignMatch
@@ -30,11 +30,11 @@ MAX_LINES_BEFORE: Final = 8
 """Lines."""
 MAX_LINES_TO_LAUNCHER: Final = 2
 """Lines between an exception without its traceback, and its launcher's word of that."""
-_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
-_TRIES_ON: Final = re.compile(r"(?:.{0,160}?[ :])?\[W[\d ]|.{0,200}? NCCL INFO .*, retrying$")
+_EXCEPTION: Final = compile_lazily(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
+_TRIES_ON: Final = compile_lazily(r"(?:.{0,160}?[ :])?\[W[\d ]|.{0,200}? NCCL INFO .*, retrying$")
 """A warning of torch's, or NCCL's word on a try that another one follows."""
-_COMPLETE: Final = re.compile(r"(?i)\btraining (?:(?:run|is|was|has) ){0,2}(?:completed?|finished|done)\b")
-_INCOMPLETE: Final = re.compile(r"(?i)\b(?:not|never|no|abnormally|with|errors?|fail\w*|early)\b|n't\b")
+_COMPLETE: Final = compile_lazily(r"(?i)\btraining (?:(?:run|is|was|has) ){0,2}(?:completed?|finished|done)\b")
+_INCOMPLETE: Final = compile_lazily(r"(?i)\b(?:not|never|no|abnormally|with|errors?|fail\w*|early)\b|n't\b")
 """What makes of a training's last words another end."""
 WHY_LEAD: Final = "it is what failed first, and no sign of an illness is in it"
 WHY_ANNOUNCED: Final = "its process went on after it, and nothing else in this log says why the run failed"

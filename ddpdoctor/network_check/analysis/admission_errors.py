@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 
 import msgspec
 
 from ddpdoctor.base.findings import Finding, Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE, netcheck_command, waits_longer
 
-_VERSION = re.compile(r"pip install 'ddpdoctor==([0-9][A-Za-z0-9.+!]{0,39})'(?: on both)?\Z")
+_VERSION = compile_lazily(r"pip install 'ddpdoctor==([0-9][A-Za-z0-9.+!]{0,39})'(?: on both)?\Z")
 """All that is taken from a command of node 0's: whoever holds the master's port may say anything, and it is typed here."""
 
 

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ddpdoctor.base.findings import Fix
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed
 from ddpdoctor.facts.fleet import Node, TriedCollective
 from ddpdoctor.facts.meeting import Meeting
@@ -34,13 +35,13 @@ class ErrorKind(Enum):
     WAITED = "it waited for another rank, or lost it"
 
 
-WAITING = re.compile(
+WAITING = compile_lazily(
     r"(?i)clients joined|wait timeout|timed? ?out|timeout|connection closed by (?:remote )?peer|connection reset by peer"
     r"|broken pipe|failed to recv|no end within|it was ended, since"
 )
 """What torch says where another rank didn't come, or went away."""
 
-TURNED_DOWN = re.compile(r"(?i)refused|no route to host|unreachable")
+TURNED_DOWN = compile_lazily(r"(?i)refused|no route to host|unreachable")
 """What it says where the network says no; gloo calls these time-outs too."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import cache
-from statistics import median
 from typing import Final
 
 import msgspec
@@ -116,6 +115,9 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
     """Nodes whose median over their links is more than three median absolute deviations and 20 % below the fleet's, and
     none of whose links is like the others'. With few links, nodes must differ by half. A node that loses packets is none: slow links
     are what comes of it."""
+    # Here and not above: it brings fractions and decimals along, and `check` meets no fleet.
+    from statistics import median
+
     links = _by_node(link for link in fleet.links if rate_of(link) is not None)
     rates = {rank: median(map(_compared, own)) for rank, own in links.items() if len(own) > 1}
     if len(rates) < FEWEST_NODES:
@@ -154,6 +156,8 @@ def stragglers(fleet: Fleet) -> tuple[Straggler, ...]:
 def link_troubles(fleet: Fleet) -> tuple[LinkTrouble, ...]:
     """The links that are out of the ordinary, those of stragglers apart. That a lost node could not be measured is no fault
     of the link."""
+    from statistics import median
+
     lost = {node.rank for node in fleet.nodes if node.lost}
     slow_nodes = {straggler.rank for straggler in stragglers(fleet)}
     measured = [one for one in fleet.links if not one.error]

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpus
@@ -27,9 +28,9 @@ AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
 GROUP_THREADS: Final = ("pt_gloo", "gloo_", "pt_nccl", "pt_tcpstore")
 """How the threads of a rank that has joined its job are named."""
 
-_ATTENDED: Final = re.compile(r"ipykernel|jupyter|ipython|notebook|colab|debugpy|pydevd|\bi?pdb\b|\bgdb\b|code-server|\.vscode", re.IGNORECASE)  # fmt: skip
+_ATTENDED: Final = compile_lazily(r"ipykernel|jupyter|ipython|notebook|colab|debugpy|pydevd|\bi?pdb\b|\bgdb\b|code-server|\.vscode", re.IGNORECASE)  # fmt: skip
 """Somebody may come back to it: a notebook's kernel, a debugger."""
-_DISPLAY_OR_SERVICE: Final = re.compile(r"Xorg|Xwayland|Xvnc|gnome-|kwin|plasma|mutter|weston|sddm|gdm|lightdm|compiz|nvidia-|nv-hostengine|dcgm|xrdp|steam|chrome|firefox", re.IGNORECASE)  # fmt: skip
+_DISPLAY_OR_SERVICE: Final = compile_lazily(r"Xorg|Xwayland|Xvnc|gnome-|kwin|plasma|mutter|weston|sddm|gdm|lightdm|compiz|nvidia-|nv-hostengine|dcgm|xrdp|steam|chrome|firefox", re.IGNORECASE)  # fmt: skip
 
 T = TypeVar("T")
 

@@ -10,10 +10,11 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.smoke import LAST, RankEnding, RankRun, Smoke, StageState
 from ddpdoctor.smoke_training.analysis.rank_position import is_waiting, position, stage_of
 
-LOST: Final = re.compile(
+LOST: Final = compile_lazily(
     r"(?i)connection (?:was )?closed by (?:remote )?peer|connection reset by peer|broken pipe|recvvalue|sendbytes failed"
     r"|failed to recv|connection refused|remote process exit|communicator was aborted|ncclRemoteError"
     r"|(?<!launch )timed? ?out|timeout|clients joined|application timeout caused pair closure|has gone away|server shutdown or crash"
@@ -139,7 +140,7 @@ def _differ(ranks: Sequence[RankRun], stage: str, by_rank: Mapping[int, str]) ->
 # --- failures and wrong results -----------------------------------------------------------------------------------------
 
 
-END_STEP: Final = re.compile(r"^(destroy_process_group|the end of)")
+END_STEP: Final = compile_lazily(r"^(destroy_process_group|the end of)")
 
 
 def is_at_the_end(found: TrainingFailure) -> bool:

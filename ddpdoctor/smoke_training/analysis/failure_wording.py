@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import Evidence
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import clip, listed, plural, ranks_named, signal_name
 from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke
 from ddpdoctor.knowledge.evidence import told
@@ -19,7 +20,7 @@ LOG_WORDS_BY_EXIT_CODE: Final = {
 }
 """Ends without a word, as a launcher's log tells them."""
 
-CPP_SOURCE: Final = re.compile(
+CPP_SOURCE: Final = compile_lazily(
     r"\[enforce fail at [^\]\s]+:\d+\] (?:\S[^\n]{0,200}?\. (?=[A-Z]))?|\[[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] ?"
 )
 """The place in a library's own C++, with the condition that wasn't met, before its message: of use to its authors, and so long that

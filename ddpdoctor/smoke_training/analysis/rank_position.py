@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.smoke import CollectiveCall, RankEnding, RankRun, StageState
 
-WAITING_STEP: Final = re.compile(
+WAITING_STEP: Final = compile_lazily(
     r"^(?:waiting|barrier|init_process_group|destroy_process_group"
     r"|training step|step \d+ of|one more step|a step |the whole batch|its (?:first|second) half|all_reduce of)"
 )
