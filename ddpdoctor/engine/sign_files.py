@@ -69,8 +69,7 @@ def parse_signs(
         shared: the signs that `shared` may name, as `parse_sign_tables` gives them.
         parts: parts of patterns beside the file's own.
 
-    Raises:
-        SignFileError: it can't be read; says which sign is wrong, and how.
+    A file that can't be read is a `SignFileError`, which says which sign is wrong, and how.
     """
     return {
         slug: tuple(
@@ -103,7 +102,11 @@ def _signs_of_table(table: Table, place: str, shared: Mapping[str, list[Table]])
 
 
 def _expand(table: Table, place: str) -> list[LogSign]:
-    """A sign for each text, and each of what must be near."""
+    """Make a sign for each text, and each of what must be near.
+
+    Raises:
+        SignFileError: a field is missing or wrong.
+    """
     texts, nears = (
         value if isinstance(value, list) else [value] for value in (table.get("text", ""), table.get("near", ""))
     )
