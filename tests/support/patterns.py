@@ -74,7 +74,7 @@ def modules() -> tuple[tuple[ModuleType, ast.Module, str], ...]:
         file = path.relative_to(ROOT)
         if file.name == "__main__.py" or file.parts[:2] == ("ddpdoctor", "checks"):
             continue
-        source = path.read_text().replace(" compile_lazily(", " re.compile(")
+        source = re.sub(r"(?<!def) compile_lazily\(", " re.compile(", path.read_text())
         name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
         name = f"ddpdoctor.{name}" if name.startswith("checks") else name
         if re.search(r"^import re$|import compile_lazily$", source, re.MULTILINE):
