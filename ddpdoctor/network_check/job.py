@@ -79,7 +79,11 @@ class _Said(msgspec.Struct, frozen=True):
 
 
 def job_of(flags: Flags, environ: Mapping[str, str]) -> NetcheckJob:
-    """The job that flags and environment speak of. Raises JobError where there is none, or there can't be one."""
+    """Find the job that flags and environment speak of.
+
+    Raises:
+        JobError: there is none, or there can't be one.
+    """
     launch = launchers.current_launch(environ)
     conflicts: list[Conflict] = []
     if (flags.nnodes is None or flags.nnodes > 1) and flags.node_rank is None:
@@ -111,7 +115,11 @@ def job_of(flags: Flags, environ: Mapping[str, str]) -> NetcheckJob:
 
 def rank_job_of(flags: Flags, environ: Mapping[str, str]) -> NetcheckJob | None:
     """The job in which this very process is one rank of several, since torchrun, MPI or Slurm has started it as that; None
-    where none of them has. Its nodes are its ranks. Raises JobError where there can't be such a job."""
+    where none of them has. Its nodes are its ranks.
+
+    Raises:
+        JobError: there can't be such a job.
+    """
     launch = launchers.current_launch(environ)
     if launch is None or _is(launch, "Kubernetes", "settings") or launch.rank is None or (launch.world_size or 1) < 2:
         return None
@@ -229,9 +237,10 @@ def _names(launch: Launch) -> tuple[str, str, str]:
 
 
 def _check(nnodes: _Said | None, node_rank: _Said | None, launch: Launch | None) -> None:
-    """Raises JobError where the numbers can't be.
+    """Check the numbers, but not a rank that is too high: node 0 waits for this node, and must learn why it isn't the one.
 
-    Not for a rank that is too high: node 0 waits for this node, and must learn why it isn't the one.
+    Raises:
+        JobError: the numbers can't be.
     """
     if nnodes and not 1 <= nnodes.value <= MAX_NODES:
         raise JobError(f"{nnodes.name} is {nnodes.value}; a job has 1 to {MAX_NODES} nodes")
@@ -282,7 +291,11 @@ def _stale_ranks(launch: Launch | None, nnodes: _Said | None, environ: Mapping[s
 
 
 def _check_srun(flags: Flags, launch: Launch | None, environ: Mapping[str, str]) -> None:
-    """Raises JobError where Slurm gave several nodes, and nothing has started this process on all of them."""
+    """Check that srun, or whatever else, has started this process on all nodes of a Slurm job.
+
+    Raises:
+        JobError: Slurm gave several nodes, and nothing has.
+    """
     nodes, job = _slurm_nodes(environ), environ.get("SLURM_JOB_ID", "")
     if nodes < 2 or not (launch is None or _is(launch, "settings")):
         return
@@ -305,7 +318,11 @@ def _heterogeneous(environ: Mapping[str, str]) -> bool:
 
 
 def _check_components(environ: Mapping[str, str]) -> None:
-    """Raises JobError where Slurm doesn't say how many nodes all components have."""
+    """Check that Slurm says how many nodes all components have.
+
+    Raises:
+        JobError: the job is heterogeneous.
+    """
     if not _heterogeneous(environ):
         return
     raise JobError(

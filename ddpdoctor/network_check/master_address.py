@@ -35,7 +35,8 @@ class MeetingPlace(msgspec.Struct, frozen=True):
 def meeting_place(master: str | None, port: int | None, hosts: str, environ: Mapping[str, str]) -> MeetingPlace:
     """The master: the flags', MASTER_ADDR's, the rendezvous endpoint's, or else the first of the launcher's hosts ("node[01-02]").
 
-    Raises PlaceError where none is named, or a name or a port makes no sense.
+    Raises:
+        PlaceError: none is named, or a name or a port makes no sense.
     """
     address_name = launchers.first_set(environ, launchers.MASTER_ADDRESS)
     port_name = launchers.first_set(environ, launchers.MASTER_PORT)
@@ -77,7 +78,8 @@ def meeting_place(master: str | None, port: int | None, hosts: str, environ: Map
 def split(text: str, name: str) -> tuple[str, int | None]:
     """Host and port of "n1", "10.0.0.11:29500", "fd00::1" or "[fd00::1]:29500". `name` is the setting that says it.
 
-    Raises PlaceError, in a sentence with that name.
+    Raises:
+        PlaceError: it is none; in a sentence with that name.
     """
     text = text.strip()
     if not text:
@@ -96,7 +98,11 @@ def split(text: str, name: str) -> tuple[str, int | None]:
 
 
 def checked_port(port: int | str, name: str) -> int:
-    """It as a number. Raises PlaceError where it isn't one that a server can have."""
+    """Give the port as a number.
+
+    Raises:
+        PlaceError: a server can't have it.
+    """
     value = port if isinstance(port, int) else number(port)
     if value is None or not 1 <= value <= 65535:
         raise PlaceError(f"{name}: {str(port)[:20]!r} is no port; ports go from 1 to 65535")

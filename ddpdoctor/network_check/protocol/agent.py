@@ -122,9 +122,10 @@ async def take_part(
         command: what this node was started for.
 
     Raises:
-        AgentError: there will be no verdict from node 0. RejectedError: the hub doesn't let us in, or doesn't know our
-            token, or speaks another protocol. HubGoneError: it went away, or it isn't ours. LeftBehindError: it fell silent,
-            or says that it goes on without us. HubStoppedError: it says that there will be no verdict.
+        AgentError: there will be no verdict from node 0; RejectedError where it doesn't let us in, or doesn't know our token,
+            or speaks another protocol, HubStoppedError where it says that there will be none.
+        HubGoneError: it went away, or it isn't ours.
+        LeftBehindError: it fell silent, or says that it goes on without us.
         asyncio.CancelledError: this node was stopped.
     """
     agent = _Agent(connection, token, carry_out, on_waiting, limits or ConnectionLimits(), command)
@@ -199,7 +200,12 @@ class _Agent:
         return answer
 
     async def serve(self, facts: Awaitable[bytes], wait: float) -> NodeVerdict:
-        """Sends the facts, carries out orders, and gives the verdict. wait: seconds for which node 0 waits for the others."""
+        """Sends the facts, carries out orders, and gives the verdict. wait: seconds for which node 0 waits for the others.
+
+        Raises:
+            HubGoneError: there is no verdict within the time, or the connection broke.
+            AssertionError: the work has ended by itself.
+        """
         longest = min(wait, self._limits.wait) + self._limits.test
         reading = asyncio.ensure_future(self._read())
         working = asyncio.ensure_future(self._work(facts))
@@ -277,7 +283,12 @@ class _Agent:
                 self._orders.put_nowait(message)
 
     async def _line(self) -> bytes:
-        """Reads the next line of the hub, which sends one every few seconds as long as it lives."""
+        """Reads the next line of the hub, which sends one every few seconds as long as it lives.
+
+        Raises:
+            HubGoneError: it closed the connection, or sends no lines.
+            LeftBehindError: it fell silent.
+        """
         loop = asyncio.get_running_loop()
         limits, lines = self._limits, self._lines
         reading = asyncio.ensure_future(lines.read_line(MAX_LINE_BYTES))

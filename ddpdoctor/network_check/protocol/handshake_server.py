@@ -296,7 +296,12 @@ class HandshakeServer:
             raise _ForeignError(describe_first_bytes(error.partial)) from error
 
     def _hello(self, line: bytes, address: str, nonce: str) -> Hello:
-        """The Hello of one of ours, with a host's name that is fit for a report. nonce: what it was greeted with."""
+        """Decodes the Hello of one of ours, with a host's name that is fit for a report. nonce: what it was greeted with.
+
+        Raises:
+            _ForeignError: it is no Hello.
+            _RejectedError: it speaks another protocol.
+        """
         try:
             hello = msgspec.json.decode(line, type=_AnyHello)
             host = hello.host if is_host(hello.host) and len(hello.host) <= 64 else address

@@ -123,7 +123,11 @@ class OrderLimits:
     # --- whom it dials ----------------------------------------------------------------------------------------------------
 
     def _check_peers(self, peers: Sequence[Peer]) -> None:
-        """The first order names all places of all peers, and the later ones no others."""
+        """Checks that the first order names all addresses of all peers, and the later ones no others.
+
+        Raises:
+            RefusedOrderError: it names others, or no peers.
+        """
         found: dict[tuple[int, str], ListenAddress] = {}
         for peer in peers:
             if peer.node >= self._nnodes or peer.node == self._node:

@@ -182,7 +182,11 @@ class UnknownNameError(Exception):
 
 
 async def destinations(name: str, port: int, seconds: float = RESOLVER_SECONDS) -> tuple[Destination, ...]:
-    """Its addresses in getaddrinfo's order, at least one, or UnknownNameError."""
+    """Give the addresses of a name in getaddrinfo's order, at least one.
+
+    Raises:
+        UnknownNameError: it has none, or the resolver doesn't answer.
+    """
     try:
         found = await within(seconds, in_thread(lambda: _look_up(name, port)))
     except TimeoutError:
