@@ -37,7 +37,7 @@ from ddpdoctor.hang.rank_states import RankActivity
 from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign
 from ddpdoctor.hang.verdict import HangVerdict, verdict_for
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.knowledge.stack_places import FORWARD, PlaceKind, file_line
+from ddpdoctor.knowledge.torch_frames import FORWARD, PlaceKind, file_line
 
 
 @check("uneven-inputs", severity=FAIL, stands_for=(HangCause.UNEVEN,))

@@ -16,7 +16,7 @@ from ddpdoctor.hang.fixes import full_stacks, lines_of, look_again, look_on_othe
 from ddpdoctor.hang.rank_states import RankActivity, RankState, is_worker_idle
 from ddpdoctor.hang.verdict import verdict_for
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.knowledge.stack_places import PlaceKind, file_line, where, worker_place
+from ddpdoctor.knowledge.torch_frames import PlaceKind, file_line, where, worker_place
 from ddpdoctor.processes.jobs import lone_setting
 
 WAITS_IN = {

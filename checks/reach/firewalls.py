@@ -17,7 +17,7 @@ from ddpdoctor.facts.network import Network
 from ddpdoctor.knowledge.firewall_fixes import of_family, opening, subnets_of, whom
 from ddpdoctor.knowledge.node_words import NO_FLEET, called
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.network_check.analysis.reachability import Block, LostPackets, NetworkCut, Way, locate_faults
+from ddpdoctor.network_check.analysis.fault_location import Block, LostPackets, NetworkCut, Way, locate_faults
 
 NOT_DIALLED = "the nodes didn't dial each other"
 DIALLED = "TCP connections between all nodes"

@@ -141,7 +141,7 @@ def _load_checks() -> None:
     from ddpdoctor.checks.catalogue import all_checks
 
     all_checks()
-    import ddpdoctor.report.examined_hosts
+    import ddpdoctor.report.examined_hosts  # noqa: F401
     import ddpdoctor.report.terminal  # noqa: F401
 
 

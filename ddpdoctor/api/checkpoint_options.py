@@ -89,14 +89,22 @@ def _device(wanted: str | None) -> str:
 
 
 def _prefix(wanted: str) -> str:
-    """The prefix with its dot: `module` can only mean `module.`."""
+    """Complete the prefix by its dot: `module` can only mean `module.`.
+
+    Raises:
+        UsageError: it is empty.
+    """
     if not wanted.strip("."):
         raise UsageError("--strip-prefix is empty; is the variable in it set?")
     return wanted + "." if wanted[-1].isalnum() else wanted
 
 
 def _keys(option: str, values: list[str] | None) -> tuple[str, ...]:
-    """Join keys as they were typed: only who knows the file's keys can tell whether a comma is part of one."""
+    """Take keys as they were typed: only who knows the file's keys can tell whether a comma is part of one.
+
+    Raises:
+        UsageError: one of them is empty.
+    """
     if values and not all(value.strip(", ") for value in values):
         raise UsageError(f"{option} is empty; is the variable in it set?")
     return tuple(values or ())

@@ -97,6 +97,7 @@ def smoke(
         UsageError: the arguments contradict each other, or the launcher's settings.
         SpokenForError: local rank 0 speaks for this host.
         UnsafeError: root would run another user's Python.
+        StoppedBySignal: by a signal that the program turns into one.
     """
     watcher = observer or SmokeObserver()
     if backend not in ("nccl", "gloo", "auto"):
@@ -177,7 +178,11 @@ def smoke(
 
 @contextmanager
 def _not_begun() -> Iterator[None]:
-    """Say that nothing had begun, where we are stopped in here; what `check --fix` has changed before, it says itself."""
+    """Say that nothing had begun, where we are stopped in here; what `check --fix` has changed before, it says itself.
+
+    Raises:
+        StoppedBySignal: with that text.
+    """
     try:
         yield
     except StoppedBySignal as stopped:
@@ -201,7 +206,11 @@ def _with_torch(snapshot: Snapshot, options: SmokeOptions, python: str | None) -
 
 
 def _train(options: SmokeOptions, plan: SmokePlan, snapshot: Snapshot, observer: SmokeObserver) -> Examination:
-    """The training, unless it is known beforehand that it can't be run."""
+    """Train, unless it is known beforehand that it can't be run.
+
+    Raises:
+        StoppedBySignal: while its speed was measured; the training has been told of.
+    """
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.smoke_training.analysis.verdict import judge_plan, judge_training
     from ddpdoctor.smoke_training.local.training import measure_scaling, train, without_scaling
@@ -228,8 +237,16 @@ def _train(options: SmokeOptions, plan: SmokePlan, snapshot: Snapshot, observer:
 
 
 def _with_host(examination: Examination, python: str | None, timeout: float | None, known: str) -> Examination:
-    """With the whole `check` of this host. An import of torch that was waited for as long as the user would wait isn't
-    waited for much longer. known: as in `looking.look`."""
+    """Add the findings of the whole `check` of this host.
+
+    An import of torch that was waited for as long as the user would wait isn't waited for much longer.
+
+    Args:
+        examination: of the training.
+        python: as for `smoke`.
+        timeout: as for `smoke`, in seconds.
+        known: as for `collect_facts`.
+    """
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.facts.snapshot import GROUPS
     from ddpdoctor.probes.session import collect_facts, start_probes
@@ -250,6 +267,10 @@ def _job_with_others(options: SmokeOptions, for_others: tuple[str, ...]) -> Netc
     Args:
         options: what was asked for.
         for_others: what a command for another host takes over.
+
+    Raises:
+        SpokenForError: local rank 0 speaks for this host.
+        UsageError: the arguments contradict each other, or the launcher's settings.
     """
     from ddpdoctor.network_check.job import Flags, JobError
     from ddpdoctor.smoke_training.multinode.joint_job import find_joint_job, silent_rank

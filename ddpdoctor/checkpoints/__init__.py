@@ -1,6 +1,19 @@
-"""Checkpoint files: read as data, never executed, and rewritten without losing a byte.
+"""Checkpoint files: read as data, never executed, and rewritten without losing a byte: `ddpdoctor fix-checkpoint`.
 
-In come the paths that a user names; out come facts about them for the checks, and the outcome of fix-checkpoint for each file.
-kinds/ recognises files and folders, formats/ knows where the bytes lie, pickles/ reads and edits what is pickled, and writing/
-changes files in place or writes new ones.
+In come paths; out goes what lies in the files, and for a fix the edits and the journal that can undo them.
 """
+
+__all__ = [
+    "errors",
+    "finding_words",
+    "fixing",
+    "kinds",
+    "model_wrappers",
+    "named_paths",
+    "pickles",
+    "render",
+    "render_json",
+    "shard_index_copies",
+    "weights_only",
+    "writing",
+]

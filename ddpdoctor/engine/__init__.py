@@ -2,3 +2,13 @@
 
 In come a Snapshot and checks; out goes an Examination with findings. It knows no illness.
 """
+
+__all__ = [
+    "examination",
+    "log_traits",
+    "planning",
+    "redaction",
+    "registry",
+    "sanitize_facts",
+    "snapshots",
+]

@@ -1,1 +1,4 @@
-"""Contents of a Snapshot of a host: typed, frozen groups of facts, one module a group. Nothing here looks or judges."""
+"""What a Snapshot of a host holds: typed, frozen groups of facts, one module a group. Nothing here looks or judges.
+
+In comes what probes have learned; out go structs that checks read and that a file can hold.
+"""

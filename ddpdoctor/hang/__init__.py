@@ -2,3 +2,17 @@
 
 In comes a job of this host, or dumps; out goes one cause with the ranks whose it is.
 """
+
+__all__ = [
+    "certainty",
+    "evidence",
+    "examining",
+    "fixes",
+    "flight_recorder",
+    "judging",
+    "rank_states",
+    "recorded_hang",
+    "render",
+    "render_words",
+    "verdict",
+]

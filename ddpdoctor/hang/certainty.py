@@ -23,7 +23,7 @@ from ddpdoctor.hang.rank_states import (
 from ddpdoctor.hang.recorded_hang import record_of
 from ddpdoctor.hang.verdict import HangVerdict, verdict_of
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.knowledge.stack_places import PlaceKind, worker_place
+from ddpdoctor.knowledge.torch_frames import PlaceKind, worker_place
 
 STALL_SECONDS: Final = 30.0
 """Batches that come over a network, start-ups and evaluations have pauses of several; few have such of half a minute."""

@@ -16,7 +16,7 @@ from ddpdoctor.hang.rank_states import RankActivity, RankState, bytes_moved, cor
 from ddpdoctor.hang.recorded_hang import RecordedHang
 from ddpdoctor.hang.verdict import GATHER_DUMP, HangVerdict
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.stack_places import PlaceKind, file_line, pythons, torchs, where, worker_place
+from ddpdoctor.knowledge.torch_frames import PlaceKind, file_line, pythons, torchs, where, worker_place
 
 MAX_FRAMES: Final = 6
 MAX_FRAMES_OF_LIBRARIES: Final = 3

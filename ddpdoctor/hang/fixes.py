@@ -11,7 +11,7 @@ from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang
 from ddpdoctor.hang.evidence import named
 from ddpdoctor.hang.rank_states import RankState
-from ddpdoctor.knowledge.stack_places import file_line
+from ddpdoctor.knowledge.torch_frames import file_line
 
 LINES_BEFORE: Final = 6
 MAX_COMMANDS: Final = 3

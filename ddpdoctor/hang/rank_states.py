@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.hang import Hang, Watched, WatchedRank
-from ddpdoctor.knowledge.stack_places import PlaceKind, StackPlace, place_of, pythons, torchs, worker_place
+from ddpdoctor.knowledge.torch_frames import PlaceKind, StackPlace, place_of, pythons, torchs, worker_place
 
 CHECKPOINTS: Final = (PlaceKind.SAVING, PlaceKind.LOADING)
 IDLE_CORES: Final = 0.05

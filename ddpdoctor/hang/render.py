@@ -11,7 +11,7 @@ from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.hang.judging import hang_of
 from ddpdoctor.hang.render_words import Group, advice, groups, headline, outcome, rows
-from ddpdoctor.knowledge.stack_places import pythons, torchs
+from ddpdoctor.knowledge.torch_frames import pythons, torchs
 from ddpdoctor.report.check_results import (
     finding_lines,
     finding_sections,

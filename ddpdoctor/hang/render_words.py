@@ -25,7 +25,7 @@ from ddpdoctor.hang.rank_states import (
     with_activity,
 )
 from ddpdoctor.hang.recorded_hang import not_dumped
-from ddpdoctor.knowledge.stack_places import PlaceKind, StackPlace, file_line, pythons, torchs, where, worker_place
+from ddpdoctor.knowledge.torch_frames import PlaceKind, StackPlace, file_line, pythons, torchs, where, worker_place
 from ddpdoctor.processes.jobs import TrainingJob
 from ddpdoctor.processes.jobs_summary import described
 

@@ -14,7 +14,7 @@ import msgspec
 
 from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import Frame, RankLook
-from ddpdoctor.knowledge.stack_places import place_of
+from ddpdoctor.knowledge.torch_frames import place_of
 from ddpdoctor.probes.py_spy import PARENTS_FRAMES, py_spy, run_at, side_by_side
 
 RATE: Final = 100

@@ -26,7 +26,7 @@ from ddpdoctor.hang.rank_states import (
 )
 from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign, behind, counts_move, not_dumped, record_of
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.knowledge.stack_places import FORWARD, PlaceKind, StackPlace
+from ddpdoctor.knowledge.torch_frames import FORWARD, PlaceKind, StackPlace
 
 ALONE_SECONDS: Final = 60.0
 """So long ranks may well wait for one that does something alone."""

@@ -17,7 +17,7 @@ from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity
 from ddpdoctor.hang.permission import Missed, hidden_places, hidden_stacks, powers
 from ddpdoctor.hang.rank_states import is_worker_idle
 from ddpdoctor.hang.stack_sampling import Sampled, sample
-from ddpdoctor.knowledge.stack_places import pythons
+from ddpdoctor.knowledge.torch_frames import pythons
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.py_spy import Spied, py_spy, spy
 from ddpdoctor.processes.jobs import TrainingJob

@@ -2,3 +2,14 @@
 
 In come files; out goes which rank failed first, and of what.
 """
+
+__all__ = [
+    "analyze",
+    "diagnosis",
+    "match",
+    "parse",
+    "render",
+    "render_json",
+    "render_signs",
+    "render_words",
+]

@@ -55,7 +55,7 @@ from ddpdoctor.report.document import (
     verdict_span,
 )
 from ddpdoctor.report.examined_hosts import check_verdict
-from ddpdoctor.report.folding import folded, idle_everywhere, passed_everywhere, reasons
+from ddpdoctor.report.merged_findings import folded, idle_everywhere, passed_everywhere, reasons
 from ddpdoctor.report.summary import summary
 
 _WORD_STYLES = {"PASS": "bold green", "WARN": "bold yellow", "FAIL": "bold red", "NOT TESTED": "bold magenta"}

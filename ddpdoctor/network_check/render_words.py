@@ -15,7 +15,7 @@ from ddpdoctor.knowledge.node_words import bare_host
 from ddpdoctor.knowledge.version_agreement import versions_compared
 from ddpdoctor.network_check.analysis.verdicts import overall_verdict
 from ddpdoctor.report.check_results import Found, problems_and_warnings
-from ddpdoctor.report.folding import folded, idle_everywhere, passed_everywhere, reasons
+from ddpdoctor.report.merged_findings import folded, idle_everywhere, passed_everywhere, reasons
 
 _MAX_ROWS = 16
 _MAX_LINES = 20

@@ -2,3 +2,20 @@
 
 A module may set `DEADLINE` (seconds). A probe that crashes or misses its deadline gives `Unknown`, and the others go on.
 """
+
+__all__ = [
+    "cgroup",
+    "context",
+    "files",
+    "proc",
+    "processes",
+    "programs",
+    "py_spy",
+    "run_as",
+    "runner",
+    "session",
+    "smoke_notes",
+    "subprocesses",
+    "taken_ports",
+    "target_python",
+]

@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.packet_filter import (
+from ddpdoctor.probes.packet_filter_rules import (
     INPUT,
     IPV4,
     IPV6,

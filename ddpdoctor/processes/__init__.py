@@ -2,3 +2,18 @@
 
 In come the facts of processes and GPUs; out go jobs, remarks and leftovers, and how they are told.
 """
+
+__all__ = [
+    "gpu_holders",
+    "gpu_holders_words",
+    "job_settings",
+    "job_words",
+    "jobs",
+    "jobs_summary",
+    "leftovers",
+    "overview",
+    "rank_remarks",
+    "render_jobs",
+    "render_zombies",
+    "signs_of_life",
+]

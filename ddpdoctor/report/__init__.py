@@ -1,1 +1,22 @@
-"""Reports tell: the same diagnosis for a terminal, as JSON and as Markdown."""
+"""Reports tell: a `Document`, which each subject builds, on a terminal and as Markdown; and the JSON contract. No subject is known here.
+
+In come documents, findings and examinations; out goes text.
+"""
+
+__all__ = [
+    "check_results",
+    "contract",
+    "document",
+    "examined_hosts",
+    "live",
+    "markdown",
+    "merged_findings",
+    "progress",
+    "reported_checkpoints",
+    "reported_fixes",
+    "reported_jobs",
+    "reported_leftovers",
+    "reported_log",
+    "summary",
+    "terminal",
+]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TextIO
 
@@ -29,8 +27,7 @@ from ddpdoctor.report.document import (
     severity_span,
     verdict_span,
 )
-
-Line = tuple[StyledText, ...]
+from ddpdoctor.report.line_wrapping import Line, count_columns, wrap_text
 
 LEAST_WIDTH: Final = 20
 """Columns that a text has, however narrow the terminal."""
@@ -44,9 +41,6 @@ _CODES: Final = {
     "bold": "1", "dim": "2", "reverse": "7", "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35",
     "cyan": "36", "dark_orange": "38;5;208",
 }  # fmt: skip
-_WORD: Final = re.compile(r"\S+")
-_PIECES: Final = re.compile(r"[^./]*[./]|[^./]+")
-"""Pieces of a word that is longer than a line, a class's name or a path: it is broken behind its dots and slashes."""
 
 
 class Screen:
@@ -175,13 +169,13 @@ def _harmless(words: Words) -> Line:
 
 def _item(item: Paragraph, width: int) -> Iterator[Line]:
     start = (StyledText(" " * item.indent), *_padded(_harmless(item.label), item.margin))
-    for line in _wrapped(item.text, max(LEAST_WIDTH, width - _columns(plain(start)))):
+    for line in wrap_text(item.text, max(LEAST_WIDTH, width - count_columns(plain(start)))):
         yield (*start, *line)
         start = (StyledText(" " * (item.indent + item.margin)),)
 
 
 def _padded(label: Line, columns: int) -> Line:
-    return (*label, StyledText(" " * (columns - _columns(plain(label)))))
+    return (*label, StyledText(" " * (columns - count_columns(plain(label)))))
 
 
 def _finding(told: ToldFinding) -> Iterator[Block]:
@@ -222,7 +216,7 @@ def _paragraph(text: str) -> str:
 
 def _table(table: Table, width: int) -> Iterator[Line]:
     widths = [
-        max(_columns(column.heading), *(_columns(plain(row.cells[place])) for row in table.rows))
+        max(count_columns(column.heading), *(count_columns(plain(row.cells[place])) for row in table.rows))
         for place, column in enumerate(table.columns)
     ]
     shown = _fitting(table, widths, width - table.indent)
@@ -232,8 +226,8 @@ def _table(table: Table, width: int) -> Iterator[Line]:
     for row in table.rows:
         cells = (_cell(row.cells[place], table, place, widths) for place in shown)
         line = (margin, *(span for cell in cells for span in cell))
-        used = _columns(plain(line))
-        if row.note and width - used >= min(_columns(plain(row.note)), LEAST_NOTE):
+        used = count_columns(plain(line))
+        if row.note and width - used >= min(count_columns(plain(row.note)), LEAST_NOTE):
             yield from _item(Paragraph(row.note, line, used), width)
         else:
             yield line
@@ -243,7 +237,7 @@ def _table(table: Table, width: int) -> Iterator[Line]:
 
 def _fitting(table: Table, widths: Sequence[int], width: int) -> tuple[int, ...]:
     """The places of the columns for which there is room beside the notes."""
-    note = max((_columns(plain(row.note)) for row in table.rows), default=0)
+    note = max((count_columns(plain(row.note)) for row in table.rows), default=0)
     most = max(column.leaves for column in table.columns)
     # A note is rather wrapped than that a third column goes for it, and rather put below than that a fourth does.
     steps = [(0, note), (1, note), (2, note), (2, LEAST_NOTE), (3, LEAST_NOTE), *((step, 0) for step in range(4, most))]
@@ -260,76 +254,9 @@ def _left(table: Table, step: int) -> tuple[int, ...]:
 
 def _cell(words: Words, table: Table, place: int, widths: Sequence[int]) -> Line:
     line = _harmless(words)
-    padding = StyledText(" " * (widths[place] - _columns(plain(line))))
+    padding = StyledText(" " * (widths[place] - count_columns(plain(line))))
     return (
         (padding, *line, StyledText(" " * GAP))
         if table.columns[place].right
         else (*line, padding, StyledText(" " * GAP))
     )
-
-
-# --- lines --------------------------------------------------------------------------------------------------------------------
-
-
-def _columns(text: str) -> int:
-    """Count the columns in which a terminal draws a text."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
-        for letter in text
-    )
-
-
-def _wrapped(words: Words, width: int) -> Iterator[Line]:
-    """The lines of a text; its line feeds stay."""
-    spans = [StyledText(visible(text).replace("\t", " "), style) for text, style in pieces(words)]
-    text = plain(tuple(spans))
-    begins = 0
-    for paragraph in text.split("\n"):
-        for start, end in _breaks(paragraph, width):
-            yield _cut(spans, begins + start, begins + end)
-        begins += len(paragraph) + 1
-
-
-def _breaks(text: str, width: int) -> Iterator[tuple[int, int]]:
-    """Find where the lines of a paragraph begin and end."""
-    start = end = 0
-    for first, last in _unbroken(text, width):
-        if end and _columns(text[start:last]) > width:
-            yield start, end
-            start = first
-        end = last
-    yield start, end
-
-
-def _unbroken(text: str, width: int) -> Iterator[tuple[int, int]]:
-    """Find the pieces between which a line may be broken."""
-    for word in _WORD.finditer(text):
-        if _columns(word[0]) <= width:
-            yield word.span()
-            continue
-        for piece in _PIECES.finditer(text, *word.span()):
-            yield from _chopped(text, *piece.span(), width)
-
-
-def _chopped(text: str, start: int, end: int, width: int) -> Iterator[tuple[int, int]]:
-    used = 0
-    for place in range(start, end):
-        columns = _columns(text[place])
-        if used + columns > width:
-            yield start, place
-            start, used = place, 0
-        used += columns
-    yield start, end
-
-
-def _cut(spans: Iterable[StyledText], start: int, end: int) -> Line:
-    """That part of a text in several styles."""
-    line = []
-    begins = 0
-    for text, style in spans:
-        if piece := text[max(0, start - begins) : max(0, end - begins)]:
-            line.append(StyledText(piece, style))
-        begins += len(text)
-    return tuple(line)

@@ -9,3 +9,10 @@ Three processes, of which none needs another for the output to go on:
 
 Output that goes to a regular file isn't touched: the command writes into it itself, and the diagnosis reads it there.
 """
+
+__all__ = [
+    "added_settings",
+    "diagnosis",
+    "output_file",
+    "supervisor",
+]

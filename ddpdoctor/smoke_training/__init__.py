@@ -5,5 +5,17 @@
 - `multinode/`: the ranks of several hosts
 - `trainer/`: the ranks' own side, which runs in the target Python
 - `analysis/`: what its facts mean; pure
-- `render_*`, `live`, `progress`: what the user sees of it
+- `render*`, `progress`: what the user sees of it
 """
+
+__all__ = [
+    "analysis",
+    "local",
+    "multinode",
+    "plan",
+    "progress",
+    "render",
+    "render_words",
+    "stages",
+    "training_order",
+]

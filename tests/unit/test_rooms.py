@@ -34,6 +34,9 @@ ROOMS = [
 ]
 """From the ground up."""
 
+PUBLIC_AS_A_WHOLE = ("base", "facts", "knowledge", "api", "cli")
+"""Rooms that are there for others, or for nobody."""
+
 AT_THE_TOP = ("", "__main__")
 """Modules of no room: the package itself, which holds the version, and `python -m ddpdoctor`."""
 
@@ -74,6 +77,21 @@ def room(module: str) -> str:
     return module.split(".", maxsplit=1)[0]
 
 
+def listed(path: Path) -> set[str] | None:
+    """What stands in `__all__`; None where there is none."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            return set(ast.literal_eval(node.value))
+    return None
+
+
+LISTED = {
+    name: names
+    for name, path in KNOWN.items()
+    if path.name == "__init__.py" and room(name) not in PUBLIC_AS_A_WHOLE and (names := listed(path)) is not None
+}
+
+
 def test_every_module_lies_in_a_room() -> None:
     assert {room(name) for name in KNOWN} - set(AT_THE_TOP) <= set(ROOMS)
 
@@ -92,6 +110,19 @@ def test_imports_go_down_only() -> None:
         if target not in AT_THE_TOP and ROOMS.index(room(target)) > ROOMS.index(room(name))
     }
     assert upwards == set()
+
+
+def test_other_rooms_import_what_a_room_lists() -> None:
+    """`__all__` of a package names the modules that other rooms may import, and no others."""
+    imported_from_outside: dict[str, set[str]] = {package: set() for package in LISTED}
+    for name, targets in IMPORTS.items():
+        for target in targets:
+            parts = target.split(".")
+            if room(name) != room(target):
+                for depth in range(1, len(parts)):
+                    imported_from_outside.setdefault(".".join(parts[:depth]), set()).add(parts[depth])
+    of_rooms = {name: names for name, names in imported_from_outside.items() if room(name) not in PUBLIC_AS_A_WHOLE}
+    assert of_rooms == LISTED
 
 
 def test_no_modules_import_each_other() -> None:

@@ -1,1 +1,6 @@
 """Torch's flight recorders: the files they dumped, read as plain data, and who waits for whom by what stands in them."""
+
+__all__ = [
+    "dump_files",
+    "wait_graph",
+]

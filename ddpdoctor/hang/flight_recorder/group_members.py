@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective, RecordedGroup
-from ddpdoctor.knowledge.stack_places import pythons, torchs
+from ddpdoctor.knowledge.torch_frames import pythons, torchs
 
 DEFAULT_GROUP: Final = ("0", "default_pg")
 

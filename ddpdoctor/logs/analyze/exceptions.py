@@ -10,7 +10,7 @@ from typing import Final
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.log import LogFrame, LoggedException
-from ddpdoctor.knowledge.stack_places import PYTHONS_FOLDERS, WITHOUT_FOLDER
+from ddpdoctor.knowledge.torch_frames import PYTHONS_FOLDERS, WITHOUT_FOLDER
 
 OF_LAUNCHERS: Final = {
     "ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",

@@ -9,7 +9,7 @@ import msgspec
 from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.text import listed
 from ddpdoctor.facts.fleet import Cell, Fleet, Reach
-from ddpdoctor.network_check.analysis.reachability import BLOCKED, MOST_OF_THEM
+from ddpdoctor.network_check.analysis.fault_location import BLOCKED, MOST_OF_THEM
 
 DIALLED = "TCP connections between all nodes"
 MET = {

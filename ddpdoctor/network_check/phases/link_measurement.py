@@ -85,10 +85,11 @@ class Wire:
         self._socket.sendall(data)
 
     def receive(self, size: int) -> bytes:
-        """Exactly so many bytes.
+        """Receive exactly so many bytes.
 
         Raises:
-            OSError: cut off, or the deadline passed (TimeoutError).
+            ConnectionResetError: cut off.
+            TimeoutError: the deadline passed.
         """
         parts = b""
         while len(parts) < size:
@@ -106,7 +107,12 @@ class Wire:
             self.send(block[: min(BLOCK, size - start)])
 
     def receive_bulk(self, size: int, came: Callable[[int], None] = lambda _: None) -> None:
-        """Takes so many bytes, and tells of each part as it comes."""
+        """Receive so many bytes, and tell of each part as it comes.
+
+        Raises:
+            ConnectionResetError: cut off.
+            TimeoutError: the deadline passed.
+        """
         while size:
             self._socket.settimeout(self._left())
             part = self._socket.recv_into(self._buffer, min(size, BLOCK))
@@ -172,7 +178,11 @@ async def measure(order: Measure, run: str, node: int) -> Measured:
 
 
 async def _go(peer: Peer, run: str, node: int, deadline: float) -> PeerStream:
-    """Dials the peer where the job's data will go: at NCCL's address, else by the route."""
+    """Dial the peer where the job's data will go: at NCCL's address, else by the route.
+
+    Raises:
+        PeerHandshakeError: it listens nowhere that all others reach, or isn't of this run.
+    """
     place = _data_place(peer)
     if place is None:
         raise PeerHandshakeError("it listens nowhere that all others reach")
@@ -252,7 +262,11 @@ def _ping_pong(wire: Wire, seconds: float, trips: list[float]) -> None:
 
 
 def _transfer(wire: Wire, command: bytes, seconds: float, trip: float, rates: dict[bytes, float]) -> None:
-    """Notes the rate of one direction, in Mbit/s; where the time is up before, that of what has arrived until then."""
+    """Note the rate of one direction, in Mbit/s; where the time is up before, that of what has arrived until then.
+
+    Raises:
+        OSError: the connection failed before enough had arrived.
+    """
     arrived = 0
 
     def came(size: int) -> None:
@@ -351,7 +365,11 @@ def _follow(wire: Wire) -> None:
 
 
 async def _in_thread(writer: asyncio.StreamWriter, deadline: float, work: Callable[[Wire], T]) -> T:
-    """Does the work on the connection's socket, which asyncio keeps its hands off meanwhile. Ends soon when cancelled."""
+    """Do the work on the connection's socket, which asyncio keeps its hands off meanwhile.
+
+    Raises:
+        CancelledError: it was cancelled; the work ends soon.
+    """
     cast(asyncio.Transport, writer.transport).pause_reading()
     connected: socket.socket = writer.get_extra_info("socket").dup()
 

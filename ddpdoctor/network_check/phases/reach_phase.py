@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.base.text import listed
 from ddpdoctor.facts.fleet import Cell, Reach
-from ddpdoctor.network_check.analysis.reachability import BLOCKED, COUNTED_DIALS
+from ddpdoctor.network_check.analysis.fault_location import BLOCKED, COUNTED_DIALS
 from ddpdoctor.network_check.protocol.hub import Hub
 from ddpdoctor.network_check.protocol.messages import (
     MAX_PORTS,

@@ -42,11 +42,16 @@ SOURCE_FOLDER = re.compile(r"(?<![^\s\]:])([^\s\]:/]*)/[^\s\]:]*/(?=\w+\.(?:cc|c
 
 
 async def collect(order: Collect, *, python: str, environ: Mapping[str, str]) -> Collected | OrderFailed:
-    """Runs this node's rank to its end, or kills it and all that it started after `order.seconds`, or when it is cancelled
-    with ABORTED.
+    """Run this node's rank to its end, or kill it and all that it started after `order.seconds`, or when it is cancelled
+    with ABORTED. An `OrderFailed` says that there was nothing to be tested, as where torch isn't installed.
 
-    python: the target Python's interpreter. environ: the settings that training would inherit there.
-    Cannot: there was nothing to be tested, as where torch isn't installed.
+    Args:
+        order: what node 0 asked for.
+        python: the target Python's interpreter.
+        environ: the settings that training would inherit there.
+
+    Raises:
+        CancelledError: it was cancelled by something else; the rank is killed.
     """
     word = secrets.token_hex(16)
     told = json.dumps(

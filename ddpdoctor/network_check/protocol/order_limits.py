@@ -15,7 +15,7 @@ import msgspec
 from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.interface_choice import as_address
-from ddpdoctor.network_check.analysis.reachability import COUNTED_DIALS
+from ddpdoctor.network_check.analysis.fault_location import COUNTED_DIALS
 from ddpdoctor.network_check.protocol.claimed_addresses import (
     addresses_of,
     near_network,

@@ -107,7 +107,11 @@ async def dial_peer(address: str, port: int, run: str, node: int, purpose: str, 
 
 
 async def _knock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run: str, node: int, purpose: str) -> int:
-    """Says who we are; the node that answered."""
+    """Say who we are; return the node that answered.
+
+    Raises:
+        NotAPeerError: what answered is of another run.
+    """
     nonce = secrets.token_hex(16)
     await _say(writer, DialHello(node, purpose, nonce))
     reply = await _hear(reader, ListenerReply)
@@ -124,7 +128,8 @@ async def accept_peer(
 
     Raises:
         TimeoutError: it said nothing for too long.
-        PeerHandshakeError: it isn't of this run, or gone.
+        NotAPeerError: it is of another run.
+        PeerHandshakeError: it is gone.
     """
     knock = await within(SECONDS, _hear(reader, DialHello))
     nonce = secrets.token_hex(16)

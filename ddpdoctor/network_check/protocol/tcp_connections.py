@@ -62,7 +62,7 @@ def send_again_soon(one: socket.socket) -> None:
 
 
 async def connect(to: Destination, seconds: float = CONNECT_SECONDS) -> tuple[Attempt, socket.socket | None]:
-    """One try. The socket, where it is connected, is the caller's to close."""
+    """Try to connect once. The socket, where it is connected, is the caller's to close."""  # noqa: DOC501 (caught here)
     started = time.monotonic()
     try:
         one = socket.socket(to.family, socket.SOCK_STREAM)

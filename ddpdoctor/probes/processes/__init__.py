@@ -2,3 +2,12 @@
 
 `listing.probe(context)` gives the facts, but for the stacks of quiet orphans, which `ddpdoctor/processes/probe.py` adds.
 """
+
+__all__ = [
+    "command_lines",
+    "description",
+    "listing",
+    "open_files",
+    "process_tree",
+    "roles",
+]

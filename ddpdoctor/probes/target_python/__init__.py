@@ -9,6 +9,11 @@ from ddpdoctor.probes.library_search import targets_libstdcxx
 from ddpdoctor.probes.run_as import code_of, identity_for
 from ddpdoctor.probes.target_python.asking import ask, maybe, why_silent
 
+__all__ = [
+    "asking",
+    "choice",
+]
+
 
 def probe(context: Context) -> TargetPython | Unknown:
     answer = ask(context, "interpreter")

@@ -8,7 +8,7 @@ from typing import Final
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.hang import Frame, RankLook
 from ddpdoctor.facts.processes import Process, Processes
-from ddpdoctor.knowledge.stack_places import PlaceKind, place_of, where
+from ddpdoctor.knowledge.torch_frames import PlaceKind, place_of, where
 from ddpdoctor.processes.jobs import jobs_of
 from ddpdoctor.processes.leftovers.orphans import ProcessTree
 from ddpdoctor.processes.signs_of_life import signs_of_life

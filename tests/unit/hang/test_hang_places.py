@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.facts.hang import Frame, RankLook
-from ddpdoctor.knowledge.stack_places import PlaceKind, place_of, worker_place
+from ddpdoctor.knowledge.torch_frames import PlaceKind, place_of, worker_place
 from tests.support.hangs import (
     C10D,
     GETS_ITEM,

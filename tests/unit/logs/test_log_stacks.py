@@ -11,7 +11,7 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.facts.log import Log, LogFrame
 from ddpdoctor.knowledge.frameworks import phase_of
-from ddpdoctor.knowledge.stack_places import PlaceKind, StackPlace, where
+from ddpdoctor.knowledge.torch_frames import PlaceKind, StackPlace, where
 from ddpdoctor.logs.analyze.sightings import stack_lines
 from ddpdoctor.logs.diagnosis import judge_log
 from ddpdoctor.logs.match.wanted_signs import vocabulary

@@ -23,7 +23,7 @@ from ddpdoctor.network_check.protocol.messages import NodeVerdict
 from ddpdoctor.network_check.render import alone_document, part_document, verdict_document
 from ddpdoctor.network_check.render_words import node_rows, part_lines, phase_text
 from ddpdoctor.report.contract import Report, build_report, to_json
-from ddpdoctor.report.folding import folded
+from ddpdoctor.report.merged_findings import folded
 from ddpdoctor.report.terminal import text_of
 from tests.support.fleets import PHASES, examined, make_fleet, node
 

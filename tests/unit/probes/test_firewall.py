@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.firewall import enabled_service
-from ddpdoctor.probes.packet_filter import (
+from ddpdoctor.probes.packet_filter_rules import (
     IPV6,
     Chain,
     Reading,

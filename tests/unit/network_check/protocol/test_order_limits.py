@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.facts.fleet import Cell
 from ddpdoctor.facts.network import Interface, Network, Resolution
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.network_check.analysis.reachability import COUNTED_DIALS
+from ddpdoctor.network_check.analysis.fault_location import COUNTED_DIALS
 from ddpdoctor.network_check.job import NetcheckJob
 from ddpdoctor.network_check.protocol.agent import HubGoneError, check_assigned_rank
 from ddpdoctor.network_check.protocol.messages import (

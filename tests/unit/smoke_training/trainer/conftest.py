@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
+import torch  # noqa: F401
 import torch.distributed
 from ddpdoctor_smoke.rank import Worker
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed
+import torch.distributed  # noqa: F401
 from ddpdoctor_smoke.rank import Worker, WrongOutcome
 from ddpdoctor_smoke.stages import (
     checkpointing,

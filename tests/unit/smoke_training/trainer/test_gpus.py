@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed
+import torch.distributed  # noqa: F401
 from ddpdoctor_smoke.rank import NotHere, Worker, WrongOutcome
 from ddpdoctor_smoke.stages import (
     beginning,

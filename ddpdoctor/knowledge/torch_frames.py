@@ -107,7 +107,7 @@ class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rows of stack_places.json.
+    """Rows of torch_frames.json.
 
     calls: for the innermost frames that are torch's or Python's: the first that fits, from the innermost.
     around: what somebody's own code may run inside of, so that it counts wherever on the stack it is. A name that ends with "/" is a
@@ -122,7 +122,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def _table() -> _Table:
-    content = get_data(__name__, "stack_places.json")
+    content = get_data(__name__, "torch_frames.json")
     assert content is not None
     return msgspec.json.decode(content, type=_Table)
 

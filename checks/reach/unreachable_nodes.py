@@ -14,7 +14,7 @@ from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.knowledge.node_words import NO_FLEET, called, names
-from ddpdoctor.network_check.analysis.reachability import locate_faults
+from ddpdoctor.network_check.analysis.fault_location import locate_faults
 
 OUT_OF_FILES = "Too many open files"
 

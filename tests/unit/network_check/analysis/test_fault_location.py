@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdoctor.facts.fleet import Fleet, Node, Reach
-from ddpdoctor.network_check.analysis.reachability import LostPackets, ReachFaults, Way, locate_faults, subnet_of
+from ddpdoctor.network_check.analysis.fault_location import LostPackets, ReachFaults, Way, locate_faults, subnet_of
 
 PORTS = 3
 SYN = 3
