@@ -1,6 +1,6 @@
 """A reference DDP job in the target Python: planned, started, watched, ended, and judged by the checks of the family smoke.
 
-- `plan`, `stage_selection`, `training_order`: what is to be run
+- `plan`, `stages`, `training_order`: what is to be run
 - `local/`: the ranks of this host
 - `multinode/`: the ranks of several hosts
 - `trainer/`: the ranks' own side, which runs in the target Python

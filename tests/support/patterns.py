@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import json
 import re
 import signal
 import time
@@ -116,6 +117,13 @@ def collected() -> tuple[list[Expression], list[str]]:
             found.append(Expression(where, re.compile(pattern, flags), _hardest(used)))
         for name, value in vars(module).items():
             found += [Expression(f"{file} {name}", one, _hardest(methods(file, name))) for one in _within(value)]
+    magic_numbers = json.loads((ROOT / "ddpdoctor" / "checkpoints" / "kinds" / "magic_numbers.json").read_text())
+    found += [
+        Expression(
+            f"magic number of {number['name']}", re.compile(number["pattern"].encode("ascii"), re.DOTALL), "match"
+        )
+        for number in magic_numbers
+    ]
     for check in all_checks():
         signs = [sign for sign in check.log_signs if sign.pattern]
         found += [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -355,14 +355,14 @@ def believable(left: Leftovers) -> Leftovers:
     return Leftovers(
         processes=left.processes[:MAX_LEFTOVERS],
         ports=tuple(port for port in left.ports if 0 < port < 65536)[:MAX_LEFTOVERS],
-        shared_memory=_matching(_SHARED_MEMORY_PATH, left.shared_memory),
-        unclaimed=_matching(_SHARED_MEMORY_PATH, left.unclaimed),
-        files=_matching(_TEMPORARY_FOLDER, left.files),
+        shared_memory=_plausible(_SHARED_MEMORY_PATH.fullmatch, left.shared_memory),
+        unclaimed=_plausible(_SHARED_MEMORY_PATH.fullmatch, left.unclaimed),
+        files=_plausible(_TEMPORARY_FOLDER.fullmatch, left.files),
     )
 
 
-def _matching(pattern: re.Pattern[str], paths: Sequence[str]) -> tuple[str, ...]:
-    return tuple(path for path in paths if pattern.fullmatch(path))[:MAX_LEFTOVERS]
+def _plausible(fits: Callable[[str], object], paths: Sequence[str]) -> tuple[str, ...]:
+    return tuple(path for path in paths if fits(path))[:MAX_LEFTOVERS]
 
 
 def _has_failed(answer: Answer) -> bool:
