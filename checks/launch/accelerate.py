@@ -97,7 +97,7 @@ def accelerate_config_refused(accelerate: Accelerate, packages: Packages) -> Ite
     """
     file = _file(accelerate, packages)
     again = Fix("Or have accelerate ask for everything again, and write the file itself", ("accelerate config",))
-    for names, why, fix in _refusals(file):
+    for names, why, fix in find_refusals(file):
         yield Finding(
             f"accelerate can't take its configuration file: {why}",
             cause="It ends while it reads the file, before it starts anything.",
@@ -106,8 +106,8 @@ def accelerate_config_refused(accelerate: Accelerate, packages: Packages) -> Ite
         )
 
 
-def _refusals(file: ConfigFile) -> Iterator[tuple[tuple[str, ...], str, Fix]]:
-    """(the keys, why, what mends it)."""
+def find_refusals(file: ConfigFile) -> Iterator[tuple[tuple[str, ...], str, Fix]]:
+    """Find what accelerate refuses: the keys, why, and what mends it."""
     said = file.value("distributed_type")
     if "distributed_type" not in file:
         yield ("distributed_type",), "it has no distributed_type", _edit(file, "distributed_type", "MULTI_GPU")

@@ -159,7 +159,7 @@ def smoke(
         return joint
     with _not_begun():
         snapshot = collect_facts(Context(path, chosen_by, quick=True), {*GROUPS, *HEADING})
-        snapshot = _with_torch(snapshot, options, python)
+        snapshot = add_imported_torch(snapshot, options, python)
     examination = _train(options, plan_training(snapshot, nproc, backend), snapshot, watcher)
     from ddpdoctor.smoke_training.analysis.verdict import needs_host_check
 
@@ -190,7 +190,7 @@ def _not_begun() -> Iterator[None]:
         raise
 
 
-def _with_torch(snapshot: Snapshot, options: SmokeOptions, python: str | None) -> Snapshot:
+def add_imported_torch(snapshot: Snapshot, options: SmokeOptions, python: str | None) -> Snapshot:
     """Builds of torch for Jetson mostly have no NCCL, which only an import tells: it is worth its seconds there."""
     import msgspec
 

@@ -272,7 +272,7 @@ def place(log: Log, line: LogLine) -> str:
 
 def rows(log: Log) -> list[tuple[str, str]]:
     """(label, text): which files, and what they tell of the run."""
-    found = [("log" if len(log.files) == 1 else "logs", _files(log.files))]
+    found = [("log" if len(log.files) == 1 else "logs", name_files(log.files))]
     found += [("", one_line(note)) for note in log.notes]
     run = []
     if log.launcher:
@@ -288,7 +288,8 @@ def rows(log: Log) -> list[tuple[str, str]]:
     return [(label, text) for label, text in found if text]
 
 
-def _files(files: Sequence[LogFile]) -> str:
+def name_files(files: Sequence[LogFile]) -> str:
+    """Say in a line which files were read: names, sizes, lines."""
     read = [file for file in files if file.bytes]
     size = human(sum(log_file.bytes for log_file in read))
     lines = sum(log_file.lines for log_file in read)

@@ -140,3 +140,15 @@ def test_a_class_name_means_one_thing() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(name)
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_tests_import_no_private_names() -> None:
+    private = {
+        f"{path.relative_to(ROOT)}: {alias.name}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ddpdoctor")
+        for alias in node.names
+        if alias.name.startswith("_") and alias.name != "__version__"
+    }
+    assert private == set()

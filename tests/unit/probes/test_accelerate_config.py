@@ -220,7 +220,7 @@ def test_accelerate_itself_refuses_what_we_call_refused(tmp_path: Path, text: st
     """Its own functions, up to where it would start the processes."""
     launch = pytest.importorskip("accelerate.commands.launch")
     utils = pytest.importorskip("accelerate.utils.launch")
-    from ddpdoctor.checks.launch.accelerate import _refusals
+    from ddpdoctor.checks.launch.accelerate import find_refusals
 
     path = tmp_path / "c.yaml"
     path.write_text(text)
@@ -234,4 +234,4 @@ def test_accelerate_itself_refuses_what_we_call_refused(tmp_path: Path, text: st
     except (ValueError, AttributeError):
         refused = True
     assert refused == is_refused
-    assert bool(list(_refusals(read_config(str(path), text)))) == is_refused
+    assert bool(list(find_refusals(read_config(str(path), text)))) == is_refused

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.api.training import _with_torch
+from ddpdoctor.api.training import add_imported_torch
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.engine.examination import Verdict
@@ -175,10 +175,10 @@ def test_torch_is_imported_for_the_plan_only_where_it_may_lack_nccl(monkeypatch:
     quick = {name: msgspec.structs.replace(host(name), torch=Unknown("not looked at")) for name in healthy_names()}
     jetson = quick.pop("jetson-orin")
     wishes = SmokeOptions(python="/opt/env/bin/python", timeout=50)
-    assert [_with_torch(one, wishes, None) for one in quick.values()] == [*quick.values()]
-    assert _with_torch(jetson, msgspec.structs.replace(wishes, backend="gloo"), None) == jetson
+    assert [add_imported_torch(one, wishes, None) for one in quick.values()] == [*quick.values()]
+    assert add_imported_torch(jetson, msgspec.structs.replace(wishes, backend="gloo"), None) == jetson
     assert not asked
-    told = _with_torch(jetson, wishes, "python")
+    told = add_imported_torch(jetson, wishes, "python")
     assert asked == [(("python", 50), {"torch"})]
     assert plan_training(told, None, "auto").chosen == f"2 ranks on CPU over gloo ({NO_NCCL})"
 
