@@ -335,12 +335,12 @@ class Result(msgspec.Struct, frozen=True):
 
 def diagnose(snapshot: Snapshot, plan: Plan, checks: Iterable[Check]) -> tuple[Result, ...]:
     """Judges a snapshot. A check that crashes is that check's result; the others go on."""
-    return tuple(_judge(one, snapshot, plan) for one in checks)
+    return tuple(_judge(check, snapshot, plan) for check in checks)
 
 
 def _short_enough(finding: Finding) -> Finding:
     """Cut a summary to what a line holds, and the middle out of evidence that nobody would read: a setting may be 128 KiB long."""
-    evidence = tuple(Evidence(clip_middle(one.text, 4000), one.source) for one in finding.evidence)
+    evidence = tuple(Evidence(clip_middle(entry.text, 4000), entry.source) for entry in finding.evidence)
     return msgspec.structs.replace(finding, summary=clip(finding.summary), evidence=evidence)
 
 

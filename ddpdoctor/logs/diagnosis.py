@@ -263,7 +263,7 @@ def _hosts(suspect: Suspect, verdict: LogVerdict, snapshot: Snapshot) -> list[st
     lead = [verdict.lead.host] if verdict.lead else []
     every = [] if isinstance(log, Unknown) else list(log.hosts)
     for hosts in ([sighting.line.host for sighting in suspect.sightings], lead, every):
-        known = (one for one in hosts if one and one != "localhost" and not one.startswith(TASK))
+        known = (name for name in hosts if name and name != "localhost" and not name.startswith(TASK))
         if named := list(dict.fromkeys(known)):
             return named
     return []

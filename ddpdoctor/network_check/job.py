@@ -276,13 +276,13 @@ def _stale_ranks(launch: Launch | None, nnodes: _Said | None, environ: Mapping[s
         return []
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS") if _is(launch, "Slurm") else _names(launch)[:2]
     rank, size = _Said(names[0], launch.rank), _Said(names[1], launch.world_size)
-    stale = [one for one in _said(environ, "RANK") if one.value != rank.value]
+    stale = [setting for setting in _said(environ, "RANK") if setting.value != rank.value]
     # A program that finds RANK doesn't look at SLURM_PROCID.
     if _is_mpi(launch) and "RANK" not in environ and size.value > 1:
-        stale += [one for one in _said(environ, "SLURM_PROCID") if one.value != rank.value]
+        stale += [setting for setting in _said(environ, "SLURM_PROCID") if setting.value != rank.value]
     # One process a node is enough for netcheck, however many the job itself is to have there.
     one_each = nnodes is not None and nnodes.value == size.value
-    sizes = [one for one in _said(environ, "WORLD_SIZE") if one.value != size.value]
+    sizes = [setting for setting in _said(environ, "WORLD_SIZE") if setting.value != size.value]
     sizes = [one for one in sizes if not (one_each and one.value and one.value % size.value == 0)]
     return [_contradiction(rank, one) for one in stale] + [_contradiction(size, one) for one in sizes]
 

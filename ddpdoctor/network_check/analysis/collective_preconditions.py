@@ -90,7 +90,7 @@ def _too_slow(links: Sequence[Link]) -> str:
 
 
 def _unreached(reach: Sequence[Reach], kind: str) -> str:
-    failing = count_failures([one for one in reach if one.kind == kind])
+    failing = count_failures([matrix for matrix in reach if matrix.kind == kind])
     whose = "NCCL's" if kind == "nccl" else f"{kind}'s"
     return f"{whose} addresses don't reach each other ({failing} connections fail)" if failing else ""
 

@@ -25,7 +25,7 @@ MOST_OF_THEM: Final = 0.8
 MIN_PEERS: Final = 2
 """Peers on whose word a node is blamed, unless its own kernel says so as well."""
 
-BLOCKED: Final = "".join(one.value for one in (Cell.SILENT, Cell.REFUSED, Cell.PROHIBITED, Cell.RESET, Cell.OTHER))
+BLOCKED: Final = "".join(cell.value for cell in (Cell.SILENT, Cell.REFUSED, Cell.PROHIBITED, Cell.RESET, Cell.OTHER))
 COUNTED_DIALS: Final = 3
 """Times that a port which failed is dialled while it is counted. Each loses one packet (SYN)."""
 
@@ -326,13 +326,15 @@ class _Matrix:
 
         own: the links at that node whose first packets go that way; answered: those whose answers do."""
         both = {pair, (pair[1], pair[0])}
-        own_mine, answers_mine = ([one for one in some if one in both] for some in (own, answered))
+        own_mine, answers_mine = ([packets for packets in counts if packets in both] for counts in (own, answered))
         silent = self._silent(answers_mine)
         told = [self._counted(node, way, own)] if own_mine else []
         # What came or went that way of itself is the first to be missed.
         if silent and (own_mine or not self._failures(node, way)):
             told += [
-                self._counted(node, way, own, some) for some in (answered, answers_mine) if len(own_mine) == len(own)
+                self._counted(node, way, own, counts)
+                for counts in (answered, answers_mine)
+                if len(own_mine) == len(own)
             ]
         if LostPackets.HERE in told:
             return LostPackets.HERE

@@ -107,7 +107,7 @@ class CommonNodes(msgspec.Struct, frozen=True):
 
 def rate_of(link: Link) -> float | None:
     """Its slower direction, Mbit/s. None: neither was measured."""
-    return min((one for one in (link.forth, link.back) if one >= 0), default=None)
+    return min((rate for rate in (link.forth, link.back) if rate >= 0), default=None)
 
 
 @cache

@@ -51,7 +51,7 @@ class Tried(msgspec.Struct, frozen=True):
 
     @property
     def seen(self) -> Evidence:
-        met = listed(MET[one] for one in dict.fromkeys(self.cells))
+        met = listed(MET[cell] for cell in dict.fromkeys(self.cells))
         text = f"{listed(self.names)} dialled {self.address}: {met}; they reach {self.route}"
         return Evidence(text, DIALLED)
 
@@ -66,7 +66,7 @@ class Unreached(msgspec.Struct, frozen=True):
 
     @property
     def seen(self) -> Evidence:
-        met = listed(MET[one] for one in dict.fromkeys(self.cells))
+        met = listed(MET[cell] for cell in dict.fromkeys(self.cells))
         return Evidence(f"dialled {listed(self.addresses)} ({listed(self.names)}): {met}", DIALLED)
 
 

@@ -107,14 +107,14 @@ async def _try_twice(
         asyncio.ensure_future(_try(address, port, wanted, run, node, seconds, large=large)) for _ in range(SECOND_TRY)
     ]
     try:
-        for one in asyncio.as_completed(tries):
-            found = await one
+        for attempt in asyncio.as_completed(tries):
+            found = await attempt
             if found.cell is Cell.OK:
                 break
         return found
     finally:
-        for one in tries:
-            one.cancel()
+        for attempt in tries:
+            attempt.cancel()
         await asyncio.gather(*tries, return_exceptions=True)
 
 

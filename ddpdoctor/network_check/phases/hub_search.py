@@ -271,7 +271,7 @@ class _Search:
 def _of_all(packets: dict[Destination, int | None]) -> int | None:
     """Where this host takes some destinations' packets and not others', its filter isn't why nobody is met."""
     found = list(packets.values())
-    known = [one for one in found if one is not None]
+    known = [answer for answer in found if answer is not None]
     if not known:
         return None
     return sum(known) if all(found) else 0

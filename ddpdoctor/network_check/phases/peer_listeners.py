@@ -116,8 +116,8 @@ class Listeners:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for one in self._sockets:
-            one.close()
+        for listening in self._sockets:
+            listening.close()
         self._sockets.clear()
 
     def _listen(self, address: str, wanted: tuple[int, int] | None) -> int:
@@ -167,7 +167,7 @@ class Listeners:
 
     def _tires(self, source: str) -> bool:
         """Whether so many from there have shown nothing, or have yet to, that one more isn't listened to."""
-        waiting = sum(one.source == source for one in self._unknown.values())
+        waiting = sum(count.source == source for count in self._unknown.values())
         return waiting >= MAX_PENDING_PER_ADDRESS or self._strangers.get(source, 0) >= MAX_STRANGERS_PER_ADDRESS
 
     def _gone(self, task: asyncio.Task[None]) -> None:
@@ -253,7 +253,7 @@ def _bind(own: socket.socket, address: str, wanted: tuple[int, int] | None) -> N
 def _reserved_ports() -> list[tuple[int, int]]:
     """The ranges that the administrator keeps for servers of their own."""
     try:
-        parts = [one.partition("-") for one in RESERVED.read_text().strip().split(",") if one]
+        parts = [span.partition("-") for span in RESERVED.read_text().strip().split(",") if span]
         return [(int(first), int(last or first)) for first, _, last in parts]
     except (OSError, ValueError):
         return []

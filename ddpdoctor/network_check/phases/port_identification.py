@@ -66,7 +66,7 @@ def _line(said: bytes, header: bytes = b"") -> str:
     """The first line, and that of a header, printable and short."""
     lines = said.splitlines()
     wanted = [lines[0], *(line for line in lines[1:] if header and line.lower().startswith(header))]
-    text = ", ".join(one.decode("ascii", "replace").strip() for one in wanted)
+    text = ", ".join(literal.decode("ascii", "replace").strip() for literal in wanted)
     return "".join(letter if letter.isprintable() and letter.isascii() else "." for letter in text)[:80]
 
 

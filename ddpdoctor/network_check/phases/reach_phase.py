@@ -92,10 +92,10 @@ class _Phase:
         met = await self._dial(dict.fromkeys(self._there, places), TRY_SECONDS)
         failed = _failed(met, places)
         packets, answered = await self._under_the_kernels_eyes(failed) if failed else ({}, set())
-        met = {rank: tuple(_mended(rank, one, places, answered) for one in row) for rank, row in met.items()}
+        met = {rank: tuple(_mended(rank, cell, places, answered) for cell in row) for rank, row in met.items()}
         reach = matrices(self._members, places, {rank: self._excused(row) for rank, row in met.items()})
         # Whether NCCL and gloo would take other addresses in vain is for the checks to say: there may be no NCCL.
-        routes = [one for one in reach if one.kind == "route"]
+        routes = [matrix for matrix in reach if matrix.kind == "route"]
         untested = self._untested(routes)
         return ReachResult(
             reach=reach,
@@ -189,7 +189,7 @@ class _Phase:
 
 def count_failures(reach: Iterable[Reach]) -> int:
     """How many connections failed."""
-    return sum(cell not in GOOD for one in reach for row in one.rows for cell in row)
+    return sum(cell not in GOOD for matrix in reach for row in matrix.rows for cell in row)
 
 
 def _failed(met: Mapping[int, Sequence[DialOutcome]], places: Places) -> Mapping[int, Places]:
@@ -266,7 +266,7 @@ def matrices(
 def _of_kind(
     kind: str, places: Sequence[ListenAddress | None], ranks: Sequence[int], met: Mapping[int, Sequence[DialOutcome]]
 ) -> Iterator[Reach]:
-    cells = {(rank, one.node): one.cells for rank, row in met.items() for one in row if one.kind == kind}
+    cells = {(rank, cell.node): cell.cells for rank, row in met.items() for cell in row if cell.kind == kind}
     for nth in range(max((len(place.ports) for place in places if place), default=0)):
         ports = [place.ports[nth] if place and nth < len(place.ports) else 0 for place in places]
         yield Reach(

@@ -59,7 +59,7 @@ def addresses_of(snapshot: Snapshot | None) -> frozenset[str]:
 
 def networks_of(snapshot: Snapshot | None) -> tuple[IpNetwork, ...]:
     """Those that a host says it is in."""
-    without_zones = (re.sub(r"%[^/]*", "", one) for one in _written(snapshot))
+    without_zones = (re.sub(r"%[^/]*", "", address) for address in _written(snapshot))
     return tuple(ipaddress.ip_interface(without_zone).network for without_zone in without_zones if "/" in without_zone)
 
 

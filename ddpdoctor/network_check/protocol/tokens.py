@@ -36,8 +36,8 @@ _ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 """Without those that look alike: i, l, o, 0, 1."""
 
 _PRIVATE = tuple(
-    ipaddress.ip_network(one)
-    for one in ("127.0.0.0/8", "169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10",
+    ipaddress.ip_network(network)
+    for network in ("127.0.0.0/8", "169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10",
                 "::1/128", "fe80::/10", "fc00::/7")
 )  # fmt: skip
 
