@@ -50,7 +50,7 @@ from ddpdoctor.network_check.protocol.tcp_connections import UnknownNameError, d
 from ddpdoctor.network_check.protocol.threads import in_thread
 from ddpdoctor.network_check.render_words import part_lines
 from ddpdoctor.network_check.results import NetcheckOptions, ProgressListener, RunResult
-from ddpdoctor.network_check.task import Worker
+from ddpdoctor.network_check.task import OrderHandler
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.runner import take_snapshot
 
@@ -93,7 +93,7 @@ class _Node:
         self._audience = audience
         self._began = time.monotonic()
         self._token = tokens.token_of(options.job, options.token)
-        self._worker: Worker | None = None
+        self._worker: OrderHandler | None = None
         self._misled = False
         """The master's name can't lead all nodes to node 0."""
         self.in_touch: Callable[[], bool] = lambda: False

@@ -18,7 +18,7 @@ from ddpdoctor.network_check.protocol.order_limits import Master
 from ddpdoctor.network_check.worker import NetcheckWorker
 
 
-class Worker(Protocol):
+class OrderHandler(Protocol):
     """Carries out the hub's orders on one node."""
 
     def welcome(self, welcome: Welcome) -> None:
@@ -54,7 +54,7 @@ class Task(Protocol):
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
-    ) -> Worker:
+    ) -> OrderHandler:
         """Makes the worker of a node; arguments as for `NetcheckWorker`."""
 
     @property
@@ -87,7 +87,7 @@ class Netcheck:
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
-    ) -> Worker:
+    ) -> OrderHandler:
         """Makes the worker of a node; arguments as for `NetcheckWorker`."""
         return NetcheckWorker(snapshot, address, master, python, environ, quick=self._quick)
 

@@ -17,7 +17,7 @@ from ddpdoctor.network_check.analysis.node_facts import FACT_GROUPS
 from ddpdoctor.network_check.node_session import NodeSession, PhaseCoordinator
 from ddpdoctor.network_check.protocol.order_limits import Master
 from ddpdoctor.network_check.results import ProgressListener
-from ddpdoctor.network_check.task import Worker
+from ddpdoctor.network_check.task import OrderHandler
 from ddpdoctor.smoke_training.analysis.verdict import checks_of_plans
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions, TrainingCoordinator
@@ -68,7 +68,7 @@ class SmokeTask:
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
-    ) -> Worker:
+    ) -> OrderHandler:
         return RemoteTraining(self._options, snapshot, master, python, environ, self._on_progress)
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
