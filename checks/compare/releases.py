@@ -24,7 +24,7 @@ from ddpdoctor.knowledge.version_agreement import (
     torch_build,
     torch_release,
 )
-from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, older
+from ddpdoctor.knowledge.wheels import DRIVER_FLOOR, numbers, older
 from ddpdoctor.network_check.analysis.install_same_torch import same_torch
 
 LOST = "this node is lost"
@@ -226,7 +226,7 @@ def _other_driver(own: Node, fleet: Fleet) -> Iterator[Finding]:
         return
     here = drivers[own.rank]
     others = [node for node in nodes if drivers.get(node.rank) == wanted]
-    floor = DRIVER_FLOOR.get(int(own.cuda.partition(".")[0])) if isinstance(own.cuda, str) else None
+    floor = DRIVER_FLOOR.get(numbers(own.cuda)[0]) if isinstance(own.cuda, str) and numbers(own.cuda) else None
     too_old = floor is not None and older(here, floor)
     yield Finding(
         summary=f"{called(own)} has NVIDIA driver {here}, {names(others, most=3)} {wanted}"

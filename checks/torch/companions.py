@@ -78,6 +78,6 @@ def _not_its_cuda(companion: Package, torch: Torch) -> tuple[Severity, str] | No
         return FAIL, f"it is built for CUDA {dotted(cuda)}, torch without CUDA"
     if torch.cuda and tag == "cpu":
         return WARN, "it is the CPU build, and its operators can't take GPU tensors"
-    if torch.cuda and cuda and cuda[0] != numbers(torch.cuda)[0]:
+    if torch.cuda and cuda and cuda[:1] != numbers(torch.cuda)[:1]:
         return FAIL, f"it is built for CUDA {dotted(cuda)}, torch for {torch.cuda}"
     return None

@@ -310,7 +310,7 @@ def _newer_and_served(pin: PinnedRelease) -> bool:
     """A newer cuDNN or NCCL of the same major serves torch as well, and is often installed on purpose."""
     if not pin.package.startswith(("nvidia-cudnn", "nvidia-nccl")) or not pin.installed or not pin.exact:
         return False
-    same_major = numbers(pin.installed)[0] == numbers(pin.exact)[0]
+    same_major = numbers(pin.installed)[:1] == numbers(pin.exact)[:1]
     return same_major and older(pin.exact, pin.installed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -35,6 +36,10 @@ MAX_INDENT: Final = 2
 
 Anonymise = Callable[[str], str]
 
+_CALLS: Final = re.compile(r"\\[@#](?=\w)")
+_BEGINS_BLOCK: Final = re.compile(r"^(\d{1,9}(?=[.)](?:\s|$))|(?=[>+=-]))(.)")
+"""Quotes, lists, lines and headings, which begin so."""
+
 
 def to_markdown(document: Document, report: Report, examinations: Sequence[Examination]) -> str:
     """A command's report for a bug tracker.
@@ -53,26 +58,17 @@ def _anonymiser(report: Report, snapshots: list[Snapshot]) -> Anonymise:
     facts = msgspec.to_builtins([report, *(snapshot.meeting for snapshot in snapshots)])
     others = hosts_in(facts) - {snapshot.host for snapshot in snapshots}
     everybody = [*snapshots, *(Snapshot(host=host) for host in sorted(others))]
-    people = people_in(facts)
-    anonymisers = [
-        Anonymiser(snapshot, number if len(everybody) > 1 else None, people)
-        for number, snapshot in enumerate(everybody, 1)
-    ]
-
-    def anonymise(text: str) -> str:
-        for anonymiser in anonymisers:
-            text = anonymiser(text)
-        return text
-
-    return anonymise
+    return Anonymiser(*everybody, people=people_in(facts))
 
 
 def escape(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
+    """Text that Markdown shows as it is, on one line, and in which GitHub finds nobody to call."""
     text = one_line(text).replace("&", "&amp;").replace("<", "&lt;")
     for character in "\\`*_[]|#~@":
         text = text.replace(character, "\\" + character)
-    return text
+    # GitHub looks for names and numbers when the backslashes are gone already.
+    text = _CALLS.sub(r"\g<0>&#8203;", text)
+    return _BEGINS_BLOCK.sub(r"\1\\\2", text)
 
 
 def code(text: str) -> str:
@@ -144,7 +140,7 @@ class _Writer:
     def _paragraph(self, paragraph: Paragraph, *, nested: bool) -> str:
         label = self._text(paragraph.label)
         spans = pieces(paragraph.text)
-        if len(spans) == 1 and spans[0].style == "cyan":
+        if len(spans) == 1 and spans[0].style == "cyan" and "`" not in spans[0].text:
             text = f"`{one_line(self._anonymise(spans[0].text))}`"
         else:
             text = self._text(paragraph.text)

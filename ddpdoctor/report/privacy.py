@@ -13,8 +13,11 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.snapshot import Snapshot
 
 _HOME = re.compile(r"/(?:home|Users|users)/[^/\s:'\"]+")
-_IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
-_IPV6 = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{1,4}:){2,7}[0-9a-fA-F:]{1,}(?![\w:])")
+_IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?!\.?\d)")
+_IPV6 = re.compile(
+    r"(?<![\w:])(?:[23][0-9a-fA-F]{3}:|(?:[0-9a-fA-F]{1,4}:){2})(?:[0-9a-fA-F]{0,4}:){0,7}[0-9a-fA-F]{0,4}(?!\w)"
+)
+"""What may be one, with a colon or a port behind it."""
 _MAC = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b")
 _GPU_UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}-[0-9a-fA-F-]{27,}")
 
@@ -24,6 +27,9 @@ _NAMES_HOSTS = re.compile(
     r"|SLURM_SRUN_COMM_HOST|SLURM_LAUNCH_NODE_IPADDR|JOBSET_NAME|KUBERNETES_SERVICE_HOST"
 )
 
+
+_CUT = re.compile(r"(?<![\w-])([\w.-]{4,80}?)\.\.\.(?!\.)")
+"""A name whose end was left out."""
 
 _NO_PERSON = frozenset({"", "root", "nobody", "daemon"})
 
@@ -43,13 +49,15 @@ def hosts_in(facts: Any) -> set[str]:
     Args:
         facts: as for `people_in`.
     """
-    names = _values_of(("host", "master"), facts) - {"", "localhost"}
+    names = _values_of(("host", "hosts", "master"), facts) - {"", "localhost"}
     return {name for name in names if not _is_address(name) and ", " not in name}
 
 
 def _values_of(keys: Sequence[str], facts: Any) -> set[str]:
     if isinstance(facts, dict):
-        found = {facts[key] for key in keys if isinstance(facts.get(key), str)}
+        given = [facts[key] for key in keys if key in facts]
+        named = (name for value in given for name in (value if isinstance(value, list | tuple) else [value]))
+        found = {name for name in named if isinstance(name, str)}
         return found.union(*(_values_of(keys, inner) for inner in facts.values()))
     if isinstance(facts, list | tuple):
         return set().union(*(_values_of(keys, inner) for inner in facts))
@@ -57,33 +65,47 @@ def _values_of(keys: Sequence[str], facts: Any) -> set[str]:
 
 
 class Anonymiser:
-    """Replaces one host's names and its users' wherever they stand, the same host always by the same word.
+    """Replaces hosts' names and their users' wherever they stand, the same host always by the same word.
 
     Args:
-        snapshot: of the host.
-        number: of it, where there are several.
-        people: accounts that the snapshot doesn't name.
+        snapshots: of the hosts, which are numbered where there are several.
+        people: accounts that the snapshots don't name.
     """
 
-    def __init__(self, snapshot: Snapshot, number: int | None = None, people: Iterable[str] = ()) -> None:
-        word = "HOST" if number is None else f"HOST{number}"
-        names = {snapshot.host}
-        if not isinstance(snapshot.network, Unknown):
-            names |= {snapshot.network.hostname, snapshot.network.fqdn}
-        names |= set(_named_by_settings(snapshot))
-        names |= {name.partition(".")[0] for name in names if not _is_address(name)}
-        names -= {"", "localhost", "localhost.localdomain"}
-        self._names = _any_of(names)
-        self._people = _any_of(people_in(msgspec.to_builtins(snapshot)) | set(people))
-        self._word = word
+    def __init__(self, *snapshots: Snapshot, people: Iterable[str] = ()) -> None:
+        self._words: dict[str, str] = {}
+        self._accounts = set(people)
+        for number, snapshot in enumerate(snapshots, 1):
+            self._accounts |= people_in(msgspec.to_builtins(snapshot))
+            for name in _names_of(snapshot):
+                self._words.setdefault(name, "HOST" if len(snapshots) == 1 else f"HOST{number}")
+        # All of them at once: one host's name may begin as another's.
+        self._names = _any_of(self._words)
+        self._people = _any_of(self._accounts)
 
     def __call__(self, text: str) -> str:
         text = _HOME.sub("~", text)
         text = _MAC.sub("MAC", text)
         text = _GPU_UUID.sub(r"\1-...", text)
         text = _IPV4.sub(_mask_public, text)
-        text = _IPV6.sub(_mask_public, text)
-        return self._people.sub("USER", self._names.sub(self._word, text))
+        text = _IPV6.sub(_mask_public_v6, text)
+        text = _CUT.sub(self._whole, text)
+        return self._people.sub("USER", self._names.sub(lambda found: self._words[found[0]], text))
+
+    def _whole(self, cut: re.Match[str]) -> str:
+        """The word for a name of which only the beginning is left."""
+        words = (word for name, word in self._words.items() if name.startswith(cut[1]))
+        people = ("USER" for name in self._accounts if name.startswith(cut[1]))
+        return next(iter((*words, *people)), cut[0])
+
+
+def _names_of(snapshot: Snapshot) -> set[str]:
+    names = {snapshot.host}
+    if not isinstance(snapshot.network, Unknown):
+        names |= {snapshot.network.hostname, snapshot.network.fqdn}
+    names |= set(_named_by_settings(snapshot))
+    names |= {name.partition(".")[0] for name in names if not _is_address(name)}
+    return names - {"", "localhost", "localhost.localdomain"}
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:
@@ -118,3 +140,14 @@ def _mask_public(found: re.Match[str]) -> str:
     except ValueError:
         return found[0]
     return "PUBLIC-IP" if address.is_global else found[0]
+
+
+def _mask_public_v6(found: re.Match[str]) -> str:
+    """A colon or a port behind it may look like a part of it."""
+    head, colon, port = found[0].rpartition(":")
+    for address, rest in ((found[0], ""), (head, colon + port)):
+        try:
+            return f"PUBLIC-IP{rest}" if ipaddress.ip_address(address).is_global else found[0]
+        except ValueError:
+            continue
+    return found[0]

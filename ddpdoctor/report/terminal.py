@@ -147,7 +147,7 @@ def lines_of(block: Block, width: int, *, unicode: bool) -> Iterator[Line]:
     elif isinstance(block, Lines):
         yield from (_harmless(line) for line in block.lines)
     elif isinstance(block, LabelledRows):
-        margin = block.margin or max(len(label) for label, _ in block.rows) + GAP
+        margin = block.margin or max((len(label) for label, _ in block.rows), default=0) + GAP
         for label, text in block.rows:
             yield from _item(Paragraph(text, StyledText(label, "dim"), margin), width)
     elif isinstance(block, Table):
@@ -216,7 +216,7 @@ def _paragraph(text: str) -> str:
 
 def _table(table: Table, width: int) -> Iterator[Line]:
     widths = [
-        max(count_columns(column.heading), *(count_columns(plain(row.cells[place])) for row in table.rows))
+        max([count_columns(column.heading), *(count_columns(plain(row.cells[place])) for row in table.rows)])
         for place, column in enumerate(table.columns)
     ]
     shown = _fitting(table, widths, width - table.indent)
@@ -238,7 +238,7 @@ def _table(table: Table, width: int) -> Iterator[Line]:
 def _fitting(table: Table, widths: Sequence[int], width: int) -> tuple[int, ...]:
     """The places of the columns for which there is room beside the notes."""
     note = max((count_columns(plain(row.note)) for row in table.rows), default=0)
-    most = max(column.leaves for column in table.columns)
+    most = max((column.leaves for column in table.columns), default=0)
     # A note is rather wrapped than that a third column goes for it, and rather put below than that a fourth does.
     steps = [(0, note), (1, note), (2, note), (2, LEAST_NOTE), (3, LEAST_NOTE), *((step, 0) for step in range(4, most))]
     for step, least in steps:

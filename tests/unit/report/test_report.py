@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -20,10 +21,10 @@ from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.report.contract import Report, build_report, json_schema, to_json
-from ddpdoctor.report.document import Document, Paragraph, Section
+from ddpdoctor.report.document import Block, Column, Document, LabelledRows, Paragraph, Section, Table
 from ddpdoctor.report.examined_hosts import check_document
-from ddpdoctor.report.markdown import to_markdown
-from ddpdoctor.report.privacy import Anonymiser
+from ddpdoctor.report.markdown import escape, to_markdown
+from ddpdoctor.report.privacy import Anonymiser, hosts_in
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind, ReportedLeftover
 from ddpdoctor.report.terminal import text_of
 from tests.support.fixture_hosts import healthy_facts, healthy_names, host_cases, to_snapshot
@@ -304,3 +305,41 @@ def test_markdown_shows_text_as_it_is() -> None:
 def test_anonymiser_leaves_longer_words_alone() -> None:
     anonymise = Anonymiser(Snapshot(host="gpu"))
     assert anonymise("gpu has 8 gpus and gpu-0") == "HOST has 8 gpus and gpu-0"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("seen from 8.8.8.8.", "seen from PUBLIC-IP."),
+        ("version 1.8.8.8.8", "version 1.8.8.8.8"),
+        ("2600::1", "PUBLIC-IP"),
+        ("2a00:1450:4001::8a: refused", "PUBLIC-IP: refused"),
+        ("2a00:1450:4001:81b:0:0:0:200e:2950", "PUBLIC-IP:2950"),
+        ("at 12:34:56, c10::add, fe80::1", "at 12:34:56, c10::add, fe80::1"),
+        ("on gke-zebra-training-cl...", "on HOST1"),
+        ("on zebra07.corp.example and zebra07", "on HOST3 and HOST2"),
+        ("and more...", "and more..."),
+    ],
+)
+def test_anonymiser_on_what_is_cut_or_ends_a_sentence(text: str, told: str) -> None:
+    hosts = (Snapshot(host=name) for name in ("gke-zebra-training-cluster-a3", "zebra07", "zebra07.corp.example"))
+    assert Anonymiser(*hosts)(text) == told
+
+
+def test_markdown_names_no_host_of_a_list() -> None:
+    assert hosts_in({"log": {"hosts": ["node7", "node8"]}, "host": ""}) == {"node7", "node8"}
+
+
+@pytest.mark.parametrize("begin", ["> q", "+ a", "- a", "---", "===", "1. z", "12) z"])
+def test_no_text_begins_a_block_of_markdown(begin: str) -> None:
+    assert not re.match(r"[>+=-]|\d+[.)]", escape(begin))
+
+
+def test_markdown_calls_nobody() -> None:
+    assert escape("@team fixes #1, a # b") == "\\@&#8203;team fixes \\#&#8203;1, a \\# b"
+    assert escape("10.0.0.5 answers") == "10.0.0.5 answers"
+
+
+@pytest.mark.parametrize("block", [LabelledRows(()), Table((), ()), Table((Column("a"),), ())])
+def test_nothing_to_tell_raises_nothing(block: Block) -> None:
+    text_of(Document(verdict=Verdict.OK, sections=(Section((block,)),)), 60)
