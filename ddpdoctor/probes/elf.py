@@ -136,9 +136,6 @@ class SharedLibrary:
     def undefined(self, wanted: re.Pattern[str] = TORCH_NAMESPACES) -> tuple[str, ...]:
         """Strong undefined symbols whose names match."""
         start, end = self._span(".dynsym")
-        # Most libraries name nothing of torch's: a look at all names at once spares them one at each symbol.
-        if not re.compile(wanted.pattern.encode()).search(self._data, *self._strings):
-            return ()
         found = []
         for name, info, _, section, _, _ in SYMBOL.iter_unpack(self._bytes(start, end - (end - start) % SYMBOL.size)):
             if section == 0 and info >> 4 == GLOBAL:

@@ -78,6 +78,8 @@ class Screen:
         for block in blocks:
             for line in lines_of(block, self._width, unicode=self._unicode):
                 self._file.write(self._coloured(line))
+        # At once, so that a reader who has gone is noticed where something is written, and a live view goes on below.
+        self._file.flush()
 
     def _coloured(self, line: Line) -> str:
         if not self._colour:

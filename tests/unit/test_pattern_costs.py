@@ -15,7 +15,6 @@ NOT_IN_THE_SOURCE = {
     "ddpdoctor/base/lazy_patterns.py: self._pattern": "from its callers, which are among the expressions",
     "ddpdoctor/checkpoints/kinds/foreign_kinds.py: number.pattern.encode('ascii')": "of magic_numbers.json, which are among the expressions",
     "ddpdoctor/checkpoints/kinds/text_kinds.py: words": "words of titles, in which nothing is repeated",
-    "ddpdoctor/probes/elf.py: wanted.pattern.encode()": "the pattern by which symbols are chosen, for bytes",
     "ddpdoctor/engine/registry.py: sign.pattern": "of the signs of the checks, which are among the expressions",
     "ddpdoctor/knowledge/cuda_stack.py: pattern": "a name of packages that ends in digits, from its callers",
 }
