@@ -40,6 +40,8 @@ class _Form(NamedTuple):
         return self.literal.isalpha()
 
 
+UP_TO_THE_NEXT: Final = r"(?:(?!CalledProcessError: ).)*"
+"""No further, so that a line full of them costs in proportion to its length."""
 _FORMS: Final = tuple(
     _Form(literal, re.compile(pattern), said_by, told_to)
     for literal, pattern, said_by, told_to in (
@@ -94,7 +96,7 @@ _FORMS: Final = tuple(
         ),
         (
             " TERMINATED WITH THE EXIT STRING: ",
-            r"APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (?P<number>\d+)\)",
+            r"APPLICATION TERMINATED WITH THE EXIT STRING: (?:(?!APPLICATION TERM).)*\(signal (?P<number>\d+)\)",
             "mpiexec",
             False,
         ),
@@ -132,11 +134,11 @@ _FORMS: Final = tuple(
         # The --local_rank=N in it is no word on who failed: most releases of torch.distributed.launch print the last rank's command.
         (
             "returned non-zero exit status ",
-            rf"CalledProcessError: (?!{OF_A_TOOL})Command .*returned non-zero exit status (?P<code>\d+)",
+            rf"CalledProcessError: (?!{OF_A_TOOL})Command {UP_TO_THE_NEXT}returned non-zero exit status (?P<code>\d+)",
             "subprocess",
             False,
         ),
-        ("CalledProcessError: Command ", rf"CalledProcessError: (?!{OF_A_TOOL})Command .* died with <Signals\.(?P<signal>{_NAMES})", "subprocess", False),
+        ("CalledProcessError: Command ", rf"CalledProcessError: (?!{OF_A_TOOL})Command {UP_TO_THE_NEXT} died with <Signals\.(?P<signal>{_NAMES})", "subprocess", False),
         ("OOMKilled", r"(?:Reason:\s+|\breason: |^|(?<! as)(?<! or)[\s\"])(?P<error>OOMKilled)\b(?! (?:or|means|when|if|error)\b)", "kubernetes", False),
         (
             " exited with ",
