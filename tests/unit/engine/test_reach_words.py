@@ -15,7 +15,7 @@ from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
-from tests.unit.network_check.analysis.test_reachability import PORTS, SYN, column, fleet, row
+from tests.unit.network_check.analysis.test_fault_location import PORTS, SYN, column, fleet, row
 
 
 def findings(made: Fleet, firewall: Firewall | None = None) -> list[tuple[str, Finding]]:
