@@ -41,7 +41,3 @@ class TrainerOrder(dict):
 
 def read(text):
     return TrainerOrder(json.loads(text))
-
-
-TORCH_EXTRA_SECONDS = 60.0
-"""By which torch's own limits lie behind ddpdoctor's."""

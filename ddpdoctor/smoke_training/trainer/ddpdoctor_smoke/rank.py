@@ -15,6 +15,16 @@ class NotHere(Exception):
     """Raised by a stage: it can't be run here, and why. All ranks must come to the same."""
 
 
+def requires(given, why):
+    """Leave the stage untested unless something is given.
+
+    Raises:
+        NotHere: it isn't; why.
+    """
+    if not given:
+        raise NotHere(why)
+
+
 class WrongOutcome(Exception):
     """Raised by a stage: it ended with a wrong result. culprits: the ranks that caused it; all ranks should agree on them."""
 

@@ -14,10 +14,10 @@ import torch
 import torch.distributed  # noqa: F401
 from ddpdoctor_smoke.rank import NotHere, Worker, WrongOutcome
 from ddpdoctor_smoke.stages import (
-    beginning,
     fused,
     gpus,
     scaling,
+    start_and_end,
 )
 
 from ddpdoctor.smoke_training.local.rank_runner import TRAINER
@@ -221,7 +221,7 @@ def test_each_rank_has_its_gpu_also_where_a_launcher_shows_it_few(
     one.backend, one.local_rank, one.torch = "nccl", local_rank, OnCuda(count)
     if not launched:
         del one.order["launched"]
-    assert beginning.set_device(one) == f"cuda:{number}, H100"
+    assert start_and_end.set_device(one) == f"cuda:{number}, H100"
     assert one.torch.matmul.allow_tf32 is False
 
 
@@ -230,7 +230,7 @@ def test_cuda_in_a_fork_is_refused_in_plain_words(tmp_path: Path) -> None:
     one.backend, one.torch = "nccl", OnCuda(bad_fork=True)
     one.order["nproc"] = 8
     with pytest.raises(RuntimeError, match=r"torchrun --nproc-per-node 8 --no-python ddpdoctor smoke$"):
-        beginning.set_device(one)
+        start_and_end.set_device(one)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_what_ddp_imports_is_imported_in_the_stage_import() -> None:
         f"import sys; sys.path.append({os.fspath(TRAINER.parent)!r})\n"
         "from types import SimpleNamespace as N\n"
         "from ddpdoctor_smoke.engine import FOR_RANKS\n"
-        "from ddpdoctor_smoke.stages.beginning import import_torch\n"
+        "from ddpdoctor_smoke.stages.start_and_end import import_torch\n"
         "import_torch(N(order={}, say=lambda **facts: None))\n"
         "print(set(FOR_RANKS) - set(sys.modules))"
     )

@@ -2,23 +2,22 @@
 NotHere, WrongOutcome, or any other error."""
 
 from ddpdoctor_smoke.stages import (
-    beginning,
     checkpointing,
     collectives,
-    ending,
     fused,
     gpus,
     precision,
     sampling,
     scaling,
+    start_and_end,
     training,
 )
 
 STAGES = {
-    "import": beginning.import_torch,
-    "device": beginning.set_device,
-    "rendezvous": beginning.rendezvous,
-    "process group": beginning.process_group,
+    "import": start_and_end.import_torch,
+    "device": start_and_end.set_device,
+    "rendezvous": start_and_end.rendezvous,
+    "process group": start_and_end.process_group,
     "barrier": collectives.barrier,
     "all_reduce": collectives.all_reduce,
     "broadcast": collectives.broadcast,
@@ -34,7 +33,7 @@ STAGES = {
     "model split": gpus.model_split,
     "p2p": gpus.p2p,
     "apex": fused.apex,
-    "shutdown": ending.shut_down,
+    "shutdown": start_and_end.shut_down,
 }
 """In the order in which they are run."""
 

@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 
 from ddpdoctor_smoke.rank import WrongOutcome
-from ddpdoctor_smoke.stages.comparing import checksum, named, not_all, tell_all
+from ddpdoctor_smoke.stages.comparing import blame, checksum, named, tell_all
 from ddpdoctor_smoke.stages.training import trained
 
 NAME = "checkpoint.pt"
@@ -41,10 +41,8 @@ def checkpoint(worker):
     row = torch.tensor([sums, [checksum(torch, tensor) for tensor in tensors_of(loaded)]])
     judge(worker, worker.gather("checksums of what every rank loaded", row).tolist())
     told = "; ".join([*elsewhere[:3], *extra_contexts(worker, before)])
-    wrong = [
-        text and (rank, text) for rank, text in enumerate(tell_all(worker, "where every rank's tensors are", told))
-    ]
-    wrong = [found for found in wrong if found]
+    places = enumerate(tell_all(worker, "where every rank's tensors are", told))
+    wrong = [(rank, text) for rank, text in places if text]
     if wrong:
         raise WrongOutcome("rank %d: %s" % wrong[0], [rank for rank, _ in wrong])
     return "%d tensors on %s%s%s%s" % (
@@ -113,16 +111,10 @@ def misplaced(content, device):
 
 
 def judge(worker, rows):
-    """rows: each rank's checksums by tensor, of what it has and of what it loaded.
-
-    Raises:
-        WrongOutcome: a rank has a wrong result.
-    """
+    """rows: each rank's checksums by tensor, of what it has and of what it loaded."""
     written = rows[0][0]
     culprits = [rank for rank, (_, loaded) in enumerate(rows) if loaded != written]
-    if culprits:
-        culprits = not_all(culprits, worker.world_size)
-        raise WrongOutcome("what %s loaded isn't what rank 0 saved, bit by bit" % named(culprits), culprits)
+    blame(culprits, worker, "what %s loaded isn't what rank 0 saved, bit by bit")
 
 
 # --- GPUs: who holds a context where ----------------------------------------------------------------------------------

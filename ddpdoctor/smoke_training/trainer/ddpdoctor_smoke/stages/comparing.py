@@ -3,6 +3,8 @@
 
 from collections import Counter
 
+from ddpdoctor_smoke.rank import WrongOutcome
+
 MOST_NAMED = 8
 TEXT_BYTES = 400
 
@@ -60,6 +62,29 @@ def deviation(found, expected):
 def beyond(values, tolerance):
     """Ranks whose deviation is more than that, or isn't a number."""
     return [rank for rank, value in enumerate(values) if not value <= tolerance]
+
+
+def blame(culprits, worker, words):
+    """Fail where there are culprits. words: with %s for their names.
+
+    Raises:
+        WrongOutcome: there are.
+    """
+    if culprits:
+        culprits = not_all(culprits, worker.world_size)
+        raise WrongOutcome(words % named(culprits), culprits)
+
+
+def must_be_within(tolerance, apart, worker, words):
+    """Blame the ranks whose deviation is larger. apart: by rank; words: as for `blame`."""
+    blame(
+        beyond(apart, tolerance), worker, "%s by %.2g of the largest; %g are allowed" % (words, max(apart), tolerance)
+    )
+
+
+def gather_numbers(worker, words, numbers):
+    """Every rank's numbers, as float64: [rank, number]."""
+    return worker.gather(words, worker.torch.tensor(numbers, dtype=worker.torch.float64))
 
 
 def checksum(torch, tensor):

@@ -3,8 +3,8 @@
 
 import importlib
 
-from ddpdoctor_smoke.rank import NotHere, WrongOutcome
-from ddpdoctor_smoke.stages.comparing import beyond, deviation, named, not_all, tell_all
+from ddpdoctor_smoke.rank import NotHere, requires
+from ddpdoctor_smoke.stages.comparing import deviation, gather_numbers, must_be_within, tell_all
 
 TOLERANCE = 1e-4
 """float32, with other orders of sums."""
@@ -19,38 +19,25 @@ def apex(worker):
 
     Raises:
         NotHere: it can't be tested here.
-        WrongOutcome: a rank has a wrong result.
     """
-    if not worker.on_gpu:
-        raise NotHere("Apex's fused kernels need GPUs; these ranks run on the CPU")
+    requires(worker.on_gpu, "Apex's fused kernels need GPUs; these ranks run on the CPU")
     here = {name: why_not(modules) for name, (modules, _) in KERNELS.items()}
     told = tell_all(worker, "what every rank has of Apex", "\n".join("%s=%s" % item for item in sorted(here.items())))
-    missing = [dict(line.partition("=")[::2] for line in text.splitlines()) for text in told]
-    names = [name for name in KERNELS if not any(rank.get(name, "it isn't known") for rank in missing)]
+    lacks = [dict(line.partition("=")[::2] for line in text.splitlines()) for text in told]
+    names = [name for name in KERNELS if not any(rank.get(name, "it isn't known") for rank in lacks)]
     if not names:
-        rank, why = next((rank, why) for rank, found in enumerate(missing) for why in found.values() if why)
+        rank, why = next((rank, why) for rank, found in enumerate(lacks) for why in found.values() if why)
         raise NotHere("no fused kernels of Apex on rank %d: %s" % (rank, why))
     found = []
     for name in names:
         worker.step("%s of Apex and of torch" % name)
         found.append(KERNELS[name][1](worker))
-    rows = worker.gather("every rank's differences", worker.torch.tensor(found, dtype=worker.torch.float64))
-    for number, name in enumerate(names):
-        apart = rows[:, number].tolist()
-        culprits = beyond(apart, TOLERANCE)
-        if culprits:
-            culprits = not_all(culprits, worker.world_size)
-            raise WrongOutcome(
-                "%s of Apex differs from torch's on %s by %.2g of the largest number; %g are allowed"
-                % (name, named(culprits), max(apart), TOLERANCE),
-                culprits,
-            )
+    rows = gather_numbers(worker, "every rank's differences", found)
+    for apart, name in zip(rows.t().tolist(), names):
+        must_be_within(TOLERANCE, apart, worker, "%s of Apex differs from torch's on %%s" % name)
     left = [name for name in KERNELS if name not in names]
-    return "%s equal torch's within %g%s" % (
-        ", ".join(names),
-        TOLERANCE,
-        "; not built: " + ", ".join(left) if left else "",
-    )
+    missing = "; not built: " + ", ".join(left) if left else ""
+    return "%s equal torch's within %g%s" % (", ".join(names), TOLERANCE, missing)
 
 
 def why_not(modules):

@@ -4,14 +4,15 @@
 import socket
 import zlib
 
-from ddpdoctor_smoke.rank import NotHere, WrongOutcome
-from ddpdoctor_smoke.stages.comparing import beyond, deviation, named, not_all, tell_all
+from ddpdoctor_smoke.rank import NotHere, WrongOutcome, requires
+from ddpdoctor_smoke.stages.comparing import deviation, gather_numbers, must_be_within, tell_all
 from ddpdoctor_smoke.stages.training import (
     BATCH,
     data_of,
     gradients,
     model_of,
     number_type,
+    own_batch,
     parallel,
     tolerance,
     within,
@@ -28,8 +29,7 @@ def model_split(worker):
     Raises:
         NotHere: it can't be tested here.
     """
-    if not worker.on_gpu:
-        raise NotHere("a model over two GPUs needs two GPUs a rank; these ranks run on the CPU")
+    requires(worker.on_gpu, "a model over two GPUs needs two GPUs a rank; these ranks run on the CPU")
     places = seen(worker)
     for rank, (view, gpus) in enumerate(places):
         ranks = sum(other == view for other, _ in places)
@@ -46,32 +46,21 @@ def model_split(worker):
 
 
 def split_over(worker, devices):
-    """The step, over these two devices.
-
-    Raises:
-        WrongOutcome: a rank has a wrong result.
-    """
+    """The step, over these two devices."""
     torch = worker.torch
     x, y = (tensor.to(device=worker.device) for tensor in data_of(worker, BATCH * worker.world_size))
-    mine = slice(worker.rank * BATCH, (worker.rank + 1) * BATCH)
     whole = model_of(worker)
     torch.nn.functional.mse_loss(whole(x), y).backward()
     model = parallel(worker, split(worker, devices), "DistributedDataParallel() over %s and %s" % tuple(devices))
     worker.step("a step on both")
-    found = model(x[mine])
-    torch.nn.functional.mse_loss(found, y[mine].to(found.device)).backward()
+    x, y = own_batch(worker)
+    found = model(x)
+    torch.nn.functional.mse_loss(found, y.to(found.device)).backward()
     expected = [gradient.to(found.device) for gradient in gradients(whole)]
     got = [gradient.to(found.device) for gradient in gradients(model)]
-    row = torch.tensor([deviation(got, expected)], dtype=torch.float64)
-    apart = worker.gather("every rank's gradients", row)[:, 0].tolist()
-    culprits = beyond(apart, tolerance(worker))
-    if culprits:
-        culprits = not_all(culprits, worker.world_size)
-        raise WrongOutcome(
-            "gradients of a model over two GPUs differ on %s by %.2g of the largest from those of one process; %g are allowed"
-            % (named(culprits), max(apart), tolerance(worker)),
-            culprits,
-        )
+    apart = gather_numbers(worker, "every rank's gradients", [deviation(got, expected)])[:, 0].tolist()
+    words = "gradients of a model over two GPUs differ on %s from those of one process"
+    must_be_within(tolerance(worker), apart, worker, words)
     return "%s and %s on rank %d, gradients of one process %s" % (*devices, worker.rank, within(worker))
 
 
@@ -97,14 +86,11 @@ def p2p(worker):
     all of them, the others wait: it gets contexts on all of them, which is why this comes after the checkpoint. Not run on GPUs yet.
 
     Raises:
-        NotHere: it can't be tested here.
-        WrongOutcome: a rank has a wrong result.
+        WrongOutcome: a copy differs.
     """
-    if not worker.on_gpu:
-        raise NotHere("copies between GPUs need two GPUs; these ranks run on the CPU")
+    requires(worker.on_gpu, "copies between GPUs need two GPUs; these ranks run on the CPU")
     places = seen(worker)
-    if max(gpus for _, gpus in places) < 2:
-        raise NotHere("copies between GPUs need two GPUs that one rank sees")
+    requires(max(gpus for _, gpus in places) > 1, "copies between GPUs need two GPUs that one rank sees")
     views = [view for view, _ in places]
     first = views.index(views[worker.rank]) == worker.rank and places[worker.rank][1] > 1
     devices = [worker.torch.device("cuda", number) for number in range(places[worker.rank][1])] if first else []
@@ -142,42 +128,33 @@ def copies(worker, devices):
 
 
 def all_can_use(worker, devices):
-    """Raises NotHere where a rank can't use GPUs beside its own: in compute mode "exclusive process", or full of another
-    job, they are no fault of training.
-
-    Raises:
-        NotHere: it can't be tested here.
-    """
+    """Leave the stage untested where a rank can't use GPUs beside its own: in compute mode "exclusive process", or full of
+    another job, they are no fault of training."""
     why = ""
     for device in devices:
         try:
             worker.torch.zeros(1, device=device)
         except RuntimeError as error:
-            why = "%s can't be used by rank %d, too: %s" % (
-                device,
-                worker.rank,
-                (str(error).splitlines() or [""])[0][:200],
-            )
+            said = (str(error).splitlines() or [""])[0][:200]
+            why = "%s can't be used by rank %d, too: %s" % (device, worker.rank, said)
             break
     reasons = [text for text in tell_all(worker, "which GPUs every rank can use", why) if text]
-    if reasons:
-        raise NotHere(reasons[0])
+    requires(not reasons, "".join(reasons[:1]))
 
 
 def seen(worker):
-    """For each rank: a number that those have in common which see the same GPUs, and how many it sees. Raises NotHere where
-    that can't be told.
-
-    Raises:
-        NotHere: it can't be tested here.
-    """
+    """For each rank: a number that those have in common which see the same GPUs, and how many it sees. Where that can't be
+    told, the stage is left untested."""
     count = worker.torch.cuda.device_count()
     name = " ".join([boot(), socket.gethostname(), *uuids(worker, count)])
     row = [zlib.crc32(name.encode("utf-8", "replace")), count, int(all(uuids(worker, count)))]
     rows = worker.gather("which GPUs every rank sees", worker.torch.tensor(row)).tolist()
-    if worker.order.get("launched") is not None and worker.world_size > 1 and not all(known for _, _, known in rows):
-        # The engine's ranks see the same ones.
-        raise NotHere("this torch doesn't tell the GPUs' UUIDs, so that it can't be told which ranks share GPUs")
+    # The engine's ranks see the same ones.
+    the_same = worker.order.get("launched") is None or worker.world_size == 1
+    requires(
+        the_same or all(known for _, _, known in rows),
+        "this torch doesn't tell the GPUs' UUIDs, so that it can't be told which ranks share GPUs",
+    )
     return [(view, gpus) for view, gpus, _ in rows]
 
 

@@ -1,8 +1,8 @@
 """SyncBatchNorm, and training in mixed precision."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
-from ddpdoctor_smoke.rank import NotHere, WrongOutcome
-from ddpdoctor_smoke.stages.comparing import beyond, deviation, named, not_all
+from ddpdoctor_smoke.rank import WrongOutcome, requires
+from ddpdoctor_smoke.stages.comparing import beyond, deviation, gather_numbers, must_be_within, not_all
 from ddpdoctor_smoke.stages.training import (
     BATCH,
     FEATURES,
@@ -13,6 +13,7 @@ from ddpdoctor_smoke.stages.training import (
     gradients,
     model_of,
     optimizer_of,
+    own_batch,
     parallel,
     tolerance,
 )
@@ -27,39 +28,24 @@ AMP_TOLERANCE = 0.05
 
 def sync_batchnorm(worker):
     """Statistics and gradients of one step are those of BatchNorm over all ranks' batches in one process, within 1e-3 of the
-    largest number (float32; 0.1 where TF32 is forced upon it). GPU only, and not run on one yet.
-
-    Raises:
-        NotHere: it can't be tested here.
-        WrongOutcome: a rank has a wrong result.
-    """
-    if not worker.on_gpu:
-        raise NotHere("torch has SyncBatchNorm for GPUs only")
-    if worker.world_size < 2:
-        raise NotHere("needs two ranks: with one it is BatchNorm")
+    largest number (float32; 0.1 where TF32 is forced upon it). GPU only, and not run on one yet."""
+    requires(worker.on_gpu, "torch has SyncBatchNorm for GPUs only")
+    requires(worker.world_size > 1, "needs two ranks: with one it is BatchNorm")
     torch = worker.torch
     most = LOOSER * tolerance(worker)
     x, y = (
         tensor.to(device=worker.device, dtype=torch.float32) for tensor in data_of(worker, BATCH * worker.world_size)
     )
-    mine = slice(worker.rank * BATCH, (worker.rank + 1) * BATCH)
     whole = normalised(worker)
     torch.nn.functional.mse_loss(whole(x), y).backward()
     model = parallel(worker, torch.nn.SyncBatchNorm.convert_sync_batchnorm(normalised(worker)))
     worker.step("a step with SyncBatchNorm")
-    torch.nn.functional.mse_loss(model(x[mine]), y[mine]).backward()
+    x, y = own_batch(worker, dtype=torch.float32)
+    torch.nn.functional.mse_loss(model(x), y).backward()
     found = [*gradients(model), model.module[1].running_mean, model.module[1].running_var]
     expected = [*gradients(whole), whole[1].running_mean, whole[1].running_var]
-    row = torch.tensor([deviation(found, expected)], dtype=torch.float64)
-    apart = worker.gather("every rank's statistics and gradients", row)[:, 0].tolist()
-    culprits = beyond(apart, most)
-    if culprits:
-        culprits = not_all(culprits, worker.world_size)
-        raise WrongOutcome(
-            "SyncBatchNorm on %s differs from BatchNorm over all batches by %.2g of the largest; %g are allowed"
-            % (named(culprits), max(apart), most),
-            culprits,
-        )
+    rows = gather_numbers(worker, "every rank's statistics and gradients", [deviation(found, expected)])
+    must_be_within(most, rows[:, 0].tolist(), worker, "SyncBatchNorm on %s differs from BatchNorm over all batches")
     return "equals BatchNorm over all ranks' batches within %g" % most
 
 
@@ -81,9 +67,7 @@ def amp(worker):
     torch = worker.torch
     kind = torch.float16 if worker.on_gpu else torch.bfloat16
     scaler = scaler_of(torch) if worker.on_gpu else None
-    x, y = data_of(worker, BATCH * worker.world_size)
-    mine = slice(worker.rank * BATCH, (worker.rank + 1) * BATCH)
-    x, y = (tensor[mine].to(device=worker.device, dtype=torch.float32) for tensor in (x, y))
+    x, y = own_batch(worker, dtype=torch.float32)
     plain = model_of(worker, torch.float32)
     with torch.no_grad():
         expected = float(torch.nn.functional.mse_loss(plain(x), y))
@@ -108,8 +92,7 @@ def amp(worker):
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-    rows = worker.gather("every rank's losses", torch.tensor([*losses, expected], dtype=torch.float64))
-    judge_amp(worker, rows, str(kind)[6:])
+    judge_amp(worker, gather_numbers(worker, "every rank's losses", [*losses, expected]), str(kind)[6:])
     all_the_same(worker, model.module, "the parameters, trained in mixed precision,")
     return "%s%s" % (str(kind)[6:], "" if scaler is None else " with GradScaler")
 

@@ -1,7 +1,7 @@
 """Who trains on which samples."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
-from ddpdoctor_smoke.rank import NotHere, WrongOutcome
+from ddpdoctor_smoke.rank import WrongOutcome, requires
 from ddpdoctor_smoke.stages.comparing import how_known, named, odd_ones
 
 SEED = 0
@@ -41,12 +41,8 @@ def sampler(worker):
 
     All ranks see all ranks' indices. The seed of most ranks counts (rank 0's where two differ); a rank whose indices aren't
     those of that seed and its own place is to blame.
-
-    Raises:
-        NotHere: it can't be tested here.
     """
-    if worker.world_size < 2:
-        raise NotHere("needs two ranks: with one there is nothing to divide")
+    requires(worker.world_size > 1, "needs two ranks: with one there is nothing to divide")
     row = worker.torch.tensor(samples_of(worker), dtype=worker.torch.int64)
     judge(worker.gather("every rank's samples", row).tolist(), worker.world_size)
     return "%d ranks, %d samples" % (worker.world_size, EACH * worker.world_size)
@@ -75,41 +71,33 @@ def judge(rows, world_size):
     seed = next(seeds[rank] for rank in range(world_size) if rank not in odd)
     samples = range(EACH * world_size)
     right = shares(world_size, samples, seed)
-    taken = [
-        [row[1 + epoch * (EACH + 1) + 1 : 1 + (epoch + 1) * (EACH + 1)] for row in rows] for epoch in range(EPOCHS)
-    ]
     culprits = [
         rank
         for rank, row in enumerate(rows)
-        if any(
-            row[1 + epoch * (EACH + 1)] != len(right[epoch][rank]) or taken[epoch][rank] != right[epoch][rank]
-            for epoch in range(EPOCHS)
-        )
+        if row[1:] != [number for epoch in right for number in (len(epoch[rank]), *epoch[rank])]
     ]
     if culprits:
-        raise WrongOutcome(blame(culprits, rows, seed, world_size), culprits)
-    for epoch in range(EPOCHS):
-        once = [index for share in taken[epoch] for index in share]
+        raise WrongOutcome(what_is_wrong(culprits, rows, seed, world_size), culprits)
+    for number, epoch in enumerate(right):
+        once = [index for share in epoch for index in share]
         if sorted(once) != list(samples):
             raise WrongOutcome(
                 "DistributedSampler gave %d of %d samples in epoch %d, some of them more than once"
-                % (len(set(once)), len(samples), epoch)
+                % (len(set(once)), len(samples), number)
             )
-    if taken[0] == taken[1]:
+    if right[0] == right[1]:
         raise WrongOutcome("DistributedSampler gave the same order again after set_epoch")
 
 
-def blame(culprits, rows, seed, world_size):
+def what_is_wrong(culprits, rows, seed, world_size):
     """What is wrong with the first of them, in words."""
     first = culprits[0]
     count = rows[first][1]
     if rows[first][0] != seed:
         why = "its sampler has the seed %d, the others' %d (%s)" % (rows[first][0], seed, how_known(world_size))
     elif count != EACH:
-        why = "it takes %d samples an epoch rather than its share of %d, as without a DistributedSampler" % (
-            count,
-            EACH,
-        )
+        why = "it takes %d samples an epoch rather than its share of %d, as without a DistributedSampler"
+        why %= (count, EACH)
     else:
         why = "they aren't the share of its rank"
     return "%s would train on samples of other ranks: %s" % (named(culprits), why)

@@ -4,7 +4,7 @@
 import math
 import time
 
-from ddpdoctor_smoke.rank import NotHere
+from ddpdoctor_smoke.rank import requires
 
 WARM_UP = 3
 TRIAL = 3
@@ -36,15 +36,10 @@ def scaling(worker):
 
 
 def data_parallel(worker):
-    """nn.DataParallel over as many GPUs as the order names, in this one process.
-
-    Raises:
-        NotHere: it can't be tested here.
-    """
+    """nn.DataParallel over as many GPUs as the order names, in this one process."""
     torch = worker.torch
     gpus = worker.order.gpus
-    if torch.cuda.device_count() < gpus:
-        raise NotHere("torch sees %d GPUs and not %d" % (torch.cuda.device_count(), gpus))
+    requires(torch.cuda.device_count() >= gpus, "torch sees %d GPUs and not %d" % (torch.cuda.device_count(), gpus))
     model = torch.nn.DataParallel(model_of(torch, ON_GPU).to(worker.device), device_ids=list(range(gpus)))
     speed, _ = speed_of(worker, model, ON_GPU["batch"] * gpus)
     memory = max(torch.cuda.max_memory_reserved(gpu) for gpu in range(gpus))
@@ -54,13 +49,8 @@ def data_parallel(worker):
 
 def bandwidth(worker):
     """all_reduce by message size: figures size (bytes) and bus (bytes a second, as nccl-tests count it); and `larger`, why there
-    are no larger ones, where the time of a stage or a GPU's memory doesn't suffice for them.
-
-    Raises:
-        NotHere: it can't be tested here.
-    """
-    if worker.world_size < 2:
-        raise NotHere("needs 2 ranks")
+    are no larger ones, where the time of a stage or a GPU's memory doesn't suffice for them."""
+    requires(worker.world_size > 1, "needs 2 ranks")
     torch, n = worker.torch, worker.world_size
     on_gpu = worker.device.type == "cuda"
     best, seconds, before = 0.0, 0.0, 0

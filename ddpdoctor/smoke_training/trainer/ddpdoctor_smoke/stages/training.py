@@ -2,15 +2,17 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 import os
+from collections import namedtuple
 
-from ddpdoctor_smoke.rank import NotHere, WrongOutcome
+from ddpdoctor_smoke.rank import WrongOutcome, requires
 from ddpdoctor_smoke.stages.comparing import (
     beyond,
+    blame,
     checksum,
     deviation,
+    gather_numbers,
     how_known,
-    named,
-    not_all,
+    must_be_within,
     odd_ones,
 )
 from ddpdoctor_smoke.stages.sampling import EPOCHS, sampler_of, shares
@@ -31,13 +33,8 @@ TF32_TOLERANCE = 1e-2
 """float32 where a setting forces TF32 upon it, as in NVIDIA's images: 10 bits of mantissa."""
 
 
-class Trained:
-    """What training leaves to the stages that judge it. losses: this rank's, by step."""
-
-    def __init__(self, model, optimizer, losses):
-        self.model = model
-        self.optimizer = optimizer
-        self.losses = losses
+Trained = namedtuple("Trained", ("model", "optimizer", "losses"))
+"""What training leaves to the stages that judge it. losses: this rank's, by step."""
 
 
 # --- the problem ------------------------------------------------------------------------------------------------------
@@ -79,6 +76,13 @@ def data_of(worker, samples):
     x = torch.randn(samples, FEATURES, generator=dice, dtype=torch.float64)
     y = torch.tanh(x @ torch.randn(FEATURES, TARGETS, generator=dice, dtype=torch.float64) / 4)
     return x.to(number_type(worker)), y.to(number_type(worker))
+
+
+def own_batch(worker, samples=BATCH, dtype=None):
+    """This rank's own samples of such data, on its device."""
+    mine = slice(worker.rank * samples, (worker.rank + 1) * samples)
+    whole = data_of(worker, samples * worker.world_size)
+    return [tensor[mine].to(device=worker.device, dtype=dtype) for tensor in whole]
 
 
 def optimizer_of(worker, model):
@@ -150,13 +154,9 @@ def train(worker):
     Raises:
         WrongOutcome: a rank has a wrong result.
     """
-    row = worker.torch.tensor(trained(worker).losses, dtype=worker.torch.float64)
-    rows = worker.gather("every rank's losses", row)
+    rows = gather_numbers(worker, "every rank's losses", trained(worker).losses)
     infinite = [rank for rank, losses in enumerate(rows) if not bool(worker.torch.isfinite(losses).all())]
-    if infinite:
-        raise WrongOutcome(
-            "the loss of %s isn't a finite number" % named(infinite), not_all(infinite, worker.world_size)
-        )
+    blame(infinite, worker, "the loss of %s isn't a finite number")
     first, last = float(rows[:, :STEPS_OF_EPOCH].mean()), float(rows[:, -STEPS_OF_EPOCH:].mean())
     if not last < first:
         raise WrongOutcome("the loss doesn't fall: %.4f in the first epoch, %.4f in the last" % (first, last))
@@ -177,11 +177,8 @@ def one_process(worker):
     run = trained(worker)
     worker.step("the same training in one process")
     losses, parameters = alone(worker)
-    mine = worker.torch.tensor(
-        [*run.losses, deviation(list(run.model.module.parameters()), parameters)], dtype=worker.torch.float64
-    )
-    rows = worker.gather("every rank's losses and parameters", mine)
-    judge(worker, rows, losses)
+    apart = deviation(list(run.model.module.parameters()), parameters)
+    judge(worker, gather_numbers(worker, "every rank's losses and parameters", [*run.losses, apart]), losses)
     return "same losses and parameters " + within(worker)
 
 
@@ -206,48 +203,24 @@ def alone(worker):
 
 
 def judge(worker, rows, losses):
-    """rows: each rank's losses, and how far its parameters are from those of one process.
-
-    Raises:
-        WrongOutcome: a rank has a wrong result.
-    """
+    """rows: each rank's losses, and how far its parameters are from those of one process."""
     most = tolerance(worker)
-    for number in range(STEPS):
-        expected = losses[number]
+    for number, expected in enumerate(losses):
         scale = max(float(expected.abs().max()), 1e-12)
-        apart = ((rows[:, number] - expected).abs() / scale).tolist()
-        culprits = beyond(apart, most)
+        culprits = beyond(((rows[:, number] - expected).abs() / scale).tolist(), most)
         if culprits:
-            culprits = not_all(culprits, worker.world_size)
-            rank = (culprits or [0])[0]
-            raise WrongOutcome(
-                "the loss of %s is not that of the same training in one process: at step %d of %d %.6g instead of %.6g "
-                "on rank %d"
-                % (named(culprits), number + 1, STEPS, float(rows[rank, number]), float(expected[rank]), rank),
-                culprits,
-            )
-    apart = rows[:, STEPS].tolist()
-    culprits = beyond(apart, most)
-    if culprits:
-        culprits = not_all(culprits, worker.world_size)
-        raise WrongOutcome(
-            "the parameters of %s are not those of the same training in one process: they differ by %.2g of the largest, "
-            "%.2g are allowed" % (named(culprits), max(apart), most),
-            culprits,
-        )
+            rank = culprits[0]
+            words = "the loss of %%s is not that of the same training in one process: at step %d of %d %.6g instead of %.6g on rank %d"
+            blame(culprits, worker, words % (number + 1, STEPS, rows[rank, number], expected[rank], rank))
+    words = "the parameters of %s are not those of the same training in one process: they differ"
+    must_be_within(most, rows[:, STEPS].tolist(), worker, words)
 
 
 def accumulation(worker):
     """Two halves of a batch, the first in no_sync, give the gradients of the whole batch; and after the first half each rank has
-    its own ones, since else they were exchanged all the same, which doesn't change the end. Tolerance as for one process.
-
-    Raises:
-        WrongOutcome: a rank has a wrong result.
-    """
+    its own ones, since else they were exchanged all the same, which doesn't change the end. Tolerance as for one process."""
     model = trained(worker).model
-    x, y = data_of(worker, 2 * BATCH * worker.world_size)
-    mine = slice(worker.rank * 2 * BATCH, (worker.rank + 1) * 2 * BATCH)
-    x, y = x[mine].to(worker.device), y[mine].to(worker.device)
+    x, y = own_batch(worker, 2 * BATCH)
     loss_of = worker.torch.nn.functional.mse_loss
     model.zero_grad()
     worker.step("the whole batch")
@@ -262,25 +235,14 @@ def accumulation(worker):
     exchanged = deviation([parameter.grad for parameter in model.parameters()], own)
     worker.step("its second half")
     (loss_of(model(x[BATCH:]), y[BATCH:]) / 2).backward()
-    row = worker.torch.tensor([deviation(gradients(model), whole), exchanged], dtype=worker.torch.float64)
-    apart = worker.gather("every rank's gradients", row)
+    apart = gather_numbers(worker, "every rank's gradients", [exchanged, deviation(gradients(model), whole)])
     model.zero_grad()
-    culprits = beyond(apart[:, 1].tolist(), tolerance(worker))
-    if culprits:
-        culprits = not_all(culprits, worker.world_size)
-        raise WrongOutcome(
-            "gradients of a first half in no_sync are not the rank's own: they differ from those without DDP by %.2g of the "
-            "largest on %s; %.2g are allowed" % (float(apart[:, 1].max()), named(culprits), tolerance(worker)),
-            culprits,
-        )
-    culprits = beyond(apart[:, 0].tolist(), tolerance(worker))
-    if culprits:
-        culprits = not_all(culprits, worker.world_size)
-        raise WrongOutcome(
-            "gradients of two halves of a batch, the first in no_sync, differ from those of the whole batch by %.2g of the "
-            "largest on %s; %.2g are allowed" % (float(apart[:, 0].max()), named(culprits), tolerance(worker)),
-            culprits,
-        )
+    words = (
+        "gradients of a first half in no_sync are not the rank's own: they differ from those without DDP on %s",
+        "gradients of two halves of a batch, the first in no_sync, differ from those of the whole batch on %s",
+    )
+    for number in range(2):
+        must_be_within(tolerance(worker), apart[:, number].tolist(), worker, words[number])
     local = ", and each rank's first half is its own" if worker.world_size > 1 else ""
     return "no_sync equals the whole batch %s%s" % (within(worker), local)
 
@@ -291,29 +253,18 @@ def gradients(model):
 
 def parameters(worker):
     """After one more step all ranks' parameters and buffers are the same, bit by bit, by their checksums. Those of most ranks
-    count; with two ranks, rank 0's.
-
-    Raises:
-        NotHere: it can't be tested here.
-    """
-    if worker.world_size < 2:
-        raise NotHere("needs two ranks: with one there is nothing to compare")
+    count; with two ranks, rank 0's."""
+    requires(worker.world_size > 1, "needs two ranks: with one there is nothing to compare")
     run = trained(worker)
-    x, y = data_of(worker, BATCH * worker.world_size)
-    mine = slice(worker.rank * BATCH, (worker.rank + 1) * BATCH)
     worker.step("one more step")
-    step(worker, run.model, run.optimizer, x[mine].to(worker.device), y[mine].to(worker.device))
+    step(worker, run.model, run.optimizer, *own_batch(worker))
     drift(worker, run.model)
     all_the_same(worker, run.model.module, "the parameters")
     return "equal on %d ranks, bit by bit" % worker.world_size
 
 
 def all_the_same(worker, module, what):
-    """Compares the ranks' checksums of every tensor.
-
-    Raises:
-        WrongOutcome: a rank has a wrong result.
-    """
+    """Compare the ranks' checksums of every tensor."""
     tensors = module.state_dict()
     row = worker.torch.tensor([checksum(worker.torch, tensor) for tensor in tensors.values()], dtype=worker.torch.int64)
     rows = [tuple(found) for found in worker.gather("checksums of every rank's parameters", row).tolist()]
@@ -321,8 +272,5 @@ def all_the_same(worker, module, what):
     if culprits:
         reference = next(found for rank, found in enumerate(rows) if rank not in culprits)
         names = [name for name, a, b in zip(tensors, rows[culprits[0]], reference) if a != b]
-        raise WrongOutcome(
-            "%s of %s differ from the other ranks': %s (%s)"
-            % (what, named(culprits), ", ".join(names[:4]), how_known(worker.world_size)),
-            culprits,
-        )
+        words = "%s of %%s differ from the other ranks': %s (%s)"
+        blame(culprits, worker, words % (what, ", ".join(names[:4]), how_known(worker.world_size)))

@@ -1,11 +1,14 @@
-"""From the import of torch to the process group."""
+"""From the import of torch to the process group, and the clean end."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
+import gc
 import os
 from datetime import timedelta
 
 from ddpdoctor_smoke.engine import FOR_RANKS, import_all
-from ddpdoctor_smoke.orders import TORCH_EXTRA_SECONDS
+
+TORCH_EXTRA_SECONDS = 60.0
+"""By which torch's own limits lie behind ddpdoctor's."""
 
 STORE = "store"
 """The file's name."""
@@ -100,3 +103,15 @@ def process_group(worker):
         world_size=worker.world_size,
         timeout=limit(worker, worker.order.seconds),
     )
+
+
+def shut_down(worker):
+    """A DDP object that dies after destroy_process_group hangs (torch 2.13 with gloo), so that all go before: also those in
+    cycles, as DDP makes them."""
+    worker.kept.clear()
+    gc.collect()
+    worker.collective("barrier before the end", "barrier")
+    if worker.on_gpu:
+        worker.torch.cuda.synchronize()
+    worker.step("destroy_process_group")
+    worker.dist.destroy_process_group()
