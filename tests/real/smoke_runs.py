@@ -15,7 +15,9 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.facts.smoke import Leftovers, RankRun
-from ddpdoctor.smoke_training.local.leftovers import listening_sockets, sockets_of
+from ddpdoctor.probes.proc import Proc
+from ddpdoctor.probes.processes.tcp_sockets import listening_ports
+from ddpdoctor.smoke_training.local.leftovers import sockets_of
 from ddpdoctor.smoke_training.local.rank_runner import HostRun, run_ranks
 from ddpdoctor.smoke_training.local.shared_memory import mapped_memory, own_files
 from ddpdoctor.smoke_training.training_order import Fault, TrainingOrder
@@ -88,7 +90,7 @@ class Estate:
         pids = self.pids()
         self.most_processes = max(self.most_processes, len(pids))
         self.files |= {one.name for one in self.folder.iterdir()}
-        listening = listening_sockets()
+        listening = listening_ports(Proc(), os.getpid())
         for pid in pids:
             self.ports |= {inode: listening[inode] for inode in sockets_of(pid) if inode in listening}
             self.shared |= set(mapped_memory(pid, "/dev/shm"))
@@ -112,9 +114,10 @@ class Estate:
 
     def left(self) -> dict[str, object]:
         """What is still there, by kind."""
+        listening = listening_ports(Proc(), os.getpid())
         found = {
             "processes": [(pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in self.pids()],
-            "ports": [port for inode, port in self.ports.items() if listening_sockets().get(inode) == port],
+            "ports": [port for inode, port in self.ports.items() if listening.get(inode) == port],
             "shared memory": [name for key, name in own_files("/dev/shm").items() if key in self.shared],
             "files": sorted(one.name for one in self.folder.iterdir()),
         }

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
-from typing import Final
+from typing import Final, TypeVar
 
 from ddpdoctor.base.text import masked
+from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.smoke import Leftovers
+from ddpdoctor.probes.proc import Proc
+from ddpdoctor.probes.processes.tcp_sockets import listening_ports
 from ddpdoctor.probes.smoke_notes import dead_runs
 from ddpdoctor.smoke_training.local.shared_memory import SHARED, Key, all_pids, free, mapped_memory, own_files, unused
 
@@ -21,8 +25,10 @@ TRAINING_MEMORY: Final = re.compile(r"nccl-|torch_|cuda\.shm\.")
 """The names that NCCL, torch's DataLoader and CUDA give their shared memory. Semaphores count only where our ranks had them: any job
 has some."""
 
-LISTEN_STATE: Final = "0A"
 ENDING_SECONDS: Final = 2.0
+"""For each kind of what is left, to go."""
+
+Remains = TypeVar("Remains", bound=Sized)
 
 
 class LeftoverTracker:
@@ -48,40 +54,37 @@ class LeftoverTracker:
         sockets: set[int] = set()
         for pid in pids:
             self._mapped |= set(mapped_memory(pid, self._shared))
-            sockets |= set(sockets_of(pid))
-        self._sockets |= {inode: port for inode, port in listening_sockets().items() if inode in sockets}
+            sockets |= sockets_of(pid)
+        listening = listening_ports(Proc(), os.getpid())
+        self._sockets |= {inode: port for inode, port in listening.items() if inode in sockets}
 
-    def clear_up(self) -> Leftovers:
+    async def clear_up(self) -> Leftovers:
         """End and remove what is surely the run's, once all should have ended. Returns what is left then."""
-        processes = tuple(f"{pid} {_command(pid)}" for pid in self._end_processes())
-        ours, unclaimed = self._free_memory()
+        processes = await _what_stays(self._kill_processes, 0.01)
+        # Another job of this user may be about to use, or to remove, what only looks like ours.
+        memory = await _what_stays(self._free_memory, 0.1)
+        # The kernel closes ports a moment after their process was killed.
+        ports = await _what_stays(self._ports, 0.05)
         return Leftovers(
-            processes=processes,
-            shared_memory=ours,
-            unclaimed=unclaimed,
-            ports=self._ports(),
+            processes=tuple(f"{pid} {_command(pid)}" for pid in processes),
+            shared_memory=tuple(sorted(masked(name) for key, name in memory.items() if key in self._mapped)),
+            unclaimed=tuple(sorted(masked(name) for key, name in memory.items() if key not in self._mapped)),
+            ports=tuple(sorted(ports)),
             files=(self._folder,) if os.path.lexists(self._folder) else (),
         )
 
-    def _ports(self) -> tuple[int, ...]:
-        """The ports on which the run still listens. The kernel closes them a moment after their process was killed."""
-        until = time.monotonic() + ENDING_SECONDS
-        while True:
-            left = {port for inode, port in listening_sockets().items() if self._sockets.get(inode) == port}
-            if not left or time.monotonic() > until:
-                return tuple(sorted(left))
-            time.sleep(0.05)
+    def _ports(self) -> set[int]:
+        """The ports on which the run still listens."""
+        return {
+            port for inode, port in listening_ports(Proc(), os.getpid()).items() if self._sockets.get(inode) == port
+        }
 
-    def _end_processes(self) -> list[int]:
-        """Kill the processes that the reaper could not end, or did not, since somebody had killed it. Returns those that stay."""
-        until = time.monotonic() + ENDING_SECONDS
-        while left := self._processes():
-            for pid in left:
-                self._kill(pid)
-            if time.monotonic() > until:
-                return left
-            time.sleep(0.01)
-        return []
+    def _kill_processes(self) -> list[int]:
+        """Kill the processes that the reaper could not end, or did not, since somebody had killed it. Returns them."""
+        left = self._processes()
+        for pid in left:
+            self._kill(pid)
+        return left
 
     def _kill(self, pid: int) -> None:
         """Kill a process by a pidfd, and only after another look: its number may be another process's since it was found."""
@@ -111,45 +114,27 @@ class LeftoverTracker:
         except OSError:
             return False
 
-    def _free_memory(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _free_memory(self) -> dict[Key, str]:
         """Remove what is new, used by nobody, and was mapped by the run. Returns the names of what of that stays nevertheless,
         and of what has such a name, but was never seen with a process of the run."""
-        until = time.monotonic() + ENDING_SECONDS
-        while True:
-            free(self._shared, self._before, self._mapped)
-            left = unused(self._shared, self._before)
-            ours = [name for key, name in left.items() if key in self._mapped]
-            unclaimed = [name for key, name in left.items() if key not in self._mapped and TRAINING_MEMORY.match(name)]
-            # Another job of this user may be about to use, or to remove, what is its own.
-            if not ours + unclaimed or time.monotonic() > until:
-                return _names(ours), _names(unclaimed)
-            time.sleep(0.1)
+        free(self._shared, self._before, self._mapped)
+        left = unused(self._shared, self._before)
+        return {key: name for key, name in left.items() if key in self._mapped or TRAINING_MEMORY.match(name)}
 
 
-def _names(files: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(masked(name) for name in files))
+async def _what_stays(look: Callable[[], Remains], pause: float) -> Remains:
+    """Look again and again, until nothing is left or ENDING_SECONDS have passed; others may do their work meanwhile."""
+    until = time.monotonic() + ENDING_SECONDS
+    while (left := look()) and time.monotonic() < until:
+        await asyncio.sleep(pause)
+    return left
 
 
-def sockets_of(pid: int) -> Iterator[int]:
+def sockets_of(pid: int) -> set[int]:
     """The inodes of a process's sockets."""
-    with suppress(OSError):
-        for path in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                target = os.fspath(path.readlink())
-                if target.startswith("socket:["):
-                    yield int(target[8:-1])
-
-
-def listening_sockets() -> dict[int, int]:
-    """The ports of all TCP sockets that listen in this network namespace, by inode."""
-    found: dict[int, int] = {}
-    for name in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]:
-                parts = line.split()
-                if len(parts) > 9 and parts[3] == LISTEN_STATE:
-                    found[int(parts[9])] = int(parts[1].rpartition(":")[2], 16)
-    return found
+    opened = Proc().descriptors(pid)
+    links = [] if isinstance(opened, Unknown) else [link for _, link in opened]
+    return {int(link[8:-1]) for link in links if link.startswith("socket:[")}
 
 
 def _command(pid: int) -> str:

@@ -156,7 +156,7 @@ class RankRunner:
         rmtree(folder, ignore_errors=True)
         for rank in self.monitor.ranks.values():
             take_crash_stack(rank)
-        return self._leftovers.clear_up()
+        return await self._leftovers.clear_up()
 
     def take_news(self) -> None:
         """The monitor knows something new."""

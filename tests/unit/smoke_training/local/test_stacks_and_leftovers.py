@@ -207,7 +207,7 @@ def test_a_process_of_the_run_is_ended_wherever_it_has_gone(short_path: Path) ->
         try:
             # Reaped at once, as by the keeper: else it would remain.
             signal.signal(signal.SIGCHLD, lambda *_: ours.poll())
-            assert traces.clear_up() == Leftovers()
+            assert asyncio.run(traces.clear_up()) == Leftovers()
             assert ours.wait(5) == -signal.SIGKILL
             assert another.poll() is None
         finally:
@@ -225,7 +225,7 @@ def test_a_number_that_is_another_process_by_now_is_not_killed(
     looks = iter([[another.pid], []])
     monkeypatch.setattr(traces, "_processes", lambda: next(looks))
     try:
-        traces.clear_up()
+        asyncio.run(traces.clear_up())
         assert another.poll() is None
     finally:
         another.kill()
@@ -243,7 +243,7 @@ def test_a_process_of_hers_that_names_our_folder_is_none_of_ours(short_path: Pat
         cwd="/",
     )
     try:
-        assert LeftoverTracker(os.fspath(short_path)).clear_up().processes == ()
+        assert asyncio.run(LeftoverTracker(os.fspath(short_path)).clear_up()).processes == ()
         assert hers.poll() is None
     finally:
         hers.kill()
@@ -258,9 +258,27 @@ def test_shared_memory_that_is_ours_is_removed_and_what_only_looks_so_is_told(sh
     with (short_path / "torch_used").open("r+b") as file, mmap.mmap(file.fileno(), 4096):
         with (short_path / "nccl-ours").open("r+b") as file, mmap.mmap(file.fileno(), 4096):
             traces.record([os.getpid()])
-        left = traces.clear_up()
+        left = asyncio.run(traces.clear_up())
         assert (left.shared_memory, left.unclaimed) == ((), ("nccl-unknown",))
     assert {one.name for one in short_path.iterdir()} == {"nccl-old", "torch_used", "nccl-unknown", "holiday.jpg"}
+
+
+def test_while_something_stays_others_do_their_work(short_path: Path) -> None:
+    """The connection to other hosts, and another run's watch, live in the same loop."""
+    traces = LeftoverTracker("/nowhere", os.fspath(short_path))
+    (short_path / "nccl-unknown").touch()
+
+    async def go() -> tuple[Leftovers, int]:
+        turns = 0
+        clearing = asyncio.ensure_future(traces.clear_up())
+        while not clearing.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return clearing.result(), turns
+
+    left, turns = asyncio.run(go())
+    assert left.unclaimed == ("nccl-unknown",)
+    assert turns > 100
 
 
 def test_a_port_on_which_somebody_still_listens_is_told(short_path: Path) -> None:
@@ -268,11 +286,11 @@ def test_a_port_on_which_somebody_still_listens_is_told(short_path: Path) -> Non
     traces = LeftoverTracker(os.fspath(short_path / "own"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         traces.record([os.getpid()])
-        left = traces.clear_up()
+        left = asyncio.run(traces.clear_up())
         assert server.getsockname()[1] in left.ports
         assert left.files == (os.fspath(short_path / "own"),)
         port = server.getsockname()[1]
-    assert port not in traces.clear_up().ports
+    assert port not in asyncio.run(traces.clear_up()).ports
 
 
 # --- the keeper -------------------------------------------------------------------------------------------------------------
