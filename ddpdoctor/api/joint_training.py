@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ddpdoctor.api.training_results import JointSmokeResult
 from ddpdoctor.checks.catalogue import catalogue
-from ddpdoctor.facts.smoke import ELASTIC, Smoke
+from ddpdoctor.facts.smoke import Smoke
 from ddpdoctor.network_check.results import NetcheckOptions
 from ddpdoctor.network_check.run import run
-from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions
 from ddpdoctor.smoke_training.multinode.joint_job import launch_command
-from ddpdoctor.smoke_training.multinode.remote_training import NodeOptions
 from ddpdoctor.smoke_training.multinode.task import JointProgressListener, SmokeTask
-from ddpdoctor.smoke_training.stages import STAGE_SECONDS, import_seconds
 from ddpdoctor.smoke_training.training_order import Launched
 
 if TYPE_CHECKING:
     from ddpdoctor.network_check.job import NetcheckJob
     from ddpdoctor.network_check.results import RunResult
-    from ddpdoctor.smoke_training.local.training import SmokeOptions
+    from ddpdoctor.smoke_training.training_order import SmokeOptions
 
 
 def train_with_others(
@@ -28,7 +27,6 @@ def train_with_others(
     *,
     options_for_others: tuple[str, ...],
     chosen_by: str,
-    stages_given: bool,
     token: str | None,
     wait: float,
     strict: bool,
@@ -41,35 +39,24 @@ def train_with_others(
         options: what was asked for here.
         options_for_others: what a command for another host takes over.
         chosen_by: what led to the target Python.
-        stages_given: whether the stages were asked for, or are all there are.
         token: as given.
         wait: seconds for hosts that aren't there yet.
         strict: whether warnings count.
         audience: is told how it goes, and closed.
     """
-    share = NodeOptions(
-        nproc=options.nproc,
-        backend=options.backend,
-        stages=options.stages if stages_given else None,
-        timeout=options.timeout,
-        launched=Launched(job.node_rank or 0, job.local_rank or 0) if job.launched else None,
-        store_running=job.store_running,
-        fault=options.fault,
-    )
-    terms = CoordinatorOptions(
-        backend=options.backend,
-        stages=options.stages,
-        seconds=options.timeout or STAGE_SECONDS,
-        import_seconds=import_seconds(options.timeout),
-        python=options.python,
-        launcher=job.launcher if job.launched else "",
-        engine=launch_command(job) if job.launched else ELASTIC,
-    )
+    if job.launched:
+        options = msgspec.structs.replace(
+            options,
+            launcher=job.launcher,
+            launched=Launched(job.node_rank or 0, job.local_rank or 0),
+            store_running=job.store_running,
+            engine=launch_command(job),
+        )
     try:
         end = run(
             NetcheckOptions(
                 job=job,
-                task=SmokeTask(share, terms, catalogue(), audience.heard),
+                task=SmokeTask(options, catalogue(), audience.heard),
                 options=options_for_others,
                 token=token,
                 wait=wait,

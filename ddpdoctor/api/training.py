@@ -15,12 +15,11 @@ from ddpdoctor.base.signals import StoppedBySignal
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination
     from ddpdoctor.facts.snapshot import Snapshot
-    from ddpdoctor.network_check.job import NetcheckJob
-    from ddpdoctor.smoke_training.local.training import SmokeOptions
+    from ddpdoctor.network_check.job import Flags, NetcheckJob
     from ddpdoctor.smoke_training.multinode.task import JointProgressListener
     from ddpdoctor.smoke_training.plan import SmokePlan
     from ddpdoctor.smoke_training.progress import SmokeProgress
-    from ddpdoctor.smoke_training.training_order import Fault
+    from ddpdoctor.smoke_training.training_order import Fault, SmokeOptions
 
 FAULT_VARIABLE = "DDPDOCTOR_SMOKE_FAULT"
 """For tests: one rank misbehaves, {"rank", "stage", "kind"}."""
@@ -113,11 +112,12 @@ def smoke(
         if nproc > MAX_RANKS_PER_HOST:
             raise UsageError(f"--nproc {nproc}: smoke runs {MAX_RANKS_PER_HOST} ranks on a host at most")
     from ddpdoctor.api.target_python import refuse_others_python, refuse_what_is_no_python
+    from ddpdoctor.network_check.job import Flags
     from ddpdoctor.probes.context import Context
     from ddpdoctor.probes.session import collect_facts
     from ddpdoctor.probes.target_python.choice import choose_python
-    from ddpdoctor.smoke_training.local.training import SmokeOptions
     from ddpdoctor.smoke_training.plan import GROUPS, plan_training
+    from ddpdoctor.smoke_training.training_order import SmokeOptions
 
     path, chosen_by = choose_python(python, os.environ)
     refuse_others_python(path, chosen_by)
@@ -127,18 +127,16 @@ def smoke(
     options = SmokeOptions(
         python=path,
         nproc=nproc,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        master=master_addr,
-        port=master_port,
         backend=backend,
         timeout=timeout,
         stages=chosen,
+        stages_given=bool(stages),
         scaling=scaling,
         fault=_fault(),
     )
     for_others = _options(options, stages=stages, python=python, wait=wait, strict=strict)
-    job = _job_with_others(options, for_others)
+    flags = Flags(master=master_addr, port=master_port, nnodes=nnodes, node_rank=node_rank, options=for_others)
+    job = _job_with_others(options, flags)
     if job is not None:
         from ddpdoctor.api.joint_training import train_with_others
 
@@ -148,7 +146,6 @@ def smoke(
             options,
             options_for_others=for_others,
             chosen_by=chosen_by,
-            stages_given=bool(stages),
             token=token,
             wait=wait,
             strict=strict,
@@ -261,23 +258,20 @@ def _with_host(examination: Examination, python: str | None, timeout: float | No
     )
 
 
-def _job_with_others(options: SmokeOptions, for_others: tuple[str, ...]) -> NetcheckJob | None:
+def _job_with_others(options: SmokeOptions, flags: Flags) -> NetcheckJob | None:
     """The job that others take part in, None where this host trains alone.
 
     Args:
         options: what was asked for.
-        for_others: what a command for another host takes over.
+        flags: those that say where the others are, and which host this is.
 
     Raises:
         SpokenForError: local rank 0 speaks for this host.
         UsageError: the arguments contradict each other, or the launcher's settings.
     """
-    from ddpdoctor.network_check.job import Flags, JobError
+    from ddpdoctor.network_check.job import JobError
     from ddpdoctor.smoke_training.multinode.joint_job import find_joint_job, silent_rank
 
-    flags = Flags(
-        master=options.master, port=options.port, nnodes=options.nnodes, node_rank=options.node_rank, options=for_others
-    )
     if silent := silent_rank(flags, options.nproc, os.environ):
         raise SpokenForError(SmokeResult.command, [f"Local rank {silent}: local rank 0 speaks for this node."])
     try:

@@ -1,11 +1,11 @@
-"""What the ranks of one host are told to do. The order goes to the target Python as JSON."""
+"""What the user asks for, and what the ranks of one host are told to do: that order goes to the target Python as JSON."""
 
 from __future__ import annotations
 
 import msgspec
 
-from ddpdoctor.facts.smoke import Smoke, stage_seconds
-from ddpdoctor.smoke_training.stages import IMPORT_SECONDS, STAGE_SECONDS, STAGES
+from ddpdoctor.facts.smoke import ELASTIC, Smoke, stage_seconds
+from ddpdoctor.smoke_training.stages import IMPORT_SECONDS, STAGE_SECONDS, STAGES, import_seconds
 
 
 class Launched(msgspec.Struct, frozen=True):
@@ -22,6 +22,39 @@ class Fault(msgspec.Struct, frozen=True):
     stage: str
     kind: str
     when: str = "begin"
+
+
+class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asks for; None where they say nothing. Over several hosts node 0's backend, stages and timeout count for all."""
+
+    python: str
+    nproc: int | None = None
+    backend: str = "auto"
+    timeout: float | None = None
+    """Seconds that a stage may take."""
+    stages: tuple[str, ...] = STAGES
+    stages_given: bool = False
+    """Whether the stages were asked for, or are all there are."""
+    scaling: bool = False
+    launcher: str = ""
+    """The launcher that has started each rank; "" where each host starts its own."""
+    launched: Launched | None = None
+    """The rank that it has given to this process."""
+    store_running: bool = False
+    """Whether the launcher's own store holds the master's port."""
+    engine: str = ELASTIC
+    """As in `facts.smoke.Smoke`."""
+    fault: Fault | None = None
+
+    @property
+    def seconds(self) -> float:
+        """That a stage may take."""
+        return self.timeout or STAGE_SECONDS
+
+    @property
+    def import_seconds(self) -> float:
+        """That the first stage may take."""
+        return import_seconds(self.timeout)
 
 
 class TrainingOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

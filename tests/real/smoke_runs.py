@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.facts.smoke import Leftovers, RankRun
+from ddpdoctor.facts.smoke import Leftovers, RankRun, Smoke
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.processes.tcp_sockets import listening_ports
 from ddpdoctor.smoke_training.local.leftovers import sockets_of
-from ddpdoctor.smoke_training.local.rank_runner import HostRun, run_ranks
+from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 from ddpdoctor.smoke_training.local.shared_memory import mapped_memory, own_files
 from ddpdoctor.smoke_training.training_order import Fault, TrainingOrder
 from tests.support.command import plain_environ
@@ -97,8 +97,8 @@ class Estate:
         return pids
 
     async def watched(
-        self, work: Coroutine[Any, Any, HostRun], message: str = "", when: asyncio.Event | None = None
-    ) -> HostRun:
+        self, work: Coroutine[Any, Any, Smoke], message: str = "", when: asyncio.Event | None = None
+    ) -> Smoke:
         """Its result. When that event comes it is cancelled with that message."""
         task = asyncio.ensure_future(work)
         while not task.done():
@@ -148,7 +148,7 @@ def order(
     return TrainingOrder(nproc=nproc, world_size=nproc, fault=fault, seconds=seconds, stages=stages)
 
 
-async def train(estate: Estate, one: TrainingOrder, python: str = sys.executable, **settings: str) -> HostRun:
+async def train(estate: Estate, one: TrainingOrder, python: str = sys.executable, **settings: str) -> Smoke:
     """One run, with nothing left behind."""
     ran = await estate.watched(run_ranks(one, python=python, environ=estate.environ | settings))
     assert estate.left_after(1.0) == {}
@@ -157,8 +157,8 @@ async def train(estate: Estate, one: TrainingOrder, python: str = sys.executable
     return ran
 
 
-def by_rank(ran: HostRun) -> dict[int, RankRun]:
-    return {one.rank: one for one in ran.runs}
+def by_rank(ran: Smoke) -> dict[int, RankRun]:
+    return {one.rank: one for one in ran.ranks}
 
 
 def wait_for(what: Callable[[], bool], seconds: float) -> None:

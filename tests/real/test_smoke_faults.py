@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.facts.smoke import RankEnding, RankRun, StageState
+from ddpdoctor.facts.smoke import RankEnding, RankRun, Smoke, StageState
 from ddpdoctor.smoke_training.analysis.failure_attribution import attribute_failure
-from ddpdoctor.smoke_training.local.rank_runner import HostRun
 from ddpdoctor.smoke_training.training_order import Fault
 from tests.real.smoke_runs import STAGES, Estate, by_rank, order, train
 
@@ -62,10 +61,10 @@ HANGS = (
 )
 
 
-def run_all(cases: tuple[Case, ...], folder: Path) -> dict[str, tuple[Estate, HostRun]]:
+def run_all(cases: tuple[Case, ...], folder: Path) -> dict[str, tuple[Estate, Smoke]]:
     """Side by side: they mostly wait."""
 
-    async def go() -> dict[str, tuple[Estate, HostRun]]:
+    async def go() -> dict[str, tuple[Estate, Smoke]]:
         estates = [Estate(folder / str(number)) for number in range(len(cases))]
         rans = await asyncio.gather(
             *(
@@ -82,11 +81,11 @@ def stages_of(one: Case) -> tuple[str, ...]:
     return STAGES if one.fault.stage not in BEGINNING else BEGINNING
 
 
-def must_be(one: Case, ran: HostRun) -> None:
+def must_be(one: Case, ran: Smoke) -> None:
     ranks = by_rank(ran)
     culprit = ranks[1]
     assert ran.problem == ""
-    blamed = attribute_failure(ran.runs)
+    blamed = attribute_failure(ran.ranks)
     assert blamed is not None
     assert ([run.rank for run in blamed.culprits], blamed.stage) == ([1], one.fault.stage)
     assert culprit.ending is one.ending

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.facts.smoke import RankEnding, StageState
+from ddpdoctor.facts.smoke import RankEnding, Smoke, StageState
 from ddpdoctor.network_check.protocol.messages import ABORTED
 from ddpdoctor.smoke_training.local.rank_monitor import PROCESS_END, RankMonitor
-from ddpdoctor.smoke_training.local.rank_runner import HostRun, run_ranks
+from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 from ddpdoctor.smoke_training.training_order import Fault
 from tests.real.smoke_runs import Estate, by_rank, order, rank_1_runs, train
 
@@ -104,7 +104,7 @@ class Odd:
     def shared(self) -> Path:
         return Path(f"/dev/shm/nccl-{self.estate.mark}")
 
-    def train(self, fault: Fault | None = None) -> Coroutine[Any, Any, HostRun]:
+    def train(self, fault: Fault | None = None) -> Coroutine[Any, Any, Smoke]:
         one = order(fault, nproc=2, seconds=SECONDS, stages=STAGES)
         return self.estate.watched(run_ranks(one, python=sys.executable, environ=self.estate.environ))
 
@@ -118,7 +118,7 @@ def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
         for name, main in (("flood", FLOOD), ("junk", JUNK), ("stays", STAYS), ("aborts", ABORTS))
     )
 
-    async def go() -> list[HostRun]:
+    async def go() -> list[Smoke]:
         return await asyncio.gather(flood.train(SLEEPS), junk.train(), stays.train(), aborts.train())
 
     hung, healthy, stayed, aborted = asyncio.run(go())
@@ -167,7 +167,7 @@ def test_who_was_killed_is_told_from_those_who_died_of_it(short_path: Path) -> N
         for name, main in (("term", SIGTERM), ("engine", NO_ENGINE), ("server", NO_SERVER), ("keeper", NO_KEEPER))
     ]
 
-    async def go() -> list[HostRun]:
+    async def go() -> list[Smoke]:
         return await asyncio.gather(*(one.train(SLEEPS) for one in odd))
 
     by_sigterm, without_engine, without_server, without_keeper = asyncio.run(go())
@@ -188,7 +188,7 @@ def test_enough_is_enough_and_what_is_known_is_told(short_path: Path) -> None:
     """Another host has failed: this one's ranks are asked where they are, and ended. Any other end is no answer."""
     answered, stopped = Estate(short_path / "answered"), Estate(short_path / "stopped")
 
-    async def cancelled(estate: Estate, message: str) -> HostRun:
+    async def cancelled(estate: Estate, message: str) -> Smoke:
         waiting = asyncio.Event()
 
         def heard(watch: RankMonitor) -> None:
@@ -199,14 +199,14 @@ def test_enough_is_enough_and_what_is_known_is_told(short_path: Path) -> None:
         work = run_ranks(one, python=sys.executable, environ=estate.environ, on_progress=heard)
         return await estate.watched(work, message, waiting)
 
-    async def go() -> list[HostRun | BaseException]:
+    async def go() -> list[Smoke | BaseException]:
         both = cancelled(answered, ABORTED), cancelled(stopped, "its user: Ctrl-C")
         return await asyncio.gather(*both, return_exceptions=True)
 
     ran, end = asyncio.run(go())
-    assert isinstance(ran, HostRun)
+    assert isinstance(ran, Smoke)
     assert isinstance(end, asyncio.CancelledError)
-    for one in ran.runs:
+    for one in ran.ranks:
         assert (one.ending, one.stack_source) == (RankEnding.ENDED, "faulthandler")
         assert one.last is not None
         assert one.last.name == "all_reduce"
@@ -225,21 +225,20 @@ def test_a_python_that_is_none_ends_at_once_with_its_words(short_path: Path) -> 
     (library / "torch").mkdir(parents=True)
     (library / "torch" / "__init__.py").write_text("import a_library_of_torch\n")
     cases = (
-        (os.fspath(short_path / "nowhere"), "", f"{short_path}/nowhere: No such file or directory"),
-        (os.fspath(complains), "", 'the target Python ended with exit code 3; it last said "no licence"'),
-        (os.fspath(crashes), "", "the target Python was ended by SIGSEGV"),
-        (sys.executable, "a_library_of_torch", "ModuleNotFoundError: No module named 'a_library_of_torch'"),
+        (os.fspath(short_path / "nowhere"), f"{short_path}/nowhere: No such file or directory"),
+        (os.fspath(complains), 'the target Python ended with exit code 3; it last said "no licence"'),
+        (os.fspath(crashes), "the target Python was ended by SIGSEGV"),
+        (sys.executable, "ModuleNotFoundError: No module named 'a_library_of_torch'"),
     )
 
-    async def go() -> list[HostRun]:
+    async def go() -> list[Smoke]:
         return await asyncio.gather(
             *(
                 train(Estate(short_path / str(number)), order(nproc=2), python, PYTHONPATH=os.fspath(library))
-                for number, (python, _, _) in enumerate(cases)
+                for number, (python, _) in enumerate(cases)
             )
         )
 
-    for ran, (_, missing, words) in zip(asyncio.run(asyncio.wait_for(go(), 60)), cases, strict=True):
+    for ran, (_, words) in zip(asyncio.run(asyncio.wait_for(go(), 60)), cases, strict=True):
         assert words in ran.problem
-        assert ran.missing == missing
-        assert [one.ending for one in ran.runs] == [RankEnding.NEVER_CAME] * 2
+        assert [one.ending for one in ran.ranks] == [RankEnding.NEVER_CAME] * 2

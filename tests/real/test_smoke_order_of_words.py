@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddpdoctor.facts.smoke import RankEnding
-from ddpdoctor.smoke_training.local.rank_runner import HostRun
+from ddpdoctor.facts.smoke import RankEnding, Smoke
 from tests.real.smoke_runs import Estate, by_rank, order, train
 
 STAGES = ("import", "shutdown")
@@ -124,19 +123,19 @@ def test_an_end_that_is_heard_before_the_last_words_is_no_failure(tmp_path: Path
 
 
 def test_the_end_of_all_ranks_is_told_by_its_cause_where_that_is_heard_in_time(tmp_path: Path) -> None:
-    async def with_engine_for(seconds: float) -> HostRun:
+    async def with_engine_for(seconds: float) -> Smoke:
         folder = tmp_path / f"{seconds:g}"
         python = python_that_runs(LONE_ENGINE.replace("SECONDS", str(seconds)), folder)
         return await train(Estate(folder / "files"), order(nproc=2, stages=STAGES), python=python)
 
-    async def go() -> list[HostRun]:
+    async def go() -> list[Smoke]:
         return await asyncio.gather(with_engine_for(1.5), with_engine_for(600))
 
     killed, stays = asyncio.run(go())
     assert killed.problem == "torch's engine was ended by SIGKILL"
     assert stays.problem == "the process that the ranks were forked from has ended"
     for ran in (killed, stays):
-        assert [one.ending for one in ran.runs] == [RankEnding.ENDED] * 2
+        assert [one.ending for one in ran.ranks] == [RankEnding.ENDED] * 2
 
 
 def test_a_doctor_who_was_stopped_hears_what_was_said_before_calling_anyone_late(tmp_path: Path) -> None:

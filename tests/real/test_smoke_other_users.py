@@ -81,7 +81,7 @@ from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 sleeps = Fault(rank=1, stage="training", kind="sleep")
 order = TrainingOrder(nproc=2, world_size=2, master="127.0.0.1", port=29500, seconds=5.0, fault=sleeps)
 ran = asyncio.run(run_ranks(order, python=sys.executable, environ=os.environ))
-print([rank.ending.value for rank in ran.runs])
+print([rank.ending.value for rank in ran.ranks])
 """
 
 
@@ -112,5 +112,5 @@ def test_no_process_of_a_training_unpickles_what_it_is_sent(master: str, tmp_pat
     environ, unpickled = noting_what_is_unpickled(plain_environ(), tmp_path)
     order = TrainingOrder(nproc=2, world_size=2, master=master, port=free_port() if master else 0)
     ran = asyncio.run(run_ranks(order, python=sys.executable, environ=environ))
-    assert [found.ending for found in ran.runs] == [RankEnding.FINISHED] * 2
+    assert [found.ending for found in ran.ranks] == [RankEnding.FINISHED] * 2
     assert unpickled() == ""

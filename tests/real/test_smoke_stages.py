@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.facts.smoke import RankEnding, StageState
+from ddpdoctor.facts.smoke import RankEnding, Smoke, StageState
 from ddpdoctor.smoke_training.analysis.failure_attribution import TrainingFailureKind, attribute_failure
-from ddpdoctor.smoke_training.local.rank_runner import HostRun
 from ddpdoctor.smoke_training.stages import STAGES
 from ddpdoctor.smoke_training.training_order import Fault
 from tests.real.smoke_runs import Estate, by_rank, order, train
@@ -44,15 +43,15 @@ SAID = {
 """Of what was tested, in words."""
 
 
-def healthy(nproc: int, folder: Path, stages: tuple[str, ...] = STAGES) -> HostRun:
+def healthy(nproc: int, folder: Path, stages: tuple[str, ...] = STAGES) -> Smoke:
     return asyncio.run(train(Estate(folder), order(nproc=nproc, seconds=PATIENCE, stages=stages)))
 
 
 @pytest.mark.parametrize("nproc", [2, pytest.param(4, marks=pytest.mark.thorough), 8])
 def test_every_stage_passes_or_says_why_it_is_not_tested(nproc: int, tmp_path: Path) -> None:
     ran = healthy(nproc, tmp_path / "run")
-    assert len(ran.runs) == nproc
-    for one in ran.runs:
+    assert len(ran.ranks) == nproc
+    for one in ran.ranks:
         assert one.ending is RankEnding.FINISHED, (one.words, one.stack)
         assert [stage.name for stage in one.stages] == list(STAGES)
         assert {stage.name: stage.words for stage in one.stages if stage.state is StageState.NOT_TESTED} == NOT_ON_CPU
@@ -129,46 +128,46 @@ def each(cases: Sequence[Case]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def sick(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Estate, HostRun]]:
+def sick(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Estate, Smoke]]:
     """All that were chosen, side by side: some do nothing but wait."""
     items = request.session.items
     chosen = [one for one in OTHERWISE + WRONG if any(f"[{one}]" in item.name for item in items)]
     folder = tmp_path_factory.mktemp("sick")
     turns = asyncio.Semaphore(SIDE_BY_SIDE)
 
-    async def one(number: int, case: Case) -> tuple[Estate, HostRun]:
+    async def one(number: int, case: Case) -> tuple[Estate, Smoke]:
         async with turns:
             seconds = PATIENCE if case in WRONG else HANGING
             estate = Estate(folder / str(number))
             return estate, await train(estate, order(case.fault, case.nproc, seconds, STAGES))
 
-    async def all_of_them() -> list[tuple[Estate, HostRun]]:
+    async def all_of_them() -> list[tuple[Estate, Smoke]]:
         return await asyncio.gather(*(one(number, case) for number, case in enumerate(chosen)))
 
     return dict(zip(map(str, chosen), asyncio.run(all_of_them()), strict=True))
 
 
 @pytest.mark.parametrize("case", each(WRONG))
-def test_the_rank_whose_results_are_wrong_is_named_by_all(case: Case, sick: dict[str, tuple[Estate, HostRun]]) -> None:
+def test_the_rank_whose_results_are_wrong_is_named_by_all(case: Case, sick: dict[str, tuple[Estate, Smoke]]) -> None:
     _, ran = sick[str(case)]
-    for one in ran.runs:
+    for one in ran.ranks:
         assert one.ending is RankEnding.WRONG, (one.ending, one.words)
         assert one.culprits == case.culprits
         assert case.words in one.words
         assert one.last is not None
         assert (one.last.name, one.last.state) == (case.found_by, StageState.FAILED)
     before = STAGES[: STAGES.index(case.found_by)]
-    assert {stage.state for stage in ran.runs[0].stages if stage.name in before} == {StageState.PASSED}
+    assert {stage.state for stage in ran.ranks[0].stages if stage.name in before} == {StageState.PASSED}
 
 
 @pytest.mark.parametrize("case", each(OTHERWISE))
 def test_the_rank_that_calls_something_else_is_found_by_its_call_in_time(
-    case: Case, sick: dict[str, tuple[Estate, HostRun]]
+    case: Case, sick: dict[str, tuple[Estate, Smoke]]
 ) -> None:
     estate, ran = sick[str(case)]
     ranks = by_rank(ran)
     assert ran.problem == ""
-    blamed = attribute_failure(ran.runs)
+    blamed = attribute_failure(ran.ranks)
     assert blamed is not None
     assert (blamed.kind, blamed.stage) == (TrainingFailureKind.DIFFERENT_CALLS, case.found_by)
     assert tuple(one.rank for one in blamed.culprits) == case.culprits

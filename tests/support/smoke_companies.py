@@ -7,11 +7,10 @@ import msgspec
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.snapshot import Snapshot
-from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions
-from ddpdoctor.smoke_training.stages import STAGES
+from ddpdoctor.smoke_training.training_order import SmokeOptions
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
 
-TERMS = CoordinatorOptions(backend="auto", stages=STAGES, seconds=30, import_seconds=90, python="/opt/env/bin/python")
+TERMS = SmokeOptions(python="/opt/env/bin/python")
 
 
 def meeting(node: int, nproc: int | None = None, *, launched: bool = False) -> Meeting:

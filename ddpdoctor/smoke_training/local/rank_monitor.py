@@ -44,7 +44,6 @@ class RankMonitor:
         self.server_pid = 0
         self.engine_words = ""
         """Why the engine failed, by itself."""
-        self.engine_missing = ""
         self.blamed: set[int] = set()
         """Ranks of which the engine says that they failed first, whereupon it ended the others."""
         self.is_engine_over = False
@@ -117,7 +116,6 @@ class RankMonitor:
             progress.words = _text(message.get("error"))
             progress.wrong = message.get("wrong") is True
             progress.culprits = tuple(_ranks(message.get("culprits"), self.order.world_size))
-            progress.missing = _text(message.get("missing"))
             progress.stack = tuple(_texts(message.get("stack")))
             progress.stack_source = "its traceback" if progress.stack else ""
             progress.failed_at = now
@@ -138,7 +136,6 @@ class RankMonitor:
                     self.blamed.add(int(rank))
                     self._set_exit_code(self.ranks.get(int(rank)), code)
             self.engine_words = _text(message.get("error"))
-            self.engine_missing = _text(message.get("missing"))
         if message.get("finished") is True or isinstance(failures, Mapping):
             self.is_engine_over = True
         if message.get("finished") is True and self.ended_at is None:

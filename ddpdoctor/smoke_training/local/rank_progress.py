@@ -72,7 +72,6 @@ class RankProgress(OutputTail):
         self.words = ""
         self.wrong = False
         self.culprits: tuple[int, ...] = ()
-        self.missing = ""
         self.memory = 0
         self.contexts: tuple[int, ...] = ()
         self.finished_at: float | None = None

@@ -13,9 +13,11 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, Final
 
+import msgspec
+
 from ddpdoctor.base.async_work import within
-from ddpdoctor.base.private_folders import Folder, Needs, NoFolderError, private_folder
-from ddpdoctor.facts.smoke import Leftovers, RankRun
+from ddpdoctor.base.private_folders import Needs, NoFolderError, private_folder
+from ddpdoctor.facts.smoke import Leftovers, Smoke
 from ddpdoctor.network_check.protocol.messages import ABORTED
 from ddpdoctor.probes.smoke_notes import PREFIX
 from ddpdoctor.smoke_training.local.leftovers import LeftoverTracker, clear_up_earlier_runs
@@ -51,35 +53,13 @@ FOLDER: Final = Needs(
 a socket's path has 107 characters at most."""
 
 
-class HostRun:
-    """What one host's run came to."""
-
-    def __init__(
-        self,
-        runs: tuple[RankRun, ...],
-        monitor: RankMonitor,
-        problem: str,
-        leftovers: Leftovers = Leftovers(),  # noqa: B008 (frozen)
-        folder: Folder | None = None,
-    ) -> None:
-        self.runs = runs
-        self.torch = monitor.torch
-        self.figures = tuple(monitor.figures)
-        self.problem = problem
-        self.missing = monitor.engine_missing or next(
-            (rank.missing for rank in monitor.ranks.values() if rank.missing), ""
-        )
-        self.leftovers = leftovers
-        self.folder = folder
-
-
 async def run_ranks(
     order: TrainingOrder,
     *,
     python: str,
     environ: Mapping[str, str],
     on_progress: Callable[[RankMonitor], None] = lambda monitor: None,
-) -> HostRun:
+) -> Smoke:
     """Run the ranks to their end, or to the moment when one is late or has failed.
 
     Cancelled with ENOUGH it ends all, and returns what is known by then; with anything else it ends all before the
@@ -112,7 +92,7 @@ class RankRunner:
         self._failure: BaseException | None = None
         self._mapped: set[int] = set()
 
-    async def run(self) -> HostRun:
+    async def run(self) -> Smoke:
         clear_up_earlier_runs(self._environ)
         try:
             folder = private_folder(self._environ, FOLDER)
@@ -138,11 +118,19 @@ class RankRunner:
             leftovers = await _finish(self._end(folder.path))
         if self._failure is not None:
             raise self._failure
-        return self._result(problem, leftovers, folder)
+        return self._result(problem, leftovers, folder.told)
 
-    def _result(self, problem: str, leftovers: Leftovers = Leftovers(), folder: Folder | None = None) -> HostRun:  # noqa: B008
-        runs = rank_runs(self.monitor, socket.gethostname(), self.stuck)
-        return HostRun(runs, self.monitor, problem or problem_of(self.monitor, self.stuck), leftovers, folder)
+    def _result(self, problem: str, leftovers: Leftovers = Leftovers(), folder: str = "") -> Smoke:  # noqa: B008
+        return msgspec.structs.replace(
+            self._order.facts(),
+            ranks=rank_runs(self.monitor, socket.gethostname(), self.stuck),
+            seconds=round(time.monotonic() - self.monitor.began, 3),
+            problem=problem or problem_of(self.monitor, self.stuck),
+            torch=self.monitor.torch,
+            python=self._python,
+            folder=folder,
+            leftovers=leftovers,
+        )
 
     def _command(self, folder: str) -> list[str]:
         return [self._python, os.fspath(TRAINER), self._order.to_json(self._listener.channel, folder)]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ddpdoctor.facts.smoke import Bandwidth, Leftovers, RankEnding, RankRun, Scaling, Speed, StageState
+from ddpdoctor.facts.smoke import Bandwidth, Leftovers, Scaling, Smoke, Speed, StageState
 from ddpdoctor.smoke_training.analysis.failure_attribution import attribute_failure
 from ddpdoctor.smoke_training.analysis.failure_wording import describe_ending
 from ddpdoctor.smoke_training.local.leftovers import merge_leftovers
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.local.rank_runner import HostRun, run_ranks
+from ddpdoctor.smoke_training.local.rank_runner import RankRunner
 from ddpdoctor.smoke_training.training_order import TrainingOrder
 
 FIRST_STAGES: Final = ("import", "device", "rendezvous", "process group")
@@ -28,6 +28,17 @@ class MeasuredScaling(NamedTuple):
 
     scaling: Scaling
     leftovers: Leftovers = Leftovers()
+
+
+class MeasuredRun(NamedTuple):
+    """A run, and the figures that its ranks told."""
+
+    facts: Smoke
+    figures: Sequence[Mapping[str, Any]]
+
+    def figures_of(self, name: str, kinds: type | tuple[type, ...]) -> Iterator[Any]:
+        """The values by that name which are of those kinds."""
+        return (figures[name] for figures in self.figures if isinstance(figures.get(name), kinds))
 
 
 async def measure_speeds(
@@ -46,11 +57,13 @@ async def measure_speeds(
         return MeasuredScaling(
             Scaling(problem="it is measured on one host, and where ddpdoctor itself starts the ranks")
         )
-    all_ran: list[HostRun] = []
+    leftovers: list[Leftovers] = []
 
-    async def run_order(order: TrainingOrder) -> HostRun:
-        all_ran.append(await run_ranks(order, python=python, environ=environ, on_progress=on_progress))
-        return all_ran[-1]
+    async def run_order(order: TrainingOrder) -> MeasuredRun:
+        runner = RankRunner(order, python, environ, on_progress)
+        facts = await runner.run()
+        leftovers.append(facts.leftovers)
+        return MeasuredRun(facts, runner.monitor.figures)
 
     speeds: list[Speed] = []
     bandwidths: tuple[Bandwidth, ...] = ()
@@ -62,15 +75,20 @@ async def measure_speeds(
         ran = await run_order(_order_for(order, ranks, stages))
         speed = speed_of(ran, ranks, "DDP")
         speeds.append(speed)
-        batch = batch or _batch(ran.figures)
+        batch = batch or next(ran.figures_of("batch", int), 0)
         if speed.problem:
             break
-        bandwidths, larger = _bandwidths(ran.figures), _larger(ran.figures)
+        bandwidths = tuple(
+            Bandwidth(size=figures["size"], bus=float(figures["bus"]))
+            for figures in ran.figures
+            if isinstance(figures.get("size"), int) and isinstance(figures.get("bus"), (int, float))
+        )
+        larger = next(ran.figures_of("larger", str), "")
     speeds.append(await _data_parallel(order, run_order))
     cores = len(os.sched_getaffinity(0))
     return MeasuredScaling(
         Scaling(speeds=tuple(speeds), bandwidths=bandwidths, larger=larger, batch=batch, cores=cores),
-        merge_leftovers([ran.leftovers for ran in all_ran]),
+        merge_leftovers(leftovers),
     )
 
 
@@ -80,7 +98,7 @@ def numbers_of_ranks(largest: int) -> list[int]:
     return [*powers, largest]
 
 
-async def _data_parallel(order: TrainingOrder, run_order: Callable[[TrainingOrder], Awaitable[HostRun]]) -> Speed:
+async def _data_parallel(order: TrainingOrder, run_order: Callable[[TrainingOrder], Awaitable[MeasuredRun]]) -> Speed:
     if order.backend != "nccl":
         return Speed(ranks=order.nproc, way="DataParallel", problem="nn.DataParallel works on GPUs only")
     if order.nproc < 2:
@@ -93,9 +111,9 @@ def _order_for(order: TrainingOrder, ranks: int, stages: tuple[str, ...], gpus: 
     return msgspec.structs.replace(order, nproc=ranks, world_size=ranks, stages=stages, gpus=gpus, fault=None)
 
 
-def speed_of(ran: HostRun, ranks: int, way: str) -> Speed:
+def speed_of(ran: MeasuredRun, ranks: int, way: str) -> Speed:
     """The speed of a run; of one that didn't come to its end no figure counts, even where one came before."""
-    failure = _failure(ran)
+    failure = _failure(ran.facts)
     if failure:
         return Speed(ranks=ranks, way=way, problem=failure, failed=True)
     for figures in ran.figures:
@@ -103,38 +121,17 @@ def speed_of(ran: HostRun, ranks: int, way: str) -> Speed:
         if isinstance(samples, (int, float)) and samples > 0:
             held = memory if isinstance(memory, int) else 0
             return Speed(ranks=ranks, way=way, samples_per_second=float(samples), memory=held)
-    untested = [stage.words for run in ran.runs for stage in run.stages if stage.state is StageState.NOT_TESTED]
+    untested = [stage.words for run in ran.facts.ranks for stage in run.stages if stage.state is StageState.NOT_TESTED]
     if untested:
         return Speed(ranks=ranks, way=way, problem=untested[0])
     return Speed(ranks=ranks, way=way, problem="the run ended without a figure", failed=True)
 
 
-def _failure(ran: HostRun) -> str:
+def _failure(facts: Smoke) -> str:
     """ "rank 1 on node07 was killed by SIGKILL in scaling; its last line: ...", "" where all came to their end."""
-    if ran.problem:
-        return ran.problem
-    found = attribute_failure(ran.runs)
-    first = found.first if found else next((run for run in ran.runs if run.ending is not RankEnding.FINISHED), None)
-    return _what_became_of(first) if first else ""
-
-
-def _what_became_of(run: RankRun) -> str:
+    found = attribute_failure(facts.ranks)
+    if facts.problem or found is None:
+        return facts.problem
+    run = found.first
     said = f'; its last line: "{run.last_line}"' if run.last_line and run.last_line not in run.words else ""
     return f"rank {run.rank} on {run.host} {describe_ending(run)}{said}"
-
-
-def _bandwidths(figures: Sequence[Mapping[str, Any]]) -> tuple[Bandwidth, ...]:
-    found = ((figure.get("size"), figure.get("bus")) for figure in figures)
-    return tuple(
-        Bandwidth(size=size, bus=float(bus))
-        for size, bus in found
-        if isinstance(size, int) and isinstance(bus, (int, float))
-    )
-
-
-def _larger(figures: Sequence[Mapping[str, Any]]) -> str:
-    return next((figure["larger"] for figure in figures if isinstance(figure.get("larger"), str)), "")
-
-
-def _batch(figures: Sequence[Mapping[str, Any]]) -> int:
-    return next((figure["batch"] for figure in figures if isinstance(figure.get("batch"), int)), 0)

@@ -34,34 +34,20 @@ from ddpdoctor.network_check.protocol.messages import (
 )
 from ddpdoctor.smoke_training.analysis.verdict import facts_of_plan, judge_plan
 from ddpdoctor.smoke_training.plan import SmokePlan, plan_training
+from ddpdoctor.smoke_training.training_order import SmokeOptions
 
 ENDING_SECONDS: Final = 30.0
 """For the start and the end of the ranks, beside their stages."""
 
-
 _SHARED_MEMORY_PATH: Final = re.compile(r"(/dev/shm/)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 _TEMPORARY_FOLDER: Final = re.compile(r"/([A-Za-z0-9_-][A-Za-z0-9_.-]*/)*ddpdoctor-smoke-[A-Za-z0-9_.-]+")
-
-
-class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of node 0, which count for all nodes."""
-
-    backend: str
-    stages: tuple[str, ...]
-    seconds: float
-    """That a stage may take."""
-    import_seconds: float
-    python: str
-    launcher: str = ""
-    """The launcher that has started each rank; "" where each host starts its own."""
-    engine: str = ""
 
 
 class TrainingCoordinator:
     """The phase of a meeting in which the nodes train."""
 
     def __init__(
-        self, session: NodeSession, options: CoordinatorOptions, catalogue: Catalogue, *, master: str, store_port: int
+        self, session: NodeSession, options: SmokeOptions, catalogue: Catalogue, *, master: str, store_port: int
     ) -> None:
         self._catalogue = catalogue
         self._session = session

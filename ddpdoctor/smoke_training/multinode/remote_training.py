@@ -26,26 +26,11 @@ from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 from ddpdoctor.smoke_training.plan import plan_training
 from ddpdoctor.smoke_training.stages import STAGES
-from ddpdoctor.smoke_training.training_order import Fault, Launched, TrainingOrder
+from ddpdoctor.smoke_training.training_order import SmokeOptions, TrainingOrder
 
 MAX_PATH_LENGTH = 500
 SHORT_LENGTH, SHORT_STACK = 80, 6
 """Characters of a text, and frames of a stack, where a rank says too much."""
-
-
-class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of this node. Of backend, stages and timeout node 0's count, whatever is given here."""
-
-    nproc: int | None = None
-    backend: str = "auto"
-    stages: tuple[str, ...] | None = None
-    timeout: float | None = None
-    launched: Launched | None = None
-    """The rank that a launcher has given to this process."""
-    local_world_size: int | None = None
-    store_running: bool = False
-    """Whether the launcher's own store holds the master's port."""
-    fault: Fault | None = None
 
 
 class RemoteTraining:
@@ -53,10 +38,9 @@ class RemoteTraining:
 
     def __init__(
         self,
-        options: NodeOptions,
+        options: SmokeOptions,
         snapshot: Snapshot,
         master: Master,
-        python: str,
         environ: Mapping[str, str],
         on_progress: Callable[[RankMonitor], None] = lambda monitor: None,
     ) -> None:
@@ -66,14 +50,12 @@ class RemoteTraining:
             options: of this node.
             snapshot: this host's facts.
             master: where the ranks may go, whatever is ordered.
-            python: the target Python.
             environ: the settings that training would inherit.
             on_progress: as for `run_ranks`.
         """
         self._options = options
         self._snapshot = snapshot
         self._master = master
-        self._python = python
         self._environ = environ
         self._on_progress = on_progress
         self._order: Train | None = None
@@ -99,22 +81,22 @@ class RemoteTraining:
         options = self._options
         own = TrainingOrder(**msgspec.structs.asdict(order), launched=options.launched, fault=options.fault)
         environ = self._settings(order)
-        ran = await run_ranks(own, python=self._python, environ=environ, on_progress=self._on_progress)
+        facts = redact_facts(
+            await run_ranks(own, python=options.python, environ=environ, on_progress=self._on_progress)
+        )
         answer = TrainingDone(
-            runs=tuple(shorten_run(redact_facts(run)) for run in ran.runs),
+            runs=tuple(map(shorten_run, facts.ranks)),
             began=began,
-            torch=ran.torch[:64],
-            problem=redact_facts(ran.problem)[:1000],
-            folder=redact_facts(ran.folder.told)[:500] if ran.folder else "",
-            leftovers=_few(redact_facts(ran.leftovers)),
+            torch=facts.torch[:64],
+            problem=facts.problem[:1000],
+            folder=facts.folder[:500],
+            leftovers=_few(facts.leftovers),
         )
         self._own_part = msgspec.structs.replace(
-            own.facts(),
+            facts,
             ranks=answer.runs,
-            seconds=round(time.time() - began, 3),
-            problem=answer.problem,
             torch=answer.torch,
-            python=self._python,
+            problem=answer.problem,
             folder=answer.folder,
             leftovers=answer.leftovers,
         )
@@ -157,7 +139,7 @@ class RemoteTraining:
             yield f"--backend {options.backend} has no effect here: node 0 runs with {order.backend}"
         if options.timeout is not None and options.timeout != order.seconds:
             yield f"--timeout {options.timeout:g} has no effect here: node 0 gives each stage {order.seconds:g} s"
-        if options.stages is not None and options.stages != order.stages:
+        if options.stages_given and options.stages != order.stages:
             yield "--stages has no effect here: node 0 says which are run"
 
     def _settings(self, order: Train) -> dict[str, str]:
@@ -173,8 +155,6 @@ class RemoteTraining:
             "MASTER_ADDR": order.master,
             "MASTER_PORT": order.port,
         }
-        if self._options.local_world_size is not None:
-            added["LOCAL_WORLD_SIZE"] = self._options.local_world_size
         return {**self._environ, **{name: str(value) for name, value in added.items()}}
 
 

@@ -20,8 +20,9 @@ from ddpdoctor.network_check.results import ProgressListener
 from ddpdoctor.network_check.task import OrderHandler
 from ddpdoctor.smoke_training.analysis.verdict import checks_of_plans
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
-from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions, TrainingCoordinator
-from ddpdoctor.smoke_training.multinode.remote_training import NodeOptions, RemoteTraining
+from ddpdoctor.smoke_training.multinode.coordinator import TrainingCoordinator
+from ddpdoctor.smoke_training.multinode.remote_training import RemoteTraining
+from ddpdoctor.smoke_training.training_order import SmokeOptions
 
 JUDGED_FAMILIES: Final = ("join", "compare", "smoke")
 FAMILY_AFTER_FAILURE: Final = "network"
@@ -49,27 +50,25 @@ class SmokeTask:
 
     def __init__(
         self,
-        options: NodeOptions,
-        common: CoordinatorOptions,
+        options: SmokeOptions,
         catalogue: Catalogue,
         on_progress: Callable[[RankMonitor], None] = lambda monitor: None,
     ) -> None:
         self.catalogue = catalogue
         self._options = options
-        self._common = common
         self._on_progress = on_progress
-        self.seconds = max(MIN_MEETING_SECONDS, 2 * (common.import_seconds + len(common.stages) * common.seconds))
+        self.seconds = max(MIN_MEETING_SECONDS, 2 * (options.import_seconds + len(options.stages) * options.seconds))
 
     def meeting(self, meeting: Meeting) -> Meeting:
         return msgspec.structs.replace(meeting, nproc=self._options.nproc)
 
     def coordinator(self, session: NodeSession, master: str, store_port: int) -> PhaseCoordinator:
-        return TrainingCoordinator(session, self._common, self.catalogue, master=master, store_port=store_port)
+        return TrainingCoordinator(session, self._options, self.catalogue, master=master, store_port=store_port)
 
     def worker(
         self, snapshot: Snapshot, address: Callable[[], str], master: Master, python: str, environ: Mapping[str, str]
     ) -> OrderHandler:
-        return RemoteTraining(self._options, snapshot, master, python, environ, self._on_progress)
+        return RemoteTraining(self._options, snapshot, master, environ, self._on_progress)
 
     def judge(self, snapshots: Sequence[Snapshot]) -> list[Examination]:
         """Judge each node: findings on a rank belong to the node that runs it, those on the whole to node 0."""

@@ -114,11 +114,11 @@ def fails(fault: Fault) -> Callable[[Kit], None]:
             fault=orders.Fault(ranks - 1, "training", f"tests.gpu.faults:{fault.function}", "call"),
         )
         ran = asyncio.run(run_ranks(order, python=sys.executable, environ=kit.environ()))
-        kit.keep("ranks.json", msgspec.json.format(msgspec.json.encode(ran.runs)))
-        culprit = next(one for one in ran.runs if one.rank == ranks - 1)
+        kit.keep("ranks.json", msgspec.json.format(msgspec.json.encode(ran.ranks)))
+        culprit = next(one for one in ran.ranks if one.rank == ranks - 1)
         kit.saw("rank", msgspec.to_builtins(culprit))
         kit.saw("ended after", round(culprit.ended_after or 0.0, 1))
-        blamed = attribute_failure(ran.runs)
+        blamed = attribute_failure(ran.ranks)
         named = ([one.rank for one in blamed.culprits], blamed.stage) if blamed else None
         kit.hold(named == ([ranks - 1], "training"), f"named was {named}, not rank {ranks - 1} in training")
         kit.hold(culprit.ending.value in fault.endings, f"it is said to have {culprit.ending.value}: {culprit.words}")

@@ -17,10 +17,9 @@ from ddpdoctor.facts.smoke import ELASTIC, RENDEZVOUS, Smoke
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.probes import session
 from ddpdoctor.smoke_training.analysis.verdict import judge_plan, judge_training, own_findings, verdict_of
-from ddpdoctor.smoke_training.local.training import SmokeOptions
 from ddpdoctor.smoke_training.plan import plan_training
 from ddpdoctor.smoke_training.stages import STAGES
-from ddpdoctor.smoke_training.training_order import Launched, TrainingOrder
+from ddpdoctor.smoke_training.training_order import Launched, SmokeOptions, TrainingOrder
 from tests.support.fixture_hosts import healthy_facts, healthy_names, to_snapshot
 from tests.support.smokes import smoke_of_ranks
 

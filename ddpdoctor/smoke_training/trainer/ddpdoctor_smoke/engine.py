@@ -50,11 +50,7 @@ def main(before):
         channel.end_when_unwatched()
         launch(order, method)
     except BaseException as error:
-        channel.say(
-            failures=failures_of(error),
-            error=words_of(error) + where_there_is_no_room(error),
-            missing=getattr(error, "name", None) or "",
-        )
+        channel.say(failures=failures_of(error), error=words_of(error) + where_there_is_no_room(error))
         raise SystemExit(1) from None
     channel.say(finished=True)
 

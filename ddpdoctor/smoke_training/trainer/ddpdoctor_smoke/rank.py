@@ -124,7 +124,6 @@ def run_rank(order):
                 error=words_of(error),
                 wrong=isinstance(error, WrongOutcome),
                 culprits=getattr(error, "culprits", []),
-                missing=getattr(error, "name", None) or "",
                 stack=stack_of(error),
                 memory=most_memory(),
             )

@@ -233,10 +233,8 @@ def test_memory_that_ran_out_is_told_of_the_rank_that_was_killed_alone() -> None
 def test_the_engine_s_own_failure_is_the_problem_of() -> None:
     watch = RankMonitor(TrainingOrder(nproc=2, world_size=2, stages=STAGES), 0.0)
     watch.note_server_end()  # Heard first, though it follows.
-    watch.take_engine_message(
-        {"failures": {}, "error": "ModuleNotFoundError: No module named 'torch'", "missing": "torch"}
-    )
-    assert (problem_of(watch), watch.engine_missing) == ("ModuleNotFoundError: No module named 'torch'", "torch")
+    watch.take_engine_message({"failures": {}, "error": "ModuleNotFoundError: No module named 'torch'"})
+    assert problem_of(watch) == "ModuleNotFoundError: No module named 'torch'"
     assert [one.ending for one in rank_runs(watch, "node01")] == [RankEnding.NEVER_CAME] * 2
 
 

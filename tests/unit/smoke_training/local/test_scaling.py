@@ -20,7 +20,6 @@ from ddpdoctor.report.terminal import text_of
 from ddpdoctor.smoke_training.analysis.normal_bandwidths import Norm, normal_bandwidth
 from ddpdoctor.smoke_training.analysis.verdict import judge_training, verdict_of
 from ddpdoctor.smoke_training.local import scaling as measuring
-from ddpdoctor.smoke_training.local.rank_runner import HostRun
 from ddpdoctor.smoke_training.local.scaling import MeasuredScaling, numbers_of_ranks
 from ddpdoctor.smoke_training.render_scaling import efficiency, rate, scaling_sections
 from ddpdoctor.smoke_training.render_words import headline, outcome
@@ -229,16 +228,20 @@ STAGES = (*measuring.FIRST_STAGES, measuring.SPEED, measuring.BANDWIDTH, measuri
 def measured(monkeypatch: pytest.MonkeyPatch, ill: RankRun, at: int, *figures: dict[str, Any]) -> MeasuredScaling:
     """Of four ranks, where the run of so many ends with that rank, after those figures; each leaves a process behind."""
 
-    async def run(order: TrainingOrder, **_: object) -> HostRun:
-        runs = tuple(
-            ill if order.nproc == at and rank == ill.rank else rank_run(rank, names=STAGES)
-            for rank in range(order.nproc)
-        )
-        told = figures if order.nproc == at else ({"samples_per_second": 1000.0, "batch": 64},)
-        watch: Any = SimpleNamespace(torch="2.13.0+cpu", figures=told, engine_missing="", ranks={})
-        return HostRun(runs, watch, "", Leftovers(processes=("77 python", f"{order.nproc} python")))
+    class Runner:
+        def __init__(self, order: TrainingOrder, *_: object) -> None:
+            self.nproc = order.nproc
+            told = figures if order.nproc == at else ({"samples_per_second": 1000.0, "batch": 64},)
+            self.monitor = SimpleNamespace(figures=told)
 
-    monkeypatch.setattr(measuring, "run_ranks", run)
+        async def run(self) -> Smoke:
+            ranks = tuple(
+                ill if self.nproc == at and rank == ill.rank else rank_run(rank, names=STAGES)
+                for rank in range(self.nproc)
+            )
+            return Smoke(ranks=ranks, leftovers=Leftovers(processes=("77 python", f"{self.nproc} python")))
+
+    monkeypatch.setattr(measuring, "RankRunner", Runner)
     order = TrainingOrder(nproc=4, world_size=4, backend="gloo", stages=STAGES)
     return asyncio.run(measuring.measure_speeds(order, python="python", environ={}, on_progress=lambda watch: None))
 

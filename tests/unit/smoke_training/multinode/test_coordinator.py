@@ -28,7 +28,7 @@ from ddpdoctor.network_check.protocol.messages import (
     encode,
 )
 from ddpdoctor.smoke_training.multinode.coordinator import TrainingCoordinator, believable, runs_of
-from ddpdoctor.smoke_training.multinode.remote_training import NodeOptions, shorten_run
+from ddpdoctor.smoke_training.multinode.remote_training import shorten_run
 from ddpdoctor.smoke_training.multinode.task import SmokeTask, own_part
 from ddpdoctor.smoke_training.stages import STAGES
 from tests.support.hub_company import PART, agents, hub, run
@@ -188,7 +188,7 @@ def test_each_node_has_the_findings_of_its_own_ranks() -> None:
     )
     smoke = Smoke(ranks=ranks, world_size=2, nnodes=2, backend="gloo", stages=STAGES, deadline=30.0)
     laid = [msgspec.structs.replace(cpu(node), smoke=smoke) for node in (0, 1)]
-    first, second = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(laid)
+    first, second = SmokeTask(TERMS, catalogue()).judge(laid)
     assert [check.slug for check, _, _ in first.findings if check.family == "smoke"] == []
     assert [(check.slug, one.rank) for check, _, one in second.findings if check.family == "smoke"] == [
         ("smoke-rank-failed", 1)
@@ -197,7 +197,7 @@ def test_each_node_has_the_findings_of_its_own_ranks() -> None:
 
 
 def test_a_host_alone_has_all_findings() -> None:
-    alone = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(
+    alone = SmokeTask(TERMS, catalogue()).judge(
         [Snapshot(host="n", environment=Environment(settings=()), gpus=Gpus(devices=()))]
     )
     assert own_part(alone[0]) == alone[0]
@@ -254,7 +254,7 @@ def test_who_was_ended_for_anothers_sake_is_not_the_one_that_could_not_start() -
     assert one.smoke.problem == "n1: No module named 'torch'"
     assert [run.ending for run in one.smoke.ranks] == [RankEnding.ENDED, RankEnding.NEVER_CAME]
     laid = [msgspec.structs.replace(cpu(node), smoke=one.smoke) for node in (0, 1)]
-    first, second = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(laid)
+    first, second = SmokeTask(TERMS, catalogue()).judge(laid)
     assert "smoke-not-started" not in [check.slug for check, _, _ in first.findings]
     assert [one.rank for check, _, one in second.findings if check.slug == "smoke-not-started"] == [1]
 

@@ -26,10 +26,10 @@ from ddpdoctor.network_check.protocol.messages import (
     TrainingDone,
 )
 from ddpdoctor.smoke_training.analysis.verdict import JudgedFinding, own_findings
-from ddpdoctor.smoke_training.multinode.coordinator import CoordinatorOptions, TrainingCoordinator
-from ddpdoctor.smoke_training.multinode.remote_training import NodeOptions
+from ddpdoctor.smoke_training.multinode.coordinator import TrainingCoordinator
 from ddpdoctor.smoke_training.multinode.task import SmokeTask
 from ddpdoctor.smoke_training.stages import STAGES
+from ddpdoctor.smoke_training.training_order import SmokeOptions
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
 from tests.support.smoke_companies import TERMS, Nodes, cpu, gpus, meeting, named
 from tests.support.smokes import rank_run
@@ -46,7 +46,7 @@ class Trained(TrainingCoordinator):
         }
 
 
-def planned(*snapshots: Snapshot, terms: CoordinatorOptions = TERMS) -> dict[int, tuple[int, int, str]]:
+def planned(*snapshots: Snapshot, terms: SmokeOptions = TERMS) -> dict[int, tuple[int, int, str]]:
     company = NodeSession(Nodes(len(snapshots)))  # type: ignore[arg-type]
     company.snapshots = dict(enumerate(snapshots))
     company.members = list(company.snapshots)
@@ -84,7 +84,7 @@ def test_more_ranks_than_gpus_on_one_host_are_explained_before_the_start() -> No
         msgspec.structs.replace(snapshot, smoke=one.impossible.get(rank, one.smoke))
         for rank, snapshot in company.snapshots.items()
     ]
-    first, second = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(laid)
+    first, second = SmokeTask(TERMS, catalogue()).judge(laid)
     assert "duplicate-gpu" not in [check.slug for check, _, _ in first.findings]
     assert ("duplicate-gpu", "fail") in [(check.slug, severity.value) for check, severity, _ in second.findings]
 
@@ -137,7 +137,7 @@ def foreseen(
         msgspec.structs.replace(one, smoke=programme.impossible.get(rank, programme.smoke))
         for rank, one in company.snapshots.items()
     ]
-    return why, [own_findings(one) for one in SmokeTask(NodeOptions(), terms, catalogue()).judge(laid)]
+    return why, [own_findings(one) for one in SmokeTask(terms, catalogue()).judge(laid)]
 
 
 @pytest.mark.parametrize("launcher", OF_RANKS)
@@ -253,7 +253,7 @@ def test_one_host_without_gpus_puts_all_on_the_cpu_and_not_in_silence() -> None:
     assert smoke.gpus_passed_over == "n1 shows no GPU"
     assert smoke.chosen == "4 ranks on CPU over gloo, 2 ranks on each of 2 hosts, since n1 shows no GPU"
     with_smoke = [msgspec.structs.replace(one, smoke=smoke) for one in laid]
-    first, second = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(with_smoke)
+    first, second = SmokeTask(TERMS, catalogue()).judge(with_smoke)
     assert [check.slug for check, _, _ in first.findings if check.family == "smoke"] == ["smoke-not-on-gpus"]
     assert first.verdict is Verdict.WARN
     assert not [check.slug for check, _, _ in second.findings if check.family == "smoke"]
@@ -296,7 +296,7 @@ def test_a_host_without_gpus_is_told_before_nccl_is_started() -> None:
         msgspec.structs.replace(snapshot, smoke=one.impossible.get(rank, one.smoke))
         for rank, snapshot in company.snapshots.items()
     ]
-    first, second = SmokeTask(NodeOptions(), TERMS, catalogue()).judge(laid)
+    first, second = SmokeTask(TERMS, catalogue()).judge(laid)
     assert not [check.slug for check, _, _ in first.findings if check.family == "smoke"]
     assert [(check.slug, severity.value) for check, severity, _ in second.findings if check.family == "smoke"] == [
         ("smoke-not-on-gpus", "fail")
