@@ -6,9 +6,6 @@ import math
 import os
 import signal
 from collections.abc import Collection
-from contextlib import suppress
-from pathlib import Path
-from shutil import rmtree
 from typing import Annotated
 
 import typer
@@ -59,14 +56,7 @@ def run(
     be run.
     """
     from ddpdoctor.run.added_settings import folder_for_dumps, settings_for
-    from ddpdoctor.run.diagnosis import (
-        count_oom_kills,
-        diagnose,
-        left_running,
-        look_at,
-        looks_at_jobs,
-        one_of_many,
-    )
+    from ddpdoctor.run.diagnosis import count_oom_kills, looks_at_jobs, one_of_many
     from ddpdoctor.run.output_file import OutputFile, OutputFileError
     from ddpdoctor.run.supervisor import RunOptions, supervise
 
@@ -83,32 +73,17 @@ def run(
     before = dict(os.environ)
     folder = folder_for_dumps(before) if settings else ""
     added = settings_for(command, before, f"{folder}/rank_" if folder else "") if settings else {}
-
-    def clear_up(status: int | None) -> None:
-        if kept and status is None:
-            kept.discard()
-        if folder and not status:
-            rmtree(folder, ignore_errors=True)
-        elif folder:
-            # It stays with what the ranks have left there.
-            with suppress(OSError):
-                Path(folder).rmdir()
-
-    environ = {**before, **added}
-    many, killed = one_of_many(before), count_oom_kills()
     code = supervise(
         RunOptions(
             command=command,
-            environ=environ,
+            environ={**before, **added},
             hang_after=hang_after if looks_at_jobs(before) else 0.0,
             keep=kept,
-            brief=bool(many),
+            many=one_of_many(before),
+            dumps=folder,
+            killed=count_oom_kills(),
             ignored=_ignored(),
             mask=signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-            look=lambda pid, seconds: look_at(pid, seconds, many),
-            left=lambda name, status, besides, outputs: left_running(name, status, besides, outputs, many),
-            diagnose=lambda ended: diagnose(ended, many, environ, killed, keep or ""),
-            clear_up=clear_up,
         )
     )
     raise typer.Exit(code)

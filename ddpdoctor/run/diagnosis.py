@@ -14,20 +14,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from contextlib import redirect_stderr, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpdoctor.base.ownership import foothold_on
 from ddpdoctor.probes.files import open_regular
 from ddpdoctor.run.command_wrappers import wrappers_and_program
-from ddpdoctor.run.diagnosis_process import Work
 from ddpdoctor.run.output_copy import read_part
-from ddpdoctor.run.supervisor import OUTPUT, EndedCommand
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination
     from ddpdoctor.facts.log import Log
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.logs.diagnosis import LogJudgement
+
+OUTPUT: Final = "output"
+"""The name of the copy, where the output isn't in a file anyway."""
 
 DUMP_SETTINGS: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Settings that say where torch writes the flight recorder's dumps: the first that is set counts."""
@@ -41,6 +42,19 @@ NO_PYTHON: Final = "None of its processes here is a Python whose stack could be 
 _REDIRECTS: Final = re.compile(r"(?:^| )(?:-r|--redirects?)(?:[= ]?\d)")
 _TEE: Final = re.compile(r"(?:^| )(?:-t|--tee)(?:[= ]?\d)")
 _LOG_DIR: Final = re.compile(r"(?:^|\0)--log[-_]dir[=\0]([^\0]+)")
+
+
+class EndedCommand(NamedTuple):
+    """A command that has ended, as a diagnosis needs it."""
+
+    command: Sequence[str]
+    status: int
+    seconds: float
+    """For which it ran."""
+    output: tuple[tuple[str, bytes], ...]
+    """Name and text of each output."""
+    began: float
+    """In seconds since the epoch: what the run has written is no older, however late the diagnosis looks for it."""
 
 
 def one_of_many(environ: Mapping[str, str]) -> str:
@@ -67,39 +81,35 @@ def looks_at_jobs(environ: Mapping[str, str]) -> bool:
     return launch is None or not launch.local_rank
 
 
-def look_at(pid: int, seconds: int, many: str) -> Work:
-    """Make the look at a silent job. Its exit code is 0 where nothing is wrong, and then it has said so in a line.
+def look_at(pid: int, seconds: int, many: str) -> int:
+    """Look at a silent job. Returns 0 where nothing is wrong, and then has said so in a line.
 
     Args:
         pid: the process that has started the job.
         seconds: for which its ranks are watched.
         many: as `one_of_many` says it.
     """
+    from ddpdoctor.base.text import one_line
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.hang.examining import NotExaminedError, examine_job, show
+    from ddpdoctor.processes.overview import UnknownJobError
 
-    def work() -> int:
-        from ddpdoctor.base.text import one_line
-        from ddpdoctor.checks.catalogue import catalogue
-        from ddpdoctor.hang.examining import NotExaminedError, examine_job, show
-        from ddpdoctor.processes.overview import UnknownJobError
-
-        try:
-            with redirect_stderr(sys.stdout):
-                examination = examine_job(str(pid), catalogue(), seconds=seconds, alone=True)
-        except UnknownJobError as error:
-            print(one_line(str(error) if error.launcher else NO_PYTHON))
-            return 2
-        except NotExaminedError as error:
-            print(one_line(str(error)))
-            return 2
-        ill = examination.verdict.exit_code(strict=True)
-        if many:
-            print(f"{many} on {socket.gethostname()}: ", end="")
-        show(examination, quiet=bool(many) or ill != 1)
-        if not many and ill != 1:
-            _say_where(examination)
-        return ill
-
-    return lambda: _guarded(work)
+    try:
+        with redirect_stderr(sys.stdout):
+            examination = examine_job(str(pid), catalogue(), seconds=seconds, alone=True)
+    except UnknownJobError as error:
+        print(one_line(str(error) if error.launcher else NO_PYTHON))
+        return 2
+    except NotExaminedError as error:
+        print(one_line(str(error)))
+        return 2
+    ill = examination.verdict.exit_code(strict=True)
+    if many:
+        print(f"{many} on {socket.gethostname()}: ", end="")
+    show(examination, quiet=bool(many) or ill != 1)
+    if not many and ill != 1:
+        _say_where(examination)
+    return ill
 
 
 def _say_where(examination: Examination) -> None:
@@ -111,30 +121,24 @@ def _say_where(examination: Examination) -> None:
         print(one_line(f"{group.ranks} {group.words}, {', '.join(group.details)}".rstrip(", ")))
 
 
-def left_running(name: str, status: int, besides: Collection[int], outputs: Set[tuple[int, int]], many: str) -> Work:
-    """Make what names the processes that a command has left running.
+def left_running(name: str, failed: bool, besides: Collection[int], outputs: Set[tuple[int, int]], many: str) -> int:
+    """Name the processes that a command of our parent's has left running.
 
     Args:
         name: the command's.
-        status: the command's.
+        failed: whether it did.
         besides: pids that aren't meant.
         outputs: device and inode of where its output went.
         many: as `one_of_many` says it.
     """
-    supervisor = os.getpid()
+    from ddpdoctor.run.left_running import EndedJob, name_left_running
 
-    def work() -> int:
-        from ddpdoctor.run.left_running import EndedJob, name_left_running
-
-        failed = os.waitstatus_to_exitcode(status) != 0
-        job = EndedJob(name, failed, supervisor, {*besides, os.getpid()}, outputs, many)
-        return name_left_running(job, os.environ)
-
-    return lambda: _guarded(work)
+    job = EndedJob(name, failed, os.getppid(), {*besides, os.getpid()}, outputs, many)
+    return name_left_running(job, os.environ)
 
 
-def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed: int, keep: str) -> Work:
-    """Make the diagnosis of a failed command.
+def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed: int, keep: str) -> int:
+    """Diagnose a failed command.
 
     Args:
         ended: the command.
@@ -143,37 +147,33 @@ def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed:
         killed: `count_oom_kills` before it was started.
         keep: the file in which the output is, or "".
     """
+    log = _read(ended, keep)
+    if many:
+        return _in_a_line(log, many)
+    from ddpdoctor.checks.catalogue import catalogue
+    from ddpdoctor.logs.analyze.verdict import RunOutcome
+    from ddpdoctor.logs.diagnosis import judge_log
+    from ddpdoctor.logs.render import log_document
+    from ddpdoctor.report.terminal import screen_for
 
-    def work() -> int:
-        log = _read(ended, keep)
-        if many:
-            return _in_a_line(log, many)
-        from ddpdoctor.checks.catalogue import catalogue
-        from ddpdoctor.logs.analyze.verdict import RunOutcome
-        from ddpdoctor.logs.diagnosis import judge_log
-        from ddpdoctor.logs.render import log_document
-        from ddpdoctor.report.terminal import screen_for
-
-        judgement = judge_log(log, catalogue(), _host(log, ended.seconds, killed), watched=True)
-        shown = False
-        if not any(file.bytes for file in log.files):
-            print("It printed nothing.")
-        elif judgement.verdict.outcome is RunOutcome.NOTHING:
-            # The report on a log by itself would say that all is well.
-            print("Nothing in that tells why.")
-        else:
-            screen_for(sys.stdout).show(log_document(judgement, watched=True))
-            shown = True
-        if judgement.verdict.outcome in (RunOutcome.NOTHING, RunOutcome.UNRECOGNISED, RunOutcome.EFFECTS_ONLY):
-            _say_settings()
-        _say_more(ended, judgement, keep, shown=shown)
-        show_dumps(ended, environ)
-        return 0
-
-    return lambda: _guarded(work)
+    judgement = judge_log(log, catalogue(), _host(log, ended.seconds, killed), watched=True)
+    shown = False
+    if not any(file.bytes for file in log.files):
+        print("It printed nothing.")
+    elif judgement.verdict.outcome is RunOutcome.NOTHING:
+        # The report on a log by itself would say that all is well.
+        print("Nothing in that tells why.")
+    else:
+        screen_for(sys.stdout).show(log_document(judgement, watched=True))
+        shown = True
+    if judgement.verdict.outcome in (RunOutcome.NOTHING, RunOutcome.UNRECOGNISED, RunOutcome.EFFECTS_ONLY):
+        _say_settings()
+    _say_more(ended, judgement, keep, shown=shown)
+    show_dumps(ended, environ)
+    return 0
 
 
-def _guarded(work: Callable[[], int]) -> int:
+def guarded(work: Callable[[], int]) -> int:
     """Do the work, and whatever happens return a code and leave no process."""
     import typer
 

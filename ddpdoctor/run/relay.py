@@ -14,7 +14,6 @@ import fcntl
 import math
 import os
 import select
-import signal
 import stat
 import time
 from collections.abc import Callable, Sequence
@@ -241,19 +240,3 @@ def _writer(descriptor: int) -> tuple[Write, int, bool]:
         # Not ours to open, as a terminal after su: a write may wait, but not for the few bytes that a poll has promised room for.
         return partial(os.write, descriptor), descriptor, False
     return partial(os.write, own), own, True
-
-
-def relay_process(relay: Callable[[], Relay], shared: SharedOutput, counted: Sequence[int]) -> None:
-    """Run a relay as a process of its own.
-
-    Args:
-        relay: makes it.
-        shared: its memory.
-        counted: signals that the supervisor passes on unless the relay has received them, too.
-    """
-    for number in counted:
-        signal.signal(number, lambda number, frame: shared.count_signal(number))
-    for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    relay().carry()

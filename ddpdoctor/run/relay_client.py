@@ -8,12 +8,11 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Final, NoReturn
 
 from ddpdoctor.run.command_start import close_inherited
 from ddpdoctor.run.output_streams import CarriedStream
-from ddpdoctor.run.relay import COMMAND_ENDED, Relay, relay_process
+from ddpdoctor.run.relay import COMMAND_ENDED, Relay
 from ddpdoctor.run.shared_output import SharedOutput
 from ddpdoctor.run.signal_forwarding import FORWARDED_SIGNALS
 
@@ -77,8 +76,13 @@ class RelayClient:
                 if os.getppid() == supervisor:
                     os.kill(supervisor, signal.SIGCHLD)
 
-            relay = partial(Relay, self._streams, self._shared, word, wake, copies=self._copies)
-            relay_process(relay, self._shared, tuple(FORWARDED_SIGNALS))
+            for number in FORWARDED_SIGNALS:
+                # The supervisor passes on those that the relay hasn't received, too.
+                signal.signal(number, lambda number, frame: self._shared.count_signal(number))
+            for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            Relay(self._streams, self._shared, word, wake, copies=self._copies).carry()
             code = 0
         finally:
             os._exit(code)

@@ -6,14 +6,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from shutil import rmtree
+from typing import Final, NamedTuple, ParamSpec
 
 from ddpdoctor.base.text import visible
 from ddpdoctor.run.command_start import NotStarted, adopt_orphans, child_pids, close_inherited, start_command
-from ddpdoctor.run.diagnosis_process import DiagnosisProcess, Work
+from ddpdoctor.run.diagnosis import OUTPUT, EndedCommand, diagnose, guarded, left_running, look_at
+from ddpdoctor.run.diagnosis_process import DiagnosisProcess
 from ddpdoctor.run.messages import SupervisorMessages
 from ddpdoctor.run.output_copy import HEAD_BYTES, TAIL_BYTES, join_copy, read_part
 from ddpdoctor.run.output_file import OutputFile, OutputFileError
@@ -31,8 +34,6 @@ from ddpdoctor.run.signal_forwarding import (
 )
 from ddpdoctor.run.silence_detection import SilenceDetector
 
-OUTPUT: Final = "output"
-"""The name of the copy, where the output isn't in a file anyway."""
 LOOK_SECONDS: Final = 60.0
 """For looking at a silent job, beside those for which its ranks are watched."""
 DIAGNOSIS_SECONDS: Final = 60.0
@@ -50,18 +51,7 @@ STOP_REQUEST_SECONDS: Final = 60.0
 """A command that ends so soon after it was asked to has ended for that."""
 STOP_REQUESTS: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 
-
-class EndedCommand(NamedTuple):
-    """A command that has ended, as a diagnosis needs it."""
-
-    command: Sequence[str]
-    status: int
-    seconds: float
-    """For which it ran."""
-    output: tuple[tuple[str, bytes], ...]
-    """Name and text of each output."""
-    began: float
-    """In seconds since the epoch: what the run has written is no older, however late the diagnosis looks for it."""
+P = ParamSpec("P")
 
 
 class RunOptions(NamedTuple):
@@ -73,20 +63,27 @@ class RunOptions(NamedTuple):
     """Seconds of silence; 0 for never."""
     keep: OutputFile | None
     """For the copy of the output."""
-    brief: bool
-    """Whether the diagnosis alone speaks of a failure."""
+    many: str
+    """As `one_of_many` says it: of one that isn't the first a line is enough."""
+    dumps: str
+    """A folder of ours for what the ranks leave for the diagnosis, or ""."""
+    killed: int
+    """`count_oom_kills` before."""
     ignored: Collection[int]
     """Signals that were ignored when ddpdoctor was started."""
     mask: Iterable[int]
     """Signals that were blocked then."""
-    look: Callable[[int, int], Work]
-    """Makes the look at a silent command, from its pid and the seconds to watch it."""
-    diagnose: Callable[[EndedCommand], Work]
-    left: Callable[[str, int, Collection[int], Set[tuple[int, int]]], Work]
-    """Makes what names the processes that the command has left running, from its name, its status, pids that aren't meant, and device
-    and inode of its outputs."""
-    clear_up: Callable[[int | None], None]
-    """Called at the end with the command's status; None where it was never started."""
+
+    def clear_up(self, status: int | None) -> None:
+        """Remove what isn't needed any more. status: the command's; None where it was never started."""
+        if self.keep and status is None:
+            self.keep.discard()
+        if self.dumps and not status:
+            rmtree(self.dumps, ignore_errors=True)
+        elif self.dumps:
+            # It stays with what the ranks have left there.
+            with suppress(OSError):
+                Path(self.dumps).rmdir()
 
 
 def supervise(options: RunOptions) -> int:
@@ -203,13 +200,13 @@ class _Supervisor:
         if not (pids := child_pids() - besides):
             return b""
         try:
-            work = self._options.left(self._messages.name, self._status, besides, self._outputs)
-            diagnosis = self._start_diagnosis(work, LEFT_RUNNING_SECONDS)
+            job = (self._messages.name, self._status != 0, besides, self._outputs)
+            diagnosis = self._start_diagnosis(LEFT_RUNNING_SECONDS, left_running, *job, self._options.many)
             self._wait(lambda: diagnosis.code is not None)
         except Exception as error:
             return f"{visible(self._messages.broken(error))}\n".encode()
         self._end_diagnosis()
-        if diagnosis.code == 0 and not diagnosis.was_told_to_end:
+        if diagnosis.code == 0 and not diagnosis.is_told_to_end:
             return diagnosis.text
         return f"{visible(self._messages.left_running(pids))}\n".encode()
 
@@ -254,9 +251,13 @@ class _Supervisor:
     # --- the diagnosis ---------------------------------------------------------------------------------------------------------
 
     def _diagnose(self, ended: EndedCommand) -> None:
-        if not self._options.brief:
+        options = self._options
+        if not options.many:
             self.say(self._messages.diagnosing(ended.status, ended.seconds))
-        diagnosis = self._start_diagnosis(self._options.diagnose(ended), DIAGNOSIS_SECONDS)
+        kept = options.keep.path if options.keep else ""
+        diagnosis = self._start_diagnosis(
+            DIAGNOSIS_SECONDS, diagnose, ended, options.many, options.environ, options.killed, kept
+        )
         self._wait(lambda: diagnosis.code is not None)
         if diagnosis.code is None:
             self._end_diagnosis()
@@ -265,14 +266,14 @@ class _Supervisor:
         self.say(
             diagnosis.text
             if self._has_spoken(diagnosis)
-            else self._messages.no_diagnosis(diagnosis.was_told_to_end, diagnosis.code)
+            else self._messages.no_diagnosis(diagnosis.is_told_to_end, diagnosis.code)
         )
 
     def _look(self, silent: float) -> None:
         self._silent = silent
         try:
             seconds = int(min(MAX_WATCH_SECONDS, max(MIN_WATCH_SECONDS, silent / SILENCE_PER_WATCH)))
-            self._start_diagnosis(self._options.look(self._child, seconds), LOOK_SECONDS + seconds)
+            self._start_diagnosis(LOOK_SECONDS + seconds, look_at, self._child, seconds, self._options.many)
         except Exception as error:
             self._silence.set_judged(ill=False)
             self.say(f"{self._messages.silent(silent)} {self._messages.broken(error)}")
@@ -284,19 +285,21 @@ class _Supervisor:
         ill = diagnosis.code == 1 and self._has_spoken(diagnosis)
         if ill or not self._silence.looked_before:
             found = diagnosis.text if self._has_spoken(diagnosis) else self._messages.no_look().encode() + b"\n"
-            between = b"\n" if ill and not self._options.brief else b" "
+            between = b"\n" if ill and not self._options.many else b" "
             self.say(self._messages.silent(self._silent).encode() + between + found)
         self._silence.set_judged(ill=ill)
 
     @staticmethod
     def _has_spoken(diagnosis: DiagnosisProcess) -> bool:
-        return diagnosis.code in (0, 1, 2) and not diagnosis.was_told_to_end and bool(diagnosis.text.strip())
+        return diagnosis.code in (0, 1, 2) and not diagnosis.is_told_to_end and bool(diagnosis.text.strip())
 
-    def _start_diagnosis(self, work: Work, patience: float) -> DiagnosisProcess:
+    def _start_diagnosis(
+        self, patience: float, work: Callable[P, int], *args: P.args, **more: P.kwargs
+    ) -> DiagnosisProcess:
         def at_work() -> int:
             self._relay.close_all()
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            return work()
+            return guarded(partial(work, *args, **more))
 
         self._diagnosis = DiagnosisProcess(at_work, self._messages.environ(), patience)
         return self._diagnosis
@@ -330,7 +333,7 @@ class _Supervisor:
     def _tick(self) -> None:
         self._relay.restart_if_due()
         self._group_signals.relay = self._relay.pid
-        if self._diagnosis and self._diagnosis.is_late:
+        if self._diagnosis and time.monotonic() > self._diagnosis.until:
             self._diagnosis.end()
         if self._status is None and not self._diagnosis and (silent := self._silence.too_long()):
             self._look(silent)
@@ -359,7 +362,7 @@ class _Supervisor:
         this."""
         if number in (signal.SIGTERM, signal.SIGHUP) and self._diagnosis and not self._hurried:
             self._hurried = True
-            self._diagnosis.hurry(HURRY_SECONDS)
+            self._diagnosis.until = min(self._diagnosis.until, time.monotonic() + HURRY_SECONDS)
         elif number in STOP_REQUESTS:
             self._impatient = True
 

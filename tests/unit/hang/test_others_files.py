@@ -30,8 +30,7 @@ from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, opened
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.processes.jobs import TrainingJob
-from ddpdoctor.run.diagnosis import redirected_output
-from ddpdoctor.run.supervisor import EndedCommand
+from ddpdoctor.run.diagnosis import EndedCommand, redirected_output
 from tests.support.command import ROOT, ddpdoctor
 from tests.support.other_users import User, python_for_all
 

@@ -17,8 +17,7 @@ from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.logs.analyze.kernel_kills import of_this_run
 from ddpdoctor.run.added_settings import settings_for, torch_release
-from ddpdoctor.run.diagnosis import folder_of_redirects, log_dir, looks_at_jobs, one_of_many, show_dumps
-from ddpdoctor.run.supervisor import EndedCommand
+from ddpdoctor.run.diagnosis import EndedCommand, folder_of_redirects, log_dir, looks_at_jobs, one_of_many, show_dumps
 from tests.support.command import ROOT
 
 DUMPS = "/tmp/ddpdoctor-run-1-rank_"
