@@ -13,7 +13,7 @@ from ddpdoctor.report.live import show_on
 from ddpdoctor.report.progress import Pace, Progress
 from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 from ddpdoctor.smoke_training.local.rank_progress import RankProgress
-from ddpdoctor.smoke_training.render_marks import STYLES, Mark, columns, ranks_text, symbol
+from ddpdoctor.smoke_training.render_marks import Mark, columns, ranks_text
 
 STARTING: Final = "starting; the target Python imports torch"
 MAX_DRAWN_PLACES: Final = 4
@@ -130,10 +130,5 @@ def _table(watch: RankMonitor, width: int, most: int, *, unicode: bool) -> Itera
     grouped = columns(fates, max(8, width - margin - 4))
     yield (StyledText(f"  {'rank':>{margin}}  " + " ".join(column.label for column in grouped), "dim"),)
     for place, name in enumerate(names):
-        marks = (
-            StyledText(
-                f"{symbol(column.marks[place], unicode=unicode):<{len(column.label)}} ", STYLES[column.marks[place]]
-            )
-            for column in grouped
-        )
+        marks = (piece for column in grouped for piece in (column.cell(place, unicode=unicode), StyledText(" ")))
         yield (StyledText(f"  {name:<{margin}}  "), *marks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ddpdoctor.base.text import human, one_line, plural
+from ddpdoctor.base.text import human, listed, one_line, plural
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.smoke import RankRun, Smoke
 from ddpdoctor.report.check_results import (
@@ -36,7 +36,7 @@ from ddpdoctor.smoke_training.analysis.verdict import (
     smoke_of,
     verdict_of,
 )
-from ddpdoctor.smoke_training.render_marks import MEANINGS, STYLES, Mark, RanksColumn, columns, symbol
+from ddpdoctor.smoke_training.render_marks import Mark, RanksColumn, columns
 from ddpdoctor.smoke_training.render_scaling import scaling_sections
 from ddpdoctor.smoke_training.render_words import (
     accounts,
@@ -44,19 +44,18 @@ from ddpdoctor.smoke_training.render_words import (
     culprits,
     ending_text,
     engine_text,
+    group_stages,
     head,
     headline,
     marks,
-    not_run,
-    not_run_text,
     not_tested,
     note,
     outcome,
-    shown_stages,
     slowest,
     what_was_done,
 )
 
+LEGEND = (Mark.PASSED, Mark.FAILED, Mark.WAITED, Mark.NOT_TESTED, Mark.NOT_RUN)
 MOST_ACCOUNTS = 4
 MARGIN = 9
 """Columns for the labels of who was looked at, and "rank 1023"."""
@@ -106,7 +105,7 @@ def joint_training_document(smoke: Smoke, verdict: Verdict, named: Collection[in
         verdict=verdict,
         headline=what_was_done(smoke) if smoke.ranks else "",
         rows=rows if smoke.ranks else (),
-        sections=(_stages(smoke, blamed), _untested(smoke)) if shown_stages(smoke) else (),
+        sections=(_stages(smoke, blamed), _untested(smoke)) if group_stages(smoke).begun else (),
     )
 
 
@@ -134,12 +133,10 @@ def _sections(examination: Examination, *, verbose: bool) -> Iterator[Section]:
 
 def _stages(facts: Smoke, blamed: Collection[int]) -> Section:
     """The table: a row a stage that was begun, a mark a rank, or several that fared alike."""
-    names = shown_stages(facts)
+    names = group_stages(facts).begun
     if not names:
         return Section()
-    fates = {
-        rank: tuple(stages.get(name, Mark.NOT_RUN) for name in names) for rank, stages in marks(facts, blamed).items()
-    }
+    fates = {rank: tuple(map(stages.__getitem__, names)) for rank, stages in marks(facts, blamed).items()}
 
     def build(width: int, unicode: bool) -> list[Block]:
         margin = max(len(one_line(name)) for name in names)
@@ -163,37 +160,23 @@ def _table(
     for place, name in enumerate(names):
         failed = not all(column.marks[place] in (Mark.PASSED, Mark.NOT_TESTED) for column in grouped)
         words = note(facts, name, blamed) if failed or room >= LEAST_NOTE else ""
-        cells = tuple(
-            StyledText(
-                f"{symbol(column.marks[place], unicode=unicode):<{len(column.label)}}", STYLES[column.marks[place]]
-            )
-            for column in grouped
-        )
-        spaced = tuple(piece for cell in cells for piece in (" ", cell))[1:]
-        rows.append(
-            Row(
-                (one_line(name), spaced, times[place]),
-                StyledText(words, "bold red" if failed else "dim") if words else "",
-            )
-        )
+        spaced = tuple(piece for column in grouped for piece in (" ", column.cell(place, unicode=unicode)))[1:]
+        marked_note = StyledText(words, "bold red" if failed else "dim") if words else ""
+        rows.append(Row((one_line(name), spaced, times[place]), marked_note))
     headings = (Column(f"{'rank':>{margin}}"), Column(labels), Column("slowest", right=True, leaves=5))
     return Table(headings, tuple(rows))
 
 
 def _legend(facts: Smoke, grouped: list[RanksColumn], *, unicode: bool) -> Iterator[Paragraph]:
-    if missed := not_run(facts):
-        yield Paragraph(StyledText(not_run_text(missed), "dim"), StyledText("not run", "dim"), 9, 2)
+    if missed := group_stages(facts).not_run:
+        yield Paragraph(StyledText(listed(map(one_line, missed), 30), "dim"), StyledText("not run", "dim"), 9, 2)
     there = {mark for column in grouped for mark in column.marks}
     if there - {Mark.PASSED}:
         spans = [
             span
-            for mark, meaning in MEANINGS.items()
+            for mark in LEGEND
             if mark in there
-            for span in (
-                StyledText("   "),
-                StyledText(symbol(mark, unicode=unicode), STYLES[mark]),
-                StyledText(f" {meaning}", "dim"),
-            )
+            for span in (StyledText("   "), mark.shown(unicode=unicode), StyledText(f" {mark.meaning}", "dim"))
         ]
         yield Paragraph(tuple(spans[1:]), indent=2)
 

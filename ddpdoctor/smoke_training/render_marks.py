@@ -8,44 +8,26 @@ from enum import Enum
 import msgspec
 
 from ddpdoctor.base.text import plural, ranks_named, spans
+from ddpdoctor.report.document import StyledText
 
 
 class Mark(Enum):
-    """Marks of a stage on a rank. The values are what a terminal without Unicode shows."""
+    """Marks of a stage on a rank, the worst first. Each as it is shown without Unicode, and with it; its style; its meaning."""
 
-    PASSED = "+"
-    FAILED = "x"
-    WAITED = "~"
-    """For others, or still in it when all were ended."""
-    RUNNING = ">"
-    NOT_TESTED = "-"
-    NOT_RUN = "."
+    FAILED = ("x", "✗", "bold red", "failed")
+    WAITED = ("~", "…", "yellow", "waited, or fell with another")
+    RUNNING = (">", "▸", "bold cyan", "running")
+    NOT_RUN = (".", "·", "dim", "not run")
+    NOT_TESTED = ("-", "-", "magenta", "not tested here")
+    PASSED = ("+", "✓", "green", "passed")
 
+    def __init__(self, plain: str, symbol: str, style: str, meaning: str) -> None:
+        self.plain, self.symbol, self.style, self.meaning = plain, symbol, style, meaning
 
-SYMBOLS = {
-    Mark.PASSED: "✓",
-    Mark.FAILED: "✗",
-    Mark.WAITED: "…",
-    Mark.RUNNING: "▸",
-    Mark.NOT_TESTED: "-",
-    Mark.NOT_RUN: "·",
-}
-STYLES = {
-    Mark.PASSED: "green",
-    Mark.FAILED: "bold red",
-    Mark.WAITED: "yellow",
-    Mark.RUNNING: "bold cyan",
-    Mark.NOT_TESTED: "magenta",
-    Mark.NOT_RUN: "dim",
-}
-MEANINGS = {
-    Mark.PASSED: "passed",
-    Mark.FAILED: "failed",
-    Mark.WAITED: "waited, or fell with another",
-    Mark.NOT_TESTED: "not tested here",
-    Mark.NOT_RUN: "not run",
-}
-_WORST = (Mark.FAILED, Mark.WAITED, Mark.RUNNING, Mark.NOT_RUN, Mark.NOT_TESTED, Mark.PASSED)
+    def shown(self, *, unicode: bool, width: int = 1) -> StyledText:
+        """The mark in a cell of that width."""
+        return StyledText(f"{self.symbol if unicode else self.plain:<{width}}", self.style)
+
 
 _MOST_ALONE = 8
 """Up to so many ranks each has a column of its own."""
@@ -60,10 +42,9 @@ class RanksColumn(msgspec.Struct, frozen=True):
     label: str
     marks: tuple[Mark, ...]
 
-
-def symbol(mark: Mark, *, unicode: bool) -> str:
-    """The mark as it is shown with Unicode, and without."""
-    return SYMBOLS[mark] if unicode else mark.value
+    def cell(self, stage: int, *, unicode: bool) -> StyledText:
+        """The mark of the stage with that number, as wide as the label."""
+        return self.marks[stage].shown(unicode=unicode, width=len(self.label))
 
 
 def columns(fates: Mapping[int, tuple[Mark, ...]], room: int = 60) -> list[RanksColumn]:
@@ -87,7 +68,7 @@ def _grouped(fates: Mapping[int, tuple[Mark, ...]], most: int) -> list[RanksColu
         return [RanksColumn(_short(ranks), marks) for marks, ranks in groups.items()]
     by_way = sorted(groups, key=lambda marks: (Mark.FAILED not in marks, marks.count(Mark.PASSED)))
     alone, rest = by_way[: most - 1], by_way[most - 1 :]
-    worst = tuple(min(at, key=_WORST.index) for at in zip(*rest, strict=True))
+    worst = tuple(min(at, key=list(Mark).index) for at in zip(*rest, strict=True))
     count = sum(len(groups[marks]) for marks in rest)
     label = f"{count} others" if alone else f"{count} ranks"
     return [*(RanksColumn(_short(groups[marks]), marks) for marks in alone), RanksColumn(label, worst)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
+from typing import NamedTuple
 
 from ddpdoctor.base.text import listed, one_line, plural, signal_name
 from ddpdoctor.engine.examination import Examination, Verdict
@@ -46,14 +47,14 @@ def headline(examination: Examination) -> str:
 
 def what_was_done(facts: Smoke) -> str:
     """ "4 ranks on 2 hosts trained over gloo on CPU in 9.3 s; 16 stages passed, 4 could not be tested here"."""
-    done, idle = len(passed(facts)), len(_untested_names(facts))
-    rest = f", {idle} could not be tested here" if idle else ""
-    return f"{_who_did_what(facts)} in {facts.seconds:.1f} s; {plural(done, 'stage')} passed{rest}"
+    stages = group_stages(facts)
+    rest = f", {len(stages.untested)} could not be tested here" if stages.untested else ""
+    return f"{_who_did_what(facts)} in {facts.seconds:.1f} s; {plural(len(stages.passed), 'stage')} passed{rest}"
 
 
 def _who_did_what(facts: Smoke) -> str:
     hosts = f" on {facts.nnodes} hosts" if facts.nnodes > 1 else ""
-    did = "trained" if _TRAINING in passed(facts) else "met"
+    did = "trained" if _TRAINING in group_stages(facts).passed else "met"
     return f"{plural(facts.world_size, 'rank')}{hosts} {did} over {facts.backend} on {device_word(facts)}"
 
 
@@ -136,48 +137,49 @@ def culprits(facts: Smoke) -> frozenset[int]:
 
 
 def marks(facts: Smoke, blamed: Collection[int]) -> dict[int, dict[str, Mark]]:
-    """Rank to stage to how it went. blamed: ranks that a finding names."""
-    return {rank.rank: {stage.name: _mark(rank, stage.state, blamed) for stage in rank.stages} for rank in facts.ranks}
+    """Mark all planned stages, by rank. blamed: ranks that a finding names."""
+    found = {}
+    for rank in facts.ranks:
+        open_stage = Mark.FAILED if rank.rank in blamed else Mark.WAITED
+        found[rank.rank] = dict.fromkeys(facts.stages, Mark.NOT_RUN) | {
+            stage.name: _MARKS.get(stage.state, open_stage) for stage in rank.stages
+        }
+    return found
 
 
 _MARKS = {StageState.PASSED: Mark.PASSED, StageState.NOT_RUN: Mark.NOT_RUN, StageState.NOT_TESTED: Mark.NOT_TESTED}
 
 
-def _mark(rank: RankRun, state: StageState, blamed: Collection[int]) -> Mark:
-    if state in _MARKS:
-        return _MARKS[state]
-    return Mark.FAILED if rank.rank in blamed else Mark.WAITED
+class StageGroups(NamedTuple):
+    """The planned stages in their order: those that a rank at least began, and of these those that every rank passed; those that can't
+    be run here; those that no rank came to."""
+
+    begun: list[str]
+    passed: list[str]
+    untested: list[str]
+    not_run: list[str]
 
 
-def shown_stages(facts: Smoke) -> list[str]:
-    """Those that a rank at least began, in their order."""
-    begun = {
-        stage.name
-        for rank in facts.ranks
-        for stage in rank.stages
-        if stage.state in (StageState.PASSED, StageState.FAILED, StageState.HUNG)
-    }
-    return [name for name in facts.stages if name in begun]
-
-
-def not_run(facts: Smoke) -> list[str]:
-    """Stages that no rank came to."""
-    shown, idle = shown_stages(facts), _untested_names(facts)
-    return [name for name in facts.stages if name not in shown and name not in idle]
-
-
-def passed(facts: Smoke) -> list[str]:
-    """Stages that every rank passed."""
-    states = _states(facts)
-    return [name for name in facts.stages if states.get(name) == {StageState.PASSED}]
-
-
-def _states(facts: Smoke) -> dict[str, set[StageState]]:
-    found: dict[str, set[StageState]] = {}
+def group_stages(facts: Smoke) -> StageGroups:
+    """Group the stages by how far they were run."""
+    states: dict[str, set[StageState]] = {name: set() for name in facts.stages}
     for rank in facts.ranks:
         for stage in rank.stages:
-            found.setdefault(stage.name, set()).add(stage.state)
-    return found
+            states.setdefault(stage.name, set()).add(stage.state)
+    groups = StageGroups([], [], [], [])
+    for name in facts.stages:
+        if states[name] & _BEGUN:
+            groups.begun.append(name)
+        elif StageState.NOT_TESTED in states[name]:
+            groups.untested.append(name)
+        else:
+            groups.not_run.append(name)
+        if states[name] == {StageState.PASSED}:
+            groups.passed.append(name)
+    return groups
+
+
+_BEGUN = {StageState.PASSED, StageState.FAILED, StageState.HUNG}
 
 
 def not_tested(facts: Smoke) -> dict[str, list[str]]:
@@ -193,15 +195,6 @@ def not_tested(facts: Smoke) -> dict[str, list[str]]:
         names = reasons.setdefault(one_line(reason), [])
         names.append(one_line(name) + where)
     return reasons
-
-
-def _untested_names(facts: Smoke) -> list[str]:
-    states = _states(facts)
-    return [
-        name
-        for name in facts.stages
-        if StageState.NOT_TESTED in states.get(name, set()) and name not in shown_stages(facts)
-    ]
 
 
 def slowest(facts: Smoke, name: str) -> str:
@@ -226,18 +219,14 @@ def note(facts: Smoke, name: str, blamed: Collection[int]) -> str:
 
 def fates_at(facts: Smoke, name: str, blamed: Collection[int]) -> str:
     """ "rank 1 raised; ranks 0,2-3 were still in it"; "" where all passed that stage."""
-    fates: dict[str, list[int]] = {}
-    later: dict[str, list[int]] = {}
+    fates: dict[tuple[bool, str], list[int]] = {}
     for rank in facts.ranks:
         for stage in rank.stages:
             if stage.name == name and stage.state in (StageState.FAILED, StageState.HUNG):
-                first = _mark(rank, stage.state, blamed) is Mark.FAILED
-                (fates if first else later).setdefault(_fate(rank, blamed=first), []).append(rank.rank)
-    return "; ".join(f"{ranks_text(ranks)} {fate}" for fate, ranks in _both(fates, later))
-
-
-def _both(first: Mapping[str, list[int]], then: Mapping[str, list[int]]) -> list[tuple[str, list[int]]]:
-    return [*first.items(), *then.items()]
+                is_blamed = rank.rank in blamed
+                fates.setdefault((not is_blamed, _fate(rank, blamed=is_blamed)), []).append(rank.rank)
+    in_order = sorted(fates.items(), key=lambda item: item[0][0])
+    return "; ".join(f"{ranks_text(ranks)} {fate}" for (_, fate), ranks in in_order)
 
 
 def _fate(rank: RankRun, *, blamed: bool) -> str:
@@ -262,33 +251,37 @@ def _fate(rank: RankRun, *, blamed: bool) -> str:
 
 def ending_text(rank: RankRun, blamed: Collection[int]) -> str:
     """ "raised in all_reduce after 3.1 s"."""
-    if rank.ending is RankEnding.NEVER_CAME:
-        return "was never heard of"
     if rank.ending is RankEnding.FINISHED:
         return f"finished after {rank.ended_after:.1f} s"
-    where = f" in {one_line(rank.last.name)}" if rank.last else " before its first stage"
-    return f"{_fate(rank, blamed=rank.rank in blamed)}{where} after {rank.ended_after:.1f} s"
+    after = "" if rank.ending is RankEnding.NEVER_CAME else f" after {rank.ended_after:.1f} s"
+    return f"{_fate_and_place(rank, blamed)}{after}"
+
+
+def _fate_and_place(rank: RankRun, blamed: Collection[int]) -> str:
+    if rank.ending is RankEnding.NEVER_CAME:
+        return "was never heard of"
+    where = f"in {one_line(rank.last.name)}" if rank.last else "before its first stage"
+    return f"{_fate(rank, blamed=rank.rank in blamed)} {where}"
 
 
 def accounts(facts: Smoke, blamed: Collection[int]) -> list[tuple[str, tuple[str, ...]]]:
     """(ranks, lines): what those say that didn't finish, where several say the same once; those that are to blame first."""
-    said: dict[tuple[str, ...], list[RankRun]] = {}
+    said: dict[tuple[str, ...], list[int]] = {}
     for rank in facts.ranks:
         if rank.ending is not RankEnding.FINISHED:
-            said.setdefault(_account(rank, blamed=rank.rank in blamed), []).append(rank)
-    in_order = sorted(said.items(), key=lambda item: not any(rank_run.rank in blamed for rank_run in item[1]))
-    return [(ranks_text([rank.rank for rank in ranks]), lines) for lines, ranks in in_order if lines]
+            said.setdefault(_account(rank, blamed), []).append(rank.rank)
+    in_order = sorted(said.items(), key=lambda item: not any(rank in blamed for rank in item[1]))
+    return [(ranks_text(ranks), lines) for lines, ranks in in_order]
 
 
-def _account(rank: RankRun, *, blamed: bool) -> tuple[str, ...]:
+def _account(rank: RankRun, blamed: Collection[int]) -> tuple[str, ...]:
     if rank.ending is RankEnding.NEVER_CAME:
-        return ("was never heard of",)
-    where = f"in {rank.last.name}" if rank.last else "before its first stage"
+        return (_fate_and_place(rank, blamed),)
     lines = [
-        f"{_fate(rank, blamed=blamed)} {where}: {strip_cpp_source(rank.words)}".rstrip(": "),
+        f"{_fate_and_place(rank, blamed)}: {strip_cpp_source(rank.words)}".rstrip(": "),
         f"at: {rank.step}" if rank.step else "",
         f"the last line that it printed: {rank.last_line}" if rank.last_line else "",
-        f"{rank.process_state}" if rank.process_state else "",
+        rank.process_state,
         *(f"in {frame}" for frame in rank.stack[:_MOST_FRAMES]),
     ]
     return tuple(one_line(line) for line in lines if line)
@@ -301,7 +294,8 @@ def counts(facts: Smoke) -> str:
     """ "6 stages passed, 1 failed, 9 were not run, 4 could not be tested here."."""
     if nothing_ran(facts):
         return ""
-    done, missed, idle = len(passed(facts)), len(not_run(facts)), len(_untested_names(facts))
+    stages = group_stages(facts)
+    done, missed, idle = len(stages.passed), len(stages.not_run), len(stages.untested)
     failed = len(facts.stages) - done - missed - idle
     parts = [f"{plural(done, 'stage')} passed"]
     parts += [f"{failed} failed"] if failed else []
@@ -322,7 +316,3 @@ def outcome(examination: Examination) -> str:
     if verdict is Verdict.FAIL:
         return "No rank could be started" if nothing_ran(facts) else "The training did not pass"
     return f"{_who_did_what(facts)}" + (", with a warning" if verdict is Verdict.WARN else "")
-
-
-def not_run_text(names: Sequence[str]) -> str:
-    return listed(map(one_line, names), 30)
