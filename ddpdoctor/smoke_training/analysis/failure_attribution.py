@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -220,32 +220,25 @@ def _hung(ranks: Sequence[RankRun]) -> TrainingFailure | None:
     hanging = [rank for rank in ranks if rank.ending in (RankEnding.HUNG, RankEnding.ENDED, RankEnding.NEVER_CAME)]
     blocked = [run for run in hanging if run.process_state]
     if blocked:
-        first = min(blocked, key=position)
+        state = min(blocked, key=position).process_state
         return _attribute_to(
-            TrainingFailureKind.HUNG,
-            ranks,
-            _last_of([run for run in blocked if run.process_state == first.process_state]),
+            TrainingFailureKind.HUNG, ranks, _last_of([run for run in blocked if run.process_state == state])
         )
     absent = [run.rank for run in hanging if run.ending is RankEnding.NEVER_CAME]
     if absent:
         return _attribute_to(TrainingFailureKind.HUNG, ranks, absent)
     waiting = [run for run in hanging if is_waiting(run)]
-    busy = [run for run in hanging if not is_waiting(run)]
     if waiting:
-        furthest = max(position(run) for run in waiting)
+        furthest = max(map(position, waiting))
         # One that is ahead of all that wait can't be the one that they wait for.
-        busy = [run for run in busy if position(run) <= furthest]
-    if busy and waiting:
-        return _attribute_to(TrainingFailureKind.HUNG, ranks, _last_of(busy))
+        if busy := [run for run in hanging if not is_waiting(run) and position(run) <= furthest]:
+            return _attribute_to(TrainingFailureKind.HUNG, ranks, _last_of(busy))
     behind = _last_of(hanging)
     if len(behind) < len(hanging) or len(hanging) == 1:
-        return _attribute_to(
-            TrainingFailureKind.HUNG, ranks, behind, left_behind=all(is_waiting(run) for run in hanging)
-        )
-    if not waiting and not _has_group(hanging[0]):
-        # Before there is a group nobody waits for anybody, unless it says so.
-        return _attribute_to(TrainingFailureKind.HUNG, ranks, behind)
-    return _attribute_to(TrainingFailureKind.TOGETHER, ranks, behind)
+        return _attribute_to(TrainingFailureKind.HUNG, ranks, behind, left_behind=len(waiting) == len(hanging))
+    # Before there is a group nobody waits for anybody, unless it says so.
+    alone = not waiting and not _has_group(hanging[0])
+    return _attribute_to(TrainingFailureKind.HUNG if alone else TrainingFailureKind.TOGETHER, ranks, behind)
 
 
 def _last_of(runs: Sequence[RankRun]) -> list[int]:
@@ -265,11 +258,9 @@ def _attribute_to(
     named: Iterable[int],
     *,
     stage: str = "",
-    calls: tuple[tuple[str, tuple[int, ...]], ...] = (),
-    accused: bool = False,
-    left_behind: bool = False,
-    alone: bool = True,
+    **more: Any,
 ) -> TrainingFailure:
+    """more: further fields of the failure."""
     by_rank = {run.rank: run for run in ranks}
     culprits = tuple(by_rank[rank] for rank in dict.fromkeys(named))
     return TrainingFailure(
@@ -277,8 +268,5 @@ def _attribute_to(
         stage=stage or stage_of(culprits[0]),
         culprits=culprits,
         others=tuple(run for run in ranks if run not in culprits and run.ending is not RankEnding.FINISHED),
-        calls=calls,
-        accused=accused,
-        left_behind=left_behind,
-        alone=alone,
+        **more,
     )

@@ -71,15 +71,13 @@ def _meet_over_nvlink(gpus: list[Gpu]) -> bool:
 
 
 def _over_nvlink(gpus: list[Gpu]) -> Norm | str:
-    slowest: tuple[float, Gpu] | None = None
-    for one in gpus:
-        each = nvlink_of(one)
-        if each is None:
-            return f"no public figure for the NVLinks of {one.name} is known to ddpdoctor: nothing is compared"
-        if slowest is None or each * _nvlinks(one) < slowest[0] * _nvlinks(slowest[1]):
-            slowest = each, one
-    assert slowest is not None
-    each, gpu = slowest
+    rates: list[tuple[float, Gpu]] = []
+    for gpu in gpus:
+        rate = nvlink_of(gpu)
+        if rate is None:
+            return f"no public figure for the NVLinks of {gpu.name} is known to ddpdoctor: nothing is compared"
+        rates.append((rate, gpu))
+    each, gpu = min(rates, key=lambda rate: rate[0] * _nvlinks(rate[1]))
     links = _nvlinks(gpu)
     hopper_or_later = not isinstance(gpu.compute_capability, Unknown) and gpu.compute_capability >= (9, 0)
     return Norm(

@@ -15,6 +15,13 @@ from ddpdoctor.smoke_training.local.rank_progress import RankProgress, last_line
 BY_ITSELF: Final = (RankEnding.RAISED, RankEnding.WRONG, RankEnding.EXITED, RankEnding.KILLED)
 """The endings of ranks that nobody else has ended."""
 
+AS_KNOWN: Final = (
+    "rank", "local_rank", "pid", "device", "culprits", "steps", "calls", "process_state", "memory", "contexts",
+)  # fmt: skip
+"""Fields that are the same in what is known of a rank and in what it came to."""
+OF_UNFINISHED: Final = ("step", "stack", "stack_source")
+"""Those that mean nothing once it is through."""
+
 SERVER_LOST: Final = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError)\b")
 """In the engine's words where the server has ended that the ranks are forked from."""
 
@@ -62,30 +69,19 @@ def rank_runs(monitor: RankMonitor, host: str, late: Iterable[RankProgress] = ()
 
 def _rank_run(monitor: RankMonitor, progress: RankProgress, host: str, hung: set[int]) -> RankRun:
     ending = _ending(monitor, progress, hung)
+    names = AS_KNOWN if ending is RankEnding.FINISHED else (*AS_KNOWN, *OF_UNFINISHED)
     return RankRun(
-        rank=progress.rank,
-        local_rank=progress.local_rank,
+        **{name: getattr(progress, name) for name in names},
         host=host,
         node=monitor.order.node_rank,
-        pid=progress.pid,
-        device=progress.device,
         stages=tuple(_stages(monitor, progress, ending)),
         ending=ending,
         ended_after=round(max(0.0, _over_at(monitor, progress) - monitor.began), 3),
         exit_code=progress.exit_code if ending in BY_ITSELF else None,
         words=progress.words[:MAX_TEXT_LENGTH],
-        culprits=progress.culprits,
-        step=progress.step if ending is not RankEnding.FINISHED else "",
-        steps=progress.steps,
-        calls=progress.calls,
         called=tuple(progress.called),
         last_line=last_line(progress.output),
-        stack=progress.stack if ending is not RankEnding.FINISHED else (),
-        stack_source=progress.stack_source if ending is not RankEnding.FINISHED else "",
-        process_state=progress.process_state,
         out_of_memory=bool(monitor.oom_kills) and ending is RankEnding.KILLED and progress.exit_code == -SIGKILL,
-        memory=progress.memory,
-        contexts=progress.contexts,
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -164,12 +163,10 @@ class TrainingCoordinator:
 
     def _too_many(self, plans: Mapping[int, SmokePlan]) -> str:
         """Say why so many ranks can't be ordered; "" where they can."""
-        guests = self._session.hub.peers
         for rank, plan in plans.items():
             if plan.nproc > MAX_RANKS_PER_HOST:
-                return (
-                    f"{plan.nproc} ranks are planned on {guests[rank].host}; a host runs {MAX_RANKS_PER_HOST} at most"
-                )
+                host = self._session.hub.peers[rank].host
+                return f"{plan.nproc} ranks are planned on {host}; a host runs {MAX_RANKS_PER_HOST} at most"
         count = sum(plan.nproc for plan in plans.values())
         if count > MAX_RANKS:
             return f"{count} ranks are planned on {len(plans)} hosts; {MAX_RANKS} at most can be run"
@@ -214,23 +211,20 @@ class TrainingCoordinator:
             backend: of all.
             seconds: that the whole has taken.
         """
+        peers = self._session.hub.peers
+        done = {rank: answer for rank, answer in answers.items() if isinstance(answer, TrainingDone)}
+        self._left = {rank: believable(answer.leftovers) for rank, answer in done.items()}
+        # Times count from the first node's start, by node 0's clock.
+        began = {rank: answer.began - peers[rank].offset for rank, answer in done.items()}
+        first = min(began.values(), default=0.0)
         runs: list[RankRun] = []
         problems: dict[int, str] = {}
-        began = {
-            rank: answer.began - self._session.hub.peers[rank].offset
-            for rank, answer in answers.items()
-            if isinstance(answer, TrainingDone)
-        }
         for rank, order in orders.items():
             assert isinstance(order, Train)
-            guest, answer = self._session.hub.peers[rank], answers.get(rank)
-            # Times count from the first node's start, by node 0's clock.
-            later = began.get(rank, 0.0) - min(began.values(), default=0.0)
-            runs += runs_of(order, answer, rank, self._host_of(rank), guest.lost, later)
-            if isinstance(answer, TrainingDone):
-                self._left[rank] = believable(answer.leftovers)
+            answer, later = answers.get(rank), began.get(rank, 0.0) - first
+            runs += runs_of(order, answer, rank, self._host_of(rank), peers[rank].lost, later)
             if problem := _problem(answer):
-                problems[rank] = f"{guest.host}: {problem}"
+                problems[rank] = f"{peers[rank].host}: {problem}"
         # A rank that was only ended for the others' sake was started, or would have been.
         runs = [
             msgspec.structs.replace(run, ending=RankEnding.ENDED)
@@ -251,26 +245,15 @@ class TrainingCoordinator:
             import_seconds=self._options.import_seconds,
             seconds=round(seconds, 3),
             problem="; ".join(problems.values())[:1000],
-            torch=next(
-                (
-                    answer.torch
-                    for answer in answers.values()
-                    if isinstance(answer, TrainingDone) and is_version(answer.torch)
-                ),
-                "",
-            ),
+            torch=next((answer.torch for answer in done.values() if is_version(answer.torch)), ""),
             python=self._options.python,
-            folder=self._folders(answers),
+            folder=self._folders(done),
         )
 
-    def _folders(self, answers: Mapping[int, Answer]) -> str:
+    def _folders(self, done: Mapping[int, TrainingDone]) -> str:
         """The folders of hosts whose ranks had their files elsewhere than usual."""
-        folders = {
-            f"{self._host_of(rank)}: {answer.folder}": None
-            for rank, answer in answers.items()
-            if isinstance(answer, TrainingDone) and answer.folder
-        }
-        return clip(listed(folders, most=4), 600)
+        folders = [f"{self._host_of(rank)}: {answer.folder}" for rank, answer in done.items() if answer.folder]
+        return clip(listed(dict.fromkeys(folders), most=4), 600)
 
     def _hosts(self, nodes: int) -> int:
         if not self._options.launcher:
@@ -285,18 +268,15 @@ class TrainingCoordinator:
     def _counted(self, plans: Mapping[int, SmokePlan], backend: str) -> str:
         count = sum(plan.nproc for plan in plans.values())
         where = f"on {'GPU' if backend == 'nccl' else 'CPU'} over {backend}"
+        ranks = plural(count, "rank")
         if self._options.launcher:
-            return (
-                f"{plural(count, 'rank')} as {self._options.launcher} started {'it' if count == 1 else 'them'}, {where}"
-            )
-        numbers = Counter(plan.nproc for plan in plans.values())
+            return f"{ranks} as {self._options.launcher} started {'it' if count == 1 else 'them'}, {where}"
+        numbers = {plan.nproc for plan in plans.values()}
         if len(numbers) == 1:
-            return (
-                f"{plural(count, 'rank')} {where}, {plural(next(iter(numbers)), 'rank')} on each of {len(plans)} hosts"
-            )
+            return f"{ranks} {where}, {plural(numbers.pop(), 'rank')} on each of {len(plans)} hosts"
         names = self._session.hub.peers
-        each = listed((f"{plan.nproc} on {names[rank].host}" for rank, plan in plans.items()), most=8)
-        return f"{plural(count, 'rank')} {where}: {each}"
+        on_hosts = (f"{plan.nproc} on {names[rank].host}" for rank, plan in plans.items())
+        return f"{ranks} {where}: {listed(on_hosts, most=8)}"
 
 
 def _wanted(snapshot: Snapshot) -> int | None:
@@ -341,14 +321,10 @@ def believable(left: Leftovers) -> Leftovers:
     return Leftovers(
         processes=left.processes[:MAX_LEFTOVERS],
         ports=tuple(port for port in left.ports if 0 < port < 65536)[:MAX_LEFTOVERS],
-        shared_memory=_plausible(_SHARED_MEMORY_PATH.fullmatch, left.shared_memory),
-        unclaimed=_plausible(_SHARED_MEMORY_PATH.fullmatch, left.unclaimed),
-        files=_plausible(_TEMPORARY_FOLDER.fullmatch, left.files),
+        shared_memory=tuple(filter(_SHARED_MEMORY_PATH.fullmatch, left.shared_memory))[:MAX_LEFTOVERS],
+        unclaimed=tuple(filter(_SHARED_MEMORY_PATH.fullmatch, left.unclaimed))[:MAX_LEFTOVERS],
+        files=tuple(filter(_TEMPORARY_FOLDER.fullmatch, left.files))[:MAX_LEFTOVERS],
     )
-
-
-def _plausible(fits: Callable[[str], object], paths: Sequence[str]) -> tuple[str, ...]:
-    return tuple(path for path in paths if fits(path))[:MAX_LEFTOVERS]
 
 
 def _has_failed(answer: Answer) -> bool:
@@ -380,29 +356,21 @@ def runs_of(
         later: seconds between the run's beginning and its own.
     """
     runs_told = {run.rank: run for run in answer.runs} if isinstance(answer, TrainingDone) else {}
+    not_run = {name: Stage(name=name, state=StageState.NOT_RUN) for name in order.stages}
     runs = []
     for local, rank in enumerate(range(order.first_rank, order.first_rank + order.nproc)):
         run = runs_told.get(rank)
         if run is None:
             words = answer.why if isinstance(answer, OrderFailed) else f"{host} was {lost}" if lost else ""
-            not_run = tuple(Stage(name=name, state=StageState.NOT_RUN) for name in order.stages)
-            run = RankRun(
-                rank=rank, local_rank=local, host=host, ending=RankEnding.NEVER_CAME, stages=not_run, words=words[:600]
-            )
+            run = RankRun(rank=rank, local_rank=local, host=host, ending=RankEnding.NEVER_CAME, words=words[:600])
         runs.append(
             msgspec.structs.replace(
                 run,
                 host=host,
                 node=node,
-                stages=_in_order(run.stages, order.stages),
+                stages=tuple(map({**not_run, **{stage.name: stage for stage in run.stages}}.__getitem__, order.stages)),
                 ended_after=round(run.ended_after + max(0.0, later), 3),
                 culprits=tuple(culprit for culprit in run.culprits if 0 <= culprit < order.world_size),
             )
         )
     return runs
-
-
-def _in_order(stages: Sequence[Stage], planned: Sequence[str]) -> tuple[Stage, ...]:
-    """The stages that were planned, each once and in their order."""
-    known = {stage.name: stage for stage in stages}
-    return tuple(known.get(name, Stage(name=name, state=StageState.NOT_RUN)) for name in planned)

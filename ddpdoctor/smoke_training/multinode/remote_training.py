@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import msgspec
 
@@ -168,41 +169,43 @@ def _few(left: Leftovers) -> Leftovers:
     return Leftovers(processes=processes, ports=left.ports[:MAX_LEFTOVERS], **paths)
 
 
-def _cut_stage_words(run: RankRun) -> RankRun:
-    stages = tuple(msgspec.structs.replace(stage, words=stage.words[:SHORT_LENGTH]) for stage in run.stages)
-    return msgspec.structs.replace(run, stages=stages)
+def _cut_stages(run: RankRun, length: int) -> dict[str, object]:
+    return {"stages": tuple(msgspec.structs.replace(stage, words=stage.words[:length]) for stage in run.stages)}
 
 
-def _cut_frames(run: RankRun) -> RankRun:
-    return msgspec.structs.replace(run, stack=tuple(frame[: 2 * SHORT_LENGTH] for frame in run.stack[:SHORT_STACK]))
+def _cut_frames(run: RankRun) -> dict[str, object]:
+    return {"stack": tuple(frame[: 2 * SHORT_LENGTH] for frame in run.stack[:SHORT_STACK])}
 
 
-def _cut_texts(run: RankRun) -> RankRun:
+def _cut_texts(run: RankRun) -> dict[str, object]:
     names = ("words", "last_line", "calls", "step", "device", "process_state", "stack_source")
-    short: dict[str, object] = {name: getattr(run, name)[: 2 * SHORT_LENGTH] for name in names}
-    short["called"] = tuple(
-        msgspec.structs.replace(call, call=call.call[:SHORT_LENGTH]) for call in run.called[-MAX_LEFTOVERS:]
-    )
-    return msgspec.structs.replace(
-        run, culprits=run.culprits[:SHORT_LENGTH], contexts=run.contexts[:MAX_LEFTOVERS], **short
-    )
+    return {name: getattr(run, name)[: 2 * SHORT_LENGTH] for name in names} | {
+        "called": tuple(
+            msgspec.structs.replace(call, call=call.call[:SHORT_LENGTH]) for call in run.called[-MAX_LEFTOVERS:]
+        ),
+        "culprits": run.culprits[:SHORT_LENGTH],
+        "contexts": run.contexts[:MAX_LEFTOVERS],
+    }
 
 
-def _drop_stage_words(run: RankRun) -> RankRun:
-    stages = tuple(msgspec.structs.replace(stage, words="") for stage in run.stages)
-    return msgspec.structs.replace(run, stages=stages)
+def _cut_nearly_all(run: RankRun) -> dict[str, object]:
+    return {"called": run.called[-2:], "stack": run.stack[:2], "culprits": run.culprits[:8], "last_line": ""}
 
 
-def _drop_nearly_all(run: RankRun) -> RankRun:
-    return msgspec.structs.replace(
-        run, called=run.called[-2:], stack=run.stack[:2], culprits=run.culprits[:8], last_line=""
-    )
+SHORTENINGS = (
+    partial(_cut_stages, length=SHORT_LENGTH),
+    _cut_frames,
+    _cut_texts,
+    partial(_cut_stages, length=0),
+    _cut_nearly_all,
+)
+"""Each gives the fields that it cuts; the least important first."""
 
 
 def shorten_run(run: RankRun) -> RankRun:
-    """Cut what a rank came to until it takes less than MAX_RANK_RUN_BYTES bytes of JSON, the least important first."""
-    for shorten in (_cut_stage_words, _cut_frames, _cut_texts, _drop_stage_words, _drop_nearly_all):
+    """Cut what a rank came to until it takes less than MAX_RANK_RUN_BYTES bytes of JSON."""
+    for shorten in SHORTENINGS:
         if len(msgspec.json.encode(run)) < MAX_RANK_RUN_BYTES:
             break
-        run = shorten(run)
+        run = msgspec.structs.replace(run, **shorten(run))
     return run
