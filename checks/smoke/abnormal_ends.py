@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+
+import msgspec
 
 from ddpdoctor.base.findings import FAIL, Evidence, Finding, Fix
 from ddpdoctor.base.text import clip, listed
@@ -10,7 +13,7 @@ from ddpdoctor.base.unknown import Maybe
 from ddpdoctor.checks.smoke.fixes import halted, killed_by, look_at, way_between
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.smoke import LAST, RankEnding, RankRun, Smoke
+from ddpdoctor.facts.smoke import LAST, RankEnding, Smoke
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.smoke_training.analysis.failure_attribution import (
     NO_SMOKE,
@@ -35,13 +38,18 @@ from ddpdoctor.smoke_training.analysis.rank_position import is_waiting, stage_of
 ONLY_ITS_END = "the training was over: see smoke-shutdown"
 
 
+def require_started(smoke: Smoke) -> None:
+    """Leave the check untested where no training was run, or its ranks could not be started."""
+    requires(smoke.ranks or smoke.problem, NO_SMOKE)
+    requires(smoke.ranks and not ranks_not_started(smoke), "ranks could not be started: see smoke-not-started")
+
+
 def failure_of(smoke: Smoke, *kinds: TrainingFailureKind) -> TrainingFailure | None:
     """The failure of a training, for a check that speaks of those kinds; None where it was finished.
 
     Leaves the check untested where there was no training, or it ended for another reason, so that nothing is known of these.
     """
-    requires(smoke.ranks or smoke.problem, NO_SMOKE)
-    requires(smoke.ranks and not ranks_not_started(smoke), "ranks could not be started: see smoke-not-started")
+    require_started(smoke)
     requires(not has_ended_early(smoke), "what had started the ranks ended: see smoke-ended-early")
     found = attribute_failure(smoke.ranks)
     requires(found is None or found.kind in kinds, "the smoke training ended early for another reason")
@@ -94,8 +102,7 @@ def _of_failure(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -
     first = found.first
     look = look_at(stage_of(first), first, smoke)
     if first.ending is RankEnding.KILLED:
-        why, fixes = killed_by(first, smoke)
-        return why, fixes
+        return killed_by(first, smoke)
     if first.ending is RankEnding.EXITED:
         why = "Something in that process called exit: a library, sitecustomize.py, or a crash handler; its last line may say more."
         return why, (look,)
@@ -106,14 +113,8 @@ def _of_failure(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -
         return why, (*way_between(smoke, meeting), look)
     if first.ending is RankEnding.RAISED:
         return "", (look,)
-    return "It went away before the others noticed; how it ended isn't known.", killed_by(_as_killed(first), smoke)[1]
-
-
-def _as_killed(run: RankRun) -> RankRun:
-    """For what to look at first where a rank has vanished."""
-    return RankRun(
-        rank=run.rank, local_rank=run.local_rank, host=run.host, node=run.node, ending=RankEnding.KILLED, exit_code=-9
-    )
+    as_killed = msgspec.structs.replace(first, exit_code=-signal.SIGKILL)
+    return "It went away before the others noticed; how it ended isn't known.", killed_by(as_killed, smoke)[1]
 
 
 @check("smoke-hang", severity=FAIL)
@@ -137,16 +138,12 @@ def smoke_hang(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Finding]:
     if found is None:
         return
     requires(not is_at_the_end(found), ONLY_ITS_END)
-    yield (
-        _together(found, smoke, meeting)
-        if found.kind is TrainingFailureKind.TOGETHER
-        else _waited_for(found, smoke, meeting)
-    )
+    tell = _together if found.kind is TrainingFailureKind.TOGETHER else _waited_for
+    yield tell(found, smoke, meeting)
 
 
 def _waited_for(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:
     first = found.first
-    what = _what_it_does(found)
     others = describe_others(found, smoke)
     why, fixes = halted(first, smoke)
     stage = stage_of(first)
@@ -156,13 +153,11 @@ def _waited_for(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -
         why = f"It waits, too, but in {describe_place(first)}, which the others have left: what they sent didn't reach it."
         fixes = way_between(smoke, meeting)
     elif not why and first.stack:
-        waited_for = (
-            ", and doesn't come to what the others wait in"
-            if any(is_waiting(exception) for exception in found.others)
-            else ""
-        )
+        waited_for = ", and doesn't come to what the others wait in" if any(map(is_waiting, found.others)) else ""
         why = f"It is in {first.stack[0]}{waited_for}."
-    summary = f"{name_ranks(found.culprits, smoke)} {what}{f'; {_first_small(others)}' if others else ''}"
+    summary = f"{name_ranks(found.culprits, smoke)} {_what_it_does(found)}"
+    if others:
+        summary += f"; {others[:1].lower()}{others[1:].rstrip('.')}"
     return Finding(
         summary=summary,
         cause=" ".join(filter(None, (why, others if clip(summary) != summary else ""))),
@@ -182,10 +177,6 @@ def _what_it_does(found: TrainingFailure) -> str:
     if first.process_state:
         return f"{'are' if several else 'is'} {first.process_state} in {describe_place(first)}"
     return f"hang{'' if several else 's'} in {describe_place(first)}"
-
-
-def _first_small(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:].rstrip(".")
 
 
 def _together(found: TrainingFailure, smoke: Smoke, meeting: Maybe[Meeting]) -> Finding:

@@ -38,12 +38,16 @@ def on_one_host(smoke: Smoke) -> bool:
     return smoke.nnodes == 1 and smoke.engine == ELASTIC
 
 
-def smoke_command(smoke: Smoke, **settings: str) -> str:
-    """The same run again, with settings before it."""
-    before = " ".join(f"{name}={value}" for name, value in settings.items())
+def python_option(smoke: Smoke) -> str:
+    """The option that names the target Python, and the blank before it; "" where it isn't known."""
+    return f" --python {shlex.quote(smoke.python)}" if smoke.python else ""
+
+
+def smoke_command(smoke: Smoke, *more: str, **settings: str) -> str:
+    """The same run again, with more options, and with settings before it."""
+    before = [f"{name}={value}" for name, value in settings.items()]
     options = f"--nproc {smoke.world_size} --backend {shlex.quote(smoke.backend)}"
-    python = f" --python {shlex.quote(smoke.python)}" if smoke.python else ""
-    return f"{before} ddpdoctor smoke {options}{python}".strip()
+    return f"{' '.join([*before, 'ddpdoctor smoke', options, *more])}{python_option(smoke)}"
 
 
 def look_at(stage: str, run: RankRun, smoke: Smoke) -> Fix:
@@ -57,9 +61,7 @@ def look_at(stage: str, run: RankRun, smoke: Smoke) -> Fix:
 def check_host(text: str, families: Iterable[str], run: RankRun, smoke: Smoke) -> Fix:
     """`check` with these families, on the host of that rank."""
     here = sum(rank.host == run.host for rank in smoke.ranks)
-    python = f" --python {shlex.quote(smoke.python)}" if smoke.python else ""
-    command = f"ddpdoctor check --select {','.join(families)} --nproc {max(here, 1)}{python}"
-    return Fix(text, (command,))
+    return Fix(text, (f"ddpdoctor check --select {','.join(families)} --nproc {max(here, 1)}{python_option(smoke)}",))
 
 
 def _there(run: RankRun, smoke: Smoke) -> str:
@@ -157,21 +159,18 @@ def way_between(smoke: Smoke, meeting: Maybe[Meeting]) -> tuple[Fix, ...]:
                 "Run it without copies from GPU to GPU: if this passes, they are broken (`ddpdoctor explain p2p-acs-iommu`)",
                 (smoke_command(smoke, NCCL_P2P_DISABLE="1"),),
             ),
-            Fix(
-                "Run it over the loopback interface: if this passes, NCCL chose one that carries nothing",
-                (smoke_command(smoke, NCCL_SOCKET_IFNAME="lo"),),
-            ),
+            _over_loopback(smoke, "NCCL"),
         )
-    return (
-        Fix(
-            "Run it over the loopback interface: if this passes, gloo chose one that carries nothing",
-            (smoke_command(smoke, GLOO_SOCKET_IFNAME="lo"),),
-        ),
-    )
+    return (_over_loopback(smoke, "gloo"),)
+
+
+def _over_loopback(smoke: Smoke, library: str) -> Fix:
+    text = f"Run it over the loopback interface: if this passes, {library} chose one that carries nothing"
+    return Fix(text, (smoke_command(smoke, **{f"{library.upper()}_SOCKET_IFNAME": "lo"}),))
 
 
 def _netcheck(smoke: Smoke, meeting: Maybe[Meeting]) -> Fix:
-    text = f"Test the network between the {plural(smoke.nnodes, 'host')}: run these at the same time, each on its own"
+    text = f"Test the network between the {plural(smoke.nnodes, 'host')}"
     if not isinstance(meeting, Meeting) or not meeting.master:
         first = next((rank.host for rank in smoke.ranks if rank.node == 0), "")
         meeting = Meeting(master=first)
@@ -179,8 +178,6 @@ def _netcheck(smoke: Smoke, meeting: Maybe[Meeting]) -> Fix:
     if meeting.launcher == "Slurm":
         without_token = Meeting(master=meeting.master, port=meeting.port, options=meeting.options)
         command = netcheck_command(without_token, None, None).removeprefix("ddpdoctor netcheck")
-        return Fix(
-            f"Test the network between the {plural(smoke.nnodes, 'host')}", (srun_netcheck(smoke.nnodes) + command,)
-        )
-    nodes = range(min(smoke.nnodes, MAX_NODES))
-    return Fix(text, tuple(netcheck_command(meeting, smoke.nnodes, node) for node in nodes))
+        return Fix(text, (srun_netcheck(smoke.nnodes) + command,))
+    commands = (netcheck_command(meeting, smoke.nnodes, node) for node in range(min(smoke.nnodes, MAX_NODES)))
+    return Fix(f"{text}: run these at the same time, each on its own", tuple(commands))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.smoke.fixes import on_one_host, smoke_command
 from ddpdoctor.engine.registry import Subject, check, requires
 from ddpdoctor.facts.environment import Environment
@@ -46,9 +46,9 @@ def smoke_not_on_gpus(
     """
     if not smoke.ranks and smoke.backend == "nccl" and not smoke.problem:
         if lacks_nccl(torch):
-            yield _needs_nccl(smoke)
-            return
-        yield from _before_the_start(smoke, gpus, environment, machine)
+            yield _cannot_run(smoke, smoke.gpus_passed_over, "Between the ranks of this torch there is gloo alone.")
+        elif not visible_gpus(known(gpus), environment):
+            yield _no_gpus(smoke, known(gpus), machine)
         return
     requires(smoke.ranks, NO_SMOKE)
     requires(smoke.backend == "nccl" or smoke.gpus_passed_over, "the smoke training was not meant for GPUs")
@@ -66,32 +66,21 @@ def smoke_not_on_gpus(
     )
 
 
-def _before_the_start(
-    smoke: Smoke, gpus: Maybe[Gpus], environment: Maybe[Environment], machine: Maybe[Machine]
-) -> Iterator[Finding]:
+def _no_gpus(smoke: Smoke, gpus: Gpus, machine: Maybe[Machine]) -> Finding:
     """NCCL was asked for, and there is nothing that it could run on."""
-    gpus = known(gpus)
-    if isinstance(gpus, Unknown) or visible_gpus(gpus, environment):
-        return
     # ROCm's own way to an AMD GPU under WSL is nothing that is looked for.
     requires(gpus.devices or not (isinstance(machine, Machine) and machine.wsl), "GPUs under WSL may be unseen")
+    usable = Evidence(f"GPUs that ranks may use: 0 of {len(gpus.devices)}", "NVML, PCI bus")
     why = smoke.gpus_passed_over or "this host has no GPU"
-    yield Finding(
-        summary=f"{_are_to_run(smoke)} over NCCL, but {why}",
-        cause="NCCL moves data between GPUs: each rank needs one of its own.",
-        evidence=(*_evidence(smoke), Evidence(f"GPUs that ranks may use: 0 of {len(gpus.devices)}", "NVML, PCI bus")),
-        fixes=(*(_to_the_gpus(smoke) if smoke.gpus_passed_over else ()), _on_the_cpu(smoke)),
-        severity=FAIL,
-    )
+    return _cannot_run(smoke, why, "NCCL moves data between GPUs: each rank needs one of its own.", usable)
 
 
-def _needs_nccl(smoke: Smoke) -> Finding:
-    """It was asked for, and torch has none."""
+def _cannot_run(smoke: Smoke, why: str, cause: str, *more: Evidence) -> Finding:
     return Finding(
-        summary=f"{_are_to_run(smoke)} over NCCL, but {smoke.gpus_passed_over}",
-        cause="Between the ranks of this torch there is gloo alone.",
-        evidence=_evidence(smoke),
-        fixes=(*_to_the_gpus(smoke), _on_the_cpu(smoke)),
+        summary=f"{_are_to_run(smoke)} over NCCL, but {why}",
+        cause=cause,
+        evidence=(*_evidence(smoke), *more),
+        fixes=(*(_to_the_gpus(smoke) if smoke.gpus_passed_over else ()), _on_the_cpu(smoke)),
         severity=FAIL,
     )
 

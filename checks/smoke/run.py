@@ -12,6 +12,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import clip, listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.processes.extra_contexts import of_running_jobs
+from ddpdoctor.checks.smoke.abnormal_ends import require_started
 from ddpdoctor.checks.smoke.fixes import ended_with, halted, smoke_command
 from ddpdoctor.engine.registry import Subject, check, requires
 from ddpdoctor.facts.driver import Driver
@@ -149,8 +150,7 @@ def smoke_ended_early(smoke: Smoke) -> Iterator[Finding]:
     Look into the kernel's log for a process that was killed, and at `ulimit -t`. Then run `ddpdoctor smoke` again: if it
     passes, it was ended from outside.
     """
-    requires(smoke.ranks or smoke.problem, NO_SMOKE)
-    requires(smoke.ranks and not ranks_not_started(smoke), "ranks could not be started: see smoke-not-started")
+    require_started(smoke)
     if not has_ended_early(smoke):
         return
     why, fixes = ended_with(smoke.problem)
@@ -194,7 +194,10 @@ def smoke_scaling_failed(smoke: Smoke) -> Iterator[Finding]:
         summary=f"The training passed; scaling failed at {plural(failed.ranks, 'rank')}: {strip_cpp_source(failed.problem)}",
         evidence=(told(smoke, "scaling", f"{plural(failed.ranks, 'rank')}: {failed.problem}"),),
         fixes=(
-            Fix("Run that number of ranks by itself", (_of_so_many(smoke, failed.ranks),)),
+            Fix(
+                "Run that number of ranks by itself",
+                (smoke_command(msgspec.structs.replace(smoke, world_size=failed.ranks), "--scaling -v"),),
+            ),
             Fix(
                 "See whether this host has what it needs",
                 (f"ddpdoctor check --nproc {failed.ranks} --python {shlex.quote(smoke.python or 'python3')}",),
@@ -202,11 +205,6 @@ def smoke_scaling_failed(smoke: Smoke) -> Iterator[Finding]:
         ),
         said=failed.problem,
     )
-
-
-def _of_so_many(smoke: Smoke, ranks: int) -> str:
-    python = f" --python {shlex.quote(smoke.python)}" if smoke.python else ""
-    return f"ddpdoctor smoke --nproc {ranks} --backend {shlex.quote(smoke.backend)} --scaling -v{python}"
 
 
 @check("smoke-leftovers", severity=WARN, judges=(Subject.OWN_HOST,))
@@ -230,7 +228,10 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
     were the training's; of the others see with `fuser`, on the host itself, who uses them.
     """
     requires(smoke.ranks or smoke.problem, NO_SMOKE)
-    left = _left_by(smoke)
+    left = smoke.leftovers
+    if smoke.backend != "nccl":
+        # gloo makes no files in /dev/shm: what appears there, unseen with its processes, isn't its own.
+        left = msgspec.structs.replace(left, unclaimed=())
     found = [
         plural(len(left.processes), "process", "processes") if left.processes else "",
         plural(len(left.ports), "listening port") if left.ports else "",
@@ -258,12 +259,6 @@ def smoke_leftovers(smoke: Smoke) -> Iterator[Finding]:
         ),
         fixes=tuple(_remove(left)),
     )
-
-
-def _left_by(smoke: Smoke) -> Leftovers:
-    """gloo makes no files in /dev/shm: what appears there during such a run, unseen with its processes, isn't its own."""
-    left = smoke.leftovers
-    return left if smoke.backend == "nccl" else msgspec.structs.replace(left, unclaimed=())
 
 
 def _why_left(left: Leftovers) -> str:
@@ -334,13 +329,8 @@ def gpu0_extra_contexts(smoke: Smoke, gpus: Maybe[Gpus], processes: Maybe[Proces
     requires(smoke.backend == "nccl", "the smoke training ran on the CPU")
     silent = [rank.rank for rank in smoke.ranks if gpu_number(rank) not in rank.contexts]
     requires(len(silent) < len(smoke.ranks), "no rank has told on which GPUs it holds a context")
-    extra = [
-        (rank, number)
-        for rank in smoke.ranks
-        if rank.rank not in silent
-        for number in rank.contexts
-        if number != gpu_number(rank)
-    ]
+    known_ranks = [rank for rank in smoke.ranks if rank.rank not in silent]
+    extra = [(rank, gpu) for rank in known_ranks for gpu in rank.contexts if gpu != gpu_number(rank)]
     if extra:
         yield _on_others(smoke, extra)
     requires(
@@ -350,12 +340,7 @@ def gpu0_extra_contexts(smoke: Smoke, gpus: Maybe[Gpus], processes: Maybe[Proces
 
 
 def _on_others(smoke: Smoke, extra: Sequence[tuple[RankRun, int]]) -> Finding:
-    """The finding on contexts on others' GPUs.
-
-    Args:
-        smoke: the training.
-        extra: ranks with GPUs that aren't theirs.
-    """
+    """The finding on ranks with contexts on GPUs that aren't theirs."""
     ranks = dict.fromkeys(run.rank for run, _ in extra)
     gpus = sorted({number for _, number in extra})
     whose = "aren't their own" if len(ranks) > 1 else "isn't its own"
@@ -365,10 +350,8 @@ def _on_others(smoke: Smoke, extra: Sequence[tuple[RankRun, int]]) -> Finding:
             f" which {whose}"
         ),
         evidence=tuple(
-            told(
-                smoke, "ranks", f"rank {run.rank} (pid {run.pid}), whose GPU is {run.device}, is on cuda:{number}, too"
-            )
-            for run, number in extra[:16]
+            told(smoke, "ranks", f"rank {run.rank} (pid {run.pid}), whose GPU is {run.device}, is on cuda:{gpu}, too")
+            for run, gpu in extra[:16]
         ),
         fixes=(
             Fix("Call torch.cuda.set_device(local_rank) before anything else that touches CUDA"),
