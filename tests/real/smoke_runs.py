@@ -74,8 +74,8 @@ class Estate:
         self.shared: set[tuple[int, int]] = set()
         self.most_processes = 0
         self.files: set[str] = set()
-        self.behind = 0.0
-        """Seconds that the doctor had to wait for a core at most: a busy machine's, not its own."""
+        self.late_turns: list[tuple[float, float]] = []
+        """When, and by how many seconds, the doctor's loop came too late to a turn: for want of a core, on a busy machine."""
 
     def pids(self) -> list[int]:
         found = []
@@ -101,16 +101,30 @@ class Estate:
     ) -> Smoke:
         """Its result. When that event comes it is cancelled with that message."""
         task = asyncio.ensure_future(work)
-        while not task.done():
-            await asyncio.to_thread(self.look)
+        turns = asyncio.ensure_future(self._note_late_turns())
+        try:
+            while not task.done():
+                await asyncio.to_thread(self.look)
+                await asyncio.sleep(0.05)
+                if when is not None and when.is_set():
+                    task.cancel(message)
+                    when = None
+                await asyncio.wait({task}, timeout=1.0)
+        finally:
+            turns.cancel()
+        return task.result()
+
+    async def _note_late_turns(self) -> None:
+        while True:
             asked = time.monotonic()
             await asyncio.sleep(0.05)
-            self.behind = max(self.behind, time.monotonic() - asked - 0.05)
-            if when is not None and when.is_set():
-                task.cancel(message)
-                when = None
-            await asyncio.wait({task}, timeout=1.0)
-        return task.result()
+            self.late_turns.append((time.monotonic(), time.monotonic() - asked - 0.05))
+
+    def behind(self, seconds: float) -> float:
+        """For how many of the run's last seconds the doctor waited for a core: so much later than it should a machine that is busy may
+        let it notice something, and no more."""
+        since = max((moment for moment, _ in self.late_turns), default=0.0) - seconds
+        return sum(late for moment, late in self.late_turns if moment > since)
 
     def left(self) -> dict[str, object]:
         """What is still there, by kind."""
@@ -124,15 +138,17 @@ class Estate:
         return {kind: some for kind, some in found.items() if some}
 
     def left_after(self, seconds: float) -> dict[str, object]:
-        """The same, as soon as there is nothing, or then."""
-        until = time.monotonic() + seconds
-        while True:
-            left: dict[str, object] = {"an end": "that is going on"}
+        """The same, as soon as there is nothing, or after as many looks as are taken in so long where a core is free: who needs one to
+        end gets it no sooner than we do."""
+        left: dict[str, object] = {}
+        for _ in range(round(seconds / 0.05)):
+            left = {"an end": "that is going on"}
             with suppress(OSError):
                 left = self.left()
-            if not left or time.monotonic() > until:
-                return left
+            if not left:
+                break
             time.sleep(0.05)
+        return left
 
 
 def rank_1_runs(main: str, library: Path, estate: Estate) -> None:
@@ -159,6 +175,14 @@ async def train(estate: Estate, one: TrainingOrder, python: str = sys.executable
 
 def by_rank(ran: Smoke) -> dict[int, RankRun]:
     return {one.rank: one for one in ran.ranks}
+
+
+def slowdown() -> float:
+    """How many times as long work takes just now as on a core of its own."""
+    began, spent = time.monotonic(), time.thread_time()
+    while time.thread_time() - spent < 0.05:
+        pass
+    return (time.monotonic() - began) / (time.thread_time() - spent)
 
 
 def wait_for(what: Callable[[], bool], seconds: float) -> None:

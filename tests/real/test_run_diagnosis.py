@@ -108,7 +108,7 @@ def test_where_a_silent_python_stands(tmp_path: Path, within: tuple[str, ...]) -
     )
     text = "def fetch():\n    while not os.path.exists('told'): time.sleep(0.02)\nfetch()\n"
     starts = [sys.executable, "experiments.py", *program(tmp_path, text)[1:]]
-    line = run("sh", "-c", '"$@"; exit', "sh", *starts, options=("--hang-after", "0.5"))
+    line = run("sh", "-c", '"$@"; exit', "sh", *starts, options=("--hang-after", "2"))
     with started([*within, *line], tmp_path, stderr=subprocess.PIPE) as one:
         assert one.stderr
         said = [one.stderr.readline()]

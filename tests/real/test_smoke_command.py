@@ -187,7 +187,7 @@ def test_a_signal_ends_all_ranks_and_says_so(number: signal.Signals) -> None:
     until(lambda: any("trainer/start.py" in line for line in ours().values()))
     time.sleep(1)
     running.send_signal(number)
-    stdout, stderr = running.communicate(timeout=30)
+    stdout, stderr = running.communicate(timeout=90)
     assert running.returncode == 128 + number
     assert stdout == ""
     assert stderr.splitlines()[-1] == "Stopped. The ranks were ended; nothing is left running."
@@ -296,7 +296,7 @@ def start(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.
     )
 
 
-def until(wanted: Callable[[], bool], seconds: float = 30) -> None:
+def until(wanted: Callable[[], bool], seconds: float = 90) -> None:
     """Waits until that comes true."""
     end = time.monotonic() + seconds
     while not wanted():

@@ -25,7 +25,7 @@ FEW = "all_reduce,training"
 def hosts() -> Iterator[list[Host]]:
     with network("n1", "n2", "n3") as made:
         yield made
-        until = time.monotonic() + 15
+        until = time.monotonic() + 60
         while left := [name for host in made for name in commands_on(host)]:
             assert time.monotonic() < until, f"still runs: {left}"
             time.sleep(0.1)
@@ -197,7 +197,7 @@ def test_a_ctrl_c_on_one_host_ends_all(hosts: list[Host]) -> None:
     until_training(running[1])
     time.sleep(0.5)
     os.kill(pid_of(running[1]), signal.SIGINT)
-    first, second = (one.end(30) for one in running)
+    first, second = (one.end() for one in running)
     assert second.code == 130
     assert "Stopped." in second.stderr
     assert first.code == 1
@@ -211,7 +211,7 @@ def test_a_doctor_that_is_killed_on_one_host(hosts: list[Host]) -> None:
     until_training(running[1])
     time.sleep(0.5)
     os.kill(pid_of(running[1]), signal.SIGKILL)
-    first, second = (one.end(30) for one in running)
+    first, second = (one.end() for one in running)
     assert second.code == -signal.SIGKILL
     assert first.code == 1
     assert "n2 was lost during smoke" in first.findings("rdzv-missing-node")[0]["summary"]

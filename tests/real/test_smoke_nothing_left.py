@@ -15,13 +15,13 @@ import msgspec
 import pytest
 
 from ddpdoctor.smoke_training.local.rank_stacks import process_state
-from tests.real.smoke_runs import Estate, rank_1_runs, wait_for
+from tests.real.smoke_runs import Estate, rank_1_runs, slowdown, wait_for
 from tests.support.command import command
 
 SECONDS = 5.0
 """Within which all must be over."""
 
-LIMIT = 5
+LIMIT = 8
 """Seconds that a stage may take."""
 
 STAGES = "rendezvous,process group,all_reduce,shutdown"
@@ -118,14 +118,15 @@ def test_nothing_is_left_when_the_doctor_is_ended(short_path: Path) -> None:
             assert job.estate.files
             assert job.estate.ports
             assert job.estate.shared
+            slow = slowdown()
             os.kill(job.doctor.pid, end.number)
             ended = time.monotonic()
             if end.stderr:
                 os.kill(job.doctor.pid, end.number)  # An impatient second one.
-            _, stderr = job.doctor.communicate(timeout=30)
+            _, stderr = job.doctor.communicate(timeout=90)
             assert job.estate.left_after(SECONDS) == {}, end
             assert not job.shared.exists()
-            assert time.monotonic() - ended < 2 * SECONDS
+            assert time.monotonic() - ended < 2 * SECONDS * max(1.0, slow, slowdown())
             assert (job.doctor.returncode, stderr[-len(end.stderr) or len(stderr) :]) == (end.code, end.stderr)
     finally:
         for job in jobs:
@@ -151,8 +152,8 @@ def test_what_a_run_left_that_was_killed_as_a_whole_goes_with_the_next(short_pat
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in job.estate.pids():
                 os.kill(pid, number)
-        job.doctor.communicate(timeout=30)
-        wait_for(lambda: not job.estate.pids(), 20)
+        job.doctor.communicate(timeout=60)
+        wait_for(lambda: not job.estate.pids(), 60)
         left = job.estate.left()
         assert any("sem.mp-" in name for name in left["shared memory"])  # type: ignore[attr-defined]
         assert left["files"]

@@ -129,14 +129,15 @@ def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
     culprit = by_rank(hung)[1]
     assert culprit.ending is RankEnding.HUNG
     assert culprit.last is not None
-    assert SECONDS - 1 <= culprit.last.seconds <= SECONDS + 6 + 3 * flood.estate.behind
+    behind = flood.estate.behind(culprit.last.seconds + SECONDS)
+    assert SECONDS - 1 <= culprit.last.seconds <= SECONDS + 6 + behind
     assert "on and on" in culprit.last_line
     assert len(culprit.last_line) <= 300
     assert not flood.shared.exists()  # The rank had it mapped, so it is surely ours.
 
-    assert {one.ending for one in healthy.runs} == {RankEnding.FINISHED}
-    assert {stage.state for one in healthy.runs for stage in one.stages} == {StageState.PASSED}
-    assert all(0 < one.memory < 1 << 40 for one in healthy.runs)
+    assert {one.ending for one in healthy.ranks} == {RankEnding.FINISHED}
+    assert {stage.state for one in healthy.ranks for stage in one.stages} == {StageState.PASSED}
+    assert all(0 < one.memory < 1 << 40 for one in healthy.ranks)
     # Nobody had it mapped when it was looked at: told, and left alone.
     assert junk.shared.name in healthy.leftovers.unclaimed
     assert healthy.leftovers.processes == ()
@@ -144,7 +145,7 @@ def test_nobody_talks_the_doctor_down(short_path: Path) -> None:
 
     rank = by_rank(stayed)[1]
     assert (rank.ending, rank.step) == (RankEnding.HUNG, PROCESS_END), [
-        (one.ending, one.exit_code, one.step, one.stack_source, one.ended_after, one.words) for one in stayed.runs
+        (one.ending, one.exit_code, one.step, one.stack_source, one.ended_after, one.words) for one in stayed.ranks
     ]
     assert rank.last is not None
     assert (rank.last.name, rank.last.state) == ("shutdown", StageState.HUNG)
@@ -176,11 +177,11 @@ def test_who_was_killed_is_told_from_those_who_died_of_it(short_path: Path) -> N
     rank = by_rank(by_sigterm)[1]
     assert (rank.ending, rank.exit_code, by_sigterm.problem) == (RankEnding.KILLED, -15, "")
     assert without_engine.problem.startswith("torch's engine was ended by SIGKILL")
-    assert [one.ending for one in without_engine.runs] == [RankEnding.ENDED] * 2
+    assert [one.ending for one in without_engine.ranks] == [RankEnding.ENDED] * 2
     assert without_server.problem == "the process that the ranks were forked from has ended"
-    assert [one.ending for one in without_server.runs] == [RankEnding.ENDED] * 2
+    assert [one.ending for one in without_server.ranks] == [RankEnding.ENDED] * 2
     assert without_keeper.problem == "the process of ddpdoctor that keeps the ranks was ended by SIGKILL"
-    assert [one.ending for one in without_keeper.runs] == [RankEnding.ENDED] * 2
+    assert [one.ending for one in without_keeper.ranks] == [RankEnding.ENDED] * 2
 
 
 @pytest.mark.slow

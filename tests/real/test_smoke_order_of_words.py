@@ -86,21 +86,21 @@ for number in range(16):
         os._exit(0)
 time.sleep(1)
 os.kill(doctor, signal.SIGSTOP)
-time.sleep(6)
+time.sleep(8)
 os.kill(doctor, signal.SIGCONT)
 for one in ranks:
     os.waitpid(one, 0)
 engine(finished=True)
 """
-"""They take 3.5 s for a stage, of which the doctor hears nothing for 6 s: much is said by then."""
+"""They take 3.5 s for a stage, which may take 7, and of which the doctor hears nothing for 8 s: much is said by then."""
 
 DOCTOR = """
 import asyncio, os, sys
 from ddpdoctor.smoke_training.local.rank_runner import run_ranks
 from tests.real.smoke_runs import order
 
-work = run_ranks(order(nproc=16, stages=("import", "device", "shutdown")), python=sys.argv[1], environ=os.environ)
-print({one.ending.value for one in asyncio.run(work).runs})
+work = run_ranks(order(nproc=16, seconds=7.0, stages=("import", "device", "shutdown")), python=sys.argv[1], environ=os.environ)
+print({one.ending.value for one in asyncio.run(work).ranks})
 """
 
 

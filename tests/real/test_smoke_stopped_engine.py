@@ -21,7 +21,7 @@ def test_a_stopped_engine_is_told() -> None:
             with suppress(ProcessLookupError):
                 os.kill(watch.engine_pid, signal.SIGSTOP)
 
-    order = TrainingOrder(nproc=1, world_size=1, seconds=3.0, import_seconds=4.0)
+    order = TrainingOrder(nproc=1, world_size=1, seconds=3.0, import_seconds=8.0)
     ran = asyncio.run(run_ranks(order, python=sys.executable, environ=plain_environ(), on_progress=stop))
-    assert re.fullmatch(r"no rank had begun after 4 s: torch's engine \(process \d+\) is stopped", ran.problem)
+    assert re.fullmatch(r"no rank had begun after 8 s: torch's engine \(process \d+\) is stopped", ran.problem)
     assert [one.process_state for one in ran.ranks] == ["stopped"]

@@ -208,7 +208,7 @@ def test_a_process_of_the_run_is_ended_wherever_it_has_gone(short_path: Path) ->
             # Reaped at once, as by the keeper: else it would remain.
             signal.signal(signal.SIGCHLD, lambda *_: ours.poll())
             assert asyncio.run(traces.clear_up()) == Leftovers()
-            assert ours.wait(5) == -signal.SIGKILL
+            assert ours.wait(60) == -signal.SIGKILL
             assert another.poll() is None
         finally:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -321,7 +321,7 @@ def test_the_keeper_ends_all_that_was_started_and_gives_the_tracker_time(short_p
         kept = descendants(keeper.pid)
         assert len(kept) == 3
         keeper.stdin.close()
-        assert keeper.wait(10) == 0
+        assert keeper.wait(60) == 0
     assert [pid for pid in kept if Path(f"/proc/{pid}/exe").exists()] == []
     assert cleared.exists()
     assert not (short_path / "own").exists()
