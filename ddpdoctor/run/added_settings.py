@@ -58,13 +58,7 @@ def folder_for_dumps(environ: Mapping[str, str]) -> str:
 
 
 def settings_for(command: Sequence[str], environ: Mapping[str, str], dumps: str) -> dict[str, str]:
-    """The settings to add to the command's environment.
-
-    Args:
-        command: its words.
-        environ: as the user has it.
-        dumps: the beginning of the names of the recorders' files; "" for torch's own.
-    """
+    """The settings to add to the command's environment. dumps: the beginning of the names of the recorders' files; "" for torch's own."""
     wrappers, program = wrappers_and_program(command)
     if "sudo" in wrappers or Path(program[0]).name in REMOTE_LAUNCHERS:
         dumps = ""

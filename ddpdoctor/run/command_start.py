@@ -39,17 +39,7 @@ def start_command(
     ignored: Iterable[int],
     mask: Iterable[int],
 ) -> int:
-    """Start the command.
-
-    Args:
-        command: its words.
-        environ: its settings.
-        streams: those of its output that are carried.
-        ignored: signals that were ignored when ddpdoctor was started, as by nohup.
-        mask: signals that were blocked then.
-
-    Returns:
-        Its pid.
+    """Start the command, with those signals ignored and blocked that were when ddpdoctor was started. Returns its pid.
 
     Raises:
         NotStarted: it can't be run.

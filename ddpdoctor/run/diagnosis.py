@@ -82,13 +82,8 @@ def looks_at_jobs(environ: Mapping[str, str]) -> bool:
 
 
 def look_at(pid: int, seconds: int, many: str) -> int:
-    """Look at a silent job. Returns 0 where nothing is wrong, and then has said so in a line.
-
-    Args:
-        pid: the process that has started the job.
-        seconds: for which its ranks are watched.
-        many: as `one_of_many` says it.
-    """
+    """Look at the silent job that a process has started, for so many seconds. Returns 0 where nothing is wrong, and then has said so in a
+    line. many: as `one_of_many` says it."""
     from ddpdoctor.base.text import one_line
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.hang.examining import NotExaminedError, examine_job, show
@@ -122,30 +117,19 @@ def _say_where(examination: Examination) -> None:
 
 
 def left_running(name: str, failed: bool, besides: Collection[int], outputs: Set[tuple[int, int]], many: str) -> int:
-    """Name the processes that a command of our parent's has left running.
-
-    Args:
-        name: the command's.
-        failed: whether it did.
-        besides: pids that aren't meant.
-        outputs: device and inode of where its output went.
-        many: as `one_of_many` says it.
-    """
+    """Name the processes that a command of our parent's has left running, but for those pids. outputs: device and inode of where its
+    output went; many: as `one_of_many` says it."""
     from ddpdoctor.run.left_running import EndedJob, name_left_running
 
     job = EndedJob(name, failed, os.getppid(), {*besides, os.getpid()}, outputs, many)
-    return name_left_running(job, os.environ)
+    name_left_running(job, os.environ)
+    return 0
 
 
 def diagnose(ended: EndedCommand, many: str, environ: Mapping[str, str], killed: int, keep: str) -> int:
     """Diagnose a failed command.
 
-    Args:
-        ended: the command.
-        many: as `one_of_many` says it.
-        environ: the command's settings.
-        killed: `count_oom_kills` before it was started.
-        keep: the file in which the output is, or "".
+    many: as `one_of_many` says it; killed: `count_oom_kills` before it was started; keep: the file in which the output is, or "".
     """
     log = _read(ended, keep)
     if many:
@@ -266,13 +250,7 @@ def count_oom_kills() -> int:
 
 
 def _host(log: Log, seconds: float, killed: int) -> Snapshot | None:
-    """Collect this host's facts, as far as they decide on what the log suggests.
-
-    Args:
-        log: of the run.
-        seconds: that the run took.
-        killed: `count_oom_kills` before it.
-    """
+    """Collect this host's facts, as far as they decide on what the log suggests. seconds: that the run took."""
     from ddpdoctor.checks.catalogue import catalogue
     from ddpdoctor.logs.analyze.kernel_kills import of_this_run
     from ddpdoctor.logs.analyze.settings import settings_of

@@ -43,29 +43,20 @@ class EndedJob(NamedTuple):
     """As `one_of_many` says it."""
 
 
-def name_left_running(job: EndedJob, environ: Mapping[str, str]) -> int:
-    """Print what goes on; nothing where nothing does.
-
-    Args:
-        job: that has ended.
-        environ: our own settings.
-
-    Returns:
-        0.
-    """
+def name_left_running(job: EndedJob, environ: Mapping[str, str]) -> None:
+    """Print what goes on; nothing where nothing does."""
     until = time.monotonic() + SETTLING_SECONDS
     while True:
         family = _family(job)
         training = _training(family, job, environ)
         # A shell may be about to start one, as pyenv's.
         if not training and not any(process.stat.name in SHELLS for process in family.by_pid.values()):
-            return 0
+            return
         if time.monotonic() > until:
             break
         time.sleep(PAUSE_SECONDS)
     if training:
         _say(job, _described(training))
-    return 0
 
 
 def _training(family: ObservedTree, job: EndedJob, environ: Mapping[str, str]) -> list[ObservedProcess]:

@@ -19,15 +19,12 @@ _SIGNALS: Final = 64
 
 
 class SharedOutput:
-    """One anonymous mapping. Every number is written by one process only: the relay, unless another is said."""
+    """One anonymous mapping. Every number is written by one process only: the relay, unless another is said.
+
+    head, tail: bytes of the output's beginning and of its end that are kept.
+    """
 
     def __init__(self, head: int, tail: int) -> None:
-        """Make the memory.
-
-        Args:
-            head: bytes of the output's beginning that are kept.
-            tail: bytes of its end.
-        """
         size = _NUMBERS_BYTES + MAX_STREAMS * CHUNK_BYTES + head + tail
         view = memoryview(mmap.mmap(-1, size))
         self._numbers = view[:_NUMBERS_BYTES].cast("Q")

@@ -20,16 +20,10 @@ PATIENCE_FACTOR: Final = 2
 
 
 class SilenceDetector:
-    """Asked again and again by the supervisor."""
+    """Asked again and again by the supervisor. after: seconds of silence that are too many, 0: never; files: those that the command writes
+    itself, beside what the relay carries."""
 
     def __init__(self, after: float, shared: SharedOutput, files: Sequence[FileOutput]) -> None:
-        """Begin.
-
-        Args:
-            after: seconds of silence that are too many; 0: never.
-            shared: knows of output that the relay carries.
-            files: that the command writes itself.
-        """
         self._after = after
         self._shared = shared
         self._files = files

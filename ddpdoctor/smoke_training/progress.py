@@ -74,11 +74,8 @@ class SmokeProgress(Progress):
 
 
 class JointProgress(NetcheckProgress):
-    """The progress of a training over several hosts: first who comes, then how far this host's own ranks are.
-
-    Args:
-        file: where it is shown; None: nowhere.
-    """
+    """The progress of a training over several hosts: first who comes, then how far this host's own ranks are. file: where it is shown, None:
+    nowhere."""
 
     has_shown = False
 

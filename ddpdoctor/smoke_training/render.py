@@ -64,13 +64,7 @@ LEAST_NOTE = 18
 
 
 def smoke_document(examination: Examination, *, verbose: bool = False, quiet: bool = False) -> Document:
-    """The report for people.
-
-    Args:
-        examination: of the training.
-        verbose: also each rank, and what passed, by name.
-        quiet: a line a finding, and the verdict.
-    """
+    """The report for people. verbose: also each rank, and what passed, by name; quiet: a line a finding, and the verdict."""
     verdict = verdict_of(examination)
     found = [*own_findings(examination), *host_findings(examination)]
     return Document(
@@ -87,13 +81,8 @@ def smoke_document(examination: Examination, *, verbose: bool = False, quiet: bo
 
 
 def joint_training_document(smoke: Smoke, verdict: Verdict, named: Collection[int]) -> Document:
-    """A training over several hosts, for the report of their meeting; empty where no rank was started.
-
-    Args:
-        smoke: what it came to.
-        verdict: of the meeting.
-        named: the ranks that findings name, for who does not know of all.
-    """
+    """A training over several hosts, for the report of their meeting; empty where no rank was started. named: the ranks that findings
+    name, for who does not know of all."""
     # Only who knows of all ranks can tell whose fault it was.
     blamed = culprits(smoke) if len(smoke.ranks) == smoke.world_size else frozenset(named)
     rows = (

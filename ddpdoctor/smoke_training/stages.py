@@ -39,11 +39,7 @@ MIN_IMPORT_SECONDS: Final = 30.0
 
 
 def import_seconds(timeout: float | None) -> float:
-    """The seconds that the import of torch may take.
-
-    Args:
-        timeout: seconds that a stage may take, as the user wants it.
-    """
+    """The seconds that the import of torch may take, where the user gives each stage so many."""
     return IMPORT_SECONDS if timeout is None else max(timeout, MIN_IMPORT_SECONDS)
 
 

@@ -103,12 +103,7 @@ class TrainingOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         )
 
     def to_json(self, channel: str, folder: str) -> str:
-        """Encode the order for the target Python.
-
-        Args:
-            channel: the name of the socket at which the ranks report.
-            folder: an empty one, for the files of the run.
-        """
+        """Encode the order for the target Python, whose ranks report at that socket and have their files in that folder."""
         # The target Python reads all of them, also those that are left out because of their value.
         names = ("nnodes", "node_rank", "master", "port", "backend", "stages", "seconds", "import_seconds")
         whole = {name: getattr(self, name) for name in names}

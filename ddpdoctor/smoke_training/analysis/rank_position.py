@@ -32,12 +32,7 @@ def place_in_stage(stage: str, step: str, steps: int, calls: str, called: Sequen
     is further. Steps that it takes alone are not counted: one rank may have many of them where the others have none, as the
     one that saves a checkpoint, or copies between GPUs.
 
-    Args:
-        stage: the present one.
-        step: the present one.
-        steps: its number in the stage.
-        calls: the collective that it calls, or "".
-        called: the rank's collectives that are known.
+    steps: the number of the present step; calls: the collective that it calls, or ""; called: the rank's collectives that are known.
     """
     collectives = next((call.number for call in reversed(called) if call.stage == stage), 0)
     if calls or not step:

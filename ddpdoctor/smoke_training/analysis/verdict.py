@@ -39,13 +39,7 @@ def judge_plan(snapshot: Snapshot, plan: SmokePlan, catalogue: Catalogue) -> Exa
 
 
 def judge_training(snapshot: Snapshot, facts: Smoke, catalogue: Catalogue) -> Examination:
-    """Judge a training.
-
-    Args:
-        snapshot: this host's facts, as far as they were collected before.
-        facts: of the training.
-        catalogue: all checks.
-    """
+    """Judge a training. snapshot: this host's facts, as far as they were collected before."""
     here = sum(rank.host == snapshot.host for rank in facts.ranks) or facts.world_size
     with_smoke = msgspec.structs.replace(snapshot, smoke=facts)
     return examine(with_smoke, here, [check for check in catalogue.checks if check.family == FAMILY])

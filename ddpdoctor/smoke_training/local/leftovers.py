@@ -32,15 +32,11 @@ Remains = TypeVar("Remains", bound=Sized)
 
 
 class LeftoverTracker:
-    """What the processes of one run hold, and what of it is left when they have ended."""
+    """What the processes of one run hold, and what of it is left when they have ended. folder: the ranks' own, which the environment of
+    all their processes names; shared: that of shared memory."""
 
     def __init__(self, folder: str, shared: str = SHARED) -> None:
-        """Note what is there before the run.
-
-        Args:
-            folder: the ranks' own, which the environment of all their processes names.
-            shared: the folder of shared memory.
-        """
+        """Note what is there before the run."""
         self._folder = folder
         self._shared = shared
         self._before = frozenset(own_files(shared))
@@ -147,12 +143,7 @@ def _command(pid: int) -> str:
 
 def clear_up_earlier_runs(environ: Mapping[str, str], shared: str = SHARED) -> None:
     """Remove the folders of this user's earlier runs that were killed with all that belonged to them; and of their shared memory what
-    is still there by the same inode and name, and nobody uses.
-
-    Args:
-        environ: names the folders for temporary files.
-        shared: the folder of shared memory.
-    """
+    is still there by the same inode and name, and nobody uses."""
     for run in dead_runs(environ):
         there = own_files(shared)
         noted = {key for key, name in run.noted.items() if there.get(key) == name}

@@ -167,12 +167,8 @@ class RankMonitor:
             self.killed = "the process that the ranks were forked from has ended"
 
     def note_engine_end(self, status: int, now: float) -> None:
-        """Take in the end of the engine, or of the one rank that there is without it, as the reaper has seen it.
-
-        Args:
-            status: exit code; negative: the signal's number.
-            now: the moment.
-        """
+        """Take in the end of the engine, or of the one rank that there is without it, as the reaper has seen it. status: exit code;
+        negative: the signal's number."""
         self.is_engine_over = True
         if self.ended_at is not None:
             return

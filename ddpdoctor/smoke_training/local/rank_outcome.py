@@ -27,12 +27,8 @@ SERVER_LOST: Final = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefus
 
 
 def problem_of(monitor: RankMonitor, late: Iterable[RankProgress] = ()) -> str:
-    """Say why the run could not be started, or was ended, where no rank tells the reason; "" else.
-
-    Args:
-        monitor: of a run that is over.
-        late: the ranks that were stuck when all were ended.
-    """
+    """Say why a run that is over could not be started, or was ended, where no rank tells the reason; "" else. late: the ranks that were
+    stuck when all were ended."""
     hung = {progress.rank for progress in late}
     endings = {_ending(monitor, progress, hung) for progress in monitor.ranks.values()}
     if endings & {*BY_ITSELF, RankEnding.HUNG}:
@@ -56,13 +52,7 @@ def problem_of(monitor: RankMonitor, late: Iterable[RankProgress] = ()) -> str:
 
 
 def rank_runs(monitor: RankMonitor, host: str, late: Iterable[RankProgress] = ()) -> tuple[RankRun, ...]:
-    """Judge each rank, in their order.
-
-    Args:
-        monitor: of a run that is over.
-        host: the name of this host.
-        late: the ranks that were stuck when all were ended.
-    """
+    """Judge each rank of a run that is over, in their order. late: as for `problem_of`."""
     hung = {progress.rank for progress in late}
     return tuple(_rank_run(monitor, progress, host, hung) for _, progress in sorted(monitor.ranks.items()))
 

@@ -42,11 +42,7 @@ class OutputTail:
         self.answer = b""
 
     def end_answer(self, before: bytes) -> None:
-        """Take output together again.
-
-        Args:
-            before: what the process had printed by itself when it began to answer.
-        """
+        """Take output together again. before: what the process had printed by itself when it began to answer."""
         self.answer = None
         self.add_output(before)
 

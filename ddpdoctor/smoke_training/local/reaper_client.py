@@ -27,15 +27,12 @@ KILLED_SECONDS: Final = 2.0
 
 
 class ReaperClient:
-    """The reaper of one run. No other process may hold its standard input: it ends all when that is closed."""
+    """The reaper of one run. No other process may hold its standard input: it ends all when that is closed.
+
+    monitor: is given what the engine prints before it has a connection, and its end; on_news: called when something has ended.
+    """
 
     def __init__(self, monitor: RankMonitor, on_news: Callable[[], None]) -> None:
-        """Prepare, without starting it.
-
-        Args:
-            monitor: is given what the engine prints before it has a connection, and its end.
-            on_news: called when something has ended.
-        """
         self._monitor = monitor
         self._on_news = on_news
         self._process: asyncio.subprocess.Process | None = None
@@ -44,10 +41,7 @@ class ReaperClient:
     async def start(self, command: Sequence[str], folder: str, environ: Mapping[str, str]) -> None:
         """Start the reaper, and the command under it. An OSError tells that this user may start no more processes.
 
-        Args:
-            command: what to run.
-            folder: removed in the end, with all that is in it.
-            environ: the command's settings.
+        folder: removed in the end, with all that is in it.
         """
         self._process = reaper = await asyncio.create_subprocess_exec(
             sys.executable,

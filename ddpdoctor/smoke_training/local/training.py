@@ -20,13 +20,7 @@ from ddpdoctor.smoke_training.training_order import SmokeOptions, TrainingOrder
 
 
 def train(options: SmokeOptions, plan: SmokePlan, on_progress: Callable[[RankMonitor], None]) -> Smoke:
-    """Run the ranks of this host to their end. StoppedBySignal comes through, and all ranks have ended by then.
-
-    Args:
-        options: what the user asks for.
-        plan: how many ranks, over which backend.
-        on_progress: as for `run_ranks`.
-    """
+    """Run the ranks of this host to their end. StoppedBySignal comes through, and all ranks have ended by then."""
     work = run_ranks(_order(options, plan), python=options.python, environ=os.environ, on_progress=on_progress)
     facts = asyncio.run(until_stopped(work, _stopped))
     return redact_facts(
@@ -39,17 +33,7 @@ def train(options: SmokeOptions, plan: SmokePlan, on_progress: Callable[[RankMon
 def measure_scaling(
     options: SmokeOptions, plan: SmokePlan, facts: Smoke, on_progress: Callable[[RankMonitor], None]
 ) -> Smoke:
-    """Measure how a training scales, where it has passed. StoppedBySignal comes through, and all ranks have ended by then.
-
-    Args:
-        options: what the user asks for.
-        plan: how many ranks, over which backend.
-        facts: of the training.
-        on_progress: as for `run_ranks`.
-
-    Returns:
-        The facts, with the scaling.
-    """
+    """Add to the facts how the training scales, where it has passed. StoppedBySignal comes through, and all ranks have ended by then."""
     if not all(rank.ending is RankEnding.FINISHED for rank in facts.ranks):
         return msgspec.structs.replace(facts, scaling=Scaling(problem="the training itself has not passed"))
     work = measure_speeds(_order(options, plan), python=options.python, environ=os.environ, on_progress=on_progress)

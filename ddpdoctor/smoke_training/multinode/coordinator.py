@@ -114,11 +114,7 @@ class TrainingCoordinator:
         return plans, backend
 
     def _why_passed_over(self, own_plans: Mapping[int, SmokePlan]) -> str:
-        """Say which GPUs are passed over and why, by hosts.
-
-        Args:
-            own_plans: what each node would run without the others.
-        """
+        """Say which GPUs are passed over and why, by hosts. own_plans: what each node would run without the others."""
         some_have = any(plan.backend == "nccl" for plan in own_plans.values())
         reasons: dict[tuple[bool, str], list[str]] = {}
         for rank, plan in own_plans.items():
@@ -202,15 +198,7 @@ class TrainingCoordinator:
         backend: str,
         seconds: float,
     ) -> Smoke:
-        """Put the nodes' answers together: the facts of the whole training.
-
-        Args:
-            orders: by node.
-            answers: by node; none of a node that was lost.
-            plans: by node.
-            backend: of all.
-            seconds: that the whole has taken.
-        """
+        """Put the nodes' answers together, of which there is none of a node that was lost: the facts of the whole training."""
         peers = self._session.hub.peers
         done = {rank: answer for rank, answer in answers.items() if isinstance(answer, TrainingDone)}
         self._left = {rank: believable(answer.leftovers) for rank, answer in done.items()}
@@ -347,13 +335,7 @@ def runs_of(
 ) -> Sequence[RankRun]:
     """What the ranks of one node came to: those that it was ordered to run, and no others, whatever it says.
 
-    Args:
-        order: that it was given.
-        answer: its own; None where none came.
-        node: its rank in the meeting.
-        host: its name.
-        lost: how it went away, "" where it didn't.
-        later: seconds between the run's beginning and its own.
+    lost: how it went away, "" where it didn't; later: seconds between the run's beginning and its own.
     """
     runs_told = {run.rank: run for run in answer.runs} if isinstance(answer, TrainingDone) else {}
     not_run = {name: Stage(name=name, state=StageState.NOT_RUN) for name in order.stages}

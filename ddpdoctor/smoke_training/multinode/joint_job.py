@@ -17,11 +17,6 @@ def find_joint_job(flags: Flags, nproc: int | None, environ: Mapping[str, str]) 
     Under a launcher this process is the rank as which it was started, unless --nproc or --nnodes say that it is to start
     ranks itself, for its whole host.
 
-    Args:
-        flags: those that say where and which node this is.
-        nproc: as given.
-        environ: the settings, a launcher's among them.
-
     Raises:
         JobError: the flags and settings don't make a job.
     """

@@ -35,7 +35,7 @@ SHORT_LENGTH, SHORT_STACK = 80, 6
 
 
 class RemoteTraining:
-    """Carries out the order of node 0 on this node, once."""
+    """Carries out the order of node 0 on this node, once. master: where the ranks may go, whatever is ordered."""
 
     def __init__(
         self,
@@ -45,15 +45,6 @@ class RemoteTraining:
         environ: Mapping[str, str],
         on_progress: Callable[[RankMonitor], None] = lambda monitor: None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            options: of this node.
-            snapshot: this host's facts.
-            master: where the ranks may go, whatever is ordered.
-            environ: the settings that training would inherit.
-            on_progress: as for `run_ranks`.
-        """
         self._options = options
         self._snapshot = snapshot
         self._master = master

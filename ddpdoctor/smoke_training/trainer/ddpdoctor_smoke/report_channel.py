@@ -101,11 +101,7 @@ def report_children(channel):
 
 
 def die_with_the_parent(parent=None):
-    """Let the kernel end this process with its parent, even if that gets SIGKILL.
-
-    Args:
-        parent: its pid, where this process was just forked.
-    """
+    """Let the kernel end this process with its parent, even if that gets SIGKILL. parent: its pid, where this was just forked."""
     parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
