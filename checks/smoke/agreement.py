@@ -127,12 +127,16 @@ def smoke_wrong_result(smoke: Smoke, meeting: Maybe[Meeting]) -> Iterator[Findin
         cause = f"That is the word of {name_ranks(noticed, smoke)}."
     else:
         summary = f"{who} found a wrong result in {found.stage}: {words}"
-        cause = _where_it_is_wrong(found, smoke)
+        everywhere = "It is wrong on all ranks, so that it doesn't say which of them has caused it."
+        elsewhere = "On the others it is right, or they had not got so far."
+        cause = everywhere if len(found.culprits) == smoke.world_size else elsewhere
+    has_other_ways = smoke.world_size > 1 and (smoke.backend == "nccl" or smoke.nnodes > 1)
     yield Finding(
         summary=summary,
         cause=cause,
         evidence=evidence_of_failure(found, smoke),
-        fixes=(*_same_again(smoke), *_another_way(smoke, meeting), _look(found, smoke)),
+        # Over gloo on one host there is no other way.
+        fixes=(*_same_again(smoke), *(way_between(smoke, meeting)[:1] if has_other_ways else ()), _look(found, smoke)),
         rank=found.first.rank if len(found.culprits) == 1 else None,
         said=words_of(noticed),
     )
@@ -147,19 +151,7 @@ def _same_again(smoke: Smoke) -> tuple[Fix, ...]:
     return (Fix(text, (smoke_command(smoke),)),)
 
 
-def _another_way(smoke: Smoke, meeting: Maybe[Meeting]) -> tuple[Fix, ...]:
-    """Over gloo on one host there is none."""
-    several = smoke.world_size > 1 and (smoke.backend == "nccl" or smoke.nnodes > 1)
-    return way_between(smoke, meeting)[:1] if several else ()
-
-
 def _look(found: TrainingFailure, smoke: Smoke) -> Fix:
     families = ("gpu", "torch", "settings") if smoke.backend == "nccl" else ("torch", "settings")
     host = found.first.host if smoke.nnodes > 1 else "this host"
     return check_host(f"See what is known to be wrong with {host}", families, found.first, smoke)
-
-
-def _where_it_is_wrong(found: TrainingFailure, smoke: Smoke) -> str:
-    if len(found.culprits) == smoke.world_size:
-        return "It is wrong on all ranks, so that it doesn't say which of them has caused it."
-    return "On the others it is right, or they had not got so far."

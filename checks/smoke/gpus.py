@@ -76,17 +76,14 @@ def _no_gpus(smoke: Smoke, gpus: Gpus, machine: Maybe[Machine]) -> Finding:
 
 
 def _cannot_run(smoke: Smoke, why: str, cause: str, *more: Evidence) -> Finding:
+    ranks = plural(smoke.world_size, "rank")
     return Finding(
-        summary=f"{_are_to_run(smoke)} over NCCL, but {why}",
+        summary=f"{ranks} {'is' if smoke.world_size == 1 else 'are'} to run over NCCL, but {why}",
         cause=cause,
         evidence=(*_evidence(smoke), *more),
         fixes=(*(_to_the_gpus(smoke) if smoke.gpus_passed_over else ()), _on_the_cpu(smoke)),
         severity=FAIL,
     )
-
-
-def _are_to_run(smoke: Smoke) -> str:
-    return f"{plural(smoke.world_size, 'rank')} {'is' if smoke.world_size == 1 else 'are'} to run"
 
 
 def _evidence(smoke: Smoke) -> tuple[Evidence, ...]:

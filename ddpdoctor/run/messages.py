@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Final
 
 from ddpdoctor.base.terminal import width
 from ddpdoctor.base.text import signal_name
 from ddpdoctor.run.command_wrappers import TIMEOUT, TIMEOUT_EXIT_CODE, wrappers_and_program
 from ddpdoctor.run.output_streams import STDERR
+
+INTERRUPTED: Final = "ddpdoctor: the diagnosis was stopped"
+NO_LOOK: Final = "The job could not be looked at."
 
 
 class SupervisorMessages:
@@ -43,9 +47,6 @@ class SupervisorMessages:
             f"ddpdoctor: {self.name} has ended, and what it started goes on and could not be looked into: pid {known}"
         )
 
-    def interrupted(self) -> str:
-        return "ddpdoctor: the diagnosis was stopped"
-
     def no_diagnosis(self, late: bool, code: int) -> str:
         if late:
             return "ddpdoctor: the diagnosis took too long, and was given up"
@@ -56,9 +57,6 @@ class SupervisorMessages:
         # What the command has said last need not be a whole line.
         begin = "\n" if self._at_a_terminal else ""
         return f"{begin}ddpdoctor: no output of {self.name} for {duration_text(seconds)}."
-
-    def no_look(self) -> str:
-        return "The job could not be looked at."
 
     def broken(self, error: Exception) -> str:
         return f"ddpdoctor: no diagnosis: {type(error).__name__}: {error}"

@@ -17,7 +17,7 @@ from ddpdoctor.base.text import visible
 from ddpdoctor.run.command_start import NotStarted, adopt_orphans, child_pids, close_inherited, start_command
 from ddpdoctor.run.diagnosis import OUTPUT, EndedCommand, diagnose, guarded, left_running, look_at
 from ddpdoctor.run.diagnosis_process import DiagnosisProcess
-from ddpdoctor.run.messages import SupervisorMessages
+from ddpdoctor.run.messages import INTERRUPTED, NO_LOOK, SupervisorMessages
 from ddpdoctor.run.output_copy import HEAD_BYTES, TAIL_BYTES, join_copy, read_part
 from ddpdoctor.run.output_file import OutputFile, OutputFileError
 from ddpdoctor.run.output_streams import STDERR, OutputStreams, copy_size, identities_of, open_streams
@@ -215,8 +215,11 @@ class _Supervisor:
         if not wanted and not self._options.keep:
             return
         ended = ended._replace(output=self._output())
-        if self._options.keep:
-            self._keep_in(self._options.keep, ended)
+        if file := self._options.keep:
+            try:
+                file.write(b"".join(text for _, text in ended.output))
+            except (OSError, OutputFileError) as error:
+                self.say(self._messages.not_kept(file.path, error))
         if wanted:
             self._diagnose(ended)
 
@@ -242,12 +245,6 @@ class _Supervisor:
             found.append((str(Path(f"/proc/self/fd/{file.reading}").readlink()), text))
         return tuple(found)
 
-    def _keep_in(self, file: OutputFile, ended: EndedCommand) -> None:
-        try:
-            file.write(b"".join(text for _, text in ended.output))
-        except (OSError, OutputFileError) as error:
-            self.say(self._messages.not_kept(file.path, error))
-
     # --- the diagnosis ---------------------------------------------------------------------------------------------------------
 
     def _diagnose(self, ended: EndedCommand) -> None:
@@ -261,7 +258,7 @@ class _Supervisor:
         self._wait(lambda: diagnosis.code is not None)
         if diagnosis.code is None:
             self._end_diagnosis()
-            self.say(self._messages.interrupted())
+            self.say(INTERRUPTED)
             return
         self.say(
             diagnosis.text
@@ -284,7 +281,7 @@ class _Supervisor:
             return
         ill = diagnosis.code == 1 and self._has_spoken(diagnosis)
         if ill or not self._silence.looked_before:
-            found = diagnosis.text if self._has_spoken(diagnosis) else self._messages.no_look().encode() + b"\n"
+            found = diagnosis.text if self._has_spoken(diagnosis) else f"{NO_LOOK}\n".encode()
             between = b"\n" if ill and not self._options.many else b" "
             self.say(self._messages.silent(self._silent).encode() + between + found)
         self._silence.set_judged(ill=ill)

@@ -237,7 +237,9 @@ def _hung(ranks: Sequence[RankRun]) -> TrainingFailure | None:
     if len(behind) < len(hanging) or len(hanging) == 1:
         return _attribute_to(TrainingFailureKind.HUNG, ranks, behind, left_behind=len(waiting) == len(hanging))
     # Before there is a group nobody waits for anybody, unless it says so.
-    alone = not waiting and not _has_group(hanging[0])
+    stages = hanging[0].stages
+    has_group = any(stage.name == "process group" and stage.state is StageState.PASSED for stage in stages)
+    alone = not waiting and not has_group
     return _attribute_to(TrainingFailureKind.HUNG if alone else TrainingFailureKind.TOGETHER, ranks, behind)
 
 
@@ -245,11 +247,6 @@ def _last_of(runs: Sequence[RankRun]) -> list[int]:
     """The ranks that are furthest behind."""
     least = min(position(run) for run in runs)
     return [run.rank for run in runs if position(run) == least]
-
-
-def _has_group(run: RankRun) -> bool:
-    """Whether a process group was made on that rank."""
-    return any(stage.name == "process group" and stage.state is StageState.PASSED for stage in run.stages)
 
 
 def _attribute_to(

@@ -116,7 +116,8 @@ class RankMonitor:
             progress.words = _text(message.get("error"))
             progress.wrong = message.get("wrong") is True
             progress.culprits = tuple(_ranks(message.get("culprits"), self.order.world_size))
-            progress.stack = tuple(_texts(message.get("stack")))
+            stack = message.get("stack")
+            progress.stack = tuple(filter(None, map(_text, stack[:12]))) if isinstance(stack, list) else ()
             progress.stack_source = "its traceback" if progress.stack else ""
             progress.failed_at = now
         elif state in (StageState.PASSED.value, StageState.NOT_TESTED.value):
@@ -132,7 +133,7 @@ class RankMonitor:
         failures = message.get("failures")
         if isinstance(failures, Mapping):
             for rank, code in failures.items():
-                if _is_number(rank):
+                if isinstance(rank, str) and rank.isascii() and rank.isdigit() and len(rank) < 10:
                     self.blamed.add(int(rank))
                     self._set_exit_code(self.ranks.get(int(rank)), code)
             self.engine_words = _text(message.get("error"))
@@ -293,18 +294,10 @@ def _text(value: object) -> str:
     return masked(value[:MAX_TEXT_LENGTH]) if isinstance(value, str) else ""
 
 
-def _texts(value: object) -> Iterable[str]:
-    return [_text(text) for text in value[:12] if isinstance(text, str)] if isinstance(value, list) else []
-
-
 def _number(value: object) -> float:
     """The value where it is a number, not negative, and less than MAX_NUMBER; else 0."""
     usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MAX_NUMBER
     return value if usable else 0.0  # type: ignore[return-value]
-
-
-def _is_number(text: object) -> bool:
-    return isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10
 
 
 def _ranks(value: object, below: int) -> Iterable[int]:

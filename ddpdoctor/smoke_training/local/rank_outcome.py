@@ -59,6 +59,8 @@ def rank_runs(monitor: RankMonitor, host: str, late: Iterable[RankProgress] = ()
 
 def _rank_run(monitor: RankMonitor, progress: RankProgress, host: str, hung: set[int]) -> RankRun:
     ending = _ending(monitor, progress, hung)
+    moments = (progress.finished_at, progress.failed_at, _stage_over_at(monitor, progress))
+    over_at = next(moment for moment in moments if moment is not None)
     names = AS_KNOWN if ending is RankEnding.FINISHED else (*AS_KNOWN, *OF_UNFINISHED)
     return RankRun(
         **{name: getattr(progress, name) for name in names},
@@ -66,18 +68,13 @@ def _rank_run(monitor: RankMonitor, progress: RankProgress, host: str, hung: set
         node=monitor.order.node_rank,
         stages=tuple(_stages(monitor, progress, ending)),
         ending=ending,
-        ended_after=round(max(0.0, _over_at(monitor, progress) - monitor.began), 3),
+        ended_after=round(max(0.0, over_at - monitor.began), 3),
         exit_code=progress.exit_code if ending in BY_ITSELF else None,
         words=progress.words[:MAX_TEXT_LENGTH],
         called=tuple(progress.called),
         last_line=last_line(progress.output),
         out_of_memory=bool(monitor.oom_kills) and ending is RankEnding.KILLED and progress.exit_code == -SIGKILL,
     )
-
-
-def _over_at(monitor: RankMonitor, progress: RankProgress) -> float:
-    moments = (progress.finished_at, progress.failed_at)
-    return next((moment for moment in moments if moment is not None), _stage_over_at(monitor, progress))
 
 
 def _ending(monitor: RankMonitor, progress: RankProgress, hung: set[int]) -> RankEnding:

@@ -89,15 +89,12 @@ class TrainingCoordinator:
         session.record("smoke", Passed.PASS if passed else Passed.FAIL, began, _how_far(self.smoke))
 
     def add_results(self, gathered: FleetFacts) -> FleetFacts:
-        with_smoke = {
-            rank: msgspec.structs.replace(snapshot, smoke=self.impossible.get(rank) or self._facts_for(rank))
-            for rank, snapshot in gathered.snapshots.items()
-        }
+        """Add to each node's facts those of the whole training, with what was left on that node."""
+        with_smoke = {}
+        for rank, snapshot in gathered.snapshots.items():
+            whole = msgspec.structs.replace(self.smoke, leftovers=self._left.get(rank, Leftovers()))
+            with_smoke[rank] = msgspec.structs.replace(snapshot, smoke=self.impossible.get(rank, whole))
         return msgspec.structs.replace(gathered, snapshots=with_smoke)
-
-    def _facts_for(self, rank: int) -> Smoke:
-        """The facts of the whole training, with what was left on that node."""
-        return msgspec.structs.replace(self.smoke, leftovers=self._left.get(rank, Leftovers()))
 
     def plan_ranks(self) -> tuple[dict[int, SmokePlan], str]:
         """Plan how many ranks each node runs, and the backend of all: NCCL where every node has GPUs."""

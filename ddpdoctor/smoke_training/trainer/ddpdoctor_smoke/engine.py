@@ -1,5 +1,4 @@
 """torch's elastic engine, the one behind torchrun, with ranks that are forked from a server which has imported torch."""
-# mypy: allow-untyped-defs, allow-untyped-calls, no-warn-return-any
 
 import ctypes
 import errno
@@ -111,7 +110,8 @@ def launch(order, method):
     if order.alone:
         # Else it would look for the host's name, which may lead nowhere: that is `check`'s to say.
         settings["local_addr"] = LOOPBACK
-    config = LaunchConfig(**{name: value for name, value in settings.items() if name in fields_of(LaunchConfig)})
+    known = LaunchConfig.__dataclass_fields__
+    config = LaunchConfig(**{name: value for name, value in settings.items() if name in known})
     elastic_launch(config, run_rank)(order)
 
 
@@ -151,10 +151,6 @@ def register_rendezvous_of_one_host():
             return True
 
     rendezvous.rendezvous_handler_registry.register(ALONE, OfOneHost)
-
-
-def fields_of(dataclass):
-    return dataclass.__dataclass_fields__
 
 
 def start_method():

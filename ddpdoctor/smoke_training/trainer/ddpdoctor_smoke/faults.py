@@ -1,5 +1,4 @@
 """Faults for tests: one rank that misbehaves at one stage, in a way that real ones have. Nothing without an order."""
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 import importlib
 import os

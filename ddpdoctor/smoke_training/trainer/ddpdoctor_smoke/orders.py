@@ -16,7 +16,6 @@ launched    the rank that a launcher has given to this process; absent: the engi
 gpus        for the stage "data parallel": over how many; absent elsewhere
 fault       for tests: {"rank", "stage", "kind"}, and more by kind
 """
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-any-generics
 
 import json
 

@@ -1,5 +1,4 @@
 """One rank, from its first word to its last: the stages in their order, each announced, each ended with a word."""
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 import os
 import sys

@@ -1,5 +1,4 @@
 """Reports to ddpdoctor: one message a packet, and all that this process prints."""
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 import ctypes
 import faulthandler

@@ -1,5 +1,4 @@
 """A checkpoint: saved by one rank, loaded by all, each tensor where it belongs."""
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 import ctypes
 import inspect

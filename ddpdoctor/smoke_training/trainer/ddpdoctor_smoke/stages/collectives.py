@@ -1,5 +1,4 @@
 """Collectives with known answers."""
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 from ddpdoctor_smoke.rank import WrongOutcome
 

@@ -1,5 +1,4 @@
 """What the ranks compare, and how they agree on who is wrong: each sees all ranks' values and comes to the same."""
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 from collections import Counter
 

@@ -1,5 +1,4 @@
 """Apex's fused kernels against torch's own."""
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 import importlib
 

@@ -1,5 +1,4 @@
 """Several GPUs in one process: a model over two of them, and copies between all pairs. Not run on GPUs yet."""
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 import socket
 import zlib

@@ -1,5 +1,4 @@
 """SyncBatchNorm, and training in mixed precision."""
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 from ddpdoctor_smoke.rank import WrongOutcome, requires
 from ddpdoctor_smoke.stages.comparing import beyond, deviation, gather_numbers, must_be_within, not_all

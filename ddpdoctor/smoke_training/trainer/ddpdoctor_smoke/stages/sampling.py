@@ -1,5 +1,4 @@
 """Who trains on which samples."""
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 from ddpdoctor_smoke.rank import WrongOutcome, requires
 from ddpdoctor_smoke.stages.comparing import how_known, named, odd_ones

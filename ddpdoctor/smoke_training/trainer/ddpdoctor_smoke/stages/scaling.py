@@ -1,5 +1,4 @@
 """How fast the same training is, and an all_reduce: for `--scaling`, at one number of ranks each time."""
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 import math
 import time

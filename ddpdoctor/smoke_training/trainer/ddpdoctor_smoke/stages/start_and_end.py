@@ -1,5 +1,4 @@
 """From the import of torch to the process group, and the clean end."""
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 import gc
 import os
@@ -41,7 +40,7 @@ def set_device(worker):
     if worker.backend != "nccl":
         worker.device = torch.device("cpu")
         return "cpu"
-    if forked_after_cuda(torch):
+    if getattr(torch.cuda, "_is_in_bad_fork", bool)():
         raise RuntimeError(
             "CUDA was initialised before the ranks were forked, by a sitecustomize, a .pth file or a plugin of torch, and can't be"
             " used in a fork; start the ranks with torchrun: torchrun --nproc-per-node %d --no-python ddpdoctor smoke"
@@ -58,11 +57,6 @@ def set_device(worker):
     name = "%s, %s" % (worker.device, torch.cuda.get_device_name(worker.device))
     worker.say(device=name)
     return name
-
-
-def forked_after_cuda(torch):
-    """Whether torch will refuse to use CUDA for that."""
-    return getattr(torch.cuda, "_is_in_bad_fork", bool)()
 
 
 def limit(worker, seconds):

@@ -1,5 +1,4 @@
 """Training with DistributedDataParallel, and what must be true of it."""
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 import os
 from collections import namedtuple
