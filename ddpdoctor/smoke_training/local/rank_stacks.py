@@ -9,12 +9,13 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from ddpdoctor.base.text import masked
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.py_spy import Spied, spy
 from ddpdoctor.smoke_training.local.rank_progress import OutputTail, RankProgress
 
@@ -23,6 +24,7 @@ ASKING_SECONDS: Final = 0.8
 QUIET_SECONDS: Final = 0.06
 """An answer to which nothing has been added for so long is whole."""
 PY_SPY_SECONDS: Final = 0.8
+MAX_SPIED_PROCESSES: Final = 4
 
 MAX_FRAMES: Final = 12
 
@@ -137,25 +139,14 @@ def process_state(pid: int) -> str:
     """The kernel's word for a process that is stopped, blocked or ended; "" where it waits or runs as usual."""
     letter = _state(pid)
     words = STATES.get(letter, "")
-    if letter != "D":
-        return words
-    try:
-        where = masked(Path(f"/proc/{pid}/wchan").read_text()).strip("0 \n")
-    except OSError:
-        where = ""
+    function = Proc().read(f"{pid}/wchan", 256) if letter == "D" else b""
+    where = masked(function.decode("utf-8", "replace")).strip("0 \n") if isinstance(function, bytes) else ""
     return f"{words}: {where}" if where else words
 
 
 def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
-# --- py-spy -----------------------------------------------------------------------------------------------------------------
-
-MAX_SPIED_PROCESSES: Final = 4
+    stat = Proc().stat(pid)
+    return "" if isinstance(stat, Unknown) else stat.state
 
 
 async def _spy(pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
