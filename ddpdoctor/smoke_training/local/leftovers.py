@@ -56,13 +56,13 @@ class LeftoverTracker:
 
     async def clear_up(self) -> Leftovers:
         """End and remove what is surely the run's, once all should have ended. Returns what is left then."""
-        processes = await _what_stays(self._kill_processes, 0.01)
+        processes = tuple(f"{pid} {_command(pid)}" for pid in await _what_stays(self._kill_processes, 0.01))
         # Another job of this user may be about to use, or to remove, what only looks like ours.
         memory = await _what_stays(self._free_memory, 0.1)
         # The kernel closes ports a moment after their process was killed.
         ports = await _what_stays(self._ports, 0.05)
         return Leftovers(
-            processes=tuple(f"{pid} {_command(pid)}" for pid in processes),
+            processes=processes,
             shared_memory=tuple(sorted(masked(name) for key, name in memory.items() if key in self._mapped)),
             unclaimed=tuple(sorted(masked(name) for key, name in memory.items() if key not in self._mapped)),
             ports=tuple(sorted(ports)),
