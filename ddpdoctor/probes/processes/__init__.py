@@ -10,4 +10,5 @@ __all__ = [
     "open_files",
     "process_tree",
     "roles",
+    "tcp_sockets",
 ]

@@ -2,8 +2,6 @@
 (`remote_training`). The nodes meet and talk as for netcheck, in `network_check`."""
 
 __all__ = [
-    "coordinator",
     "joint_job",
-    "remote_training",
     "task",
 ]

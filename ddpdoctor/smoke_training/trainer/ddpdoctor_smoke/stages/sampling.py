@@ -24,7 +24,7 @@ def shares(world_size, samples, seed=SEED):
     """The indices of each rank in each epoch, as DistributedSampler gives them: [epoch][rank]."""
     from torch.utils.data import DistributedSampler
 
-    samplers: list[DistributedSampler] = [  # type: ignore[type-arg]
+    samplers: list[DistributedSampler] = [
         DistributedSampler(samples, num_replicas=world_size, rank=rank, seed=seed) for rank in range(world_size)
     ]
     found: list[list[list[int]]] = []
