@@ -15,11 +15,12 @@ from ddpdoctor.facts.accelerate import Accelerate, ConfigFile
 from ddpdoctor.facts.processes import AskedFor
 from ddpdoctor.knowledge.accelerate import NotUnderstoodError, read_config
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.environment import FILE_SECONDS, within
+from ddpdoctor.probes.environment import FILE_SECONDS
 from ddpdoctor.probes.files import open_regular
 from ddpdoctor.probes.network import ask_resolver
 from ddpdoctor.probes.processes.command_lines import program_and_arguments
 from ddpdoctor.probes.taken_ports import error_of_bind
+from ddpdoctor.probes.waiting import within
 
 MAX_FILE_BYTES = 64 * 1024
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import msgspec
-
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.cgroup import Cgroup
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.mounts import Mount, read_mounts
 
-NO_LIMIT_V1 = 1 << 60
+NO_LIMIT = 1 << 60
 """Version 1 writes "no limit" as the largest number of pages: 0x7ffffffffffff000 bytes."""
 
 Number = Maybe[int | None]
 
-
-class CgroupMount(msgspec.Struct, frozen=True):
-    point: str
-    root: str
-    """The cgroup that is mounted there: not "/" in a container that has no cgroup namespace."""
-    controllers: frozenset[str]
-    """Empty for version 2."""
+_MEMORY_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_", "memory.oom_control"),
+    2: ("memory.max", "memory.current", "", "memory.events"),
+}
+"""Limit, use, what the names in memory.stat begin with, and where the kernel counts the kills (in version 1 since 4.13)."""
 
 
 class Levels:
@@ -34,12 +31,8 @@ class Levels:
 
     def text(self, folder: str, name: str) -> Maybe[str | None]:
         """None where there is no such file: the controller is off there, or it is the root."""
-        try:
-            return self._context.path(f"{folder}/{name}").read_text(errors="replace").strip()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            return Unknown(f"{folder}/{name}: {error.strerror}")
+        found = self._context.read_if_there(f"{folder}/{name}")
+        return found.strip() if isinstance(found, str) else found
 
     def number(self, folder: str, name: str) -> Number:
         """The number in a file; None where there is none, or "max"."""
@@ -56,7 +49,7 @@ class Levels:
         found = [int(value) for key in keys for value in re.findall(rf"^{key} (\d+)$", text, re.MULTILINE)]
         return sum(found) if found else None
 
-    def tightest(self, name: str, no_limit: int = 1 << 62) -> tuple[Number, str]:
+    def tightest(self, name: str) -> tuple[Number, str]:
         """The smallest limit on the way up and the folder that sets it (our own if none does)."""
         best: int | None = None
         where = self.folders[0] if self.folders else ""
@@ -64,7 +57,7 @@ class Levels:
             limit = self.number(folder, name)
             if isinstance(limit, Unknown):
                 return limit, folder
-            if limit is not None and 0 <= limit < no_limit and (best is None or limit < best):
+            if limit is not None and 0 <= limit < NO_LIMIT and (best is None or limit < best):
                 best, where = limit, folder
         return best, where
 
@@ -81,56 +74,40 @@ def probe(context: Context) -> Cgroup | Unknown:
     ours = context.read("/proc/self/cgroup")
     if isinstance(ours, Unknown):
         return ours
-    table = context.read("/proc/self/mountinfo")
-    if isinstance(table, Unknown):
-        return table
-    mounts = list(_mounts(table))
+    mounts = read_mounts(context)
+    if isinstance(mounts, Unknown):
+        return mounts
     paths = dict(_paths(ours))
 
     def levels(controller: str) -> tuple[int, Levels]:
-        if controller in paths:
-            for mount in mounts:
-                if controller in mount.controllers:
-                    return 1, Levels(context, _upwards(mount, paths[controller]))
-            return 1, Levels(context, ())
-        for mount in mounts:
-            if not mount.controllers and "" in paths:
-                return 2, Levels(context, _upwards(mount, paths[""]))
-        return 0, Levels(context, ())
+        version = 1 if controller in paths else 2 if "" in paths else 0
+        for mount in mounts if version else ():
+            if (
+                mount.kind == "cgroup2"
+                if version == 2
+                else mount.kind == "cgroup" and controller in mount.options.split(",")
+            ):
+                return version, Levels(context, _upwards(mount, paths[controller if version == 1 else ""]))
+        return int(version == 1), Levels(context, ())
 
     version, memory = levels("memory")
-    facts = _memory_v1(memory) if version == 1 else _memory_v2(memory)
+    limit_file, use_file, prefix, kills_file = _MEMORY_FILES[version or 2]
+    memory_limit, memory_level = memory.tightest(limit_file)
     pids = levels("pids")[1]
-    pids_limit, where = pids.tightest("pids.max")
+    pids_limit, pids_level = pids.tightest("pids.max")
     return Cgroup(
         version=version,
+        memory_limit=memory_limit,
+        memory_used=memory.number(memory_level, use_file),
+        memory_reclaimable=memory.counter(
+            memory_level, "memory.stat", f"{prefix}active_file", f"{prefix}inactive_file"
+        ),
+        oom_kills=memory.counter(memory_level, kills_file, "oom_kill"),
         cpu_limit=_cpu_limit(levels("cpu")[1]),
         cpuset_cores=_cores(levels("cpuset")[1].first("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")),
         pids_limit=pids_limit,
-        pids_used=pids.number(where, "pids.current") if where else None,
-        **facts,
+        pids_used=pids.number(pids_level, "pids.current") if pids_level else None,
     )
-
-
-def _memory_v2(memory: Levels) -> dict[str, Number]:
-    limit, where = memory.tightest("memory.max")
-    return {
-        "memory_limit": limit,
-        "memory_used": memory.number(where, "memory.current"),
-        "memory_reclaimable": memory.counter(where, "memory.stat", "active_file", "inactive_file"),
-        "oom_kills": memory.counter(where, "memory.events", "oom_kill"),
-    }
-
-
-def _memory_v1(memory: Levels) -> dict[str, Number]:
-    limit, where = memory.tightest("memory.limit_in_bytes", NO_LIMIT_V1)
-    return {
-        "memory_limit": limit,
-        "memory_used": memory.number(where, "memory.usage_in_bytes"),
-        "memory_reclaimable": memory.counter(where, "memory.stat", "total_active_file", "total_inactive_file"),
-        # The kernel counts the kills there since 4.13.
-        "oom_kills": memory.counter(where, "memory.oom_control", "oom_kill"),
-    }
 
 
 def _cpu_limit(cpu: Levels) -> Maybe[float | None]:
@@ -172,19 +149,7 @@ def _paths(text: str) -> Iterator[tuple[str, str]]:
                 yield controller, parts[2]
 
 
-def _mounts(text: str) -> Iterator[CgroupMount]:
-    for line in text.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, rest = before.split(), after.split()
-        if len(fields) < 5 or len(rest) < 3:
-            continue
-        if rest[0] == "cgroup2":
-            yield CgroupMount(fields[4], fields[3], frozenset())
-        elif rest[0] == "cgroup":
-            yield CgroupMount(fields[4], fields[3], frozenset(rest[2].split(",")))
-
-
-def _upwards(mount: CgroupMount, path: str) -> tuple[str, ...]:
+def _upwards(mount: Mount, path: str) -> tuple[str, ...]:
     """The folders from that cgroup up to the mount. In a namespace of its own, a container's is the mount itself."""
     root = mount.root.rstrip("/")
     if path != root and not path.startswith(root + "/"):

@@ -9,6 +9,7 @@ from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.container import Container
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
 from ddpdoctor.probes.files import exists, isdir
+from ddpdoctor.probes.mounts import Mount, mount_of, read_mounts
 from ddpdoctor.probes.programs import find_program
 
 TOOLKIT = ("nvidia-ctk", "nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli")
@@ -58,8 +59,10 @@ def _runtime(context: Context) -> str | None:
     environ = context.environ
     if environ.get("APPTAINER_CONTAINER") or environ.get("SINGULARITY_CONTAINER"):
         return "apptainer"
-    root = _root_mount(context)
-    if "enroot" in root or "/pyxis_" in root:
+    mounts = read_mounts(context)
+    root = mount_of("/", () if isinstance(mounts, Unknown) else mounts)
+    words = f"{root.root} {root.source} {root.options}"
+    if "enroot" in words or "/pyxis_" in words:
         return "enroot"
     if _is_booted_disk(context, root):
         # A virtual machine made from a container image keeps the image's marks.
@@ -94,38 +97,28 @@ def _by_name(context: Context) -> str | None:
     return _NAMES.get(name) or (_NAMES["oci"] if name.endswith("-oci") else None)
 
 
-def _by_root(root: str) -> str | None:
+def _by_root(root: Mount) -> str | None:
     """Without any mark: whose storage the root file system is an overlay of. A live system's is one as well."""
     if not _is_overlay(root):
         return None
     stores = (("/containerd/", "containerd"), ("/containers/storage/", "podman"), ("/docker/", "docker"))
-    return next((name for store, name in stores if store in root), None)
+    return next((name for store, name in stores if store in root.options), None)
 
 
-def _is_overlay(root: str) -> bool:
-    return root.partition(" - ")[2].split(" ")[0] in ("overlay", "fuse.fuse-overlayfs", "aufs")
+def _is_overlay(root: Mount) -> bool:
+    return root.kind in ("overlay", "fuse.fuse-overlayfs", "aufs")
 
 
-def _is_booted_disk(context: Context, root: str) -> bool:
+def _is_booted_disk(context: Context, root: Mount) -> bool:
     """The root is a whole file system on a block device, and we are in the first namespace of processes."""
-    before, _, after = root.partition(" - ")
-    fields, rest = before.split(), after.split()
-    if len(fields) < 5 or len(rest) < 2 or not rest[1].startswith("/dev/") or rest[0] == "squashfs":
+    if not root.source.startswith("/dev/") or root.kind == "squashfs":
         return False
     try:
         namespace = str(context.path("/proc/self/ns/pid").readlink())
     except OSError:
         return False
     # btrfs is mounted by its subvolume, "/@" or "/root".
-    return namespace == INITIAL_PID_NAMESPACE and (fields[3] == "/" or rest[0] == "btrfs")
-
-
-def _root_mount(context: Context) -> str:
-    """The line of the mount table for /, or ""."""
-    table = context.read("/proc/self/mountinfo")
-    lines = [] if isinstance(table, Unknown) else table.splitlines()
-    # Of several the last one covers the others.
-    return next((line for line in reversed(lines) if line.split()[4:5] == ["/"]), "")
+    return namespace == INITIAL_PID_NAMESPACE and (root.root == "/" or root.kind == "btrfs")
 
 
 def _on_path(context: Context, *names: str) -> str | None:
@@ -137,12 +130,11 @@ def _on_path(context: Context, *names: str) -> str | None:
 def _docker_runtimes(context: Context) -> Maybe[tuple[str, ...]]:
     """The runtimes that the Docker daemon is configured with; none where it has no configuration file."""
     for file in ("/etc/docker/daemon.json", "/var/snap/docker/current/config/daemon.json"):
-        try:
-            text = context.path(file).read_text(errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
+        text = context.read_if_there(file)
+        if isinstance(text, Unknown):
+            return text
+        if text is None:
             continue
-        except OSError as error:
-            return Unknown(f"{file}: {error.strerror}")
         try:
             runtimes = json.loads(text or "{}").get("runtimes", {})
             return tuple(sorted(runtimes))
@@ -152,11 +144,9 @@ def _docker_runtimes(context: Context) -> Maybe[tuple[str, ...]]:
 
 
 def _cdi(context: Context) -> tuple[str, ...]:
-    found = []
-    for folder in ("/etc/cdi", "/var/run/cdi"):
-        try:
-            names = sorted(entry.name for entry in context.path(folder).iterdir())
-        except OSError:
-            continue
-        found += [f"{folder}/{name}" for name in names if "nvidia" in name and name.endswith((".yaml", ".json"))]
-    return tuple(found)
+    return tuple(
+        f"{folder}/{name}"
+        for folder in ("/etc/cdi", "/var/run/cdi")
+        for name in context.names(folder)
+        if "nvidia" in name and name.endswith((".yaml", ".json"))
+    )

@@ -16,6 +16,12 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """What /proc/self/ns/pid links to outside of any container: the kernel's fixed number for the first namespace."""
 
 
+def by_number(name: str) -> tuple[str, int]:
+    """Sort key that puts nvidia10 behind nvidia9."""
+    head = name.rstrip("0123456789")
+    return head, int(name[len(head) :] or -1)
+
+
 class Context:
     """One look at one host.
 
@@ -62,6 +68,39 @@ class Context:
             return self.path(absolute).read_bytes().decode("utf-8", "replace")
         except OSError as error:
             return Unknown(f"{absolute}: {error.strerror or error}")
+
+    def read_if_there(self, absolute: str) -> str | Unknown | None:
+        """The text of a small file, None where there is no such file."""
+        try:
+            return self.path(absolute).read_bytes().decode("utf-8", "replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            return Unknown(f"{absolute}: {error.strerror or error}")
+
+    def text(self, absolute: str) -> str:
+        """The text of a small file without blanks at its ends, "" where it can't be read."""
+        found = self.read(absolute)
+        return found.strip() if isinstance(found, str) else ""
+
+    def number(self, absolute: str, otherwise: int = 0) -> int:
+        """The whole number in a file, decimal or as 0x...; `otherwise` where there is none."""
+        try:
+            return int(self.text(absolute), 0)
+        except ValueError:
+            return otherwise
+
+    def names(self, absolute: str) -> list[str]:
+        """Names in a folder, mlx5_10 behind mlx5_9; none where it can't be read."""
+        try:
+            return sorted(os.listdir(self.path(absolute)), key=by_number)  # noqa: PTH208 (names are enough)
+        except OSError:
+            return []
+
+    def runs(self, name: str) -> bool:
+        """Whether a process of that name runs; the kernel keeps 15 letters."""
+        pids = (entry for entry in self.names("/proc") if entry.isdecimal())
+        return any(self.text(f"/proc/{pid}/comm") == name[:15] for pid in pids)
 
     def facts(self, group: type[G]) -> G | Unknown:
         """Another probe's facts, waited for. Cycles are a bug: keep the probes' needs a tree."""

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import os
-import re
-import threading
-import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-
-import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.disks import Disk, Disks
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.mounts import Mount, mount_of, read_mounts
+from ddpdoctor.probes.waiting import Question
 
 ANSWER_SECONDS = 2.0
 
 
-class DiskMount(msgspec.Struct, frozen=True):
-    point: str
-    file_system: str
-
-
 def probe(context: Context) -> Disks:
-    mounts = _mounts(context)
-    asked = [_Asked(context, purpose, path, mounts) for purpose, path in _folders(context)]
-    for question in asked:
-        question.start()
-    until = time.monotonic() + ANSWER_SECONDS
-    for question in asked:
-        question.answered.wait(max(0.0, until - time.monotonic()))
+    table = read_mounts(context)
+    mounts = () if isinstance(table, Unknown) else table
+    asked = [
+        (path, Question(partial(_disk, context, purpose, path, mounts), ANSWER_SECONDS))
+        for purpose, path in _folders(context)
+    ]
+    answers = [(path, question.answer(Unknown("no answer"))) for path, question in asked]
     return Disks(
-        folders=tuple(question.disk for question in asked if question.disk is not None),
-        unanswered=tuple(question.path for question in asked if not question.answered.is_set()),
+        folders=tuple(disk for _, disk in answers if isinstance(disk, Disk)),
+        unanswered=tuple(path for path, disk in answers if isinstance(disk, Unknown)),
         removed=_removed(),
     )
 
@@ -57,50 +50,34 @@ def _folders(context: Context) -> list[tuple[str, str]]:
     found = []
     with suppress(OSError):  # Somebody removed it; then nothing can be said of its file system.
         found.append(("working folder", str(Path.cwd())))
-    found.append(("Python's environment", str(Path(context.python).parent)))
-    found.append(("temporary files", environ.get("TMPDIR") or "/tmp"))
     home = environ.get("HOME") or str(Path("~").expanduser())
     cache = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
-    found.append(("home", home))
-    found.append(("torch cache", environ.get("TORCH_HOME") or f"{cache}/torch"))
-    found.append(("Hugging Face cache", environ.get("HF_HOME") or f"{cache}/huggingface"))
-    found.append(("Triton cache", environ.get("TRITON_CACHE_DIR") or f"{environ.get('TRITON_HOME') or home}/.triton"))
+    found += [
+        ("Python's environment", str(Path(context.python).parent)),
+        ("temporary files", environ.get("TMPDIR") or "/tmp"),
+        ("home", home),
+        ("torch cache", environ.get("TORCH_HOME") or f"{cache}/torch"),
+        ("Hugging Face cache", environ.get("HF_HOME") or f"{cache}/huggingface"),
+        ("Triton cache", environ.get("TRITON_CACHE_DIR") or f"{environ.get('TRITON_HOME') or home}/.triton"),
+    ]
     return [(purpose, path) for purpose, path in found if path.startswith("/")]
 
 
-class _Asked:
-    """One question to one file system, in a thread that may hang for ever."""
-
-    def __init__(self, context: Context, purpose: str, path: str, mounts: list[DiskMount]) -> None:
-        self.path = path
-        self.disk: Disk | None = None
-        self.answered = threading.Event()
-        self._context = context
-        self._purpose = purpose
-        self._mounts = mounts
-
-    def start(self) -> None:
-        threading.Thread(target=self._ask, name=f"statvfs {self.path}", daemon=True).start()
-
-    def _ask(self) -> None:
-        try:
-            self.disk = _disk(self._context, self._purpose, self.path, self._mounts)
-        except OSError:
-            pass  # Not even its parents can be looked at: there is nothing to report.
-        finally:
-            self.answered.set()
-
-
-def _disk(context: Context, purpose: str, path: str, mounts: list[DiskMount]) -> Disk:
+def _disk(context: Context, purpose: str, path: str, mounts: tuple[Mount, ...]) -> Disk | None:
+    """None where not even its parents can be looked at: there is nothing to report."""
     folder = context.path(path)
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    state = os.statvfs(folder)
-    mount = _mount_of(context, folder, mounts)
+    try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        state = os.statvfs(folder)
+        real = "/" + os.path.relpath(folder.resolve(), context.root.resolve()).removeprefix(".")
+    except OSError:
+        return None
+    mount = mount_of(real, mounts)
     return Disk(
         purpose=purpose,
         path=path,
-        file_system=mount.file_system,
+        file_system=mount.kind,
         mount=mount.point,
         total=state.f_blocks * state.f_frsize,
         free=state.f_bavail * state.f_frsize,
@@ -109,29 +86,3 @@ def _disk(context: Context, purpose: str, path: str, mounts: list[DiskMount]) ->
         writable=os.access(folder, os.W_OK | os.X_OK),
         read_only_mount=bool(state.f_flag & os.ST_RDONLY),
     )
-
-
-def _mount_of(context: Context, folder: Path, mounts: list[DiskMount]) -> DiskMount:
-    real = "/" + os.path.relpath(folder.resolve(), context.root.resolve()).removeprefix(".")
-    best = DiskMount("", "")
-    for mount in mounts:
-        inside = mount.point == "/" or real == mount.point or real.startswith(mount.point + "/")
-        # Of two mounts on the same point the later one covers the earlier.
-        if inside and len(mount.point) >= len(best.point):
-            best = mount
-    return best
-
-
-def _mounts(context: Context) -> list[DiskMount]:
-    text = context.read("/proc/self/mountinfo")
-    if isinstance(text, Unknown):
-        return []
-    found = []
-    for line in text.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(), after.split()
-        if len(fields) > 4 and kind:
-            # A blank in a path stands there as \040.
-            point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
-            found.append(DiskMount(point, kind[0]))
-    return found

@@ -37,7 +37,7 @@ FABRIC_MANAGER_SECONDS = 3.0
 
 def probe(context: Context) -> Driver | Unknown:
     # Looked at first: asking the libraries may load modules and make nodes.
-    nodes = _device_nodes(context)
+    nodes = tuple(f"/dev/{name}" for name in context.names("/dev") if NODES.fullmatch(name))
     modules = _loaded_modules(context)
     kernel_version, flavour = _kernel_side(context)
     asked = libcuda.start(context)
@@ -96,20 +96,6 @@ def _kernel_side(context: Context) -> tuple[str | Unknown | None, str | None]:
     return found[2], "open" if "Open Kernel Module" in found[1] else "proprietary"
 
 
-def _device_nodes(context: Context) -> tuple[str, ...]:
-    try:
-        names = [entry.name for entry in context.path("/dev").iterdir() if NODES.fullmatch(entry.name)]
-    except OSError:
-        return ()
-    return tuple(f"/dev/{name}" for name in sorted(names, key=_by_number))
-
-
-def _by_number(name: str) -> tuple[str, int]:
-    """Put nvidia10 behind nvidia9."""
-    digits = re.search(r"(?<!\d)\d+$", name)
-    return name.rstrip("0123456789"), int(digits[0]) if digits else -1
-
-
 def _version_in_name(path: object) -> str | None:
     """ "580.95.05" from libcuda.so.580.95.05; WSL's and Jetson's libcuda.so.1.1 names no version."""
     found = re.search(r"\.so\.(\d{3,}(?:\.\d+)+)$", path) if isinstance(path, str) else None
@@ -148,7 +134,7 @@ def _module_on_disk(context: Context, folder: str) -> Path | None:
 def _module_version(context: Context, module: Path) -> str | Unknown:
     if modinfo := find_system_tool("modinfo", context.root):
         ended = run([str(modinfo), "-F", "version", str(module)], MODINFO_SECONDS, environ=context.environ)
-        if ended.ok and (version := ended.stdout.decode("utf-8", "replace").strip()):
+        if ended.ok and (version := ended.text):
             return version
     if module.suffix != ".ko":
         return Unknown(f"{module.name} is compressed, and modinfo can't tell its version")
@@ -159,10 +145,9 @@ def _version_in_file(module: Path) -> str | Unknown:
     try:
         with mapped(module) as data:
             start, end = sections(data).get(".modinfo", (0, 0))
-            told = data[start:end]
+            found = re.search(rb"(?:^|\0)version=([^\0]+)", data[start:end])
     except NotElf as error:
         return Unknown(f"{module.name}: {error}")
-    found = re.search(rb"(?:^|\0)version=([^\0]+)", told)
     return found[1].decode("utf-8", "replace") if found else Unknown(f"{module.name} names no version")
 
 
@@ -200,24 +185,10 @@ def fabric_manager(context: Context) -> str | Unknown | None:
     booted = unit and isdir(context.path("/run/systemd/system"))
     if booted and (systemctl := find_system_tool("systemctl", context.root)):
         ended = run([str(systemctl), "is-active", FABRIC_MANAGER_UNIT], FABRIC_MANAGER_SECONDS, environ=context.environ)
-        state = ended.stdout.decode("utf-8", "replace").strip()
-        if state:
-            return state
-        return Unknown("systemctl gave no answer" if not ended.timed_out else "systemctl did not answer")
-    if _fabric_manager_runs(context):
+        return ended.text or Unknown("systemctl did not answer" if ended.timed_out else "systemctl gave no answer")
+    if context.runs("nv-fabricmanager"):
         return "active"
     return "inactive" if unit or exists(context.path(FABRIC_MANAGER)) else None
-
-
-def _fabric_manager_runs(context: Context) -> bool:
-    for comm in context.path("/proc").glob("[0-9]*/comm"):
-        try:
-            # The kernel cuts names off after 15 characters.
-            if comm.read_bytes().strip() == b"nv-fabricmanager"[:15]:
-                return True
-        except OSError:
-            continue  # It ended while we were looking.
-    return False
 
 
 def fabric_manager_version(context: Context) -> str | Unknown | None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
-import threading
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -19,8 +17,8 @@ from ddpdoctor.facts.environment import Environment, IgnoredLine, Setting, Unrea
 from ddpdoctor.knowledge.known_settings import known_settings, one_slip_from, read_by_nothing
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import open_regular
-
-T = TypeVar("T")
+from ddpdoctor.probes.mounts import mount_of, read_mounts
+from ddpdoctor.probes.waiting import within
 
 FILE_SECONDS = 3.0
 """How long the files may take: the home folder may lie on a server that doesn't answer."""
@@ -97,22 +95,6 @@ def for_facts(settings: Iterable[Setting]) -> Iterable[Setting]:
 def _is_secret(name: str) -> bool:
     """Whether the name, or what follows its prefix, speaks of a secret. The known settings are known to hold none."""
     return name not in known_settings() and (is_secret_name(name) or is_secret_name(name.partition("_")[2]))
-
-
-def within(seconds: float, make: Callable[[], T]) -> T | Unknown:
-    """Return what `make()` gives, unless a file system takes too long. The thread that hangs in the kernel is left behind."""
-    result: list[T | Unknown] = []
-
-    def work() -> None:
-        try:
-            result.append(make())
-        except OSError as error:
-            result.append(Unknown(error.strerror or str(error)))
-
-    worker = threading.Thread(target=work, daemon=True)
-    worker.start()
-    worker.join(seconds)
-    return result[0] if result else Unknown(f"the file system did not answer within {seconds:.0f} s")
 
 
 class _Files(msgspec.Struct):
@@ -203,13 +185,15 @@ def _why_ignored(name: str, equals: str, value: str) -> str:
 
 def _rendezvous_files(context: Context, values: Iterable[str]) -> tuple[tuple[str, int, str], ...]:
     """Find the files that file:// addresses among the values name and that are there."""
+    mounts = read_mounts(context)
     found = []
     for path in sorted({path for value in values for path in _file_urls(value)}):
         try:
             state = context.path(path).stat()
         except (OSError, ValueError):
             continue
-        found.append((legible(path), state.st_size, _file_system(context, path)))
+        kind = "" if isinstance(mounts, Unknown) else mount_of(path, mounts).kind
+        found.append((legible(path), state.st_size, kind))
     return tuple(found)
 
 
@@ -221,18 +205,3 @@ def _file_urls(value: str) -> Iterable[str]:
             continue
         if path.startswith("/"):
             yield path
-
-
-def _file_system(context: Context, path: str) -> str:
-    """The type of the file system that holds the path, "" if the mount table doesn't say."""
-    table = context.read("/proc/self/mounts")
-    if isinstance(table, Unknown):
-        return ""
-    best, kind = "", ""
-    for fields in (line.split() for line in table.splitlines()):
-        if len(fields) < 3:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[1])
-        if len(point) >= len(best) and (path == point or path.startswith(point.rstrip("/") + "/")):
-            best, kind = point, fields[2]
-    return kind

@@ -12,6 +12,8 @@ import msgspec
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.firewall import Firewall
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import exists
+from ddpdoctor.probes.network import ephemeral_range
 from ddpdoctor.probes.packet_filter_rules import (
     INPUT,
     IPV4,
@@ -50,7 +52,8 @@ def probe(context: Context) -> Firewall:
     rules = _rules()
     if isinstance(rules, Unknown):
         return _unread(rules, service)
-    ephemeral = _ephemeral_range(context)
+    known = ephemeral_range(context)
+    ephemeral = DEFAULT_EPHEMERAL if isinstance(known, Unknown) else known
     six = _judged(rules, IPV6, ephemeral, service) if rules.shows_ipv6 else _unread(NO_TOOL_6, service)
     return msgspec.structs.replace(_judged(rules, IPV4, ephemeral, service), ipv6=six)
 
@@ -82,17 +85,10 @@ def _judged(rules: Rules, family: str, ephemeral: tuple[int, int], service: str 
 def enabled_service(context: Context) -> str | None:
     """The firewall that is switched on; anybody may see this. ufw only loads rules, firewalld is a process: one that is
     installed and doesn't run filters nothing."""
-    ufw = context.read("/etc/ufw/ufw.conf")
-    if isinstance(ufw, str) and any(line.strip().lower() == "enabled=yes" for line in ufw.splitlines()):
+    if any(line.strip().lower() == "enabled=yes" for line in context.text("/etc/ufw/ufw.conf").splitlines()):
         return "ufw"
-    return "firewalld" if _firewalld_runs(context) else None
-
-
-def _firewalld_runs(context: Context) -> bool:
-    if any(context.path(firewalld_cgroup).exists() for firewalld_cgroup in FIREWALLD_CGROUPS):
-        return True
-    names = (context.read(f"/proc/{path.name}/comm") for path in context.path("/proc").glob("[0-9]*"))
-    return any(isinstance(name, str) and name.strip() == "firewalld" for name in names)
+    in_cgroup = any(exists(context.path(firewalld_cgroup)) for firewalld_cgroup in FIREWALLD_CGROUPS)
+    return "firewalld" if in_cgroup or context.runs("firewalld") else None
 
 
 def _tool(reading: Reading, sources: Sequence[str]) -> str | None:
@@ -169,9 +165,3 @@ def _failure(ended: EndedProgram) -> str:
     if ended.timed_out:
         return f"no answer within {SECONDS:.0f} s"
     return ended.stderr.decode("utf-8", "replace").strip().partition("\n")[0] or ended.failed_to_start
-
-
-def _ephemeral_range(context: Context) -> tuple[int, int]:
-    text = context.read("/proc/sys/net/ipv4/ip_local_port_range")
-    numbers = [int(word) for word in text.split() if word.isdecimal()] if isinstance(text, str) else []
-    return (numbers[0], numbers[1]) if len(numbers) == 2 else DEFAULT_EPHEMERAL

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.gpus import NOT_REPORTED, Gpu, Gpus
-from ddpdoctor.facts.pci import Pci, PciDevice
+from ddpdoctor.facts.pci import Pci
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import exists
 from ddpdoctor.probes.nvidia_libraries import nvml
@@ -22,12 +20,9 @@ AMD_TOPOLOGY = "/sys/class/kfd/kfd/topology/nodes"
 
 def probe(context: Context) -> Gpus | Unknown:
     answers = nvml.ask(context)
-    if answers.status == 0 and not answers.failure:
-        if answers.gpus:
-            return _nvidia(answers, context)
-        failure = ""
-    else:
-        failure = answers.failure or _why_not(answers)
+    failure = answers.failure or _why_not(answers)
+    if answers.gpus and not failure:
+        return _nvidia(answers, context)
     if failure and (jetson := _jetson_name(context)):
         gpu = Gpu(index=0, name=jetson, integrated=True)
         return Gpus(devices=(gpu,), vendor="nvidia", p2p=(("self",),))
@@ -39,7 +34,10 @@ def probe(context: Context) -> Gpus | Unknown:
     if failure and pci.nvidia_gpus:
         return Unknown(f"there is an NVIDIA GPU on the PCI bus, but {failure}")
     if pci.amd_gpus:
-        devices = _amd_gpus(context, pci.amd_gpus)
+        architectures = _amd_architectures(context)
+        # Those that the amdgpu driver runs, in PCI order.
+        served = [device.address for device in pci.amd_gpus if device.driver == "amdgpu"]
+        devices = tuple(_amd_gpu(context, *numbered, architectures) for numbered in enumerate(served))
         return Gpus(devices=devices, vendor="amd" if devices else None)
     if answers.failure:
         return Unknown(answers.failure)
@@ -47,21 +45,17 @@ def probe(context: Context) -> Gpus | Unknown:
 
 
 def _why_not(answers: nvml.NvmlAnswers) -> str:
+    if answers.status == 0:
+        return ""
     if answers.status is None:
         return "there is no NVML (libnvidia-ml.so.1) to ask about it"
     return f"NVML failed to start: {answers.message or 'no message'} (code {answers.status})"
 
 
 def _nvidia(answers: nvml.NvmlAnswers, context: Context) -> Gpus:
-    integrated = _jetson_name(context) is not None
-    devices = tuple(_nvidia_gpu(gpu, integrated) for gpu in answers.gpus)
-    return Gpus(
-        devices=devices, vendor="nvidia", p2p=msgspec.convert(answers.p2p, tuple[tuple[str, ...], ...] | Unknown)
-    )
-
-
-def _nvidia_gpu(answer: dict[str, Any], integrated: bool) -> Gpu:
-    return msgspec.convert({**answer, "integrated": integrated and not answer.get("bus_id")}, Gpu)
+    jetson = _jetson_name(context) is not None
+    gpus = [{**answer, "integrated": jetson and not answer.get("bus_id")} for answer in answers.gpus]
+    return msgspec.convert({"type": "gpus", "devices": gpus, "vendor": "nvidia", "p2p": answers.p2p}, Gpus)
 
 
 def _jetson_name(context: Context) -> str | None:
@@ -73,38 +67,32 @@ def _jetson_name(context: Context) -> str | None:
     return "NVIDIA Tegra" if isinstance(model, Unknown) else model.strip("\0\n ")
 
 
-def _amd_gpus(context: Context, devices: tuple[PciDevice, ...]) -> tuple[Gpu, ...]:
-    """Those AMD functions that the amdgpu driver runs, in PCI order."""
-    architectures = _amd_architectures(context)
-    served = [device for device in devices if device.driver == "amdgpu"]
-    return tuple(_amd_gpu(context, index, device.address, architectures) for index, device in enumerate(served))
-
-
 def _amd_gpu(context: Context, index: int, address: str, architectures: dict[str, str]) -> Gpu:
-    folder = context.path(f"/sys/bus/pci/devices/{address}")
-    sensors = next(iter(sorted(folder.glob("hwmon/hwmon*"))), folder / "hwmon")
+    folder = f"/sys/bus/pci/devices/{address}"
+    sensors = f"{folder}/hwmon/{next(iter(context.names(f'{folder}/hwmon')), '')}"
     architecture = architectures.get(address)
     return Gpu(
         index=index,
-        name=_text(folder / "product_name") or " ".join(["AMD GPU", *filter(None, [architecture])]),
-        uuid=_text(folder / "unique_id"),
+        name=context.text(f"{folder}/product_name") or " ".join(["AMD GPU", *filter(None, [architecture])]),
+        uuid=context.text(f"{folder}/unique_id"),
         bus_id=address,
         architecture=architecture,
-        memory_total=_number(folder / "mem_info_vram_total"),
-        memory_used=_number(folder / "mem_info_vram_used"),
-        temperature=_degrees(sensors / "temp1_input"),
-        power=_watts(sensors / "power1_average", sensors / "power1_input"),
-        power_limit=_watts(sensors / "power1_cap"),
-        power_limit_default=_watts(sensors / "power1_cap_default"),
-        utilisation=_number(folder / "gpu_busy_percent"),
+        memory_total=_number(context, f"{folder}/mem_info_vram_total"),
+        memory_used=_number(context, f"{folder}/mem_info_vram_used"),
+        temperature=_degrees(context, f"{sensors}/temp1_input"),
+        # Older kernels average the power, newer ones give it as it is.
+        power=_watts(context, f"{sensors}/power1_average", f"{sensors}/power1_input"),
+        power_limit=_watts(context, f"{sensors}/power1_cap"),
+        power_limit_default=_watts(context, f"{sensors}/power1_cap_default"),
+        utilisation=_number(context, f"{folder}/gpu_busy_percent"),
     )
 
 
 def _amd_architectures(context: Context) -> dict[str, str]:
     """PCI address to "gfx942", from the topology that ROCm itself reads."""
     found = {}
-    for file in context.path(AMD_TOPOLOGY).glob("*/properties"):
-        pairs = (line.split() for line in _text(file).splitlines())
+    for name in context.names(AMD_TOPOLOGY):
+        pairs = (line.split() for line in context.text(f"{AMD_TOPOLOGY}/{name}/properties").splitlines())
         node = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
         version, place = node.get("gfx_target_version", 0), node.get("location_id", 0)
         if version:
@@ -113,27 +101,17 @@ def _amd_architectures(context: Context) -> dict[str, str]:
     return found
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_bytes().decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
-
-
-def _number(file: Path) -> int | Unknown:
-    text = _text(file)
+def _number(context: Context, file: str) -> int | Unknown:
+    text = context.text(file)
     return int(text) if text.isdigit() else NOT_REPORTED
 
 
-def _degrees(file: Path) -> int | Unknown:
-    millidegrees = _number(file)
+def _degrees(context: Context, file: str) -> int | Unknown:
+    millidegrees = _number(context, file)
     return millidegrees if isinstance(millidegrees, Unknown) else millidegrees // 1000
 
 
-def _watts(*files: Path) -> float | Unknown:
-    """The first that there is: older kernels average the power, newer ones give it as it is."""
-    for file in files:
-        microwatts = _number(file)
-        if not isinstance(microwatts, Unknown):
-            return microwatts / 1e6
-    return NOT_REPORTED
+def _watts(context: Context, *files: str) -> float | Unknown:
+    """The first that there is."""
+    found = (_number(context, file) for file in files)
+    return next((microwatts / 1e6 for microwatts in found if isinstance(microwatts, int)), NOT_REPORTED)

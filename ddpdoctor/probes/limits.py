@@ -34,7 +34,7 @@ def probe(context: Context) -> Limits | Unknown:
         memlock_hard=memlock_hard,
         processes_soft=limits("RLIMIT_NPROC")[0],
         may_lock_memory=_may_lock_memory(context),
-        rdma_devices=_rdma_devices(context),
+        rdma_devices=tuple(context.names("/sys/class/infiniband")),
     )
 
 
@@ -55,12 +55,3 @@ def _may_lock_memory(context: Context) -> Maybe[bool]:
     # Root of a rootless container has all capabilities, but for locked memory the kernel asks the initial namespace.
     users = context.read("/proc/self/uid_map")
     return users if isinstance(users, Unknown) else users.split() == INITIAL_NAMESPACE
-
-
-def _rdma_devices(context: Context) -> tuple[str, ...]:
-    try:
-        names = [entry.name for entry in context.path("/sys/class/infiniband").iterdir()]
-    except OSError:
-        return ()
-    # mlx5_10 comes after mlx5_9.
-    return tuple(sorted(names, key=lambda name: [(part.isdigit(), part.zfill(8)) for part in re.split(r"(\d+)", name)]))

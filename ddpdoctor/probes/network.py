@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
-import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.network import Interface, Network, Resolution
@@ -16,6 +14,7 @@ from ddpdoctor.knowledge.launchers import master_address, master_port, split_end
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.interfaces import read_interfaces
 from ddpdoctor.probes.taken_ports import error_of_bind, port_holders
+from ddpdoctor.probes.waiting import Question
 
 DEADLINE = 15.0
 RESOLVER_SECONDS = 3.0
@@ -25,23 +24,6 @@ C10D_PORT, STATIC_PORT = 29400, 29500
 """torchrun's defaults for --rdzv-backend=c10d and for --master-port."""
 
 ROUTE_UP = 0x1
-
-T = TypeVar("T")
-
-
-class _Asked(Generic[T]):
-    """A call in a thread of its own, which may never come back."""
-
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
-        self._answer: list[T] = []
-        self._started = time.monotonic()
-        self._thread = threading.Thread(target=lambda: self._answer.append(self._call()), daemon=True)
-        self._thread.start()
-
-    def wait(self, otherwise: T) -> T:
-        self._thread.join(max(0.0, self._started + RESOLVER_SECONDS - time.monotonic()))
-        return self._answer[0] if self._answer else otherwise
 
 
 def resolve(name: str) -> Resolution:
@@ -58,15 +40,16 @@ def resolve(name: str) -> Resolution:
 
 
 def ask_resolver(name: str) -> Callable[[], Resolution]:
-    asked = _Asked(lambda: resolve(name))
+    """Start resolving a name; the call that comes back gives the answer, or that there was none in time."""
+    question = Question(lambda: resolve(name), RESOLVER_SECONDS)
     silent = Resolution(name=name, error=f"no answer within {RESOLVER_SECONDS:.0f} s", seconds=RESOLVER_SECONDS)
-    return lambda: asked.wait(silent)
+    return lambda: question.answer(silent)
 
 
 def probe(context: Context) -> Network | Unknown:
     hostname = socket.gethostname()
     own_name = ask_resolver(hostname)
-    fqdn = _Asked(socket.getfqdn)
+    fqdn = Question(socket.getfqdn, RESOLVER_SECONDS)
     master_name = master_address(context.environ)
     master = ask_resolver(master_name) if master_name else lambda: None
     rendezvous_name, rendezvous_port = split_endpoint(store_endpoint(context.environ))
@@ -75,14 +58,16 @@ def probe(context: Context) -> Network | Unknown:
     interfaces = read_interfaces(context)
     if isinstance(interfaces, Unknown):
         return interfaces
-    ports = _wanted_ports(master_port(context.environ), rendezvous_port)
+    wanted = (C10D_PORT, STATIC_PORT, master_port(context.environ) or 0, rendezvous_port or 0)
+    ports = tuple(dict.fromkeys(port for port in wanted if 0 < port < 65536))
     errors = {port: error_of_bind(port) for port in ports}
     taken = tuple(port for port, error in errors.items() if error == errno.EADDRINUSE)
+    reserved = context.read("/proc/sys/net/ipv4/ip_local_reserved_ports")
     master_found = master()
     interface_to_master, route_error = _route_to(master_found, interfaces)
     return Network(
         hostname=hostname,
-        fqdn=fqdn.wait(hostname),
+        fqdn=fqdn.answer(hostname),
         own_name=own_name(),
         master=master_found,
         rendezvous=rendezvous(),
@@ -94,16 +79,12 @@ def probe(context: Context) -> Network | Unknown:
         wanted_ports=ports,
         taken_ports=taken,
         forbidden_ports=tuple(port for port, error in errors.items() if error == errno.EACCES),
-        ephemeral_range=_ephemeral_range(context),
-        reserved_ports=_sysctl(context, "net/ipv4/ip_local_reserved_ports"),
+        ephemeral_range=ephemeral_range(context),
+        reserved_ports=reserved.strip() if isinstance(reserved, str) else reserved,
         hosts_lines=_hosts_lines(context, {hostname, master_name, rendezvous_name} - {""}),
-        ipv6_disabled=_ipv6_disabled(context),
+        # A kernel without IPv6 has no such setting.
+        ipv6_disabled=context.text("/proc/sys/net/ipv6/conf/all/disable_ipv6") != "0",
     )
-
-
-def _wanted_ports(master: int | None, rendezvous: int | None) -> tuple[int, ...]:
-    wanted = (C10D_PORT, STATIC_PORT, master or 0, rendezvous or 0)
-    return tuple(dict.fromkeys(port for port in wanted if 0 < port < 65536))
 
 
 def _route_to(destination: Resolution | None, interfaces: tuple[Interface, ...]) -> tuple[str | Unknown | None, str]:
@@ -138,8 +119,7 @@ def _default_interface(context: Context) -> str | Unknown | None:
     ]
     if routes:
         return min(routes)[1]
-    text = context.read("/proc/net/ipv6_route")
-    rows = [line.split() for line in text.splitlines()] if isinstance(text, str) else []
+    rows = [line.split() for line in context.text("/proc/net/ipv6_route").splitlines()]
     routes = [
         (int(row[5], 16), row[9])
         for row in rows
@@ -148,22 +128,13 @@ def _default_interface(context: Context) -> str | Unknown | None:
     return min(routes)[1] if routes else None
 
 
-def _sysctl(context: Context, name: str) -> str | Unknown:
-    text = context.read(f"/proc/sys/{name}")
-    return text.strip() if isinstance(text, str) else text
-
-
-def _ephemeral_range(context: Context) -> tuple[int, int] | Unknown:
-    text = _sysctl(context, "net/ipv4/ip_local_port_range")
+def ephemeral_range(context: Context) -> tuple[int, int] | Unknown:
+    """The ports that the kernel gives to those who ask for any."""
+    text = context.read("/proc/sys/net/ipv4/ip_local_port_range")
     if isinstance(text, Unknown):
         return text
     numbers = [int(word) for word in text.split() if word.isdecimal()]
-    return (numbers[0], numbers[1]) if len(numbers) == 2 else Unknown(f"ip_local_port_range reads {text!r}")
-
-
-def _ipv6_disabled(context: Context) -> bool:
-    """A kernel without IPv6 has no such setting."""
-    return _sysctl(context, "net/ipv6/conf/all/disable_ipv6") != "0"
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else Unknown(f"ip_local_port_range reads {text.strip()!r}")
 
 
 def _hosts_lines(context: Context, names: set[str]) -> tuple[str, ...] | Unknown:

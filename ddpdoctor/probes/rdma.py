@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.rdma import Gid, Rdma, RdmaPort
-from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.context import Context, by_number
 
 DEADLINE = 10.0
 """Reading a counter asks the device's firmware, which may be stuck."""
@@ -40,7 +40,7 @@ def probe(context: Context) -> Rdma:
 
 def _ports(context: Context) -> list[RdmaPort] | Unknown:
     try:
-        devices = sorted(os.listdir(context.path(DEVICES)), key=_natural)  # noqa: PTH208 (names are enough)
+        devices = sorted(os.listdir(context.path(DEVICES)), key=by_number)  # noqa: PTH208 (names are enough)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -48,7 +48,7 @@ def _ports(context: Context) -> list[RdmaPort] | Unknown:
     return [
         _port(context, device, int(port))
         for device in devices
-        for port in sorted(_names(context, f"{DEVICES}/{device}/ports"), key=_natural)
+        for port in context.names(f"{DEVICES}/{device}/ports")
         if port.isdecimal()
     ]
 
@@ -58,58 +58,40 @@ def _port(context: Context, device: str, port: int) -> RdmaPort:
     return RdmaPort(
         device=device,
         port=port,
-        link_layer=_text(context, f"{folder}/link_layer"),
-        state=_word(_text(context, f"{folder}/state")),
-        physical=_word(_text(context, f"{folder}/phys_state")),
-        rate=_text(context, f"{folder}/rate"),
+        link_layer=context.text(f"{folder}/link_layer"),
+        state=_word(context.text(f"{folder}/state")),
+        physical=_word(context.text(f"{folder}/phys_state")),
+        rate=context.text(f"{folder}/rate"),
         counters=tuple(_counters(context, folder, f"{DEVICES}/{device}")),
         gids=tuple(_gids(context, folder)),
-        interfaces=tuple(sorted(_names(context, f"{DEVICES}/{device}/device/net"), key=_natural)),
+        interfaces=tuple(context.names(f"{DEVICES}/{device}/device/net")),
     )
 
 
 def _counters(context: Context, port: str, device: str) -> Iterator[tuple[str, int]]:
     """Those that aren't zero. Older drivers keep hw_counters beside the ports."""
     for kind, name in ERROR_COUNTERS:
-        text = _text(context, f"{port}/{kind}/{name}") or (
-            _text(context, f"{device}/{kind}/{name}") if kind == "hw_counters" else ""
+        text = context.text(f"{port}/{kind}/{name}") or (
+            context.text(f"{device}/{kind}/{name}") if kind == "hw_counters" else ""
         )
         if text.isdecimal() and int(text):
             yield name, int(text)
 
 
 def _gids(context: Context, port: str) -> Iterator[Gid]:
-    rows = sorted(int(name) for name in _names(context, f"{port}/gids") if name.isdecimal())
+    rows = [int(name) for name in context.names(f"{port}/gids") if name.isdecimal()]
     for index in rows[:GIDS_MOST]:
-        gid = _text(context, f"{port}/gids/{index}")
+        # An empty row of the table gives EINVAL.
+        gid = context.text(f"{port}/gids/{index}")
         if gid.strip("0:"):
             yield Gid(
                 index=index,
                 gid=gid,
-                type=_text(context, f"{port}/gid_attrs/types/{index}"),
-                interface=_text(context, f"{port}/gid_attrs/ndevs/{index}"),
+                type=context.text(f"{port}/gid_attrs/types/{index}"),
+                interface=context.text(f"{port}/gid_attrs/ndevs/{index}"),
             )
-
-
-def _text(context: Context, path: str) -> str:
-    """The file's text, "" where it can't be read: an empty row of a table gives EINVAL, a virtual device has no counters."""
-    found = context.read(path)
-    return found.strip() if isinstance(found, str) else ""
-
-
-def _names(context: Context, path: str) -> list[str]:
-    try:
-        return os.listdir(context.path(path))  # noqa: PTH208 (names are enough)
-    except OSError:
-        return []
 
 
 def _word(text: str) -> str:
     """ "4: ACTIVE" as "ACTIVE"."""
     return text.partition(":")[2].strip() or text
-
-
-def _natural(name: str) -> tuple[str, int]:
-    """So that mlx5_10 comes behind mlx5_9."""
-    head = name.rstrip("0123456789")
-    return head, int(name[len(head) :] or -1)

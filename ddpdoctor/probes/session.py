@@ -42,21 +42,17 @@ def start_probes(
         settings: to be looked at as if they were in the environment; with "" as if they were not.
     """
     path, chosen_by = choose_python(python, os.environ)
-    _say_as_whom_in_time(path, chosen_by)
-    environ = {name: value for name, value in {**os.environ, **settings}.items() if value or name not in settings}
-    context = Context(path, chosen_by, quick=quick, environ=environ, checkpoints=tuple(checkpoints))
-    if not quick:
-        threading.Thread(target=ask, args=(context, "torch", patience), daemon=True).start()
-    return context
-
-
-def _say_as_whom_in_time(path: str, chosen_by: str) -> None:
-    """The file system may not answer; then nothing of it is run either, as the probes will say."""
+    # The file system may not answer; then nothing of it is run either, as the probes will say.
     saying = threading.Thread(target=say_as_whom, args=(path, chosen_by), daemon=True)
     saying.start()
     saying.join(OWNER_SECONDS)
     if saying.is_alive():
         remark(f"ddpdoctor: whose {path} is could not be found out: no answer within {OWNER_SECONDS:.0f} s.")
+    environ = {name: value for name, value in {**os.environ, **settings}.items() if value or name not in settings}
+    context = Context(path, chosen_by, quick=quick, environ=environ, checkpoints=tuple(checkpoints))
+    if not quick:
+        threading.Thread(target=ask, args=(context, "torch", patience), daemon=True).start()
+    return context
 
 
 def say_as_whom(path: str, chosen_by: str) -> None:

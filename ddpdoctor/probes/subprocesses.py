@@ -39,6 +39,11 @@ class EndedProgram(msgspec.Struct, frozen=True):
         return self.returncode == 0
 
     @property
+    def text(self) -> str:
+        """Text that it wrote to stdout, without blanks at its ends."""
+        return self.stdout.decode("utf-8", "replace").strip()
+
+    @property
     def signal_name(self) -> str | None:
         """ "SIGSEGV" where a signal ended it, else None."""
         if self.returncode is None or self.returncode >= 0:

@@ -137,8 +137,8 @@ def test_rendezvous_files_that_are_there(tmp_path: Path) -> None:
     write(tmp_path, "/shared/my job", "stale")
     write(
         tmp_path,
-        "/proc/self/mounts",
-        "root / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\nserver:/y /share nfs rw 0 0\n",
+        "/proc/self/mountinfo",
+        "1 0 8:1 / / rw - ext4 root rw\n2 1 0:40 / /shared rw - nfs4 server:/x rw\n3 1 0:41 / /share rw - nfs server:/y rw\n",
     )
     found = look(tmp_path, INIT_METHOD="file:///shared/my%20job?rank=0&world_size=2", DIST_URL="file:///shared/new")
     assert found.file_init == (("/shared/my job", 5, "nfs4"),)

@@ -1,0 +1,40 @@
+"""Waits for what may hang in the kernel, as a dead file system or a resolver does. The thread that asked is then left behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from ddpdoctor.base.unknown import Unknown
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class Question(Generic[T]):
+    """A call in a thread of its own, which may never come back."""
+
+    def __init__(self, call: Callable[[], T], seconds: float) -> None:
+        self._answer: list[T] = []
+        self._until = time.monotonic() + seconds
+        self._thread = threading.Thread(target=lambda: self._answer.append(call()), daemon=True)
+        self._thread.start()
+
+    def answer(self, otherwise: D) -> T | D:
+        """Wait for what the call gives; `otherwise` where that takes longer than it may."""
+        self._thread.join(max(0.0, self._until - time.monotonic()))
+        return self._answer[0] if self._answer else otherwise
+
+
+def within(seconds: float, make: Callable[[], T]) -> T | Unknown:
+    """Return what `make()` reads from files, unless their file system takes too long."""
+
+    def work() -> T | Unknown:
+        try:
+            return make()
+        except OSError as error:
+            return Unknown(error.strerror or str(error))
+
+    return Question(work, seconds).answer(Unknown(f"the file system did not answer within {seconds:.0f} s"))
