@@ -27,13 +27,13 @@ from ddpdoctor.knowledge.building import (
     readable,
     rejects,
     toolkit_fixes,
-    torch_index,
     wheel_fix,
 )
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import nvcc_version, told, torch_cuda
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
+from ddpdoctor.knowledge.wheels import index_options
 from ddpdoctor.logs.analyze.false_positives import is_of_own_script
 from ddpdoctor.logs.analyze.sightings import word
 
@@ -151,7 +151,9 @@ def reinstall(package: Extension, target_python: TargetPython, torch: Torch) -> 
     if package.package in OFFICIAL:
         release = (torch.version or "").partition("+")[0]
         pinned = (f"torch=={release}",) if release else ()
-        install = pip_install(target_python, "--no-cache-dir", *pinned, package.package, *torch_index(torch))
+        install = pip_install(
+            target_python, "--no-cache-dir", *pinned, package.package, *index_options(torch.version or "")
+        )
         text = f"Install the {package.package} that was made for this torch"
         return Fix(text, (uninstall(target_python, package.package), install))
     name = package.package.replace("_", "-")

@@ -24,7 +24,17 @@ from ddpdoctor.facts.visible import visible_gpus
 from ddpdoctor.knowledge.installing import capabilities, driver_cuda, replacing
 from ddpdoctor.knowledge.privileges import NEEDS_ROOT
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
-from ddpdoctor.knowledge.wheels import ARCHITECTURES, CUDA_TAGS, cuda_tag, index_url, release, tag_cuda
+from ddpdoctor.knowledge.wheels import (
+    ARCHITECTURE,
+    ARCHITECTURES,
+    CUDA_TAGS,
+    cuda_tag,
+    index_url,
+    numbers,
+    release,
+    runs_here,
+    runs_on,
+)
 
 APEX_REPOSITORY = "https://github.com/NVIDIA/apex"
 
@@ -43,10 +53,6 @@ MEMORY_PER_COMPILER = 3 * 1024**3
 """Bytes that one nvcc at work on a kernel for a few architectures takes at its peak: a rule of thumb."""
 
 
-def same_major(one: str, other: str) -> bool:
-    return one.partition(".")[0] == other.partition(".")[0]
-
-
 def minor_only(version: str) -> str:
     """ "12.8" of "12.8.1"."""
     return ".".join(version.split(".")[:2])
@@ -62,7 +68,7 @@ def rejects(consumer: str, nvcc: str, torch_cuda: str, *, skips_check: bool = Fa
     torch_cuda = minor_only(torch_cuda)
     if nvcc == torch_cuda:
         return ""
-    if not same_major(nvcc, torch_cuda):
+    if numbers(nvcc)[:1] != numbers(torch_cuda)[:1]:
         return "torch's build tools refuse an nvcc of another major version"
     if consumer == "apex":
         return "Apex's setup.py takes no nvcc but the one of exactly torch's CUDA version"
@@ -98,34 +104,25 @@ def matching_nvcc(toolchain: Toolchain, torch_cuda: str) -> Nvcc | None:
 def toolkit_fixes(toolchain: Toolchain, target_python: TargetPython, torch_cuda: str) -> tuple[Fix, ...]:
     """Advise how to come to an nvcc of torch's CUDA version without root: one that is there already, else one to install."""
     wanted = minor_only(torch_cuda)
+    prefix, release = shlex.quote(target_python.prefix), shlex.quote(wanted)
     if nvcc := matching_nvcc(toolchain, torch_cuda):
         home = home_of(nvcc)
-        return (
-            Fix(
-                f"Use the CUDA {wanted} toolkit that is here already",
-                (f"export CUDA_HOME={shlex.quote(home)} PATH={shlex.quote(home + '/bin')}:$PATH",),
-            ),
-        )
-    prefix = shlex.quote(target_python.prefix)
-    release = shlex.quote(wanted)
-    conda = f"conda install -p {prefix} -c nvidia/label/cuda-{release}.0 cuda-toolkit"
-    if target_python.environment_kind == "conda":
-        return (
-            Fix(
-                f"Install the CUDA {wanted} toolkit into your conda environment",
-                (conda, f"export CUDA_HOME={prefix}"),
-            ),
-        )
-    return (
-        Fix(
+        text = f"Use the CUDA {wanted} toolkit that is here already"
+        commands = [f"export CUDA_HOME={shlex.quote(home)} PATH={shlex.quote(home + '/bin')}:$PATH"]
+    elif target_python.environment_kind == "conda":
+        text = f"Install the CUDA {wanted} toolkit into your conda environment"
+        install = f"conda install -p {prefix} -c nvidia/label/cuda-{release}.0 cuda-toolkit"
+        commands = [install, f"export CUDA_HOME={prefix}"]
+    else:
+        text = (
             f"Install the CUDA {wanted} toolkit into your home folder, which needs no root; download the runfile first: "
-            f"https://developer.nvidia.com/cuda-{wanted.replace('.', '-')}-0-download-archive",
-            (
-                f"sh cuda_{release}.*_linux*.run --silent --toolkit --toolkitpath=$HOME/cuda-{release}",
-                f"export CUDA_HOME=$HOME/cuda-{release} PATH=$HOME/cuda-{release}/bin:$PATH",
-            ),
-        ),
-    )
+            f"https://developer.nvidia.com/cuda-{wanted.replace('.', '-')}-0-download-archive"
+        )
+        commands = [
+            f"sh cuda_{release}.*_linux*.run --silent --toolkit --toolkitpath=$HOME/cuda-{release}",
+            f"export CUDA_HOME=$HOME/cuda-{release} PATH=$HOME/cuda-{release}/bin:$PATH",
+        ]
+    return (Fix(text, tuple(commands)),)
 
 
 def wheel_fix(
@@ -142,7 +139,11 @@ def wheel_fix(
     tag = cuda_tag(nvcc)
     releases = sorted(version for version, tags in CUDA_TAGS.items() if tag in tags)
     jetson = not isinstance(machine, Unknown) and machine.jetson
-    if not releases or jetson or not _runs_here(tag, driver_cuda(driver, machine), capabilities(gpus)):
+    if not releases or jetson:
+        return None
+    # An index that the table lacks is taken for the one before it.
+    made_for = ARCHITECTURES[max((known for known in ARCHITECTURES if known <= tag), default="cu118")]
+    if not runs_here(tag, driver_cuda(driver, machine), capabilities(gpus), made_for):
         return None
     parsed = release(torch.version)
     if parsed and (parsed.major, parsed.minor) in releases:
@@ -154,19 +155,6 @@ def wheel_fix(
         wanted, text = f"torch=={last}.*", f"torch {last}, the last with wheels for CUDA {nvcc}"
     names = replacing(packages, wanted)
     return Fix(f"Or change torch: install {text}", (pip_install(target_python, *names, "--index-url", index_url(tag)),))
-
-
-def _runs_here(tag: str, served: tuple[int, int] | None, gpus: list[tuple[int, int]]) -> bool:
-    """Whether wheels of an index run on a driver that serves this CUDA (None: not known) and on GPUs of these compute
-    capabilities. An index that the table lacks is taken for the one before it."""
-    cuda = tag_cuda(tag)
-    assert cuda is not None
-    if served is not None and cuda[0] > served[0]:
-        return False
-    oldest, newest = ARCHITECTURES[
-        max((architecture for architecture in ARCHITECTURES if architecture <= tag), default="cu118")
-    ]
-    return all(oldest <= gpu <= newest for gpu in gpus)
 
 
 def gcc_fixes(limit: int, machine: Maybe[Machine]) -> tuple[Fix, ...]:
@@ -188,12 +176,6 @@ def gcc_fixes(limit: int, machine: Maybe[Machine]) -> tuple[Fix, ...]:
     )
 
 
-def torch_index(torch: Torch) -> tuple[str, ...]:
-    """pip's options that name the index where this very build of torch came from."""
-    local = (torch.version or "").partition("+")[2]
-    return ("--index-url", f"https://download.pytorch.org/whl/{local}") if re.fullmatch(r"c\w+|rocm.+", local) else ()
-
-
 def architecture_list(gpus: Maybe[Gpus], environment: Maybe[Environment]) -> str | None:
     """TORCH_CUDA_ARCH_LIST for the GPUs that training sees ("8.0;9.0"), None where they aren't known."""
     if isinstance(gpus, Unknown):
@@ -205,40 +187,28 @@ def architecture_list(gpus: Maybe[Gpus], environment: Maybe[Environment]) -> str
 
 def jobs(machine: Maybe[Machine], cgroup: Maybe[Cgroup]) -> tuple[int, str] | None:
     """MAX_JOBS by memory and cores, and the reason; None where neither is known."""
-    cores = None if isinstance(machine, Unknown) else machine.usable_cores
-    memory = None if isinstance(machine, Unknown) else machine.memory_available
-    limits = [
-        float(count)
-        for count in (cores, *(() if isinstance(cgroup, Unknown) else (cgroup.cpu_limit, cgroup.cpuset_cores)))
-        if count is not None and not isinstance(count, Unknown)
-    ]
-    room = [] if memory is None or isinstance(memory, Unknown) else [memory]
-    if not isinstance(cgroup, Unknown) and isinstance(cgroup.memory_limit, int):
-        used = cgroup.memory_used if isinstance(cgroup.memory_used, int) else 0
-        cache = cgroup.memory_reclaimable if isinstance(cgroup.memory_reclaimable, int) else 0
-        room.append(cgroup.memory_limit - max(0, used - cache))
-    if not limits or not room:
+    limits: list[Maybe[float | None]] = []
+    room = []
+    if not isinstance(machine, Unknown):
+        limits.append(machine.usable_cores)
+        room += [machine.memory_available] if isinstance(machine.memory_available, int) else []
+    if not isinstance(cgroup, Unknown):
+        limits += [cgroup.cpu_limit, cgroup.cpuset_cores]
+        if isinstance(cgroup.memory_limit, int):
+            used = cgroup.memory_used if isinstance(cgroup.memory_used, int) else 0
+            cache = cgroup.memory_reclaimable if isinstance(cgroup.memory_reclaimable, int) else 0
+            room.append(cgroup.memory_limit - max(0, used - cache))
+    cores = [count for count in limits if isinstance(count, (int, float))]
+    if not cores or not room:
         return None
-    by_memory, by_cores = min(room) // MEMORY_PER_COMPILER, int(min(limits))
+    by_memory, by_cores = min(room) // MEMORY_PER_COMPILER, int(min(cores))
     count = max(1, min(by_memory, by_cores, 32))
     return count, f"{by_cores} cores, {min(room) / 1024**3:.0f} GiB free, and about 3 GiB for each compiler"
 
 
 def serves(architecture: str, capability: tuple[int, int]) -> bool:
-    """Whether code for an architecture ("sm_80", "sm_90a", "compute_100f") runs on a GPU of that compute capability.
-
-    A cubin runs on its own major version from its minor on; PTX on everything newer. What ends in "a" runs on exactly
-    its own capability, in "f" on its family.
-    """
-    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
-    if not found:
-        return True
-    own = (int(found[2]), int(found[3]))
-    if found[4] == "a":
-        return capability == own
-    if found[1] == "sm" or found[4] == "f":
-        return capability[0] == own[0] and capability >= own
-    return capability >= own
+    """Whether code for an architecture runs on a GPU of that compute capability; True of one that isn't known."""
+    return not ARCHITECTURE.fullmatch(architecture) or runs_on(capability, (architecture,))
 
 
 def readable(symbol: str) -> str:

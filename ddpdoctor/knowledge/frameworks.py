@@ -6,12 +6,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from pkgutil import get_data
 from typing import Final
 
 import msgspec
 
 from ddpdoctor.facts.log import Log
+from ddpdoctor.knowledge.tables import read_table
 
 TRAINER: Final = "transformers' Trainer"
 ACCELERATE: Final = "accelerate"
@@ -76,9 +76,7 @@ class _FrameworkRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def _rows() -> tuple[_FrameworkRow, ...]:
     """Names are those of Lightning 2.6, accelerate 1.15, transformers 5.0 and torch 2.13; DeepSpeed's of 0.16, and not tested."""
-    table = get_data(__name__, "frameworks.json")
-    assert table is not None
-    return msgspec.json.decode(table, type=tuple[_FrameworkRow, ...])
+    return read_table("frameworks.json", tuple[_FrameworkRow, ...])
 
 
 @cache

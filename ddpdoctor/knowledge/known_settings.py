@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pkgutil import get_data
 
 import msgspec
+
+from ddpdoctor.knowledge.tables import read_table
 
 FAMILIES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCHELASTIC_", "TORCH_DISTRIBUTED_", "GLOO_")
 """Prefixes whose readers are known completely, so that a name which isn't in the table is a mistake."""
@@ -22,6 +23,8 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
     kind: how the reader parses the value; "" where any text will do.
     across: "equal" where all nodes of a job should have the same value, "per-node" where it has to be right on each by
         itself; "" where it is the node's own affair.
+    default: what the reader takes where the variable isn't set: to set it to that changes nothing.
+    apart: why ranks that differ in it don't understand each other; "" where they do. apart_source: a file of NCCL 2.30.7, or of torch.
     """
 
     name: str
@@ -33,6 +36,9 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""
     choices: tuple[str, ...] = ()
     across: str = ""
+    default: str = ""
+    apart: str = ""
+    apart_source: str = ""
 
     def complaint(self, value: str) -> str:
         """Say what the reader makes of a value that it doesn't understand, as the end of a sentence; "" if it does."""
@@ -47,16 +53,8 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
         return self.reader == "torch" or self.kind == "address"
 
     def _understands(self, value: str) -> bool:
-        if self.kind == "nccl-int":
-            return _INTEGER.fullmatch(value) is not None
-        if self.kind == "torch-int":
-            return _LEADING_INTEGER.match(value) is not None
-        if self.kind == "torch-bool":
-            return value.lower() in _TORCH_BOOLEANS
-        if self.kind == "thread-counts":
-            return _THREAD_COUNTS.fullmatch(value) is not None
-        if self.kind == "address":
-            return _ADDRESS.fullmatch(value) is not None
+        if pattern := _PATTERNS.get(self.kind):
+            return pattern.fullmatch(value) is not None
         if self.kind == "exact":
             return value in self.choices
         if self.kind == "level":
@@ -106,12 +104,15 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plugin_prefixes: tuple[str, ...]
 
 
-_INTEGER = re.compile(r"\s*[+-]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\s*")
-_LEADING_INTEGER = re.compile(r"\s*[+-]?[0-9]+")
-_THREAD_COUNTS = re.compile(r"\s*\+?0*[1-9][0-9]*\s*(?:,\s*\+?0*[1-9][0-9]*\s*)*")
-_ADDRESS = re.compile(r"\S+:[0-9]{1,5}")
+_PATTERNS = {
+    "nccl-int": re.compile(r"\s*[+-]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\s*"),
+    "torch-int": re.compile(r"(?s)\s*[+-]?[0-9].*"),
+    "torch-bool": re.compile(r"(?i)y|yes|1|t|true|n|no|0|f|false"),
+    "thread-counts": re.compile(r"\s*\+?0*[1-9][0-9]*\s*(?:,\s*\+?0*[1-9][0-9]*\s*)*"),
+    "address": re.compile(r"\S+:[0-9]{1,5}"),
+}
+"""Values that a reader understands, by kind."""
 _RARE_LEVELS = {"NVB", "C2C", "P2C", "PXN"}
-_TORCH_BOOLEANS = {"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"}
 
 
 def _as_strtoll(value: str) -> int:
@@ -135,9 +136,7 @@ def _all_words_known(value: str, choices: tuple[str, ...]) -> bool:
 
 @cache
 def _table() -> _Table:
-    table = get_data(__name__, "settings.json")
-    assert table is not None
-    return msgspec.json.decode(table, type=_Table)
+    return read_table("settings.json", _Table)
 
 
 @cache

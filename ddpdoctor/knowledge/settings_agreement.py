@@ -24,100 +24,22 @@ def must_agree(name: str) -> bool:
     return known is not None and known.across == "equal"
 
 
-_ALGORITHM = "each rank picks algorithm and protocol by itself: those that pick another one hang, or mix up their data"
-_CHANNELS = "each rank makes as many channels as it was told, and waits on those that its peers don't have"
-_BUFFERS = "sender and receiver cut their data into pieces by their own sizes"
-_TRANSPORT = "this node speaks another transport than its peers, so that no connection forms"
-_PAIRS = "both ends of a connection count its queue pairs by their own setting"
-_LAZY = "ranks exchange their addresses in another way: init hangs on both sides"
+def why_apart(name: str) -> str:
+    """Why ranks that differ in that setting don't understand each other; "" where they do."""
+    known = known_settings().get(name)
+    return known.apart if known else ""
 
-PROTOCOL: dict[str, str] = {
-    # src/graph/tuning.cc: ncclTopoTuneModel reads them on each rank, after the last exchange.
-    "NCCL_ALGO": _ALGORITHM,
-    "NCCL_PROTO": _ALGORITHM,
-    "NCCL_TUNER_PLUGIN": _ALGORITHM,
-    "NCCL_TUNER_CONFIG_FILE": _ALGORITHM,
-    "NCCL_NTHREADS": _ALGORITHM,
-    # src/graph/connect.cc: ncclTopoPostset applies them on each rank, after the graphs were exchanged.
-    "NCCL_MIN_NCHANNELS": _CHANNELS,
-    "NCCL_MAX_NCHANNELS": _CHANNELS,
-    "NCCL_MIN_NRINGS": _CHANNELS,
-    "NCCL_MAX_NRINGS": _CHANNELS,
-    "NCCL_MIN_CTAS": _CHANNELS,
-    "NCCL_MAX_CTAS": _CHANNELS,
-    # src/init.cc: computeBuffSizes, from the setting alone.
-    "NCCL_BUFFSIZE": _BUFFERS,
-    "NCCL_LL_BUFFSIZE": _BUFFERS,
-    "NCCL_LL128_BUFFSIZE": _BUFFERS,
-    "NCCL_P2P_NET_CHUNKSIZE": _BUFFERS,
-    # src/plugin/net.cc: each rank takes the first network module that works and is allowed.
-    "NCCL_NET": _TRANSPORT,
-    "NCCL_NET_PLUGIN": _TRANSPORT,
-    "NCCL_IB_DISABLE": _TRANSPORT,
-    "FI_PROVIDER": _TRANSPORT,
-    "NCCL_SOCKET_FAMILY": "this node takes addresses of another family than its peers, and they can't connect",
-    "NCCL_IB_ADDR_FAMILY": "this node takes RoCE addresses of another family than its peers",
-    "NCCL_IB_ROCE_VERSION_NUM": "this node speaks another version of RoCE than its peers",
-    # src/transport/net_ib: localNqps and remoteNqps are both counted with the own parameter.
-    "NCCL_IB_QPS_PER_CONNECTION": _PAIRS,
-    "NCCL_IB_SPLIT_DATA_ON_QPS": _PAIRS,
-    # src/misc/socket.cc and src/bootstrap.cc.
-    "NCCL_SOCKET_MAGIC": "a connection that opens with another number is dropped without a word",
-    "NCCL_OOB_NET_ENABLE": "this node sets up its ring over another network than its peers",
-    "NCCL_COMM_ID": "this node goes to another meeting place than its peers",
-    # src/init.cc: the collNet and NVLS graphs are agreed on, but not that one side has none at all.
-    "NCCL_COLLNET_ENABLE": "this node and its peers don't agree whether the switches reduce",
-    # torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp.
-    "TORCH_NCCL_RANKS_PER_ROOT": "ranks wait for roots of NCCL that the others don't set up",
-    "TORCH_NCCL_BCAST_UNIQUEID": "ranks that don't take NCCL's id from the store have none",
-    "TORCH_NCCL_USE_COMM_NONBLOCKING": "ranks take part in NCCL's start in two different ways",
-    "TORCH_DIST_USE_NCCL2": "ranks use two different backends of NCCL",
-    "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "ranks use two different backends",
-    # Tried with torch 2.13, one rank with and one without: each of them hangs or fails, whichever rank has it.
-    "TORCH_DISTRIBUTED_DEBUG": "with DETAIL, ranks hold a second meeting to which the others don't come: init times out",
-    "TORCH_DIST_INIT_BARRIER": "ranks that have it wait at a barrier to which the others don't come: init times out",
-    "TORCH_GLOO_LAZY_INIT": _LAZY,
-    "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": _LAZY,
-    "GLOO_DEVICE_TRANSPORT": _TRANSPORT,
-}
-"""Settings by which ranks that differ don't understand each other, and why; files are those of NCCL 2.30.7."""
-
-_DEFAULTS = {
-    "NCCL_IB_DISABLE": "0",
-    "NCCL_OOB_NET_ENABLE": "0",
-    "NCCL_IB_QPS_PER_CONNECTION": "1",
-    "NCCL_IB_SPLIT_DATA_ON_QPS": "0",
-    "NCCL_IB_MERGE_NICS": "1",
-    "NCCL_BUFFSIZE": "4194304",
-    "NCCL_RUNTIME_CONNECT": "1",
-    "NCCL_PXN_DISABLE": "0",
-    "NCCL_CROSS_NIC": "2",
-    "NCCL_NVLS_ENABLE": "2",
-    "NCCL_RAS_ENABLE": "1",
-    "TORCH_NCCL_BLOCKING_WAIT": "0",
-    "NCCL_BLOCKING_WAIT": "0",
-    "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
-    "TORCH_NCCL_DESYNC_DEBUG": "0",
-    "TORCH_NCCL_BCAST_UNIQUEID": "1",
-    "TORCH_DIST_INIT_BARRIER": "0",
-    "TORCH_DIST_USE_NCCL2": "0",
-    "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "0",
-    "TORCH_GLOO_LAZY_INIT": "0",
-    "TORCH_DISTRIBUTED_DEBUG": "OFF",
-    "GLOO_DEVICE_TRANSPORT": "TCP",
-}
-"""What a reader takes where the variable isn't set: to set it to that changes nothing."""
 
 _BOOLEANS = {"y": "1", "yes": "1", "t": "1", "true": "1", "n": "0", "no": "0", "f": "0", "false": "0"}
 
 
 def meaning(name: str, value: str | None) -> str:
     """The value as its reader takes it, so that "ring" and "Ring", or no setting and the default, are the same."""
-    text = (value or "").strip() or _DEFAULTS.get(name, "")
+    known = known_settings().get(name)
+    text = (value or "").strip() or (known.default if known else "")
     if name == "TORCH_DISTRIBUTED_DEBUG":
         # INFO only writes more into the log.
         return "DETAIL" if text.upper() == "DETAIL" else "OFF"
-    known = known_settings().get(name)
     kind = known.kind if known else ""
     if kind == "torch-bool":
         return _BOOLEANS.get(text.lower(), text)
@@ -139,7 +61,7 @@ class Deviation(msgspec.Struct, frozen=True):
     @property
     def fatal(self) -> str:
         """Why ranks that differ in it don't understand each other; "" where they do."""
-        return PROTOCOL.get(self.name, "")
+        return why_apart(self.name)
 
     @property
     def of_nccl(self) -> bool:

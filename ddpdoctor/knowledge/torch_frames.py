@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from functools import cache
-from pkgutil import get_data
 from typing import Final
 
 import msgspec
@@ -17,6 +16,7 @@ import msgspec
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.hang import Frame, RankLook
 from ddpdoctor.knowledge.frameworks import phase_of
+from ddpdoctor.knowledge.tables import read_table
 
 
 class PlaceKind(Enum):
@@ -122,9 +122,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def _table() -> _Table:
-    content = get_data(__name__, "torch_frames.json")
-    assert content is not None
-    return msgspec.json.decode(content, type=_Table)
+    return read_table("torch_frames.json", _Table)
 
 
 def name_of(frame: Frame) -> str:
@@ -231,7 +229,7 @@ def where(place: StackPlace) -> str:
         PlaceKind.REMOTE: f"the wait for {place.what}",
         PlaceKind.CHILD: "the wait for another process",
     }
-    own = place.frame.function.rpartition(".")[2] if place.frame else ""
+    own = name_of(place.frame) if place.frame else ""
     what = names.get(place.where) or place.what or (own if own != "<module>" else "its script")
     phase = phase_of((frame.path, frame.function) for frame in place.path)
     what = f"{what} in {phase}" if phase else what

@@ -117,46 +117,53 @@ def best_tag(
     """
     gpus = list(capabilities)
     parsed = release(torch_version)
-    of_release = CUDA_TAGS.get((parsed.major, parsed.minor)) if parsed else None
+    tags = CUDA_TAGS.get((parsed.major, parsed.minor)) if parsed else None
     for tag in ("cu130", "cu129", "cu128", "cu126", "cu124", "cu121", "cu118"):
-        if of_release is None and tag not in ARCHITECTURES:
+        if tag not in (ARCHITECTURES if tags is None else tags):
             continue
-        if of_release is not None and tag not in of_release:
-            continue
-        if of_release is None and tag == "cu128" and all(gpu < (10, 0) for gpu in gpus):
+        if tags is None and tag == "cu128" and all(gpu < (10, 0) for gpu in gpus):
             continue  # cu126 holds newer releases; only Blackwell needs 12.8
-        cuda = tag_cuda(tag)
-        assert cuda is not None
-        if driver_cuda is not None and cuda[0] > driver_cuda[0]:
-            continue
-        oldest, newest = ARCHITECTURES.get(tag, ((5, 0), (9, 0)))
-        if all(oldest <= gpu <= newest for gpu in gpus):
+        if runs_here(tag, driver_cuda, gpus, ARCHITECTURES.get(tag, ((5, 0), (9, 0)))):
             return tag
     return None
 
 
-_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+def runs_here(
+    tag: str,
+    served: tuple[int, int] | None,
+    gpus: Iterable[tuple[int, int]],
+    architectures: tuple[tuple[int, int], tuple[int, int]],
+) -> bool:
+    """Whether wheels of an index, made for these architectures, run on a driver that serves this CUDA (None: not known) and on
+    GPUs of these compute capabilities."""
+    cuda = tag_cuda(tag)
+    assert cuda is not None
+    if served is not None and cuda[0] > served[0]:
+        return False
+    oldest, newest = architectures
+    return all(oldest <= gpu <= newest for gpu in gpus)
+
+
+ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
 def runs_on(capability: tuple[int, int], arch_list: Iterable[str], *, tegra: bool = False, jit: bool = True) -> bool:
     """Whether a binary with code for `arch_list` ("sm_80", "compute_90", "sm_90a") runs on that compute capability.
 
-    Machine code (sm_XY) runs within its major on the same or a higher minor; with the suffix "a" on that very GPU only.
+    Machine code (sm_XY) runs within its major on the same or a higher minor; with the suffix "a" either runs on that very GPU
+    only, with "f" within its major.
     Intermediate code (compute_XY) is compiled by the driver for any newer GPU, unless the driver is older than the CUDA
     it was made by (`jit` False). Tegra and desktop code don't mix, so a Jetson needs its own sm.
     Source: CUDA programming guide, "Binary Compatibility" and "PTX Compatibility".
     """
     for entry in arch_list:
-        found = _ARCHITECTURE.fullmatch(entry)
-        if not found:
+        found = ARCHITECTURE.fullmatch(entry)
+        if not found or (found[1] == "compute" and not jit):
             continue
-        code = (int(found[2]), int(found[3]))
-        if code == capability and (found[1] == "sm" or jit):
+        code, suffix = (int(found[2]), int(found[3])), found[4]
+        if code == capability:
             return True
-        if found[4] == "a":
-            continue
-        if found[1] == "sm" and not tegra and code[0] == capability[0] and code < capability:
-            return True
-        if found[1] == "compute" and jit and code < capability:
+        in_family = code[0] == capability[0] and not (tegra and found[1] == "sm")
+        if suffix != "a" and code < capability and (in_family or (found[1] == "compute" and suffix != "f")):
             return True
     return False

@@ -8,7 +8,7 @@ import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Process
-from ddpdoctor.knowledge.settings_agreement import PROTOCOL, meaning, must_agree
+from ddpdoctor.knowledge.settings_agreement import meaning, must_agree, why_apart
 from ddpdoctor.knowledge.version_agreement import to_agree_on
 
 MEETING_SETTINGS = {
@@ -90,7 +90,7 @@ def differences(ranks: Sequence[Process]) -> tuple[Difference, ...]:
             if name in settings or name not in MEETING_SETTINGS
         }
         if (why := _why_it_matters(name)) and _differ(name, values):
-            fatal = name in MEETING_SETTINGS or name in PROTOCOL
+            fatal = name in MEETING_SETTINGS or why_apart(name) != ""
             found.append(Difference(name=name, values=_by_value(values, ranks), fatal=fatal, why=why))
     return tuple(sorted(found, key=lambda difference: not difference.fatal))
 
@@ -101,7 +101,7 @@ def _why_it_matters(name: str) -> str:
         return SLOWEST
     if name in VISIBLE_SETTINGS:
         return SAME_FIRST
-    return MEETING_SETTINGS.get(name, "") or PROTOCOL.get(name, "") or (TUNING if must_agree(name) else "")
+    return MEETING_SETTINGS.get(name, "") or why_apart(name) or (TUNING if must_agree(name) else "")
 
 
 def _differ(name: str, values: Mapping[int, str | None]) -> bool:

@@ -13,7 +13,7 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.redaction import legible
 from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.processes import Process, ProcessRole, RankPlace, ThreadActivity
-from ddpdoctor.knowledge.settings_agreement import PROTOCOL, must_agree
+from ddpdoctor.knowledge.settings_agreement import must_agree
 from ddpdoctor.probes.accelerate import requested_processes
 from ddpdoctor.probes.environment import NAMES, for_facts, matters
 from ddpdoctor.probes.proc import PAGE, TICKS, Proc, Spent, user_name, variables
@@ -213,7 +213,7 @@ def tells_of_job(name: str) -> bool:
     """Whether a variable of that name tells which rank of which job another user's process is, or has to be alike on all ranks."""
     if name in USER_NAMES:
         return False
-    return name in NAMES or name in JOB_NAMES or name.startswith(JOB_PREFIXES) or must_agree(name) or name in PROTOCOL
+    return name in NAMES or name in JOB_NAMES or name.startswith(JOB_PREFIXES) or must_agree(name)
 
 
 def container_and_unit(cgroup: bytes) -> tuple[str, str]:

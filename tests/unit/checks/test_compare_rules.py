@@ -15,7 +15,7 @@ from ddpdoctor.facts.environment import Setting
 from ddpdoctor.facts.fleet import Fleet, Node
 from ddpdoctor.facts.rdma import Gid, RdmaPort
 from ddpdoctor.knowledge.known_settings import known_settings
-from ddpdoctor.knowledge.settings_agreement import PROTOCOL, deviations, meaning
+from ddpdoctor.knowledge.settings_agreement import deviations, meaning
 from ddpdoctor.knowledge.version_agreement import (
     stores_meet,
     to_agree_on,
@@ -105,7 +105,7 @@ def test_a_deviation_names_both_sides_and_leaves_out_what_is_the_node_s_own_affa
 
 
 def test_every_setting_with_a_reason_is_one_that_must_agree() -> None:
-    assert {name for name in PROTOCOL if known_settings()[name].across != "equal"} == set()
+    assert {one.across for one in known_settings().values() if one.apart} == {"equal"}
     assert {one.across for one in known_settings().values()} == {"", "equal", "per-node"}
 
 

@@ -28,9 +28,9 @@ from ddpdoctor.knowledge.building import (
     rejects,
     serves,
     too_new,
-    torch_index,
     wheel_fix,
 )
+from ddpdoctor.knowledge.wheels import index_options
 from tests.support.fixture_hosts import healthy_facts, to_snapshot
 
 GIB = 1024**3
@@ -239,5 +239,5 @@ def test_compilers_come_from_this_hosts_own_packages(os_id: str, architecture: s
     ],
 )
 def test_where_this_torch_came_from(version: str, tail: str) -> None:
-    found = torch_index(Torch(installed=True, version=version))
+    found = index_options(version)
     assert found == (("--index-url", f"https://download.pytorch.org/whl/{tail}") if tail else ())
