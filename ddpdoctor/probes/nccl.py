@@ -15,12 +15,13 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.base.text import dotted
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.nccl import Nccl
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.facts.target_python import TargetPython
-from ddpdoctor.knowledge.interface_choice import NEWEST, gloo_choice, interface_with, nccl_choices
+from ddpdoctor.knowledge.interface_choice import gloo_choice, interface_with, nccl_choices, version_of
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import isfile
 from ddpdoctor.probes.nvidia_libraries import nccl_inquiry
@@ -45,35 +46,11 @@ _WORDS = re.compile(
 )
 
 
-class NcclAnswer(msgspec.Struct, frozen=True):
-    """Answer of the library. `version` as a tuple, (2, 28, 9); `status` is ncclResult_t."""
-
-    version: tuple[int, ...]
-    status: int
-    interface: str | None
-    address: str | None
-    log: str
-
-
 def probe(context: Context) -> Nccl | Unknown:
     library = find_library(context)
     asked = _ask(library, context) if library else None
     network = context.facts(Network)
-    answer = _read(asked.wait(SECONDS), network) if asked else None
-    if isinstance(answer, Unknown):
-        found = Nccl(library=str(library), version=answer, answer_status=answer)
-    elif answer:
-        found = Nccl(
-            library=str(library),
-            version=".".join(str(part) for part in answer.version),
-            answer_status=answer.status,
-            answer_address=answer.address,
-            answer_interface=answer.interface,
-            answer_log=answer.log,
-        )
-    else:
-        found = Nccl()
-    return _predict(context, found, network, answer.version if isinstance(answer, NcclAnswer) else NEWEST)
+    return _predict(context, _understand(str(library), asked.wait(SECONDS), network) if asked else Nccl(), network)
 
 
 def find_library(context: Context) -> Path | None:
@@ -115,31 +92,34 @@ def _python_for(library: Path, context: Context) -> str:
         return sys.executable  # Which won't be started.
 
 
-def _read(ended: EndedProgram, network: Network | Unknown) -> NcclAnswer | Unknown:
-    if ended.failed_to_start:
-        return Unknown(f"libnccl could not be asked: {ended.failed_to_start}")
-    if ended.timed_out:
-        return Unknown(f"libnccl gave no answer within {SECONDS:.0f} s")
-    if ended.signal_name:
-        return Unknown(f"libnccl died of {ended.signal_name} when asked")
+def _understand(library: str, ended: EndedProgram, network: Network | Unknown) -> Nccl:
     log, mark, line = ended.stdout.decode("utf-8", "replace").rpartition(nccl_inquiry.MARK)
     try:
         said = json.loads(line) if mark else {"error": f"exit code {ended.returncode}"}
     except ValueError:
         said = {"error": "an answer that isn't JSON"}
-    if "error" in said:
-        return Unknown(f"libnccl could not be asked: {said['error']}")
-    return _understand(int(said["version"]), int(said["status"]), bytes.fromhex(said["id"]), log, network)
-
-
-def _understand(version: int, status: int, unique: bytes, log: str, network: Network | Unknown) -> NcclAnswer:
+    failure = f"could not be asked: {ended.failed_to_start or said['error']}" if "error" in said else ""
+    if ended.timed_out:
+        failure = f"gave no answer within {SECONDS:.0f} s"
+    elif ended.signal_name:
+        failure = f"died of {ended.signal_name} when asked"
+    if failure:
+        why = Unknown(f"libnccl {failure}")
+        return Nccl(library=library, version=why, answer_status=why)
     interfaces = network.interfaces if isinstance(network, Network) else ()
     using = _USING.search(log)
     # With NCCL_COMM_ID set, the id holds that address instead of ours; so NCCL's own words go first.
-    address = using[2].partition("%")[0] if using else (address_in(unique) if status == 0 else None)
-    interface = using[1] if using else (interface_with(address, interfaces) if address else None)
+    own_words = using[2].partition("%")[0] if using else None
+    address = own_words or (address_in(bytes.fromhex(said["id"])) if said["status"] == 0 else None)
     words = "\n".join(dict.fromkeys(found[0].strip() for found in _WORDS.finditer(log)))
-    return NcclAnswer(version_tuple(version), status, interface, address, words[:MAX_LOG_LENGTH])
+    return Nccl(
+        library=library,
+        version=dotted(version_tuple(int(said["version"]))),
+        answer_status=int(said["status"]),
+        answer_address=address,
+        answer_interface=using[1] if using else (interface_with(address, interfaces) if address else None),
+        answer_log=words[:MAX_LOG_LENGTH],
+    )
 
 
 def version_tuple(number: int) -> tuple[int, int, int]:
@@ -159,7 +139,7 @@ def address_in(unique: bytes) -> str | None:
     return None
 
 
-def _predict(context: Context, found: Nccl, network: Network | Unknown, version: tuple[int, ...]) -> Nccl:
+def _predict(context: Context, found: Nccl, network: Network | Unknown) -> Nccl:
     if isinstance(network, Unknown):
         return msgspec.structs.replace(found, predicted_interface=network, gloo_interface=network)
     settings = context.facts(Environment)
@@ -173,7 +153,7 @@ def _predict(context: Context, found: Nccl, network: Network | Unknown, version:
         ifname=setting("NCCL_SOCKET_IFNAME"),
         family=setting("NCCL_SOCKET_FAMILY"),
         comm_id=setting("NCCL_COMM_ID"),
-        version=version,
+        version=version_of(found.version),
     )
     own = network.own_name.addresses if isinstance(network.own_name, Resolution) else ()
     gloo = gloo_choice(network.interfaces, own, ifname=context.environ.get("GLOO_SOCKET_IFNAME", ""))

@@ -70,6 +70,11 @@ class EndedProgram(msgspec.Struct, frozen=True):
                 continue
         return [answer for answer in found if isinstance(answer, dict)]
 
+    @property
+    def answers(self) -> dict[str, Any]:
+        """These objects put together, of one name the last."""
+        return {name: value for answer in self.json_objects() for name, value in answer.items()}
+
 
 MAX_WAIT_SECONDS = 1_000_000
 """Of one system call; the kernel counts milliseconds in 31 bits."""

@@ -17,24 +17,30 @@ class Question(Generic[T]):
     """A call in a thread of its own, which may never come back."""
 
     def __init__(self, call: Callable[[], T], seconds: float) -> None:
+        self._call = call
         self._answer: list[T] = []
+        self._failure: Exception | None = None
         self._until = time.monotonic() + seconds
-        self._thread = threading.Thread(target=lambda: self._answer.append(call()), daemon=True)
+        self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
 
+    def _ask(self) -> None:
+        try:
+            self._answer.append(self._call())
+        except Exception as failure:
+            self._failure = failure
+
     def answer(self, otherwise: D) -> T | D:
-        """Wait for what the call gives; `otherwise` where that takes longer than it may."""
+        """Return or raise what the call does; `otherwise` where that takes longer than it may."""
         self._thread.join(max(0.0, self._until - time.monotonic()))
+        if self._failure:
+            raise self._failure
         return self._answer[0] if self._answer else otherwise
 
 
 def within(seconds: float, make: Callable[[], T]) -> T | Unknown:
-    """Return what `make()` reads from files, unless their file system takes too long."""
-
-    def work() -> T | Unknown:
-        try:
-            return make()
-        except OSError as error:
-            return Unknown(error.strerror or str(error))
-
-    return Question(work, seconds).answer(Unknown(f"the file system did not answer within {seconds:.0f} s"))
+    """Return what `make()` reads from files, unless their file system takes too long, or forbids it."""
+    try:
+        return Question(make, seconds).answer(Unknown(f"the file system did not answer within {seconds:.0f} s"))
+    except OSError as error:
+        return Unknown(error.strerror or str(error))

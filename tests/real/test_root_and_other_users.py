@@ -195,7 +195,7 @@ def test_her_libraries_are_not_loaded(shared: Path, eve: User) -> None:
 
     context = Context(sys.executable, environ={"LD_LIBRARY_PATH": str(folder), "PATH": "/usr/bin:/bin"})
     nccl._ask(folder / "libnccl.so.2", context).wait(10)
-    libcuda.start(context).wait()
+    libcuda.ask(context)
     nvml.ask(context)
     assert ran_as(shared) <= {eve.uid}
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 import msgspec
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.probes import subprocesses
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.library_search import can_be_found
 from ddpdoctor.probes.nvidia_libraries import libcuda_inquiry
+from ddpdoctor.probes.subprocesses import EndedProgram, run
 
 SECONDS = 10.0
 """How long loading libcuda and cuInit may take together."""
@@ -29,32 +28,13 @@ class CudaAnswers(msgspec.Struct, frozen=True, kw_only=True):
     end: str = ""
 
 
-class AskedLibcuda:
-    """A question to libcuda under way; `wait()` gives the answers."""
-
-    def __init__(self, started: subprocesses.StartedProgram | None) -> None:
-        self._started = started
-        self._since = time.monotonic()
-
-    def wait(self) -> CudaAnswers:
-        """Wait until the 10 s since the start are over, at most."""
-        if self._started is None:
-            return CudaAnswers()
-        return _read(self._started.wait(max(0.1, self._since + SECONDS - time.monotonic())))
-
-
-def start(context: Context) -> AskedLibcuda:
-    """Start asking, if there is a libcuda.so.1 at all."""
+def ask(context: Context) -> CudaAnswers:
+    """Ask, if there is a libcuda.so.1 at all."""
     if not can_be_found(context, "libcuda.so.1"):
-        return AskedLibcuda(None)
+        return CudaAnswers()
     environ = {name: value for name, value in context.environ.items() if name not in HIDING_SETTINGS}
-    return AskedLibcuda(subprocesses.start([sys.executable, "-I", "-S", libcuda_inquiry.__file__], environ=environ))
-
-
-def _read(ended: subprocesses.EndedProgram) -> CudaAnswers:
-    answers: dict[str, Any] = {}
-    for answer in ended.json_objects():
-        answers.update(answer)
+    ended = run([sys.executable, "-I", "-S", libcuda_inquiry.__file__], SECONDS, environ=environ)
+    answers = ended.answers
     why = Unknown(_failure(ended, answers))
     version = answers.get("version", why)
     return CudaAnswers(
@@ -65,7 +45,7 @@ def _read(ended: subprocesses.EndedProgram) -> CudaAnswers:
     )
 
 
-def _failure(ended: subprocesses.EndedProgram, answers: dict[str, Any]) -> str:
+def _failure(ended: EndedProgram, answers: dict[str, Any]) -> str:
     doing = "cuInit" if "version" in answers else "cuDriverGetVersion" if "path" in answers else "loading libcuda"
     if ended.timed_out:
         return f"{doing} did not end within {SECONDS:.0f} s"

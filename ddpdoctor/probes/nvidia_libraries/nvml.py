@@ -53,13 +53,8 @@ def _ask(context: Context) -> NvmlAnswers:
     origin = Path(module.origin)
     folder = origin.parent.parent if module.submodule_search_locations else origin.parent
     command = [sys.executable, "-I", "-S", nvml_inquiry.__file__, str(folder)]
-    return _read(run(command, SECONDS, environ=context.environ))
-
-
-def _read(ended: EndedProgram) -> NvmlAnswers:
-    answers: dict[str, Any] = {}
-    for answer in ended.json_objects():
-        answers.update(answer)
+    ended = run(command, SECONDS, environ=context.environ)
+    answers = ended.answers
     system = answers.get("system", {})
     return NvmlAnswers(
         status=answers.get("init"),
