@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddpdoctor.base.unknown import Facts, Unknown
+from ddpdoctor.probes.files import names_in
 
 G = TypeVar("G", bound=Facts)
 
@@ -92,10 +93,7 @@ class Context:
 
     def names(self, absolute: str) -> list[str]:
         """Names in a folder, mlx5_10 behind mlx5_9; none where it can't be read."""
-        try:
-            return sorted(os.listdir(self.path(absolute)), key=by_number)  # noqa: PTH208 (names are enough)
-        except OSError:
-            return []
+        return sorted(names_in(self.path(absolute)), key=by_number)
 
     def runs(self, name: str) -> bool:
         """Whether a process of that name runs; the kernel keeps 15 letters."""

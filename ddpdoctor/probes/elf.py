@@ -14,15 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
 from ddpdoctor.probes.files import open_regular
 
 FILE_HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
 SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 WITHOUT_BYTES = 8
 """The type of a section that takes no room in the file (SHT_NOBITS)."""
-LONGEST_NAME = 100
+MAX_NAME_BYTES = 100
 """Bytes of a section's name that are read; in a broken file it may not end."""
 SYMBOL = struct.Struct("<IBBHQQ")
 GLOBAL = 1
@@ -35,21 +33,12 @@ FATBIN_HEADER = struct.Struct("<IHHQ")
 ENTRY_HEADER = struct.Struct("<HHIQ")
 MAX_COPY = 512 << 20
 """Bytes of a section that is read as a whole."""
-MOST_ENTRIES = 20_000
+MAX_ENTRIES = 20_000
 """A fat binary with more pieces isn't read to its end; touching each costs a page from the disk."""
 
 
 class NotElf(Exception):
     """The file can't be read as a 64-bit little-endian ELF shared object; says why."""
-
-
-class Parsed(msgspec.Struct, frozen=True):
-    """Dynamic section and symbols of one shared object."""
-
-    needed: tuple[str, ...] = ()
-    undefined: tuple[str, ...] = ()
-    """Strong undefined symbols in torch's namespaces."""
-    glibcxx: str = ""
 
 
 def sections(data: mmap.mmap) -> dict[str, tuple[int, int]]:
@@ -65,7 +54,7 @@ def sections(data: mmap.mmap) -> dict[str, tuple[int, int]]:
     start = headers[names][4] if headers else 0
     found = {}
     for name, kind, _, _, offset, length, *_ in headers:
-        text, _, _ = data[start + name : start + name + LONGEST_NAME].partition(b"\0")
+        text, _, _ = data[start + name : start + name + MAX_NAME_BYTES].partition(b"\0")
         found[text.decode("utf-8", "replace")] = (0, 0) if kind == WITHOUT_BYTES else (offset, offset + length)
     return found
 
@@ -133,16 +122,12 @@ class SharedLibrary:
         """A section's bytes, b"" where there is no such section."""
         return self._bytes(*self._span(name))
 
-    def undefined(self, wanted: re.Pattern[str] = TORCH_NAMESPACES) -> tuple[str, ...]:
-        """Strong undefined symbols whose names match."""
+    def undefined(self) -> tuple[str, ...]:
+        """Strong undefined symbols in torch's namespaces."""
         start, end = self._span(".dynsym")
-        found = []
-        for name, info, _, section, _, _ in SYMBOL.iter_unpack(self._bytes(start, end - (end - start) % SYMBOL.size)):
-            if section == 0 and info >> 4 == GLOBAL:
-                text = self._string(name)
-                if wanted.match(text):
-                    found.append(text)
-        return tuple(found)
+        symbols = SYMBOL.iter_unpack(self._bytes(start, end - (end - start) % SYMBOL.size))
+        names = (self._string(name) for name, info, _, section, *_ in symbols if section == 0 and info >> 4 == GLOBAL)
+        return tuple(name for name in names if TORCH_NAMESPACES.match(name))
 
     def exports(self, name: str) -> bool | None:
         """Whether it defines that symbol, by its GNU hash table; None where it has no such table.
@@ -188,12 +173,9 @@ class SharedLibrary:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """GPUs in the fat binary, sorted; empty without one, or when it has more than `MOST_ENTRIES` pieces."""
+        """GPUs in the fat binary, sorted; empty without one, or when it has more than `MAX_ENTRIES` pieces."""
         start, end = self._span(".nv_fatbin")
         return fatbin_architectures(self._data, start, end)
-
-    def parsed(self) -> Parsed:
-        return Parsed(self.needed, self.undefined(), self.glibcxx)
 
 
 def gnu_hash(name: str) -> int:
@@ -226,7 +208,7 @@ def fatbin_architectures(data: bytes | mmap.mmap, start: int, end: int) -> tuple
             suffix = "a" if flags & 0x100000 else "f" if flags & 0x200000 else ""
             found.add((number, suffix, "compute" if kind == 1 else "sm"))
             count += 1
-            if count > MOST_ENTRIES:
+            if count > MAX_ENTRIES:
                 return ()
             entry += entry_header + payload
         position = data.find(FATBIN_MAGIC, max(stop, position + 8), end)

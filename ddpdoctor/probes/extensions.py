@@ -7,14 +7,17 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
+
+import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.extensions import Apex, Extension, Extensions, SharedObject
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, SharedLibrary, opened
-from ddpdoctor.probes.files import isdir, isfile
-from ddpdoctor.probes.site_packages import TORCH_LIBRARY, SitePackages, names_in, site_packages
+from ddpdoctor.probes.files import isdir, isfile, names_in
+from ddpdoctor.probes.site_packages import TORCH_LIBRARY, SitePackages, site_packages
 
 PACKAGES = (
     "causal_conv1d", "deepspeed", "detectron2", "fairseq", "flash_attn", "flash_attn_3", "fused_kernels", "gsplat",
@@ -37,8 +40,8 @@ APEX_MODULE = re.compile(
 """Modules that Apex's setup.py puts directly into site-packages."""
 
 FILE_NAME = re.compile(r"(?P<module>[^.]+)(?:\.(?P<tag>(?:cpython|pypy)-?\w+|abi3)(?:-[\w-]+)?)?\.so")
-MOST_OBJECTS = 200
-MOST_SYMBOLS = 20
+MAX_OBJECTS = 200
+MAX_SYMBOLS = 20
 
 
 def probe(context: Context) -> Extensions | Unknown:
@@ -62,18 +65,11 @@ class _Reader:
     def __init__(self, stack: ExitStack, paths: dict[str, Path]) -> None:
         self._stack = stack
         self._paths = paths
-        self._libraries: list[SharedLibrary] | None = None
 
+    @cached_property
     def _torch(self) -> list[SharedLibrary]:
-        if self._libraries is None:
-            self._libraries = [library for path in self._paths.values() for library in self._open(path)]
-        return self._libraries
-
-    def _open(self, path: Path) -> Iterator[SharedLibrary]:
-        try:
-            yield self._stack.enter_context(opened(path))
-        except NotElf:
-            return
+        libraries = (_opened(self._stack, path) for path in self._paths.values())
+        return [library for library in libraries if isinstance(library, SharedLibrary)]
 
     def read(self, paths: list[Path], base: Path, *, architectures: bool = False) -> tuple[SharedObject, ...]:
         """Those of the paths that link to torch or can't be read; what one of them exports isn't missing in another.
@@ -81,64 +77,49 @@ class _Reader:
         architectures: walk their fat binaries too, which for the largest packages are thousands of pages on the disk.
         """
         with ExitStack() as stack:
-            libraries: dict[Path, SharedLibrary] = {}
-            broken: dict[Path, str] = {}
-            for path in paths:
-                try:
-                    libraries[path] = stack.enter_context(opened(path))
-                except NotElf as error:
-                    broken[path] = str(error)
-            objects = []
-            for path in paths:
-                try:
-                    one = (
-                        _described(path, base, broken[path])
-                        if path in broken
-                        else self._one(path, base, libraries, architectures)
-                    )
-                except NotElf as error:
-                    one = _described(path, base, str(error))
-                if one is not None:
-                    objects.append(one)
-            return tuple(objects)
+            libraries = {path: _opened(stack, path) for path in paths}
+            objects = (self._describe(path, base, libraries, architectures) for path in paths)
+            return tuple(shared_object for shared_object in objects if shared_object is not None)
 
-    def _one(
-        self, path: Path, base: Path, beside: dict[Path, SharedLibrary], architectures: bool
+    def _describe(
+        self, path: Path, base: Path, libraries: dict[Path, SharedLibrary | str], architectures: bool
     ) -> SharedObject | None:
-        library = beside[path]
-        found = library.parsed()
-        ours = [name for name in found.needed if TORCH_LIBRARY.fullmatch(name)]
-        if not ours and not found.undefined:
-            return None
-        exporters = [*self._torch(), *(version for name, version in beside.items() if name != path)]
-        undefined = [
-            name
-            for name in found.undefined
-            if self._torch() and not any(exporter.exports(name) in (True, None) for exporter in exporters)
-        ]
-        described = _described(path, base, "")
-        return SharedObject(
-            path=described.path,
-            module=described.module,
-            python_tag=described.python_tag,
-            needed=found.needed,
-            missing=tuple(name for name in ours if self._paths and name not in self._paths),
-            undefined=tuple(undefined[:MOST_SYMBOLS]),
-            architectures=library.architectures if architectures else (),
-            glibcxx=found.glibcxx,
-        )
+        name = FILE_NAME.fullmatch(path.name)
+        module = ".".join([*path.relative_to(base).parent.parts, name["module"] if name else path.stem])
+        described = SharedObject(path=str(path), module=module, python_tag=(name["tag"] or "") if name else "")
+        library = libraries[path]
+        if isinstance(library, str):
+            return msgspec.structs.replace(described, error=library)
+        try:
+            needed, undefined = library.needed, library.undefined()
+            ours = [name for name in needed if TORCH_LIBRARY.fullmatch(name)]
+            if not ours and not undefined:
+                return None
+            beside = (other for other in libraries.values() if other is not library and not isinstance(other, str))
+            exporters = [*self._torch, *beside]
+            lacking = [
+                name
+                for name in undefined
+                if self._torch and not any(exporter.exports(name) in (True, None) for exporter in exporters)
+            ]
+            return msgspec.structs.replace(
+                described,
+                needed=needed,
+                missing=tuple(name for name in ours if self._paths and name not in self._paths),
+                undefined=tuple(lacking[:MAX_SYMBOLS]),
+                architectures=library.architectures if architectures else (),
+                glibcxx=library.glibcxx,
+            )
+        except NotElf as error:
+            return msgspec.structs.replace(described, error=str(error))
 
 
-def _described(path: Path, base: Path, error: str) -> SharedObject:
-    name = FILE_NAME.fullmatch(path.name)
-    module = name["module"] if name else path.stem
-    parents = path.relative_to(base).parent.parts
-    return SharedObject(
-        path=str(path),
-        module=".".join([*parents, module]),
-        python_tag=(name["tag"] or "") if name else "",
-        error=error,
-    )
+def _opened(stack: ExitStack, path: Path) -> SharedLibrary | str:
+    """The open library, or why it can't be read."""
+    try:
+        return stack.enter_context(opened(path))
+    except NotElf as error:
+        return str(error)
 
 
 def _shared_objects(folder: Path) -> list[Path]:
@@ -147,9 +128,9 @@ def _shared_objects(folder: Path) -> list[Path]:
     for parent, folders, files in os.walk(folder):
         folders.sort()
         found += [Path(parent) / name for name in sorted(files) if name.endswith(".so")]
-        if len(found) >= MOST_OBJECTS:
+        if len(found) >= MAX_OBJECTS:
             break
-    return found[:MOST_OBJECTS]
+    return found[:MAX_OBJECTS]
 
 
 def _apexes(site: SitePackages, reader: _Reader) -> Iterator[Apex]:

@@ -1,8 +1,19 @@
 """Looking at files that anybody may have made. Unlike pathlib's, `exists`, `isdir` and `isfile` never raise: not where a folder on
 the way may not be entered, and not for names that are too long or no names at all, all of which settings may hold."""
 
+from __future__ import annotations
+
+import os
 from os.path import exists, isdir, isfile
 
 from ddpdoctor.base.regular_files import NotRegularError, open_regular, read_start
 
-__all__ = ["NotRegularError", "exists", "isdir", "isfile", "open_regular", "read_start"]
+__all__ = ["NotRegularError", "exists", "isdir", "isfile", "names_in", "open_regular", "read_start"]
+
+
+def names_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Names in a folder, sorted; nothing where it can't be read."""
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 (names are enough)
+    except OSError:
+        return []

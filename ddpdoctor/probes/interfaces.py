@@ -92,7 +92,11 @@ def _addresses(links: dict[int, _Link]) -> Iterator[tuple[str, int, str]]:
 
 
 def _dump(question: int, body: struct.Struct) -> Iterator[tuple[tuple[int, ...], dict[int, bytes]]]:
-    """Ask the kernel for a whole table: of each row the fields of its head, and its attributes by their number."""
+    """Ask the kernel for a whole table: of each row the fields of its head, and its attributes by their number.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_ROUTE) as kernel:
         kernel.settimeout(NETLINK_SECONDS)
         kernel.send(HEADER.pack(HEADER.size + body.size, question, NLM_F_REQUEST_DUMP, 1, 0) + bytes(body.size))

@@ -14,14 +14,14 @@ from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.knowledge.wheels import CUDA_WHEELS
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.elf import NotElf, opened
-from ddpdoctor.probes.files import exists
+from ddpdoctor.probes.files import exists, names_in
 from ddpdoctor.probes.library_search import (
     DEFAULT_FOLDERS,
     library_path,
     loader_cache,
-    names_in,
     place,
     preloaded,
+    shared_objects_in,
     targets_libstdcxx,
 )
 from ddpdoctor.probes.target_python.asking import SECONDS, Answer, ask, maybe, why_silent
@@ -84,7 +84,7 @@ def _loaded(interpreter: Answer, imported: Answer | None) -> tuple[Library, ...]
 def _in_folder(context: Context, folder: str) -> Iterator[Library]:
     """One of each name: of libx.so, libx.so.1 and libx.so.1.2 the one that the loader would ask for."""
     best: dict[str, Library] = {}
-    for name in names_in(context, folder):
+    for name in shared_objects_in(context, folder):
         if RELEVANT.match(name):
             one = library(str(Path(folder, name)), place(context, folder) / name)
             if one.soname not in best or name == one.soname:
@@ -97,17 +97,10 @@ def _bundled(interpreter: Answer) -> Iterator[Library]:
     versions = _package_versions(interpreter)
     seen: set[str] = set()
     for folder in _bundled_folders(interpreter):
-        for name in sorted(_names(folder)):
+        for name in names_in(folder):
             if RELEVANT.match(name) and (one := library(str(folder / name))).real_path not in seen:
                 seen.add(one.real_path)
                 yield one if one.version else msgspec.structs.replace(one, version=versions.get(stem(name), ""))
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208 (names are enough)
-    except OSError:
-        return []
 
 
 def _bundled_folders(interpreter: Answer) -> list[Path]:
@@ -115,7 +108,7 @@ def _bundled_folders(interpreter: Answer) -> list[Path]:
     folders = [
         Path(packages) / "nvidia" / component / "lib"
         for packages in told["site_packages"]
-        for component in sorted(_names(Path(packages) / "nvidia"))
+        for component in names_in(Path(packages) / "nvidia")
     ]
     if (torch := _torch_folder(interpreter)) is not None:
         folders.append(torch / "lib")
@@ -202,9 +195,9 @@ def _missing(context: Context, interpreter: Answer, bundled: Iterable[Library]) 
         return ()
     cache = loader_cache(context)
     folders = [*library_path(context), *DEFAULT_FOLDERS, interpreter.told["base_prefix"] + "/lib"]
-    had = {name for folder in folders for name in names_in(context, folder)}
+    had = {name for folder in folders for name in shared_objects_in(context, folder)}
     had.update(() if isinstance(cache, Unknown) else cache)
-    ours = {name: folder / name for folder in reversed(_bundled_folders(interpreter)) for name in _names(folder)}
+    ours = {name: folder / name for folder in reversed(_bundled_folders(interpreter)) for name in names_in(folder)}
     waiting = [ours[name] for name in TORCH_LIBRARIES if name in ours]
     seen, missing = set(waiting), set()
     while waiting:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.files import exists, isdir
+from ddpdoctor.probes.files import exists, isdir, names_in
 
 CACHE = "/etc/ld.so.cache"
 CACHE_MAGIC = b"glibc-ld.so.cache1.1"
@@ -37,12 +37,9 @@ def place(context: Context, path: str) -> Path:
     return context.path(str(Path(path).absolute()))
 
 
-def names_in(context: Context, folder: str) -> list[str]:
+def shared_objects_in(context: Context, folder: str) -> list[str]:
     """File names of shared objects in a folder, sorted; nothing where it can't be read."""
-    try:
-        return sorted(name for name in os.listdir(place(context, folder)) if ".so" in name)  # noqa: PTH208
-    except OSError:
-        return []
+    return [name for name in names_in(place(context, folder)) if ".so" in name]
 
 
 def loader_cache(context: Context) -> dict[str, str] | Unknown:
@@ -90,16 +87,14 @@ def targets_libstdcxx(context: Context, base_prefix: str) -> str | Unknown | Non
             return path
     if isdir(Path(base_prefix, "conda-meta")) and exists(own):
         return str(own)
-    for folder in library_path(context):
-        if exists(place(context, folder).joinpath(name)):
-            return str(Path(folder, name))
     cache = loader_cache(context)
-    if not isinstance(cache, Unknown) and name in cache:
-        return cache[name]
-    for folder in DEFAULT_FOLDERS:
-        if exists(place(context, folder).joinpath(name)):
-            return str(Path(folder, name))
-    return cache if isinstance(cache, Unknown) else None
+    known = {} if isinstance(cache, Unknown) else cache
+    in_settings, by_default = (
+        next((str(Path(folder, name)) for folder in folders if exists(place(context, folder) / name)), None)
+        for folders in (library_path(context), DEFAULT_FOLDERS)
+    )
+    found = in_settings or known.get(name) or by_default
+    return cache if found is None and isinstance(cache, Unknown) else found
 
 
 def can_be_found(context: Context, name: str) -> bool:

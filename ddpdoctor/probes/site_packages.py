@@ -5,7 +5,6 @@ Reads names only, so that it needn't wait for the target Python's import of torc
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import msgspec
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.files import isfile
+from ddpdoctor.probes.files import isfile, names_in
 
 METADATA = re.compile(r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>[0-9][^-]*)(?:-[^/]*)?\.(?:dist|egg)-info")
 
@@ -54,14 +53,6 @@ class SitePackages(msgspec.Struct, frozen=True):
 def normalised(name: str) -> str:
     """A distribution's name as PEP 503 compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def names_in(folder: Path) -> list[str]:
-    """Names in a folder, sorted; nothing where it can't be read."""
-    try:
-        return sorted(os.listdir(folder))  # noqa: PTH208 (names are enough)
-    except OSError:
-        return []
 
 
 def site_packages(context: Context) -> SitePackages | Unknown:

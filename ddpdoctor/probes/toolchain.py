@@ -13,10 +13,10 @@ from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.toolchain import Compiler, Consumer, Nvcc, Toolchain
 from ddpdoctor.probes import subprocesses
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.files import exists, isdir, isfile, read_start
+from ddpdoctor.probes.files import exists, isdir, isfile, names_in, read_start
 from ddpdoctor.probes.library_search import place
 from ddpdoctor.probes.programs import find_program
-from ddpdoctor.probes.site_packages import SitePackages, names_in, site_packages
+from ddpdoctor.probes.site_packages import SitePackages, site_packages
 
 SECONDS = 8.0
 """For all commands together; nvcc and compilers answer in hundredths, unless a network file system sleeps."""

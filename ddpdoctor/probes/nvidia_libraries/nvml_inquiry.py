@@ -20,7 +20,7 @@ NO_ANSWER = {3: "not supported by this GPU or driver", 4: "needs more rights", 1
 """Codes by which NVML declines one question although the GPU is well."""
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND = 2, 3, 4, 6, 13
 
-NOT_TOLD = {"type": "unknown", "reason": "the driver doesn't tell what each process holds"}
+NOT_TOLD = "the driver doesn't tell what each process holds"
 
 COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
 FABRIC_STATES = ("not-supported", "not-started", "in-progress", "completed")
@@ -57,6 +57,10 @@ def tell(what: str, value: object, **more: object) -> None:
     print(json.dumps({what: value, **more}), flush=True)
 
 
+def unknown(reason: str) -> dict[str, str]:
+    return {"type": "unknown", "reason": reason}
+
+
 def word(words: tuple[str, ...], number: int) -> str:
     return words[number] if 0 <= number < len(words) else f"unknown ({number})"
 
@@ -73,23 +77,25 @@ class NvmlGpu:
 
     def ask(self, field: str, question: Callable[[], Any], otherwise: object = None) -> None:
         """Note the answer; or `otherwise`, or why there is none."""
+        self.ask_for((field,), lambda: (question(),), otherwise)
+
+    def ask_for(self, fields: tuple[str, ...], question: Callable[[], Any], otherwise: object = None) -> None:
+        """Note the answers to several fields at once, or why there are none."""
         if self.answers["lost"]:
             return
         try:
-            answer = question()
+            self.answers.update(zip(fields, question(), strict=True))
+            return
         except self.nvml.NVMLError as error:
             if error.value not in NO_ANSWER:
-                self.answers["error"] = self.answers["error"] or f"{message(self.nvml, error)} ({field})"
+                self.answers["error"] = self.answers["error"] or f"{message(self.nvml, error)} ({fields[0]})"
                 self.answers["lost"] = error.value == GPU_IS_LOST
             reason = NO_ANSWER.get(error.value) or message(self.nvml, error)
         except AttributeError:
             reason = "the installed nvidia-ml-py is too old to ask"
         except Exception as crash:
             reason = f"{type(crash).__name__}: {crash}"
-        else:
-            self.answers[field] = answer
-            return
-        self.answers[field] = {"type": "unknown", "reason": reason} if otherwise is None else otherwise
+        self.answers.update(dict.fromkeys(fields, unknown(reason) if otherwise is None else otherwise))
 
     def look(self) -> None:
         nvml, index = self.nvml, self.answers["index"]
@@ -99,54 +105,41 @@ class NvmlGpu:
             self.forbidden = error.value == NO_PERMISSION
             self.answers.update(lost=error.value == GPU_IS_LOST, error=f"{message(nvml, error)} (handle)")
             return
-        get = nvml
-        self.ask("bus_id", lambda: sysfs_address(get.nvmlDeviceGetPciInfo(handle)), "")
-        self.ask("name", lambda: get.nvmlDeviceGetName(handle), "")
-        self.ask("uuid", lambda: get.nvmlDeviceGetUUID(handle), "")
-        self.ask("compute_capability", lambda: get.nvmlDeviceGetCudaComputeCapability(handle))
-        self.ask("memory_total", lambda: get.nvmlDeviceGetMemoryInfo(handle).total)
+        self.ask("bus_id", lambda: sysfs_address(nvml.nvmlDeviceGetPciInfo(handle)), "")
+        self.ask("name", lambda: nvml.nvmlDeviceGetName(handle), "")
+        self.ask("uuid", lambda: nvml.nvmlDeviceGetUUID(handle), "")
+        self.ask("compute_capability", lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+        self.ask("memory_total", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
         self.ask("memory_used", lambda: self.memory_used())
-        self.ask("compute_mode", lambda: word(COMPUTE_MODES, get.nvmlDeviceGetComputeMode(handle)))
-        self.ask("mig_enabled", lambda: bool(get.nvmlDeviceGetMigMode(handle)[0]))
+        self.ask("compute_mode", lambda: word(COMPUTE_MODES, nvml.nvmlDeviceGetComputeMode(handle)))
+        self.ask("mig_enabled", lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0]))
         if self.answers.get("mig_enabled") is True:
             self.ask("mig_instances", lambda: self.mig_instances(), ())
-        self.ask("ecc_enabled", lambda: bool(get.nvmlDeviceGetEccMode(handle)[0]))
-        self.ask("ecc_uncorrected_volatile", lambda: get.nvmlDeviceGetTotalEccErrors(handle, 1, 0))
-        self.ask("ecc_uncorrected_aggregate", lambda: get.nvmlDeviceGetTotalEccErrors(handle, 1, 1))
-        self.ask("row_remap_pending", lambda: bool(get.nvmlDeviceGetRemappedRows(handle)[2]))
-        self.ask("row_remap_failed", lambda: bool(get.nvmlDeviceGetRemappedRows(handle)[3]))
-        self.ask("retired_pages_pending", lambda: bool(get.nvmlDeviceGetRetiredPagesPendingStatus(handle)))
-        self.ask("throttle_reasons", lambda: throttle(get.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
-        self.ask("temperature", lambda: get.nvmlDeviceGetTemperature(handle, 0))
-        self.ask("power", lambda: get.nvmlDeviceGetPowerUsage(handle) / 1000)
-        self.ask("power_limit", lambda: get.nvmlDeviceGetPowerManagementLimit(handle) / 1000)
-        self.ask("power_limit_default", lambda: get.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000)
-        self.ask("sm_clock", lambda: get.nvmlDeviceGetClockInfo(handle, 1))
-        self.ask("sm_clock_max", lambda: get.nvmlDeviceGetMaxClockInfo(handle, 1))
-        self.ask("utilisation", lambda: get.nvmlDeviceGetUtilizationRates(handle).gpu)
-        self.ask("pcie_generation", lambda: get.nvmlDeviceGetCurrPcieLinkGeneration(handle))
-        self.ask("pcie_generation_max", lambda: get.nvmlDeviceGetMaxPcieLinkGeneration(handle))
-        self.ask("pcie_width", lambda: get.nvmlDeviceGetCurrPcieLinkWidth(handle))
-        self.ask("pcie_width_max", lambda: get.nvmlDeviceGetMaxPcieLinkWidth(handle))
-        self.ask("virtualization", lambda: word(VIRTUALIZATION, get.nvmlDeviceGetVirtualizationMode(handle)))
-        self.ask("links", lambda: self.links())
-        links = self.answers.pop("links", [])
-        if isinstance(links, dict):
-            self.answers.update(nvlinks_active=links, nvlinks_total=links, nvlink_errors=links)
-        else:
-            active = [link for link, state in links if state]
-            self.answers.update(nvlinks_active=len(active), nvlinks_total=len(links))
+        self.ask("ecc_enabled", lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0]))
+        self.ask("ecc_uncorrected_volatile", lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0))
+        self.ask("ecc_uncorrected_aggregate", lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 1))
+        self.ask("row_remap_pending", lambda: bool(nvml.nvmlDeviceGetRemappedRows(handle)[2]))
+        self.ask("row_remap_failed", lambda: bool(nvml.nvmlDeviceGetRemappedRows(handle)[3]))
+        self.ask("retired_pages_pending", lambda: bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)))
+        self.ask("throttle_reasons", lambda: throttle(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
+        self.ask("temperature", lambda: nvml.nvmlDeviceGetTemperature(handle, 0))
+        self.ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+        self.ask("power_limit", lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000)
+        self.ask("power_limit_default", lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000)
+        self.ask("sm_clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, 1))
+        self.ask("sm_clock_max", lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, 1))
+        self.ask("utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        self.ask("pcie_generation", lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle))
+        self.ask("pcie_generation_max", lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
+        self.ask("pcie_width", lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle))
+        self.ask("pcie_width_max", lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
+        self.ask("virtualization", lambda: word(VIRTUALIZATION, nvml.nvmlDeviceGetVirtualizationMode(handle)))
+        active: list[int] = []
+        self.ask_for(("nvlinks_active", "nvlinks_total", "nvlink_errors"), lambda: self.links(active))
+        if isinstance(self.answers.get("nvlinks_active"), int):
             self.ask("nvlink_errors", lambda: self.link_errors(active))
-        self.ask("fabric", lambda: self.fabric())
-        fabric = self.answers.pop("fabric", {})
-        if "type" in fabric:
-            fabric = {"fabric_state": fabric, "fabric_status": fabric}
-        self.answers.update(fabric)
-        self.ask("listed", lambda: self.compute_processes())
-        listed = self.answers.pop("listed", {})
-        if "type" in listed:
-            listed = {"processes": listed, "processes_memory": listed}
-        self.answers.update(listed)
+        self.ask_for(("fabric_state", "fabric_status"), lambda: self.fabric())
+        self.ask_for(("processes", "processes_memory"), lambda: self.compute_processes())
         self.ask("holders", lambda: self.holders())
 
     def memory_used(self) -> int:
@@ -167,18 +160,19 @@ class NvmlGpu:
             found.append(instance)
         return found
 
-    def links(self) -> list[tuple[int, bool]]:
-        """(number, is it up) of each NVLink that the GPU has."""
-        found = []
+    def links(self, active: list[int]) -> tuple[int, int, int]:
+        """How many NVLinks are up, and how many the GPU has; active: those that are up are noted there."""
+        total = 0
         for link in range(self.nvml.NVML_NVLINK_MAX_LINKS):
             try:
-                found.append((link, bool(self.nvml.nvmlDeviceGetNvLinkState(self.handle, link))))
+                active += [link] if self.nvml.nvmlDeviceGetNvLinkState(self.handle, link) else []
+                total += 1
             except self.nvml.NVMLError as error:
                 if error.value == INVALID_ARGUMENT:
                     break
                 if error.value != NOT_SUPPORTED:
                     raise
-        return found
+        return len(active), total, 0
 
     def link_errors(self, links: list[int]) -> int:
         return sum(
@@ -187,7 +181,7 @@ class NvmlGpu:
             for counter in LINK_ERRORS
         )
 
-    def fabric(self) -> dict[str, Any]:
+    def fabric(self) -> tuple[str, int]:
         info: FabricInfo | FabricInfoV = FabricInfoV(FABRIC_VERSION)
         try:
             self.nvml.nvmlDeviceGetGpuFabricInfoV(self.handle, ctypes.byref(info))
@@ -196,15 +190,12 @@ class NvmlGpu:
                 raise
             info = FabricInfo()
             self.nvml.nvmlDeviceGetGpuFabricInfo(self.handle, ctypes.byref(info))
-        return {"fabric_state": word(FABRIC_STATES, info.state), "fabric_status": info.status}
+        return word(FABRIC_STATES, info.state), info.status
 
-    def compute_processes(self) -> dict[str, Any]:
+    def compute_processes(self) -> tuple[int, int]:
         listed = self.running("Compute", self.handle)
-        return {
-            "processes": len(listed),
-            "processes_memory": sum(process.usedGpuMemory or 0 for process in listed),
-            "mps_server": any(is_mps_server(process.pid) for process in listed),
-        }
+        self.answers["mps_server"] = any(is_mps_server(process.pid) for process in listed)
+        return len(listed), sum(process.usedGpuMemory or 0 for process in listed)
 
     def running(self, kind: str, handle: Any) -> Any:
         """List the processes of that kind ("Compute", "Graphics", "MPSCompute"), by the newest function that there is.
@@ -257,7 +248,9 @@ class NvmlGpu:
                 # Who computes and draws stands in both lists, with the same memory. Those without a pid are unlike.
                 key = (uuid, process.pid) if process.pid else (uuid, kind, index)
                 role = "mps server" if is_mps_server(process.pid) else word_for_it
-                holder = found.setdefault(key, {"pid": process.pid, "mig_uuid": uuid, "kind": role, "memory": NOT_TOLD})
+                holder = found.setdefault(
+                    key, {"pid": process.pid, "mig_uuid": uuid, "kind": role, "memory": unknown(NOT_TOLD)}
+                )
                 if word_for_it == "mps client" and role != "mps server":
                     holder["kind"] = role
                 if process.usedGpuMemory is not None:
@@ -385,7 +378,7 @@ def main() -> None:
     try:
         tell("p2p", p2p_matrix(nvml, gpus))
     except nvml.NVMLError:
-        tell("p2p", {"type": "unknown", "reason": NO_ANSWER[FUNCTION_NOT_FOUND]})
+        tell("p2p", unknown(NO_ANSWER[FUNCTION_NOT_FOUND]))
     tell("done", True)
 
 
