@@ -141,14 +141,15 @@ def _rules() -> Rules | Unknown:
     started = {name: start((str(path), *commands[name])) for name, path in found.items()}
     ended = {name: process.wait(SECONDS) for name, process in started.items()}
     # nft shows every rule, so its failure would hide some; iptables-save only explains what nft can't.
-    name, one = next(iter(ended.items()))
-    if not one.ok:
-        return Unknown(f"the packet filter could not be read: {name}: {_failure(one)}")
+    name, first = next(iter(ended.items()))
+    if not first.ok:
+        why = first.why_no_answer(SECONDS) or first.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
+        return Unknown(f"the packet filter could not be read: {name}: {why}")
     saved, saved_6 = (ended.get(f"{name}-save", EndedProgram()) for name in ("iptables", "ip6tables"))
     return Rules(
         ruleset=_json(ended["nft"]) if "nft" in ended else {},
-        saved=saved.stdout.decode("utf-8", "replace") if saved.ok else "",
-        saved_6=saved_6.stdout.decode("utf-8", "replace") if saved_6.ok else "",
+        saved=saved.text if saved.ok else "",
+        saved_6=saved_6.text if saved_6.ok else "",
         shows_ipv6="nft" in ended or ("ip6tables-save" in ended and saved_6.ok),
     )
 
@@ -159,9 +160,3 @@ def _json(ended: EndedProgram) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _failure(ended: EndedProgram) -> str:
-    if ended.timed_out:
-        return f"no answer within {SECONDS:.0f} s"
-    return ended.stderr.decode("utf-8", "replace").strip().partition("\n")[0] or ended.failed_to_start

@@ -60,6 +60,12 @@ class EndedProgram(msgspec.Struct, frozen=True):
             return "hangs"
         return f"crashes: {self.signal_name}" if self.signal_name else ""
 
+    def why_no_answer(self, seconds: float) -> str:
+        """Say why it could not answer within those seconds; "" where it ended by itself."""
+        if self.failed_to_start:
+            return self.failed_to_start
+        return f"no answer within {seconds:.0f} s" if self.timed_out else self.signal_name or ""
+
     def json_objects(self) -> list[dict[str, Any]]:
         """Read the JSON objects that it printed, one a line; whatever else a library printed, and a last line cut off, is passed over."""
         found = []
@@ -213,10 +219,14 @@ class StartedProgram:
         """Wait until it has ended, or kill it and all that it started once the time is up."""
         if self._failure:
             return EndedProgram(failed_to_start=self._failure)
-        if not self._has_ended(seconds):
+        timed_out = not self._has_ended(seconds)
+        if timed_out:
             self.kill()
-            return self._ended(timed_out=True)
-        return self._ended(timed_out=False)
+        return self._ended(timed_out=timed_out)
+
+    def wait_until(self, moment: float) -> EndedProgram:
+        """Do the same until a moment of the monotonic clock, but look at least once."""
+        return self.wait(max(0.1, moment - time.monotonic()))
 
     def _has_ended(self, seconds: float) -> bool:
         """Whether it has within that time. It is not collected: until then no other process, or group, can get its number."""

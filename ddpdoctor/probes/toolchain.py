@@ -11,12 +11,12 @@ from pathlib import Path, PurePosixPath
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.toolchain import Compiler, Consumer, Nvcc, Toolchain
-from ddpdoctor.probes import subprocesses
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import exists, isdir, isfile, names_in, read_start
 from ddpdoctor.probes.library_search import place
 from ddpdoctor.probes.programs import find_program
 from ddpdoctor.probes.site_packages import SitePackages, site_packages
+from ddpdoctor.probes.subprocesses import EndedProgram, StartedProgram, start
 
 SECONDS = 8.0
 """For all commands together; nvcc and compilers answer in hundredths, unless a network file system sleeps."""
@@ -33,23 +33,31 @@ def probe(context: Context) -> Toolchain:
     """Run `nvcc --version`, `c++ -dumpfullversion` and `ninja --version`, side by side."""
     home, found = _cuda_home(context)
     candidates = list(islice(_nvccs(context, home, found), MAX_NVCCS))
-    until = _Until()  # Only now: finding them waits for the target Python.
+    until = time.monotonic() + SECONDS  # Only now: finding them waits for the target Python.
     asked = [_start(context, path, "--version") for path, _ in candidates]
-    compiler = _Asked(context, *_cxx(context))
-    nvcc_compiler = _Asked(context, *_nvcc_host(context, candidates))
+    compilers = _cxx(context), _nvcc_host(context, candidates)
+    asked_compilers = [
+        [_start(context, path, option) for option in ("-dumpfullversion", "--version")] if path else []
+        for path, _ in compilers
+    ]
     ninja_path = _which(context, "ninja")
     ninja = _start(context, ninja_path, "--version") if ninja_path else None
     flags = f"{context.environ.get('NVCC_PREPEND_FLAGS', '')} {context.environ.get('NVCC_APPEND_FLAGS', '')}"
     site = site_packages(context)
     source, style = _apex_source()
+    compiler, nvcc_compiler = (
+        _compiler(path, found_by, *(started.wait_until(until) for started in both)) if path else None
+        for (path, found_by), both in zip(compilers, asked_compilers, strict=True)
+    )
     return Toolchain(
         nvccs=tuple(
-            _nvcc(context, path, by, until.wait(started)) for (path, by), started in zip(candidates, asked, strict=True)
+            _nvcc(context, path, found_by, started.wait_until(until))
+            for (path, found_by), started in zip(candidates, asked, strict=True)
         ),
         cuda_home=home,
-        compiler=compiler.answer(until),
-        nvcc_compiler=nvcc_compiler.answer(until),
-        ninja=_ninja(until.wait(ninja)) if ninja else None,
+        compiler=compiler,
+        nvcc_compiler=nvcc_compiler,
+        ninja=_ninja(ninja.wait_until(until)) if ninja else None,
         ninja_beside_python=isfile(context.path(context.python).parent / "ninja"),
         max_jobs=context.environ.get("MAX_JOBS"),
         arch_list=context.environ.get("TORCH_CUDA_ARCH_LIST"),
@@ -62,24 +70,14 @@ def probe(context: Context) -> Toolchain:
     )
 
 
-class _Until:
-    """One deadline for several commands that were started together."""
-
-    def __init__(self) -> None:
-        self._end = time.monotonic() + SECONDS
-
-    def wait(self, started: subprocesses.StartedProgram) -> subprocesses.EndedProgram:
-        return started.wait(max(0.01, self._end - time.monotonic()))
-
-
 def _which(context: Context, name: str) -> str | None:
     """The path of a command, as a shell would find it on the context's PATH."""
     return find_program(name, context.environ.get("PATH"), context.root)
 
 
-def _start(context: Context, path: str, option: str) -> subprocesses.StartedProgram:
+def _start(context: Context, path: str, option: str) -> StartedProgram:
     """Ask a program. It may be started from elsewhere, so that a relative path won't do."""
-    return subprocesses.start([str(_located(context, path)), option], environ=context.environ)
+    return start([str(_located(context, path)), option], environ=context.environ)
 
 
 def _located(context: Context, path: str) -> Path:
@@ -131,19 +129,17 @@ def _nvcc_places(context: Context, home: str | None, found: str) -> Iterator[tup
                     yield str(folder / "nvidia" / name / "bin" / "nvcc"), "pip"
 
 
-def _nvcc(context: Context, path: str, found_by: str, ended: subprocesses.EndedProgram) -> Nvcc:
-    version = re.search(rb"release (\d+\.\d+)", ended.stdout)
-    error = ""
-    if not version:
-        last = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip().splitlines()[-1:]
-        error = _why_not(ended) or "".join(last) or "it names no release"
-    number = version[1].decode() if version else ""
+def _nvcc(context: Context, path: str, found_by: str, ended: EndedProgram) -> Nvcc:
+    found = re.search(rb"release (\d+\.\d+)", ended.stdout)
+    version = found[1].decode() if found else ""
+    last = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip().splitlines()[-1:]
+    error = ended.why_no_answer(SECONDS) or "".join(last) or "it names no release"
     home = _located(context, path).parent.parent
     return Nvcc(
         path=path,
-        version=number,
+        version=version,
         found_by=found_by,
-        gcc_max=_gcc_max(context, path, number),
+        gcc_max=_gcc_max(context, path, version),
         has_headers=_holds(home, ("include", "targets/*/include"), "cuda_runtime.h"),
         has_libcudart=_holds(home, ("lib64", "lib", "lib/*-linux-gnu", "targets/*/lib"), "libcudart.so")
         or any(
@@ -151,16 +147,8 @@ def _nvcc(context: Context, path: str, found_by: str, ended: subprocesses.EndedP
             for folder in context.environ.get("LIBRARY_PATH", "").split(":")
             if folder.startswith("/")
         ),
-        error=error,
+        error="" if version else error,
     )
-
-
-def _why_not(ended: subprocesses.EndedProgram) -> str:
-    if ended.failed_to_start:
-        return ended.failed_to_start
-    if ended.timed_out:
-        return f"no answer within {SECONDS:.0f} s"
-    return ended.signal_name or ""
 
 
 def _gcc_max(context: Context, path: str, version: str) -> int | None:
@@ -217,34 +205,23 @@ def _compiler_in(context: Context, setting: str) -> str | None:
     return named[0] if "/" in named[0] else _which(context, named[0])
 
 
-class _Asked:
-    """A compiler that was asked for its version."""
-
-    def __init__(self, context: Context, path: str | None, found_by: str) -> None:
-        self._path, self._found_by = path, found_by
-        self._started = []
-        if path:
-            self._started = [_start(context, path, option) for option in ("-dumpfullversion", "--version")]
-
-    def answer(self, until: _Until) -> Compiler | Unknown | None:
-        if not self._path:
-            return None
-        dumped, told = (until.wait(started) for started in self._started)
-        text = told.stdout.decode("utf-8", "replace")
-        kind = "clang" if "clang" in text.lower() else "gcc"
-        version = re.match(r"\d+(?:\.\d+)*", dumped.stdout.decode("utf-8", "replace").strip())
-        if kind == "clang" or not version:
-            version = re.search(r"(?<!\d)\d+\.\d+(?:\.\d+)*", text)
-        if not version:
-            return Unknown(f"{self._path} --version: {_why_not(told) or 'names no version'}")
-        return Compiler(path=self._path, kind=kind, version=version[0], found_by=self._found_by)
+def _compiler(path: str, found_by: str, dumped: EndedProgram, told: EndedProgram) -> Compiler | Unknown:
+    kind = "clang" if "clang" in told.text.lower() else "gcc"
+    version = re.match(r"\d+(?:\.\d+)*", dumped.text)
+    if kind == "clang" or not version:
+        version = re.search(r"(?<!\d)\d+\.\d+(?:\.\d+)*", told.text)
+    if not version:
+        return Unknown(f"{path} --version: {told.why_no_answer(SECONDS) or 'names no version'}")
+    return Compiler(path=path, kind=kind, version=version[0], found_by=found_by)
 
 
-def _ninja(ended: subprocesses.EndedProgram) -> str | Unknown | None:
-    if ended.ok and (version := ended.stdout.decode("utf-8", "replace").strip()):
-        return version.splitlines()[0]
+def _ninja(ended: EndedProgram) -> str | Unknown | None:
+    if ended.ok and ended.text:
+        return ended.text.splitlines()[0]
     # torch asks the same question, and takes any failure for "no ninja".
-    return None if ended.returncode else Unknown(f"ninja --version: {_why_not(ended) or 'names no version'}")
+    return (
+        None if ended.returncode else Unknown(f"ninja --version: {ended.why_no_answer(SECONDS) or 'names no version'}")
+    )
 
 
 def _consumers(context: Context, site: SitePackages | Unknown, apex_source: str | None) -> Iterator[Consumer]:

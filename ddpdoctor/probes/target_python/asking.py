@@ -15,7 +15,7 @@ from ddpdoctor.base.text import masked
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.run_as import NotRunError, code_of, identity_for
-from ddpdoctor.probes.subprocesses import EndedProgram, StartedProgram, start
+from ddpdoctor.probes.subprocesses import EndedProgram, start
 
 Mode = Literal["interpreter", "torch"]
 
@@ -93,7 +93,7 @@ def _ask(context: Context, mode: Mode, seconds: float) -> Answer:
         if interpreter.state != "ok":
             started.kill()
             return interpreter
-    return _understood(context.python, _ended(started, until), words, seconds)
+    return _understood(context.python, started.wait_until(until), words, seconds)
 
 
 def _working_folder() -> str:
@@ -101,10 +101,6 @@ def _working_folder() -> str:
         return os.getcwd()
     except OSError:  # It is gone.
         return ""
-
-
-def _ended(started: StartedProgram, until: float) -> EndedProgram:
-    return started.wait(max(0.1, until - time.monotonic()))
 
 
 def _unusable(python: str) -> Answer | None:
@@ -173,14 +169,10 @@ def _told(stdout: bytes, words: tuple[str, str]) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for block in re.findall(re.escape(words[0]).encode() + b"(.*?)" + re.escape(words[1]).encode(), stdout, re.DOTALL):
         try:
-            told.update(json.loads(block, object_pairs_hook=_readable))
+            told.update(_printable(json.loads(block)))
         except ValueError:
             continue  # Something was printed into the middle of it by another thread.
     return told
-
-
-def _readable(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: _printable(value) for name, value in pairs}
 
 
 def _printable(value: Any) -> Any:
@@ -188,4 +180,4 @@ def _printable(value: Any) -> Any:
         return masked(value)
     if isinstance(value, list):
         return [_printable(item) for item in value]
-    return value
+    return {name: _printable(item) for name, item in value.items()} if isinstance(value, dict) else value
