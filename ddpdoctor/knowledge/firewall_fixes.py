@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.text import listed
@@ -21,8 +20,6 @@ TRUSTED = "; its zone trusted lets in whatever comes from there, not TCP alone"
 MAX_SINGLE_ADDRESSES = 8
 """Addresses outside of this host's own subnet that are let in one by one; of more, the /24 (IPv6: /64) around each."""
 
-IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
-
 
 def job_subnet(network: Network) -> str:
     """The network of the interface that leads to the other nodes, "10.0.0.0/24", of IPv6 where it has no other; "" where it
@@ -36,24 +33,17 @@ def job_subnet(network: Network) -> str:
 
 def subnets_of(own: str, peers: Iterable[str], interfaces: Sequence[Interface]) -> tuple[str, ...]:
     """Find networks that hold the peers' addresses: this host's own one around `own`, and those of the peers outside of it."""
-    networks = (network_around(address) for address in _written_with_prefix(own, interfaces))
-    home = next(networks, None)
-    others = [ipaddress.ip_address(peer.partition("%")[0]) for peer in dict.fromkeys(peers) if peer]
+    here = as_address(own)
+    texts = (text for interface in interfaces for text in interface.addresses if "/" in text)
+    home = next((network_around(text) for text in texts if as_address(text) == here), None)
+    others = [as_address(peer) for peer in dict.fromkeys(peers) if peer]
     outside = [address for address in others if home is None or address not in home]
-    around = outside if len(outside) <= MAX_SINGLE_ADDRESSES else [_around(address) for address in outside]
+    many = len(outside) > MAX_SINGLE_ADDRESSES
+    around = [
+        network_around(f"{address}/{24 if address.version == 4 else 64}") if many else address for address in outside
+    ]
     found = [str(home)] if home is not None and len(outside) < len(others) else []
     return (*found, *dict.fromkeys(str(subnet) for subnet in around))
-
-
-def _written_with_prefix(address: str, interfaces: Sequence[Interface]) -> Iterator[str]:
-    wanted = as_address(address)
-    yield from (
-        text for interface in interfaces for text in interface.addresses if "/" in text and as_address(text) == wanted
-    )
-
-
-def _around(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> IpNetwork:
-    return ipaddress.ip_network(f"{address}/{24 if address.version == 4 else 64}", strict=False)
 
 
 def of_family(firewall: Maybe[Firewall], address: str) -> Maybe[Firewall]:
@@ -139,18 +129,16 @@ def _commands(tool: str | None, subnets: Sequence[str], chains: Sequence[str], *
 def _named_once(chains: Sequence[str]) -> list[str]:
     """nft shows the chains that iptables keeps in nftables as well."""
     families = {"iptables": "ip", "ip6tables": "ip6"}
-    others = {
-        f"{families[chain.split()[0]]} filter {chain.split()[1]}" for chain in chains if chain.split()[0] in families
-    }
-    return [chain for chain in chains if chain not in others]
+    words = [chain.split() for chain in chains]
+    shown_twice = {f"{families[tool]} filter {rest[0]}" for tool, *rest in words if tool in families}
+    return [chain for chain in chains if chain not in shown_twice]
 
 
 def _in_chain(chain: str, subnet: str, *, inbound: bool) -> str:
     if chain.startswith(("iptables ", "ip6tables ")):
         return _iptables(subnet, inbound=inbound)
-    six = ":" in subnet
-    family = chain.partition(" ")[0]
-    return "" if (six and family == "ip") or (not six and family == "ip6") else _nft(chain, subnet, inbound=inbound)
+    of_another_family = chain.partition(" ")[0] == ("ip" if ":" in subnet else "ip6")
+    return "" if of_another_family else _nft(chain, subnet, inbound=inbound)
 
 
 def _nft(chain: str, subnet: str, *, inbound: bool) -> str:

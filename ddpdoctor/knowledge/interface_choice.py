@@ -13,6 +13,7 @@ from functools import cache
 
 import msgspec
 
+from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, NotKnown
 from ddpdoctor.facts.network import Interface
 
@@ -49,25 +50,18 @@ class CandidateInterface(msgspec.Struct, frozen=True):
 
 @cache
 def as_address(text: str) -> Address:
-    """An address written with or without a prefix length or a zone ("fe80::1%eth0/64").
-
-    Raises:
-        NotKnown: it is none; a snapshot may hold anything.
-    """
-    try:
-        return ipaddress.ip_address(re.sub(r"%[^/]*", "", text).partition("/")[0])
-    except ValueError as error:
-        raise NotKnown(f"{text[:60]!r} is no IP address") from error
+    """An address written with or without a prefix length or a zone ("fe80::1%eth0/64"). It raises what `network_around` does."""
+    return _with_prefix(text.partition("/")[0]).ip
 
 
 def network_around(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    """The network that an address is in, by its prefix length.
+    """The network that an address is in, by its prefix length. It raises `NotKnown` where it is none; a snapshot may hold anything."""
+    return _with_prefix(text).network
 
-    Raises:
-        NotKnown: it is none; a snapshot may hold anything.
-    """
+
+def _with_prefix(text: str) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
     try:
-        return ipaddress.ip_interface(re.sub(r"%[^/]*", "", text)).network
+        return ipaddress.ip_interface(re.sub(r"%[^/]*", "", text))
     except ValueError as error:
         raise NotKnown(f"{text[:60]!r} is no IP address") from error
 
@@ -139,20 +133,12 @@ def _nccl_candidates(
     ]
 
 
-def _automatic_rounds(version: Sequence[int]) -> tuple[tuple[str, str], ...]:
+def _automatic_rounds(version: Sequence[int]) -> Iterator[tuple[str, str]]:
     """NCCL's own order where nothing is set: a filter a round, with the reason it stands for."""
-    if tuple(version) >= FIRST_VERSION_THAT_NEEDS_A_CARRIER:
-        return (
-            ("^docker,lo,virbr", "the first that is neither docker, lo nor virbr"),
-            ("docker", "nothing but docker, lo and virbr"),
-            ("lo", "nothing but lo and virbr"),
-            ("virbr", "nothing but virbr"),
-        )
-    return (
-        ("^docker,lo", "the first that is neither docker nor lo"),
-        ("docker", "nothing but docker and lo"),
-        ("lo", "nothing but lo"),
-    )
+    last = ["docker", "lo"] + (["virbr"] if tuple(version) >= FIRST_VERSION_THAT_NEEDS_A_CARRIER else [])
+    yield f"^{','.join(last)}", f"the first that is neither {', '.join(last[:-1])} nor {last[-1]}"
+    for place, name in enumerate(last):
+        yield name, f"nothing but {listed(last[place:])}"
 
 
 def _host_of(comm_id: str) -> Address | None:
@@ -162,15 +148,6 @@ def _host_of(comm_id: str) -> Address | None:
         return as_address(host)
     except NotKnown:
         return None
-
-
-def _in_subnet_of(address: Address, candidates: Sequence[CandidateInterface]) -> list[CandidateInterface]:
-    def shares(one: CandidateInterface) -> bool:
-        return any(
-            address in network_around(text) for text in one.interface.addresses if text.partition("/")[0] == one.address
-        )
-
-    return [candidate for candidate in candidates if shares(candidate)]
 
 
 def nccl_choices(
@@ -192,7 +169,12 @@ def nccl_choices(
     """
     if address := _host_of(comm_id):
         # Bootstrap then only looks at the subnet, whatever the other settings say, and fails where none matches.
-        near = _in_subnet_of(address, in_kernel_order(interfaces))
+        near = [
+            candidate
+            for candidate in in_kernel_order(interfaces)
+            for text in candidate.interface.addresses
+            if text.partition("/")[0] == candidate.address and address in network_around(text)
+        ]
         return _passed(near, NcclFilter(()), "it is in the subnet of NCCL_COMM_ID")[:1]
     candidates = _nccl_candidates(interfaces, version, nccl_family(family))
     if nccl_ifname_counts(ifname):
@@ -241,7 +223,7 @@ def in_a_subnet_of(address: str, interfaces: Sequence[Interface]) -> bool:
     """Whether an interface other than the loopback leads to that address without a gateway."""
     wanted = as_address(address)
     own = (text for interface in interfaces if not interface.loopback for text in interface.addresses if "/" in text)
-    return any(wanted in ipaddress.ip_network(text.partition("%")[0], strict=False) for text in own)
+    return any(wanted in network_around(text) for text in own)
 
 
 FELL_BACK = "no address of the hostname can be bound, so torch falls back to 127.0.0.1"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -86,6 +86,7 @@ MPI = (
     ("Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )  # fmt: skip
 
+_PLAIN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), *((size, local_size) for _, _, size, _, local_size in MPI))
 NNODES_FLAG = "--nnodes"
 """Stands among the settings where `netcheck` was told the number of nodes on its command line: it goes before them all."""
@@ -101,9 +102,12 @@ def launches(environment: Settings) -> tuple[Launch, ...]:
 
     MPI goes before Slurm because mpirun inside a Slurm allocation leaves the batch script's SLURM_PROCID=0 in every rank.
     """
-    found = [_torchrun(environment), *_mpi(environment), _slurm(environment), _kubernetes(environment)]
-    known = [launch for launch in found if launch is not None]
-    return (*known, *(() if known and known[0].launcher == "torchrun" else _plain(environment)))
+    others = (*_mpi(environment), *_slurm(environment), *_kubernetes(environment))
+    node = environment.get("GROUP_RANK", "") or environment.get("NODE_RANK", "")
+    if "TORCHELASTIC_RUN_ID" in environment and "RANK" in environment:
+        return (_launch(environment, "torchrun", _PLAIN, node), *others)
+    is_told = "RANK" in environment and "WORLD_SIZE" in environment
+    return (*others, _launch(environment, "settings", _PLAIN, node)) if is_told else others
 
 
 def current_launch(environment: Settings) -> Launch | None:
@@ -168,74 +172,42 @@ def slurm_tasks(environment: Settings) -> int | None:
     return number(environment.get("SLURM_STEP_NUM_TASKS", "") or environment.get("SLURM_NTASKS", ""))
 
 
-def _torchrun(environment: Settings) -> Launch | None:
-    if "TORCHELASTIC_RUN_ID" not in environment or "RANK" not in environment:
-        return None
-    return _from_settings(environment, "torchrun")
-
-
-def _mpi(environment: Settings) -> list[Launch]:
-    found = []
-    for launcher, rank, size, local_rank, local_size in MPI:
-        if rank not in environment:
-            continue
-        # Slurm's own PMI sets PMI_RANK too: that is Slurm's word, not another launcher's.
-        if rank == "PMI_RANK" and in_slurm_step(environment) and local_rank not in environment:
-            continue
-        found.append(
-            Launch(
-                launcher=launcher if local_rank in environment or rank != "PMI_RANK" else "PMI",
-                rank=number(environment.get(rank, "")),
-                world_size=number(environment.get(size, "")),
-                local_rank=number(environment.get(local_rank, "")),
-                local_world_size=number(environment.get(local_size, "")),
-            )
-        )
-    return found
-
-
-def _slurm(environment: Settings) -> Launch | None:
-    if not in_slurm_step(environment):
-        return None
-    return Launch(
-        launcher="Slurm",
-        rank=number(environment.get("SLURM_PROCID", "")),
-        world_size=slurm_tasks(environment),
-        local_rank=number(environment.get("SLURM_LOCALID", "")),
-        local_world_size=slurm_tasks_here(environment),
-        node_rank=number(environment.get("SLURM_NODEID", "")),
-    )
-
-
-def _kubernetes(environment: Settings) -> Launch | None:
-    """A PyTorchJob's RANK and WORLD_SIZE count pods, not processes, so they are given as the node's."""
-    if "KUBERNETES_SERVICE_HOST" not in environment:
-        return None
-    index = (
-        environment.get("JOB_COMPLETION_INDEX", "")
-        or environment.get("PET_NODE_RANK", "")
-        or environment.get("RANK", "")
-    )
-    if not index:
-        return None
-    return Launch(
-        launcher="Kubernetes",
-        node_rank=number(index),
-    )
-
-
-def _plain(environment: Settings) -> tuple[Launch, ...]:
-    if "RANK" not in environment or "WORLD_SIZE" not in environment:
-        return ()
-    return (_from_settings(environment, "settings"),)
-
-
-def _from_settings(environment: Settings, launcher: str) -> Launch:
+def _launch(environment: Settings, launcher: str, names: Sequence[str], node: str = "") -> Launch:
+    """names: of rank, world size, local rank and local world size."""
+    rank, world_size, local_rank, local_world_size = (number(environment.get(name, "")) for name in names)
     return Launch(
         launcher=launcher,
-        rank=number(environment.get("RANK", "")),
-        world_size=number(environment.get("WORLD_SIZE", "")),
-        local_rank=number(environment.get("LOCAL_RANK", "")),
-        local_world_size=number(environment.get("LOCAL_WORLD_SIZE", "")),
-        node_rank=number(environment.get("GROUP_RANK", "") or environment.get("NODE_RANK", "")),
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        node_rank=number(node),
     )
+
+
+def _mpi(environment: Settings) -> Iterator[Launch]:
+    for launcher, *names in MPI:
+        rank, _, local_rank, _ = names
+        is_bare_pmi = rank == "PMI_RANK" and local_rank not in environment
+        # Slurm's own PMI sets PMI_RANK too: that is Slurm's word, not another launcher's.
+        if rank in environment and not (is_bare_pmi and in_slurm_step(environment)):
+            yield _launch(environment, "PMI" if is_bare_pmi else launcher, names)
+
+
+def _slurm(environment: Settings) -> Iterator[Launch]:
+    if in_slurm_step(environment):
+        yield Launch(
+            launcher="Slurm",
+            rank=number(environment.get("SLURM_PROCID", "")),
+            world_size=slurm_tasks(environment),
+            local_rank=number(environment.get("SLURM_LOCALID", "")),
+            local_world_size=slurm_tasks_here(environment),
+            node_rank=number(environment.get("SLURM_NODEID", "")),
+        )
+
+
+def _kubernetes(environment: Settings) -> Iterator[Launch]:
+    """A PyTorchJob's RANK and WORLD_SIZE count pods, not processes, so they are given as the node's."""
+    indices = (environment.get(name, "") for name in ("JOB_COMPLETION_INDEX", "PET_NODE_RANK", "RANK"))
+    if "KUBERNETES_SERVICE_HOST" in environment and (index := next(filter(None, indices), "")):
+        yield Launch(launcher="Kubernetes", node_rank=number(index))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from ipaddress import IPv4Network, IPv6Network
 
 from ddpdoctor.base.findings import Evidence, Fix
 from ddpdoctor.base.text import listed
@@ -21,16 +19,16 @@ PING_COMES_IN = "ping is in the package iputils-ping, on RHEL iputils"
 
 def setting(environment: Environment, name: str) -> Evidence:
     """The evidence that a setting gives."""
-    origin = next((setting.origin for setting in environment.settings if setting.name == name), "environment")
-    return Evidence(f"{name}={environment.get(name)}", origin)
+    found = environment.setting(name)
+    return Evidence(f"{name}={found.value if found else ''}", found.origin if found else "environment")
 
 
 def intent(sign: str) -> Evidence:
     return Evidence(f"a job over several nodes: {sign}", "settings")
 
 
-def resolved(one: Resolution) -> Evidence:
-    return Evidence(f"{one.name}: {one.error or listed(one.addresses)}", "getaddrinfo")
+def resolved(name: Resolution) -> Evidence:
+    return Evidence(f"{name.name}: {name.error or listed(name.addresses)}", "getaddrinfo")
 
 
 def interface_settings(name: str) -> tuple[str, ...]:
@@ -82,9 +80,8 @@ def hosts_lines(network: Network) -> Evidence:
 def shared_network(address: str, network: Network) -> str:
     """The network of an interface here that the address is of, too, "10.0.0.0/24"; "" where there is none."""
     there = as_address(address)
-    return next(
-        (str(subnet) for subnet in _networks(network) if subnet.version == there.version and there in subnet), ""
-    )
+    subnets = (network_around(text) for interface in network.interfaces for text in interface.addresses)
+    return next((str(subnet) for subnet in subnets if there in subnet), "")
 
 
 def own_network(address: str, network: Network) -> str:
@@ -95,19 +92,8 @@ def own_network(address: str, network: Network) -> str:
     return shared_network(address, network) or (str(network_around(theirs[0])) if theirs else "")
 
 
-def _networks(network: Network) -> Iterator[IPv4Network | IPv6Network]:
-    for interface in network.interfaces:
-        yield from map(network_around, interface.addresses)
-
-
 def addresses(network: Network) -> Evidence:
     """The interfaces that have an address."""
-    text = listed(
-        (
-            f"{interface.name} {', '.join(interface.addresses)}"
-            for interface in network.interfaces
-            if interface.addresses
-        ),
-        most=8,
-    )
-    return network.seen("interfaces", text)
+    with_address = [interface for interface in network.interfaces if interface.addresses]
+    words = (f"{interface.name} {', '.join(interface.addresses)}" for interface in with_address)
+    return network.seen("interfaces", listed(words, most=8))

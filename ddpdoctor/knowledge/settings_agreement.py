@@ -12,16 +12,19 @@ from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.knowledge.version_agreement import to_agree_on
 
 
+def _across(name: str) -> str:
+    known = known_settings().get(name)
+    return known.across if known else ""
+
+
 def concerns_other_nodes(name: str) -> bool:
     """Whether the value on one node matters to the others: it is to be equal, or has to be right on each."""
-    known = known_settings().get(name)
-    return known is not None and known.across != ""
+    return _across(name) != ""
 
 
 def must_agree(name: str) -> bool:
     """Whether all nodes should have the same value."""
-    known = known_settings().get(name)
-    return known is not None and known.across == "equal"
+    return _across(name) == "equal"
 
 
 def why_apart(name: str) -> str:

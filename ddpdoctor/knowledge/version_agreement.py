@@ -31,17 +31,13 @@ COMPARED = {"torch": "torch", "python": "Python", "nccl": "NCCL", "cuda": "CUDA"
 
 def stores_meet(server: str, client: str) -> bool:
     """Whether a client of torch `client` can use the store of torch `server`; True where a version can't be read."""
-    one, other = _minor(server), _minor(client)
-    if one is None or other is None:
+    parsed = [(torch.major, torch.minor) for torch in (release(server), release(client)) if torch]
+    if len(parsed) < 2:
         return True
-    if (one < STORE_WITH_HANDSHAKE) != (other < STORE_WITH_HANDSHAKE):
+    theirs, ours = parsed
+    if (theirs < STORE_WITH_HANDSHAKE) != (ours < STORE_WITH_HANDSHAKE):
         return False
-    return not (one < STORE_WITH_NEW_QUERIES <= other)
-
-
-def _minor(version: str) -> tuple[int, int] | None:
-    parsed = release(version)
-    return (parsed.major, parsed.minor) if parsed else None
+    return not theirs < STORE_WITH_NEW_QUERIES <= ours
 
 
 def torch_release(version: str) -> str:
