@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -46,6 +47,11 @@ class Stat(msgspec.Struct, frozen=True):
     threads: int
     start: int
     resident: int
+
+    @property
+    def age(self) -> float:
+        """Seconds since its start."""
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.start / TICKS)
 
     @property
     def forked(self) -> bool:
@@ -106,6 +112,16 @@ class Proc:
         finally:
             os.close(descriptor)
 
+    def text(self, file: str, limit: int = 1 << 16) -> str:
+        """The same as text, without the line's end; "" where it can't be read."""
+        content = self.read(file, limit)
+        return content.decode("utf-8", "replace").strip("\n") if isinstance(content, bytes) else ""
+
+    def target(self, file: str) -> str:
+        """Where the link `/proc/FILE` leads; "" where that can't be read."""
+        link = self.link(file)
+        return link if isinstance(link, str) else ""
+
     def whole(self, file: str, limit: int) -> bytes | Unknown:
         """All of `/proc/FILE`, as it matters that nothing is missing; Unknown where that is more than so many bytes."""
         content = self.read(file, limit + 1)
@@ -138,30 +154,27 @@ class Proc:
             return Unknown(f"/proc/{pid}/stat: not understood")
         name = before.partition(b"(")[2].decode("utf-8", "replace")
         try:
-            numbers = [int(field) for field in fields[1:22]]
+            parent, group, session, terminal, _, flags, *numbers = (int(field) for field in fields[1:22])
         except ValueError:
             return Unknown(f"/proc/{pid}/stat: not understood")
         return Stat(
             pid=pid,
             name=name,
             state=fields[0].decode("ascii", "replace"),
-            parent=numbers[0],
-            group=numbers[1],
-            session=numbers[2],
-            terminal=numbers[3],
-            flags=numbers[5],
-            cpu=numbers[10] + numbers[11],
-            threads=numbers[16],
-            start=numbers[18],
-            resident=numbers[20],
+            parent=parent,
+            group=group,
+            session=session,
+            terminal=terminal,
+            flags=flags,
+            cpu=numbers[4] + numbers[5],
+            threads=numbers[10],
+            start=numbers[12],
+            resident=numbers[14],
         )
 
     def status(self, pid: int) -> dict[str, str]:
         """The lines of /proc/PID/status; empty where it is gone."""
-        content = self.read(f"{pid}/status")
-        if isinstance(content, Unknown):
-            return {}
-        lines = (line.partition(":") for line in content.decode("utf-8", "replace").splitlines())
+        lines = (line.partition(":") for line in self.text(f"{pid}/status").splitlines())
         return {name: value.strip() for name, _, value in lines}
 
     def words(self, pid: int) -> tuple[str, ...] | Unknown:
@@ -189,8 +202,7 @@ class Proc:
 
     def thread_name(self, pid: int, thread: int) -> str:
         """ "" where it is gone."""
-        name = self.read(f"{pid}/task/{thread}/comm", 64)
-        return name.decode("utf-8", "replace").strip("\n") if isinstance(name, bytes) else ""
+        return self.text(f"{pid}/task/{thread}/comm", 64)
 
     def descriptors(self, pid: int) -> list[tuple[int, str]] | Unknown:
         """(number, where it leads) of each file that it has open."""

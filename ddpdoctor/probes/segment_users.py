@@ -8,7 +8,6 @@ import os
 import re
 import time
 from collections.abc import Mapping, Set
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +16,7 @@ import msgspec
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.knowledge.segment_names import Maker, maker_of, maker_pid
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.proc import KERNEL_THREAD, MAX_COMMAND, TICKS, Proc
+from ddpdoctor.probes.proc import KERNEL_THREAD, MAX_COMMAND, Proc
 
 SEARCH_SECONDS = 2.0
 
@@ -132,35 +131,19 @@ def keepers(context: Context) -> tuple[SegmentKeeper, ...]:
     """All that this user can see."""
     found = []
     proc = Proc(os.fspath(context.path("/proc")))
-    for entry in os.scandir(context.path("/proc")):
-        if not entry.name.isdecimal():
-            continue
-        with suppress(OSError):
-            words = proc.read(f"{entry.name}/cmdline", MAX_COMMAND)
-            if isinstance(words, Unknown):
-                continue
-            what = next((program for program in (_MANAGER, _TRACKER) if program in words), b"")
-            if what:
-                status = entry.stat()
-                found.append(
-                    SegmentKeeper(
-                        pid=int(entry.name), uid=status.st_uid, what=what, started=_started(proc, int(entry.name))
-                    )
-                )
+    for pid in proc.pids():
+        words = proc.read(f"{pid}/cmdline", MAX_COMMAND)
+        what = next((program for program in (_MANAGER, _TRACKER) if isinstance(words, bytes) and program in words), b"")
+        if what and (uid := proc.owner(pid)) >= 0:
+            found.append(SegmentKeeper(pid=pid, uid=uid, what=what, started=_started(proc, pid)))
     return tuple(found)
 
 
 def pids_anywhere(context: Context) -> frozenset[int]:
     """List the pids of all processes, with those that they have in containers: a container that shares /dev/shm names its segments by these."""
-    found = set()
-    for name in os.listdir(context.path("/proc")):  # noqa: PTH208 (names are all we need)
-        if name.isdecimal():
-            found.add(int(name))
-            status = context.read(f"/proc/{name}/status")
-            if isinstance(status, str):
-                line = next((row for row in status.splitlines() if row.startswith("NSpid:")), "")
-                found |= {int(word) for word in line.split()[1:]}
-    return frozenset(found)
+    proc = Proc(os.fspath(context.path("/proc")))
+    inside = {pid: proc.status(pid).get("NSpid", "").split() for pid in proc.pids()}
+    return frozenset({*inside, *(int(word) for words in inside.values() for word in words)})
 
 
 def wanted_by(name: str, state: os.stat_result, known: tuple[SegmentKeeper, ...], pids: Set[int]) -> str:
@@ -170,14 +153,10 @@ def wanted_by(name: str, state: os.stat_result, known: tuple[SegmentKeeper, ...]
         return f"pid {maker}, which made it"
     kind = maker_of(name)
     what = _KEPT_BY.get(kind) if kind else None
-    for segment_keeper in known:
-        if (
-            segment_keeper.what == what
-            and segment_keeper.uid == state.st_uid
-            and segment_keeper.started < last_used(state) + _CLOCKS_APART
-        ):
-            return f"{segment_keeper.what.decode()} (pid {segment_keeper.pid})"
-    return ""
+    oldest_use = last_used(state) + _CLOCKS_APART
+    keepers_of_it = (keeper for keeper in known if keeper.what == what and keeper.uid == state.st_uid)
+    keeper = next((keeper for keeper in keepers_of_it if keeper.started < oldest_use), None)
+    return f"{keeper.what.decode()} (pid {keeper.pid})" if keeper else ""
 
 
 def last_used(state: os.stat_result) -> float:
@@ -188,6 +167,4 @@ def last_used(state: os.stat_result) -> float:
 def _started(proc: Proc, pid: int) -> float:
     """0.0 where it can't be told: as if it had always been there."""
     stat = proc.stat(pid)
-    return (
-        0.0 if isinstance(stat, Unknown) else time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + stat.start / TICKS
-    )
+    return 0.0 if isinstance(stat, Unknown) else time.time() - stat.age

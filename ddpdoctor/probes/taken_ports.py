@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 
@@ -14,7 +13,7 @@ import msgspec
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.network import Listener
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.proc import MAX_ENVIRON, TICKS, Proc, user_name, variables
+from ddpdoctor.probes.proc import MAX_ENVIRON, Proc, user_name, variables
 from ddpdoctor.probes.processes.command_lines import command, command_of_others
 
 LISTEN = "0A"
@@ -108,26 +107,19 @@ def _owners(context: Context, inodes: set[str]) -> dict[str, int]:
 def _listener(proc: Proc, environ: Mapping[str, str], row: _Socket, pid: int, ancestors: set[int]) -> Listener:
     """pid: of the process that holds the socket, 0 where that can't be seen."""
     words = proc.words(pid) if pid else ()
-    name = proc.read(f"{pid}/comm") if pid else b""
+    stat = proc.stat(pid)
     shown = command if row.uid == os.geteuid() else command_of_others
     return Listener(
         address=row.address,
         port=row.port,
         pid=pid,
-        process=name.decode("utf-8", "replace").strip() if isinstance(name, bytes) else "",
+        process=proc.text(f"{pid}/comm").strip() if pid else "",
         command="" if isinstance(words, Unknown) else shown(words)[:MAX_COMMAND_LENGTH],
         user=user_name(row.uid),
-        age=_age(proc, pid) if pid else -1.0,
+        age=-1.0 if isinstance(stat, Unknown) else round(stat.age, 1),
         listening=row.listening,
         same_job=pid in ancestors or (pid > 0 and _is_of_same_job(proc, environ, pid)),
     )
-
-
-def _age(proc: Proc, pid: int) -> float:
-    stat = proc.stat(pid)
-    if isinstance(stat, Unknown):
-        return -1.0
-    return round(max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start / TICKS), 1)
 
 
 def _ancestors(proc: Proc) -> set[int]:

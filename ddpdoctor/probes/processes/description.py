@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -82,8 +81,8 @@ class Describer:
         uid = _first_number(status.get("Uid", ""))
         own = uid == os.geteuid()
         inside = status.get("NSpid", "").split()
-        cgroup = proc.read(f"{pid}/cgroup")
-        container, unit = container_and_unit(cgroup) if isinstance(cgroup, bytes) else ("", "")
+        waits_in = proc.text(f"{pid}/wchan", 256).strip()
+        container, unit = container_and_unit(proc.text(f"{pid}/cgroup"))
         return Process(
             pid=pid,
             start=stat.start,
@@ -97,10 +96,10 @@ class Describer:
             command=command(process.words) if own else command_of_others(process.words),
             executable=legible(process.executable) if isinstance(process.executable, str) else process.executable,
             state=stat.state,
-            age=round(max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start / TICKS), 2),
+            age=round(stat.age, 2),
             cpu_seconds=stat.cpu / TICKS,
             memory=stat.resident * PAGE,
-            waits_in=self._waits_in(pid),
+            waits_in="" if waits_in == "0" else waits_in,
             tracer=_first_number(status.get("TracerPid", "")),
             threads=stat.threads,
             marks=process.marks,
@@ -119,8 +118,8 @@ class Describer:
             if role is ProcessRole.LAUNCHER and is_accelerate(process.words)
             else None,
             pid_inside=int(inside[-1]) if len(inside) > 1 and inside[-1].isdecimal() else 0,
-            pid_namespace=self._link(f"{pid}/ns/pid"),
-            network_namespace=self._link(f"{pid}/ns/net"),
+            pid_namespace=proc.target(f"{pid}/ns/pid"),
+            network_namespace=proc.target(f"{pid}/ns/net"),
             container=container,
             unit=unit,
             ours=ours,
@@ -150,19 +149,10 @@ class Describer:
 
     def ports_of(self, pid: int) -> Mapping[int, int]:
         """Inode to port of all that listen in that process's network namespace."""
-        network = self._link(f"{pid}/ns/net")
+        network = self._proc.target(f"{pid}/ns/net")
         if network not in self._ports:
             self._ports[network] = listening_ports(self._proc, pid)
         return self._ports[network]
-
-    def _waits_in(self, pid: int) -> str:
-        name = self._proc.read(f"{pid}/wchan", 256)
-        text = "" if isinstance(name, Unknown) else name.decode("utf-8", "replace").strip()
-        return "" if text == "0" else text
-
-    def _link(self, file: str) -> str:
-        link = self._proc.link(file)
-        return "" if isinstance(link, Unknown) else link
 
 
 def with_activity(
@@ -216,9 +206,9 @@ def tells_of_job(name: str) -> bool:
     return name in NAMES or name in JOB_NAMES or name.startswith(JOB_PREFIXES) or must_agree(name)
 
 
-def container_and_unit(cgroup: bytes) -> tuple[str, str]:
+def container_and_unit(cgroup: str) -> tuple[str, str]:
     """Find container and unit in the content of /proc/PID/cgroup, "" where there is none."""
-    paths = list(_paths(cgroup.decode("utf-8", "replace")))
+    paths = list(_paths(cgroup))
     container = next(filter(None, map(_container, paths)), "")
     job = next((found[1] for path in paths if (found := _SLURM.search(path))), "")
     units = (found for path in paths for found in _UNIT.findall(path) if not _CONTAINER.search(found))

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
-from ddpdoctor.probes.proc import DENIED, MAX_ENVIRON, TICKS, Proc, Spent, Stat
+from ddpdoctor.probes.mounts import mount_of, read_mounts
+from ddpdoctor.probes.proc import DENIED, MAX_ENVIRON, Proc, Spent, Stat
 from ddpdoctor.probes.processes.command_lines import names_python
 from ddpdoctor.probes.processes.description import Describer, with_activity
 from ddpdoctor.probes.processes.open_files import OpenFiles
@@ -83,8 +84,8 @@ class _Look:
             spared=self._limits.spared(),
             watched=round(seconds, 3),
             cores=len(os.sched_getaffinity(0)),
-            pid_namespace=self._link("self/ns/pid"),
-            network_namespace=self._link("self/ns/net"),
+            pid_namespace=self._proc.target("self/ns/pid"),
+            network_namespace=self._proc.target("self/ns/net"),
             uid=os.geteuid(),
         )
 
@@ -176,31 +177,23 @@ class _Look:
         described = read_each(sorted(chosen), lambda pid: self._limits.read(pid, lambda: describe(pid), None))
         return {pid: process for pid, process in described.items() if process}
 
-    def _link(self, file: str) -> str:
-        link = self._proc.link(file)
-        return "" if isinstance(link, Unknown) else link
-
     def _unseen(self) -> str:
         """Tell why there may be more than we are shown; "" if not."""
-        if self._link("self/ns/pid") not in (INITIAL_PID_NAMESPACE, ""):
+        if self._proc.target("self/ns/pid") not in (INITIAL_PID_NAMESPACE, ""):
             return "from inside a container only the container's own processes are seen"
-        mounts = self._context.read("/proc/self/mounts")
-        for line in mounts.splitlines() if isinstance(mounts, str) and os.geteuid() != 0 else ():
-            fields = line.split()
-            options = fields[3].split(",") if len(fields) > 3 and fields[1] == "/proc" else []
-            if any(option.startswith("hidepid=") and option not in ("hidepid=0", "hidepid=off") for option in options):
-                return "/proc is mounted so that it hides other users' processes (hidepid)"
-        return ""
+        mounts = read_mounts(self._context)
+        options = () if isinstance(mounts, Unknown) else mount_of("/proc", mounts).options.split(",")
+        hides = any(option.startswith("hidepid=") and option not in ("hidepid=0", "hidepid=off") for option in options)
+        return "/proc is mounted so that it hides other users' processes (hidepid)" if hides and os.geteuid() else ""
 
 
 def _uncollected(tree: ObservedTree, found: Roles) -> set[int]:
     """Find those that have ended, and whose parent has not asked how: Pythons, and what a Python or a launcher has started. Of
     what they were for, only name and parent are left."""
-    now = time.clock_gettime(time.CLOCK_BOOTTIME)
     pids = set()
     for process in tree.by_pid.values():
         stat, parent = process.stat, tree.by_pid.get(process.stat.parent)
-        if stat.state != "Z" or now - stat.start / TICKS < UNCOLLECTED_SECONDS:
+        if stat.state != "Z" or stat.age < UNCOLLECTED_SECONDS:
             continue
         role_of_parent, _ = found.get(stat.parent, (ProcessRole.OTHER, None))
         started_by_job = parent and (parent.is_python or role_of_parent is ProcessRole.LAUNCHER)

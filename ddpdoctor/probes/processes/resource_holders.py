@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import suppress
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.gpus import Gpus
@@ -55,8 +54,9 @@ class ResourceHolders:
 
     def look_into_the_rest(self, tree: ObservedTree) -> None:
         """Look at all those that were not looked at yet, where one of them may hold something."""
-        segments = any(path.startswith(SEGMENTS) for path in self._paths(SHARED_MEMORY))
-        devices = any(DEVICE.match(path) for path in self._paths("/dev/"))
+        names = self._context.names
+        segments = any(f"{SHARED_MEMORY}{name}".startswith(SEGMENTS) for name in names(SHARED_MEMORY))
+        devices = any(DEVICE.match(f"/dev/{name}") for name in names("/dev"))
         self._store_sockets = self._sockets_of_stores(tree)
         known = {inode for file in self.files.values() if isinstance(file.sockets, frozenset) for inode in file.sockets}
         if segments or devices or self._store_sockets - known:
@@ -92,8 +92,3 @@ class ResourceHolders:
         for gpu in () if isinstance(gpus, Unknown) else gpus.devices:
             holders = () if isinstance(gpu.holders, Unknown) else gpu.holders
             self._listed_by_nvml |= {holder.pid for holder in holders}
-
-    def _paths(self, folder: str) -> list[str]:
-        with suppress(OSError):
-            return [folder + name for name in os.listdir(self._context.path(folder))]  # noqa: PTH208
-        return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import msgspec
@@ -25,8 +25,10 @@ BY_ITSELF = "its launcher, which started no other"
 MAX_WRAPPERS = 64
 """Processes between a launcher and what it has started in the end, or between that and its workers."""
 
-Roles = dict[int, tuple[ProcessRole, "RankPlace | None"]]
+Roles = dict[int, tuple[ProcessRole, RankPlace | None]]
 """Role and place by pid."""
+Places = list[RankPlace | None]
+NO_ROLE: tuple[ProcessRole, RankPlace | None] = (ProcessRole.OTHER, None)
 
 
 def roles(tree: ObservedTree, asked: int = 0) -> Roles:
@@ -60,10 +62,10 @@ class _RoleSearch:
         self.found: Roles = {}
 
     def _role(self, process: ObservedProcess) -> ProcessRole:
-        return self.found[process.pid][0] if process.pid in self.found else ProcessRole.OTHER
+        return self.found.get(process.pid, NO_ROLE)[0]
 
     def _place(self, process: ObservedProcess) -> RankPlace | None:
-        return self.found[process.pid][1] if process.pid in self.found else None
+        return self.found.get(process.pid, NO_ROLE)[1]
 
     def _is_open(self, process: ObservedProcess) -> bool:
         """Whether it has no role yet."""
@@ -114,13 +116,7 @@ class _RoleSearch:
             place = parent.place
             node, nodes = (place.rank, place.world_size) if place and place.world_size else (0, 1)
             for local_rank, rank in enumerate(ranks):
-                place = RankPlace(
-                    rank=node * len(ranks) + local_rank,
-                    world_size=nodes * len(ranks),
-                    local_rank=local_rank,
-                    local_world_size=len(ranks),
-                    source=BY_ORDER,
-                )
+                place = _by_order(node * len(ranks), local_rank, nodes * len(ranks), len(ranks))
                 self._note(rank, ProcessRole.RANK, place)
             starter = parent
             if commands.is_fork_server(parent.words):
@@ -210,15 +206,22 @@ class _RoleSearch:
     def find_unreadable_ranks(self) -> None:
         """Find a launcher's children whose settings can't be read: zombies', one's that hangs in the kernel, another user's."""
         for pid in self._pids(ProcessRole.LAUNCHER):
-            children = self.tree.children(pid)
-            ranks = [child for child in children if self._role(child) is ProcessRole.RANK]
-            names = {rank.stat.name for rank in ranks}
-            hidden = [child for child in children if self._may_be_rank(child, names)]
-            if not hidden:
-                continue
-            row = [child for child in children if child in ranks or child in hidden]
-            for process, place in zip(row, _with_missing_places(list(map(self._place, row))), strict=True):
+            ranks, names = self._ranks_of(pid)
+            hidden = [child for child in self.tree.children(pid) if self._may_be_rank(child, names)]
+            for process, place in self._in_row(pid, [*ranks, *hidden], _with_missing_places) if hidden else ():
                 self._note(process, ProcessRole.RANK, place)
+
+    def _ranks_of(self, pid: int) -> tuple[list[ObservedProcess], set[str]]:
+        """The ranks among its children, and their names."""
+        ranks = [child for child in self.tree.children(pid) if self._role(child) is ProcessRole.RANK]
+        return ranks, {rank.stat.name for rank in ranks}
+
+    def _in_row(
+        self, pid: int, members: Sequence[ObservedProcess], fill: Callable[[Places], Places]
+    ) -> Iterator[tuple[ObservedProcess, RankPlace | None]]:
+        """These children, the oldest first, in the places that `fill` completes."""
+        row = [child for child in self.tree.children(pid) if child in members]
+        return zip(row, fill(list(map(self._place, row))), strict=True)
 
     def _may_be_rank(self, process: ObservedProcess, names_of_ranks: set[str]) -> bool:
         if not isinstance(process.environ, Unknown) or self._place(process):
@@ -232,14 +235,11 @@ class _RoleSearch:
         for parent in parents & self.tree.by_pid.keys():
             if parent == 1 or not self._is_open(self.tree.by_pid[parent]):
                 continue
+            ranks, names = self._ranks_of(parent)
             children = self.tree.children(parent)
-            ranks = [child for child in children if self._role(child) is ProcessRole.RANK]
-            names = {rank.stat.name for rank in ranks}
-            row = [
-                child for child in children if child in ranks or (child.stat.state == "Z" and child.stat.name in names)
-            ]
+            dead = [child for child in children if child.stat.state == "Z" and child.stat.name in names]
             if all(map(self._place, ranks)):
-                for process, place in zip(row, _with_gaps_filled(list(map(self._place, row))), strict=True):
+                for process, place in self._in_row(parent, [*ranks, *dead], _with_gaps_filled):
                     if place:
                         self._note(process, ProcessRole.RANK, place)
 
@@ -312,7 +312,7 @@ def _is_started_as_ranks_are(process: ObservedProcess, siblings: Iterable[Observ
     )
 
 
-def _with_gaps_filled(places: list[RankPlace | None]) -> list[RankPlace | None]:
+def _with_gaps_filled(places: Places) -> Places:
     """Fill the gaps in a row of ranks; as it was where it isn't a row."""
     known = [(index, place) for index, place in enumerate(places) if place]
     index, example = known[0]
@@ -329,7 +329,7 @@ def _with_gaps_filled(places: list[RankPlace | None]) -> list[RankPlace | None]:
     ]
 
 
-def _with_missing_places(places: list[RankPlace | None]) -> list[RankPlace | None]:
+def _with_missing_places(places: Places) -> Places:
     """Fill in the missing places of a launcher's children, the oldest first, where the known ones agree with that order, or
     only one is missing."""
     known = [place for place in places if place and place.local_rank is not None]

@@ -12,7 +12,7 @@ from ddpdoctor.base.unknown import Facts, Unknown
 from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.proc import Proc
+from ddpdoctor.probes.proc import TICKS, Proc
 from ddpdoctor.probes.processes import listing, reading_limits
 from ddpdoctor.probes.processes.command_lines import command, command_of_others
 from ddpdoctor.probes.processes.description import container_and_unit
@@ -234,7 +234,7 @@ def test_what_has_just_been_started_and_ended_is_not_listed(tree: Tree, monkeypa
     tree.add(200, words=b"python3\0-c\0pass\0")
     tree.add(201, 200, b"", state="Z")
     # Its start is 20100 ticks after the host's.
-    monkeypatch.setattr(listing.time, "clock_gettime", lambda clock: 20100 / listing.TICKS + 1.0)
+    monkeypatch.setattr(listing.time, "clock_gettime", lambda clock: 20100 / TICKS + 1.0)
     assert all(one.pid != 201 for one in tree.look().listed)
 
 
@@ -311,7 +311,7 @@ def test_dead_main_thread(tree: Tree) -> None:
     ],
 )  # fmt: skip
 def test_containers(cgroup: str, container: str, unit: str) -> None:
-    assert container_and_unit(cgroup.encode()) == (container, unit)
+    assert container_and_unit(cgroup) == (container, unit)
 
 
 def test_one_that_hangs_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
