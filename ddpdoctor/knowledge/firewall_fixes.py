@@ -58,12 +58,7 @@ def opening(text: str, firewall: Maybe[Firewall], subnets: Sequence[str], *, inb
 
     First come the very commands of the tool that filters here or, where only root could see that, of the one that is switched
     on; where nothing is known, how to see it, and then each tool's. () where the rules are known and none is in the way.
-
-    Args:
-        text: the same in words.
-        firewall: of this host.
-        subnets: the networks.
-        inbound: from there, else to there.
+    text: the same in words. inbound: from there, else to there.
     """
     firewall = of_family(firewall, next(iter(subnets), ""))
     tool = Unknown("not looked at") if isinstance(firewall, Unknown) else firewall.tool

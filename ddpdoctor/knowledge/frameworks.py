@@ -90,11 +90,8 @@ def is_of_framework(path: str) -> bool:
 
 
 def phase_of(calls: Iterable[tuple[str, str]]) -> str:
-    """Tell what a framework's loop is at, "the reduce of metrics of Lightning"; "" where no call tells.
-
-    Args:
-        calls: (file, function) of each one, the innermost first.
-    """
+    """Tell by calls, (file, function) of each, the innermost first, what a framework's loop is at: "the reduce of metrics of Lightning";
+    "" where no call tells."""
     calls = tuple(calls)
     for path, function in calls:
         for row in _rows() if is_of_framework(path) else ():

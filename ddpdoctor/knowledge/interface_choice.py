@@ -160,12 +160,7 @@ def nccl_choices(
 ) -> list[InterfaceChoice]:
     """List the interfaces that NCCL takes, best first, one address each. Bootstrap takes the first, the socket transport all.
 
-    Args:
-        interfaces: of this host.
-        ifname: NCCL_SOCKET_IFNAME.
-        family: NCCL_SOCKET_FAMILY.
-        comm_id: NCCL_COMM_ID.
-        version: NCCL's, (2, 28, 9).
+    ifname, family: NCCL_SOCKET_IFNAME and _FAMILY. comm_id: NCCL_COMM_ID. version: NCCL's, (2, 28, 9).
     """
     if address := _host_of(comm_id):
         # Bootstrap then only looks at the subnet, whatever the other settings say, and fails where none matches.
@@ -240,10 +235,7 @@ def gloo_choice(
 ) -> InterfaceChoice | None:
     """Choose the interface that gloo takes as torch sets it up; None: it raises "Unable to find address for".
 
-    Args:
-        interfaces: of this host.
-        hostname_addresses: what getaddrinfo says of the hostname, in its order.
-        ifname: GLOO_SOCKET_IFNAME.
+    hostname_addresses: what getaddrinfo says of the hostname, in its order. ifname: GLOO_SOCKET_IFNAME.
     """
     names = list(names_in(ifname))
     if names:

@@ -39,13 +39,8 @@ def netcheck_command(
 ) -> str:
     """Write what to type on the node of that rank, to meet at the same place and test the same.
 
-    Args:
-        meeting: of this node.
-        nnodes: None, if only the way to the master is to be looked at.
-        rank: of the other node, None for any.
-        more: options, each with its value, that win over what was given here ("--wait 300").
-        master: to meet there and not at the same place.
-        port: likewise.
+    nnodes: None, if only the way to the master is to be looked at. rank: None for any. more: options, each with its value, that win over
+    what was given here ("--wait 300"). master, port: to meet there and not at the same place.
     """
     # A node sends this, too.
     name = "smoke" if meeting.command == "smoke" else "netcheck"

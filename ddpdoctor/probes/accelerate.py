@@ -39,12 +39,7 @@ def probe(context: Context) -> Accelerate:
 
 
 def default_path(environ: Mapping[str, str], home: str = "") -> str:
-    """Tell where accelerate looks for the file if it is given none; "" where nobody can say.
-
-    Args:
-        environ: the settings of who starts it.
-        home: of a user without HOME.
-    """
+    """Tell where accelerate looks for the file if it is given none; "" where nobody can say. home: of a user without HOME."""
     home = environ.get("HOME") or home or _home()
     cache = environ.get("XDG_CACHE_HOME", "~/.cache")
     folder = environ.get("HF_HOME", f"{cache}/huggingface")
@@ -54,16 +49,8 @@ def default_path(environ: Mapping[str, str], home: str = "") -> str:
 
 
 def requested_processes(pid: int, uid: int, words: Sequence[str], environ: Mapping[str, str]) -> AskedFor | None:
-    """Read how many processes a running launch is to start by the file that it was given, or found.
-
-    Args:
-        pid: the launcher's.
-        uid: the user that the file may belong to, beside root.
-        words: its command line.
-        environ: its environment.
-    Returns:
-        None where its command line says so, or the file can't be read or is somebody else's.
-    """
+    """Read how many processes a running launcher is to start by the file that it was given, or found. None where its command line
+    says so, or the file can't be read or is somebody else's than that user's or root's."""
     words = _before_the_script(program_and_arguments(words)[1])
     options = [word.partition("=")[0].replace("-", "_") for word in words]
     if "__num_processes" in options:
@@ -99,13 +86,7 @@ def _home() -> str:
 
 
 def read_file(place: Path, shown: str, trusted: Collection[int]) -> ConfigFile | Unknown | None:
-    """Read such a file; None where there is none.
-
-    Args:
-        place: where it lies.
-        shown: the same as it is shown.
-        trusted: the users that it may belong to, beside root.
-    """
+    """Read such a file; None where there is none. shown: its path for people. trusted: users that it may belong to, beside root."""
     try:
         descriptor = open_regular(place)
     except (FileNotFoundError, NotADirectoryError):

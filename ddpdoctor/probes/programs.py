@@ -30,12 +30,7 @@ def find_program(name: str, path: str | None, root: Path = Path("/")) -> str | N
     """Find a program as a shell would, but never in a relative or empty part of PATH: what lies in the folder in which
     somebody happens to be was put there by whoever may write to it.
 
-    Args:
-        name: one with a "/" isn't looked for.
-        path: the value of PATH, None where it isn't set.
-        root: where that host's files lie.
-    Returns:
-        Its path on that host.
+    name: one with a "/" isn't looked for. path: the value of PATH, None where it isn't set. root: where that host's files lie.
     """
     folders = (DEFAULT_PATH if path is None else path).split(":")
     places = [name] if "/" in name else [f"{folder.rstrip('/')}/{name}" for folder in folders if folder.startswith("/")]

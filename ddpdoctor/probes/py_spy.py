@@ -183,13 +183,7 @@ async def run(
     """Run a command, and return its exit code and what it wrote to stdout and stderr.
 
     It is killed where it takes longer, or where we are stopped. It raises `OSError` where it can't be started, `TimeoutError` where
-    it took longer.
-
-    Args:
-        command: the program and its arguments.
-        seconds: it may take.
-        pass_fds: descriptors that it keeps.
-        identity: as whom it runs, None for who we are.
+    it took longer. pass_fds: descriptors that it keeps. identity: as whom it runs, None for who we are.
     """
     # In a session of its own a Ctrl-C doesn't end it, but us, who end it.
     spying = await asyncio.create_subprocess_exec(

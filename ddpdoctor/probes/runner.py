@@ -77,11 +77,8 @@ def take_snapshot(
 ) -> Snapshot:
     """Probe the host.
 
-    Args:
-        context: whose facts are wanted.
-        groups: which facts.
-        done: called with the group's name, from any thread, as each probe ends.
-        until: when to wait no longer, by the monotonic clock, even where probes may take longer by their own deadlines.
+    done: called with the group's name, from any thread, as each probe ends. until: when to wait no longer, by the monotonic clock, even
+    where probes may take longer by their own deadlines.
     """
     running: dict[str, _Running] = {}
     lock = threading.Lock()

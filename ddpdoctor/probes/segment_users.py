@@ -44,11 +44,8 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 def look_for_users(proc: Path, wanted: Mapping[Inode, str]) -> Use | Unknown:
     """Look through all processes for users of the segments.
 
-    It looks on until no process is new: one may have been forked, and its parent have ended, since they were listed.
-
-    Args:
-        proc: the folder /proc.
-        wanted: names by inode, since in another mount namespace the path is another.
+    It looks on until no process is new: one may have been forked, and its parent have ended, since they were listed. wanted: names by
+    inode, since in another mount namespace the path is another.
     """
     until = time.monotonic() + SEARCH_SECONDS
     used: set[Inode] = set()

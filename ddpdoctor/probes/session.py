@@ -63,14 +63,7 @@ def say_as_whom(path: str, chosen_by: str) -> None:
 
 
 def collect_facts(context: Context, groups: Iterable[str], known: str = "", limit: TimeLimit | None = None) -> Snapshot:
-    """Take a snapshot of this host.
-
-    Args:
-        context: whose facts are wanted.
-        groups: which facts.
-        known: what somebody at a terminal is to read meanwhile.
-        limit: of the whole command, if it has one.
-    """
+    """Take a snapshot of this host. known: what somebody at a terminal is to read meanwhile. limit: of the whole command, if it has one."""
     # Here and not above: the import of torch shall be under way before the many modules of the probes are loaded.
     from ddpdoctor.facts.snapshot import EXPERIMENTS
     from ddpdoctor.probes.runner import take_snapshot

@@ -224,13 +224,9 @@ class NvmlGpu:
         return list(found.values())
 
     def note_holders(self, handle: Any, uuid: str, found: dict[object, dict[str, Any]], known: Any = ()) -> None:
-        """Add the processes on a GPU, or a part of one, to those that were found.
+        """Add the processes on a MIG instance, or without a uuid on the GPU, to those that were found; known: pids that have been noted
+        on another part.
 
-        Args:
-            handle: of the GPU or MIG instance.
-            uuid: of the MIG instance, "" for the whole GPU.
-            found: by instance and pid.
-            known: pids that have been noted on another part.
         Raises:
             AttributeError: nvidia-ml-py is too old to ask.
         """

@@ -68,12 +68,7 @@ class Describer:
     ) -> Process:
         """Describe a process, but for what it did between two looks.
 
-        Args:
-            process: as it was observed.
-            role: what it is to a job.
-            place: which rank it is.
-            opened: what it has open; None where it was not looked into.
-            ours: ddpdoctor itself, one that it started, or one of its ancestors.
+        opened: what it has open; None where it was not looked into. ours: ddpdoctor itself, one that it started, or one of its ancestors.
         """
         opened = opened or OpenFiles()
         proc, stat, pid = self._proc, process.stat, process.pid

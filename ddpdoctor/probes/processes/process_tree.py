@@ -32,11 +32,6 @@ _SOURCES = {
 class ObservedProcess:
     """One process as it was read, before anybody tells what it is.
 
-    Args:
-        stat: /proc/PID/stat.
-        words: its command line, () where that can't be read.
-        executable: where /proc/PID/exe leads.
-        environ: its settings as of its exec.
     Attributes:
         marks: names of its threads that tell of a process group, a store or a GPU.
         computes: Python or torch is in it.
@@ -133,9 +128,7 @@ class ObservedProcess:
 def place_by_settings(settings: Mapping[str, str], *, alone: bool = False) -> RankPlace | None:
     """Tell which rank the settings name: torchrun before MPI before RANK, which is what torch reads, before Slurm.
 
-    Args:
-        settings: a process's environment.
-        alone: it keeps a store for others, so that a LOCAL_RANK without a WORLD_SIZE makes it a rank, too.
+    alone: it keeps a store for others, so that a LOCAL_RANK without a WORLD_SIZE makes it a rank, too.
     """
     found = [launch for launch in launches(settings) if launch.rank is not None]
     order = ("torchrun", "Open MPI", "MVAPICH", "Intel MPI", "PMI", "settings", "Slurm")

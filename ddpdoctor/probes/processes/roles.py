@@ -32,12 +32,7 @@ NO_ROLE: tuple[ProcessRole, RankPlace | None] = (ProcessRole.OTHER, None)
 
 
 def roles(tree: ObservedTree, asked: int = 0) -> Roles:
-    """Find role and place of each process that has one; all others are `ProcessRole.OTHER`.
-
-    Args:
-        tree: all processes.
-        asked: the pid of one that the user means, 0 for none.
-    """
+    """Find role and place of each process that has one; all others are `ProcessRole.OTHER`. asked: a pid that the user means, or 0."""
     search = _RoleSearch(tree)
     search.find_by_command()
     search.mark_unnamed_groups()

@@ -21,13 +21,7 @@ Ends = tuple[bytes, bytes]
 
 
 def with_connections(proc: Proc, listed: Sequence[Process], files: Mapping[int, OpenFiles]) -> Sequence[Process]:
-    """Give each rank the pids of the ranks to which it has a TCP connection, where that can be seen.
-
-    Args:
-        proc: where the tables of sockets are read.
-        listed: all processes.
-        files: what each has open, by pid.
-    """
+    """Give each rank the pids of the ranks to which it has a TCP connection, where that can be seen. files: by pid."""
     ranks = [process for process in listed if process.role is ProcessRole.RANK]
     if len(ranks) < 2:
         return listed

@@ -36,12 +36,8 @@ class Answer(msgspec.Struct, frozen=True):
 def ask(context: Context, mode: Mode, seconds: float | None = None) -> Answer:
     """Ask the target Python, once for all probes.
 
-    Both modes run side by side. A target Python that doesn't answer as an interpreter isn't waited for any longer.
-
-    Args:
-        context: of this look.
-        mode: "torch" imports torch there, which takes seconds.
-        seconds: how long it is waited for, `SECONDS` by default.
+    Both modes run side by side; "torch" imports torch there, which takes seconds. A target Python that doesn't answer as an interpreter
+    isn't waited for any longer. seconds: `SECONDS` by default.
     """
     answer: Answer = context.once(f"target Python {mode}", lambda: _ask(context, mode, seconds or SECONDS[mode]))
     return answer
