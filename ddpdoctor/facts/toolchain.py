@@ -88,6 +88,3 @@ class Toolchain(Facts, frozen=True, kw_only=True):
             return None
         first = self.nvccs[0]
         return first if first.path == f"{self.cuda_home.rstrip('/')}/bin/nvcc" else None
-
-    def compiles_for(self, name: str) -> Consumer | None:
-        return next((consumer for consumer in self.compiles if consumer.name == name), None)

@@ -70,13 +70,13 @@ def _whole(gpu: Gpu) -> tuple[VisibleGpu, ...]:
 
 
 def _named(token: str, gpus: Gpus) -> tuple[VisibleGpu, ...]:
-    if token.isdecimal():
-        return next((_whole(gpu) for gpu in gpus.answering if gpu.index == int(token)), ())
     if token.startswith("MIG-"):
         return _slice(token, gpus)
-    if not token.startswith("GPU-"):
-        return ()
-    return next((_whole(gpu) for gpu in gpus.answering if gpu.uuid.startswith(token)), ())
+    number = int(token) if token.isdecimal() else -1
+    named = (
+        gpu for gpu in gpus.answering if gpu.index == number or (token[:4] == "GPU-" and gpu.uuid.startswith(token))
+    )
+    return next(map(_whole, named), ())
 
 
 def _slice(token: str, gpus: Gpus) -> tuple[VisibleGpu, ...]:

@@ -137,9 +137,8 @@ def _in_chain(chain: str, subnet: str, *, inbound: bool) -> str:
 
 
 def _nft(chain: str, subnet: str, *, inbound: bool) -> str:
-    field = f"{'ip6' if ':' in subnet else 'ip'} {'saddr' if inbound else 'daddr'}"
-    where = shlex.join(chain.split())
-    return f"sudo nft insert rule {where} {field} {subnet} meta l4proto tcp accept"
+    field = f"{_family((subnet,))} {'saddr' if inbound else 'daddr'}"
+    return f"sudo nft insert rule {shlex.join(chain.split())} {field} {subnet} meta l4proto tcp accept"
 
 
 def _iptables(subnet: str, *, inbound: bool) -> str:

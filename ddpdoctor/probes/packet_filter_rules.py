@@ -71,28 +71,18 @@ class Reading(msgspec.Struct, frozen=True):
 
 def read_filters(tables: Iterable[Mapping[str, Chain]], ephemeral: tuple[int, int]) -> Reading:
     """Lead a packet through every table; it must pass all of them."""
-    walks = [_Walk(table, ephemeral) for table in tables]
-    for walk in walks:
-        walk.judge()
-    outcomes = [outcome for walk in walks for outcome in walk.outcomes]
-    policies = [chain.policy for walk in walks for chain in walk.table.values() if chain.hooked]
-    filtered = any(chain.hooked and (chain.rules or chain.policy == DROP) for w in walks for chain in w.table.values())
-    return Reading(
-        policy=(DROP if DROP in policies else ACCEPT) if filtered else None,
-        drops_new=True if True in outcomes else None if None in outcomes else False,
-        open_ports=_unique(label for walk in walks for label in walk.open_ports),
-        open_sources=_unique(label for walk in walks for label in walk.open_sources),
-        blocked=_unique(text for walk in walks for text in walk.blocked)[:MAX_LISTED],
-        shut_ports=_unique(label for walk in walks for label in walk.shut_ports)[:MAX_LISTED],
-        managers=_unique(name for walk in walks for chain in walk.table for name in _manager(chain)),
-    )
+    walk = _Walk(ephemeral)
+    for table in tables:
+        walk.lead_through(table)
+    return walk.reading()
 
 
 def shut_ranges(tables: Iterable[Mapping[str, Chain]], ephemeral: tuple[int, int]) -> tuple[str, ...]:
     """The parts of that range of ports at which new TCP is plainly dropped: "40000-60999"."""
     tables = list(tables)
     low, high = ephemeral
-    written = [port_range for table in tables for port_range in _written_ranges(table)]
+    matches = (match for table in tables for chain in table.values() for rule in chain.rules for match in rule.matches)
+    written = [port_range for match in matches for port_range in match.ranges]
     edges = sorted(
         {low, high + 1, *(edge for first, last in written for edge in (first, last + 1) if low < edge <= high)}
     )
@@ -106,44 +96,45 @@ def shut_ranges(tables: Iterable[Mapping[str, Chain]], ephemeral: tuple[int, int
     return tuple(f"{first}-{last}" if first != last else str(first) for first, last in shut)
 
 
-def _written_ranges(table: Mapping[str, Chain]) -> Iterator[tuple[int, int]]:
-    for chain in table.values():
-        for rule in chain.rules:
-            for match in rule.matches:
-                yield from match.ranges
-
-
-def _unique(items: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(items))
-
-
-def _manager(chain: str) -> Iterator[str]:
-    if chain.startswith(("ufw-", "ufw6-")):
-        yield "ufw"
-    if chain in ("filter_INPUT_ZONES", "INPUT_ZONES"):
-        yield "firewalld"
-
-
 class _Walk:
-    """Leads our packet through one table, and notes on the way who else would be let in."""
+    """Leads our packet through tables, and notes on the way who else would be let in."""
 
-    def __init__(self, table: Mapping[str, Chain], ephemeral: tuple[int, int]) -> None:
-        self.table = table
-        self.ephemeral = ephemeral
-        self.outcomes: list[bool | None] = []
-        self.open_ports: list[str] = []
-        self.open_sources: list[str] = []
-        self.blocked: list[str] = []
-        self.shut_ports: list[str] = []
+    def __init__(self, ephemeral: tuple[int, int]) -> None:
+        self._low, self._high = ephemeral
+        self._table: Mapping[str, Chain] = {}
+        self._outcomes: list[bool | None] = []
+        self._bases: list[Chain] = []
+        self._notes: dict[str, list[str]] = {
+            field: [] for field in ("open_ports", "open_sources", "blocked", "shut_ports", "managers")
+        }
         self._unsure = False
 
-    def judge(self) -> None:
-        for chain in self.table.values():
+    def lead_through(self, table: Mapping[str, Chain]) -> None:
+        """Lead it through one table."""
+        self._table = table
+        for chain in table.values():
+            if chain.name.startswith(("ufw-", "ufw6-")):
+                self._notes["managers"].append("ufw")
+            if chain.name in ("filter_INPUT_ZONES", "INPUT_ZONES"):
+                self._notes["managers"].append("firewalld")
             if chain.hooked:
+                self._bases.append(chain)
                 self._unsure = False
                 verdict = self._through(chain, ()) or chain.policy
                 # What we couldn't judge comes before the verdict, and might have given another.
-                self.outcomes.append(None if self._unsure else verdict == DROP)
+                self._outcomes.append(None if self._unsure else verdict == DROP)
+
+    def reading(self) -> Reading:
+        """Put together what was found on the way."""
+        noted = {field: tuple(dict.fromkeys(texts)) for field, texts in self._notes.items()}
+        for field in ("blocked", "shut_ports"):
+            noted[field] = noted[field][:MAX_LISTED]
+        policy = DROP if any(chain.policy == DROP for chain in self._bases) else ACCEPT
+        return Reading(
+            policy=policy if policy == DROP or any(chain.rules for chain in self._bases) else None,
+            drops_new=True if True in self._outcomes else None if None in self._outcomes else False,
+            **noted,
+        )
 
     def _through(self, chain: Chain, above: tuple[str, ...]) -> str:
         """accept, drop, or "" where the packet comes out at the end."""
@@ -165,7 +156,7 @@ class _Walk:
                 match.kind == "never" and not match.label for match in matches
             ):
                 labels = [match.label for match in matches if match.kind == "never"]
-                (self.open_ports if rule.action == ACCEPT else self.shut_ports).extend(labels)
+                self._notes["open_ports" if rule.action == ACCEPT else "shut_ports"].extend(labels)
             return ""
         verdict = self._inside(rule, above)
         if not verdict or kinds <= {"always"}:
@@ -180,31 +171,29 @@ class _Walk:
 
     def _inside(self, rule: Rule, above: tuple[str, ...]) -> str:
         if rule.action in (JUMP, GOTO):
-            if rule.target not in self.table:
+            if rule.target not in self._table:
                 self._unsure = True
                 return ""
-            verdict = self._through(self.table[rule.target], above)
+            verdict = self._through(self._table[rule.target], above)
             return verdict or (RETURN if rule.action == GOTO else "")
         if rule.action == DROP and rule.text:
-            self.blocked.append(rule.text)
+            self._notes["blocked"].append(rule.text)
         return rule.action
 
     def _note_opening(self, matches: list[Match]) -> None:
         ports = [match.label for match in matches if match.kind == "ports"]
         sources = [match.label for match in matches if match.kind == "source"]
-        if ports:
-            self.open_ports.extend(ports)
-        else:
-            self.open_sources.append(" and ".join(sources))
+        self._notes["open_ports"].extend(ports)
+        if not ports:
+            self._notes["open_sources"].append(" and ".join(sources))
 
     def _on_high_port(self, match: Match) -> Match:
         """A match on ports holds always, never, or for some of the high ports."""
         if match.kind != "ports":
             return match
-        low, high = self.ephemeral
-        if any(first <= low and last >= high for first, last in match.ranges):
+        if any(first <= self._low and last >= self._high for first, last in match.ranges):
             return ALWAYS
-        if any(first <= high and last >= low for first, last in match.ranges):
+        if any(first <= self._high and last >= self._low for first, last in match.ranges):
             return match
         return Match("never", match.label)
 
@@ -355,13 +344,8 @@ def _nft_rule(expressions: list[dict[str, Any]], family: str) -> Rule | None:
 def _nft_verdict_map(body: dict[str, Any]) -> Match:
     """`ct state vmap {...}` says nothing of new connections unless "new" is in it."""
     key = body.get("key", {})
-    if (
-        isinstance(key, dict)
-        and key.get("ct", {}).get("key") == "state"
-        and '"new"' not in msgspec.json.encode(body).decode()
-    ):
-        return NEVER
-    return UNSURE
+    of_states = isinstance(key, dict) and key.get("ct", {}).get("key") == "state"
+    return NEVER if of_states and b'"new"' not in msgspec.json.encode(body) else UNSURE
 
 
 _OTHER_PROTOCOLS = ("udp", "icmp", "icmpv6", "sctp", "dccp", "igmp")
@@ -377,7 +361,9 @@ def _nft_match(body: dict[str, Any], family: str) -> Match:
     if "meta" in left:
         match = _nft_meta(left["meta"].get("key"), right, family)
     elif "ct" in left:
-        match = _nft_ct(left["ct"].get("key"), right)
+        key = left["ct"].get("key")
+        if key in ("state", "status"):
+            match = ALWAYS if key == "state" and "new" in _members(right) else NEVER
     elif "payload" in left:
         match = _nft_payload(left["payload"], right, family)
     return _negated(match) if body.get("op") == "!=" else match
@@ -402,12 +388,6 @@ def _nft_meta(key: object, right: object, family: str) -> Match:
     return UNSURE
 
 
-def _nft_ct(key: object, right: object) -> Match:
-    if key == "state":
-        return ALWAYS if "new" in _members(right) else NEVER
-    return NEVER if key == "status" else UNSURE
-
-
 def _nft_payload(payload: Mapping[str, Any], right: object, family: str) -> Match:
     protocol, field = payload.get("protocol"), payload.get("field")
     if protocol in ("tcp", "th") and field == "dport":
@@ -425,19 +405,19 @@ def _nft_payload(payload: Mapping[str, Any], right: object, family: str) -> Matc
     return UNSURE
 
 
-def _nft_range(one: object) -> tuple[int, int] | None:
-    if isinstance(one, int):
-        return one, one
-    if isinstance(one, dict) and isinstance(one.get("range"), list):
-        first, last = one["range"]
+def _nft_range(port: object) -> tuple[int, int] | None:
+    if isinstance(port, int):
+        return port, port
+    if isinstance(port, dict) and isinstance(port.get("range"), list):
+        first, last = port["range"]
         return (first, last) if isinstance(first, int) and isinstance(last, int) else None
     return None
 
 
-def _nft_address(one: object) -> str:
-    if isinstance(one, dict) and isinstance(one.get("prefix"), dict):
-        return f"{one['prefix']['addr']}/{one['prefix']['len']}"
-    return str(one)
+def _nft_address(address: object) -> str:
+    if isinstance(address, dict) and isinstance(address.get("prefix"), dict):
+        return f"{address['prefix']['addr']}/{address['prefix']['len']}"
+    return str(address)
 
 
 def _nft_text(expressions: list[dict[str, Any]], family: str) -> str:
