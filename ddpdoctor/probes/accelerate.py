@@ -4,7 +4,6 @@ launch was given. Nothing in them is executed."""
 from __future__ import annotations
 
 import os
-import pwd
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from ddpdoctor.facts.accelerate import Accelerate, ConfigFile
 from ddpdoctor.facts.processes import AskedFor
 from ddpdoctor.knowledge.accelerate import NotUnderstoodError, read_config
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.environment import FILE_SECONDS
+from ddpdoctor.probes.environment import FILE_SECONDS, own_home
 from ddpdoctor.probes.files import open_regular
 from ddpdoctor.probes.network import ask_resolver
 from ddpdoctor.probes.processes.command_lines import program_and_arguments
@@ -40,7 +39,7 @@ def probe(context: Context) -> Accelerate:
 
 def default_path(environ: Mapping[str, str], home: str = "") -> str:
     """Tell where accelerate looks for the file if it is given none; "" where nobody can say. home: of a user without HOME."""
-    home = environ.get("HOME") or home or _home()
+    home = environ.get("HOME") or home or own_home()
     cache = environ.get("XDG_CACHE_HOME", "~/.cache")
     folder = environ.get("HF_HOME", f"{cache}/huggingface")
     if folder == "~" or folder.startswith("~/"):
@@ -67,22 +66,16 @@ def requested_processes(pid: int, uid: int, words: Sequence[str], environ: Mappi
     except OSError:
         return None
     file = read_file(place, legible(str(place)), (uid,))
-    entry = file.entry("num_processes") if isinstance(file, ConfigFile) else None
-    count = file.number("num_processes", 0) if isinstance(file, ConfigFile) else None
-    return AskedFor(processes=count, source=f"{legible(str(place))}, line {entry.line}") if entry and count else None
+    if not isinstance(file, ConfigFile):
+        return None
+    entry, count = file.entry("num_processes"), file.number("num_processes", 0)
+    return AskedFor(processes=count, source=f"{file.path}, line {entry.line}") if entry and count else None
 
 
 def _before_the_script(arguments: Sequence[str]) -> Sequence[str]:
     """Take accelerate's own arguments: the script may have a --config_file, too."""
     ends = (number for number, word in enumerate(arguments) if word.endswith(".py") or word in ("-m", "--module"))
     return arguments[: next(ends, len(arguments))]
-
-
-def _home() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return ""
 
 
 def read_file(place: Path, shown: str, trusted: Collection[int]) -> ConfigFile | Unknown | None:

@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.driver import Driver
 from ddpdoctor.probes.context import Context
@@ -29,6 +30,12 @@ OPENED_BY_CUDA = re.compile(r"/dev/(nvidia\d+|nvidiactl|nvidia-uvm|dxg|nvmap)")
 MODULE_FOLDERS = ("updates/dkms", "updates", "extra", "extra/nvidia", "weak-updates/nvidia", "kernel/drivers/video")
 MODPROBE_FOLDERS = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d")
 MODINFO_SECONDS = 5.0
+KERNEL_WITHOUT_NOUVEAU = compile_lazily(
+    r"\b(modprobe\.blacklist|module_blacklist|rd\.driver\.blacklist)=[^\s=]*\bnouveau\b|\bnouveau\.(modeset=0|blacklist=1)\b"
+)
+MODPROBE_WITHOUT_NOUVEAU = compile_lazily(
+    r"(?m)^[ \t]*(blacklist[ \t]+nouveau|install[ \t]+nouveau[ \t]+\S*/(false|true)|options[ \t]+nouveau[ \t].*\bmodeset=0)\b"
+)
 
 FABRIC_MANAGER_UNIT = "nvidia-fabricmanager.service"
 UNIT_FOLDERS = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
@@ -121,11 +128,9 @@ def version_on_disk(context: Context) -> str | Unknown | None:
 
 
 def _module_on_disk(context: Context, folder: str) -> Path | None:
-    listed = context.read(f"{folder}/modules.dep")
-    if not isinstance(listed, Unknown):
-        found = re.search(r"^(\S*\bnvidia\.ko(?:\.\w+)?):", listed, re.MULTILINE)
-        if found and exists(module := context.path(f"{folder}/{found[1]}")):
-            return module
+    found = re.search(r"^(\S*\bnvidia\.ko(?:\.\w+)?):", context.text(f"{folder}/modules.dep"), re.MULTILINE)
+    if found and exists(module := context.path(f"{folder}/{found[1]}")):
+        return module
     for usual in MODULE_FOLDERS:
         for module in sorted(context.path(f"{folder}/{usual}").glob("nvidia.ko*")):
             return module
@@ -154,11 +159,7 @@ def _version_in_file(module: Path) -> str | Unknown:
 
 def nouveau_blacklisted(context: Context) -> bool | Unknown:
     """Whether modprobe's settings or the kernel's command line keep nouveau from loading."""
-    kernel = context.read("/proc/cmdline")
-    if not isinstance(kernel, Unknown) and re.search(
-        r"\b(modprobe\.blacklist|module_blacklist|rd\.driver\.blacklist)=[^\s=]*\bnouveau\b|\bnouveau\.modeset=0\b|\bnouveau\.blacklist=1\b",
-        kernel,
-    ):
+    if KERNEL_WITHOUT_NOUVEAU.search(context.text("/proc/cmdline")):
         return True
     refused = None
     for folder in MODPROBE_FOLDERS:
@@ -171,11 +172,7 @@ def nouveau_blacklisted(context: Context) -> bool | Unknown:
             text = context.read(f"{folder}/{file.name}")
             if isinstance(text, Unknown):
                 refused = text
-            elif re.search(
-                r"^[ \t]*(blacklist[ \t]+nouveau|install[ \t]+nouveau[ \t]+\S*/(false|true)|options[ \t]+nouveau[ \t].*\bmodeset=0)\b",
-                text,
-                re.MULTILINE,
-            ):
+            elif MODPROBE_WITHOUT_NOUVEAU.search(text):
                 return True
     return refused or False
 

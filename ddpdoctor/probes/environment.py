@@ -54,15 +54,14 @@ NAMES = {
 def probe(context: Context) -> Environment:
     own = [Setting(name, value) for name, value in context.environ.items() if matters(name)]
     files = within(FILE_SECONDS, lambda: _read_files(context))
-    if isinstance(files, Unknown):
-        files = _Files(paths=files)
-    settings = sorted(for_facts(own), key=lambda setting: setting.name) + list(for_facts(files.settings))
+    read = _Files() if isinstance(files, Unknown) else files
+    settings = sorted(for_facts(own), key=lambda setting: setting.name) + list(for_facts(read.settings))
     found = within(FILE_SECONDS, lambda: _rendezvous_files(context, [setting.value for setting in own]))
     return Environment(
         settings=tuple(settings),
-        configuration_files=files.paths,
-        unreadable_files=tuple(files.unreadable),
-        ignored_lines=tuple(files.ignored[:MAX_IGNORED_LINES]),
+        configuration_files=files if isinstance(files, Unknown) else files.paths,
+        unreadable_files=tuple(read.unreadable),
+        ignored_lines=tuple(read.ignored[:MAX_IGNORED_LINES]),
         undecodable=tuple(
             sorted(
                 legible(setting.name)
@@ -98,7 +97,7 @@ def _is_secret(name: str) -> bool:
 
 
 class _Files(msgspec.Struct):
-    paths: tuple[str, ...] | Unknown = ()
+    paths: tuple[str, ...] = ()
     settings: list[Setting] = []
     unreadable: list[UnreadableFile] = []
     ignored: list[IgnoredLine] = []
@@ -107,26 +106,23 @@ class _Files(msgspec.Struct):
 def _read_files(context: Context) -> _Files:
     """NCCL's files in its own order: the first to set a name wins, and the environment came before them all."""
     found = _Files()
-    read: list[str] = []
     named = context.environ.get("NCCL_CONF_FILE", "")
-    for path in [named or _home_file(), "/etc/nccl.conf"]:
-        if not path:
-            continue
+    home = own_home()
+    for path in filter(None, [named or (home and f"{home}/.nccl.conf"), "/etc/nccl.conf"]):
         content = _content(context, path)
         shown = legible(path)
         if isinstance(content, bytes):
-            read.append(shown)
+            found.paths = (*found.paths, shown)
             _parse(shown, content, found)
         elif content.reason != "No such file or directory" or path == named:
             found.unreadable.append(UnreadableFile(shown, content.reason))
-    found.paths = tuple(read)
     return found
 
 
-def _home_file() -> str:
-    """NCCL asks the user database, not $HOME."""
+def own_home() -> str:
+    """The home folder by the user database, which NCCL asks and not $HOME; "" where it knows none."""
     try:
-        return f"{pwd.getpwuid(os.getuid()).pw_dir}/.nccl.conf"
+        return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
         return ""
 

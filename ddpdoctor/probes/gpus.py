@@ -60,8 +60,7 @@ def _nvidia(answers: nvml.NvmlAnswers, context: Context) -> Gpus:
 
 def _jetson_name(context: Context) -> str | None:
     """ "NVIDIA Jetson AGX Orin Developer Kit"; None on anything that isn't a Tegra."""
-    kind = context.read("/proc/device-tree/compatible")
-    if isinstance(kind, Unknown) or not re.search(r"\bnvidia,tegra", kind):
+    if not re.search(r"\bnvidia,tegra", context.text("/proc/device-tree/compatible")):
         return None
     model = context.read("/proc/device-tree/model")
     return "NVIDIA Tegra" if isinstance(model, Unknown) else model.strip("\0\n ")

@@ -16,9 +16,7 @@ from ddpdoctor.probes.files import exists
 def probe(context: Context) -> Machine:
     released = _os_release(context)
     memory = context.read("/proc/meminfo")
-    kernel = _stripped(context.read("/proc/sys/kernel/osrelease"))
-    kernel = platform.release() if isinstance(kernel, Unknown) else kernel
-    boot_id = _stripped(context.read("/proc/sys/kernel/random/boot_id"))
+    kernel = context.text("/proc/sys/kernel/osrelease") or platform.release()
     return Machine(
         system=platform.system(),
         kernel=kernel,
@@ -30,9 +28,10 @@ def probe(context: Context) -> Machine:
         memory_total=_kibibytes(memory, "MemTotal"),
         memory_available=_kibibytes(memory, "MemAvailable"),
         wsl=_is_wsl(context, kernel),
-        jetson=_is_jetson(context),
+        jetson=exists(context.path("/etc/nv_tegra_release"))
+        or "nvidia,tegra" in context.text("/proc/device-tree/compatible"),
         user_id=os.geteuid() if hasattr(os, "geteuid") else 0,
-        boot_id=boot_id,
+        boot_id=_stripped(context.read("/proc/sys/kernel/random/boot_id")),
         kernel_command_line=_stripped(context.read("/proc/cmdline")),
     )
 
@@ -65,10 +64,8 @@ def _named(released: dict[str, str] | Unknown, name: str) -> Maybe[str]:
 
 
 def _logical_cores(context: Context) -> Maybe[int]:
-    text = context.read("/proc/cpuinfo")
-    if isinstance(text, str) and (count := len(re.findall(r"^processor\s*:", text, re.MULTILINE))):
-        return count
-    return os.cpu_count() or Unknown("the system doesn't say how many cores it has")
+    count = len(re.findall(r"^processor\s*:", context.text("/proc/cpuinfo"), re.MULTILINE))
+    return count or os.cpu_count() or Unknown("the system doesn't say how many cores it has")
 
 
 def _usable_cores() -> Maybe[int]:
@@ -88,10 +85,3 @@ def _is_wsl(context: Context, kernel: str) -> bool:
     # Azure's own kernels say "microsoft" nowhere in their release; WSL 1 says "Microsoft", WSL 2 "microsoft-standard".
     # A kernel that somebody built for WSL may say neither, but WSL always brings its interop handler.
     return "microsoft" in kernel.lower() or exists(context.path("/proc/sys/fs/binfmt_misc/WSLInterop"))
-
-
-def _is_jetson(context: Context) -> bool:
-    if exists(context.path("/etc/nv_tegra_release")):
-        return True
-    compatible = context.read("/proc/device-tree/compatible")
-    return isinstance(compatible, str) and "nvidia,tegra" in compatible
