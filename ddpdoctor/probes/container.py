@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+import msgspec
+
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.container import Container
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE, Context
@@ -23,29 +25,20 @@ _BY_CGROUP = (
     (r"/cri-containerd[-:]", "containerd"),
 )
 # systemd writes these into the environment of the container's init, and /run/systemd/container for everybody.
-_NAMES = {
-    "docker": "docker",
-    "podman": "podman",
-    "oci": "unknown",
-    "lxc": "lxc",
-    "lxc-libvirt": "lxc",
-    "systemd-nspawn": "systemd-nspawn",
-    "kubernetes": "kubernetes",
-    "enroot": "enroot",
-}
+_NAMES = ("docker", "podman", "lxc", "systemd-nspawn", "kubernetes", "enroot")
 
 
 def probe(context: Context) -> Container:
-    visible = context.environ.get("NVIDIA_VISIBLE_DEVICES")
-    capabilities = context.environ.get("NVIDIA_DRIVER_CAPABILITIES")
-    runtime = _runtime(context)
-    if runtime is not None:
-        return Container(runtime=runtime, nvidia_visible_devices=visible, nvidia_driver_capabilities=capabilities)
+    found = Container(
+        runtime=_runtime(context),
+        nvidia_visible_devices=context.environ.get("NVIDIA_VISIBLE_DEVICES"),
+        nvidia_driver_capabilities=context.environ.get("NVIDIA_DRIVER_CAPABILITIES"),
+    )
+    if found.runtime is not None:
+        return found
     docker = _on_path(context, "docker", "dockerd")
-    return Container(
-        runtime=None,
-        nvidia_visible_devices=visible,
-        nvidia_driver_capabilities=capabilities,
+    return msgspec.structs.replace(
+        found,
         toolkit=_on_path(context, *TOOLKIT),
         docker=docker,
         docker_runtimes=_docker_runtimes(context),
@@ -83,18 +76,16 @@ def _runtime(context: Context) -> str | None:
 
 def _by_cgroup(context: Context) -> str | None:
     # That of init tells of the whole system; our own would also name a container for a job that Slurm put into one.
-    text = context.read("/proc/1/cgroup")
-    if isinstance(text, Unknown):
-        return None
+    text = context.text("/proc/1/cgroup")
     return next((name for pattern, name in _BY_CGROUP if re.search(pattern, text)), None)
 
 
 def _by_name(context: Context) -> str | None:
-    named = context.read("/run/systemd/container")
-    name = context.environ.get("container", "") if isinstance(named, Unknown) else named
-    name = name.strip()
+    named = context.read_if_there("/run/systemd/container")
+    name = named if isinstance(named, str) else context.environ.get("container", "")
+    name = name.strip().removesuffix("-libvirt")
     # "wsl" stands there too, and that is a virtual machine.
-    return _NAMES.get(name) or (_NAMES["oci"] if name.endswith("-oci") else None)
+    return name if name in _NAMES else "unknown" if name == "oci" or name.endswith("-oci") else None
 
 
 def _by_root(root: Mount) -> str | None:

@@ -15,9 +15,9 @@ from ddpdoctor.probes.files import exists, isdir
 from ddpdoctor.probes.programs import find_system_tool
 from ddpdoctor.probes.subprocesses import run
 
-MOST_LINES = 200
-MOST_PER_KEY = 100
-LONGEST_LINE = 500
+MAX_LINES = 200
+MAX_LINES_PER_KEY = 100
+MAX_LINE_LENGTH = 500
 JOURNAL_SECONDS = 8.0
 
 TROUBLE = re.compile(rb"error|fail|fatal|fault|timeout|timed out|health|corrupt|reset|down", re.IGNORECASE)
@@ -54,14 +54,10 @@ def probe(context: Context) -> KernelLog | Unknown:
     reasons = []
     for source, read in (("dmesg", _ring_buffer), ("journalctl -k", _journal)):
         text = read(context)
-        if isinstance(text, Unknown):
-            reasons.append(f"{source}: {text.reason}")
-            continue
-        return KernelLog(
-            lines=lines_that_matter(text, time.monotonic()),
-            source=source,
-            complete=BOOT.search(text, 0, 4096) is not None,
-        )
+        if isinstance(text, bytes):
+            is_complete = BOOT.search(text, 0, 4096) is not None
+            return KernelLog(lines=lines_that_matter(text, time.monotonic()), source=source, complete=is_complete)
+        reasons.append(f"{source}: {text.reason}")
     return Unknown("; ".join(reasons))
 
 
@@ -73,7 +69,7 @@ def lines_that_matter(text: bytes, now: float) -> tuple[KernelLine, ...]:
     spans: dict[int, int] = {}
     for key, also in KEYS:
         found, end = 0, len(text)
-        while found < MOST_PER_KEY and len(spans) < MOST_LINES and (at := text.rfind(key, 0, end)) >= 0:
+        while found < MAX_LINES_PER_KEY and len(spans) < MAX_LINES and (at := text.rfind(key, 0, end)) >= 0:
             begin = text.rfind(b"\n", 0, at) + 1
             stop = text.find(b"\n", at)
             stop = len(text) if stop < 0 else stop
@@ -87,7 +83,7 @@ def lines_that_matter(text: bytes, now: float) -> tuple[KernelLine, ...]:
 def _line(raw: bytes, now: float) -> KernelLine:
     found = LINE.match(raw)
     assert found is not None
-    words = found[2].decode("utf-8", "replace")[:LONGEST_LINE].rstrip()
+    words = found[2].decode("utf-8", "replace")[:MAX_LINE_LENGTH].rstrip()
     return KernelLine(text=words, age=-1.0 if found[1] is None else max(0.0, round(now - float(found[1]), 1)))
 
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -117,18 +117,16 @@ async def spy(pids: Iterable[int], *, seconds: float = SECONDS) -> dict[int, Spi
     program = py_spy()
     turns = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def one(pid: int) -> Spied:
-        if program is None:
-            return Spied(trouble=PySpyTrouble.NO_PROGRAM)
+    async def read(pid: int) -> Spied:
+        spied = Spied(trouble=PySpyTrouble.TORN if program else PySpyTrouble.NO_PROGRAM)
         async with turns:
-            spied = await _dump(program, pid, seconds)
-            for _ in range(MAX_RETRIES):
-                if spied.trouble is PySpyTrouble.TORN:
+            for _ in range(1 + MAX_RETRIES):
+                if program and spied.trouble is PySpyTrouble.TORN:
                     spied = await _dump(program, pid, seconds)
         return spied
 
     wanted = tuple(dict.fromkeys(pids))
-    return dict(zip(wanted, await side_by_side(map(one, wanted)), strict=True))
+    return dict(zip(wanted, await side_by_side(map(read, wanted)), strict=True))
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -191,7 +189,7 @@ async def run(
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=PIPE,
-        env=environ_for(identity, _environ(os.environ)),
+        env=environ_for(identity, {name: os.environ[name] for name in os.environ if not name.startswith("RUST_")}),
         cwd=working_folder_for(identity),
         pass_fds=pass_fds,
         start_new_session=True,
@@ -223,10 +221,6 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
         pieces.append(piece[:left])
         left -= len(pieces[-1])
     return b"".join(pieces)
-
-
-def _environ(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if not name.startswith("RUST_")}
 
 
 def understood(pid: int, output: bytes) -> Spied:
@@ -266,14 +260,15 @@ def _frames(thread: _Thread) -> Frames:
 def refused(pid: int, complaint: bytes) -> Spied:
     """Why it printed nothing."""
     text = masked(complaint[:4000].decode("utf-8", "replace"))
-    said: dict[str, Any] = {"said": next((line.strip()[:200] for line in text.splitlines() if line.strip()), "")}
     if "Permission Denied" in text or "Operation not permitted" in text or "os error 1)" in text:
-        return Spied(trouble=PySpyTrouble.DENIED, **said)
-    if not Path(f"/proc/{pid}").exists():
-        return Spied(trouble=PySpyTrouble.GONE, **said)
-    if "Failed to find python version" in text or "is not a python" in text.lower():
-        return Spied(trouble=PySpyTrouble.NO_PYTHON, **said)
-    return Spied(trouble=PySpyTrouble.TORN, **said)
+        trouble = PySpyTrouble.DENIED
+    elif not Path(f"/proc/{pid}").exists():
+        trouble = PySpyTrouble.GONE
+    elif "Failed to find python version" in text or "is not a python" in text.lower():
+        trouble = PySpyTrouble.NO_PYTHON
+    else:
+        trouble = PySpyTrouble.TORN
+    return Spied(trouble=trouble, said=next((line.strip()[:200] for line in text.splitlines() if line.strip()), ""))
 
 
 def memory_reader(pid: int, proc: Proc) -> RunAsUser | None:

@@ -74,14 +74,14 @@ def test_order_and_length_and_bytes_that_are_no_text() -> None:
         ("NVRM: yyyyy", 2.0),
         ("NVRM: Xid 7", 1.0),
     ]
-    assert max(len(line.text) for line in lines) == kernel_log.LONGEST_LINE
+    assert max(len(line.text) for line in lines) == kernel_log.MAX_LINE_LENGTH
 
 
 def test_flood_does_not_push_out_what_matters_more() -> None:
     flood = b"".join(b"<4>[%d.0] NVRM: nvidia: chatter %d\n" % (1000 + i, i) for i in range(5000))
     text = b"<3>[ 1.0] NVRM: Xid (PCI:0000:3b:00): 79\n<3>[ 2.0] Out of memory: Killed process 1 (python)\n" + flood
     lines = lines_that_matter(text, now=10000.0)
-    assert len(lines) == kernel_log.MOST_LINES
+    assert len(lines) == kernel_log.MAX_LINES
     assert [line.text for line in lines[:2]] == [
         "NVRM: Xid (PCI:0000:3b:00): 79",
         "Out of memory: Killed process 1 (python)",
@@ -93,7 +93,7 @@ def test_newest_of_many_xids_are_kept() -> None:
     text = b"".join(b"[%d.0] NVRM: Xid (PCI:0000:3b:00): 31, number %d\n" % (i, i) for i in range(1000))
     lines = lines_that_matter(text, now=1000.0)
     assert lines[-1].text.endswith("number 999")
-    assert len(lines) == kernel_log.MOST_LINES
+    assert len(lines) == kernel_log.MAX_LINES
 
 
 def test_a_big_buffer_without_anything_that_matters() -> None:
