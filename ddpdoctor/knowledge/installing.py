@@ -26,11 +26,8 @@ def nvidia_hardware(pci: Maybe[Pci], gpus: Maybe[Gpus], driver: Maybe[Driver]) -
 
     Under WSL /dev/dxg stands for a GPU of any maker: it is NVIDIA's where Windows also hands in libcuda.
     """
-    if not isinstance(pci, Unknown) and own_gpus(pci):
-        found = own_gpus(pci)
-        return told(
-            pci, "devices", f"{plural(len(found), 'NVIDIA GPU')} on the PCI bus, the first at {found[0].address}"
-        )
+    if not isinstance(pci, Unknown) and (own := own_gpus(pci)):
+        return told(pci, "devices", f"{plural(len(own), 'NVIDIA GPU')} on the PCI bus, the first at {own[0].address}")
     if not isinstance(gpus, Unknown) and gpus.vendor == "nvidia" and gpus.devices:
         return told(gpus, "devices", f"GPUs: {len(gpus.devices)} x {gpus.devices[0].name}")
     if not isinstance(driver, Unknown) and "/dev/dxg" in driver.device_nodes and isinstance(driver.libcuda_path, str):
@@ -40,12 +37,9 @@ def nvidia_hardware(pci: Maybe[Pci], gpus: Maybe[Gpus], driver: Maybe[Driver]) -
 
 def amd_accelerator(pci: Maybe[Pci], gpus: Maybe[Gpus]) -> Evidence | None:
     """Find evidence of an AMD GPU that one would train on: an Instinct, or a card with memory of its own."""
-    if not isinstance(pci, Unknown):
-        instinct = [amd_gpu for amd_gpu in pci.amd_gpus if amd_gpu.class_code >> 8 == 0x1200]
-        if instinct:
-            return told(
-                pci, "devices", f"{plural(len(instinct), 'AMD accelerator')}, the first at {instinct[0].address}"
-            )
+    instinct = () if isinstance(pci, Unknown) else [gpu for gpu in pci.amd_gpus if gpu.class_code >> 8 == 0x1200]
+    if instinct and not isinstance(pci, Unknown):
+        return told(pci, "devices", f"{plural(len(instinct), 'AMD accelerator')}, the first at {instinct[0].address}")
     if not isinstance(gpus, Unknown) and gpus.vendor == "amd":
         for device in gpus.devices:
             if isinstance(device.memory_total, int) and device.memory_total >= MIN_ACCELERATOR_BYTES:

@@ -19,11 +19,6 @@ IN_TORCH = "CUDA initialisation: "
 """How torch's `cuda_error` begins where torch was imported and then hung or died in the driver."""
 
 
-def _signal(end: str) -> str:
-    """ "SIGSEGV" from "crashes: SIGSEGV"."""
-    return end.partition(": ")[2]
-
-
 def _remedy(container: Container, hangs: bool) -> Fix:
     """For a driver that hangs, or libraries of it that crash."""
     if container.runtime and hangs:
@@ -43,16 +38,15 @@ def nvml_cut_short(driver: Driver, container: Container, gpus: Maybe[Gpus], cuda
     hangs = driver.nvml_end == "hangs"
     reasons = [fact.reason for fact in (driver.nvml_status, gpus) if isinstance(fact, Unknown)]
     asked = re.search(r"asking (GPU \d+)", " ".join(reasons))
-    ends = "did not answer in time" if hangs else f"crashed with {_signal(driver.nvml_end)}"
+    ends = "did not answer in time" if hangs else driver.nvml_end.replace("crashes: ", "crashed with ")
+    fix = _remedy(container, hangs)
     if hangs and cuda_works:
         cause = "torch could use the GPUs, so the driver may only be slow: without persistence mode it starts them anew each time."
         fix = by_root("Switch persistence mode on", ("sudo nvidia-smi -pm 1",))
     elif hangs:
         cause = "The driver or a GPU is stuck; whatever asks for the GPUs, NCCL included, will wait as long."
-        fix = _remedy(container, hangs)
     else:
         cause = "The library is damaged, or isn't the one that belongs to the loaded kernel module."
-        fix = _remedy(container, hangs)
     return Finding(
         summary=f"NVML {ends}" + (f", asked about {asked[1]}" if asked else "") + ": nvidia-smi and NCCL need it",
         cause=cause,
@@ -75,7 +69,7 @@ def nvml_cut_short(driver: Driver, container: Container, gpus: Maybe[Gpus], cuda
 def cuda_cut_short(driver: Driver, container: Container) -> Finding:
     """cuInit, all by itself, hung or crashed."""
     hangs = driver.cuda_end == "hangs"
-    ends = "hangs" if hangs else f"crashes ({_signal(driver.cuda_end)})"
+    ends = "hangs" if hangs else f"crashes ({driver.cuda_end.partition(': ')[2]})"
     return Finding(
         summary=f"CUDA can't start: it {ends}, apart from torch, too",
         cause="The driver or a GPU is stuck, or the module nvidia_uvm is."

@@ -53,10 +53,9 @@ def probe(context: Context) -> Libraries | Unknown:
     libstdcxx = targets_libstdcxx(context, interpreter.told["base_prefix"])
     imported = None if context.quick else ask(context, "torch")
     loaded = _loaded(interpreter, imported)
-    if not isinstance(loaded, Unknown):
-        libstdcxx = next(
-            (loaded_library.path for loaded_library in loaded if loaded_library.soname == "libstdc++.so.6"), libstdcxx
-        )
+    for loaded_library in () if isinstance(loaded, Unknown) else loaded[::-1]:
+        if loaded_library.soname == "libstdc++.so.6":
+            libstdcxx = loaded_library.path
     return Libraries(
         loaded=loaded,
         bundled=bundled,
@@ -84,11 +83,10 @@ def _loaded(interpreter: Answer, imported: Answer | None) -> tuple[Library, ...]
 def _in_folder(context: Context, folder: str) -> Iterator[Library]:
     """One of each name: of libx.so, libx.so.1 and libx.so.1.2 the one that the loader would ask for."""
     best: dict[str, Library] = {}
-    for name in shared_objects_in(context, folder):
-        if RELEVANT.match(name):
-            one = library(str(Path(folder, name)), place(context, folder) / name)
-            if one.soname not in best or name == one.soname:
-                best[one.soname] = one
+    for name in filter(RELEVANT.match, shared_objects_in(context, folder)):
+        found = library(str(Path(folder, name)), place(context, folder) / name)
+        if found.soname not in best or name == found.soname:
+            best[found.soname] = found
     yield from best.values()
 
 
@@ -97,10 +95,11 @@ def _bundled(interpreter: Answer) -> Iterator[Library]:
     versions = _package_versions(interpreter)
     seen: set[str] = set()
     for folder in _bundled_folders(interpreter):
-        for name in names_in(folder):
-            if RELEVANT.match(name) and (one := library(str(folder / name))).real_path not in seen:
-                seen.add(one.real_path)
-                yield one if one.version else msgspec.structs.replace(one, version=versions.get(stem(name), ""))
+        for name in filter(RELEVANT.match, names_in(folder)):
+            found = library(str(folder / name))
+            if found.real_path not in seen:
+                seen.add(found.real_path)
+                yield msgspec.structs.replace(found, version=found.version or versions.get(stem(name), ""))
 
 
 def _bundled_folders(interpreter: Answer) -> list[Path]:
@@ -203,8 +202,8 @@ def _missing(context: Context, interpreter: Answer, bundled: Iterable[Library]) 
     while waiting:
         file = waiting.pop()
         try:
-            with opened(file) as one:
-                needed, search = one.needed, one.search_path
+            with opened(file) as found:
+                needed, search = found.needed, found.search_path
         except NotElf:
             continue
         rpath = [Path(re.sub(r"\$ORIGIN|\$\{ORIGIN\}", str(file.parent), folder)) for folder in search]

@@ -26,10 +26,6 @@ OF_THEIR_OWN_ROOM: Final = ("checkpoints", "processes")
 """Groups whose probe is ddpdoctor/GROUP/probe.py, found by that name: it uses what lies above this room."""
 
 
-def _module_of(group: str) -> str:
-    return f"ddpdoctor.{group}.probe" if group in OF_THEIR_OWN_ROOM else f"ddpdoctor.probes.{group}"
-
-
 class _Running:
     """One probe in a thread of its own. A daemon thread: one that hangs in the kernel must not keep us from ending."""
 
@@ -46,7 +42,8 @@ class _Running:
 
     def _run(self) -> None:
         try:
-            module: Any = importlib.import_module(_module_of(self._group))
+            room = f"{self._group}.probe" if self._group in OF_THEIR_OWN_ROOM else f"probes.{self._group}"
+            module: Any = importlib.import_module(f"ddpdoctor.{room}")
             self._deadline = getattr(module, "DEADLINE", DEADLINE)
             self.result = module.probe(self._context)
         except Exception as crash:
