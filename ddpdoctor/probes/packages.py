@@ -7,14 +7,11 @@ import msgspec
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.packages import Package, Packages
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.target_python.asking import ask, maybe, why_silent
+from ddpdoctor.probes.target_python.asking import ask_interpreter
 
 
 def probe(context: Context) -> Packages | Unknown:
-    answer = ask(context, "interpreter")
-    if answer.state != "ok":
-        return why_silent(answer)
-    found = maybe(answer.told, "packages", "reading the target Python's packages")
+    found = ask_interpreter(context, "packages", "reading the target Python's packages")
     if isinstance(found, Unknown):
         return found
     return Packages(installed=msgspec.convert(found, tuple[Package, ...]))

@@ -7,7 +7,7 @@ from typing import Any
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.torch import Torch
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.target_python.asking import SECONDS, Answer, ask, last_lines, maybe, why_silent
+from ddpdoctor.probes.target_python.asking import SECONDS, Answer, ask, ask_interpreter, last_lines, maybe
 
 DEADLINE = SECONDS["torch"] + 5
 
@@ -28,10 +28,7 @@ FROM_DRIVER = {"cuda_available": "torch.cuda.is_available()", "device_count": "t
 def probe(context: Context) -> Torch | Unknown:
     # The import takes longest, so it is under way before the files are asked for.
     imported = None if context.quick else ask(context, "torch")
-    interpreter = ask(context, "interpreter")
-    if interpreter.state != "ok":
-        return why_silent(interpreter)
-    files = maybe(interpreter.told, "torch", "looking for torch")
+    files = ask_interpreter(context, "torch", "looking for torch")
     if isinstance(files, Unknown):
         return files
     if files is None:
@@ -62,13 +59,12 @@ def import_facts(answer: Answer) -> dict[str, Any]:
 def _driver_facts(answer: Answer) -> dict[str, Any]:
     told = answer.told
     if "cuda_available" in told:
-        return {"cuda_error": told["cuda_error"]} | {
-            name: maybe(told, name, doing) for name, doing in FROM_DRIVER.items()
-        }
+        found = {name: maybe(told, name, doing) for name, doing in FROM_DRIVER.items()}
+        return {"cuda_error": told["cuda_error"], **found}
+    end = _end(answer)[1]
     if not all(name in told for name in AFTER_IMPORT):
-        reason = f"torch was imported, but then {_end(answer)[1]}"
-        return dict.fromkeys(FROM_DRIVER, Unknown(reason))
-    error = f"CUDA initialisation: {_end(answer)[1]}"
+        return dict.fromkeys(FROM_DRIVER, Unknown(f"torch was imported, but then {end}"))
+    error = f"CUDA initialisation: {end}"
     return {"cuda_error": error, **dict.fromkeys(FROM_DRIVER, Unknown(error))}
 
 

@@ -58,6 +58,12 @@ def maybe(told: dict[str, Any], name: str, doing: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def ask_interpreter(context: Context, name: str, doing: str) -> Any:
+    """One answer of the target Python about itself, as `maybe` has it."""
+    answer = ask(context, "interpreter")
+    return maybe(answer.told, name, doing) if answer.state == "ok" else why_silent(answer)
+
+
 def last_lines(output: bytes, count: int = 25) -> str:
     """The end of what was printed, readable whatever the bytes are."""
     lines = output[-100_000:].decode("utf-8", "replace").strip().splitlines()
