@@ -43,10 +43,7 @@ class NotUnderstoodError(ValueError):
 
 
 def read_config(path: str, text: str) -> ConfigFile:
-    """Read the file as accelerate does: JSON by its name's ending, else YAML.
-
-    It raises `NotUnderstoodError` where it isn't one that we can read.
-    """
+    """Read the file as accelerate does: JSON by its name's ending, else YAML. It raises `NotUnderstoodError` where we can't."""
     return _read_json(path, text) if path.endswith(".json") else _read_yaml(path, text)
 
 

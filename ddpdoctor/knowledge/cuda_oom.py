@@ -18,7 +18,12 @@ class _Card(NamedTuple):
 
 
 _CARDS: Final = tuple(
-    _Card(total, rf"(?:{_SMALL}|{little} GiB)", rf"{much}\.\d+ GiB", rf"(?:{_SMALL}|{free} GiB)" if free else _SMALL)
+    _Card(
+        f"{total} GiB",
+        rf"(?:{_SMALL}|{little} GiB)",
+        rf"{much}\.\d+ GiB",
+        rf"(?:{_SMALL}|{free} GiB)" if free else _SMALL,
+    )
     for total, little, much, free in (
         (r"3\.[5-9]\d*", r"1\.[0-6]\d*", r"[1-3]", ""),
         (r"5\.[5-9]\d*", r"(?:1\.\d+|2\.[0-3]\d*)", r"[2-5]", ""),
@@ -45,7 +50,7 @@ def _of_any(pattern: str) -> str:
 
 def _for(card: _Card, pattern: str) -> str:
     for name, amount in card._asdict().items():
-        pattern = pattern.replace(f"<{name}>", f"{amount} GiB" if name == "total" else amount)
+        pattern = pattern.replace(f"<{name}>", amount)
     return pattern
 
 

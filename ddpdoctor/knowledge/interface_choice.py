@@ -239,18 +239,13 @@ def gloo_choice(
     """
     names = list(names_in(ifname))
     if names:
-        taken = [_first_address_of(name, interfaces) for name in names]
-        if any(address is None for address in taken):
+        # The first address of each counts.
+        known = {found.interface.name: found.address for found in reversed(in_kernel_order(interfaces))}
+        if any(name not in known for name in names):
             return None
-        return InterfaceChoice(names[0], taken[0] or "", f"GLOO_SOCKET_IFNAME={ifname}")
+        return InterfaceChoice(names[0], known[names[0]], f"GLOO_SOCKET_IFNAME={ifname}")
     for address in hostname_addresses:
         if name := interface_with(address, interfaces):
             return InterfaceChoice(name, address, RESOLVED)
     loopback = interface_with("127.0.0.1", interfaces)
     return InterfaceChoice(loopback, "127.0.0.1", FELL_BACK) if loopback else None
-
-
-def _first_address_of(name: str, interfaces: Sequence[Interface]) -> str | None:
-    return next(
-        (interface.address for interface in in_kernel_order(interfaces) if interface.interface.name == name), None
-    )

@@ -73,15 +73,11 @@ def way_to_the_others(network: Network) -> str | None:
     route's."""
     if network.met_at and (met_on := interface_with(network.met_at, network.interfaces)):
         return met_on
-    to_master = network.interface_to_master
-    if isinstance(to_master, str) and not _loops(to_master, network):
+    loopbacks = {interface.name for interface in network.interfaces if interface.loopback}
+    to_master, default = network.interface_to_master, network.default_interface
+    if isinstance(to_master, str) and to_master not in loopbacks:
         return to_master
-    default = network.default_interface
     return default if isinstance(default, str) else None
-
-
-def _loops(name: str, network: Network) -> bool:
-    return any(interface.loopback for interface in network.interfaces if interface.name == name)
 
 
 def own_address(network: Network) -> str | None:
@@ -92,13 +88,12 @@ def own_address(network: Network) -> str | None:
     way = way_to_the_others(network)
     if way:
         return address_of(way, network)
-    outer = [
-        [text for text in interface.addresses if not as_address(text.partition("/")[0]).is_link_local]
-        for interface in network.interfaces
-        if not interface.loopback
-    ]
-    outer = [addresses for addresses in outer if addresses]
-    return outer[0][0].partition("/")[0] if len(outer) == 1 else None
+    outer: dict[str, str] = {}
+    for interface in network.interfaces:
+        for text in interface.addresses:
+            if not interface.loopback and not as_address(text).is_link_local:
+                outer.setdefault(interface.name, text.partition("/")[0])
+    return next(iter(outer.values())) if len(outer) == 1 else None
 
 
 def address_of(name: str, network: Network) -> str | None:

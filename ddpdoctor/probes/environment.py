@@ -87,13 +87,11 @@ def matters(name: str) -> bool:
 def for_facts(settings: Iterable[Setting]) -> Iterable[Setting]:
     """Cut, legible and without their secrets."""
     for setting in settings:
-        value = REDACTED if setting.value and _is_secret(setting.name) else legible(setting.value[:MAX_VALUE_LENGTH])
-        yield redact_facts(Setting(legible(setting.name), value, setting.origin))
-
-
-def _is_secret(name: str) -> bool:
-    """Whether the name, or what follows its prefix, speaks of a secret. The known settings are known to hold none."""
-    return name not in known_settings() and (is_secret_name(name) or is_secret_name(name.partition("_")[2]))
+        name = setting.name
+        # The name, or what follows its prefix, speaks of a secret. The known settings are known to hold none.
+        is_secret = name not in known_settings() and (is_secret_name(name) or is_secret_name(name.partition("_")[2]))
+        value = REDACTED if setting.value and is_secret else legible(setting.value[:MAX_VALUE_LENGTH])
+        yield redact_facts(Setting(legible(name), value, setting.origin))
 
 
 class _Files(msgspec.Struct):

@@ -27,7 +27,9 @@ def probe(context: Context) -> Machine:
         usable_cores=_usable_cores(),
         memory_total=_kibibytes(memory, "MemTotal"),
         memory_available=_kibibytes(memory, "MemAvailable"),
-        wsl=_is_wsl(context, kernel),
+        # Azure's own kernels say "microsoft" nowhere in their release; WSL 1 says "Microsoft", WSL 2 "microsoft-standard".
+        # A kernel that somebody built for WSL may say neither, but WSL always brings its interop handler.
+        wsl="microsoft" in kernel.lower() or exists(context.path("/proc/sys/fs/binfmt_misc/WSLInterop")),
         jetson=exists(context.path("/etc/nv_tegra_release"))
         or "nvidia,tegra" in context.text("/proc/device-tree/compatible"),
         user_id=os.geteuid() if hasattr(os, "geteuid") else 0,
@@ -79,9 +81,3 @@ def _kibibytes(text: str | Unknown, name: str) -> Maybe[int]:
         return text
     found = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)
     return int(found[1]) * 1024 if found else Unknown(f"/proc/meminfo has no {name}")
-
-
-def _is_wsl(context: Context, kernel: str) -> bool:
-    # Azure's own kernels say "microsoft" nowhere in their release; WSL 1 says "Microsoft", WSL 2 "microsoft-standard".
-    # A kernel that somebody built for WSL may say neither, but WSL always brings its interop handler.
-    return "microsoft" in kernel.lower() or exists(context.path("/proc/sys/fs/binfmt_misc/WSLInterop"))

@@ -238,21 +238,15 @@ def _iptables_rule(words: list[str], line: str) -> Rule | None:
             negated = True
             continue
         if option in ("-j", "-g"):
-            action, target = _iptables_target(option, value)
+            if value not in _PASSING:
+                action = _TARGETS.get(value, GOTO if option == "-g" else JUMP)
+                target = "" if value in _TARGETS else value
             break  # What follows belongs to the target.
         if option.startswith("-"):
             match = _iptables_match(option, value)
             matches.append(_negated(match) if negated else match)
             negated = False
     return Rule(tuple(matches), action, target, line) if action else None
-
-
-def _iptables_target(option: str, value: str) -> tuple[str, str]:
-    if value in _PASSING:
-        return "", ""
-    if value in _TARGETS:
-        return _TARGETS[value], ""
-    return (GOTO if option == "-g" else JUMP), value
 
 
 def _iptables_match(option: str, value: str) -> Match:
