@@ -91,6 +91,12 @@ def unreadable(files: Sequence[CheckpointFile]) -> Finding:
     else:
         outcome = "are damaged" if damaged == len(files) else "cannot be loaded"
         start = f"{len(files)} checkpoints {outcome}; {short(first.path)}: "
+    lines = (
+        file.problem
+        if file.kind == "missing"
+        else f"{file.called}{f', {human(file.size)}' if file.size else ''}: {file.problem}"
+        for file in files
+    )
     advice = {file.advice: file.commands for file in reversed(files) if file.advice}
     fixes = [Fix(text, commands) for text, commands in reversed(advice.items())][:3]
     if not fixes and not damaged:
@@ -101,15 +107,9 @@ def unreadable(files: Sequence[CheckpointFile]) -> Finding:
         summary=start + in_short(first.problem, 160 - len(start)),
         # How a whole checkpoint comes to be damaged is the page's "Why": here, nothing of that kind happened.
         cause="" if damaged else f"torch.load reads checkpoints that torch.save wrote; here it finds {first.called}.",
-        evidence=seen(files, map(what_is_there, files), "the file's bytes"),
+        evidence=seen(files, lines, "the file's bytes"),
         fixes=tuple(fixes),
     )
-
-
-def what_is_there(file: CheckpointFile) -> str:
-    if file.kind == "missing":
-        return file.problem
-    return f"{file.called}{f', {human(file.size)}' if file.size else ''}: {file.problem}"
 
 
 def in_short(text: str, most: int) -> str:
@@ -154,14 +154,12 @@ def ckpt_weights_only(checkpoints: Checkpoints, torch: Maybe[Torch]) -> Iterator
         if version is None:
             leave_untested("this torch doesn't tell its version")
         if version >= WEIGHTS_ONLY_BY_DEFAULT:
-            yield from (stops(alike, torch) for alike in by_blockers(blocked))
+            # Nobody is to allow one file's classes for the sake of another.
+            groups: dict[frozenset[str], list[CheckpointFile]] = {}
+            for file in blocked:
+                groups.setdefault(frozenset(file.weights_only_blockers), []).append(file)
+            yield from (stops(alike, torch) for alike in groups.values())
     all_read(checkpoints)
-
-
-ASK_THE_AUTHOR = (
-    "Ask the author for the weights as safetensors; if that is you, save model.state_dict() and nothing else"
-)
-LOADED_ALREADY = "If a stranger's file of this kind was loaded already: change the keys and passwords that you can read"
 
 
 def hostile(files: Sequence[CheckpointFile]) -> Finding:
@@ -183,19 +181,15 @@ def hostile(files: Sequence[CheckpointFile]) -> Finding:
         ),
         fixes=(
             Fix(DO_NOT_LOAD if len(files) == 1 else DO_NOT_LOAD.replace("this file", "these files")),
-            Fix(ASK_THE_AUTHOR),
-            Fix(LOADED_ALREADY),
+            Fix(
+                "Ask the author for the weights as safetensors; if that is you, save model.state_dict() and nothing else"
+            ),
+            Fix(
+                "If a stranger's file of this kind was loaded already: change the keys and passwords that you can read"
+            ),
         ),
         severity=FAIL,
     )
-
-
-def by_blockers(files: Sequence[CheckpointFile]) -> list[list[CheckpointFile]]:
-    """Files that want the same classes: nobody is to allow one file's classes for the sake of another."""
-    groups: dict[frozenset[str], list[CheckpointFile]] = {}
-    for file in files:
-        groups.setdefault(frozenset(file.weights_only_blockers), []).append(file)
-    return list(groups.values())
 
 
 def stops(files: Sequence[CheckpointFile], torch: Torch) -> Finding:

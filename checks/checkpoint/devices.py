@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -221,7 +222,10 @@ def crowded(
     extra = max(ranks - ((index(device) or 0) < ranks) for device in devices)
     largest = max((pin.bytes for file in files for pin in file.pinned), default=0)
     load = largest * ranks + extra * CONTEXT_BYTES
-    memory = largest_memory(gpus, environment)
+    visible = () if isinstance(gpus, Unknown) else visible_gpus(gpus, environment)
+    # Bytes of the largest GPU that a rank may use; None where nobody says.
+    totals = [(seen_gpu.slice and seen_gpu.slice.memory_total) or seen_gpu.gpu.memory_total for seen_gpu in visible]
+    memory = max((total for total in totals if isinstance(total, int)), default=None)
     where = devices[0] if len(devices) == 1 else f"each of {named(devices)}"
     outcome = (
         f"{ranks} ranks load it onto {where}: {plural(extra, 'extra context')}, about {human(extra * CONTEXT_BYTES)}"
@@ -236,19 +240,6 @@ def crowded(
         fixes=unpin(files),
         severity=FAIL if too_much else WARN,
     )
-
-
-def largest_memory(gpus: Maybe[Gpus], environment: Maybe[Environment]) -> int | None:
-    """Bytes of the largest GPU that a rank may use; None where nobody says."""
-    if isinstance(gpus, Unknown):
-        return None
-    sizes = [
-        visible_gpu.slice.memory_total
-        if visible_gpu.slice and visible_gpu.slice.memory_total
-        else visible_gpu.gpu.memory_total
-        for visible_gpu in visible_gpus(gpus, environment)
-    ]
-    return max((size for size in sizes if isinstance(size, int)), default=None)
 
 
 @check("ckpt-rng-state", severity=INFO)
@@ -305,33 +296,29 @@ def ckpt_device_in_config(
     ## Fix
     Set the device anew after loading and before the settings are used. Trace a TorchScript model anew on the CPU.
     """
-    for in_code, found in told_devices(readable(checkpoints)):
-        torch = known(torch)
-        count = gpus_for_torch(torch, gpus, environment)
-        gone = [(file, where, device) for file, where, device in found if missing([device], count, machine)]
-        if gone:
-            yield in_config(in_code, gone, torch, count)
+    files = readable(checkpoints)
+    settings = [NamedDevice(file, text.where, text.device) for file in files for text in file.device_texts]
+    # "code/__torch__.py:12: cuda:0"
+    places = [(file, place.partition(": ")) for file in files for place in file.code_devices]
+    code = [NamedDevice(file, where, device.strip()) for file, (where, _, device) in places]
+    for in_code, found in ((False, settings), (True, code)):
+        if found:
+            torch = known(torch)
+            count = gpus_for_torch(torch, gpus, environment)
+            if gone := [place for place in found if missing([place.device], count, machine)]:
+                yield in_config(in_code, gone, torch, count)
     all_read(checkpoints)
 
 
-Told = tuple[CheckpointFile, str, str]
-"""A file, the place in it, and the device that stands there."""
+class NamedDevice(NamedTuple):
+    """A device that stands somewhere in a file."""
+
+    file: CheckpointFile
+    where: str
+    device: str
 
 
-def told_devices(files: Sequence[CheckpointFile]) -> Iterator[tuple[bool, list[Told]]]:
-    """The devices in settings, then those in TorchScript's code (True); nothing where there are none."""
-    settings = [(file, text.where, text.device) for file in files for text in file.device_texts]
-    code = [(file, *_split(place)) for file in files for place in file.code_devices]
-    yield from ((in_code, found) for in_code, found in ((False, settings), (True, code)) if found)
-
-
-def _split(place: str) -> tuple[str, str]:
-    """ "code/__torch__.py:12: cuda:0" as place and device."""
-    where, _, device = place.partition(": ")
-    return where, device.strip()
-
-
-def in_config(in_code: bool, gone: Sequence[Told], torch: Torch, count: int) -> Finding:
+def in_config(in_code: bool, gone: Sequence[NamedDevice], torch: Torch, count: int) -> Finding:
     files = list(dict.fromkeys(file for file, _, _ in gone))
     devices = named(device for _, _, device in gone)
     first = gone[0][1]

@@ -132,11 +132,7 @@ def prefixed(prefix: str, found: Sequence[tuple[CheckpointFile, KeyPrefix]]) -> 
 
 
 class World(msgspec.Struct, frozen=True):
-    """The ranks of the planned job.
-
-    Args:
-        certain: whether something says over how many nodes it runs.
-    """
+    """The ranks of the planned job. certain: something says over how many nodes it runs."""
 
     size: int
     source: str

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class CheckpointError(Exception):
     """The file was not changed.
@@ -64,3 +68,18 @@ class Torn(Refused):
 
 class NotACheckpoint(CheckpointError):
     """The file is something else: `text` says what it is."""
+
+
+@contextmanager
+def system_errors_refused(path: Path) -> Iterator[None]:
+    """Turn what the system says of a file, or a lack of memory, into a refusal.
+
+    Raises:
+        Refused: in place of either.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise Refused(f"{error.filename or path}: {error.strerror or error}") from error
+    except (MemoryError, RecursionError) as error:
+        raise Refused("There is not enough memory to read its pickle") from error

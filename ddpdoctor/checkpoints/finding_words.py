@@ -38,10 +38,6 @@ _ALLOWED = ("numpy.", "_codecs.encode")
 """What these two allow when they load random numbers."""
 
 
-def is_of_random_numbers(file: CheckpointFile) -> bool:
-    return short(file.path).startswith(RANDOM_NUMBERS)
-
-
 def is_mapped(file: CheckpointFile) -> bool:
     """Whether who loads it at a resume says where to: a device that isn't there stops nobody but a torch.load of one's own."""
     if file.loader in ("Lightning", "nobody"):
@@ -53,7 +49,7 @@ def is_let_pass(file: CheckpointFile) -> bool:
     """Whether who loads it at a resume allows what is in it, or nobody loads it."""
     if file.loader == "nobody":
         return True
-    random = file.loader not in ("", "Lightning") and is_of_random_numbers(file)
+    random = file.loader not in ("", "Lightning") and short(file.path).startswith(RANDOM_NUMBERS)
     return random and all(name.startswith(_ALLOWED) for name in file.weights_only_blockers)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale, Untrusted
@@ -22,17 +21,10 @@ from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.facts.checkpoints import CheckpointFile
 from ddpdoctor.report.reported_checkpoints import Action, CheckpointOutcome, Moved
 
-if TYPE_CHECKING:
-    from ddpdoctor.checkpoints.writing.lock_retry import RetryTimer
-
 __all__ = ["Action", "CheckpointOutcome", "EditOptions", "Moved", "fix", "undo"]
 
 Progress = Callable[[int, int], None]
 """Called with the bytes written so far, and those to write in all."""
-
-
-def _silent(done: int, total: int) -> None:
-    """Ignore the progress."""
 
 
 def fix(
@@ -41,61 +33,33 @@ def fix(
     *,
     out: Path | None = None,
     dry_run: bool = False,
-    progress: Progress = _silent,
+    progress: Progress = lambda done, total: None,
 ) -> CheckpointOutcome:
     """Fix a checkpoint in place, or in the new file `out`.
 
     Whatever stands against it is the outcome; nothing is raised but what ends the process.
     """
-    from ddpdoctor.checkpoints.writing.lock_retry import RetryTimer
+    from ddpdoctor.checkpoints.writing.lock_retry import retry_while_busy
 
-    timer = RetryTimer()
-    recovered: list[str] = []
-    while True:
-        outcome = _fix(_Attempt(path, options, out, dry_run, progress, recovered), timer)
-        if outcome is not None:
-            return outcome
-
-
-def _fix(attempt: _Attempt, timer: RetryTimer) -> CheckpointOutcome | None:
-    """The outcome; None if others were at work on the file, so that it has to be looked at again."""
-    from ddpdoctor.checkpoints.writing.lock_retry import locked_folder
-
-    path = attempt.path
+    attempt = _Attempt(path, options, out, dry_run, progress)
     try:
-        # Who only reads, and for long, is nobody's turn.
-        with locked_folder(path, timer) if attempt.out is None else nullcontext(), without_collection():
-            return attempt.run()
-    except Busy as error:
-        return None if timer.wait() else attempt.refused(error)
+        return retry_while_busy(path, attempt.run, alone=out is None)
     except CheckpointError as error:
         from ddpdoctor.checkpoints.writing.undo_advice import torn_under_other_name
 
-        return attempt.refused(torn_under_other_name(path) or error)
-    except OSError as error:
-        return attempt.refused(Refused(f"{error.filename or path}: {error.strerror or error}"))
-    except (MemoryError, RecursionError):
-        return attempt.refused(Refused("There is not enough memory to read its pickle"))
+        torn = None if isinstance(error, Busy) else torn_under_other_name(path)
+        return attempt.refused(torn or error)
 
 
 def undo(path: Path, *, dry_run: bool = False) -> CheckpointOutcome:
     """Restore what was fixed in place, to the bit; a dry run only says that it could be."""
     from ddpdoctor.checkpoints.writing import in_place
-    from ddpdoctor.checkpoints.writing.lock_retry import RetryTimer, locked_folder
+    from ddpdoctor.checkpoints.writing.lock_retry import retry_while_busy
 
-    timer = RetryTimer()
-    while True:
-        try:
-            with locked_folder(path, timer):
-                changes = in_place.undo(path, dry_run=dry_run)
-            break
-        except Busy as error:
-            if not timer.wait():
-                return _refused(path, error)
-        except CheckpointError as error:
-            return _refused(path, error)
-        except OSError as error:
-            return _refused(path, Refused(f"{error.filename or path}: {error.strerror or error}"))
+    try:
+        changes = retry_while_busy(path, lambda: in_place.undo(path, dry_run=dry_run), alone=True)
+    except CheckpointError as error:
+        return _refused(path, error)
     if dry_run:
         return CheckpointOutcome(path=str(path), action=Action.WOULD_UNDO, before=inspect(path), undone=changes)
     return CheckpointOutcome(path=str(path), action=Action.UNDONE, after=inspect(path), undone=changes)
@@ -124,34 +88,29 @@ class _Plan(NamedTuple):
 
 
 class _Attempt:
-    """One run of fix(), with what is already known when it has to give up.
+    """One fix(), with what is already known when it has to give up. It may run several times."""
 
-    recovered: what was done about earlier runs that were cut short, also by attempts before this one.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        options: EditOptions,
-        out: Path | None,
-        dry_run: bool,
-        progress: Progress,
-        recovered: list[str],
-    ) -> None:
+    def __init__(self, path: Path, options: EditOptions, out: Path | None, dry_run: bool, progress: Progress) -> None:
         self.path = path
         self.options = options
         self.out = out
         self.dry_run = dry_run
         self.progress = progress
+        self.recovered: list[str] = []
+        """What was done about earlier runs that were cut short, in any run."""
+        self._forget()
+
+    def _forget(self) -> None:
         self.before: CheckpointFile | None = None
         self.notes: list[str] = []
         self.stale = False
         """The undo file beside it belongs to content that is gone."""
-        self.recovered = recovered
         self.untrusted: Untrusted | None = None
         """Why what lies in place of the undo file isn't believed."""
 
+    @without_collection()
     def run(self) -> CheckpointOutcome:
+        self._forget()
         if self.out is not None or self.dry_run:
             refuse_torn(self.path)
         if self.out is None:
@@ -182,16 +141,18 @@ class _Attempt:
         return self._change_in_place(plan, new, change)
 
     def refused(self, error: CheckpointError) -> CheckpointOutcome:
-        return _with(
+        if isinstance(error, Untrusted):
+            self.untrusted = None
+        return replace(
             _refused(self.path, error),
             before=self.before,
-            notes=self._all_notes(untrusted=not isinstance(error, Untrusted)),
+            notes=self._all_notes(),
             choices=getattr(error, "choices", ()),
         )
 
-    def _all_notes(self, *, untrusted: bool = True) -> tuple[str, ...]:
-        beside = f"{self.untrusted.text}. It was left alone." if self.untrusted and untrusted else ""
-        return (*self.recovered, *((beside,) if beside else ()), *self.notes)
+    def _all_notes(self) -> tuple[str, ...]:
+        untrusted = [f"{self.untrusted.text}. It was left alone."] if self.untrusted else []
+        return (*self.recovered, *untrusted, *self.notes)
 
     def _recover(self) -> None:
         from ddpdoctor.checkpoints.writing import in_place
@@ -260,9 +221,9 @@ class _Attempt:
 
     def _change_in_place(self, plan: _Plan, new: list[FilePart], change: Change) -> CheckpointOutcome:
         from ddpdoctor.checkpoints.writing import in_place
-        from ddpdoctor.checkpoints.writing.journal import name_aside
+        from ddpdoctor.checkpoints.writing.trust import free_name
 
-        aside = name_aside(self.path) if self.stale else None
+        aside = free_name(in_place.undo_file(self.path)) if self.stale else None
         undo_file = in_place.change_in_place(self.path, change, aside=aside.name if aside else "")
         if aside:
             self.notes.append(
@@ -278,7 +239,7 @@ class _Attempt:
             self.notes.append(
                 "Its pickle could not be replaced where it stands, so the new one was put behind the old end."
             )
-        return _with(self._outcome(Action.FIXED, plan), after=after, undo_file=str(undo_file))
+        return replace(self._outcome(Action.FIXED, plan), after=after, undo_file=str(undo_file))
 
     def _write(self, layout: Layout, plan: _Plan, new: list[FilePart], out: Path) -> CheckpointOutcome:
         fits = all(len(part.data) == len(edit.part.data) for part, edit in zip(new, plan.edits, strict=True))
@@ -296,7 +257,7 @@ class _Attempt:
         except CheckpointError:
             out.unlink()
             raise
-        return _with(self._outcome(Action.WRITTEN, plan), after=after, written=str(out))
+        return replace(self._outcome(Action.WRITTEN, plan), after=after, written=str(out))
 
     def _verified(self, written: Path, new: list[FilePart]) -> CheckpointFile:
         # The facts of what was written, read back from there.
@@ -316,7 +277,7 @@ class _Attempt:
             return self._outcome(Action.WOULD_FIX, plan)
         assert self.out is not None
         self.notes += write_safetensors(layout, program, self.out, self.progress)
-        return _with(self._outcome(Action.WRITTEN, plan), after=inspect(self.out), written=str(self.out))
+        return replace(self._outcome(Action.WRITTEN, plan), after=inspect(self.out), written=str(self.out))
 
     def _outcome(self, action: Action, plan: _Plan | None = None) -> CheckpointOutcome:
         return CheckpointOutcome(
@@ -328,7 +289,3 @@ class _Attempt:
             dropped=plan.dropped if plan else (),
             notes=self._all_notes(),
         )
-
-
-def _with(outcome: CheckpointOutcome, **fields: object) -> CheckpointOutcome:
-    return msgspec.structs.replace(outcome, **fields)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from ddpdoctor.base.shell import quoted
-from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Torn
+from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Torn, system_errors_refused
 from ddpdoctor.checkpoints.formats.layouts import Layout
 from ddpdoctor.checkpoints.formats.opening import FilePart, open_layout, read_parts
 from ddpdoctor.checkpoints.formats.zip_archive import Archive
@@ -20,7 +23,7 @@ from ddpdoctor.checkpoints.pickles.nodes import Call, Storage, Text
 from ddpdoctor.checkpoints.pickles.plain_tensors import PlainTensor
 from ddpdoctor.checkpoints.pickles.tensors import VIEWS, Found, element_size, is_state_dict, pairs, view, walk
 from ddpdoctor.facts.checkpoints import CheckpointFile, DeviceText, GlobalName, KeyPrefix, Pins
-from ddpdoctor.facts.remedies import Remedy, remedy
+from ddpdoctor.facts.remedies import remedy
 
 CPU_RNG_STATE_BYTES = 5056
 """Of torch.get_rng_state()."""
@@ -35,25 +38,21 @@ def inspect(path: Path) -> CheckpointFile:
     from ddpdoctor.checkpoints.named_paths import recognise
 
     recognised = recognise(path)
-    if not recognised.rewritable:
-        return unread(path, recognised, _torn(path) if recognised.damaged else None)
-    try:
-        refuse_torn(path)
-        with without_collection(), open_layout(path, recognised.kind) as layout:
-            return describe(path, recognised, layout, read_parts(layout))
-    except CheckpointError as error:
-        return unread(path, recognised, _torn(path) or error)
-    except OSError as error:
-        return unread(path, recognised, Refused(f"{error.filename or path}: {error.strerror or error}"))
-    except (MemoryError, RecursionError):
-        return unread(path, recognised, Refused("There is not enough memory to read its pickle"))
+    failure: CheckpointError | None = None
+    if recognised.rewritable:
+        try:
+            with system_errors_refused(path):
+                refuse_torn(path)
+                with without_collection(), open_layout(path, recognised.kind) as layout:
+                    return describe(path, recognised, layout, read_parts(layout))
+        except CheckpointError as error:
+            failure = error
+    if failure or recognised.damaged:
+        # It may be a file that a run was killed in while it changed it, and that was renamed then.
+        from ddpdoctor.checkpoints.writing.undo_advice import torn_under_other_name
 
-
-def _torn(path: Path) -> Torn | None:
-    # A file that can't be read may be one that a run was killed in while it changed it, and that was renamed then.
-    from ddpdoctor.checkpoints.writing.undo_advice import torn_under_other_name
-
-    return torn_under_other_name(path)
+        failure = torn_under_other_name(path) or failure
+    return unread(path, recognised, failure)
 
 
 def refuse_torn(path: Path) -> None:
@@ -83,23 +82,31 @@ def unread(path: Path, recognised: Recognised, error: CheckpointError | None = N
     """The facts of a file that isn't read to the ground: recognised as something else, or stopped by an error."""
     from ddpdoctor.checkpoints.rank_files import rank_files
 
+    if error:
+        recognised = msgspec.structs.replace(
+            recognised,
+            problem=error.text,
+            damaged=isinstance(error, Damaged),
+            advice=error.advice,
+            # All that an error says to type where a file is only looked at.
+            remedies=(remedy("fix", path),) if error.commands else (),
+        )
+    try:
+        size = 0 if path.is_dir() else path.stat().st_size
+    except OSError:
+        size = 0
     return CheckpointFile(
         path=str(path),
         kind=recognised.kind,
         called=recognised.called,
-        size=_size(path),
-        problem=error.text if error else recognised.problem,
-        damaged=isinstance(error, Damaged) if error else recognised.damaged,
-        advice=error.advice if error else recognised.advice,
-        remedies=_remedies(path, error) if error else recognised.remedies,
-        globals=tuple(_foreign(dict.fromkeys(recognised.names))),
+        size=size,
+        problem=recognised.problem,
+        damaged=recognised.damaged,
+        advice=recognised.advice,
+        remedies=recognised.remedies,
+        globals=tuple(_foreign(recognised.names)),
         rank_files=rank_files(path),
     )
-
-
-def _remedies(path: Path, error: CheckpointError) -> tuple[Remedy, ...]:
-    # All that an error says to type where a file is only looked at.
-    return (remedy("fix", path),) if error.commands else ()
 
 
 def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[FilePart]) -> CheckpointFile:
@@ -108,10 +115,12 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Fil
     from ddpdoctor.checkpoints.rank_files import rank_files
     from ddpdoctor.checkpoints.weights_only import weights_only_blockers
 
-    loader = loader_of(path, _top_keys(parts))
+    is_program = recognised.kind == "torchscript"
+    top = [pair.key for part in parts for pair in pairs(part.program.root)]
+    loader = loader_of(path, {key.value for key in top if isinstance(key, Text)})
     found = [place for part in parts for place in walk(part.program.root)]
     others = [place for place in found if place.node.__class__ is not PlainTensor]
-    names = {name: None for part in parts for name in part.program.globals}
+    names = [name for part in parts for name in part.program.globals]
     blockers = {reason: None for part in parts for reason in weights_only_blockers(part.program)}
     return CheckpointFile(
         path=str(path),
@@ -120,79 +129,64 @@ def describe(path: Path, recognised: Recognised, layout: Layout, parts: list[Fil
         size=layout.source.size,
         advice=recognised.advice,
         pins=_pins(parts),
+        # Of names in TorchScript torch.jit.load takes its own classes from the code beside it, and refuses any other.
         globals=tuple(
             global_name
             for global_name in _foreign(names)
-            if recognised.kind != "torchscript" or _is_imported(global_name)
+            if not is_program or (global_name.dangerous and not global_name.name.startswith("__torch__."))
         ),
-        weights_only_blockers=() if recognised.kind == "torchscript" else tuple(blockers),
+        weights_only_blockers=() if is_program else tuple(blockers),
         prefixes=tuple(_prefixes(others, loader, published=(path.parent / "config.json").is_file())),
-        whole_module=_whole_module(others) if recognised.kind != "torchscript" else "",
+        whole_module="" if is_program else _whole_module(others),
         rng_states=tuple(_rng_states(parts, found)),
-        device_texts=tuple(dict.fromkeys(_device_texts(others))),
+        device_texts=tuple(
+            dict.fromkeys(
+                DeviceText(where=place.where, device=device)
+                for place in others
+                if (device := device_of(place.node)) and pinned(device) and place.path[-1:] != ("_device_type",)
+            )
+        ),
         code_devices=tuple(_code_devices(layout)),
         rank_files=rank_files(path),
         loader=loader,
     )
 
 
-def _top_keys(parts: list[FilePart]) -> set[str]:
-    return {pair.key.value for part in parts for pair in pairs(part.program.root) if isinstance(pair.key, Text)}
-
-
-def _size(path: Path) -> int:
-    try:
-        return 0 if path.is_dir() else path.stat().st_size
-    except OSError:
-        return 0
-
-
 def _pins(parts: list[FilePart]) -> tuple[Pins, ...]:
     """The pins by device, the most bytes first."""
-    tensors: dict[str, int] = {}
-    sizes: dict[str, int] = {}
+    tensors: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for part in parts:
         counted: set[str] = set()
         for storage in part.program.storages:
             device = storage.location.value
-            tensors.setdefault(device, 0)
+            tensors[device] += 0
             if storage.key not in counted:
                 counted.add(storage.key)
-                sizes[device] = sizes.get(device, 0) + storage.count * element_size(storage)
+                sizes[device] += storage.count * element_size(storage)
         for call in part.program.calls:
             if call.name in VIEWS and isinstance(call.first_argument, Storage):
                 tensors[call.first_argument.location.value] += 1
-        for argument in device_arguments(part.program):
-            if pinned(argument.device):
-                tensors[argument.device] = tensors.get(argument.device, 0) + 1
+        tensors.update(argument.device for argument in device_arguments(part.program) if pinned(argument.device))
     return tuple(
-        Pins(device=device, tensors=tensors[device], bytes=sizes.get(device, 0))
-        for device in sorted(tensors, key=lambda device: (-sizes.get(device, 0), device))
+        Pins(device=device, tensors=tensors[device], bytes=sizes[device])
+        for device in sorted(tensors, key=lambda device: (-sizes[device], device))
     )
 
 
-def _foreign(names: dict[str, None]) -> Iterator[GlobalName]:
+def _foreign(names: Iterable[str]) -> Iterator[GlobalName]:
     from ddpdoctor.checkpoints.pickle_globals import meaning, own_globals
 
-    for name in names:
+    for name in dict.fromkeys(names):
         if name not in own_globals():
             text, dangerous = meaning(name)
             yield GlobalName(name=name, meaning=text, dangerous=dangerous)
 
 
-def _is_imported(global_name: GlobalName) -> bool:
-    """Whether a name in TorchScript is more than one of its own classes: torch.jit.load takes them from the code beside
-    it, and refuses any other."""
-    return global_name.dangerous and not global_name.name.startswith("__torch__.")
-
-
 def _prefixes(found: list[Found], loader: str, *, published: bool) -> Iterator[KeyPrefix]:
     """The prefixes of all keys: the wrappers' names, and behind those the one under which something holds the model.
 
-    Args:
-        found: the nodes of the file.
-        loader: the framework that loads it.
-        published: as models of Hugging Face are, whose own keys may all begin with "model.".
+    loader: the framework that loads it. published: as models of Hugging Face are, whose own keys may all begin with "model.".
     """
     from ddpdoctor.checkpoints.kinds.framework_folders import LIGHTNING
     from ddpdoctor.checkpoints.model_wrappers import HOLDERS, WRITERS
@@ -221,14 +215,10 @@ def _whole_module(found: list[Found]) -> str:
         if isinstance(place.node, Call):
             keys = {pair.key.value for pair in pairs(place.node.state) if isinstance(pair.key, Text)}
             if {"_parameters", "_modules"} <= keys:
-                return _class_name(place.node)
+                if place.node.name in ("copyreg._reconstructor", "copy_reg._reconstructor"):
+                    return getattr(place.node.first_argument, "full_name", "")
+                return place.node.name or "a class"
     return ""
-
-
-def _class_name(call: Call) -> str:
-    if call.name in ("copyreg._reconstructor", "copy_reg._reconstructor"):
-        return getattr(call.first_argument, "full_name", "")
-    return call.name or "a class"
 
 
 def _rng_states(parts: list[FilePart], found: list[Found]) -> Iterator[str]:
@@ -240,13 +230,6 @@ def _rng_states(parts: list[FilePart], found: list[Found]) -> Iterator[str]:
             continue
         if tensor.size[0] == CPU_RNG_STATE_BYTES or any("rng" in part.lower() for part in place.path):
             yield place.where
-
-
-def _device_texts(found: list[Found]) -> Iterator[DeviceText]:
-    for place in found:
-        device = device_of(place.node)
-        if device and pinned(device) and place.path[-1:] != ("_device_type",):
-            yield DeviceText(where=place.where, device=device)
 
 
 def _code_devices(layout: Layout) -> Iterator[str]:

@@ -31,7 +31,11 @@ def recognise(path: Path) -> Recognised:
 
 def _plain_folder(path: Path, entries: dict[str, bool]) -> Recognised:
     found = expand([path])
-    kind = _layout(entries)
+    kind = "folder"
+    if "config.json" in entries and any(_MODEL_FILES.match(name) for name in entries):
+        kind = "hf-folder"
+    elif any(_MEGATRON.match(name) for name in entries) or "latest_checkpointed_iteration.txt" in entries:
+        kind = "megatron-folder"
     if found != (path,):
         return Recognised(kind=kind, called=f"{_called(entries, kind)} with {plural(len(found), 'checkpoint')} in it")
     if kind == "hf-folder" and any(".safetensors" in name for name in entries):
@@ -41,14 +45,6 @@ def _plain_folder(path: Path, entries: dict[str, bool]) -> Recognised:
 
 _MEGATRON = re.compile(r"mp_rank_\d+(?:_\d+)*\Z")
 _MODEL_FILES = re.compile(r"(?:model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|bin)(?:\.index\.json)?\Z")
-
-
-def _layout(entries: dict[str, bool]) -> str:
-    if "config.json" in entries and any(_MODEL_FILES.match(name) for name in entries):
-        return "hf-folder"
-    if any(_MEGATRON.match(name) for name in entries) or "latest_checkpointed_iteration.txt" in entries:
-        return "megatron-folder"
-    return "folder"
 
 
 def _called(entries: dict[str, bool], kind: str) -> str:
@@ -116,18 +112,14 @@ def _within(folder: Path) -> Iterator[Path]:
             return
     for name in sorted(entries, key=by_number):
         is_folder, is_link = entries[name]
-        if _is_hidden(name, entries.keys()):
+        # Not the user's to change: git's folder, a half copied file of rsync's, and a hub's store, whose files are named by
+        # checksum.
+        if name.startswith(".") or (name == "blobs" and "snapshots" in entries):
             continue
         if not is_folder:
             yield from _wanted(folder / name)
         elif not is_link:
             yield from _within(folder / name)
-
-
-def _is_hidden(name: str, beside: Iterable[str]) -> bool:
-    """Whether it isn't the user's to change: git's folder, a half copied file of rsync's, and a hub's store, whose files are
-    named by checksum."""
-    return name.startswith(".") or (name == "blobs" and "snapshots" in beside)
 
 
 _CHECKPOINT_NAMES = re.compile(
@@ -150,8 +142,14 @@ def _wanted(path: Path) -> Iterator[Path]:
         yield from shards_of(path)
         return
     has_name = _CHECKPOINT_NAMES.search(path.name) is not None
-    if not has_name and not _begins_as_checkpoint(path):
-        return
+    if not has_name:
+        # A few bytes say whether it is one: a folder may hold a data set of a million pictures.
+        try:
+            head = read_start(path, 64)
+        except OSError:
+            return
+        if not head.startswith(b"PK\3\4") and not is_legacy(head):
+            return
     found = recognise_file(path)
     if found.kind in ("zip", "legacy", "torchscript") or (has_name and _is_worth_naming(path, found)):
         yield path
@@ -165,12 +163,3 @@ def _is_worth_naming(path: Path, found: Recognised) -> bool:
     if found.kind == "special" or (found.kind == "safetensors" and path.suffix == ".safetensors" and not found.problem):
         return False
     return not (found.kind in ("text", "empty") and path.suffix == ".pth" and path.parent.name in _INSTALLED)
-
-
-def _begins_as_checkpoint(path: Path) -> bool:
-    """Whether a few bytes say so: a folder may hold a data set of a million pictures."""
-    try:
-        head = read_start(path, 64)
-    except OSError:
-        return False
-    return head.startswith(b"PK\3\4") or is_legacy(head)

@@ -39,11 +39,9 @@ class KnownGlobals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def known_globals() -> KnownGlobals:
-    from pkgutil import get_data
+    from ddpdoctor.checkpoints.kinds.file_head import table
 
-    table = get_data(__name__, "pickle_globals.json")
-    assert table is not None
-    return msgspec.json.decode(table, type=KnownGlobals)
+    return table(__name__, "pickle_globals.json", KnownGlobals)
 
 
 @cache
@@ -72,9 +70,13 @@ def meaning(name: str) -> tuple[str, bool]:
     loads.
     """
     text, dangerous = _meaning(name)
-    if not dangerous and (now := _in_python_3(name)) != name:
-        return _meaning(now)
-    return text, dangerous
+    if dangerous:
+        return text, True
+    from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+
+    module, _, last = name.rpartition(".")
+    module, last = NAME_MAPPING.get((module, last)) or (IMPORT_MAPPING.get(module, module), last)
+    return _meaning(f"{module}.{last}")
 
 
 def is_dangerous(name: str) -> bool:
@@ -82,17 +84,11 @@ def is_dangerous(name: str) -> bool:
     return name not in own_globals() and meaning(name)[1]
 
 
-def _in_python_3(name: str) -> str:
-    from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
-
-    module, _, last = name.rpartition(".")
-    module, last = NAME_MAPPING.get((module, last)) or (IMPORT_MAPPING.get(module, module), last)
-    return f"{module}.{last}"
-
-
 def _meaning(name: str) -> tuple[str, bool]:
     parts = name.split(".")
-    known = None if _is_of_a_namesake(parts) else _in_table(parts)
+    # The longest part of the name that stands in the table.
+    starts = [] if _is_of_a_namesake(parts) else [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    known = next((meanings()[start] for start in starts if start in meanings()), None)
     if known and known[1]:
         return known
     buried = [part for part in parts[1:] if part in known_globals().buried]
@@ -103,15 +99,9 @@ def _meaning(name: str) -> tuple[str, bool]:
         return known
     if parts[0] == "__torch__":
         return "a class of the TorchScript code in the file itself", False
-    if parts[0] in stdlib_module_names and not _is_of_a_namesake(parts):
+    if parts[0] in stdlib_module_names and starts:
         return f"part of Python's standard library ({parts[0]})", False
     return f"from the package {parts[0]}, which we don't know", False
-
-
-def _in_table(parts: list[str]) -> tuple[str, bool] | None:
-    """The table's entry of the longest part of the name that stands in it."""
-    starts = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((meanings()[start] for start in starts if start in meanings()), None)
 
 
 def _is_of_a_namesake(parts: list[str]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from ddpdoctor.checkpoints.kinds.file_head import mode_of
@@ -41,7 +40,7 @@ def rank_files(path: Path) -> tuple[RankFiles, ...]:
     for name in names:
         if (pattern := _pattern(name)) and (is_folder or pattern == wanted):
             groups.setdefault(pattern, []).append(name)
-    return tuple(_summaries(groups))
+    return tuple(filter(None, (_summary(pattern, groups[pattern]) for pattern in sorted(groups))))
 
 
 def _pattern(name: str) -> str:
@@ -55,18 +54,17 @@ def _pattern(name: str) -> str:
     return ""
 
 
-def _summaries(groups: dict[str, list[str]]) -> Iterator[RankFiles]:
-    for pattern in sorted(groups):
-        ranks = _ranks(groups[pattern])
-        world = re.search(_WORLD_SIZE, pattern)
-        size = max(max(ranks) + 1, int(world[1]) if world else 0)
-        if size > _MAX_RANKS:
-            continue
-        if all("_mp_rank_00_" in name for name in groups[pattern]):
-            # Of a model in one part, as most are.
-            pattern = pattern.replace("_mp_rank_*_", "_mp_rank_00_")
-        if world or re.match(_SURE_PATTERNS, pattern) or (0 in ranks and size > 1 and 2 * len(ranks) > size):
-            yield RankFiles(pattern=pattern, world_size=size, missing=tuple(sorted(set(range(size)) - ranks)))
+def _summary(pattern: str, names: list[str]) -> RankFiles | None:
+    ranks = _ranks(names)
+    world = re.search(_WORLD_SIZE, pattern)
+    size = max(max(ranks) + 1, int(world[1]) if world else 0)
+    if all("_mp_rank_00_" in name for name in names):
+        # Of a model in one part, as most are.
+        pattern = pattern.replace("_mp_rank_*_", "_mp_rank_00_")
+    is_of_ranks = world or re.match(_SURE_PATTERNS, pattern) or (0 in ranks and size > 1 and 2 * len(ranks) > size)
+    if not is_of_ranks or size > _MAX_RANKS:
+        return None
+    return RankFiles(pattern=pattern, world_size=size, missing=tuple(sorted(set(range(size)) - ranks)))
 
 
 _MAX_RANKS = 100_000

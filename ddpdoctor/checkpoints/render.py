@@ -29,27 +29,18 @@ _LONG_NAME = re.compile(r"\S{401,}")
 _SHOWN_CHARACTERS = 200
 """Kept of a long name."""
 
-_WORDS = {
-    Action.CLEAN: StyledText("CLEAN", "bold green"),
-    Action.WOULD_FIX: StyledText("TO FIX", "bold yellow"),
-    Action.FIXED: StyledText("FIXED", "bold green"),
-    Action.WRITTEN: StyledText("WRITTEN", "bold green"),
-    Action.UNDONE: StyledText("UNDONE", "bold green"),
-    Action.WOULD_UNDO: StyledText("FIXED", "bold green"),
-    Action.LEFT: StyledText("LEFT", "bold blue"),
-    Action.REFUSED: StyledText("REFUSED", "bold red"),
-}
 
-_COUNTED = {
-    Action.FIXED: "fixed",
-    Action.WRITTEN: "written",
-    Action.UNDONE: "undone",
-    Action.WOULD_FIX: "to be fixed",
-    Action.WOULD_UNDO: "can be undone",
-    Action.CLEAN: "had nothing to fix",
-    Action.LEFT: "left alone",
-    Action.REFUSED: "could not be handled",
+_WORDS = {
+    Action.FIXED: (StyledText("FIXED", "bold green"), "fixed"),
+    Action.WRITTEN: (StyledText("WRITTEN", "bold green"), "written"),
+    Action.UNDONE: (StyledText("UNDONE", "bold green"), "undone"),
+    Action.WOULD_FIX: (StyledText("TO FIX", "bold yellow"), "to be fixed"),
+    Action.WOULD_UNDO: (StyledText("FIXED", "bold green"), "can be undone"),
+    Action.CLEAN: (StyledText("CLEAN", "bold green"), "had nothing to fix"),
+    Action.LEFT: (StyledText("LEFT", "bold blue"), "left alone"),
+    Action.REFUSED: (StyledText("REFUSED", "bold red"), "could not be handled"),
 }
+"""Of one file, and behind a number of files."""
 
 
 def checkpoints_document(
@@ -59,15 +50,7 @@ def checkpoints_document(
     options: EditOptions,
     verdict: Verdict,
 ) -> Document:
-    """The report for people.
-
-    Args:
-        outcomes: what came of each file.
-        folders: what the folders are in which the files lie.
-        paths: as the user named them.
-        options: what was to be done.
-        verdict: the whole in a word.
-    """
+    """The report for people. folders: in which the files lie. paths: as the user named them."""
     first = tuple(map(folder_item, folders))
     if len(outcomes) == 1:
         heading_section, *others = file_sections(outcomes[0], options)
@@ -79,7 +62,7 @@ def checkpoints_document(
 
 def file_sections(outcome: CheckpointOutcome, options: EditOptions) -> list[Section]:
     """All there is to say of a file."""
-    head = _item(StyledText(one_line(heading(outcome)), "bold"), _WORDS[outcome.action])
+    head = _item(StyledText(one_line(heading(outcome)), "bold"), _WORDS[outcome.action][0])
     rows = pins(outcome)
     parts = [tuple(block for part in parts for block in _part(part)) for parts in paragraphs(outcome, options)]
     if rows and outcome.action is not Action.REFUSED:
@@ -94,7 +77,7 @@ def folder_item(folder: CheckpointFolder) -> Paragraph:
 
 def file_item(outcome: CheckpointOutcome) -> Paragraph:
     """A line of a file among many."""
-    return _item(one_line(brief(outcome)), _WORDS[outcome.action])
+    return _item(one_line(brief(outcome)), _WORDS[outcome.action][0])
 
 
 def sum_sections(outcomes: Sequence[CheckpointOutcome], paths: Sequence[str]) -> Iterator[Section]:
@@ -104,8 +87,10 @@ def sum_sections(outcomes: Sequence[CheckpointOutcome], paths: Sequence[str]) ->
         blocks = (block for part in parts for block in _part(part))
         yield Section((_item(StyledText(one_line(named), "bold"), "", margin=0), *blocks))
     counts = Counter(outcome.action for outcome in outcomes)
-    summed = listed((f"{counts[action]} {text}" for action, text in _COUNTED.items() if counts[action]), len(_COUNTED))
-    last: list[Block] = [Paragraph(StyledText(f"{plural(len(outcomes), 'file')}: {summed}.", "bold"))]
+    summed = [f"{counts[action]} {words}" for action, (_, words) in _WORDS.items() if counts[action]]
+    last: list[Block] = [
+        Paragraph(StyledText(f"{plural(len(outcomes), 'file')}: {listed(summed, len(summed))}.", "bold"))
+    ]
     if counts[Action.FIXED]:
         fixed = [Path(outcome.path) for outcome in outcomes if outcome.action is Action.FIXED]
         last += [

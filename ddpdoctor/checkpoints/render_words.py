@@ -35,15 +35,19 @@ class LabelledPart(NamedTuple):
 def paragraphs(outcome: CheckpointOutcome, wishes: EditOptions) -> list[list[LabelledPart]]:
     """All that is said of a file below the heading and the table: the dangers, what was done, what to know."""
     if outcome.action is Action.REFUSED:
-        return [told for told in (list(_advice(outcome)), list(_dangers(outcome))) if told]
-    done = [*_advice(outcome), *_done(outcome, wishes)]
-    to_know: list[LabelledPart] = []
-    facts = outcome.after or outcome.before
-    if facts is not None and outcome.action in (Action.CLEAN, Action.FIXED, Action.WRITTEN):
-        done += _load(outcome, facts)
-    if facts is not None and outcome.action not in (Action.UNDONE, Action.WOULD_UNDO):
-        to_know += _to_know(outcome, facts)
-    return [told for told in (list(_dangers(outcome)), done, to_know) if told]
+        groups = [[*_advice(outcome)], [*_dangers(outcome)]]
+    else:
+        done = [*_advice(outcome), *_done(outcome, wishes)]
+        facts = _facts_now(outcome)
+        if facts is not None and outcome.action in (Action.CLEAN, Action.FIXED, Action.WRITTEN):
+            done += _load(outcome, facts)
+        groups = [[*_dangers(outcome)], done, [*_to_know(outcome, facts)] if facts else []]
+    return [parts for parts in groups if parts]
+
+
+def _facts_now(outcome: CheckpointOutcome) -> CheckpointFile | None:
+    """The facts of the file as it is now; None where it is as it always was, and nobody asked."""
+    return None if outcome.action in (Action.UNDONE, Action.WOULD_UNDO) else outcome.after or outcome.before
 
 
 def loud_parts(outcome: CheckpointOutcome) -> list[LabelledPart]:
@@ -82,7 +86,9 @@ def pins(outcome: CheckpointOutcome) -> list[tuple[str, str, str, str]]:
 
 def brief(outcome: CheckpointOutcome) -> str:
     """One line of one file among many."""
-    what = [_move(moved.tensors, f"{moved.device_from} -> {moved.device_to}", outcome) for moved in outcome.moved]
+    moves = [(plural(moved.tensors, "tensor"), f"{moved.device_from} -> {moved.device_to}") for moved in outcome.moved]
+    # How many tensors went is known only where none was left out.
+    what = [where if outcome.dropped else f"{tensors} {where}" for tensors, where in moves]
     what += _edits(outcome, "renamed", "left out")
     facts = outcome.before
     if facts is not None and outcome.action in (Action.LEFT, Action.REFUSED):
@@ -90,11 +96,6 @@ def brief(outcome: CheckpointOutcome) -> str:
     if facts is not None and facts.size:
         what.append(human((outcome.after if outcome.written and outcome.after else facts).size))
     return f"{outcome.written or outcome.path}: {', '.join(what)}".removesuffix(": ")
-
-
-def _move(tensors: int, where: str, outcome: CheckpointOutcome) -> str:
-    """Word a move; how many tensors went is known only where none was left out."""
-    return where if outcome.dropped else f"{plural(tensors, 'tensor')} {where}"
 
 
 def _sentence(text: str) -> str:
@@ -131,9 +132,8 @@ def _advice(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
     if not advice and not commands and outcome.before is not None:
         advice, commands = outcome.before.advice, outcome.before.commands
     if advice or commands:
-        yield LabelledPart(
-            "fix" if outcome.action is Action.REFUSED else "note", advice and _sentence(advice), commands
-        )
+        label = "fix" if outcome.action is Action.REFUSED else "note"
+        yield LabelledPart(label, advice and _sentence(advice), commands)
 
 
 def _done(outcome: CheckpointOutcome, wishes: EditOptions) -> Iterator[LabelledPart]:
@@ -158,13 +158,11 @@ def _done(outcome: CheckpointOutcome, wishes: EditOptions) -> Iterator[LabelledP
         why = f"what is tied to a device is on {wishes.to} already" if tied else "no tensor in it is tied to a device"
         yield LabelledPart("done", f"Nothing to do: {why}. The file was not changed.")
     elif outcome.action is Action.WOULD_UNDO:
-        yield LabelledPart(
-            "to do", f"{plural(outcome.undone, 'change')} can be taken back. This was a dry run: nothing was changed."
-        )
+        undone = plural(outcome.undone, "change")
+        yield LabelledPart("to do", f"{undone} can be taken back. This was a dry run: nothing was changed.")
     elif outcome.action is Action.UNDONE:
-        which = (
-            f"{outcome.undone} changes were taken back, the last one first: every" if outcome.undone > 1 else "Every"
-        )
+        several = f"{outcome.undone} changes were taken back, the last one first: every"
+        which = several if outcome.undone > 1 else "Every"
         yield LabelledPart("done", f"{which} byte is as it was before it was fixed.")
     yield from _code_devices(outcome)
     yield from _notes(outcome)
@@ -177,8 +175,8 @@ def _notes(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
 
 def _code_devices(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
     """Warn of what stays tied to a device in a TorchScript file, whatever was done to its tensors."""
-    facts = outcome.after or outcome.before
-    if facts is not None and facts.code_devices and outcome.action not in (Action.UNDONE, Action.WOULD_UNDO):
+    facts = _facts_now(outcome)
+    if facts is not None and facts.code_devices:
         devices = listed(dict.fromkeys(place.rpartition(": ")[2] for place in facts.code_devices), _MAX_NAMES)
         places = listed((_clipped(place.rpartition(": ")[0]) for place in facts.code_devices), _MAX_NAMES)
         text = (
@@ -193,8 +191,8 @@ def _capital(text: str) -> str:
 
 
 def _dangers(outcome: CheckpointOutcome) -> Iterator[LabelledPart]:
-    facts = outcome.after or outcome.before
-    if facts is None or outcome.action in (Action.UNDONE, Action.WOULD_UNDO):
+    facts = _facts_now(outcome)
+    if facts is None:
         return
     dangerous = [global_ for global_ in facts.globals if global_.dangerous]
     if dangerous:
@@ -216,52 +214,42 @@ def _named(lines: list[str]) -> str:
 
 
 def _load(outcome: CheckpointOutcome, facts: CheckpointFile) -> Iterator[LabelledPart]:
+    from ddpdoctor.checkpoints.weights_only import ALL, DO_NOT_LOAD, preparation
+
     path = outcome.written or outcome.path
+    text = ""
+    commands: tuple[str, ...] = ()
     if any(global_.dangerous for global_ in facts.globals):
-        yield _do_not_load(path, facts)
+        text = f"{DO_NOT_LOAD}."
+        if facts.kind != "torchscript":
+            text += " Its tensors can be had without running anything:"
+            tensors = quoted(path.rpartition(".")[0] + ".safetensors")
+            commands = (f"{COMMAND} {quoted(path)} --params-only --to-safetensors -o {tensors}",)
     elif facts.kind == "torchscript":
-        yield LabelledPart("load", "", (f"torch.jit.load({path!r})",))
+        commands = (f"torch.jit.load({path!r})",)
     elif facts.kind == "safetensors" and outcome.action is Action.WRITTEN:
-        yield LabelledPart("load", "", (f"safetensors.torch.load_file({path!r})",))
+        commands = (f"safetensors.torch.load_file({path!r})",)
     elif facts.kind not in ("zip", "legacy"):
         return
     elif not facts.weights_only_blockers:
-        yield LabelledPart("load", "", (f"torch.load({path!r}, weights_only=True)",))
+        commands = (f"torch.load({path!r}, weights_only=True)",)
     else:
-        yield _load_foreign(path, facts)
-
-
-def _do_not_load(path: str, facts: CheckpointFile) -> LabelledPart:
-    from ddpdoctor.checkpoints.weights_only import DO_NOT_LOAD
-
-    if facts.kind == "torchscript":
-        return LabelledPart("load", f"{DO_NOT_LOAD}.")
-    tensors = quoted(path.rpartition(".")[0] + ".safetensors")
-    text = f"{DO_NOT_LOAD}. Its tensors can be had without running anything:"
-    return LabelledPart("load", text, (f"{COMMAND} {quoted(path)} --params-only --to-safetensors -o {tensors}",))
-
-
-def _load_foreign(path: str, facts: CheckpointFile) -> LabelledPart:
-    """Say how to load what weights_only=True stops at, as `check` says it."""
-    from ddpdoctor.checkpoints.weights_only import ALL, preparation
-
-    stops = f"weights_only=True stops at {listed(facts.weights_only_blockers, _MAX_NAMES)}."
-    prepared = preparation(facts.weights_only_blockers)
-    if prepared is None:
-        return LabelledPart("load", f"{stops} Only {ALL}:", (f"torch.load({path!r}, weights_only=False)",))
-    return LabelledPart(
-        "load", f"{stops} {prepared.text}:", (*prepared.lines, f"torch.load({path!r}, weights_only=True)")
-    )
+        # As `check` says it.
+        text = f"weights_only=True stops at {listed(facts.weights_only_blockers, _MAX_NAMES)}."
+        if prepared := preparation(facts.weights_only_blockers):
+            text += f" {prepared.text}:"
+            commands = (*prepared.lines, f"torch.load({path!r}, weights_only=True)")
+        else:
+            text += f" Only {ALL}:"
+            commands = (f"torch.load({path!r}, weights_only=False)",)
+    yield LabelledPart("load", text, commands)
 
 
 def _to_know(outcome: CheckpointOutcome, facts: CheckpointFile) -> Iterator[LabelledPart]:
     path = outcome.written or outcome.path
     if facts.whole_module:
-        yield LabelledPart(
-            "note",
-            f"It holds a whole pickled {facts.whole_module}, and loading it needs that class's code as it was: "
-            "a model.state_dict() lasts longer.",
-        )
+        text = f"It holds a whole pickled {facts.whole_module}, and loading it needs that class's code as it was"
+        yield LabelledPart("note", f"{text}: a model.state_dict() lasts longer.")
     for prefix in facts.prefixes:
         where = f" of {_clipped(prefix.where)}" if prefix.where else ""
         by = "" if prefix.may_be_models else f" ({writers(prefix.prefix)} put it there)"
@@ -270,17 +258,13 @@ def _to_know(outcome: CheckpointOutcome, facts: CheckpointFile) -> Iterator[Labe
         yield LabelledPart("hint", text, (f"{COMMAND} {quoted(path)} --strip-prefix {quoted(prefix.prefix)}",))
     if facts.rng_states:
         devices = listed((_clipped(pin.device) for pin in facts.pinned), _MAX_NAMES)
-        how = (
-            f"with map_location='cpu' (without, what is tied to {devices} goes there)"
-            if devices
-            else "without map_location, or with 'cpu'"
-        )
+        how = "without map_location, or with 'cpu'"
+        if devices:
+            how = f"with map_location='cpu' (without, what is tied to {devices} goes there)"
         states = listed(map(_clipped, facts.rng_states), _MAX_NAMES)
         text = f"It holds random number generators' states ({states}), which torch can't restore from a GPU: load it {how}."
         yield LabelledPart("hint", text)
     if facts.device_texts:
-        texts = listed(
-            (f"{_clipped(device_text.where)} = {_clipped(device_text.device)}" for device_text in facts.device_texts),
-            _MAX_NAMES,
-        )
+        places = (f"{_clipped(place.where)} = {_clipped(place.device)}" for place in facts.device_texts)
+        texts = listed(places, _MAX_NAMES)
         yield LabelledPart("hint", f"Your own code may read these devices, so they were left as they are: {texts}.")

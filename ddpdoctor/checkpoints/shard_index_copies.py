@@ -20,20 +20,19 @@ def copy_indexes(outcomes: Sequence[CheckpointOutcome], prefixes: Sequence[str])
     """Write the index of every model whose shards were all written. prefixes: what was stripped from the keys."""
     written = {Path(outcome.path): outcome for outcome in outcomes if outcome.action is Action.WRITTEN}
     folders = dict.fromkeys(path.parent for path in written)
-    return [_copy(index, written, prefixes) for folder in folders for index in _indexes(folder, written)]
+    indexes = [index for folder in folders for index in sorted(folder.glob(f"*{INDEX_ENDING}"))]
+    shards = {index: shards_of(index) for index in indexes}
+    return [
+        _copy(index, written, prefixes)
+        for index in indexes
+        if shards[index] and all(shard in written for shard in shards[index])
+    ]
 
 
 def index_of(shard: Path) -> Path | None:
     """The index beside the file that names it as a shard."""
     indexes = sorted(shard.parent.glob(f"*{INDEX_ENDING}"))
     return next((index for index in indexes if shard in shards_of(index)), None)
-
-
-def _indexes(folder: Path, written: Mapping[Path, CheckpointOutcome]) -> Iterator[Path]:
-    for index in sorted(folder.glob(f"*{INDEX_ENDING}")):
-        shards = shards_of(index)
-        if shards and all(shard in written for shard in shards):
-            yield index
 
 
 def _copy(index: Path, written: Mapping[Path, CheckpointOutcome], prefixes: Sequence[str]) -> CheckpointOutcome:
@@ -48,35 +47,33 @@ def _copy(index: Path, written: Mapping[Path, CheckpointOutcome], prefixes: Sequ
         with out.open("xb") as file:
             file.write(old if weight_map == content["weight_map"] else _encoded(content, weight_map))
     except CheckpointError as error:
-        text = f"Its copy could not be written, since a new shard can't be read any more: {error.text}"
-        return CheckpointOutcome(
-            path=str(index), action=Action.REFUSED, error=text, advice="Write the shards once more"
-        )
+        text, advice = f"since a new shard can't be read any more: {error.text}", "Write the shards once more"
     except OSError as error:
-        text = f"Its copy could not be written: {error.filename}: {error.strerror}"
-        return CheckpointOutcome(
-            path=str(index), action=Action.REFUSED, error=text, advice="Copy it to the new shards yourself"
-        )
-    return CheckpointOutcome(path=str(index), action=Action.WRITTEN, written=str(out))
+        text, advice = f"{error.filename}: {error.strerror}", "Copy it to the new shards yourself"
+    else:
+        return CheckpointOutcome(path=str(index), action=Action.WRITTEN, written=str(out))
+    text = f"Its copy could not be written: {text}"
+    return CheckpointOutcome(path=str(index), action=Action.REFUSED, error=text, advice=advice)
 
 
 def _entries(
     weight_map: Mapping[str, str], folder: Path, written: Mapping[Path, CheckpointOutcome], prefixes: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
+    kept = {
+        key: name
+        for key, name in weight_map.items()
+        if isinstance(name, str) and key not in written[folder / name].dropped
+    }
     shards: dict[str, list[str]] = {}
-    for key, name in weight_map.items():
-        if isinstance(name, str) and key not in written[folder / name].dropped:
-            shards.setdefault(name, []).append(key)
+    for key, name in kept.items():
+        shards.setdefault(name, []).append(key)
     stripped = {
         name: _stripped(keys, Path(written[folder / name].written), prefixes) if written[folder / name].renamed else ""
         for name, keys in shards.items()
     }
-    for key, name in weight_map.items():
-        if isinstance(name, str) and key not in written[folder / name].dropped:
-            yield (
-                key.removeprefix(stripped[name]),
-                str(Path(name).with_suffix(Path(written[folder / name].written).suffix)),
-            )
+    for key, name in kept.items():
+        ending = Path(written[folder / name].written).suffix
+        yield key.removeprefix(stripped[name]), str(Path(name).with_suffix(ending))
 
 
 def _stripped(keys: Sequence[str], shard: Path, prefixes: Sequence[str]) -> str:
@@ -106,9 +103,8 @@ def _keys(shard: Path) -> frozenset[str]:
 
 
 def _encoded(content: dict[str, Any], weight_map: dict[str, str]) -> bytes:
-    if len(weight_map) < len(content["weight_map"]) and isinstance(content.get("metadata"), dict):
+    metadata = content.get("metadata")
+    if len(weight_map) < len(content["weight_map"]) and isinstance(metadata, dict):
         # total_size counts what is gone now, and loaders do without it.
-        content = content | {
-            "metadata": {key: content["metadata"][key] for key in content["metadata"] if key != "total_size"}
-        }
+        content |= {"metadata": {key: value for key, value in metadata.items() if key != "total_size"}}
     return msgspec.json.format(msgspec.json.encode(content | {"weight_map": weight_map}), indent=2) + b"\n"

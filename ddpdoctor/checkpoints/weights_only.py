@@ -30,17 +30,16 @@ ALL = "for a file whose origin you trust as you would a program's: load all that
 
 def weights_only_blockers(program: Program) -> tuple[str, ...]:
     """List where torch.load(weights_only=True) of torch 2.13 would stop: globals by name, then "the opcode MEMOIZE" ..."""
-    names = [translated(global_name.module, global_name.name) for global_name in program.globals.values()]
-    blocking = dict.fromkeys(name for name in names if name not in known_globals().allowed_by_weights_only)
+    known = known_globals()
+    blocking: dict[str, None] = {}
+    for named in program.globals.values():
+        # As torch's unpickler looks it up.
+        name = f"{known.renamed_modules.get(named.module, named.module)}.{named.name}"
+        name = known.renamed.get(named.full_name, name)
+        if name not in known.allowed_by_weights_only:
+            blocking.setdefault(name)
     opcodes = sorted(program.opcodes - _KNOWN_OPCODES)
     return (*blocking, *(f"the opcode {name}" for name in opcodes))
-
-
-def translated(module: str, name: str) -> str:
-    """The full name under which torch's unpickler looks a global up."""
-    known = known_globals()
-    full = f"{known.renamed_modules.get(module, module)}.{name}"
-    return known.renamed.get(f"{module}.{name}", full)
 
 
 def needed_import(name: str) -> str:
@@ -80,7 +79,10 @@ def preparation(blockers: Sequence[str]) -> Preparation | None:
 def allowing(names: Sequence[str]) -> tuple[str, ...]:
     """The lines of Python that allow these classes and functions to torch.load."""
     modules = dict.fromkeys(name.rpartition(".")[0] for name in names)
-    entries = [_entry(name) for name in names]
+    # NumPy 2 knows its core by another name, so the one in the file must be given, too.
+    entries = [
+        f'({name}, "{name}")' if name.startswith("numpy.core.") else name.removeprefix("__main__.") for name in names
+    ]
     imports = f"import {', '.join(['torch', *(module for module in modules if module != '__main__')])}"
     lines = [imports, f"torch.serialization.add_safe_globals([{', '.join(entries)}])"]
     if "numpy.dtype" in names:
@@ -88,10 +90,3 @@ def allowing(names: Sequence[str]) -> tuple[str, ...]:
         codes = '"?" + numpy.typecodes["AllInteger"] + numpy.typecodes["AllFloat"]'
         lines.append(f"torch.serialization.add_safe_globals([type(numpy.dtype(code)) for code in {codes}])")
     return tuple(lines)
-
-
-def _entry(name: str) -> str:
-    if name.startswith("__main__."):
-        return name.removeprefix("__main__.")
-    # NumPy 2 knows these by another name, so the one in the file must be given, too.
-    return f'({name}, "{name}")' if name.startswith("numpy.core.") else name

@@ -37,7 +37,9 @@ class Ledger:
         self._begun: _Begun | None = None
 
     def begin(self, target: Target) -> None:
-        self._begun = _Begun(target, _undo_size(target.path), target.out is not None and os.path.lexists(target.out))
+        from ddpdoctor.checkpoints.writing.journal import undo_size
+
+        self._begun = _Begun(target, undo_size(target.path), target.out is not None and os.path.lexists(target.out))
 
     def enter(self, outcome: CheckpointOutcome) -> None:
         """An outcome: of the file that was begun, if one was."""
@@ -69,11 +71,13 @@ class Ledger:
         done = [outcome.written or outcome.path for outcome in self.outcomes if outcome.action in _CHANGING]
         unread = ""
         if self._begun is not None:
-            target, undo_size, out_existed = self._begun
-            size = _undo_size(target.path)
-            if size != undo_size:
+            from ddpdoctor.checkpoints.writing.journal import undo_size
+
+            target, size_before, out_existed = self._begun
+            size = undo_size(target.path)
+            if size != size_before:
                 done.append(str(target.path))
-            if size > undo_size:
+            if size > size_before:
                 fixed.append(target.path)
             if target.out is not None and not out_existed and os.path.lexists(target.out):
                 done.append(str(target.out))
@@ -91,13 +95,3 @@ class Ledger:
 
 
 _CHANGING = (Action.FIXED, Action.WRITTEN, Action.UNDONE)
-
-
-def _undo_size(path: Path) -> int:
-    """Grows with every change in place, and shrinks or goes away with its undoing."""
-    from ddpdoctor.checkpoints.writing.journal import SUFFIX
-
-    try:
-        return Path(f"{path}{SUFFIX}").stat().st_size
-    except OSError:
-        return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -9,7 +10,6 @@ import msgspec
 
 from ddpdoctor.base.findings import Fix, Severity
 from ddpdoctor.engine.examination import Examination
-from ddpdoctor.fixes.checkpoint_fix import paths_of
 from ddpdoctor.fixes.free_port import free_port, variable_of
 from ddpdoctor.fixes.leftovers import targets_of
 from ddpdoctor.fixes.settings_lines import Line, lines_of
@@ -46,20 +46,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 def cases(examination: Examination, port: Callable[[str], Line | None] = free_port) -> list[Case]:
     """Make a case of each finding, the worst first."""
-    found = []
-    for check, severity, finding in examination.findings:
-        remedies = tuple(filter(None, (remedy_of(fix, port) for fix in finding.fixes)))
-        found.append(
-            Case(
-                slug=check.slug,
-                severity=severity,
-                summary=finding.summary,
-                fixes=finding.fixes,
-                remedies=remedies,
-                reason="" if remedies else why_left(finding.fixes),
-            )
+    return [
+        Case(
+            slug=check.slug,
+            severity=severity,
+            summary=finding.summary,
+            fixes=finding.fixes,
+            remedies=(remedies := tuple(filter(None, (remedy_of(fix, port) for fix in finding.fixes)))),
+            reason="" if remedies else why_left(finding.fixes),
         )
-    return found
+        for check, severity, finding in examination.findings
+    ]
 
 
 def remedy_of(fix: Fix, port: Callable[[str], Line | None] = free_port) -> AppliableFix | None:
@@ -75,6 +72,16 @@ def remedy_of(fix: Fix, port: Callable[[str], Line | None] = free_port) -> Appli
         return AppliableFix(fix=fix, lines=(line,)) if line else None
     lines = _flatten(lines_of(command) for command in fix.commands)
     return AppliableFix(fix=fix, lines=tuple(lines)) if lines else None
+
+
+def paths_of(command: str) -> tuple[str, ...]:
+    """The files that a `ddpdoctor fix-checkpoint` without any option names; none of any other command."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return ()
+    plain = words[:2] == ["ddpdoctor", "fix-checkpoint"] and not any(path.startswith("-") for path in words[2:])
+    return tuple(words[2:]) if plain else ()
 
 
 def _flatten(parts: Iterable[tuple[T, ...]]) -> list[T]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.fixes.appliable_fixes import AppliableFix
-from ddpdoctor.fixes.checkpoint_fix import files_of, fix, undo_size
 from ddpdoctor.fixes.choosing import FixChoice
 from ddpdoctor.fixes.leftovers import end_targets, look, why_left_alone, why_refused
 from ddpdoctor.fixes.settings_file import SettingsLine, SettingsPlace, read_ours, rehearse, safe_place, write
@@ -51,10 +50,14 @@ class Applied:
 
     def begin(self, path: Path) -> None:
         """Note that a checkpoint is about to be changed."""
+        from ddpdoctor.checkpoints.writing.journal import undo_size
+
         self._begun = (path, undo_size(path))
 
     def stopped(self) -> None:
         """Note a checkpoint as changed where its undo file tells so, though a signal came in the middle."""
+        from ddpdoctor.checkpoints.writing.journal import undo_size
+
         if self._begun and self._begun[0] not in self.fixed and undo_size(self._begun[0]) > self._begun[1]:
             self.fixed.append(self._begun[0])
 
@@ -65,13 +68,7 @@ def settings_of(choices: Sequence[FixChoice]) -> list[SettingsLine]:
 
 
 def apply(choices: Sequence[FixChoice], folder: Path, done: Applied) -> None:
-    """Apply the chosen fixes.
-
-    Args:
-        choices: of all cases.
-        folder: for the settings.
-        done: is told of each change as soon as it is made.
-    """
+    """Apply the chosen fixes, the settings in that folder; `done` is told of each change as soon as it is made."""
     settings = settings_of(choices)
     if settings:
         where = safe_place(folder)
@@ -114,12 +111,13 @@ def _write_settings(
 
 def _fix_checkpoints(paths: Sequence[str], done: Applied) -> str:
     """Change the checkpoints. Returns why one of them was refused, "" where none was."""
-    from ddpdoctor.report.reported_checkpoints import Action
+    from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix
+    from ddpdoctor.checkpoints.named_paths import expand
 
     refusal = ""
-    for path in files_of(paths):
+    for path in expand(map(Path, paths)):
         done.begin(path)
-        outcome = fix(path, dry_run=False)
+        outcome = fix(path, EditOptions())
         if outcome.action is not Action.REFUSED:
             done.notes += (f"{outcome.path}: {note}" for note in outcome.notes)
         if outcome.action is Action.FIXED:
@@ -130,13 +128,9 @@ def _fix_checkpoints(paths: Sequence[str], done: Applied) -> str:
 
 
 def find_refusals(choices: Sequence[FixChoice], folder: Path) -> dict[AppliableFix, str]:
-    """Say of fixes why they could not be applied, as far as that can be told without leaving anything.
-
-    Args:
-        choices: of all cases.
-        folder: for the settings.
-    """
-    from ddpdoctor.report.reported_checkpoints import Action
+    """Say of fixes why they could not be applied, as far as that can be told without leaving anything."""
+    from ddpdoctor.checkpoints.fixing import Action, EditOptions, fix
+    from ddpdoctor.checkpoints.named_paths import expand
 
     found: dict[AppliableFix, str] = {}
     settings = settings_of(choices)
@@ -147,8 +141,8 @@ def find_refusals(choices: Sequence[FixChoice], folder: Path) -> dict[AppliableF
     for remedy in remedies:
         if now and remedy.leftovers and (text := why_refused(remedy.leftovers, now)):
             found[remedy] = text
-        for path in files_of(remedy.checkpoints):
-            outcome = fix(path, dry_run=True)
+        for path in expand(map(Path, remedy.checkpoints)):
+            outcome = fix(path, EditOptions(), dry_run=True)
             if outcome.action is Action.REFUSED:
                 found.setdefault(remedy, _refusal_words(outcome))
     return found

@@ -71,7 +71,7 @@ def ask_for_each(cases: Sequence[Case], asker: Asker) -> list[FixChoice]:
 def _with(found: list[FixChoice], new: FixChoice, asker: Asker) -> list[FixChoice]:
     assert new.remedy is not None
     for place, earlier in enumerate(found):
-        if earlier.remedy is None or not are_contradictory(new.remedy, earlier.remedy):
+        if earlier.remedy is None or not _clash(new.remedy, earlier.remedy):
             continue
         if not asker.instead(new.remedy, earlier):
             return [*found, FixChoice(case=new.case, reason=f"you kept the fix of {earlier.case.slug}")]
@@ -79,13 +79,8 @@ def _with(found: list[FixChoice], new: FixChoice, asker: Asker) -> list[FixChoic
     return [*found, new]
 
 
-def are_contradictory(first: AppliableFix, second: AppliableFix) -> bool:
-    """Whether both set the same variable, or limit, to something else."""
-    return bool(_clash(first, second))
-
-
 def _clash(first: AppliableFix, second: AppliableFix) -> str:
-    """ "unset X against export X=1", "" where there is none."""
+    """The first variable, or limit, that both set to something else: "unset X against export X=1"; "" where there is none."""
     lines = {line.key: line for line in second.lines}
     pairs = ((line, lines.get(line.key, line)) for line in first.lines)
     return next((f"`{line.text}` against `{against.text}`" for line, against in pairs if line != against), "")

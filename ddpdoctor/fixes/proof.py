@@ -52,13 +52,9 @@ class _Facts(msgspec.Struct, frozen=True):
 
 
 def look_again(arguments: Sequence[str], settings: str, nproc: int | None, checks: Sequence[Check]) -> Examination:
-    """Examine the host once more by the same checks.
+    """Examine the host once more, with these arguments, by the same checks.
 
-    Args:
-        arguments: for the check command.
-        settings: that were written for a shell to source; "" if none were.
-        nproc: as for the first look.
-        checks: the same.
+    settings: that were written for a shell to source; "" if none were.
 
     Raises:
         Unproved: the look brought no facts.
@@ -72,11 +68,7 @@ def look_again(arguments: Sequence[str], settings: str, nproc: int | None, check
 
 
 def run_smoke(arguments: Sequence[str], settings: str) -> SmokeReport:
-    """Run a smoke training, with its own live table on the terminal.
-
-    Args:
-        arguments: for the smoke command.
-        settings: as for `look_again`.
+    """Run a smoke training, with its own live table on the terminal. settings: as for `look_again`.
 
     Raises:
         Unproved: it brought no report.

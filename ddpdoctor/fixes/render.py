@@ -25,14 +25,7 @@ _MARGIN = 15
 
 
 def case_blocks(case: Case, number: int, total: int, settings: SettingsPlace) -> Iterator[Block]:
-    """One finding, and the fixes between which to choose.
-
-    Args:
-        case: the finding.
-        number: of this case, from 1.
-        total: cases in all.
-        settings: where settings would be written.
-    """
+    """One finding, and the fixes between which to choose. number: of this case, from 1. settings: where they would be written."""
     label = StyledText(f"Fix {number} of {total}", STYLES[case.severity])
     yield Paragraph((StyledText(one_line(case.summary), "bold"), StyledText(f"  [{case.slug}]", "dim")), label, _MARGIN)
     several = len(case.remedies) > 1

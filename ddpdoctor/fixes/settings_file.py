@@ -99,12 +99,9 @@ def free_path(folder: Path) -> Path:
     ddpdoctor-settings-2.sh and so on."""
     names = chain([f"{FILE_NAME}.sh"], (f"{FILE_NAME}-{number}.sh" for number in count(2)))
     paths = (folder / name for name in names)
-    return next(path for path in paths if not os.path.lexists(path) or _can_be_added_to(path))
-
-
-def _can_be_added_to(path: Path) -> bool:
-    ours = read_ours(path)
-    return ours is not None and can_be_sourced(ours.text)
+    return next(
+        path for path in paths if not os.path.lexists(path) or ((ours := read_ours(path)) and can_be_sourced(ours.text))
+    )
 
 
 def shell() -> str:
@@ -126,16 +123,15 @@ def shell_environ() -> dict[str, str]:
 @contextmanager
 def private_copy(text: str) -> Iterator[tuple[int, str]]:
     """The text as an open file that no other user can reach, and its name for a program that has inherited it."""
-    file = os.memfd_create(FILE_NAME) if hasattr(os, "memfd_create") else _unnamed_file()
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create(FILE_NAME)
+    else:
+        with tempfile.TemporaryFile() as unnamed:
+            file = os.dup(unnamed.fileno())
     with open(file, "w", encoding="utf-8") as copy:  # noqa: PTH123 (a descriptor)
         copy.write(text)
         copy.flush()
         yield file, f"/proc/self/fd/{file}"
-
-
-def _unnamed_file() -> int:
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def can_be_sourced(text: str) -> bool:
@@ -185,10 +181,7 @@ def read_ours(path: Path) -> Ours | None:
 def merged(before: str, settings: Sequence[SettingsLine], day: str) -> str:
     """Merge settings into the file's text. Lines of ours that set the same are gone; a user's own that do are comments now.
 
-    Args:
-        before: the text of the file.
-        settings: the new lines.
-        day: for the comments, "2026-11-21".
+    day: for the comments, "2026-11-21".
     """
     lines = before.splitlines() or [HEADER, GOING_BACK]
     new = {setting.line.key for setting in settings}
@@ -237,7 +230,9 @@ def _draft(path: Path, settings: Sequence[SettingsLine], day: str) -> Iterator[t
         raise FileExistsError(errno.EEXIST, "it isn't ddpdoctor's any more", str(path))
     text = merged(ours.text if ours else "", settings, day)
     # Whatever the umask, nobody else may write it: else it would not be ours next time.
-    mode = ours.mode if ours else 0o644 & ~_umask()
+    umask = os.umask(0o077)
+    os.umask(umask)
+    mode = ours.mode if ours else 0o644 & ~umask
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{FILE_NAME}-")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 (a descriptor)
@@ -247,9 +242,3 @@ def _draft(path: Path, settings: Sequence[SettingsLine], day: str) -> Iterator[t
     finally:
         with suppress(OSError):
             os.unlink(name)  # noqa: PTH108
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

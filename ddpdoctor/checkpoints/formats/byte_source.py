@@ -6,7 +6,6 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from ddpdoctor.base.regular_files import NotRegularError, open_regular
 from ddpdoctor.checkpoints.errors import Busy, Damaged, NotACheckpoint, Refused
@@ -99,9 +98,7 @@ class ByteSource:
     def __enter__(self) -> ByteSource:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read(self, offset: int, length: int) -> bytes:

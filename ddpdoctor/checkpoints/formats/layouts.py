@@ -36,10 +36,6 @@ class Change(msgspec.Struct, frozen=True):
     def __bool__(self) -> bool:
         return bool(self.patches or self.appended)
 
-    @property
-    def new_size(self) -> int:
-        return self.size + len(self.appended)
-
 
 class StoragePlace(NamedTuple):
     """The place of a storage's bytes in the file, in bytes."""

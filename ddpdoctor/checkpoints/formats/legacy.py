@@ -5,12 +5,12 @@ the object, the storages' keys), then for each key the number of its elements, 8
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddpdoctor.base.text import plural
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, OutOfData, Refused
 from ddpdoctor.checkpoints.formats.byte_source import ByteSource
-from ddpdoctor.checkpoints.formats.layouts import DATA, MAX_PICKLE_BYTES, Change, StoragePlace
+from ddpdoctor.checkpoints.formats.layouts import DATA, MAX_PICKLE_BYTES, Change, Layout, StoragePlace
 from ddpdoctor.checkpoints.formats.zip_edits import differences
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
 from ddpdoctor.checkpoints.pickles.machine import Program, scan
@@ -33,7 +33,7 @@ class Span(NamedTuple):
     end: int
 
 
-class Legacy:
+class Legacy(Layout):
     """A checkpoint from before the zip format, or saved with _use_new_zipfile_serialization=False.
 
     main, keys: where these two pickles stand. places: of the elements of each storage, by key, in the file's order.
@@ -49,20 +49,13 @@ class Legacy:
         self.places = places
 
     def pickles(self) -> dict[str, bytes]:
-        """See Layout."""
         return {DATA: self.source.read_at(self.main.start, self.main.end - self.main.start)}
 
     def check(self, storages: Iterable[Storage], pickle: str = DATA) -> None:
-        """See Layout."""
         for storage in storages:
             self.place(storage)
 
     def place(self, storage: Storage, pickle: str = DATA) -> StoragePlace:
-        """See Layout.
-
-        Raises:
-            Damaged: they are missing.
-        """
         place = self.places.get(storage.key)
         length = storage.count * element_size(storage)
         if place is None or place.length < length:
@@ -70,17 +63,12 @@ class Legacy:
         return StoragePlace(place.offset, length)
 
     def pieces(self, storage: Storage, pickle: str = DATA) -> Iterator[bytes]:
-        """See Layout."""
         return self.source.pieces(*self.place(storage, pickle))
 
     def change(self, pickles: Mapping[str, bytes]) -> Change:
-        """See Layout.
-
-        Raises:
-            Refused: the pickle has another length, and everything else stands behind it.
-        """
         old, new = self.pickles()[DATA], pickles[DATA]
         if len(old) != len(new):
+            # Everything else stands behind it.
             raise Refused(
                 f"Its pickle would have {len(new):,} bytes instead of {len(old):,}, and in the format from before torch 1.6 "
                 "nothing behind it can move",
@@ -107,7 +95,7 @@ def read_legacy(source: ByteSource) -> Legacy:
     machine, _ = read_pickle(source, at)
     main, program = read_pickle(source, machine.end)
     keys, listing = read_pickle(source, main.end)
-    return Legacy(source, main, keys, _find_storages(source, program, _names(listing), keys.end))
+    return Legacy(source, main, keys, _find_storages(source, program, listing.root, keys.end))
 
 
 def read_pickle(source: ByteSource, start: int) -> tuple[Span, Program]:
@@ -134,17 +122,12 @@ def read_pickle(source: ByteSource, start: int) -> tuple[Span, Program]:
             return Span(start, start + program.end), program
 
 
-def _names(listing: Program) -> list[str]:
-    root = listing.root
-    keys = root.items if isinstance(root, ContainerNode) and root.kind == "list" else [None]
-    names = [key.value for key in keys if isinstance(key, Text)]
-    if len(names) != len(keys) or len(set(names)) != len(names):
+def _find_storages(source: ByteSource, program: Program, listing: Any, start: int) -> dict[str, StoragePlace]:
+    # The place of each storage's elements, in the order of the list of their keys.
+    items = listing.items if isinstance(listing, ContainerNode) and listing.kind == "list" else [None]
+    keys = [key.value for key in items if isinstance(key, Text)]
+    if len(keys) != len(items) or len(set(keys)) != len(keys):
         raise Damaged("Where the keys of its storages should be listed, there is something else")
-    return names
-
-
-def _find_storages(source: ByteSource, program: Program, keys: list[str], start: int) -> dict[str, StoragePlace]:
-    # The place of each storage's elements.
     storages: dict[str, Storage] = {}
     for storage in program.storages:
         # torch, too, goes by the type at the first occurrence.
@@ -168,9 +151,10 @@ def _find_storages(source: ByteSource, program: Program, keys: list[str], start:
         at += COUNT_BYTES + length
     if at > source.size:
         whole = sum(place.offset + place.length <= source.size for place in places.values())
+        which = f"the first {whole:,} are" if whole > 1 else "the first is" if whole else "none is"
         raise Damaged(
             f"Truncated: it should have {at:,} bytes and has {source.size:,}; of its {plural(len(places), 'storage')}, "
-            f"{_first(whole)} whole"
+            f"{which} whole"
         )
     if at < source.size:
         raise Refused(
@@ -178,9 +162,3 @@ def _find_storages(source: ByteSource, program: Program, keys: list[str], start:
             "If several things were saved into this one file, load them one after the other and save each to its own",
         )
     return places
-
-
-def _first(count: int) -> str:
-    if count < 2:
-        return "the first is" if count else "none is"
-    return f"the first {count:,} are"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ddpdoctor.checkpoints.errors import Damaged, NotACheckpoint, Refused
 from ddpdoctor.checkpoints.formats.byte_source import PIECE_BYTES, ByteSource
-from ddpdoctor.checkpoints.formats.layouts import DATA, MAX_PICKLE_BYTES, Change, StoragePlace
+from ddpdoctor.checkpoints.formats.layouts import DATA, MAX_PICKLE_BYTES, Change, Layout, StoragePlace
 from ddpdoctor.checkpoints.formats.zip_directory import (
     LOCAL_SIGNATURE,
     STORED,
@@ -29,7 +29,7 @@ _MAX_WORD_BYTES = 64
 """More than any of the one-word records has."""
 
 
-class Archive:
+class Archive(Layout):
     """A checkpoint in a zip archive. records: by name, without the first folder, in the directory's order."""
 
     def __init__(self, source: ByteSource, directory: Directory) -> None:
@@ -59,11 +59,9 @@ class Archive:
         return data
 
     def pickles(self) -> dict[str, bytes]:
-        """See Layout."""
         return {name: self.read(self.records[name]) for name in (DATA, CONSTANTS) if name in self.records}
 
     def check(self, storages: Iterable[Storage], pickle: str = DATA) -> None:
-        """See Layout."""
         folder, records = pickle.removesuffix(".pkl"), self.records
         for storage in storages:
             record = records.get(f"{folder}/{storage.key}")
@@ -71,18 +69,12 @@ class Archive:
                 self.storage_record(storage, pickle)  # raises, with the reason
 
     def place(self, storage: Storage, pickle: str = DATA) -> StoragePlace:
-        """See Layout.
-
-        Raises:
-            Refused: they are compressed.
-        """
         record = self.storage_record(storage, pickle)
         if record.method != STORED:
             raise Refused(f"{record.name} is compressed")
         return StoragePlace(record.offset, storage.count * element_size(storage))
 
     def pieces(self, storage: Storage, pickle: str = DATA) -> Iterator[bytes]:
-        """See Layout."""
         left = storage.count * element_size(storage)
         for piece in self._contents(self.storage_record(storage, pickle)):
             yield piece[:left]
@@ -106,7 +98,7 @@ class Archive:
         return record
 
     def change(self, pickles: Mapping[str, bytes]) -> Change:
-        """See Layout: where a pickle keeps its length and isn't compressed, patches; else new records behind the old end."""
+        """Where a pickle keeps its length and isn't compressed, patches; else new records behind the old end."""
         new = {}
         for name, data in pickles.items():
             record = self.records[name]

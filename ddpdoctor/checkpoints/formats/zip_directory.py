@@ -55,9 +55,7 @@ class DirectoryPlace(NamedTuple):
 def find_directory(read: Callable[[int, int], bytes], size: int) -> DirectoryPlace | None:
     """Find an archive's directory, forgiving what read_directory() refuses; None without an end record.
 
-    Args:
-        read: gives some bytes at some offset of the file, fewer where it ends.
-        size: of the file, in bytes.
+    read: gives so many bytes at some offset of the file, which is `size` bytes long, fewer where it ends.
     """
     start = max(0, size - END.size - FULL16)
     tail = read(start, END.size + FULL16)
@@ -137,8 +135,7 @@ def read_directory(source: ByteSource) -> Directory:
     data = source.read_at(offset, size)
     with without_collection():
         entries = _read_entries(data, count)
-        prefix = _first_folder(entries[0][1])
-        names = _check_names([entry[1] for entry in entries], prefix)
+        prefix, names = _check_names([entry[1] for entry in entries])
         records = _locate_data(source, entries, names, offset)
     return Directory(offset, size, zip64, comment, prefix.decode("utf-8", "surrogateescape"), records)
 
@@ -151,7 +148,9 @@ def _read_end(source: ByteSource) -> tuple[int, int, int, bool, bytes]:
         tail = source.read_at(source.size - tail_length, tail_length)
     at = tail.rfind(END_SIGNATURE, 0, len(tail) - END.size + len(END_SIGNATURE))
     if at < 0:
-        raise CutOff(_cut_off(source, tail))
+        if not tail.strip(b"\0"):
+            raise CutOff("Its end is nothing but zeros: a download or copy of it was broken off")
+        raise CutOff(f"Truncated: it ends after {source.size:,} bytes, without the directory that ends a zip archive")
     _, disk, first_disk, here, count, size, offset, comment_length = END.unpack_from(tail, at)
     position = source.size - len(tail) + at
     comment = tail[at + END.size :]
@@ -200,12 +199,6 @@ def _read_end64(
             raise Refused(f"The zip archive's two end records disagree: {short:,} and {full:,}")
     disk, first_disk, here, count, size, offset = numbers
     return disk, first_disk, here, count, size, offset
-
-
-def _cut_off(source: ByteSource, tail: bytes) -> str:
-    if not tail.strip(b"\0"):
-        return "Its end is nothing but zeros: a download or copy of it was broken off"
-    return f"Truncated: it ends after {source.size:,} bytes, without the directory that ends a zip archive"
 
 
 _Entry = tuple[int, bytes, int, int, int, int, int, int]
@@ -292,15 +285,14 @@ def _unreadable(name: bytes, flags: int, method: int, disk: int) -> str:
     return f"{_printable(name)} is marked as a patch or a folder, and yet it has contents"
 
 
-def _first_folder(name: bytes) -> bytes:
-    folder, slash, _ = name.partition(b"/")
+def _check_names(names: list[bytes]) -> tuple[bytes, list[str]]:
+    # The first folder, and the names without it.
+    folder, slash, _ = names[0].partition(b"/")
     if not slash:
-        raise NotACheckpoint(f"A zip archive, but torch.save did not write it: {_printable(name)} lies in no folder")
-    return folder + slash
-
-
-def _check_names(names: list[bytes], prefix: bytes) -> list[str]:
-    # The names without the first folder.
+        raise NotACheckpoint(
+            f"A zip archive, but torch.save did not write it: {_printable(names[0])} lies in no folder"
+        )
+    prefix = folder + slash
     # torch looks names up without regard to case, so that names which differ in nothing else are the same to it.
     joined = b"\n" + b"\n".join(names)
     if joined.count(b"\n") != len(names) or b"\0" in joined:
@@ -310,20 +302,16 @@ def _check_names(names: list[bytes], prefix: bytes) -> list[str]:
         raise Refused(f"Its records lie in different folders, {_printable(prefix)} and that of {_printable(other)}")
     lowered = joined.lower() + b"\n"
     if len(set(names)) != len(names) or len(set(lowered[1:-1].split(b"\n"))) != len(names):
-        _refuse_twins(names)
+        # In TorchScript's code, classes whose names differ in case alone are nothing unusual.
+        known: set[bytes] = set()
+        for name in names:
+            key = name if b"/code/" in name else name.lower()
+            if key in known:
+                raise Refused(f"Two records are named {_printable(name)}: which is loaded depends on the reader")
+            known.add(key)
     if lowered.count(b"/data.pkl\n") > 1:
         raise Refused("It holds more than one data.pkl: which is loaded depends on the reader")
-    return joined.decode("utf-8", "surrogateescape").split("\n" + prefix.decode("utf-8", "surrogateescape"))[1:]
-
-
-def _refuse_twins(names: list[bytes]) -> None:
-    known: set[bytes] = set()
-    for name in names:
-        # In TorchScript's code, classes whose names differ in case alone are nothing unusual.
-        key = name if b"/code/" in name else name.lower()
-        if key in known:
-            raise Refused(f"Two records are named {_printable(name)}: which is loaded depends on the reader")
-        known.add(key)
+    return prefix, joined.decode("utf-8", "surrogateescape").split("\n" + prefix.decode("utf-8", "surrogateescape"))[1:]
 
 
 def _locate_data(source: ByteSource, entries: list[_Entry], names: list[str], limit: int) -> tuple[ZipRecord, ...]:

@@ -53,10 +53,11 @@ def patch(source: ByteSource, directory: Directory, record: ZipRecord, new: byte
     elif not record.flags & HAS_DESCRIPTOR or in_local != bytes(4):
         return None
     if record.flags & HAS_DESCRIPTOR:
-        descriptor = _checksum_in_descriptor(source, directory, record)
-        if descriptor is None:
+        length = find_descriptor(source, directory, record)
+        if length is None:
             return None
-        places.append(descriptor)
+        signed = length not in (_DESCRIPTOR.size, _DESCRIPTOR64.size)
+        places.append(record.offset + record.stored + (len(DESCRIPTOR_SIGNATURE) if signed else 0))
     return patches + [Patch(place, old_crc, new_crc) for place in places if old_crc != new_crc]
 
 
@@ -92,7 +93,7 @@ def append(source: ByteSource, directory: Directory, new: Mapping[ZipRecord, byt
         out += local_header(record_name(entries, record), record, header, len(new[record]), crc, alignment)
         out += new[record]
         pieces += [entries[kept : record.entry], stored_entry(entries, record, header, len(new[record]), crc)]
-        kept = _entry_end(entries, record)
+        kept = record.entry + ENTRY.size + sum(ENTRY.unpack_from(entries, record.entry)[10:13])
     pieces.append(entries[kept:])
     listing = b"".join(pieces)
     offset = source.size + len(out)
@@ -155,11 +156,6 @@ def record_name(entries: bytes, record: ZipRecord) -> bytes:
     return entries[start : start + ENTRY.unpack_from(entries, record.entry)[10]]
 
 
-def _entry_end(entries: bytes, record: ZipRecord) -> int:
-    name_length, extra_length, comment_length = ENTRY.unpack_from(entries, record.entry)[10:13]
-    return record.entry + ENTRY.size + int(name_length + extra_length + comment_length)
-
-
 def _entry(entries: bytes, old: ZipRecord, new: ZipRecord) -> bytes:
     fields = list(ENTRY.unpack_from(entries, old.entry))
     name_length, extra_length, comment_length = fields[10:13]
@@ -175,15 +171,6 @@ def _entry(entries: bytes, old: ZipRecord, new: ZipRecord) -> bytes:
     fields[11], fields[16] = len(extra), min(new.header, FULL32)
     name = entries[old.entry + ENTRY.size : name_end]
     return ENTRY.pack(*fields) + name + extra + entries[extra_end : extra_end + comment_length]
-
-
-def _checksum_in_descriptor(source: ByteSource, directory: Directory, record: ZipRecord) -> int | None:
-    """The offset of the checksum in what follows the data, or None."""
-    found = find_descriptor(source, directory, record)
-    if found is None:
-        return None
-    signed = found in (len(DESCRIPTOR_SIGNATURE) + _DESCRIPTOR.size, len(DESCRIPTOR_SIGNATURE) + _DESCRIPTOR64.size)
-    return record.offset + record.stored + (len(DESCRIPTOR_SIGNATURE) if signed else 0)
 
 
 def find_descriptor(source: ByteSource, directory: Directory, record: ZipRecord) -> int | None:

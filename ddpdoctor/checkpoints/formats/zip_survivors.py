@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from ddpdoctor.base.text import plural
@@ -46,7 +47,9 @@ def survivors(source: ByteSource) -> str:
             break
         whole.add(record.name)
         if record.name == DATA and record.method == STORED and record.length <= MAX_PICKLE_BYTES:
-            needed.update(_storages(source.read_at(record.offset, record.length)))
+            with suppress(CheckpointError):
+                storages = scan(source.read_at(record.offset, record.length)).storages
+                needed.update({f"data/{storage.key}": storage.count * element_size(storage) for storage in storages})
     if not needed:
         return "nothing of its tensors can be made out in what is left"
     count = len(whole & needed.keys())
@@ -55,14 +58,6 @@ def survivors(source: ByteSource) -> str:
     if not count:
         return f"of its {plural(len(needed), 'storage')}, none is whole"
     return f"of its {plural(len(needed), 'storage')}, {count} {'is' if count == 1 else 'are'} whole"
-
-
-def _storages(pickle: bytes) -> dict[str, int]:
-    """The lengths in bytes of the records that the pickle's storages are in."""
-    try:
-        return {f"data/{storage.key}": storage.count * element_size(storage) for storage in scan(pickle).storages}
-    except CheckpointError:
-        return {}
 
 
 def _walk(source: ByteSource, needed: dict[str, int]) -> Iterator[_Record]:
@@ -83,27 +78,21 @@ def _walk(source: ByteSource, needed: dict[str, int]) -> Iterator[_Record]:
             length = int.from_bytes(large[8:16], "little")
         elif flags & HAS_DESCRIPTOR and not stored:
             length = needed[name] if name in needed and method == STORED else _search_end(source, offset)
-        if flags & HAS_DESCRIPTOR and length is not None and not _ends(source, offset + length):
+        # Where a file was only made long enough, zeros stand in place of the descriptor.
+        end = source.size if length is None or not flags & HAS_DESCRIPTOR else offset + length
+        if not DESCRIPTOR_SIGNATURE.startswith(_there(source, end, 4)):
             return
         yield _Record(name, offset, length, method)
         if length is None:
             return
         end = offset + length
-        steps = (16, 24, 12, 20) if flags & HAS_DESCRIPTOR else (0,)
-        at = next((end + step for step in steps if _header_at(source, end + step)), source.size)
+        ends = [end + step for step in ((16, 24, 12, 20) if flags & HAS_DESCRIPTOR else (0,))]
+        at = next((end for end in ends if _there(source, end, 4) == LOCAL_SIGNATURE), source.size)
 
 
-def _ends(source: ByteSource, at: int) -> bool:
-    """Whether a descriptor stands there, as far as the file goes. Where a file was only made long enough, zeros do."""
-    if at > source.size:
-        return True
-    there = source.read_at(at, min(len(DESCRIPTOR_SIGNATURE), source.size - at))
-    return DESCRIPTOR_SIGNATURE.startswith(there)
-
-
-def _header_at(source: ByteSource, at: int) -> bool:
-    size = len(LOCAL_SIGNATURE)
-    return at + size <= source.size and source.read_at(at, size) == LOCAL_SIGNATURE
+def _there(source: ByteSource, at: int, length: int) -> bytes:
+    """As many of these bytes as the file has."""
+    return source.read_at(at, max(0, min(length, source.size - at)))
 
 
 def _search_end(source: ByteSource, offset: int) -> int | None:

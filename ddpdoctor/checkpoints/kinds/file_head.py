@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -15,6 +16,8 @@ from ddpdoctor.facts.remedies import Remedy, commands_of
 
 HEAD_BYTES = 4096
 """At the front of a file, which are looked at first."""
+
+_T = TypeVar("_T")
 
 BUSY = "busy"
 """The kind of a file that somebody is changing at this moment: a little later it has another."""
@@ -58,28 +61,17 @@ class _Sentences(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def _sentences() -> dict[str, _Sentences]:
-    return msgspec.json.decode(table(__name__, "kinds.json"), type=dict[str, _Sentences])
-
-
-def table(module: str, name: str) -> bytes:
+def table(module: str, name: str, content: type[_T]) -> _T:
     """The content of a JSON file that lies beside a module."""
     from pkgutil import get_data
 
-    content = get_data(module, name)
-    assert content is not None
-    return content
+    return msgspec.json.decode(get_data(module, name) or b"", type=content)
 
 
 def recognised(key: str, *remedies: Remedy, **words: object) -> Recognised:
-    """Say what a file or folder is.
-
-    Args:
-        key: an entry of kinds.json: the kind, and behind a slash which case of it.
-        remedies: what brings a checkpoint within reach.
-        words: for the braces in the entry's sentences.
-    """
-    sentences = _sentences()[key]
+    """Say what a file or folder is, by an entry of kinds.json (the kind, and behind a slash which case of it) and the words for
+    the braces in its sentences. remedies: what brings a checkpoint within reach."""
+    sentences = table(__name__, "kinds.json", dict[str, _Sentences])[key]
     called = sentences.called.format(**words)
     problem = not_torchs(called) if sentences.problem is None else sentences.problem.format(**words)
     return Recognised(

@@ -83,12 +83,10 @@ def _recognise_own(path: Path) -> Recognised | None:
     name = path.name
     if not is_own(name):
         return None
-    if name.endswith(_UNDO_BEGUN):
-        return recognised("own-file/undo-begun", remedy("remove", path), name=name.removesuffix(_UNDO_BEGUN))
-    if name.endswith(_LOCK):
-        return recognised("own-file/lock", remedy("remove", path), name=name.removesuffix(_LOCK))
-    if name.endswith(_NEW):
-        return recognised("own-file/new", remedy("remove", path), name=name[1:].removesuffix(_NEW))
+    for ending, key in ((_UNDO_BEGUN, "undo-begun"), (_LOCK, "lock"), (_NEW, "new")):
+        if name.endswith(ending):
+            of = name[ending == _NEW :].removesuffix(ending)
+            return recognised(f"own-file/{key}", remedy("remove", path), name=of)
     checkpoint = path.with_name(name.removesuffix(_UNDO) or name)
     if mode_of(checkpoint):
         return recognised("own-file/undo", remedy("undo", checkpoint), name=checkpoint.name)
@@ -149,7 +147,10 @@ def _missing(path: Path) -> Recognised:
         return recognised("missing/folder", folder=there.absolute())
     except OSError as error:
         return unreadable(folder, error, "folder")
-    if index := _naming_index(folder, path.name, names):
+    from ddpdoctor.checkpoints.shard_index import INDEX_ENDING, index_names
+
+    indexes = sorted(name for name in names if name.endswith(INDEX_ENDING))
+    if index := next((index for index in indexes if path.name in index_names(folder / index)), ""):
         return recognised("missing/shard", index=index)
     if not path.name:
         return recognised("missing/no-name")
@@ -158,14 +159,6 @@ def _missing(path: Path) -> Recognised:
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.75)
     advice = f"Did you mean {' or '.join(str(folder / name) for name in near)}?" if near else ""
     return recognised("missing", advice=advice)
-
-
-def _naming_index(folder: Path, name: str, names: list[str]) -> str:
-    """The index of a sharded model that names the file."""
-    from ddpdoctor.checkpoints.shard_index import INDEX_ENDING, index_names
-
-    indexes = sorted(name for name in names if name.endswith(INDEX_ENDING))
-    return next((index for index in indexes if name in index_names(folder / index)), "")
 
 
 def unreadable(path: Path, error: OSError, what: str = "file") -> Recognised:

@@ -15,7 +15,7 @@ from ddpdoctor.checkpoints.errors import CheckpointError, Damaged
 from ddpdoctor.checkpoints.kinds.file_head import FileHead, Recognised, mode_of, printable, recognised
 from ddpdoctor.checkpoints.pickles.machine import scan
 from ddpdoctor.checkpoints.pickles.nodes import ContainerNode, Text
-from ddpdoctor.facts.remedies import Remedy, remedy
+from ddpdoctor.facts.remedies import remedy
 
 KINDS_NAMED_AS_A_WHOLE = frozenset({"dcp-folder", "deepspeed-states", "tensorflow", "jax", "unpacked-zip"})
 """Kinds of folders that are named as a whole, and whose files are not looked for."""
@@ -24,15 +24,11 @@ _DEEPSPEED_STATES = re.compile(r"(?:.*_)?mp_rank_\d+(?:_model_states|_optim_stat
 
 
 def special_folder(path: Path, entries: dict[str, bool]) -> Recognised | None:
-    """Recognise a folder; None for a plain one.
-
-    Args:
-        path: of the folder.
-        entries: the names in it, and whether each is a folder.
-    """
+    """Recognise a folder by the names in it, each with whether it is a folder; None for a plain one."""
     files = {name for name, is_folder in entries.items() if not is_folder}
     absolute = path.absolute()
-    if _is_dcp(files):
+    # .metadata alone is no sign of it: others use that name, too.
+    if any(name.endswith(".distcp") for name in files) or (_METADATA in files and files <= _DCP_ALONE):
         return _dcp(path, files)
     if any(_DEEPSPEED_STATES.match(name) for name in files):
         top = absolute.parent
@@ -72,11 +68,6 @@ _DCP_ALONE = {_METADATA, _METADATA + ".tmp", "meta.pt", "common.pt", "metadata.j
 """What DCP and those who wrap it write beside shards."""
 
 
-def _is_dcp(names: set[str]) -> bool:
-    """Whether a folder is one, by the names in it. .metadata alone is no sign: others use that name, too."""
-    return any(name.endswith(".distcp") for name in names) or (_METADATA in names and names <= _DCP_ALONE)
-
-
 def _dcp(path: Path, names: set[str]) -> Recognised:
     shards = {name for name in names if name.endswith(".distcp")}
     described = sorted(name for name in names if name == _METADATA or _RANKS_METADATA.match(name))
@@ -91,16 +82,13 @@ def _dcp(path: Path, names: set[str]) -> Recognised:
         problem = f"Its .metadata is damaged: {error.text}"
     if problem:
         return recognised("dcp-folder/incomplete", ranks=ranks, problem=problem)
-    return recognised("dcp-folder", _one_file(path, names), ranks=ranks)
-
-
-def _one_file(path: Path, names: set[str]) -> Remedy:
-    """The command that makes one file of it. Lightning keeps what isn't a tensor in meta.pt, and has a converter that knows of it."""
+    one_file = remedy("convert-dcp", path, f"{path.absolute().name}.pt")
     if "meta.pt" in names:
+        # There Lightning keeps what isn't a tensor, and it has a converter that knows of it.
         with FileHead(path / "meta.pt") as glance:
             module = "pytorch" if b"pytorch-lightning_version" in glance.read(0, _PEEK_BYTES) else "fabric"
-        return remedy(f"consolidate-{module}", path)
-    return remedy("convert-dcp", path, f"{path.absolute().name}.pt")
+        one_file = remedy(f"consolidate-{module}", path)
+    return recognised("dcp-folder", one_file, ranks=ranks)
 
 
 def _incomplete(path: Path, shards: set[str], described: list[str]) -> str:

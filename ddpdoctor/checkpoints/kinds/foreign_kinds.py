@@ -9,7 +9,6 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +24,7 @@ def recognise_foreign(glance: FileHead) -> Recognised | None:
     return (
         _safetensors(glance)
         or _by_magic_number(glance)
-        or _message_pack(glance)
-        or _tensorflow_index(glance)
+        or _by_shape(glance)
         or _tar(glance)
         or _protobuf(glance)
         or _zeros(glance)
@@ -62,9 +60,13 @@ def _safetensors_problem(glance: FileHead, length: int) -> str:
         if name == "__metadata__":
             continue
         offsets: Any = tensor.get("data_offsets") if isinstance(tensor, dict) else None
-        if not _is_range(offsets):
+        try:
+            start, stop = msgspec.convert(offsets, tuple[int, int])
+        except msgspec.ValidationError:
+            start, stop = 0, -1
+        if not 0 <= start <= stop:
             return f"Corrupt: its header does not say where the tensor {printable(name)} is"
-        end = max(end, offsets[1])
+        end = max(end, stop)
     needed = 8 + length + end
     if glance.size < needed:
         missing = human(needed - glance.size)
@@ -73,15 +75,6 @@ def _safetensors_problem(glance: FileHead, length: int) -> str:
     if glance.size > needed:
         return f"Corrupt: {human(glance.size - needed)} follow its last tensor, which safetensors refuses to load"
     return ""
-
-
-def _is_range(offsets: Any) -> bool:
-    return (
-        isinstance(offsets, list)
-        and len(offsets) == 2
-        and all(type(offset) is int for offset in offsets)
-        and 0 <= offsets[0] <= offsets[1]
-    )
 
 
 class _MagicNumber(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,13 +93,8 @@ class _MagicNumber(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     advice: str = ""
 
 
-@cache
-def _magic_numbers() -> list[_MagicNumber]:
-    return msgspec.json.decode(table(__name__, "magic_numbers.json"), type=list[_MagicNumber])
-
-
 def _by_magic_number(glance: FileHead) -> Recognised | None:
-    for number in _magic_numbers():
+    for number in table(__name__, "magic_numbers.json", list[_MagicNumber]):
         if not re.match(number.pattern.encode("ascii"), glance.head, re.DOTALL):
             continue
         if number.tool:
@@ -125,18 +113,16 @@ def _unpacked(path: Path, endings: tuple[str, ...] = ()) -> str:
     return str(path.with_name(f"{path.stem}.unpacked{path.suffix}"))
 
 
-def _message_pack(glance: FileHead) -> Recognised | None:
-    """A map that begins with a name and another map or an array."""
-    names = b"|".join(b"%c[\\w.]{%d}[\x80-\x8f\xde\xc7-\xc9]" % (0xA0 + length, length) for length in range(1, 32))
-    return recognised("flax") if re.match(rb"[\x81-\x8f](?:%s)" % names, glance.head) else None
-
-
 _LEVELDB_FOOTER = bytes.fromhex("57fb808b247547db")
 
 
-def _tensorflow_index(glance: FileHead) -> Recognised | None:
-    found = glance.size >= 48 and glance.read(glance.size - 8, 8) == _LEVELDB_FOOTER
-    return recognised("tensorflow/index") if found else None
+def _by_shape(glance: FileHead) -> Recognised | None:
+    """MessagePack, as a map that begins with a name and another map or an array; LevelDB, by its last bytes."""
+    names = b"|".join(b"%c[\\w.]{%d}[\x80-\x8f\xde\xc7-\xc9]" % (0xA0 + length, length) for length in range(1, 32))
+    if re.match(rb"[\x81-\x8f](?:%s)" % names, glance.head):
+        return recognised("flax")
+    is_index = glance.size >= 48 and glance.read(glance.size - 8, 8) == _LEVELDB_FOOTER
+    return recognised("tensorflow/index") if is_index else None
 
 
 def _tar(glance: FileHead) -> Recognised | None:

@@ -28,9 +28,7 @@ _OF_ACCELERATE = r"(?:optimizer|scheduler|sampler|pytorch_model)(?:_\d+)?\.bin\Z
 def loader_of(path: Path, keys: Collection[str] = ()) -> str:
     """Name the framework that loads the file at a resume; "nobody" for a file that is only kept, "" where nothing tells.
 
-    Args:
-        path: of the file.
-        keys: those of the dict that the file holds.
+    keys: those of the dict that the file holds.
     """
     if "pytorch-lightning_version" in keys:
         return LIGHTNING

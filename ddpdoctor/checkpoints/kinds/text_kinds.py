@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import getincrementaldecoder
 from typing import Any
 
 import msgspec
@@ -35,7 +36,12 @@ def recognise_text(glance: FileHead) -> Recognised | None:
     if re.match(rb"(?i)<!doctype html|<html|<head|<body", head):
         return _html(glance)
     if head.startswith(b"<?xml") or re.match(rb"<(Error|error)\b", head):
-        return _html(glance) if b"<html" in head.lower() else _xml(head)
+        if b"<html" in head.lower():
+            return _html(glance)
+        message = ": ".join(printable(text) for _, text in _XML_MESSAGE.findall(head))
+        if message or head.startswith(b"<Error"):
+            return recognised("xml/error", message=message or _first_line(head))
+        return recognised("xml")
     if head.startswith((b"{", b"[")):
         return _json(glance)
     if re.match(rb"HTTP/\d(\.\d)? \d{3}", head):
@@ -49,12 +55,10 @@ def _is_text(head: bytes) -> bool:
     if not head or b"\0" in head:
         return False
     try:
-        text = head.decode()
-    except UnicodeDecodeError as error:
         # The head may end within a character.
-        if error.start < len(head) - 3 or error.reason != "unexpected end of data":
-            return False
-        text = head[: error.start].decode()
+        text = getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
     return all(character.isprintable() or character in "\t\n\r\f\x1b" for character in text)
 
 
@@ -97,13 +101,6 @@ _INSTEAD_OF_PAGES = (
     (r"", "Download it again, with `curl -fL` so that an error is not saved as the file"),
 )
 """By the title of the page that came instead of the file, how that may really be had."""
-
-
-def _xml(head: bytes) -> Recognised:
-    message = ": ".join(printable(text) for _, text in _XML_MESSAGE.findall(head))
-    if message or head.startswith(b"<Error"):
-        return recognised("xml/error", message=message or _first_line(head))
-    return recognised("xml")
 
 
 def _json(glance: FileHead) -> Recognised:

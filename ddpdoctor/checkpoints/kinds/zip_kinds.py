@@ -7,6 +7,7 @@ hundred thousand records, and here encrypted, truncated and foreign archives are
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.checkpoints.formats.zip_directory import (
@@ -44,7 +45,9 @@ def recognise_zip(glance: FileHead) -> Recognised | None:
     place = find_directory(glance.read, glance.size)
     if place is None:
         return _truncated(glance)
-    if _is_shard(glance, place.offset + place.size, place.position):
+    # Of several archives, one behind the other, offsets count from where the last one begins.
+    is_joined = place.offset + place.size < place.position and mode_of(glance.path.with_name(".metadata")) != 0
+    if is_joined or glance.path.name.endswith(".distcp"):
         return recognised("dcp-shard", remedy("convert-dcp", glance.path.parent, "converted.pt"))
     directory = glance.read(place.offset, min(place.size, _MAX_DIRECTORY_BYTES))
     if _holds(directory, b"data.pkl"):
@@ -65,13 +68,6 @@ def _holds(directory: bytes, name: bytes) -> bool:
     return False
 
 
-def _is_shard(glance: FileHead, directory_end: int, position: int) -> bool:
-    """Whether it is several archives, one behind the other: offsets count from where the last one begins."""
-    return glance.path.name.endswith(".distcp") or (
-        directory_end < position and mode_of(glance.path.with_name(".metadata")) != 0
-    )
-
-
 def _first_name(glance: FileHead) -> bytes:
     if len(glance.head) < LOCAL.size:
         return b""
@@ -84,25 +80,19 @@ def _truncated(glance: FileHead) -> Recognised:
     total = _expected_size(glance) if is_torchs else 0
     of_total = f" of about {human(total)}" if total > glance.size else ""
     there = f"{glance.size:,} bytes ({human(glance.size)}){of_total} are there"
-    whole = _whole_storages(glance) if is_torchs else ""
+    whole = ""
+    if is_torchs:
+        from ddpdoctor.checkpoints.errors import CheckpointError
+        from ddpdoctor.checkpoints.formats.byte_source import ByteSource
+        from ddpdoctor.checkpoints.formats.zip_survivors import survivors
+
+        with suppress(CheckpointError), ByteSource(glance.path) as source:
+            whole = f"; {survivors(source)}"
     if not glance.read(max(0, glance.size - 4096), 4096).strip(b"\0"):
         problem = f"Its end is nothing but zero bytes: {there}, but not all were filled{whole}"
     else:
         problem = f"Truncated: {there}, and the zip archive's directory, which would be at the end, is not{whole}"
     return recognised("zip/truncated" if is_torchs else "zip-archive/truncated", problem=problem)
-
-
-def _whole_storages(glance: FileHead) -> str:
-    """Say which storages before the place where it was cut off are whole."""
-    from ddpdoctor.checkpoints.errors import CheckpointError
-    from ddpdoctor.checkpoints.formats.byte_source import ByteSource
-    from ddpdoctor.checkpoints.formats.zip_survivors import survivors
-
-    try:
-        with ByteSource(glance.path) as source:
-            return f"; {survivors(source)}"
-    except CheckpointError:
-        return ""
 
 
 def _expected_size(glance: FileHead) -> int:

@@ -96,13 +96,9 @@ def cut(
 
     Unclear is raised if several state dicts are left, or one that may be something else; Damaged if the pickle makes no sense.
 
-    Args:
-        data: the pickle.
-        keep: the keys that stay, all if none are given; several may be named in one, with commas. With `params_only` also a
-            state dict that stands further down: model.ema.
-        drop: the keys that go, likewise.
-        params_only: of what is left so, the model's state dict alone.
-        tensors_only: without its modules' extra state, too.
+    keep: the keys that stay, all if none are given; several may be named in one, with commas. With `params_only` also a
+    state dict that stands further down: model.ema. drop: the keys that go, likewise. params_only: of what is left so, the
+    model's state dict alone. tensors_only: without its modules' extra state, too.
 
     Raises:
         Refused: the top isn't a dict, has no such key, nothing would be left, there is no state dict, or the result would
@@ -118,7 +114,11 @@ def cut(
     deeper = {*keep}.difference(names) if params_only else set()
     named = {candidate.name: candidate for candidate in candidates_named(entries, deeper)} if deeper else {}
     tops = [named[name].path[0] if name in named else name for name in keep]
-    _check_names((*tops, *drop), names)
+    if missing := [name for name in (*tops, *drop) if name not in names]:
+        inner = [name for name in missing if name.partition(".")[0] in names]
+        why = f"; only whole top-level keys can be kept or dropped, and {inner[0]} isn't one" if inner else ""
+        there = f"there are {listed(names, most=20)}" if names else "it is empty"
+        raise Refused(f"The top level has no key {listed(missing)}: {there}{why}")
     leaving = [name in drop or bool(tops and name not in tops) for name in names]
     if entries and all(leaving):
         raise Refused(f"Nothing would be left of the top level, which has {listed(names, most=8)}")
@@ -155,16 +155,6 @@ def _meant(values: Collection[str], names: Collection[str]) -> Iterator[str]:
         for key in [value] if value in names else filter(None, map(str.strip, value.split(","))):
             number = f"[the int {key}]"
             yield number if key not in names and number in names else key
-
-
-def _check_names(wanted: Collection[str], names: list[str]) -> None:
-    missing = [name for name in wanted if name not in names]
-    if not missing:
-        return
-    inner = [name for name in missing if name.partition(".")[0] in names]
-    why = f"; only whole top-level keys can be kept or dropped, and {inner[0]} isn't one" if inner else ""
-    there = f"there are {listed(names, most=20)}" if names else "it is empty"
-    raise Refused(f"The top level has no key {listed(missing)}: {there}{why}")
 
 
 def _dropped(spans: Spans, entries: Sequence[Pair], leaving: list[bool]) -> dict[int, int]:

@@ -26,11 +26,7 @@ _MESH = "torch.distributed.device_mesh.DeviceMesh"
 DEVICE_TYPES = ("cuda", "xpu", "npu", "hpu", "mps", "xla", "mlu", "musa", "mtia", "maia", "hip", "privateuseone", "ipu")
 
 _DEVICE_TEXT = re.compile(rf"(?:cpu|meta|{'|'.join(DEVICE_TYPES)})(?::\d+)?")
-
-
-def is_device(text: str) -> bool:
-    """Whether a text reads like a device: cuda, cuda:3, npu:0."""
-    return _DEVICE_TEXT.fullmatch(text) is not None
+"""cuda, cuda:3, npu:0."""
 
 
 def pinned(device: str) -> bool:
@@ -68,7 +64,7 @@ def device_arguments(program: Program) -> Iterator[DeviceArgument]:
 def device_of(node: Any) -> str:
     """The device that a text or a torch.device names; "" for anything else."""
     if isinstance(node, Text):
-        return node.value if is_device(node.value) else ""
+        return node.value if _DEVICE_TEXT.fullmatch(node.value) else ""
     if isinstance(node, Call) and node.name == "torch.device" and isinstance(node.arguments, Tuple):
         kind, *index = node.arguments.items or [None]
         if isinstance(kind, Text) and not index:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.checkpoints.errors import Refused
@@ -11,15 +11,6 @@ from ddpdoctor.checkpoints.pickles.machine import Program
 from ddpdoctor.checkpoints.pickles.nodes import Call, Pair, Text
 from ddpdoctor.checkpoints.pickles.splices import Wording
 from ddpdoctor.checkpoints.pickles.tensors import Found, is_extra_state_name, is_state_dict, pairs, walk
-
-
-def state_dicts(program: Program) -> list[Found]:
-    """All state dicts, but for what looks like one within a module's extra state."""
-    return [
-        found
-        for found in walk(program.root)
-        if is_state_dict(found.node) and not any(map(is_extra_state_name, found.path))
-    ]
 
 
 def has_prefix(state_dict: Any, prefix: str) -> bool:
@@ -47,15 +38,25 @@ def strip(program: Program, prefixes: tuple[str, ...]) -> Renamings:
 
     Refused is raised where some keys of a state dict have the prefix and others don't, or two keys would become one.
     """
-    dicts = state_dicts(program) if prefixes else []
+    # Not what looks like one within a module's extra state.
+    dicts = [
+        found
+        for found in (walk(program.root) if prefixes else ())
+        if is_state_dict(found.node) and not any(map(is_extra_state_name, found.path))
+    ]
     stripped = {id(found.node): "" for found in dicts}
     renamings = Renamings([], [], [])
     for prefix in prefixes:
         having = [found for found in dicts if has_prefix(found.node, stripped[id(found.node)] + prefix)]
-        if not having:
-            _refuse_partial(dicts, stripped, prefix)
-        else:
-            renamings.notes.extend(_left(dicts, stripped, prefix))
+        partly = list(_partly(dicts, stripped, prefix))
+        if partly and not having:
+            _refuse_partial(partly, prefix)
+        for where, count, total in partly:
+            if count == total:
+                why = f": of the key that is {prefix!r} itself nothing would be left."
+            else:
+                why = f", which only {count} of its {plural(total, 'key')} have before them."
+            renamings.notes.append(f"{where} keeps {prefix!r}{why}")
         for found in having:
             stripped[id(found.node)] += prefix
     for found in dicts:
@@ -100,18 +101,7 @@ def _partly(dicts: list[Found], stripped: dict[int, str], prefix: str) -> Iterat
             yield found.where or "the top level", having, len(pairs(found.node))
 
 
-def _left(dicts: list[Found], stripped: dict[int, str], prefix: str) -> Iterator[str]:
-    for where, having, count in _partly(dicts, stripped, prefix):
-        if having == count:
-            yield f"{where} keeps {prefix!r}: of the key that is {prefix!r} itself nothing would be left."
-        else:
-            yield f"{where} keeps {prefix!r}, which only {having} of its {plural(count, 'key')} have before them."
-
-
-def _refuse_partial(dicts: list[Found], stripped: dict[int, str], prefix: str) -> None:
-    partly = list(_partly(dicts, stripped, prefix))
-    if not partly:
-        return
+def _refuse_partial(partly: list[tuple[str, int, int]], prefix: str) -> NoReturn:
     if all(having == count for _, having, count in partly):
         raise Refused(
             f"{prefix!r} can't be stripped from {listed((where for where, _, _ in partly), most=4)}: one key is "

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 from ddpdoctor.checkpoints.errors import Damaged, OutOfData, Refused
 from ddpdoctor.checkpoints.pickles.gc_paused import without_collection
-from ddpdoctor.checkpoints.pickles.machine_state import MachineState
 from ddpdoctor.checkpoints.pickles.nodes import Call, ContainerNode, Global, Storage, Text, Tuple
-from ddpdoctor.checkpoints.pickles.opcodes import OTHERS, unknown_opcode
+from ddpdoctor.checkpoints.pickles.opcodes import OTHERS, MachineState, unknown_opcode
 from ddpdoctor.checkpoints.pickles.plain_tensors import UNREAD, Unforeseen, fetched_late, read_tensor
 
 _UINT32 = Struct("<I").unpack_from
@@ -34,7 +33,6 @@ class Program(NamedTuple):
 
     root: Any
     end: int
-    protocol: int
     storages: list[Storage]
     calls: list[Call]
     globals: dict[str, Global]
@@ -70,16 +68,7 @@ class PickleMachine(MachineState):
             raise Refused("The pickle ends with things left over on its stack, which no pickler does")
         if self.couples:
             self._adopt_couples()
-        return Program(
-            self.stack[0],
-            self.pos,
-            self.protocol,
-            self.storages,
-            self.calls,
-            self.globals,
-            self.frames,
-            self.opcodes,
-        )
+        return Program(self.stack[0], self.pos, self.storages, self.calls, self.globals, self.frames, self.opcodes)
 
     def _loop(self) -> None:
         # The opcodes of which a state dict mostly consists stand here, for speed: a model has a million of them. The others

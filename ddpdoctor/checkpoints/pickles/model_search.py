@@ -106,13 +106,8 @@ def find_model(
     """The model's state dict: among those that were named, if some were, else among these entries of the top level.
 
     What is left out of it holds no tensors, unless the user chose the dict. Refused is raised if there is none.
-
-    Args:
-        root: of the tree.
-        entries: of the top level.
-        named: candidates that the user named.
-        chosen: the user said which entries these are to be.
-        tensors_only: a module's extra state is left out, too, unless it is a tensor.
+    chosen: the user said which entries these are to be. tensors_only: a module's extra state is left out, too, unless it is a
+    tensor.
 
     Raises:
         Unclear: there are several, or a single one that may well be something else.
@@ -125,7 +120,12 @@ def find_model(
     if chosen:
         models = named or models + found.mixed or found.pure
     elif len(models) == 1:
-        _refuse_doubtful(models[0], found)
+        # The only dict of tensors needn't be the model: its name has to say so, and no better name stand beside it.
+        better = [candidate for candidate in found.others if candidate.rank < models[0].rank]
+        if better:
+            raise Unclear(models, f"{better[0].name} is {_shortcoming(better[0].entry.value)}")
+        if models[0].path[-1] not in WELL_KNOWN:
+            raise Unclear(models, "its name doesn't say so")
     if len(models) > 1:
         raise Unclear(models)
     if models:
@@ -162,15 +162,6 @@ def _search(entries: Sequence[Pair]) -> _Search:
         if not within and not is_tensor(candidate.entry.value) and storages_of(candidate.entry.value):
             found.others.append(candidate)
     return found
-
-
-def _refuse_doubtful(only: CandidateModel, found: _Search) -> None:
-    # The only dict of tensors needn't be the model: its name has to say so, and no better name stand beside it.
-    better = [candidate for candidate in found.others if candidate.rank < only.rank]
-    if better:
-        raise Unclear([only], f"{better[0].name} is {_shortcoming(better[0].entry.value)}")
-    if only.path[-1] not in WELL_KNOWN:
-        raise Unclear([only], "its name doesn't say so")
 
 
 def _shortcoming(node: Any) -> str:

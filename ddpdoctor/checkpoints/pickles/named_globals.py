@@ -58,14 +58,10 @@ def named_in(file: BinaryIO, pickles: int = 1) -> NamedGlobals:
     try:
         for _ in range(pickles):
             _follow(file, found)
-    except (ValueError, IndexError, MemoryError, OverflowError, TypeError, _TooLong):
+    except (ValueError, IndexError, MemoryError, OverflowError, TypeError):
         # joblib puts arrays between a pickle's opcodes, and a hostile file what it likes.
         return NamedGlobals(tuple(found), False, tuple(dict.fromkeys(_searched(file))))
     return NamedGlobals(tuple(found))
-
-
-class _TooLong(Exception):
-    pass
 
 
 def _follow(file: BinaryIO, found: dict[str, None]) -> None:
@@ -77,7 +73,7 @@ def _follow(file: BinaryIO, found: dict[str, None]) -> None:
     argument: Any
     for step, (opcode, argument, _) in enumerate(pickletools.genops(file)):
         if step > _MAX_OPCODES:
-            raise _TooLong
+            raise OverflowError
         name = opcode.name
         if name == "MARK":
             stack.append(_MARK)
@@ -107,7 +103,9 @@ def _follow(file: BinaryIO, found: dict[str, None]) -> None:
             opaque |= not _nested(taken[1], found)
             result = None
         elif name == "REDUCE" and taken[0] == "_codecs.encode":
-            result = _encoded(taken[1])
+            # So the protocols before 3 write bytes.
+            text, *encoding = taken[1] if isinstance(taken[1], tuple) and taken[1] else (None,)
+            result = text.encode("latin1") if isinstance(text, str) and encoding == ["latin1"] else None
         elif not opcode.arg:
             result = None
         if isinstance(result, _Global) and name in ("GLOBAL", "INST", "STACK_GLOBAL"):
@@ -134,13 +132,6 @@ def _taken(opcode: pickletools.OpcodeInfo, stack: list[Any]) -> list[Any]:
         taken = stack[-below:] + taken
         del stack[-below:]
     return taken
-
-
-def _encoded(arguments: Any) -> bytes | None:
-    """The bytes that codecs.encode makes, as the protocols before 3 write bytes."""
-    if isinstance(arguments, tuple) and arguments[1:] == ("latin1",) and isinstance(arguments[0], str):
-        return arguments[0].encode("latin1")
-    return None
 
 
 def _nested(arguments: Any, found: dict[str, None]) -> bool:

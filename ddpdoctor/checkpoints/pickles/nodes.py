@@ -114,26 +114,14 @@ class ContainerNode(HolderNode):
 class Call(HolderNode):
     """The result that calling `function` with `arguments` would have, with what was set, added or stored in it afterwards."""
 
-    __slots__ = ("_arguments", "function", "start", "state")
+    __slots__ = ("arguments", "function", "start", "state")
 
     def __init__(self, function: Any, arguments: Any, start: int) -> None:
         self.items = self.pairs = ()
         self.function = function
-        self._arguments = arguments
+        self.arguments = arguments
         self.start = start
         self.state: Any = None
-
-    @property
-    def arguments(self) -> Any:
-        return self.read()
-
-    @arguments.setter
-    def arguments(self, new: Any) -> None:
-        self._arguments = new
-
-    def read(self) -> Any:
-        """The arguments. One subclass reads them late."""
-        return self._arguments
 
     @property
     def first_argument(self) -> Any:

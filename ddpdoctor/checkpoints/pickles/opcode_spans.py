@@ -40,16 +40,9 @@ class Put(NamedTuple):
     item: Item
 
 
-class _Rule(NamedTuple):
-    """An opcode's effect.
-
-    length: of the opcode in bytes, or below 0, as pickletools says how to find it. pops: how many, or to the mark.
-    pushes: whether it makes something new of them.
-    """
-
-    length: int
-    pops: int
-    pushes: bool
+_Rule = tuple[int, int, bool]
+"""An opcode's length in bytes, or below 0, as pickletools says how to find it; how many things it pops, or to the mark; whether it
+makes something new of them."""
 
 
 class Spans:
@@ -159,7 +152,7 @@ class Spans:
                     continue
                 known = self._known(number, end, memo)
                 if known is not None:
-                    pieces.append(_fetch(known.number))
+                    pieces.append(_memo_opcode(b"hj", known.number))
                     number = known.item.end
                     continue
                 fetched = self.gets.get(number)
@@ -169,11 +162,11 @@ class Spans:
                         waiting.append((number + 1, end))
                         number, end = fetched.start, fetched.end
                         continue
-                    piece = _fetch(put.number)
+                    piece = _memo_opcode(b"hj", put.number)
                 elif number in self.puts:
                     put = self.puts[number]
                     memo[put.number] = put.item
-                    piece = _store(put.number)
+                    piece = _memo_opcode(b"qr", put.number)
                 else:
                     piece = data[positions[number] : positions[number + 1]]
                     if piece[0] == _FRAME:
@@ -206,12 +199,9 @@ def _number(data: bytes, position: int) -> int:
     return int.from_bytes(data[position + 1 : position + 5], "little")
 
 
-def _store(number: int) -> bytes:
-    return struct.pack("<BB", ord("q"), number) if number < 256 else struct.pack("<BI", ord("r"), number)
-
-
-def _fetch(number: int) -> bytes:
-    return struct.pack("<BB", ord("h"), number) if number < 256 else struct.pack("<BI", ord("j"), number)
+def _memo_opcode(codes: bytes, number: int) -> bytes:
+    """BINPUT or LONG_BINPUT, BINGET or LONG_BINGET, whichever can hold the number."""
+    return struct.pack("<BB", codes[0], number) if number < 256 else struct.pack("<BI", codes[1], number)
 
 
 _COUNTED = {-2: 1, -3: 4, -4: 4, -5: 8}
@@ -235,11 +225,11 @@ def _rules() -> list[_Rule]:
     # Takes milliseconds to load, and is needed for cutting only.
     import pickletools
 
-    rules = [_Rule(1, 0, False)] * 256
+    rules = [(1, 0, False)] * 256
     for opcode in pickletools.opcodes:
         length = 1 if opcode.arg is None else opcode.arg.n + 1 if opcode.arg.n >= 0 else opcode.arg.n
         names = [kind.name for kind in opcode.stack_before]
         changes = ord(opcode.code) in _CHANGES
         pops = _TO_MARK if "mark" in names else len(names) - changes
-        rules[ord(opcode.code)] = _Rule(length, pops, bool(opcode.stack_after) and not changes)
+        rules[ord(opcode.code)] = (length, pops, bool(opcode.stack_after) and not changes)
     return rules

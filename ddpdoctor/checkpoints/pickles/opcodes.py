@@ -1,4 +1,4 @@
-"""The opcodes that the symbolic machine seldom meets: a function for each, or for a few of a kind.
+"""The state of the symbolic machine, and the opcodes that it seldom meets: a function for each, or for a few of a kind.
 
 Each changes the machine's stack as Python's unpickler would its own.
 """
@@ -9,30 +9,139 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any
 
-from ddpdoctor.checkpoints.errors import Refused
-from ddpdoctor.checkpoints.pickles.machine_state import MachineState
-from ddpdoctor.checkpoints.pickles.nodes import Bytes, Call, ContainerNode, HolderNode, Pair, Text, Tuple
+from ddpdoctor.checkpoints.errors import OutOfData, Refused
+from ddpdoctor.checkpoints.pickles.nodes import (
+    Bytes,
+    Call,
+    ContainerNode,
+    Global,
+    HolderNode,
+    Pair,
+    Reference,
+    Storage,
+    Text,
+    Tuple,
+)
 
-_Opcode = Callable[["MachineState"], None]
+
+class MachineState:
+    """The state of one run over one pickle. hasty: plain tensors are read at one go."""
+
+    def __init__(self, data: bytes, *, hasty: bool = True) -> None:
+        self.data = data
+        self.hasty = hasty
+        self.pos = 0
+        self.stack: list[Any] = []
+        self.starts: list[int] = []
+        self.marks: list[tuple[int, int]] = []
+        self.memo: dict[int, Any] = {}
+        self.storages: list[Storage] = []
+        self.calls: list[Call] = []
+        self.globals: dict[str, Global] = {}
+        self.frames: list[tuple[int, int]] = []
+        self.opcodes: set[str] = set()
+        # Lists of two, by id, as the dict entries that they may turn out to be.
+        self.couples: dict[int, tuple[HolderNode, Pair]] = {}
+
+    def push(self, value: Any, size: int) -> None:
+        self.stack.append(value)
+        self.starts.append(self.pos)
+        self.pos += size
+
+    def pop(self) -> tuple[Any, int]:
+        """The topmost value, and where it stands."""
+        return self.stack.pop(), self.starts.pop()
+
+    def holder(self) -> HolderNode:
+        """The topmost node, into which items are put.
+
+        Raises:
+            ValueError: nothing can be put into it.
+        """
+        if not isinstance(self.stack[-1], HolderNode):
+            raise ValueError
+        return self.stack[-1]
+
+    def call(self, arguments: Any) -> None:
+        """Call what is topmost."""
+        call = self.stack[-1] = Call(self.stack[-1], arguments, self.starts[-1])
+        self.calls.append(call)
+
+    def take(self, length: int, header: int) -> bytes:
+        """The data that follows an opcode's header."""
+        begin = self.pos + header
+        self.ensure(begin + length)
+        return self.data[begin : begin + length]
+
+    def ensure(self, end: int) -> None:
+        """Make sure that the data reaches so far.
+
+        Raises:
+            OutOfData: it doesn't.
+        """
+        if end > len(self.data):
+            raise OutOfData
+
+    def line(self, begin: int) -> tuple[str, int]:
+        """Text up to the next newline, and where it goes on.
+
+        Raises:
+            OutOfData: there is none.
+        """
+        end = self.data.find(b"\n", begin)
+        if end < 0:
+            raise OutOfData
+        return str(self.data[begin:end], "utf-8"), end + 1
+
+    def to_mark(self) -> tuple[list[Any], list[int], int]:
+        height, first = self.marks.pop()
+        items, starts = self.stack[height:], self.starts[height:]
+        del self.stack[height:], self.starts[height:]
+        return items, starts, first
+
+    def drop_to_mark(self) -> None:
+        self.to_mark()
+
+    def global_(self, module: str, name: str) -> Global:
+        return self.globals.setdefault(f"{module}.{name}", Global(module, name))
+
+    def persistent(self, identity: Any) -> Storage | Reference:
+        items = identity.items if isinstance(identity, Tuple) else []
+        if len(items) >= 5 and isinstance(items[0], Text) and items[0].value == "storage":
+            _, kind, key, location, count, *rest = items
+            if isinstance(key, Text) and isinstance(location, Text) and type(count) is int and isinstance(kind, Global):
+                storage = Storage(kind.name, key.value, location, identity.starts[3], count, rest[0] if rest else None)
+                self.storages.append(storage)
+                return storage
+        first = items[0] if items else None
+        # torch takes bytes for text, and whatever a call makes. Passed over, such a storage's pin would go unseen.
+        if isinstance(identity, Call) or (items and (not isinstance(first, Text) or first.value == "storage")):
+            raise Refused("The pickle names a storage in a way that torch.save never does")
+        return Reference(identity)
+
+
+_Opcode = Callable[[MachineState], None]
 OTHERS: dict[int, _Opcode] = {}
 
 
-def _opcode(*codes: bytes) -> Callable[[_Opcode], _Opcode]:
-    def register(function: _Opcode) -> _Opcode:
-        for code in codes:
-            OTHERS[code[0]] = function
-        return function
+def _value(code: bytes, make: Callable[[MachineState], Any], name: str = "") -> None:
+    """An opcode of one byte that pushes something new. name: here and below, of one that plain protocol 2 doesn't have."""
 
-    return register
+    def run(machine: MachineState) -> None:
+        if name:
+            machine.opcodes.add(name)
+        machine.push(make(machine), 1)
 
-
-def _constant(code: bytes, value: Any) -> None:
-    OTHERS[code[0]] = lambda machine: machine.push(value, 1)
+    OTHERS[code[0]] = run
 
 
-_constant(b"N", None)
-_constant(b"\x88", True)
-_constant(b"\x89", False)
+_value(b"N", lambda machine: None)
+_value(b"\x88", lambda machine: True)
+_value(b"\x89", lambda machine: False)
+_value(b")", lambda machine: Tuple((), (), machine.pos))
+_value(b"}", lambda machine: ContainerNode("dict"))
+_value(b"]", lambda machine: ContainerNode("list"))
+_value(b"\x8f", lambda machine: ContainerNode("set"), "EMPTY_SET")
 
 
 def _number(code: bytes, form: str) -> None:
@@ -45,12 +154,12 @@ _number(b"J", "<i")
 _number(b"M", "<H")
 _number(b"G", ">d")
 
-_Reader = Callable[["MachineState", int, int], Any]
+_Reader = Callable[[MachineState, int, int], Any]
 """Given how many bytes an opcode holds, and how many stand before them."""
 
 
 def _counted(code: bytes, form: str, read: _Reader, name: str = "") -> None:
-    """An opcode that holds bytes, and before them their number. name: of one that plain protocol 2 doesn't have."""
+    """An opcode that holds bytes, and before them their number."""
     unpack, header = Struct(form).unpack_from, 1 + Struct(form).size
 
     def run(machine: MachineState) -> None:
@@ -91,110 +200,87 @@ _counted(b"\x8e", "<Q", _bytes, "BINBYTES8")
 _counted(b"\x96", "<Q", _bytes, "BYTEARRAY8")
 
 
-@_opcode(b"\x80")
+def _opcode(code: bytes, name: str = "", *, length: int = 1) -> Callable[[_Opcode], _Opcode]:
+    """Register what an opcode does. length: in bytes; 0 if the function goes on behind it by itself."""
+
+    def register(function: _Opcode) -> _Opcode:
+        def run(machine: MachineState) -> None:
+            if name:
+                machine.opcodes.add(name)
+            function(machine)
+            machine.pos += length
+
+        OTHERS[code[0]] = run
+        return function
+
+    return register
+
+
+@_opcode(b"\x80", length=2)
 def _proto(machine: MachineState) -> None:
-    machine.protocol = machine.data[machine.pos + 1]
-    machine.pos += 2
+    # Which protocol it is, the opcodes themselves show.
+    machine.ensure(machine.pos + 2)
 
 
 _UINT64 = Struct("<Q").unpack_from
 
 
-@_opcode(b"\x95")
+@_opcode(b"\x95", "FRAME", length=9)
 def _frame(machine: MachineState) -> None:
     length = _UINT64(machine.data, machine.pos + 1)[0]
-    machine.pos += 9
-    machine.ensure(machine.pos + length)
-    machine.frames.append((machine.pos, length))
-    machine.opcodes.add("FRAME")
+    machine.ensure(machine.pos + 9 + length)
+    machine.frames.append((machine.pos + 9, length))
 
 
-@_opcode(b"\x94")
+@_opcode(b"\x94", "MEMOIZE")
 def _memoize(machine: MachineState) -> None:
     machine.memo[len(machine.memo)] = machine.stack[-1]
-    machine.opcodes.add("MEMOIZE")
-    machine.pos += 1
 
 
 _MAX_DIGITS = 400
 
 
-@_opcode(b"I", b"L", b"F")
+@_opcode(b"I", "INT", length=0)
+@_opcode(b"L", "LONG", length=0)
+@_opcode(b"F", "FLOAT", length=0)
 def _number_as_text(machine: MachineState) -> None:
     # A number in digits. Python 2 wrote integers of more than 32 bits so, whatever the protocol.
     text, end = machine.line(machine.pos + 1)
-    is_float = machine.data[machine.pos] == ord("F")
-    machine.opcodes.add({"I": "INT", "L": "LONG", "F": "FLOAT"}[chr(machine.data[machine.pos])])
     if len(text) > _MAX_DIGITS:
         raise Refused(f"The pickle holds a number of more than {_MAX_DIGITS} digits")
-    value: float = float(text) if is_float else int(text.rstrip("L"))
-    machine.push(value, end - machine.pos)
+    is_float = machine.data[machine.pos] == ord("F")
+    machine.push(float(text) if is_float else int(text.rstrip("L")), end - machine.pos)
 
 
-@_opcode(b")")
-def _empty_tuple(machine: MachineState) -> None:
-    machine.push(Tuple((), (), machine.pos), 1)
-
-
-@_opcode(b"}")
-def _empty_dict(machine: MachineState) -> None:
-    machine.push(ContainerNode("dict"), 1)
-
-
-@_opcode(b"]")
-def _empty_list(machine: MachineState) -> None:
-    machine.push(ContainerNode("list"), 1)
-
-
-@_opcode(b"\x8f")
-def _empty_set(machine: MachineState) -> None:
-    machine.opcodes.add("EMPTY_SET")
-    machine.push(ContainerNode("set"), 1)
-
-
-@_opcode(b"\x91")
+@_opcode(b"\x91", "FROZENSET")
 def _frozenset(machine: MachineState) -> None:
-    items, _, first = machine.to_mark()
-    machine.opcodes.add("FROZENSET")
     node = ContainerNode("frozenset")
-    node.items = items
+    node.items, _, first = machine.to_mark()
     machine.stack.append(node)
     machine.starts.append(first)
-    machine.pos += 1
-
-
-def _holder(machine: MachineState) -> HolderNode:
-    # The node that items are added to.
-    holder = machine.stack[-1]
-    if not isinstance(holder, HolderNode):
-        raise ValueError
-    return holder
 
 
 @_opcode(b"a")
 def _append(machine: MachineState) -> None:
-    value = machine.stack.pop()
-    machine.starts.pop()
-    _holder(machine).add([value])
-    machine.pos += 1
+    value, _ = machine.pop()
+    machine.holder().add([value])
 
 
-@_opcode(b"e", b"\x90")
+@_opcode(b"e")
+@_opcode(b"\x90")
 def _appends(machine: MachineState) -> None:
     items, starts, _ = machine.to_mark()
-    holder = _holder(machine)
+    holder = machine.holder()
     holder.add(items)
     if len(items) == 2:
         machine.couples[id(holder)] = holder, Pair(items[0], starts[0], items[1], starts[1], machine.pos)
-    machine.pos += 1
 
 
 @_opcode(b"s")
 def _setitem(machine: MachineState) -> None:
-    value, key = machine.stack.pop(), machine.stack.pop()
-    value_start, key_start = machine.starts.pop(), machine.starts.pop()
-    _holder(machine).put([Pair(key, key_start, value, value_start, machine.pos)])
-    machine.pos += 1
+    value, value_start = machine.pop()
+    key, key_start = machine.pop()
+    machine.holder().put([Pair(key, key_start, value, value_start, machine.pos)])
 
 
 @_opcode(b"u")
@@ -203,75 +289,49 @@ def _setitems(machine: MachineState) -> None:
     if len(items) % 2:
         raise ValueError
     ends = [*starts[2::2], machine.pos]
-    _holder(machine).put(list(map(Pair, items[::2], starts[::2], items[1::2], starts[1::2], ends)))
-    machine.pos += 1
+    machine.holder().put(list(map(Pair, items[::2], starts[::2], items[1::2], starts[1::2], ends)))
 
 
-@_opcode(b"0")
+@_opcode(b"0", "POP")
 def _pop(machine: MachineState) -> None:
-    machine.opcodes.add("POP")
     if machine.marks and machine.marks[-1][0] == len(machine.stack):
         machine.marks.pop()
     else:
-        machine.stack.pop()
-        machine.starts.pop()
-    machine.pos += 1
+        machine.pop()
 
 
-@_opcode(b"1")
-def _pop_mark(machine: MachineState) -> None:
-    machine.opcodes.add("POP_MARK")
-    machine.to_mark()
-    machine.pos += 1
+_opcode(b"1", "POP_MARK")(MachineState.drop_to_mark)
+_opcode(b"\x81")(lambda machine: machine.call(machine.pop()[0]))
 
 
-@_opcode(b"c")
+@_opcode(b"\x92", "NEWOBJ_EX")
+def _newobj_ex(machine: MachineState) -> None:
+    keywords, arguments = machine.pop()[0], machine.pop()[0]
+    machine.call(Tuple([arguments, keywords], [], machine.pos))
+
+
+@_opcode(b"c", length=0)
 def _global(machine: MachineState) -> None:
     module, middle = machine.line(machine.pos + 1)
     name, end = machine.line(middle)
     machine.push(machine.global_(module, name), end - machine.pos)
 
 
-@_opcode(b"\x93")
+@_opcode(b"\x93", "STACK_GLOBAL")
 def _stack_global(machine: MachineState) -> None:
-    name, module = machine.stack.pop(), machine.stack.pop()
-    machine.starts.pop()
+    name, _ = machine.pop()
+    module = machine.stack[-1]
     if not isinstance(name, Text) or not isinstance(module, Text):
         raise Refused("The pickle computes the name of a class or function, which no pickler does")
-    machine.opcodes.add("STACK_GLOBAL")
-    machine.stack.append(machine.global_(module.value, name.value))
-    machine.pos += 1
-
-
-def _call(machine: MachineState, arguments: Any) -> None:
-    call = machine.stack[-1] = Call(machine.stack[-1], arguments, machine.starts[-1])
-    machine.calls.append(call)
-    machine.pos += 1
-
-
-@_opcode(b"\x81")
-def _newobj(machine: MachineState) -> None:
-    machine.starts.pop()
-    _call(machine, machine.stack.pop())
-
-
-@_opcode(b"\x92")
-def _newobj_ex(machine: MachineState) -> None:
-    keywords, arguments = machine.stack.pop(), machine.stack.pop()
-    del machine.starts[-2:]
-    machine.opcodes.add("NEWOBJ_EX")
-    _call(machine, Tuple([arguments, keywords], [], machine.pos))
+    machine.stack[-1] = machine.global_(module.value, name.value)
 
 
 @_opcode(b"b")
 def _build(machine: MachineState) -> None:
-    state = machine.stack.pop()
-    machine.starts.pop()
-    holder = machine.stack[-1]
-    if not isinstance(holder, Call):
+    state, _ = machine.pop()
+    if not isinstance(machine.stack[-1], Call):
         raise ValueError
-    holder.state = state
-    machine.pos += 1
+    machine.stack[-1].state = state
 
 
 class OldProtocol(Refused):

@@ -10,8 +10,8 @@ import re
 from struct import Struct
 from typing import Any
 
-from ddpdoctor.checkpoints.pickles.machine_state import MachineState
 from ddpdoctor.checkpoints.pickles.nodes import Call, Global, Storage, Text, Tuple
+from ddpdoctor.checkpoints.pickles.opcodes import MachineState
 
 _UINT16 = Struct("<H").unpack_from
 _INT32 = Struct("<i").unpack_from
@@ -57,7 +57,7 @@ class PlainTensor(Call):
     They stand from `begin` to `end`; from `middle` on, nothing depends on where the storage is.
     """
 
-    __slots__ = ("begin", "data", "dtype", "end", "hooks", "middle", "storage")
+    __slots__ = ("_arguments", "begin", "data", "dtype", "end", "hooks", "middle", "storage")
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class PlainTensor(Call):
     ) -> None:
         self.items = self.pairs = ()
         self.function = function
-        self._arguments = None
+        self._arguments: Tuple | None = None
         self.start = start
         self.state = None
         self.data = data
@@ -88,7 +88,8 @@ class PlainTensor(Call):
     def first_argument(self) -> Storage:
         return self.storage
 
-    def read(self) -> Any:
+    @property
+    def arguments(self) -> Tuple:  # type: ignore[override]
         if self._arguments is None:
             self._arguments = self._read()
         return self._arguments

@@ -80,12 +80,9 @@ def reword(data: bytes, wordings: Iterable[Wording]) -> list[Splice]:
         for use in text.uses:
             reads = wanted.get(use, text.value)
             if reads != stands:
-                splices.append(Splice(use, use + _fetch_length(data, use), encoded(data, text, reads)))
+                length = 2 if data[use] == _BINGET else 5
+                splices.append(Splice(use, use + length, encoded(data, text, reads)))
     return splices
-
-
-def _fetch_length(data: bytes, position: int) -> int:
-    return 2 if data[position] == _BINGET else 5
 
 
 _TEXT_OPCODES: Mapping[int, str] = {
@@ -125,13 +122,10 @@ def fit(data: bytes, length: int, frames: Sequence[tuple[int, int]] = ()) -> byt
         slack = 0
     if slack < 0:
         return None
-    splices.append(Splice(len(data) - 1, len(data) - 1, _puts(slack)))
+    long = max(count for count in range(slack // 5 + 1) if (slack - 5 * count) % 2 == 0)
+    puts = bytes([_LONG_BINPUT, 0, 0, 0, 0]) * long + bytes([_BINPUT, 0]) * ((slack - 5 * long) // 2)
+    splices.append(Splice(len(data) - 1, len(data) - 1, puts))
     return apply(data, splices, frames)
-
-
-def _puts(length: int) -> bytes:
-    long = max(count for count in range(length // 5 + 1) if (length - 5 * count) % 2 == 0)
-    return bytes([_LONG_BINPUT, 0, 0, 0, 0]) * long + bytes([_BINPUT, 0]) * ((length - 5 * long) // 2)
 
 
 def _widened(data: bytes, by: int) -> Splice | None:

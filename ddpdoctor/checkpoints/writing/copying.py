@@ -39,7 +39,7 @@ def write_copy(path: Path, change: Change, out: Path, progress: Progress) -> Non
         copier = Copier(source, fd, source.size, progress)
         if not copier.clone():
             copier.copy(0, source.size, 0)
-            copier.finish(source.size)
+            os.ftruncate(fd, source.size)
         for patch in change.patches:
             if os.pread(fd, len(patch.old), patch.offset) != patch.old:
                 raise ChangedMeanwhile
@@ -74,7 +74,7 @@ class Copier:
     def copy(self, offset: int, length: int, to: int) -> None:
         """Copy `length` bytes from `offset` of the old file to `to` in the new one. Holes stay holes.
 
-        A hole at the end leaves the new file short: finish(), or write something behind.
+        A hole at the end leaves the new file short: set its size, or write something behind.
         """
         end = offset + length
         shift = to - offset
@@ -86,10 +86,6 @@ class Copier:
                 start += count
                 self._advance(count)
             offset = stop
-
-    def finish(self, size: int) -> None:
-        """Give the new file its size, for what is a hole at its end."""
-        os.ftruncate(self._fd, size)
 
     def _data(self, offset: int, end: int) -> tuple[int, int]:
         """The place where the next data begins, and where it ends; `end`, if there is none before."""

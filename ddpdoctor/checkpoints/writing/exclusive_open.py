@@ -25,7 +25,8 @@ _REMOTE_FILE_SYSTEMS = (
 )
 """How the types begin of those where "in use" can be the server's word for "I don't know"."""
 
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
+"""The last one on NFS, for what is open for reading alone."""
 
 
 class ExclusiveFile(NamedTuple):
@@ -53,8 +54,11 @@ def open_exclusively(path: Path) -> Iterator[ExclusiveFile]:
             # Closing it ends the lease and the lock, too.
             stack.callback(os.close, file)
             try:
-                if not _lock(file):
+                locked = try_lock(file)
+                if locked is None:
                     stack.enter_context(_lock_file(folder, path))
+                elif not locked:
+                    _refuse_occupied(occupants(file))
                 # What was written to it before must not cost time while others wait.
                 os.fsync(file)
                 _lease(file)
@@ -93,11 +97,25 @@ def refuse_links(path: Path, folder: int) -> None:
     except OSError as error:
         refuse_unopened(path, error)
     if stat.S_ISLNK(status.st_mode):
-        _refuse_symbolic_link(path)
+        target = Path(os.path.realpath(path))
+        if {"blobs", "snapshots"} & {*target.parts, *path.parts}:
+            raise Refused(
+                f"It is a symbolic link into a hub's cache ({target}), where a file's name is the checksum of its content"
+            )
+        raise Refused(
+            f"It is a symbolic link to {target}",
+            "Others may use that file under its own name. If it is meant, name it itself",
+            (f"ddpdoctor fix-checkpoint {quoted(target)}",),
+        )
     if not stat.S_ISREG(status.st_mode):
         raise Refused(f"{path} is not a regular file")
     if status.st_nlink > 1:
         raise Refused(f"The file has {status.st_nlink} names (hard links), and a change would show under all of them")
+
+
+def folder_path(folder: int) -> Path:
+    """The path of an open folder, as it is without links."""
+    return Path(os.readlink(f"/proc/self/fd/{folder}"))  # noqa: PTH115
 
 
 def _refuse_others_links(path: Path, folder: int, file: int) -> None:
@@ -107,27 +125,14 @@ def _refuse_others_links(path: Path, folder: int, file: int) -> None:
         return
     for found in footholds_on(path.parent, (os.fstat(file).st_uid,)):
         if not found.writers and os.path.islink(found.path):  # noqa: PTH114
-            meant = Path(os.readlink(f"/proc/self/fd/{folder}")) / path.name  # noqa: PTH115
+            meant = folder_path(folder) / path.name
             raise Refused(
                 f"The link {found.path}, which belongs to {found.owner}, leads to another user's checkpoint, {meant}",
                 "If that file is meant, name it itself",
                 (f"ddpdoctor fix-checkpoint {quoted(meant)}",),
             )
-    if os.readlink(f"/proc/self/fd/{folder}") != os.path.realpath(path.parent):  # noqa: PTH115
+    if str(folder_path(folder)) != os.path.realpath(path.parent):
         raise Refused(f"The folder {path.parent} was replaced meanwhile", "Run the command again")
-
-
-def _refuse_symbolic_link(path: Path) -> NoReturn:
-    target = Path(os.path.realpath(path))
-    if {"blobs", "snapshots"} & {*target.parts, *path.parts}:
-        raise Refused(
-            f"It is a symbolic link into a hub's cache ({target}), where a file's name is the checksum of its content"
-        )
-    raise Refused(
-        f"It is a symbolic link to {target}",
-        "Others may use that file under its own name. If it is meant, name it itself",
-        (f"ddpdoctor fix-checkpoint {quoted(target)}",),
-    )
 
 
 def refuse_unopened(path: Path, error: OSError) -> NoReturn:
@@ -168,16 +173,20 @@ def _owner(path: Path) -> str:
     return ""
 
 
-def _lock(file: int) -> bool:
-    # Whether it is locked against other runs now; False where the file system has no locks.
+def try_lock(file: int) -> bool | None:
+    """Lock an open file against other runs; False if one has locked it, None where the file system has no locks.
+
+    Raises:
+        OSError: it can't be locked for another reason.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        _refuse_occupied(occupants(file))
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
         return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return None
     return True
 
 

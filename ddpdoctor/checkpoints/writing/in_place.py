@@ -30,7 +30,6 @@ from ddpdoctor.checkpoints.writing.journal import JournalRecord, JournalStage, J
 from ddpdoctor.checkpoints.writing.undo_advice import (
     COPY_ADVICE,
     NEVER_BEGUN,
-    FoundLeftover,
     Recovery,
     ending_of,
     fail_half_changed,
@@ -49,16 +48,15 @@ def change_in_place(path: Path, change: Change, *, aside: str = "") -> Path:
 
     A signal that comes before the end takes the change back, and is delivered then; a later one when all is complete. Damaged
     is raised in the one case in which the old bytes could not be brought back either: the undo file is then left for `undo`.
-
-    Args:
-        path: of the checkpoint.
-        change: of at least one byte.
-        aside: the new name of an undo file of other content, once the new one is written.
+    aside: the new name of an undo file of other content, once the new one is written.
 
     Raises:
         Refused: the file must not be changed, has changed since it was read, or could not be: then it is as it was.
     """
-    with defer_signals() as signals, _open_or_advise_copy(path) as file, _read_errors_in_words():
+    with defer_signals() as signals, ExitStack() as stack:
+        with _naming_a_copy():
+            file = stack.enter_context(open_exclusively(path))
+        stack.enter_context(_read_errors_in_words())
         _ensure_unchanged(file, change)
         with _naming_a_copy():
             _ensure_settled(path, file, is_stale=bool(aside))
@@ -91,40 +89,27 @@ def recover(path: Path, *, dry_run: bool = False) -> Recovery | None:
     """Finish or take back what a killed run left; None if there is nothing to be done. Called before anything else.
 
     Refused is raised, with nothing touched, if the undo file is not one: Stale if it belongs to other content than the file
-    now has, Torn if the file may be a half changed one all the same.
-
-    Args:
-        path: of the checkpoint.
-        dry_run: only says what would be done.
+    now has, Torn if the file may be a half changed one all the same. A dry run only says what would be done.
     """
     with open_folder(path) as folder:
         found = _unsettled(path, folder)
     if found is None or dry_run:
-        return found and found.recovery(dry_run=True)
+        return found and found._replace(is_planned=True)
     with defer_signals(), open_exclusively(path) as file, _read_errors_in_words():
         draft = journal.remove_draft(file)
         records = journal.read(file)
         ending = _settle(path, file, records[-1]) if records else None
-        ending = ending or (NEVER_BEGUN if draft else None)
-    return ending and ending.recovery(dry_run=False)
+        return ending or (NEVER_BEGUN if draft else None)
 
 
 def undo(path: Path, *, only_last: bool = False, dry_run: bool = False) -> int:
     """Take all changes back, the last one first, or only that one. The undo file goes with the first change.
 
     Refused is raised if there is no undo file, or it belongs to other content; Damaged if the old bytes could not be written
-    back: the undo file then still holds them.
-
-    Args:
-        path: of the checkpoint.
-        only_last: takes one change back.
-        dry_run: only counts.
-
-    Returns:
-        How many changes these are.
+    back: the undo file then still holds them. Returns how many changes these are; a dry run only counts them.
     """
     with open_folder(path) as folder:
-        if not _exists(folder, path.name + journal.SUFFIX):
+        if not os.path.lexists(f"/proc/self/fd/{folder}/{path.name}{journal.SUFFIX}"):
             refuse_without_undo(path, folder)
         with _looked_at(path, folder) as file:
             records = journal.read(file)
@@ -144,19 +129,14 @@ def _take_back(path: Path, file: ExclusiveFile, records: Sequence[JournalRecord]
     for done, record in enumerate(reversed(records)):
         try:
             _state(path, file.file, record)
-            _mark_undoing(path, file, record)
+            try:
+                journal.mark(file, record, JournalStage.UNDOING)
+            except OSError as error:
+                text = f"The undo file {undo_file(path).name} can't be written: {reason(error)}. Nothing was changed"
+                raise Refused(text) from None
             _roll_back(path, file, record, "by an undo that failed")
         except CheckpointError as error:
             raise (error.after(f"{plural(done, 'change')} taken back.") if done else error) from None
-
-
-@contextmanager
-def _open_or_advise_copy(path: Path) -> Iterator[ExclusiveFile]:
-    """Open the file as `open_exclusively` does; a refusal names the other way, a new file."""
-    with ExitStack() as stack:
-        with _naming_a_copy():
-            file = stack.enter_context(open_exclusively(path))
-        yield file
 
 
 @contextmanager
@@ -178,12 +158,13 @@ def _read_errors_in_words() -> Iterator[None]:
         raise Refused(f"The disk could not be read: {reason(error)}") from None
 
 
-def _unsettled(path: Path, folder: int) -> FoundLeftover | None:
+def _unsettled(path: Path, folder: int) -> Recovery | None:
     """Look for what there is to be done; nothing is touched."""
-    if not any(_exists(folder, path.name + suffix) for suffix in (journal.SUFFIX, journal.DRAFT_SUFFIX)):
+    here = f"/proc/self/fd/{folder}/{path.name}"
+    if not any(os.path.lexists(here + suffix) for suffix in (journal.SUFFIX, journal.DRAFT_SUFFIX)):
         return None
     with suppress(OSError):
-        if not stat.S_ISREG(os.stat(path.name, dir_fd=folder).st_mode):
+        if not stat.S_ISREG(Path(here).stat().st_mode):
             return None  # What it is, is said later.
     with _looked_at(path, folder) as file:
         records = journal.read(file)
@@ -213,7 +194,7 @@ def _state(path: Path, file: int, record: JournalRecord) -> JournalState:
     return state
 
 
-def _settle(path: Path, file: ExclusiveFile, record: JournalRecord) -> FoundLeftover | None:
+def _settle(path: Path, file: ExclusiveFile, record: JournalRecord) -> Recovery | None:
     ending = ending_of(record.stage, _state(path, file.file, record))
     if ending is None:
         return None
@@ -282,15 +263,6 @@ def _mark_complete(file: ExclusiveFile, record: JournalRecord) -> None:
         journal.mark(file, record, JournalStage.COMPLETE)
 
 
-def _mark_undoing(path: Path, file: ExclusiveFile, record: JournalRecord) -> None:
-    try:
-        journal.mark(file, record, JournalStage.UNDOING)
-    except OSError as error:
-        raise Refused(
-            f"The undo file {undo_file(path).name} can't be written: {reason(error)}. Nothing was changed"
-        ) from None
-
-
 def _keep_date(file: int, layer: Layer) -> None:
     os.utime(file, ns=(os.fstat(file).st_atime_ns, layer.mtime_ns))
     os.fsync(file)
@@ -326,11 +298,3 @@ def _roll_back(path: Path, file: ExclusiveFile, record: JournalRecord, why: str)
         raise refused.after("The content is as it was.") from None
     except OSError as error:
         refuse_untidy(error)
-
-
-def _exists(folder: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        return False
-    return True

@@ -12,7 +12,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import Enum, IntEnum
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -24,7 +24,7 @@ from ddpdoctor.checkpoints.formats.byte_source import read_exactly as read_exact
 from ddpdoctor.checkpoints.formats.byte_source import write_exactly as write_exactly
 from ddpdoctor.checkpoints.formats.layouts import Change, Patch
 from ddpdoctor.checkpoints.writing.exclusive_open import ExclusiveFile
-from ddpdoctor.checkpoints.writing.trust import ensure_owner_trusted, ensure_trusted, free_name
+from ddpdoctor.checkpoints.writing.trust import ensure_owner_trusted, ensure_trusted
 
 SUFFIX = ".ddpdoctor-undo"
 # Written under this name first. Left behind only by a run that was killed before it changed anything.
@@ -46,6 +46,14 @@ _HEAD_BYTES, _TAIL_BYTES = 4 << 10, 64 << 10
 def undo_file(path: Path) -> Path:
     """The path at which the undo file of a checkpoint is, or would be."""
     return path.with_name(path.name + SUFFIX)
+
+
+def undo_size(path: Path) -> int:
+    """Bytes of the undo file of a checkpoint: it grows with every change in place, and shrinks or goes away with its undoing."""
+    try:
+        return Path(f"{path}{SUFFIX}").stat().st_size
+    except OSError:
+        return 0
 
 
 class Layer(msgspec.Struct, frozen=True, array_like=True):
@@ -189,25 +197,23 @@ def read(checkpoint: ExclusiveFile) -> tuple[JournalRecord, ...]:
 
 def _raw(checkpoint: ExclusiveFile) -> bytes | None:
     try:
-        file = _opened(checkpoint, os.O_RDONLY)
+        with _opened(checkpoint, os.O_RDONLY) as file:
+            size = os.fstat(file).st_size
+            if size > _MAX_BYTES:
+                _refuse_foreign(checkpoint.name + SUFFIX, "is far too large for one")
+            return read_exactly(file, size, 0)
     except FileNotFoundError:
         return None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return None
         raise Refused(f"The undo file {checkpoint.name}{SUFFIX} can't be read ({error.strerror})") from None
-    try:
-        size = os.fstat(file).st_size
-        if size > _MAX_BYTES:
-            _refuse_foreign(checkpoint.name + SUFFIX, "is far too large for one")
-        return read_exactly(file, size, 0)
-    finally:
-        os.close(file)
 
 
-def _opened(checkpoint: ExclusiveFile, flags: int) -> int:
-    # Open the undo file, and believe it as it is open: by its name somebody else may have put another one there.
-    # Refused or Untrusted is raised if it isn't ours.
+@contextmanager
+def _opened(checkpoint: ExclusiveFile, flags: int, record: JournalRecord | None = None) -> Iterator[int]:
+    # Open the undo file, and believe it as it is open: by its name somebody else may have put another one there since it was
+    # read. Refused or Untrusted is raised if it isn't ours, or not the one with that record.
     name = checkpoint.name + SUFFIX
     try:
         # Not through a link, and without waiting for a pipe that somebody laid there.
@@ -222,26 +228,19 @@ def _opened(checkpoint: ExclusiveFile, flags: int) -> int:
         ensure_trusted(file, name, checkpoint)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             _refuse_foreign(name, "is no regular file")
-    except BaseException:
+        if record:
+            header = read_exactly(file, HEADER.size, record.start)
+            if len(header) < HEADER.size or HEADER.unpack(header)[-1] != record.digest:
+                _refuse_foreign(name, "was replaced meanwhile")
+        yield file
+    finally:
         os.close(file)
-        raise
-    return file
-
-
-def _opened_record(checkpoint: ExclusiveFile, record: JournalRecord) -> int:
-    """Open the undo file to change it, if it is still the one with this record. Raises as `_opened`."""
-    # Its directory entry may lead elsewhere than when it was read.
-    file = _opened(checkpoint, os.O_RDWR)
-    header = read_exactly(file, HEADER.size, record.start)
-    if len(header) < HEADER.size or HEADER.unpack(header)[-1] != record.digest:
-        os.close(file)
-        _refuse_foreign(checkpoint.name + SUFFIX, "was replaced meanwhile")
-    return file
 
 
 def ensure_there(checkpoint: ExclusiveFile, record: JournalRecord) -> None:
     """Make sure that the undo file is still the one with this record; else OSError, Refused or Untrusted is raised."""
-    os.close(_opened_record(checkpoint, record))
+    with _opened(checkpoint, os.O_RDWR, record):
+        pass
 
 
 def _records(raw: bytes, name: str) -> Iterator[JournalRecord]:
@@ -295,21 +294,12 @@ def _refuse_foreign(name: str, what: str) -> NoReturn:
     ) from None
 
 
-def name_aside(path: Path) -> Path:
-    """A name that nothing has yet, for a checkpoint's undo file whose content is gone."""
-    return free_name(undo_file(path))
-
-
 def add(checkpoint: ExclusiveFile, layer: Layer, aside: str = "") -> JournalRecord:
     """Put a record behind those that are there: it is whole on disk when this returns, or nothing has changed.
 
     Whoever may read the checkpoint may read its undo file; its owner alone may write that. OSError is raised if it can't be
-    written, Refused if somebody else's file is in the way.
-
-    Args:
-        checkpoint: open for writing.
-        layer: the record's.
-        aside: what the file that is there is called afterwards, if it is of other content: the record then begins a new one.
+    written, Refused if somebody else's file is in the way. aside: what the file that is there is called afterwards, if it is
+    of other content: the record then begins a new one.
 
     Raises:
         FileExistsError: something called `aside` is there.
@@ -374,14 +364,11 @@ def _put_aside(folder: int, name: str, aside: str) -> None:
 
 def mark(checkpoint: ExclusiveFile, record: JournalRecord, stage: JournalStage) -> None:
     """Note the stage of a record. OSError is raised, or Refused, with nothing written, if the file isn't the one with it."""
-    file = _opened_record(checkpoint, record)
-    try:
+    with _opened(checkpoint, os.O_RDWR, record) as file:
         os.pwrite(file, bytes([stage]), record.start + _STAGE_AT)
         if stage is JournalStage.UNDOING:
             # Before the checkpoint's date changes. That it is complete can get lost: it is found out again.
             os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def pop(checkpoint: ExclusiveFile, record: JournalRecord) -> None:
@@ -389,16 +376,13 @@ def pop(checkpoint: ExclusiveFile, record: JournalRecord) -> None:
 
     Raises as `mark`.
     """
-    file = _opened_record(checkpoint, record)
-    try:
+    with _opened(checkpoint, os.O_RDWR, record) as file:
         if record.start == 0:
             os.unlink(checkpoint.name + SUFFIX, dir_fd=checkpoint.folder)
             sync_folder(checkpoint.folder)
         else:
             os.ftruncate(file, record.start)
             os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def has_draft(checkpoint: ExclusiveFile) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from ddpdoctor.base.ownership import user_name
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.text import human
 from ddpdoctor.checkpoints.errors import Refused
+from ddpdoctor.checkpoints.writing.exclusive_open import try_lock
 
 _MAX_NAME_BYTES = 255
 """On every file system that matters."""
@@ -71,15 +71,17 @@ def new_file(out: Path, like: os.stat_result) -> Iterator[int]:
 
 def _refuse_unwritten(out: Path, error: OSError) -> NoReturn:
     folder = out.parent
+    free = 0
+    with suppress(OSError):
+        disk = os.statvfs(folder)
+        free = disk.f_bavail * disk.f_frsize
     texts = {
-        errno.ENOSPC: f"The disk is full: {human(_free(folder))} are free in {folder}, too little for {out.name}",
+        errno.ENOSPC: f"The disk is full: {human(free)} are free in {folder}, too little for {out.name}",
         errno.EDQUOT: f"The quota of this user in {folder} is used up, too little is left for {out.name}",
         errno.EFBIG: f"{out.name} would be larger than a file may be, on this file system or by `ulimit -f`",
         errno.EROFS: f"{folder} is on a file system that is mounted read-only",
-        errno.EACCES: f"This user may not write to {folder}",
-        errno.EPERM: f"This user may not write to {folder}",
-        errno.ENOENT: f"There is no folder {folder}",
-        errno.ENOTDIR: f"There is no folder {folder}",
+        **dict.fromkeys((errno.EACCES, errno.EPERM), f"This user may not write to {folder}"),
+        **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), f"There is no folder {folder}"),
     }
     if error.errno == errno.EEXIST:
         _refuse_existing(out)
@@ -90,14 +92,6 @@ def _refuse_existing(out: Path) -> NoReturn:
     raise Refused(f"{out} exists, and is not overwritten", "Choose another name, or remove it first") from None
 
 
-def _free(folder: Path) -> int:
-    try:
-        free = os.statvfs(folder)
-    except OSError:
-        return 0
-    return free.f_bavail * free.f_frsize
-
-
 def _create(out: Path, hidden: Path) -> int:
     """A new, empty file under the hidden name, locked so that another run doesn't take it for a leftover."""
     for _ in range(_MAX_TRIES):
@@ -106,7 +100,8 @@ def _create(out: Path, hidden: Path) -> int:
         except FileExistsError:
             _remove_leftover(out, hidden)
             continue
-        if _lock(fd):
+        # A file system without locks is no reason to write nothing on it.
+        if try_lock(fd) is not False:
             return fd
         os.close(fd)
         break
@@ -121,7 +116,7 @@ def _remove_leftover(out: Path, hidden: Path) -> None:
     except OSError:
         _refuse_obstructed(hidden)
     try:
-        if not _lock(fd):
+        if try_lock(fd) is False:
             _refuse_busy(out)
         with suppress(FileNotFoundError):
             # Unless a run that has ended in between has left a new one there, which isn't locked by us.
@@ -147,18 +142,6 @@ def _refuse_obstructed(hidden: Path) -> NoReturn:
 
 def _refuse_busy(out: Path) -> NoReturn:
     raise Refused(f"Another run is writing {out} right now")
-
-
-def _lock(fd: int) -> bool:
-    # Lock it; False if another process has it. A file system without locks is no reason to write nothing on it.
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF):
-            raise
-    return True
 
 
 def _rename(hidden: Path, out: Path) -> None:

@@ -37,7 +37,11 @@ def occupants(file: int) -> tuple[Occupant, ...]:
     for pid in sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         how = _how(pid, wanted, skip=str(file) if pid == os.getpid() else "")
         if how:
-            found.append(Occupant(pid, _program(pid), how))
+            try:
+                program = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+            except OSError:
+                program = ""
+            found.append(Occupant(pid, program or "a process", how))
     return tuple(found)
 
 
@@ -101,13 +105,6 @@ def is_ours(pid: int) -> bool:
         return not Path(f"/proc/{pid}").exists()
     # "ddpdoctor ...", "python .../bin/ddpdoctor ...", "python -m ddpdoctor ...".
     return any(os.path.basename(word) == b"ddpdoctor" for word in words[:4])  # noqa: PTH119
-
-
-def _program(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() or "a process"
-    except OSError:
-        return "a process"
 
 
 def file_system(file: int) -> str:

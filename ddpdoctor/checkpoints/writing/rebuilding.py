@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -37,17 +38,10 @@ _DESCRIPTOR_LENGTHS = (12, 16, 20, 24)
 def rebuild(
     layout: Layout, pickles: Mapping[str, bytes], kept: Collection[str] | None, out: Path, progress: Progress
 ) -> None:
-    """Write the checkpoint to `out`, whole or not at all (see new_file), with these pickles.
+    """Write the checkpoint to `out`, whole or not at all (see new_file), with these pickles, by name.
 
     Refused is raised if `out` exists or can't be written, or the file was changed while it was being read; Damaged if it can't
-    be read.
-
-    Args:
-        layout: of the checkpoint.
-        pickles: by name.
-        kept: the keys of the storages that stay, None for all.
-        out: the new file.
-        progress: called with the bytes done, and those to do in all.
+    be read. kept: the keys of the storages that stay, None for all.
     """
     source = layout.source
     with new_file(out, source.status) as fd:
@@ -177,7 +171,7 @@ def _write_legacy(legacy: Legacy, main: bytes, kept: Collection[str] | None, fd:
     for begin, end in _runs(legacy, keys):
         copier.copy(begin, end - begin, at)
         at += end - begin
-    copier.finish(at)
+    os.ftruncate(fd, at)
 
 
 def _runs(legacy: Legacy, keys: list[str]) -> Iterator[tuple[int, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -98,11 +99,6 @@ class PlannedContents(NamedTuple):
     entries: list[PlannedTensor]
     notes: list[str]
 
-    @property
-    def length(self) -> int:
-        """Bytes of all tensors."""
-        return sum(entry.length for entry in self.entries)
-
 
 def plan_safetensors(layout: Layout, program: Program) -> PlannedContents:
     """Plan what is to be written.
@@ -133,14 +129,9 @@ def _entries(root: Any) -> list[PlannedTensor]:
         else:
             others.append(entry if name is None else f"{name} ({entry})")
     if others:
-        advice = (
-            ""
-            if all(is_tensor(pair.value) for pair in named.values())
-            else "Try --params-only as well, for the model alone"
-        )
-        raise Refused(
-            f"safetensors can't hold {plural(len(others), 'entry', 'entries')} of it: {listed(others, most=20)}", advice
-        )
+        text = f"safetensors can't hold {plural(len(others), 'entry', 'entries')} of it: {listed(others, most=20)}"
+        only_tensors = all(is_tensor(pair.value) for pair in named.values())
+        raise Refused(text, "" if only_tensors else "Try --params-only as well, for the model alone")
     if not entries:
         raise Refused("There are no tensors in it")
     return entries
@@ -153,7 +144,13 @@ def _entry(name: str, node: Any) -> PlannedTensor | str:
     plain = _plain(node)
     found = view(plain)
     if found is None:
-        return _KINDS.get(plain.name) or _subclass(plain)
+        if plain.name in _KINDS:
+            return _KINDS[plain.name]
+        index = _SUBCLASSES.get(plain.name)
+        items = plain.arguments.items if isinstance(plain.arguments, Tuple) else []
+        if index is not None and len(items) > index and isinstance(items[index], Global):
+            return f"a tensor of the class {items[index].full_name}"
+        return "a tensor of an unusual kind"
     if found.storage.location.value == "meta":
         return _KINDS["torch._utils._rebuild_meta_tensor_no_storage"]
     if _is_lazy(plain):
@@ -161,7 +158,8 @@ def _entry(name: str, node: Any) -> PlannedTensor | str:
     kind = _TYPES_BY_STORAGE.get(found.dtype) or _TYPES_BY_DTYPE.get(found.dtype)
     if kind is None or not kind.safetensors:
         return f"of the type {kind.dtype if kind else found.dtype}, which safetensors lacks"
-    if name == "__metadata__" or not _is_unicode(name):
+    # Half a surrogate pair can't be encoded.
+    if name == "__metadata__" or re.search("[\ud800-\udfff]", name):
         return "a name that safetensors doesn't allow"
     if kind.safetensors == "F4" and not found.size:
         return "half a pair of 4-bit numbers"
@@ -186,14 +184,6 @@ def _plain(node: Call) -> Call:
     return node
 
 
-def _subclass(node: Call) -> str:
-    index = _SUBCLASSES.get(node.name)
-    items = node.arguments.items if isinstance(node.arguments, Tuple) else []
-    if index is not None and len(items) > index and isinstance(items[index], Global):
-        return f"a tensor of the class {items[index].full_name}"
-    return "a tensor of an unusual kind"
-
-
 def _is_lazy(node: Call) -> bool:
     """Whether what is stored still has to be conjugated or negated: the last argument says so, where it is there."""
     metadata = node.arguments.items[7 if node.name.endswith("_v3") else 6 :]
@@ -202,14 +192,6 @@ def _is_lazy(node: Call) -> bool:
         for entries in metadata
         for pair in pairs(entries)
     )
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _checked(name: str, kind: ElementType, found: TensorView) -> PlannedTensor:
@@ -311,11 +293,13 @@ def write_safetensors(layout: Layout, program: Program, out: Path, progress: Pro
     """
     contents = plan_safetensors(layout, program)
     with new_file(out, layout.source.status) as fd, ExitStack() as stack:
-        if layout.source.size < contents.length > _free(fd):
+        disk = os.fstatvfs(fd)
+        total = sum(entry.length for entry in contents.entries)
+        if layout.source.size < total > disk.f_bavail * disk.f_frsize:
             # Expanded tensors can have any size.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write_exactly(fd, contents.header, 0)
-        writer = _Writer(layout, fd, contents.length, progress, out.parent, stack)
+        writer = _Writer(layout, fd, total, progress, out.parent, stack)
         at = len(contents.header)
         for entry in contents.entries:
             writer.write(entry, at)
@@ -324,12 +308,6 @@ def write_safetensors(layout: Layout, program: Program, out: Path, progress: Pro
         os.ftruncate(fd, at)
         layout.source.refuse_if_changed()
     return contents.notes
-
-
-def _free(fd: int) -> int:
-    """Bytes that can be written to the disk on which a file is."""
-    disk = os.fstatvfs(fd)
-    return disk.f_bavail * disk.f_frsize
 
 
 class _Writer:
@@ -373,12 +351,10 @@ class _Writer:
             try:
                 return self.layout.source, self.layout.place(storage).offset
             except Refused:
-                self.inflated[storage.key] = self._inflate(storage)
+                file = self.stack.enter_context(tempfile.TemporaryFile(dir=self.folder))  # noqa: SIM115
+            for piece in self.layout.pieces(storage):
+                file.write(piece)
+            file.flush()
+            inflated = ByteSource(Path(f"/proc/self/fd/{file.fileno()}"))
+            self.inflated[storage.key] = self.stack.enter_context(inflated)
         return self.inflated[storage.key], 0
-
-    def _inflate(self, storage: Storage) -> ByteSource:
-        file = self.stack.enter_context(tempfile.TemporaryFile(dir=self.folder))  # noqa: SIM115
-        for piece in self.layout.pieces(storage):
-            file.write(piece)
-        file.flush()
-        return self.stack.enter_context(ByteSource(Path(f"/proc/self/fd/{file.fileno()}")))

@@ -11,7 +11,7 @@ from typing import NoReturn
 from ddpdoctor.base.ownership import Foothold, access_list, foothold_of_file, trusted_users, user_name
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.checkpoints.errors import Untrusted
-from ddpdoctor.checkpoints.writing.exclusive_open import ExclusiveFile
+from ddpdoctor.checkpoints.writing.exclusive_open import ExclusiveFile, folder_path
 
 
 def ensure_trusted(file: int, name: str, checkpoint: ExclusiveFile) -> None:
@@ -41,8 +41,7 @@ def ensure_owner_trusted(name: str, checkpoint: ExclusiveFile) -> None:
 def _refuse_untrusted(found: Foothold, checkpoint: ExclusiveFile) -> NoReturn:
     # found: with the file's name alone for its path.
     whose = "" if found.writers else f" (the checkpoint to {user_name(os.fstat(checkpoint.file).st_uid)})"
-    folder = Path(os.readlink(f"/proc/self/fd/{checkpoint.folder}"))  # noqa: PTH115
-    path = folder / found.path
+    path = folder_path(checkpoint.folder) / found.path
     raise Untrusted(
         f"What lies in place of the undo file isn't believed: {found.words}{whose}",
         "Nothing was changed. Look at it; if nobody whom you trust wrote it, move it out of the way, or, where you may not, "

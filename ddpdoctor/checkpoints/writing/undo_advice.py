@@ -15,8 +15,9 @@ from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.text import human
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Stale, Torn
 from ddpdoctor.checkpoints.writing import journal
-from ddpdoctor.checkpoints.writing.exclusive_open import ExclusiveFile, open_folder
+from ddpdoctor.checkpoints.writing.exclusive_open import ExclusiveFile, folder_path, open_folder
 from ddpdoctor.checkpoints.writing.journal import JournalStage, JournalState, undo_file
+from ddpdoctor.checkpoints.writing.trust import free_name
 
 COPY_ADVICE = "Write a new file instead: add -o and its name to the same command"
 
@@ -38,19 +39,14 @@ def reason(error: OSError) -> str:
 
 
 def refuse_unwritten(text: str, error: OSError, folder: int) -> NoReturn:
-    """Refuse a change that could not be written, and say what to do about it.
-
-    Args:
-        text: what could not be done.
-        error: why.
-        folder: where, as an open descriptor.
+    """Say what could not be done in an open folder, and what to do about it.
 
     Raises:
         Refused: always.
     """
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         raise Refused(text, COPY_ADVICE) from None
-    where = quoted(Path(os.readlink(f"/proc/self/fd/{folder}")))  # noqa: PTH115
+    where = quoted(folder_path(folder))
     commands: tuple[str, ...]
     elsewhere = "or write a new file on another disk: add -o and its path to the same command"
     if error.errno == errno.EIO:
@@ -68,12 +64,7 @@ def refuse_unwritten(text: str, error: OSError, folder: int) -> NoReturn:
 
 
 def fail_half_changed(path: Path, why: str, error: OSError) -> NoReturn:
-    """Say that a file may be half changed.
-
-    Args:
-        path: of the checkpoint.
-        why: what stopped the change.
-        error: what stopped its being taken back.
+    """Say that a file may be half changed: what stopped the change, and which error stopped its being taken back.
 
     Raises:
         Damaged: always.
@@ -114,7 +105,7 @@ def torn_earlier(path: Path) -> Torn:
         f"A run that was killed may have left this file half changed, and it isn't what that run knew: {name} doesn't fit it",
         f"Nothing was changed. Don't delete {name}: it may be the only copy of a part of the file. Copy the checkpoint "
         "again, or, if it was saved anew since, move the undo file aside, then run the command again",
-        (f"mv {quoted(undo_file(path))} {quoted(journal.name_aside(path))}",),
+        (f"mv {quoted(undo_file(path))} {quoted(free_name(undo_file(path)))}",),
     )
 
 
@@ -151,9 +142,8 @@ def refuse_without_undo(path: Path, folder: int) -> NoReturn:
             "Its undo file lies there",
             (f"ddpdoctor fix-checkpoint --undo {quoted(target)}",),
         )
-    for name, state in _undo_files_under_other_names(path, folder):
-        if state is JournalState.TORN:
-            torn = _torn_under(path, name)
+    for name, torn in _undo_files_under_other_names(path, folder):
+        if torn:
             raise torn
         raise Refused(
             f"There is no undo file {undo_file(path).name}, but {name} belongs to this very content",
@@ -168,18 +158,8 @@ def torn_under_other_name(path: Path) -> Torn | None:
     if os.path.lexists(undo_file(path)):
         return None
     with suppress(CheckpointError, OSError), open_folder(path) as folder:
-        for name, state in _undo_files_under_other_names(path, folder):
-            if state is JournalState.TORN:
-                return _torn_under(path, name)
+        return next((torn for _, torn in _undo_files_under_other_names(path, folder) if torn), None)
     return None
-
-
-def _torn_under(path: Path, name: str) -> Torn:
-    return Torn(
-        f"An earlier run was cut short while it changed this file, and {name}, which knows its content, has its former name",
-        "The file is half changed. Give the undo file the new name, too; the next run takes that change back",
-        (f"mv {quoted(path.with_name(name))} {quoted(undo_file(path))}", f"ddpdoctor fix-checkpoint {quoted(path)}"),
-    )
 
 
 def _renamed(path: Path, folder: int) -> Iterator[str]:
@@ -209,8 +189,8 @@ def _opened(name: str, folder: int) -> Iterator[int]:
         os.close(file)
 
 
-def _undo_files_under_other_names(path: Path, folder: int) -> Iterator[tuple[str, JournalState]]:
-    """Undo files in the folder whose checkpoint is gone and which know the content of this one, and how far it came."""
+def _undo_files_under_other_names(path: Path, folder: int) -> Iterator[tuple[str, Torn | None]]:
+    """Undo files in the folder whose checkpoint is gone and which know the content of this one; the error, if it is half changed."""
     names = set(os.listdir(folder))
     with suppress(OSError), _opened(path.name, folder) as file:
         for name in sorted(names):
@@ -218,76 +198,76 @@ def _undo_files_under_other_names(path: Path, folder: int) -> Iterator[tuple[str
                 with suppress(Refused):
                     records = journal.read(ExclusiveFile(file, folder, name.removesuffix(journal.SUFFIX)))
                     state = journal.state(file, records[-1].layer) if records else JournalState.FOREIGN
-                    if state in (JournalState.AFTER, JournalState.TORN):
-                        yield name, state
+                    if state is JournalState.AFTER:
+                        yield name, None
+                    elif state is JournalState.TORN:
+                        yield name, _torn_under(path, name)
+
+
+def _torn_under(path: Path, name: str) -> Torn:
+    return Torn(
+        f"An earlier run was cut short while it changed this file, and {name}, which knows its content, has its former name",
+        "The file is half changed. Give the undo file the new name, too; the next run takes that change back",
+        (f"mv {quoted(path.with_name(name))} {quoted(undo_file(path))}", f"ddpdoctor fix-checkpoint {quoted(path)}"),
+    )
 
 
 class Recovery(NamedTuple):
-    """The end of an interrupted earlier run, as it was reached or, on a dry run, would be.
+    """The end of a run that was cut short.
 
-    finished: the file now is as that run wanted it; else it is as it was before that run. text: the same, as a sentence.
-    torn: the file is, or was, neither.
+    finished: the file is, or will be, as that run wanted it; else as it was before. torn: the file is, or was, neither.
+    done, planned: what was done about it, and what the next run will do; "" if that says the same. is_planned: nothing was
+    touched yet.
     """
-
-    finished: bool
-    text: str
-    torn: bool
-
-
-class FoundLeftover(NamedTuple):
-    """A thing that an earlier run left, and what comes of it: said when it is done, and when it is only looked at."""
 
     finished: bool
     found: str
     done: str
-    planned: str
+    planned: str = ""
     torn: bool = False
+    is_planned: bool = False
 
-    def recovery(self, *, dry_run: bool) -> Recovery:
-        return Recovery(self.finished, f"{self.found}; {self.planned if dry_run else self.done}", self.torn)
+    @property
+    def text(self) -> str:
+        """All of it as a sentence."""
+        return f"{self.found}; {(self.is_planned and self.planned) or self.done}"
 
 
-NEVER_BEGUN = FoundLeftover(
+NEVER_BEGUN = Recovery(
     False,
     "An earlier run was cut short before it changed anything",
     "what it left is removed",
     "the next run removes what it left",
 )
-_TAKEN_BACK = FoundLeftover(
+_TAKEN_BACK = Recovery(
     False,
     "An earlier run was cut short while it changed this file",
     "it is taken back: the file is as it was before that change",
     "the file is half changed, and the next run takes that back",
     torn=True,
 )
-_ALREADY_BACK = FoundLeftover(
+_ALREADY_BACK = Recovery(
     False,
     "The file is already as it was before it was changed",
     "its undo file is removed",
     "the next run removes its undo file",
 )
-_UNDONE = FoundLeftover(
+_UNDONE = Recovery(
     False,
     "An earlier undo was cut short",
     "it is finished: the change is undone",
     "the file is half restored, and the next run finishes that",
     torn=True,
 )
-_FINISHED = FoundLeftover(
-    True,
-    "An earlier run was cut short when it had just changed this file",
-    "its change is complete, and stays",
-    "its change is complete, and stays",
+_FINISHED = Recovery(
+    True, "An earlier run was cut short when it had just changed this file", "its change is complete, and stays"
 )
-_STAYS = FoundLeftover(
-    True,
-    "An earlier undo was cut short before it restored anything",
-    "the file is still the changed one",
-    "the file is still the changed one",
+_STAYS = Recovery(
+    True, "An earlier undo was cut short before it restored anything", "the file is still the changed one"
 )
 
 
-def ending_of(stage: JournalStage, state: JournalState) -> FoundLeftover | None:
+def ending_of(stage: JournalStage, state: JournalState) -> Recovery | None:
     """The end that a run came to; None if nothing is left to be done. The state is not FOREIGN."""
     if state is JournalState.AFTER:
         return {JournalStage.CHANGING: _FINISHED, JournalStage.COMPLETE: None, JournalStage.UNDOING: _STAYS}[stage]
