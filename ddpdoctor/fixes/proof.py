@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ from ddpdoctor.fixes.choosing import FixChoice
 from ddpdoctor.fixes.settings_file import private_copy, shell, shell_environ
 from ddpdoctor.probes.run_as import options_again
 from ddpdoctor.report.reported_fixes import FixState, Treatment
+
+_T = TypeVar("_T")
 
 CHECK_SECONDS = 300
 ENDING_SECONDS = 10
@@ -142,16 +144,14 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 def prove(look: Callable[[], Examination], train: Callable[[], SmokeReport]) -> Proof:
     """Do both, one after the other. The training is run even where a check still complains: its word is the last one."""
-    found: list[Examination | SmokeReport | str] = []
-    for step in (look, train):
-        try:
-            found.append(step())
-        except Unproved as error:
-            found.append(str(error))
-    examination, report = found
-    assert not isinstance(examination, SmokeReport)
-    assert not isinstance(report, Examination)
-    return Proof(examination=examination, smoke=report)
+    return Proof(examination=_result_or_reason(look), smoke=_result_or_reason(train))
+
+
+def _result_or_reason(step: Callable[[], _T]) -> _T | str:
+    try:
+        return step()
+    except Unproved as error:
+        return str(error)
 
 
 def judge_treatments(choices: Sequence[FixChoice], applied: Applied, proof: Proof | None) -> list[Treatment]:

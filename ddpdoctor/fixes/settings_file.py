@@ -51,7 +51,9 @@ def safe_place(folder: Path) -> SettingsPlace:
     reason = danger(folder)
     if not reason:
         return SettingsPlace(free_path(folder))
-    home = next((home for home in _homes() if home.is_dir() and not danger(home)), None)
+    # sudo may have kept HOME from the calling user.
+    homes = map(Path, filter(None, (os.environ.get("HOME"), _home())))
+    home = next((home for home in homes if home.is_dir() and not danger(home)), None)
     if home:
         return SettingsPlace(free_path(home), f"not in {folder}: {reason}")
     return SettingsPlace(
@@ -77,14 +79,6 @@ def _footholds(folder: Path) -> Iterator[Foothold]:
     # Also a sticky one: when our file is cleared away, as in /tmp, another may take its name.
     if found := writers_of_folder(folder):
         yield found
-
-
-def _homes() -> Iterator[Path]:
-    """The home folders: of HOME, which sudo may have kept from the calling user, and of the system."""
-    if name := os.environ.get("HOME"):
-        yield Path(name)
-    if home := _home():
-        yield home
 
 
 def _home() -> Path | None:

@@ -30,17 +30,15 @@ def lines_of(command: str) -> tuple[Line, ...]:
     `ulimit`s; empty where it is anything else."""
     found: list[Line] = []
     rest = command
-    while True:
-        statement = _statement(rest)
-        if statement is None:
-            return ()
+    while statement := _statement(rest):
         found += _statements(statement)
         rest = rest[statement.end() :].lstrip(" ")
         if not rest:
             return tuple(found)
         if rest[0] != ";":
-            return ()
+            break
         rest = rest[1:].lstrip(" ")
+    return ()
 
 
 def keys_of_line(line: str) -> set[str]:

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import NamedTuple, NoReturn
 
 from ddpdoctor.base.ownership import ROOT, footholds_on
+from ddpdoctor.base.regular_files import open_regular
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.text import listed
 from ddpdoctor.checkpoints.errors import Busy, Refused
@@ -84,6 +85,16 @@ def open_folder(path: Path) -> Iterator[int]:
         yield folder
     finally:
         os.close(folder)
+
+
+@contextmanager
+def opened_in(folder: int, name: str) -> Iterator[int]:
+    """Open a regular file of an open folder to read it."""
+    file = open_regular(f"/proc/self/fd/{folder}/{name}")
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
 def refuse_links(path: Path, folder: int) -> None:

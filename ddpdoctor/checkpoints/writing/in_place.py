@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from ddpdoctor.base.regular_files import open_regular
 from ddpdoctor.base.text import plural
 from ddpdoctor.checkpoints.errors import Busy, CheckpointError, Refused, Stale
 from ddpdoctor.checkpoints.formats.layouts import Change
@@ -24,6 +23,7 @@ from ddpdoctor.checkpoints.writing.exclusive_open import (
     defer_signals,
     open_exclusively,
     open_folder,
+    opened_in,
     refuse_unopened,
 )
 from ddpdoctor.checkpoints.writing.journal import JournalRecord, JournalStage, JournalState, Layer, undo_file
@@ -175,16 +175,14 @@ def _unsettled(path: Path, folder: int) -> Recovery | None:
 @contextmanager
 def _looked_at(path: Path, folder: int) -> Iterator[ExclusiveFile]:
     # The checkpoint, open for reading.
-    try:
-        file = open_regular(f"/proc/self/fd/{folder}/{path.name}")
-    except FileNotFoundError:
-        refuse_missing_checkpoint(path, folder)
-    except OSError as error:
-        refuse_unopened(path, error)
-    try:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(opened_in(folder, path.name))
+        except FileNotFoundError:
+            refuse_missing_checkpoint(path, folder)
+        except OSError as error:
+            refuse_unopened(path, error)
         yield ExclusiveFile(file, folder, path.name)
-    finally:
-        os.close(file)
 
 
 def _state(path: Path, file: int, record: JournalRecord) -> JournalState:

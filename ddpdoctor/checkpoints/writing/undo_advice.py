@@ -6,16 +6,15 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from ddpdoctor.base.regular_files import open_regular
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.text import human
 from ddpdoctor.checkpoints.errors import CheckpointError, Damaged, Refused, Stale, Torn
 from ddpdoctor.checkpoints.writing import journal
-from ddpdoctor.checkpoints.writing.exclusive_open import ExclusiveFile, folder_path, open_folder
+from ddpdoctor.checkpoints.writing.exclusive_open import ExclusiveFile, folder_path, open_folder, opened_in
 from ddpdoctor.checkpoints.writing.journal import JournalStage, JournalState, undo_file
 from ddpdoctor.checkpoints.writing.trust import free_name
 
@@ -164,7 +163,7 @@ def torn_under_other_name(path: Path) -> Torn | None:
 
 def _renamed(path: Path, folder: int) -> Iterator[str]:
     """Files in the folder with content that the undo file of this path knows, of the same owner as that."""
-    with suppress(OSError, Refused, IndexError), _opened(undo_file(path).name, folder) as undo:
+    with suppress(OSError, Refused, IndexError), opened_in(folder, undo_file(path).name) as undo:
         layer = journal.read(ExclusiveFile(undo, folder, path.name))[-1].layer
         owner = os.fstat(undo).st_uid
         for name in sorted(os.listdir(folder)):
@@ -172,7 +171,7 @@ def _renamed(path: Path, folder: int) -> Iterator[str]:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if not stat.S_ISREG(status.st_mode) or not 0 <= status.st_size - layer.size <= layer.appended:
                     continue
-                with _opened(name, folder) as file:
+                with opened_in(folder, name) as file:
                     if os.fstat(file).st_uid == owner and journal.state(file, layer) in (
                         JournalState.AFTER,
                         JournalState.TORN,
@@ -180,19 +179,10 @@ def _renamed(path: Path, folder: int) -> Iterator[str]:
                         yield name
 
 
-@contextmanager
-def _opened(name: str, folder: int) -> Iterator[int]:
-    file = open_regular(f"/proc/self/fd/{folder}/{name}")
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
 def _undo_files_under_other_names(path: Path, folder: int) -> Iterator[tuple[str, Torn | None]]:
     """Undo files in the folder whose checkpoint is gone and which know the content of this one; the error, if it is half changed."""
     names = set(os.listdir(folder))
-    with suppress(OSError), _opened(path.name, folder) as file:
+    with suppress(OSError), opened_in(folder, path.name) as file:
         for name in sorted(names):
             if name.endswith(journal.SUFFIX) and name.removesuffix(journal.SUFFIX) not in names:
                 with suppress(Refused):
