@@ -221,10 +221,11 @@ class _Attempt:
 
     def _change_in_place(self, plan: _Plan, new: list[FilePart], change: Change) -> CheckpointOutcome:
         from ddpdoctor.checkpoints.writing import in_place
+        from ddpdoctor.checkpoints.writing.journal import undo_file
         from ddpdoctor.checkpoints.writing.trust import free_name
 
-        aside = free_name(in_place.undo_file(self.path)) if self.stale else None
-        undo_file = in_place.change_in_place(self.path, change, aside=aside.name if aside else "")
+        aside = free_name(undo_file(self.path)) if self.stale else None
+        in_place.change_in_place(self.path, change, aside=aside.name if aside else "")
         if aside:
             self.notes.append(
                 f"The undo file that was there belongs to former content of this file, which was saved anew or replaced. "
@@ -239,7 +240,7 @@ class _Attempt:
             self.notes.append(
                 "Its pickle could not be replaced where it stands, so the new one was put behind the old end."
             )
-        return replace(self._outcome(Action.FIXED, plan), after=after, undo_file=str(undo_file))
+        return replace(self._outcome(Action.FIXED, plan), after=after, undo_file=str(undo_file(self.path)))
 
     def _write(self, layout: Layout, plan: _Plan, new: list[FilePart], out: Path) -> CheckpointOutcome:
         fits = all(len(part.data) == len(edit.part.data) for part, edit in zip(new, plan.edits, strict=True))

@@ -52,7 +52,7 @@ def safe_place(folder: Path) -> SettingsPlace:
     if not reason:
         return SettingsPlace(free_path(folder))
     # sudo may have kept HOME from the calling user.
-    homes = map(Path, filter(None, (os.environ.get("HOME"), _home())))
+    homes = [Path(home) for home in (os.environ.get("HOME"), _home()) if home]
     home = next((home for home in homes if home.is_dir() and not danger(home)), None)
     if home:
         return SettingsPlace(free_path(home), f"not in {folder}: {reason}")

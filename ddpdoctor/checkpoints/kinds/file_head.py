@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -60,12 +59,17 @@ class _Sentences(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     damaged: bool = False
 
 
-@cache
+_TABLES: dict[str, Any] = {}
+
+
 def table(module: str, name: str, content: type[_T]) -> _T:
     """The content of a JSON file that lies beside a module."""
     from pkgutil import get_data
 
-    return msgspec.json.decode(get_data(module, name) or b"", type=content)
+    if name not in _TABLES:
+        _TABLES[name] = msgspec.json.decode(get_data(module, name) or b"", type=content)
+    found: _T = _TABLES[name]
+    return found
 
 
 def recognised(key: str, *remedies: Remedy, **words: object) -> Recognised:

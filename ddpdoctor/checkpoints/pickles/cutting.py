@@ -115,8 +115,8 @@ def cut(
     named = {candidate.name: candidate for candidate in candidates_named(entries, deeper)} if deeper else {}
     tops = [named[name].path[0] if name in named else name for name in keep]
     if missing := [name for name in (*tops, *drop) if name not in names]:
-        inner = [name for name in missing if name.partition(".")[0] in names]
-        why = f"; only whole top-level keys can be kept or dropped, and {inner[0]} isn't one" if inner else ""
+        deep = [name for name in missing if name.partition(".")[0] in names]
+        why = f"; only whole top-level keys can be kept or dropped, and {deep[0]} isn't one" if deep else ""
         there = f"there are {listed(names, most=20)}" if names else "it is empty"
         raise Refused(f"The top level has no key {listed(missing)}: {there}{why}")
     leaving = [name in drop or bool(tops and name not in tops) for name in names]

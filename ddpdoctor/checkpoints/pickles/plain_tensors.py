@@ -89,7 +89,7 @@ class PlainTensor(Call):
         return self.storage
 
     @property
-    def arguments(self) -> Tuple:  # type: ignore[override]
+    def arguments(self) -> Tuple:
         if self._arguments is None:
             self._arguments = self._read()
         return self._arguments
