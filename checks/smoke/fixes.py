@@ -29,7 +29,7 @@ STAGE_NEEDS: Final = {
 """Families of checks that look at what a stage needs."""
 
 OTHER_STAGES: Final = ("gpu", "network", "settings")
-OF_GPUS: Final = ("gpu", "driver")
+GPU_FAMILIES: Final = ("gpu", "driver")
 MAX_NODES: Final = 8
 
 
@@ -53,7 +53,7 @@ def smoke_command(smoke: Smoke, *more: str, **settings: str) -> str:
 def look_at(stage: str, run: RankRun, smoke: Smoke) -> Fix:
     """`check` with what the stage needs, on the host of that rank."""
     needs = STAGE_NEEDS.get(stage, OTHER_STAGES)
-    families = [need for need in needs if smoke.backend == "nccl" or need not in OF_GPUS]
+    families = [need for need in needs if smoke.backend == "nccl" or need not in GPU_FAMILIES]
     host = run.host if smoke.nnodes > 1 and run.host else "this host"
     return check_host(f"See whether {host} has what the stage {stage} needs", families, run, smoke)
 

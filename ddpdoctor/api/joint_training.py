@@ -56,7 +56,7 @@ def train_with_others(
         end = run(
             NetcheckOptions(
                 job=job,
-                task=SmokeTask(options, catalogue(), audience.heard),
+                task=SmokeTask(options, catalogue(), audience.update),
                 options=options_for_others,
                 token=token,
                 wait=wait,

@@ -217,10 +217,10 @@ def _train(options: SmokeOptions, plan: SmokePlan, snapshot: Snapshot, observer:
         return hindered
     progress = observer.progress()
     try:
-        facts = train(options, plan, progress.heard)
+        facts = train(options, plan, progress.update)
         if options.scaling:
             try:
-                facts = measure_scaling(options, plan, facts, progress.heard)
+                facts = measure_scaling(options, plan, facts, progress.update)
             except StoppedBySignal as stopped:
                 progress.close()
                 observer.ended(SmokeResult(judge_training(snapshot, without_scaling(facts), catalogue())))

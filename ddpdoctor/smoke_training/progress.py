@@ -32,7 +32,7 @@ class SmokeProgress(Progress):
         super().__init__("smoke", clock)
         self.watch: RankMonitor | None = None
 
-    def heard(self, watch: RankMonitor) -> None:
+    def update(self, watch: RankMonitor) -> None:
         """Something new is known of the ranks."""
         self.watch = watch
 
@@ -86,14 +86,14 @@ class JointProgress(NetcheckProgress):
         if file is not None:
             show_on(file, self)
 
-    def heard(self, watch: RankMonitor) -> None:
+    def update(self, watch: RankMonitor) -> None:
         """Something new is known of this host's ranks."""
         if self._file is None:
             return
         if self._ranks is None:
             super().close()
             self._ranks = show_on(self._file, SmokeProgress())
-        self._ranks.heard(watch)
+        self._ranks.update(watch)
 
     def close(self) -> None:
         super().close()

@@ -56,10 +56,10 @@ from ddpdoctor.smoke_training.render_words import (
 )
 
 LEGEND = (Mark.PASSED, Mark.FAILED, Mark.WAITED, Mark.NOT_TESTED, Mark.NOT_RUN)
-MOST_ACCOUNTS = 4
-MARGIN = 9
+MAX_ACCOUNTS = 4
+MARGIN_COLUMNS = 9
 """Columns for the labels of who was looked at, and "rank 1023"."""
-LEAST_NOTE = 18
+MIN_NOTE_COLUMNS = 18
 """Columns; of what did not fail a note that would have fewer is left out."""
 
 
@@ -71,7 +71,7 @@ def smoke_document(examination: Examination, *, verbose: bool = False, quiet: bo
         verdict=verdict,
         headline="" if quiet else headline(examination),
         rows=() if quiet else tuple(head(examination)),
-        margin=MARGIN,
+        margin=MARGIN_COLUMNS,
         sections=() if quiet else tuple(_sections(examination, verbose=verbose)),
         lines=finding_lines(found) if quiet else (),
         outcome=outcome(examination),
@@ -148,7 +148,7 @@ def _table(
     rows = []
     for place, name in enumerate(names):
         failed = not all(column.marks[place] in (Mark.PASSED, Mark.NOT_TESTED) for column in grouped)
-        words = note(facts, name, blamed) if failed or room >= LEAST_NOTE else ""
+        words = note(facts, name, blamed) if failed or room >= MIN_NOTE_COLUMNS else ""
         spaced = tuple(piece for column in grouped for piece in (" ", column.cell(place, unicode=unicode)))[1:]
         marked_note = StyledText(words, "bold red" if failed else "dim") if words else ""
         rows.append(Row((one_line(name), spaced, times[place]), marked_note))
@@ -175,15 +175,15 @@ def _rank_item(rank: RankRun, blamed: Collection[int]) -> Paragraph:
     where = f"{one_line(rank.host)} pid {rank.pid}" if rank.pid else one_line(rank.host)
     memory = f", at most {human(rank.memory)}" if rank.memory else ""
     text = f"{where}, {one_line(rank.device)}{memory}: {ending_text(rank, blamed)}"
-    return Paragraph(text, StyledText(f"rank {rank.rank}", "dim"), MARGIN)
+    return Paragraph(text, StyledText(f"rank {rank.rank}", "dim"), MARGIN_COLUMNS)
 
 
 def _accounts(facts: Smoke, blamed: Collection[int]) -> Iterator[Section]:
     """Quote the ranks that failed or hung, the first of each kind: what no finding tells is told here."""
-    for ranks, lines in accounts(facts, blamed)[:MOST_ACCOUNTS]:
+    for ranks, lines in accounts(facts, blamed)[:MAX_ACCOUNTS]:
         yield Section(tuple(Paragraph(line, indent=2) for line in lines), ranks)
     if facts.problem:
-        yield Section((LabelledRows((("engine", one_line(facts.problem)),), MARGIN),))
+        yield Section((LabelledRows((("engine", one_line(facts.problem)),), MARGIN_COLUMNS),))
 
 
 # --- what was found ---------------------------------------------------------------------------------------------------------

@@ -29,11 +29,11 @@ class Mark(Enum):
         return StyledText(f"{self.symbol if unicode else self.plain:<{width}}", self.style)
 
 
-_MOST_ALONE = 8
+MAX_SINGLE_RANKS = 8
 """Up to so many ranks each has a column of its own."""
-_MOST_COLUMNS = 6
-_WIDEST = 14
-_MOST_SPANS = 5
+MAX_COLUMNS = 6
+MAX_LABEL_LENGTH = 14
+MAX_SPANS = 5
 
 
 class RanksColumn(msgspec.Struct, frozen=True):
@@ -50,9 +50,9 @@ class RanksColumn(msgspec.Struct, frozen=True):
 def columns(fates: Mapping[int, tuple[Mark, ...]], room: int = 60) -> list[RanksColumn]:
     """fates: each rank's marks, stage by stage. A few ranks stand alone, many by what became of them. room: in columns of the
     terminal; what doesn't fit is told of fewer groups."""
-    if len(fates) <= _MOST_ALONE and 2 * len(fates) - 1 <= room:
+    if len(fates) <= MAX_SINGLE_RANKS and 2 * len(fates) - 1 <= room:
         return [RanksColumn(str(rank), marks) for rank, marks in sorted(fates.items())]
-    for most in range(_MOST_COLUMNS, 1, -1):
+    for most in range(MAX_COLUMNS, 1, -1):
         found = _grouped(fates, most)
         if sum(len(ranks_column.label) + 1 for ranks_column in found) - 1 <= room:
             return found
@@ -76,9 +76,9 @@ def _grouped(fates: Mapping[int, tuple[Mark, ...]], most: int) -> list[RanksColu
 
 def _short(ranks: Sequence[int]) -> str:
     label = ",".join(spans(ranks))
-    return label if len(label) <= _WIDEST else f"{ranks[0]} +{len(ranks) - 1}"
+    return label if len(label) <= MAX_LABEL_LENGTH else f"{ranks[0]} +{len(ranks) - 1}"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """ "rank 3", "ranks 0-2 and 5", and where that is long "12 ranks"."""
-    return ranks_named(ranks) if len(spans(sorted(ranks))) <= _MOST_SPANS else plural(len(ranks), "rank")
+    return ranks_named(ranks) if len(spans(sorted(ranks))) <= MAX_SPANS else plural(len(ranks), "rank")

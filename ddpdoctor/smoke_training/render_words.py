@@ -25,9 +25,9 @@ from ddpdoctor.smoke_training.analysis.verdict import (
 )
 from ddpdoctor.smoke_training.render_marks import Mark, ranks_text
 
-_TRAINING = "training"
-_MOST_FRAMES = 4
-_LONG_START = 1.0
+TRAINING = "training"
+MAX_FRAMES = 4
+LONG_START_SECONDS = 1.0
 """Seconds."""
 
 
@@ -54,7 +54,7 @@ def what_was_done(facts: Smoke) -> str:
 
 def _who_did_what(facts: Smoke) -> str:
     hosts = f" on {facts.nnodes} hosts" if facts.nnodes > 1 else ""
-    did = "trained" if _TRAINING in group_stages(facts).passed else "met"
+    did = "trained" if TRAINING in group_stages(facts).passed else "met"
     return f"{plural(facts.world_size, 'rank')}{hosts} {did} over {facts.backend} on {device_word(facts)}"
 
 
@@ -101,7 +101,7 @@ def engine_text(facts: Smoke) -> str:
     if not facts.ranks:
         return ""
     began = _began_after(facts)
-    first = f", {began:.1f} s of it until torch was imported and the ranks began" if began >= _LONG_START else ""
+    first = f", {began:.1f} s of it until torch was imported and the ranks began" if began >= LONG_START_SECONDS else ""
     took = f"; {facts.seconds:.1f} s in all{first}" if facts.seconds else ""
     return f"{facts.engine}{took}{_limits(facts)}"
 
@@ -282,7 +282,7 @@ def _account(rank: RankRun, blamed: Collection[int]) -> tuple[str, ...]:
         f"at: {rank.step}" if rank.step else "",
         f"the last line that it printed: {rank.last_line}" if rank.last_line else "",
         rank.process_state,
-        *(f"in {frame}" for frame in rank.stack[:_MOST_FRAMES]),
+        *(f"in {frame}" for frame in rank.stack[:MAX_FRAMES]),
     ]
     return tuple(one_line(line) for line in lines if line)
 

@@ -93,7 +93,7 @@ def in_own_folder(one: Worker) -> Path:
 def checkpoint_of_another_host(one: Worker) -> str:
     """Worker 1's own tensors are not those that it must load."""
     in_own_folder(one)
-    model = training.trained(one).model
+    model = training.train_once(one).model
     if one.rank == 1:
         with torch.no_grad():
             next(model.parameters()).add_(1)

@@ -15,11 +15,11 @@ from ddpdoctor.smoke_training.local.rank_progress import RankProgress, last_line
 BY_ITSELF: Final = (RankEnding.RAISED, RankEnding.WRONG, RankEnding.EXITED, RankEnding.KILLED)
 """The endings of ranks that nobody else has ended."""
 
-AS_KNOWN: Final = (
+KNOWN_FIELDS: Final = (
     "rank", "local_rank", "pid", "device", "culprits", "steps", "calls", "process_state", "memory", "contexts",
 )  # fmt: skip
 """Fields that are the same in what is known of a rank and in what it came to."""
-OF_UNFINISHED: Final = ("step", "stack", "stack_source")
+UNFINISHED_FIELDS: Final = ("step", "stack", "stack_source")
 """Those that mean nothing once it is through."""
 
 SERVER_LOST: Final = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError)\b")
@@ -61,7 +61,7 @@ def _rank_run(monitor: RankMonitor, progress: RankProgress, host: str, hung: set
     ending = _ending(monitor, progress, hung)
     moments = (progress.finished_at, progress.failed_at, _stage_over_at(monitor, progress))
     over_at = next(moment for moment in moments if moment is not None)
-    names = AS_KNOWN if ending is RankEnding.FINISHED else (*AS_KNOWN, *OF_UNFINISHED)
+    names = KNOWN_FIELDS if ending is RankEnding.FINISHED else (*KNOWN_FIELDS, *UNFINISHED_FIELDS)
     return RankRun(
         **{name: getattr(progress, name) for name in names},
         host=host,

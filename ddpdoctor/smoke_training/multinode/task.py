@@ -38,7 +38,7 @@ class JointProgressListener(ProgressListener, Protocol):
     has_shown: bool
     """Whether the report has been shown already."""
 
-    def heard(self, watch: RankMonitor) -> None:
+    def update(self, watch: RankMonitor) -> None:
         """Take in that the ranks have come further."""
 
 

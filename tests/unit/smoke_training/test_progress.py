@@ -34,7 +34,7 @@ def begun(size: int, clock: Clock) -> tuple[SmokeProgress, RankMonitor]:
     watch = RankMonitor(TrainingOrder(nproc=size, world_size=size, stages=STAGES), clock.now)
     for rank in range(size):
         watch.take_rank_message(rank, {"stage": "import", "state": "begun"}, clock.now)
-    progress.heard(watch)
+    progress.update(watch)
     return progress, watch
 
 

@@ -100,7 +100,7 @@ def test_contexts_that_could_not_be_asked_are_no_good_contexts(
 ) -> None:
     monkeypatch.setattr(checkpointing, "contexts", lambda torch: None)
     one = rank(tmp_path)
-    training.trained(one)
+    training.train_once(one)
     monkeypatch.setattr(Worker, "on_gpu", True)
     monkeypatch.setattr(one, "collective", lambda words, op: None)
     assert checkpointing.checkpoint(one).endswith("; contexts could not be asked")

@@ -52,7 +52,7 @@ def test_there_must_be_two_gpus_a_rank(
 ) -> None:
     one = rank(tmp_path, PosesAsGpu)
     one.rank, one.device = own, torch.device("cuda", 0)
-    monkeypatch.setattr(gpus, "seen", lambda one: places)
+    monkeypatch.setattr(gpus, "gpus_by_rank", lambda one: places)
     monkeypatch.setattr(gpus, "all_can_use", lambda one, devices: None)
     monkeypatch.setattr(gpus, "split_over", lambda one, devices: " and ".join(map(str, devices)))
     if reason:
@@ -87,9 +87,9 @@ def test_ranks_of_one_host_may_each_see_their_own_gpus(
         monkeypatch.setattr(torch.cuda, "get_device_properties", facts.__getitem__)
         if same is None:
             with pytest.raises(NotHere, match="can't be told which ranks share GPUs"):
-                gpus.seen(one)
+                gpus.gpus_by_rank(one)
         else:
-            (first, _), (second, count) = gpus.seen(one)
+            (first, _), (second, count) = gpus.gpus_by_rank(one)
     if same is not None:
         assert ((first == second), count) == (same, 2)
 
@@ -111,7 +111,7 @@ def test_p2p_is_for_one_rank_of_a_host(
     wrong: bool, tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = rank(tmp_path, PosesAsGpu)
-    monkeypatch.setattr(gpus, "seen", lambda one: [(7, 2)])
+    monkeypatch.setattr(gpus, "gpus_by_rank", lambda one: [(7, 2)])
     monkeypatch.setattr(gpus, "all_can_use", lambda one, devices: None)
     monkeypatch.setattr(gpus, "copies", lambda one, devices: "!cuda:0 to cuda:1 differ" if wrong else "2 copies")
     if wrong:
@@ -277,7 +277,7 @@ def test_the_barrier_before_a_measurement_names_the_gpu() -> None:
         torch=SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda device: None)),
         order={},
     )
-    scaling.timed(one, lambda: None, 1)
+    scaling.seconds_a_time(one, lambda: None, 1)
     one.device = CPU
-    scaling.timed(one, lambda: None, 1)
+    scaling.seconds_a_time(one, lambda: None, 1)
     assert calls == [{"device_ids": [3]}, {}]

@@ -77,10 +77,10 @@ def test_odd_ones(values: list[str], odd: list[int]) -> None:
 
 
 def test_names_of_ranks() -> None:
-    assert comparing.named([3]) == "rank 3"
-    assert comparing.named([1, 3]) == "ranks 1 and 3"
-    assert comparing.named([]) == "all ranks"
-    assert comparing.named(list(range(12))) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more"
+    assert comparing.name_ranks([3]) == "rank 3"
+    assert comparing.name_ranks([1, 3]) == "ranks 1 and 3"
+    assert comparing.name_ranks([]) == "all ranks"
+    assert comparing.name_ranks(list(range(12))) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more"
     assert comparing.not_all([0, 1], 2) == []
 
 
@@ -160,8 +160,13 @@ def test_samplers_that_are_right(size: int) -> None:
 @pytest.mark.parametrize(
     ("break_it", "words"),
     [
-        (lambda self: iter(range(self.rank * 0, sampling.EACH)), "some of them more than once"),
-        (lambda self: iter(range(self.rank * sampling.EACH, (self.rank + 1) * sampling.EACH)), "the same order again"),
+        (lambda self: iter(range(self.rank * 0, sampling.SAMPLES_PER_RANK)), "some of them more than once"),
+        (
+            lambda self: iter(
+                range(self.rank * sampling.SAMPLES_PER_RANK, (self.rank + 1) * sampling.SAMPLES_PER_RANK)
+            ),
+            "the same order again",
+        ),
     ],
 )
 def test_a_distributed_sampler_that_is_broken_in_torch(
@@ -265,7 +270,7 @@ def test_a_loss_that_does_not_fall(losses: list[float], one: Worker) -> None:
 
 
 def test_gradients_of_two_halves_that_are_wrong(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    training.trained(one)
+    training.train_once(one)
     found = iter([1.0, 1.0 + 1e-6])
     real = training.gradients
     monkeypatch.setattr(

@@ -6,8 +6,8 @@ import os
 from contextlib import suppress
 
 from ddpdoctor_smoke.rank import WrongOutcome
-from ddpdoctor_smoke.stages.comparing import blame, checksum, named, tell_all
-from ddpdoctor_smoke.stages.training import trained
+from ddpdoctor_smoke.stages.comparing import blame, checksum, name_ranks, tell_all
+from ddpdoctor_smoke.stages.training import train_once
 
 NAME = "checkpoint.pt"
 
@@ -25,11 +25,11 @@ def checkpoint(worker):
         WrongOutcome: a rank has a wrong result.
     """
     torch = worker.torch
-    run = trained(worker)
+    run = train_once(worker)
     before = contexts(torch) if worker.on_gpu else None
     content = {"model": run.model.module.state_dict(), "optimizer": run.optimizer.state_dict()}
     sums = [checksum(torch, tensor) for tensor in tensors_of(content)]
-    path, copied = saved(worker, content)
+    path, copied = save_checkpoint(worker, content)
     more = {"weights_only": True} if knows_weights_only(torch) else {}
     worker.step("torch.load")
     loaded = torch.load(path, map_location=worker.device, **more)
@@ -48,12 +48,12 @@ def checkpoint(worker):
         len(sums),
         "%d ranks" % worker.world_size if worker.world_size > 1 else "one rank",
         ", weights_only" if more else "",
-        "; %s loaded a copy, since rank 0's folder is not theirs" % named(copied) if copied else "",
+        "; %s loaded a copy, since rank 0's folder is not theirs" % name_ranks(copied) if copied else "",
         "; contexts could not be asked" if worker.on_gpu and before is None else "",
     )
 
 
-def saved(worker, content):
+def save_checkpoint(worker, content):
     """The file in this rank's folder; and the ranks for whom it isn't the one that rank 0 saved."""
     torch = worker.torch
     path = os.path.join(worker.folder, NAME)

@@ -5,7 +5,7 @@ from ddpdoctor_smoke.rank import WrongOutcome
 SIZES = ((1, "4 B"), (1024, "4 KiB"), (1024 * 1024, "4 MiB"))
 """Elements of float32, and their size in words: small ones and large ones take other ways."""
 
-MOST_SOURCES = 8
+MAX_SOURCES = 8
 """Ranks that broadcast in turn, from the first."""
 
 ALONE = "with one rank nothing is exchanged"
@@ -25,7 +25,7 @@ def all_reduce(worker):
 
 
 def broadcast(worker):
-    for source in range(min(worker.world_size, MOST_SOURCES)):
+    for source in range(min(worker.world_size, MAX_SOURCES)):
         tensor = worker.torch.full((1024,), float(worker.rank), device=worker.device)
         tensor = worker.collective("broadcast from rank %d" % source, "broadcast", tensor, source)
         must_be(tensor, source, "what rank %d sent" % source, [source])

@@ -4,7 +4,7 @@ from collections import Counter
 
 from ddpdoctor_smoke.rank import WrongOutcome
 
-MOST_NAMED = 8
+MAX_NAMED_RANKS = 8
 TEXT_BYTES = 400
 
 
@@ -25,13 +25,13 @@ def not_all(culprits, world_size):
     return culprits if len(culprits) < world_size else []
 
 
-def named(ranks):
+def name_ranks(ranks):
     """ "rank 3", "ranks 1 and 3", "all ranks"."""
     if not ranks:
         return "all ranks"
-    words = [str(rank) for rank in ranks[:MOST_NAMED]]
-    if len(ranks) > MOST_NAMED:
-        return "ranks %s and %d more" % (", ".join(words), len(ranks) - MOST_NAMED)
+    words = [str(rank) for rank in ranks[:MAX_NAMED_RANKS]]
+    if len(ranks) > MAX_NAMED_RANKS:
+        return "ranks %s and %d more" % (", ".join(words), len(ranks) - MAX_NAMED_RANKS)
     if len(words) == 1:
         return "rank " + words[0]
     return "ranks %s and %s" % (", ".join(words[:-1]), words[-1])
@@ -71,7 +71,7 @@ def blame(culprits, worker, words):
     """
     if culprits:
         culprits = not_all(culprits, worker.world_size)
-        raise WrongOutcome(words % named(culprits), culprits)
+        raise WrongOutcome(words % name_ranks(culprits), culprits)
 
 
 def must_be_within(tolerance, apart, worker, words):

@@ -29,7 +29,7 @@ def model_split(worker):
         NotHere: it can't be tested here.
     """
     requires(worker.on_gpu, "a model over two GPUs needs two GPUs a rank; these ranks run on the CPU")
-    places = seen(worker)
+    places = gpus_by_rank(worker)
     for rank, (view, gpus) in enumerate(places):
         ranks = sum(other == view for other, _ in places)
         if gpus < 2 * ranks:
@@ -88,7 +88,7 @@ def p2p(worker):
         WrongOutcome: a copy differs.
     """
     requires(worker.on_gpu, "copies between GPUs need two GPUs; these ranks run on the CPU")
-    places = seen(worker)
+    places = gpus_by_rank(worker)
     requires(max(gpus for _, gpus in places) > 1, "copies between GPUs need two GPUs that one rank sees")
     views = [view for view, _ in places]
     first = views.index(views[worker.rank]) == worker.rank and places[worker.rank][1] > 1
@@ -141,7 +141,7 @@ def all_can_use(worker, devices):
     requires(not reasons, "".join(reasons[:1]))
 
 
-def seen(worker):
+def gpus_by_rank(worker):
     """For each rank: a number that those have in common which see the same GPUs, and how many it sees. Where that can't be
     told, the stage is left untested."""
     count = worker.torch.cuda.device_count()

@@ -17,7 +17,7 @@ from ddpdoctor_smoke.stages.training import (
     tolerance,
 )
 
-LOOSER = 10
+BATCHNORM_FACTOR = 10
 """Times the tolerance of training is SyncBatchNorm's: gradients of statistics cancel each other out for the most part."""
 
 AMP_STEPS = 4
@@ -31,7 +31,7 @@ def sync_batchnorm(worker):
     requires(worker.on_gpu, "torch has SyncBatchNorm for GPUs only")
     requires(worker.world_size > 1, "needs two ranks: with one it is BatchNorm")
     torch = worker.torch
-    most = LOOSER * tolerance(worker)
+    most = BATCHNORM_FACTOR * tolerance(worker)
     x, y = (
         tensor.to(device=worker.device, dtype=torch.float32) for tensor in data_of(worker, BATCH * worker.world_size)
     )

@@ -1,12 +1,12 @@
 """Who trains on which samples."""
 
 from ddpdoctor_smoke.rank import WrongOutcome, requires
-from ddpdoctor_smoke.stages.comparing import how_known, named, odd_ones
+from ddpdoctor_smoke.stages.comparing import how_known, name_ranks, odd_ones
 
 SEED = 0
 WRONG_SEED = 1
 EPOCHS = 2
-EACH = 8
+SAMPLES_PER_RANK = 8
 """Samples a rank and epoch, in the stage "sampler"."""
 
 
@@ -44,18 +44,18 @@ def sampler(worker):
     requires(worker.world_size > 1, "needs two ranks: with one there is nothing to divide")
     row = worker.torch.tensor(samples_of(worker), dtype=worker.torch.int64)
     judge(worker.gather("every rank's samples", row).tolist(), worker.world_size)
-    return "%d ranks, %d samples" % (worker.world_size, EACH * worker.world_size)
+    return "%d ranks, %d samples" % (worker.world_size, SAMPLES_PER_RANK * worker.world_size)
 
 
 def samples_of(worker):
-    """This rank's seed, then for each epoch how many indices it has, and the first EACH of them."""
-    mine = sampler_of(worker, range(EACH * worker.world_size))
+    """This rank's seed, then for each epoch how many indices it has, and the first SAMPLES_PER_RANK of them."""
+    mine = sampler_of(worker, range(SAMPLES_PER_RANK * worker.world_size))
     row = [getattr(mine, "seed", SEED)]
     for epoch in range(EPOCHS):
         if hasattr(mine, "set_epoch"):
             mine.set_epoch(epoch)
         indices = list(mine)
-        row += [len(indices), *indices[:EACH]]
+        row += [len(indices), *indices[:SAMPLES_PER_RANK]]
     return row
 
 
@@ -68,7 +68,7 @@ def judge(rows, world_size):
     seeds = [row[0] for row in rows]
     odd = odd_ones(seeds)
     seed = next(seeds[rank] for rank in range(world_size) if rank not in odd)
-    samples = range(EACH * world_size)
+    samples = range(SAMPLES_PER_RANK * world_size)
     right = shares(world_size, samples, seed)
     culprits = [
         rank
@@ -94,9 +94,9 @@ def what_is_wrong(culprits, rows, seed, world_size):
     count = rows[first][1]
     if rows[first][0] != seed:
         why = "its sampler has the seed %d, the others' %d (%s)" % (rows[first][0], seed, how_known(world_size))
-    elif count != EACH:
+    elif count != SAMPLES_PER_RANK:
         why = "it takes %d samples an epoch rather than its share of %d, as without a DistributedSampler"
-        why %= (count, EACH)
+        why %= (count, SAMPLES_PER_RANK)
     else:
         why = "they aren't the share of its rank"
-    return "%s would train on samples of other ranks: %s" % (named(culprits), why)
+    return "%s would train on samples of other ranks: %s" % (name_ranks(culprits), why)

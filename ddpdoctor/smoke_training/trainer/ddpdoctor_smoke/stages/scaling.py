@@ -7,10 +7,10 @@ from ddpdoctor_smoke.rank import requires
 
 WARM_UP = 3
 TRIAL = 3
-FEWEST, MOST = 5, 200
+MIN_REPETITIONS, MAX_REPETITIONS = 5, 200
 SECONDS = 1.0
 """So long a measurement should take."""
-OF_THE_LIMIT = 0.8
+SHARE_OF_LIMIT = 0.8
 """What measuring may take of the seconds of a stage: how long a larger message will take is but reckoned."""
 
 ON_GPU = {"width": 4096, "layers": 4, "batch": 512}
@@ -56,8 +56,8 @@ def bandwidth(worker):
     began = time.monotonic()
     for size in SIZES_ON_GPU if on_gpu else SIZES_ON_CPU:
         # All ranks go by the same figures, here as well.
-        left = worker.order.seconds * OF_THE_LIMIT - most(worker, time.monotonic() - began)
-        needed = measuring(seconds * size / before) if before else 0.0
+        left = worker.order.seconds * SHARE_OF_LIMIT - largest(worker, time.monotonic() - began)
+        needed = seconds_to_measure(seconds * size / before) if before else 0.0
         if needed > left:
             tell(
                 worker,
@@ -65,7 +65,7 @@ def bandwidth(worker):
                 "gives them more" % (in_words(size), math.ceil(needed), max(left, 0), worker.order.seconds),
             )
             break
-        if on_gpu and least(worker, torch.cuda.mem_get_info(worker.device)[0]) < 2 * size:
+        if on_gpu and smallest(worker, torch.cuda.mem_get_info(worker.device)[0]) < 2 * size:
             tell(worker, larger="for want of free GPU memory: %s needs twice as much" % in_words(size))
             break
         tensor = torch.zeros(size // 4, device=worker.device)
@@ -110,7 +110,7 @@ def speed_of(worker, model, batch):
     worker.step("training steps, again and again")
     seconds = seconds_of(worker, train)
     memory = torch.cuda.max_memory_reserved(worker.device) if worker.device.type == "cuda" else 0
-    return batch / seconds, int(most(worker, memory))
+    return batch / seconds, int(largest(worker, memory))
 
 
 def seconds_of(worker, work):
@@ -118,20 +118,22 @@ def seconds_of(worker, work):
     for _ in range(WARM_UP):
         work()
     # All ranks go by the same figure, or they would not repeat it as often.
-    return most(worker, timed(worker, work, repeated(most(worker, timed(worker, work, TRIAL)))))
+    return largest(
+        worker, seconds_a_time(worker, work, repetitions(largest(worker, seconds_a_time(worker, work, TRIAL))))
+    )
 
 
-def repeated(seconds):
+def repetitions(seconds):
     """How often something that takes so long is measured."""
-    return int(min(max(SECONDS / seconds, FEWEST), MOST))
+    return int(min(max(SECONDS / seconds, MIN_REPETITIONS), MAX_REPETITIONS))
 
 
-def measuring(seconds):
+def seconds_to_measure(seconds):
     """Seconds that `seconds_of` takes for something that takes so long."""
-    return seconds * (WARM_UP + TRIAL + repeated(seconds))
+    return seconds * (WARM_UP + TRIAL + repetitions(seconds))
 
 
-def timed(worker, work, count):
+def seconds_a_time(worker, work, count):
     if worker.device.type == "cuda":
         worker.dist.barrier(device_ids=[worker.device.index])
     else:
@@ -151,15 +153,15 @@ def synchronize(worker):
             worker.torch.cuda.synchronize(gpu)
 
 
-def most(worker, number):
-    return agreed(worker, number, worker.dist.ReduceOp.MAX)
+def largest(worker, number):
+    return reduce_number(worker, number, worker.dist.ReduceOp.MAX)
 
 
-def least(worker, number):
-    return agreed(worker, number, worker.dist.ReduceOp.MIN)
+def smallest(worker, number):
+    return reduce_number(worker, number, worker.dist.ReduceOp.MIN)
 
 
-def agreed(worker, number, how):
+def reduce_number(worker, number, how):
     tensor = worker.torch.tensor(float(number), dtype=worker.torch.float64, device=worker.device)
     worker.dist.all_reduce(tensor, how)
     return tensor.item()

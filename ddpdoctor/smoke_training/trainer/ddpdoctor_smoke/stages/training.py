@@ -104,14 +104,14 @@ def parallel(worker, model, words="DistributedDataParallel()"):
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def trained(worker):
+def train_once(worker):
     """Trains, unless that has been done. Kept until the end."""
     if "trained" not in worker.kept:
-        worker.kept["trained"] = training_of(worker)
+        worker.kept["trained"] = run_training(worker)
     return worker.kept["trained"]
 
 
-def training_of(worker):
+def run_training(worker):
     torch = worker.torch
     data = torch.utils.data.TensorDataset(*data_of(worker, STEPS_OF_EPOCH * BATCH * worker.world_size))
     sampler = sampler_of(worker, data)
@@ -153,7 +153,7 @@ def train(worker):
     Raises:
         WrongOutcome: a rank has a wrong result.
     """
-    rows = gather_numbers(worker, "every rank's losses", trained(worker).losses)
+    rows = gather_numbers(worker, "every rank's losses", train_once(worker).losses)
     infinite = [rank for rank, losses in enumerate(rows) if not bool(worker.torch.isfinite(losses).all())]
     blame(infinite, worker, "the loss of %s isn't a finite number")
     first, last = float(rows[:, :STEPS_OF_EPOCH].mean()), float(rows[:, -STEPS_OF_EPOCH:].mean())
@@ -173,7 +173,7 @@ def one_process(worker):
     The ranks are to blame whose own loss is the first to be another one: what they do wrong reaches the others a step later,
     by the gradients. GPU: not run on one yet.
     """
-    run = trained(worker)
+    run = train_once(worker)
     worker.step("the same training in one process")
     losses, parameters = alone(worker)
     apart = deviation(list(run.model.module.parameters()), parameters)
@@ -218,7 +218,7 @@ def judge(worker, rows, losses):
 def accumulation(worker):
     """Two halves of a batch, the first in no_sync, give the gradients of the whole batch; and after the first half each rank has
     its own ones, since else they were exchanged all the same, which doesn't change the end. Tolerance as for one process."""
-    model = trained(worker).model
+    model = train_once(worker).model
     x, y = own_batch(worker, 2 * BATCH)
     loss_of = worker.torch.nn.functional.mse_loss
     model.zero_grad()
@@ -254,7 +254,7 @@ def parameters(worker):
     """After one more step all ranks' parameters and buffers are the same, bit by bit, by their checksums. Those of most ranks
     count; with two ranks, rank 0's."""
     requires(worker.world_size > 1, "needs two ranks: with one there is nothing to compare")
-    run = trained(worker)
+    run = train_once(worker)
     worker.step("one more step")
     step(worker, run.model, run.optimizer, *own_batch(worker))
     drift(worker, run.model)
