@@ -5,34 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
-
-import msgspec
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.network import Listener
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.proc import MAX_ENVIRON, Proc, user_name, variables
 from ddpdoctor.probes.processes.command_lines import command, command_of_others
-
-LISTEN = "0A"
-STATES_WITHOUT_OWNER = ("06", "03")
-"""TIME_WAIT and SYN_RECV: no process holds them, and they don't keep a listener off."""
+from ddpdoctor.probes.processes.tcp_sockets import HOLDING_STATES, LISTEN, TcpSocket, read_sockets
 
 JOB_SETTINGS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
 """What tells jobs apart."""
 MAX_COMMAND_LENGTH = 300
-
-
-class _Socket(msgspec.Struct, frozen=True):
-    """One row of /proc/net/tcp."""
-
-    address: str
-    port: int
-    listening: bool
-    uid: int
-    inode: str
 
 
 def error_of_bind(port: int) -> int:
@@ -59,34 +44,14 @@ def _bind(family: socket.AddressFamily, address: str, port: int) -> int:
 
 def port_holders(context: Context, ports: Iterable[int]) -> tuple[Listener, ...] | Unknown:
     """List those who listen on one of the ports, or hold it as the near end of a connection."""
-    wanted = set(ports)
-    sockets: list[_Socket] = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        text = context.read(table)
-        if isinstance(text, str):
-            sockets.extend(row for row in _rows(text) if row.port in wanted)
-        elif table == "/proc/net/tcp":
-            return text
     proc = Proc(os.fspath(context.path("/proc")))
-    owners = _owners(context, {row.inode for row in sockets}) if sockets else {}
+    if isinstance(unreadable := proc.read("net/tcp", 1), Unknown):
+        return unreadable
+    wanted = set(ports)
+    sockets = [row for row in read_sockets(proc, "net", HOLDING_STATES) if row.port in wanted]
+    owners = _owners(context, {str(row.inode) for row in sockets}) if sockets else {}
     ancestors = _ancestors(proc)
-    return tuple(_listener(proc, context.environ, row, owners.get(row.inode, 0), ancestors) for row in sockets)
-
-
-def _rows(table: str) -> Iterator[_Socket]:
-    for line in table.splitlines()[1:]:
-        fields = line.split()
-        if len(fields) < 10 or fields[3] in STATES_WITHOUT_OWNER:
-            continue
-        address, _, port = fields[1].partition(":")
-        yield _Socket(_address(address), int(port, 16), fields[3] == LISTEN, int(fields[7]), fields[9])
-
-
-def _address(digits: str) -> str:
-    """The kernel prints each 32-bit word in the host's own byte order."""
-    words = [int(digits[at : at + 8], 16).to_bytes(4, "little") for at in range(0, len(digits), 8)]
-    raw = b"".join(words)
-    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
+    return tuple(_listener(proc, context.environ, row, owners.get(str(row.inode), 0), ancestors) for row in sockets)
 
 
 def _owners(context: Context, inodes: set[str]) -> dict[str, int]:
@@ -104,7 +69,7 @@ def _owners(context: Context, inodes: set[str]) -> dict[str, int]:
     return found
 
 
-def _listener(proc: Proc, environ: Mapping[str, str], row: _Socket, pid: int, ancestors: set[int]) -> Listener:
+def _listener(proc: Proc, environ: Mapping[str, str], row: TcpSocket, pid: int, ancestors: set[int]) -> Listener:
     """pid: of the process that holds the socket, 0 where that can't be seen."""
     words = proc.words(pid) if pid else ()
     stat = proc.stat(pid)
@@ -117,7 +82,7 @@ def _listener(proc: Proc, environ: Mapping[str, str], row: _Socket, pid: int, an
         command="" if isinstance(words, Unknown) else shown(words)[:MAX_COMMAND_LENGTH],
         user=user_name(row.uid),
         age=-1.0 if isinstance(stat, Unknown) else round(stat.age, 1),
-        listening=row.listening,
+        listening=row.state == LISTEN,
         same_job=pid in ancestors or (pid > 0 and _is_of_same_job(proc, environ, pid)),
     )
 

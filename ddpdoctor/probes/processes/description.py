@@ -159,13 +159,9 @@ def with_activity(
             return msgspec.structs.replace(process, recent_cpu=spent, recent_bytes=spent, recent_switches=spent)
     assert isinstance(before, Spent)
     assert isinstance(after, Spent)
-    moved: int | Unknown
-    if isinstance(after.transferred, Unknown):
-        moved = after.transferred
-    elif isinstance(before.transferred, Unknown):
-        moved = before.transferred
-    else:
-        moved = max(0, after.transferred - before.transferred)
+    moved = before.transferred if isinstance(before.transferred, Unknown) else after.transferred
+    if isinstance(moved, int) and isinstance(before.transferred, int):
+        moved = max(0, moved - before.transferred)
     # Threads that have ended meanwhile take their share with them, but for what the process has used in all.
     cpu = max(after.cpu - before.cpu, after.process_cpu - before.process_cpu, 0.0)
     return msgspec.structs.replace(

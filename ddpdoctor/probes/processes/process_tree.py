@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
+import msgspec
+
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.redaction import legible
 from ddpdoctor.facts.processes import RankPlace
-from ddpdoctor.knowledge.launchers import Launch, launches, number
+from ddpdoctor.knowledge.launchers import launches, number
 from ddpdoctor.probes.proc import Stat, variables
 from ddpdoctor.probes.processes import command_lines as commands
 
@@ -133,7 +135,8 @@ def place_by_settings(settings: Mapping[str, str], *, alone: bool = False) -> Ra
     found = [launch for launch in launches(settings) if launch.rank is not None]
     order = ("torchrun", "Open MPI", "MVAPICH", "Intel MPI", "PMI", "settings", "Slurm")
     if found:
-        return _place(min(found, key=lambda launch: order.index(launch.launcher)))
+        first = msgspec.structs.asdict(min(found, key=lambda launch: order.index(launch.launcher)))
+        return RankPlace(source=_SOURCES.get(first.pop("launcher"), "RANK"), **first)
     # Lightning sets no RANK. Of further nodes it can't be told: that takes how many ranks each node has.
     local_rank, node = number(settings.get("LOCAL_RANK", "")), number(settings.get("NODE_RANK", "0"))
     if local_rank is None or node != 0 or not ("WORLD_SIZE" in settings or alone):
@@ -154,17 +157,6 @@ def place_by_arguments(words: Sequence[str]) -> RankPlace | None:
         return None
     return RankPlace(
         rank=found["rank"], world_size=found.get("world_size"), local_rank=found.get("local_rank"), source="--rank"
-    )
-
-
-def _place(launch: Launch) -> RankPlace:
-    return RankPlace(
-        rank=launch.rank or 0,
-        world_size=launch.world_size,
-        local_rank=launch.local_rank,
-        local_world_size=launch.local_world_size,
-        node_rank=launch.node_rank,
-        source=_SOURCES.get(launch.launcher, "RANK"),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,6 +14,8 @@ from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.processes.open_files import OpenFiles
 
 ESTABLISHED, LISTEN = b"01", b"0A"
+HOLDING_STATES = frozenset(f"{state:02X}".encode() for state in range(1, 13)) - {b"06", b"03"}
+"""All but TIME_WAIT and SYN_RECV, which no process holds, and which don't keep a listener off."""
 MAX_TABLE_BYTES = 1 << 26
 _MAPPED = b"0000000000000000FFFF0000"
 """Beginning of an IPv4 address that an IPv6 socket has, as the kernel writes it."""
@@ -53,21 +57,42 @@ def with_connections(proc: Proc, listed: Sequence[Process], files: Mapping[int, 
 def _connections(proc: Proc, pid: int) -> Mapping[int, Ends]:
     """The ends of each TCP connection in that process's network namespace, by the inode of its socket."""
     return {
-        inode: (own.removeprefix(_MAPPED), remote.removeprefix(_MAPPED))
-        for inode, own, remote in _sockets(proc, pid, ESTABLISHED)
+        row.inode: (row.own.removeprefix(_MAPPED), row.remote.removeprefix(_MAPPED))
+        for row in read_sockets(proc, f"{pid}/net", (ESTABLISHED,))
     }
 
 
 def listening_ports(proc: Proc, pid: int) -> Mapping[int, int]:
     """Read the inode of each listening TCP socket in that process's network namespace, and its port."""
-    return {inode: int(own.rpartition(b":")[2], 16) for inode, own, _ in _sockets(proc, pid, LISTEN)}
+    return {row.inode: row.port for row in read_sockets(proc, f"{pid}/net", (LISTEN,))}
 
 
-def _sockets(proc: Proc, pid: int, state: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Inode, own end and remote end of each TCP socket in that state."""
+class TcpSocket(NamedTuple):
+    """One row of /proc/net/tcp. own, remote: address and port of its ends, as they stand there."""
+
+    own: bytes
+    remote: bytes
+    state: bytes
+    uid: int
+    inode: int
+
+    @property
+    def port(self) -> int:
+        return int(self.own.rpartition(b":")[2], 16)
+
+    @property
+    def address(self) -> str:
+        """The kernel prints each 32-bit word in the host's own byte order."""
+        digits = self.own.partition(b":")[0]
+        words = [int(digits[at : at + 8], 16).to_bytes(4, "little") for at in range(0, len(digits), 8)]
+        return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, b"".join(words))
+
+
+def read_sockets(proc: Proc, folder: str, states: Container[bytes]) -> Iterator[TcpSocket]:
+    """Read the TCP sockets in those states. folder: "net", or "PID/net" for that process's network namespace."""
     for table in ("tcp", "tcp6"):
-        content = proc.read(f"{pid}/net/{table}", MAX_TABLE_BYTES)
+        content = proc.read(f"{folder}/{table}", MAX_TABLE_BYTES)
         for line in content.splitlines()[1:] if isinstance(content, bytes) else ():
             fields = line.split(None, 10)
-            if len(fields) >= 10 and fields[3] == state and fields[9].isdigit():
-                yield int(fields[9]), fields[1], fields[2]
+            if len(fields) >= 10 and fields[3] in states and fields[9].isdigit():
+                yield TcpSocket(fields[1], fields[2], fields[3], int(fields[7]), int(fields[9]))
