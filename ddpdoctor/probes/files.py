@@ -8,7 +8,7 @@ from os.path import exists, isdir, isfile
 
 from ddpdoctor.base.regular_files import NotRegularError, open_regular, read_start
 
-__all__ = ["NotRegularError", "exists", "isdir", "isfile", "names_in", "open_regular", "read_start"]
+__all__ = ["NotRegularError", "exists", "isdir", "isfile", "names_in", "open_regular", "read_start", "working_folder"]
 
 
 def names_in(folder: str | os.PathLike[str]) -> list[str]:
@@ -17,3 +17,11 @@ def names_in(folder: str | os.PathLike[str]) -> list[str]:
         return sorted(os.listdir(folder))  # noqa: PTH208 (names are enough)
     except OSError:
         return []
+
+
+def working_folder() -> str:
+    """The folder that we were started in, "" where it is gone or may not be looked at."""
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except OSError:
+        return ""

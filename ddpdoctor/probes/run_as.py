@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from ddpdoctor.base.ownership import EVERYBODY, ROOT, Foothold, foothold_on, user_name, writers_of_folder
 from ddpdoctor.engine.redaction import is_secret_name, redact_text
+from ddpdoctor.probes.files import working_folder
 
 OPTION: Final = "--as-root"
 PATH_LIST: Final = re.compile(r"PATH$|^LD_(?:PRELOAD|AUDIT)$")
@@ -172,7 +173,7 @@ def sudo(identity: RunAsUser) -> str:
 def remarks(python: str, chosen_by: str, environ: Mapping[str, str]) -> list[str]:
     """Say what is to be known of what the environment has led to: sentences, none where all of it is root's, or the user's own."""
     if not is_wary():
-        return [NOT_IMPORTED] if working_folder_for(None) and not _is_gone() else []
+        return [NOT_IMPORTED] if working_folder_for(None) and working_folder() else []
     try:
         identity = identity_for(code_of(python))
     except NotRunError as error:
@@ -190,17 +191,9 @@ def remarks(python: str, chosen_by: str, environ: Mapping[str, str]) -> list[str
     if left_out:
         whom = f"what runs as root or {identity.name}" if identity else "what runs as root"
         found.append(f"left out of the settings of {whom}, though a job would have them: {', '.join(left_out)}")
-    if working_folder_for(identity) and not _is_gone():
+    if working_folder_for(identity) and working_folder():
         found.append(NOT_IMPORTED)
     return found
-
-
-def _is_gone() -> bool:
-    """Whether the working folder was removed, where nobody can put anything any more."""
-    try:
-        return not os.getcwd()  # noqa: PTH109
-    except OSError:
-        return True
 
 
 def environ_for(identity: RunAsUser | None, environ: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.toolchain import Compiler, Consumer, Nvcc, Toolchain
 from ddpdoctor.probes.context import Context
-from ddpdoctor.probes.files import exists, isdir, isfile, names_in, read_start
+from ddpdoctor.probes.files import exists, isdir, isfile, names_in, read_start, working_folder
 from ddpdoctor.probes.library_search import place
 from ddpdoctor.probes.programs import find_program
 from ddpdoctor.probes.site_packages import SitePackages, site_packages
@@ -157,10 +157,7 @@ def _gcc_max(context: Context, path: str, version: str) -> int | None:
     homes = [found.parent.parent, found.resolve().parent.parent, context.path(f"/usr/local/cuda-{version}")]
     for home in homes:
         for include in ("include", "targets/x86_64-linux/include", "targets/sbsa-linux/include"):
-            try:
-                header = read_start(home / include / "crt/host_config.h", MAX_TEXT_BYTES).decode("utf-8", "replace")
-            except OSError:
-                continue
+            header = _text(home / include / "crt/host_config.h")
             if limit := re.search(r"#\s*if\s+__GNUC__\s*>\s*(\d+)", header):
                 return int(limit[1])
     return None
@@ -239,8 +236,8 @@ def _consumers(context: Context, site: SitePackages | Unknown, apex_source: str 
 
 def _other_build(context: Context, site: SitePackages | Unknown) -> str:
     """Why something builds through torch.utils.cpp_extension here, or ""."""
-    working = _working_folder()
-    if working and "CUDAExtension" in _text(working / "setup.py"):
+    working = working_folder()
+    if working and "CUDAExtension" in _text(f"{working}/setup.py"):
         return f"{working}/setup.py builds a CUDA extension"
     if isinstance(site, Unknown):
         return ""
@@ -255,23 +252,15 @@ def _other_build(context: Context, site: SitePackages | Unknown) -> str:
 
 
 def _apex_source() -> tuple[str | None, str]:
-    working = _working_folder()
-    for folder in (working, working / "apex") if working else ():
-        setup = _text(folder / "setup.py")
+    working = working_folder()
+    for folder in (working, f"{working}/apex") if working else ():
+        setup = _text(f"{folder}/setup.py")
         if "amp_C" in setup and "--cuda_ext" in setup:
-            return str(folder), "environment" if "APEX_CUDA_EXT" in setup else "options"
+            return folder, "environment" if "APEX_CUDA_EXT" in setup else "options"
     return None, ""
 
 
-def _working_folder() -> Path | None:
-    """The folder that the doctor was started in, which is where a build would be typed."""
-    try:
-        return Path.cwd()
-    except OSError:  # It is gone.
-        return None
-
-
-def _text(path: Path) -> str:
+def _text(path: str | Path) -> str:
     try:
         return read_start(path, MAX_TEXT_BYTES).decode("utf-8", "replace")
     except OSError:

@@ -14,6 +14,7 @@ import msgspec
 from ddpdoctor.base.text import masked
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.files import working_folder
 from ddpdoctor.probes.run_as import NotRunError, code_of, identity_for
 from ddpdoctor.probes.subprocesses import EndedProgram, start
 
@@ -85,7 +86,7 @@ def _ask(context: Context, mode: Mode, seconds: float) -> Answer:
     # Another user may not be allowed to read our files.
     script, stdin = (os.fspath(INQUIRY), b"") if identity is None else ("-", INQUIRY.read_bytes())
     started = start(
-        [context.python, script, mode, *words, str(seconds), _working_folder()],
+        [context.python, script, mode, *words, str(seconds), working_folder()],
         environ=context.environ,
         stdin=stdin,
         loads=code,
@@ -96,13 +97,6 @@ def _ask(context: Context, mode: Mode, seconds: float) -> Answer:
             started.kill()
             return interpreter
     return _understood(context.python, started.wait_until(until), words, seconds)
-
-
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # It is gone.
-        return ""
 
 
 def _unusable(python: str) -> Answer | None:
