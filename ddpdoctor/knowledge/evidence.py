@@ -32,7 +32,7 @@ def torch_cuda(torch: Torch) -> Evidence:
 
 
 def nvcc_version(nvcc: Nvcc) -> Evidence:
-    """Which CUDA nvcc is of."""
+    """Evidence of the CUDA that nvcc is of."""
     return Evidence(f"{nvcc.path} is of CUDA {nvcc.version} (found by {nvcc.found_by})", "nvcc --version")
 
 

@@ -46,7 +46,7 @@ def framework_of(log: Log) -> str:
 
 
 class _Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a framework's loop is at in a file, or in some functions of it, separated by blanks."""
+    """Phase of a framework's loop in a file, or in some functions of it, separated by blanks."""
 
     file: str
     phase: str

@@ -82,18 +82,21 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
-def same_version(one: str, other: str) -> bool:
+def same_version(version: str, other: str) -> bool:
     """Equal as far as both tell: a file says "9.10.2" of what its package calls "9.10.2.21"."""
-    left, right = numbers(one), numbers(other)
-    shared = min(len(left), len(right))
-    return shared > 0 and left[:shared] == right[:shared]
+    left, right = _as_far_as_both_tell(version, other)
+    return left == right != ()
 
 
-def older(one: str, other: str) -> bool:
-    """Whether one's version is lower, as far as both tell."""
-    left, right = numbers(one), numbers(other)
-    shared = min(len(left), len(right))
-    return left[:shared] < right[:shared]
+def older(version: str, than: str) -> bool:
+    """Whether a version is lower than another, as far as both tell."""
+    left, right = _as_far_as_both_tell(version, than)
+    return left < right
+
+
+def _as_far_as_both_tell(version: str, other: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    left, right = numbers(version), numbers(other)
+    return left[: len(right)], right[: len(left)]
 
 
 def release(version: str | None) -> Version | None:

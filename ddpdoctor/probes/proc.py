@@ -118,7 +118,7 @@ class Proc:
         return content.decode("utf-8", "replace").strip("\n") if isinstance(content, bytes) else ""
 
     def target(self, file: str) -> str:
-        """Where the link `/proc/FILE` leads; "" where that can't be read."""
+        """The same as text; "" where it can't be read."""
         link = self.link(file)
         return link if isinstance(link, str) else ""
 

@@ -161,7 +161,7 @@ class NvmlGpu:
         return found
 
     def links(self, active: list[int]) -> tuple[int, int, int]:
-        """How many NVLinks are up, and how many the GPU has; active: those that are up are noted there."""
+        """Count the NVLinks that are up, and those that the GPU has; active: those that are up are noted there."""
         total = 0
         for link in range(self.nvml.NVML_NVLINK_MAX_LINKS):
             try:
@@ -288,10 +288,10 @@ def sysfs_address(info: Any) -> str:
     return f"{int(found[1], 16):04x}:{found[2]}" if found else ""
 
 
-def p2p_status(nvml: Any, one: Any, other: Any) -> str:
+def p2p_status(nvml: Any, reader: Any, read: Any) -> str:
     """Whether the first may read the other's memory."""
     try:
-        return word(P2P, nvml.nvmlDeviceGetP2PStatus(one, other, 0))
+        return word(P2P, nvml.nvmlDeviceGetP2PStatus(reader, read, 0))
     except nvml.NVMLError as error:
         if error.value == FUNCTION_NOT_FOUND:
             raise
@@ -299,11 +299,11 @@ def p2p_status(nvml: Any, one: Any, other: Any) -> str:
 
 
 def p2p_matrix(nvml: Any, gpus: list[NvmlGpu]) -> list[list[str]]:
-    def status(one: NvmlGpu, other: NvmlGpu) -> str:
-        if one is other:
+    def status(gpu: NvmlGpu, peer: NvmlGpu) -> str:
+        if gpu is peer:
             return "self"
-        dead = one.handle is None or other.handle is None or one.answers["lost"] or other.answers["lost"]
-        return "unknown" if dead else p2p_status(nvml, one.handle, other.handle)
+        dead = any(end.handle is None or end.answers["lost"] for end in (gpu, peer))
+        return "unknown" if dead else p2p_status(nvml, gpu.handle, peer.handle)
 
     return [[status(gpu, peer) for peer in gpus] for gpu in gpus]
 

@@ -60,7 +60,7 @@ def _active(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
     names = [name for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)]
     found = [(_python_of(environ[name]), name) for name in names]
-    return min(found, key=lambda one: place(one[0]), default=None)
+    return min(found, key=lambda choice: place(choice[0]), default=None)
 
 
 def _python_of(folder: str) -> str:
