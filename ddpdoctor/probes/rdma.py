@@ -16,19 +16,13 @@ DEVICES = "/sys/class/infiniband"
 GIDS_MOST = 256
 """Entries of a port's table that are looked at; mlx5 has 255."""
 
-ERROR_COUNTERS = (
-    ("counters", "symbol_error"),
-    ("counters", "link_downed"),
-    ("counters", "link_error_recovery"),
-    ("counters", "port_rcv_errors"),
-    ("counters", "port_rcv_remote_physical_errors"),
-    ("counters", "local_link_integrity_errors"),
-    ("counters", "excessive_buffer_overrun_errors"),
-    ("hw_counters", "local_ack_timeout_err"),
-    ("hw_counters", "packet_seq_err"),
-    ("hw_counters", "out_of_sequence"),
-    ("hw_counters", "req_transport_retries_exceeded"),
-)
+ERROR_COUNTERS = {
+    "counters": (
+        "symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors", "port_rcv_remote_physical_errors",
+        "local_link_integrity_errors", "excessive_buffer_overrun_errors",
+    ),
+    "hw_counters": ("local_ack_timeout_err", "packet_seq_err", "out_of_sequence", "req_transport_retries_exceeded"),
+}  # fmt: skip
 """Those that count something gone wrong. Source: the kernel's Documentation/ABI/stable/sysfs-class-infiniband, and
 NVIDIA's "Understanding mlx5 Linux counters"."""
 
@@ -70,12 +64,12 @@ def _port(context: Context, device: str, port: int) -> RdmaPort:
 
 def _counters(context: Context, port: str, device: str) -> Iterator[tuple[str, int]]:
     """Those that aren't zero. Older drivers keep hw_counters beside the ports."""
-    for kind, name in ERROR_COUNTERS:
-        text = context.text(f"{port}/{kind}/{name}") or (
-            context.text(f"{device}/{kind}/{name}") if kind == "hw_counters" else ""
-        )
-        if text.isdecimal() and int(text):
-            yield name, int(text)
+    for kind, names in ERROR_COUNTERS.items():
+        for name in names:
+            folders = (port, device) if kind == "hw_counters" else (port,)
+            text = next(filter(None, (context.text(f"{folder}/{kind}/{name}") for folder in folders)), "")
+            if text.isdecimal() and int(text):
+                yield name, int(text)
 
 
 def _gids(context: Context, port: str) -> Iterator[Gid]:

@@ -68,13 +68,10 @@ def program_and_arguments(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     at = 1
     while at < len(words):
         word = words[at]
-        if word in ("-m", "-c") or (word.startswith(("-m", "-c")) and not word.startswith("--")):
-            value = word[2:] or (words[at + 1] if at + 1 < len(words) else "")
-            return f"{word[:2]} {value}", tuple(words[at + (1 if word[2:] else 2) :])
         # "-um torch.distributed.run" is one option of several letters.
-        if re.fullmatch(r"-[bBdEhiIOPqRsSuvVx?]+[mc]", word):
-            value = words[at + 1] if at + 1 < len(words) else ""
-            return f"-{word[-1]} {value}", tuple(words[at + 2 :])
+        if found := re.fullmatch(r"(?s)-[bBdEhiIOPqRsSuvVx?]*([mc])(.*)", word):
+            rest = words[at + 1 :] if not found[2] else (found[2], *words[at + 1 :])
+            return f"-{found[1]} {rest[0] if rest else ''}", tuple(rest[1:])
         if not word.startswith("-") or word == "-":
             return word, tuple(words[at + 1 :])
         at += 2 if word in _WITH_VALUE else 1
