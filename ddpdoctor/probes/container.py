@@ -104,12 +104,8 @@ def _is_booted_disk(context: Context, root: Mount) -> bool:
     """The root is a whole file system on a block device, and we are in the first namespace of processes."""
     if not root.source.startswith("/dev/") or root.kind == "squashfs":
         return False
-    try:
-        namespace = str(context.path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return False
     # btrfs is mounted by its subvolume, "/@" or "/root".
-    return namespace == INITIAL_PID_NAMESPACE and (root.root == "/" or root.kind == "btrfs")
+    return context.link("/proc/self/ns/pid") == INITIAL_PID_NAMESPACE and (root.root == "/" or root.kind == "btrfs")
 
 
 def _on_path(context: Context, *names: str) -> str | None:

@@ -91,6 +91,13 @@ class Context:
         except ValueError:
             return otherwise
 
+    def link(self, absolute: str) -> str:
+        """Read a link, as it is written; "" where there is none, or it can't be read."""
+        try:
+            return os.readlink(self.path(absolute))  # noqa: PTH115
+        except OSError:
+            return ""
+
     def names(self, absolute: str) -> list[str]:
         """Names in a folder, mlx5_10 behind mlx5_9; none where it can't be read."""
         return sorted(names_in(self.path(absolute)), key=by_number)

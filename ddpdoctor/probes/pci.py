@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.pci import Pci, PciDevice
@@ -56,24 +55,15 @@ def _matters(context: Context, name: str) -> bool:
     return interesting and not os.path.lexists(context.path(f"{folder}/physfn"))
 
 
-def _link(context: Context, path: str) -> Path | None:
-    try:
-        return context.path(path).readlink()
-    except OSError:
-        return None
-
-
 def _bridges(context: Context, name: str) -> tuple[str, ...]:
     """Addresses of the bridges above, topmost first: sysfs nests a device's folder in that of its bridge."""
-    nested = _link(context, f"{BUS}/{name}")
-    return tuple(part for part in nested.parts[:-1] if ADDRESS.fullmatch(part)) if nested else ()
+    return tuple(part for part in context.link(f"{BUS}/{name}").split("/")[:-1] if ADDRESS.fullmatch(part))
 
 
 def _device(context: Context, name: str, bridges: tuple[str, ...]) -> PciDevice:
     folder = f"{BUS}/{name}"
     parent = f"{BUS}/{bridges[-1]}" if bridges else ""
     vendor, class_code = context.number(f"{folder}/vendor"), context.number(f"{folder}/class")
-    driver = _link(context, f"{folder}/driver")
     # sysfs has noted the revision at boot; a GPU that answers nothing but ones today is dead.
     is_gpu = vendor in (NVIDIA, AMD) and class_code >> 16 in (0x03, 0x12)
     is_dead = is_gpu and _config(context, folder)[:4] == b"\xff\xff\xff\xff"
@@ -82,7 +72,7 @@ def _device(context: Context, name: str, bridges: tuple[str, ...]) -> PciDevice:
         vendor=vendor,
         device=context.number(f"{folder}/device"),
         class_code=class_code,
-        driver=driver.name if driver else None,
+        driver=context.link(f"{folder}/driver").rpartition("/")[2] or None,
         revision=0xFF if is_dead else context.number(f"{folder}/revision"),
         link_speed=_speed(context, f"{folder}/current_link_speed"),
         link_speed_max=_speed(context, f"{folder}/max_link_speed"),

@@ -59,10 +59,9 @@ def _stale(context: Context, segments: Mapping[str, os.stat_result]) -> Stale | 
     """The segments that nobody is seen to use; Unknown where those who may use them can't be seen."""
     if not segments:
         return {}, 0
-    try:
-        namespace = str(context.path("/proc/self/ns/pid").readlink())
-    except OSError as error:
-        return Unknown(f"/proc/self/ns/pid: {error.strerror}")
+    namespace = context.link("/proc/self/ns/pid")
+    if not namespace:
+        return Unknown("/proc/self/ns/pid can't be read")
     if namespace != INITIAL_PID_NAMESPACE:
         return Unknown(f"processes outside of this container may use {plural(len(segments), 'segment')} in /dev/shm")
     me = os.geteuid()
