@@ -72,7 +72,8 @@ def probe(context: Context) -> Driver | Unknown:
         nvml_message=answers.message,
         nvml_end=answers.end,
         nvml_path=answers.path,
-        nvml_version=_without_cuda_major(answers.version) or _version_in_name(answers.path),
+        # NVML 13.580.95.05 belongs to driver 580.95.05.
+        nvml_version=re.sub(r"^\d{1,2}\.(?=\d{3,}\.)", "", answers.version or "") or _version_in_name(answers.path),
         nvml_driver_version=answers.driver_version,
         nouveau_blacklisted=nouveau_blacklisted(context),
         fabric_manager=fabric_manager(context) if present else None,
@@ -108,11 +109,6 @@ def _version_in_name(path: object) -> str | None:
     """ "580.95.05" from libcuda.so.580.95.05; WSL's and Jetson's libcuda.so.1.1 names no version."""
     found = re.search(r"\.so\.(\d{3,}(?:\.\d+)+)$", path) if isinstance(path, str) else None
     return found[1] if found else None
-
-
-def _without_cuda_major(version: str | None) -> str | None:
-    """NVML 13.580.95.05 belongs to driver 580.95.05."""
-    return re.sub(r"^\d{1,2}\.(?=\d{3,}\.)", "", version) if version else None
 
 
 def version_on_disk(context: Context) -> str | Unknown | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -65,9 +64,10 @@ def _unread(why: Unknown, service: str | None) -> Firewall:
 def _judged(rules: Rules, family: str, ephemeral: tuple[int, int], service: str | None) -> Firewall:
     """Work out what the rules do to packets of that family."""
     tables, sent = rules.tables(INPUT, family), rules.tables(OUTPUT, family)
-    reading = read_filters([chains for _, chains in tables], ephemeral)
+    reading, reading_sent = (read_filters([chains for _, chains in shown], ephemeral) for shown in (tables, sent))
     return Firewall(
-        tool=_tool(reading, [name for name, _ in tables]) or _tool_of_output(sent, ephemeral),
+        # Where nothing filters input, the tool that filters output.
+        tool=_tool(reading, tables) or (_tool(reading_sent, sent) if reading_sent.drops_new is not False else None),
         input_policy=reading.policy,
         open_ports=reading.open_ports,
         open_sources=reading.open_sources,
@@ -91,16 +91,11 @@ def enabled_service(context: Context) -> str | None:
     return "firewalld" if in_cgroup or context.runs("firewalld") else None
 
 
-def _tool(reading: Reading, sources: Sequence[str]) -> str | None:
+def _tool(reading: Reading, tables: Tables) -> str | None:
     if reading.policy is None:
         return None
-    return next(iter(reading.managers), None) or ("iptables" if {"iptables", "ip6tables"} & set(sources) else "nft")
-
-
-def _tool_of_output(tables: Tables, ephemeral: tuple[int, int]) -> str | None:
-    """Name the tool that filters output, where nothing filters input."""
-    reading = read_filters([chains for _, chains in tables], ephemeral)
-    return _tool(reading, [name for name, _ in tables]) if reading.drops_new is not False else None
+    by_iptables = any(name in ("iptables", "ip6tables") for name, _ in tables)
+    return next(iter(reading.managers), "iptables" if by_iptables else "nft")
 
 
 def _chains_to_open(tables: Tables, ephemeral: tuple[int, int]) -> tuple[str, ...]:

@@ -17,14 +17,15 @@ def probe(context: Context) -> Machine:
     released = _os_release(context)
     memory = context.read("/proc/meminfo")
     kernel = context.text("/proc/sys/kernel/osrelease") or platform.release()
+    cores = os.cpu_count() or Unknown("the system doesn't say how many cores it has")
     return Machine(
         system=platform.system(),
         kernel=kernel,
         architecture=platform.machine(),
         os_name=_named(released, "PRETTY_NAME"),
         os_id=_named(released, "ID"),
-        logical_cores=_logical_cores(context),
-        usable_cores=_usable_cores(),
+        logical_cores=len(re.findall(r"^processor\s*:", context.text("/proc/cpuinfo"), re.MULTILINE)) or cores,
+        usable_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
         memory_total=_kibibytes(memory, "MemTotal"),
         memory_available=_kibibytes(memory, "MemAvailable"),
         # Azure's own kernels say "microsoft" nowhere in their release; WSL 1 says "Microsoft", WSL 2 "microsoft-standard".
@@ -63,17 +64,6 @@ def _named(released: dict[str, str] | Unknown, name: str) -> Maybe[str]:
     if isinstance(released, Unknown):
         return released
     return released.get(name) or Unknown(f"/etc/os-release has no {name}")
-
-
-def _logical_cores(context: Context) -> Maybe[int]:
-    count = len(re.findall(r"^processor\s*:", context.text("/proc/cpuinfo"), re.MULTILINE))
-    return count or os.cpu_count() or Unknown("the system doesn't say how many cores it has")
-
-
-def _usable_cores() -> Maybe[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or Unknown("the system doesn't say how many cores may be used")
 
 
 def _kibibytes(text: str | Unknown, name: str) -> Maybe[int]:

@@ -46,7 +46,7 @@ PARENTS_FRAMES: Final = ("multiprocessing/popen_fork.py", "multiprocessing/forks
 """From here outward the stack of a forked process is a copy of its parent's."""
 
 NAMESPACES: Final = ("ns/mnt", "ns/user")
-UNRESTRICTED_PTRACE: Final = 0
+UNRESTRICTED_PTRACE: Final = "0"
 """Yama's setting by which users may look into their own processes."""
 
 Frames = tuple[Frame, ...]
@@ -277,20 +277,14 @@ def memory_reader(pid: int, proc: Proc) -> RunAsUser | None:
     Root's rights are needed where Yama lets users look into their processes' parents alone, and for a container's, whose
     files another user can't enter. That a process is closed to its own user is no such reason: it can bring that about.
     """
-    if not is_wary() or not _users_may_look(proc) or _is_contained(pid, proc):
+    if not is_wary():
+        return None
+    scope = proc.text("sys/kernel/yama/ptrace_scope", 16)  # Without Yama there is no such file.
+    is_contained = any(proc.link(f"{pid}/{name}") != proc.link(f"self/{name}") for name in NAMESPACES)
+    if scope not in ("", UNRESTRICTED_PTRACE) or is_contained:
         return None
     status = proc.status(pid)
     uids, gids = ({int(number) for number in status.get(name, "").split()} for name in ("Uid", "Gid"))
     if len(uids) != 1 or len(gids) != 1 or uids == {ROOT}:
         return None
     return identity_of(uids.pop())._replace(gid=gids.pop())
-
-
-def _users_may_look(proc: Proc) -> bool:
-    scope = proc.read("sys/kernel/yama/ptrace_scope", 16)
-    # Without Yama there is no such file.
-    return not isinstance(scope, bytes) or scope.strip() == str(UNRESTRICTED_PTRACE).encode()
-
-
-def _is_contained(pid: int, proc: Proc) -> bool:
-    return any(proc.link(f"{pid}/{name}") != proc.link(f"self/{name}") for name in NAMESPACES)

@@ -132,7 +132,10 @@ def keepers(context: Context) -> tuple[SegmentKeeper, ...]:
         words = proc.read(f"{pid}/cmdline", MAX_COMMAND)
         what = next((program for program in (_MANAGER, _TRACKER) if isinstance(words, bytes) and program in words), b"")
         if what and (uid := proc.owner(pid)) >= 0:
-            found.append(SegmentKeeper(pid=pid, uid=uid, what=what, started=_started(proc, pid)))
+            stat = proc.stat(pid)
+            # Where its start can't be told, as if it had always been there.
+            started = 0.0 if isinstance(stat, Unknown) else time.time() - stat.age
+            found.append(SegmentKeeper(pid=pid, uid=uid, what=what, started=started))
     return tuple(found)
 
 
@@ -159,9 +162,3 @@ def wanted_by(name: str, state: os.stat_result, known: tuple[SegmentKeeper, ...]
 def last_used(state: os.stat_result) -> float:
     """Seconds since the epoch. Of the three the one that `cp -p`, rsync and touch can't set back counts, too."""
     return max(state.st_mtime, state.st_ctime, state.st_atime)
-
-
-def _started(proc: Proc, pid: int) -> float:
-    """0.0 where it can't be told: as if it had always been there."""
-    stat = proc.stat(pid)
-    return 0.0 if isinstance(stat, Unknown) else time.time() - stat.age

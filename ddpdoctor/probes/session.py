@@ -70,7 +70,12 @@ def collect_facts(context: Context, groups: Iterable[str], known: str = "", limi
 
     wanted = set(groups) - set(EXPERIMENTS)
     waiting = set(wanted)
-    line = StatusLine(lambda seconds: f"{known}{_waited_for(sorted(waiting), seconds)}", delay=0.3)
+
+    def words(seconds: float) -> str:
+        names = ", ".join(group.replace("_", " ") for group in sorted(waiting))
+        return f"{known}Looking at this host ({seconds:.0f} s), waiting for: {names or 'nothing more'}"
+
+    line = StatusLine(words, delay=0.3)
     try:
         until = math.inf
         if limit:
@@ -78,8 +83,3 @@ def collect_facts(context: Context, groups: Iterable[str], known: str = "", limi
         return take_snapshot(context, wanted, done=waiting.discard, until=until)
     finally:
         line.close()
-
-
-def _waited_for(groups: list[str], seconds: float) -> str:
-    names = ", ".join(group.replace("_", " ") for group in groups)
-    return f"Looking at this host ({seconds:.0f} s), waiting for: {names or 'nothing more'}"

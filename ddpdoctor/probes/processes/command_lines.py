@@ -143,12 +143,9 @@ def command_of_others(words: tuple[str, ...]) -> str:
     what, arguments = program_and_arguments(words)
     if not words or not what or what == words[0]:
         # A shell, node or java: the script is the first argument.
-        shown = words[: 2 if len(words) > 1 and _is_path(words[1]) else 1]
+        is_path = words[1:] and words[1].startswith(("/", "./")) and not set(words[1]) & set("=@:? ")
+        shown = words[: 2 if is_path else 1]
         arguments = words[len(shown) :]
     else:
         shown = (words[0], what.partition(" ")[0]) if what.startswith("-c ") else (words[0], *what.split(" ", 1))
     return command(shown) + (" ..." if arguments or what.startswith("-c ") else "")
-
-
-def _is_path(word: str) -> bool:
-    return word.startswith(("/", "./")) and not any(sign in word for sign in "=@:? ")
