@@ -10,18 +10,19 @@ from ddpdoctor.base.findings import FAIL, Finding, Severity
 from ddpdoctor.engine.log_traits import PLAIN_SIGNS, LogTraits
 from ddpdoctor.engine.registry import SignRole, check
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.logs.analyze.sightings import lines, sightings
+from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings
 
 FindingOfSigns = Callable[[Log, Sequence[SignMatch]], Finding]
 
 
 def log_check(
-    slug: str, *, severity: Severity = FAIL, log: LogTraits = PLAIN_SIGNS
+    slug: str, *, severity: Severity = FAIL, of_rank: bool = False, log: LogTraits = PLAIN_SIGNS
 ) -> Callable[[FindingOfSigns], FindingOfSigns]:
     """Registers a check that is made of its log signs, and of what a function makes of those that a log has.
 
     The function's docstring is the page. It is asked only where signs of the illness were met, those of healthy runs apart;
-    the lines with them are the finding's evidence, unless it names its own.
+    the lines with them are the finding's evidence, unless it names its own. `of_rank`: it is about the rank whose line came first, unless
+    it names one.
     """
 
     def register(finding_of: FindingOfSigns) -> FindingOfSigns:
@@ -29,7 +30,8 @@ def log_check(
             seen = [match for match in sightings(log, slug) if match.role is not SignRole.NOISE]
             if seen:
                 finding = finding_of(log, seen)
-                yield msgspec.structs.replace(finding, evidence=finding.evidence or lines(log, seen))
+                rank = said_by(seen) if of_rank and finding.rank is None else finding.rank
+                yield msgspec.structs.replace(finding, evidence=finding.evidence or lines(log, seen), rank=rank)
 
         predicate.__doc__, predicate.__module__ = finding_of.__doc__, finding_of.__module__
         predicate.__name__, predicate.__qualname__ = finding_of.__name__, finding_of.__qualname__

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.engine.registry import check
-from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.snapshot import Machine
 
 
 @check("{slug}", severity=WARN)
@@ -39,10 +39,10 @@ def {function}(machine: Machine) -> Iterator[Finding]:
     FILL IN
     """
     if machine.kernel == "FILL IN":
-        yield Finding(
-            summary="FILL IN: what is wrong, with the figures",
-            evidence=(Evidence("FILL IN: what was seen", "FILL IN: where"),),
-            fixes=(Fix("FILL IN: what to do", ("FILL IN: the command",)),),
+        yield Finding.of(
+            "FILL IN: what is wrong, with the figures",
+            Evidence("FILL IN: what was seen", "FILL IN: where"),
+            Fix("FILL IN: what to do", ("FILL IN: the command",)),
         )
 '''
 SIGNS = """# How logs show the illnesses of {function}.py.

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import dotted, listed
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
+from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.checks.torch.extensions import cudart_major, other_python, unresolved
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogTraits, check, requires
-from ddpdoctor.facts.environment import Environment
+from ddpdoctor.engine.registry import LogTraits, check, required, requires
 from ddpdoctor.facts.extensions import Apex, Extensions, SharedObject
-from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.facts.target_python import TargetPython
+from ddpdoctor.facts.snapshot import Environment, Gpus, TargetPython, Torch
 from ddpdoctor.facts.toolchain import Nvcc, Toolchain
-from ddpdoctor.facts.torch import Torch
 from ddpdoctor.facts.visible import needs_certain_order, visible_gpus
-from ddpdoctor.knowledge.building import build_commands, gcc_limit, home_of, matching_nvcc, serves, too_new
+from ddpdoctor.knowledge.building import build_commands, home_of, limit_exceeded, matching_nvcc, serves
 from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.installing import uninstall
 from ddpdoctor.knowledge.nvidia import NO_GPU, called, compute_capability, without
 from ddpdoctor.logs.analyze.false_positives import builds_tried_again
-from ddpdoctor.logs.analyze.sightings import word
+from ddpdoctor.logs.analyze.sightings import lines, where, word
 
 USES = {
     "amp_C": "FusedAdam, FusedLAMB, FusedSGD and clip_grad_norm_",
@@ -63,30 +62,25 @@ UNASKED = Unknown("not asked")
 
 
 def prescription_for(target_python: TargetPython, torch: Maybe[Torch], nvcc: Maybe[Nvcc | None] = UNASKED) -> Fix:
-    """The command that works out how to build Apex for this target Python, announced as what it will say.
-
-    Args:
-        target_python: whose Apex it is.
-        torch: what it is to go with.
-        nvcc: that of torch's CUDA version, where it was looked for.
-    """
+    """The command that works out how to build Apex for this target Python; `nvcc`: that of torch's CUDA, where it was looked for."""
     named = ["--python", target_python.python] if target_python.chosen_by == "--python" else []
     if isinstance(torch, Torch) and torch.installed and torch.hip is not None:
-        text = "Build AMD's fork of Apex, which goes with this torch for ROCm: this prints the commands"
+        text = "Build AMD's fork of Apex, which fits this torch for ROCm: this prints the commands"
     elif isinstance(torch, Torch) and torch.cpu_only:
-        text = "See what torch itself has in place of Apex, which has nothing to offer a torch without CUDA"
+        text = "See what torch itself has in place of Apex, which needs a torch with CUDA"
     elif nvcc is None:
         text = "See what is to be done before NVIDIA's Apex can be built here, and what torch has in its place"
     else:
-        text = "Build NVIDIA's Apex, where this host has what that takes: this prints the commands, or what is lacking"
+        text = "Build NVIDIA's Apex: this prints the commands, or what this host lacks for it"
     return Fix(text, (shlex.join(["ddpdoctor", "explain", "apex", *named]),))
 
 
-def removal(target_python: TargetPython) -> Fix:
-    return Fix("Remove this Apex", (uninstall(target_python, "apex"),))
+def _another(target_python: TargetPython, torch: Maybe[Torch]) -> tuple[Fix, Fix]:
+    remove = Fix("Remove this Apex", (uninstall(target_python, "apex"),))
+    return remove, prescription_for(target_python, torch)
 
 
-def where(apex: Apex) -> Evidence:
+def _place(apex: Apex) -> Evidence:
     return Evidence(f"Apex {apex.version}".strip() + f" in {apex.location}", "apex folder and its .so files")
 
 
@@ -94,12 +88,11 @@ def _told_by_apex(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Apex's setup.py has compared before it built anything."""
     cuda = word(seen, "torch_cuda")
     home = (f"export CUDA_HOME=/usr/local/cuda-{quote(cuda)}",) if cuda else ()
+    toolkit = f"the toolkit of torch's version{f', {cuda}' * bool(cuda)}"
     return Particulars(
-        f"Apex wasn't built: nvcc is of another CUDA than torch, which is of {cuda or 'another'}",
+        f"Apex wasn't built: nvcc is of another CUDA than torch{f', which is of {cuda}' * bool(cuda)}",
         (
-            Fix(
-                f"Point CUDA_HOME to the toolkit of torch's version{f', {cuda}' if cuda else ''}, and build again", home
-            ),
+            Fix(f"Point CUDA_HOME to {toolkit}, and build again", home),
             Fix("Or install the torch that was made for the nvcc that is there"),
             Fix("See which toolkits are here, and which commands build it", ("ddpdoctor explain apex",)),
         ),
@@ -127,10 +120,10 @@ def apex_wrong_package(extensions: Extensions, target_python: TargetPython, torc
     found = known(extensions.apex)
     requires(found, "Apex is not installed")
     if found[0].kind != "nvidia":
-        yield Finding(
-            summary=f"The apex {found[0].version} that is installed is PyPI's web toolkit, not NVIDIA's Apex",
-            evidence=(where(found[0]),),
-            fixes=(removal(target_python), prescription_for(target_python, torch)),
+        yield Finding.of(
+            f"The apex {found[0].version} that is installed is PyPI's web toolkit, not NVIDIA's Apex",
+            _place(found[0]),
+            _another(target_python, torch),
         )
 
 
@@ -160,22 +153,19 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, target_python: Target
     if not missing:
         return
     tags = sorted({version for extension in apex.objects if (version := other_python(extension, target_python))})
-    if not fitting and tags:
-        summary = f"Apex's extensions are built for Python {listed(tags)}; this is {target_python.version}"
-    elif not fitting:
+    summary = f"Apex lacks {listed(missing)}, part of its compiled extensions"
+    if not fitting:
         summary = "Apex is installed without its compiled extensions: its fused optimizers and norms won't work"
-    else:
-        summary = f"Apex lacks {listed(missing)}, part of its compiled extensions"
-    raising = [USES[name] for name in missing if name not in FALL_BACK]
-    slower = [USES[name] for name in missing if name in FALL_BACK]
-    yield Finding(
-        summary=summary,
-        cause=" ".join(
-            [f"These stop with an error: {listed(raising)}."] * bool(raising)
-            + [f"These get slower: {listed(slower)}."] * bool(slower)
-        ),
-        evidence=(where(apex), Evidence(f"compiled modules: {listed(sorted(present)) or 'none'}", apex.location)),
-        fixes=(prescription_for(target_python, torch),),
+        if tags:
+            summary = f"Apex's extensions are built for Python {listed(tags)}; this is {target_python.version}"
+    raising = listed(USES[name] for name in missing if name not in FALL_BACK)
+    slower = listed(USES[name] for name in missing if name in FALL_BACK)
+    yield Finding.of(
+        summary,
+        _place(apex),
+        Evidence(f"compiled modules: {listed(sorted(present)) or 'none'}", apex.location),
+        prescription_for(target_python, torch),
+        cause=f"{f'These stop with an error: {raising}. ' * bool(raising)}{f'These get slower: {slower}.' * bool(slower)}".strip(),
     )
 
 
@@ -189,30 +179,26 @@ def apex_cuda_mismatch(extensions: Extensions, torch: Torch, target_python: Targ
 
     ## Why
     The extensions name the runtime they were built for. Changing torch to a build for another major version of CUDA,
-    or to one without CUDA, leaves them behind.
+    or to one without CUDA, leaves them as they were.
 
     ## Fix
     Remove Apex and build it again with the toolkit of torch's version; its setup.py takes no other.
     """
     apex = installed(extensions, torch)
-    loadable = for_this_python(apex, target_python)
-    version = torch.cuda or ""
-    for extension in loadable:
+    for extension in for_this_python(apex, target_python):
         major = cudart_major(extension)
-        name = extension.path.rpartition("/")[2]
         needs = [*extension.missing, *(library for library in extension.needed if library.startswith("libcudart"))]
         if not torch.cuda and extension.missing:
-            summary = f"Apex's {extension.module} needs {listed(extension.missing, 2)}; torch {torch.version} is built without CUDA"
-        elif major and torch.cuda and major != version.partition(".")[0]:
-            summary = (
-                f"Apex's {extension.module} was built for CUDA {major}; torch {torch.version} is for CUDA {version}"
-            )
+            fault = f"needs {listed(extension.missing, 2)}; torch {torch.version} is built without CUDA"
+        elif major and torch.cuda and major != torch.cuda.partition(".")[0]:
+            fault = f"was built for CUDA {major}; torch {torch.version} is for CUDA {torch.cuda}"
         else:
             continue
-        yield Finding(
-            summary=summary,
-            evidence=(Evidence(f"{name} needs {listed(needs)}", extension.path), torch_version(torch)),
-            fixes=(removal(target_python), prescription_for(target_python, torch)),
+        yield Finding.of(
+            f"Apex's {extension.module} {fault}",
+            Evidence(f"{extension.path.rpartition('/')[2]} needs {listed(needs)}", extension.path),
+            torch_version(torch),
+            _another(target_python, torch),
         )
         return
 
@@ -232,19 +218,19 @@ def apex_undefined_symbol(extensions: Extensions, torch: Torch, target_python: T
     Remove Apex and build it again in this environment, with `--no-build-isolation --no-cache-dir`.
     """
     apex = installed(extensions, torch)
-    loadable = for_this_python(apex, target_python)
-    for extension in loadable:
+    for extension in for_this_python(apex, target_python):
         if extension.missing or cudart_major(extension) not in ("", (torch.cuda or "").partition(".")[0]):
             continue  # Of another CUDA, which apex-cuda-mismatch says.
         broken = f"can't be loaded: {extension.error}"
-        found = (broken, broken) if extension.error else unresolved(extension, torch)
-        if found is None:
+        fault = (broken, broken) if extension.error else unresolved(extension, torch)
+        if fault is None:
             continue
-        summary, evidence = found
-        yield Finding(
-            summary=f"Apex's {extension.module} {summary}",
-            evidence=(Evidence(evidence, extension.path), torch_version(torch)),
-            fixes=(removal(target_python), prescription_for(target_python, torch)),
+        summary, evidence = fault
+        yield Finding.of(
+            f"Apex's {extension.module} {summary}",
+            Evidence(evidence, extension.path),
+            torch_version(torch),
+            _another(target_python, torch),
         )
         return
 
@@ -259,11 +245,11 @@ def apex_arch_missing(
     The first fused optimizer step or layer norm ends with "no kernel image is available for execution on the device".
 
     ## Why
-    nvcc compiles for the architectures that it is told: by default those of the GPUs in the machine that builds. An
+    nvcc compiles for the architectures that it is given: by default those of the GPUs in the machine that builds. An
     Apex built on an A100 has nothing for an RTX 4090 of another major version, unless PTX was added.
 
     ## Fix
-    Build it again with `TORCH_CUDA_ARCH_LIST` naming every GPU it shall run on: `TORCH_CUDA_ARCH_LIST="8.0;9.0"`.
+    Build it again with `TORCH_CUDA_ARCH_LIST` naming every GPU that it should run on: `TORCH_CUDA_ARCH_LIST="8.0;9.0"`.
     """
     apex = installed(extensions, torch)
     loadable = [extension for extension in for_this_python(apex, target_python) if extension.architectures]
@@ -272,35 +258,33 @@ def apex_arch_missing(
     usable = [visible_gpu.gpu for visible_gpu in visible_gpus(gpus, environment)]
     requires(usable, "no GPU is visible to torch")
     lacking = [
-        (gpu, extension, gpu.compute_capability)
+        (gpu, extension, capability)
         for gpu in usable
         for extension in loadable
-        if isinstance(gpu.compute_capability, tuple)
-        and not any(serves(architecture, gpu.compute_capability) for architecture in extension.architectures)
+        if isinstance(capability := gpu.compute_capability, tuple)
+        and not any(serves(architecture, capability) for architecture in extension.architectures)
     ]
-    if lacking:
-        bad = [gpu for gpu in usable if any(gpu is lacking_gpu for lacking_gpu, _, _ in lacking)]
-        fixes = [prescription_for(target_python, torch)]
-        if len(bad) < len(usable):
-            needs_certain_order(gpus, environment)
-            # Each once, though a GPU may stand there for several slices.
-            shown = {gpu.index: gpu for gpu in usable}.values()
-            others = ("export CUDA_DEVICE_ORDER=PCI_BUS_ID", without(shown, bad))
-            fixes.append(Fix(f"Or leave {called(bad)} out", others))
-        gpu, one, capability = lacking[0]
-        yield Finding(
-            summary=f"Apex's {one.module} is built for {listed(one.architectures)}, not for GPU {gpu.index}, "
-            f"{gpu.name} (sm_{capability[0]}{capability[1]})",
-            severity=WARN if len(bad) < len(usable) else FAIL,
-            evidence=(
-                Evidence(f"{one.module}: {listed(one.architectures)}", f"fat binary of {one.path}"),
-                Evidence(f"GPU {gpu.index} has compute capability {dotted(capability)}", "NVML"),
-            ),
-            fixes=tuple(fixes),
-        )
+    if not lacking:
+        for gpu in usable:
+            compute_capability(gpu)  # One that doesn't tell leaves the check untested.
         return
-    for gpu in usable:
-        compute_capability(gpu)  # One that doesn't tell leaves the check untested.
+    bad = [gpu for gpu in usable if any(gpu is lacking_gpu for lacking_gpu, _, _ in lacking)]
+    leave_out = None
+    if len(bad) < len(usable):
+        needs_certain_order(gpus, environment)
+        # Each once, though a GPU may stand there for several slices.
+        others = without({gpu.index: gpu for gpu in usable}.values(), bad)
+        leave_out = Fix(f"Or leave {called(bad)} out", ("export CUDA_DEVICE_ORDER=PCI_BUS_ID", others))
+    gpu, extension, capability = lacking[0]
+    module, built_for = extension.module, listed(extension.architectures)
+    yield Finding.of(
+        f"Apex's {module} is built for {built_for}, not for GPU {gpu.index}, {gpu.name} (sm_{capability[0]}{capability[1]})",
+        Evidence(f"{module}: {built_for}", f"fat binary of {extension.path}"),
+        Evidence(f"GPU {gpu.index} has compute capability {dotted(capability)}", "NVML"),
+        prescription_for(target_python, torch),
+        leave_out,
+        severity=WARN if leave_out else FAIL,
+    )
 
 
 @check("apex-build-isolation", severity=INFO, log=LogTraits(recovered=builds_tried_again))
@@ -310,8 +294,8 @@ def apex_build_isolation(
     """A plain `pip install` builds Apex, and others whose setup.py imports torch, where there is no torch.
 
     ## What breaks
-    The build stops with "No module named 'torch'", or it ends well and has built no extensions. Of flash-attn, and of
-    any other package whose setup.py imports torch, the former holds, too.
+    The build stops with "No module named 'torch'", or it succeeds without building the extensions. The former is true
+    of flash-attn, too, and of any other package whose setup.py imports torch.
 
     ## Why
     pip and uv build in an environment of their own, without torch, unless told `--no-build-isolation`; and a
@@ -319,7 +303,7 @@ def apex_build_isolation(
     pyproject.toml, so that Apex's extensions are left out silently.
 
     ## Fix
-    Install torch by a command of its own, then what is built against it: `pip install torch`, then
+    Install torch in a separate command, then what is built against it: `pip install torch`, then
     `pip install --no-build-isolation flash-attn`. Apex:
     `APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install -v --no-build-isolation --no-cache-dir .`; for an older tree, whose
     setup.py doesn't read these variables,
@@ -327,25 +311,55 @@ def apex_build_isolation(
     """
     requires(torch.installed, "torch is not installed")
     requires(toolchain.apex_source, "no Apex source tree in the working folder")
-    found = extensions.apex
-    if not isinstance(found, Unknown) and any(
-        not other_python(extension, target_python) for apex in found for extension in apex.objects
-    ):
+    built = [extension for apex in known_or(extensions.apex, ()) for extension in apex.objects]
+    if any(not other_python(extension, target_python) for extension in built):
         return  # It was built, and with its extensions.
-    pip = known(target_python.pip_version)
-    requires(pip, "there is no pip: see pip-missing")
+    pip = required(known(target_python.pip_version), "there is no pip: see pip-missing")
     nvcc = matching_nvcc(toolchain, torch.cuda) if torch.cuda else None
-    limit = gcc_limit(nvcc) if nvcc else None
-    compilers = (toolchain.compiler, toolchain.nvcc_compiler)
-    refused = limit is not None and any(too_new(compiler, limit) for compiler in compilers)
-    yield Finding(
-        summary=f"A plain `pip install` of the Apex source in {toolchain.apex_source} fails, or builds no extensions",
+    yield Finding.of(
+        f"A plain `pip install` of the Apex source in {toolchain.apex_source} fails, or builds no extensions",
+        told(toolchain, "apex_source", f"an Apex source tree lies in {toolchain.apex_source}"),
+        target_python.seen("pip_version"),
+        Fix("Build it with these commands", build_commands(toolchain, target_python, home_of(nvcc)))
+        if nvcc and not limit_exceeded(toolchain, nvcc)
+        else prescription_for(target_python, torch, nvcc),
         cause=f"pip {pip} builds in an environment without torch, and leaves the extensions out, unless told otherwise.",
-        evidence=(
-            told(toolchain, "apex_source", f"an Apex source tree lies in {toolchain.apex_source}"),
-            target_python.seen("pip_version"),
-        ),
-        fixes=(Fix("Build it with these commands", build_commands(toolchain, target_python, home_of(nvcc))),)
-        if nvcc and not refused
-        else (prescription_for(target_python, torch, nvcc),),
+    )
+
+
+COMPILER = re.compile(r"\.\w+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )?error:? (?:#error -- )?(?P<what>\S.*)")
+"""As gcc and nvcc report an error: after the place in a source file."""
+
+
+BUILD_WITH_A_LOG = (
+    "MAX_JOBS=2 APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install -v --no-build-isolation --no-cache-dir . 2>&1 | tee build.log",
+    "grep -n -m 5 'error:' build.log",
+)
+
+
+@log_check("apex-build-failed", severity=FAIL, log=LogTraits(sums_up=True))
+def apex_build_failed(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """NVIDIA Apex could not be built.
+
+    ## What breaks
+    `pip install` ends with "Failed building wheel for apex", and nothing is installed.
+
+    ## Why
+    The reason is further up, in the first line with "error:": a compiler that nvcc doesn't take, a header that this torch no
+    longer has (an Apex too old for it), another CUDA than torch's, or too little memory ("Killed").
+
+    ## Fix
+    Look for the first "error:" of the build. `ddpdoctor explain apex` gives the commands that fit this host. For most uses torch
+    itself has what Apex had: `torch.amp`, `torch.optim.AdamW(fused=True)`, `torch.nn.SyncBatchNorm`.
+    """
+    said = sorted((*log.errors, *(sighting.line for sighting in log.sightings)), key=lambda line: line.order)
+    of_compiler = ((line, COMPILER.search(line.text)) for line in said if line.order < seen[-1].line.order)
+    line, found = next(((line, found) for line, found in of_compiler if found), (None, None))
+    reason = f", {' '.join(found['what'].split())}" if found else ""
+    return Finding.of(
+        f"Apex could not be built: the first line with error: above says why{reason}",
+        Evidence(line.text.strip(), where(log, line)) if line else None,
+        lines(log, seen),
+        Fix("See whether toolkit, compiler and torch fit, and which commands build it", ("ddpdoctor explain apex",)),
+        Fix("Build with few jobs, so that the first error stands alone and memory suffices", BUILD_WITH_A_LOG),
     )

@@ -1,4 +1,4 @@
-"""The prescription of `ddpdoctor explain apex`: how to build Apex here, or what torch has in its stead."""
+"""The prescription of `ddpdoctor explain apex`: how to build Apex here, or what torch has in its place."""
 
 from __future__ import annotations
 
@@ -8,25 +8,17 @@ from ddpdoctor.base.findings import Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import prescription, requires
-from ddpdoctor.facts.cgroup import Cgroup
-from ddpdoctor.facts.driver import Driver
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.target_python import TargetPython
+from ddpdoctor.facts.snapshot import Cgroup, Driver, Environment, Gpus, Machine, Packages, TargetPython, Torch
 from ddpdoctor.facts.toolchain import Nvcc, Toolchain
-from ddpdoctor.facts.torch import Torch
 from ddpdoctor.knowledge.building import (
     architecture_list,
     build_commands,
     gcc_fixes,
-    gcc_limit,
     home_of,
     jobs,
+    limit_exceeded,
     matching_nvcc,
     minor_only,
-    too_new,
     toolkit_fixes,
     wheel_fix,
 )
@@ -77,14 +69,14 @@ def apex(
     packages: Maybe[Packages],
     environment: Maybe[Environment],
 ) -> Iterator[Finding]:
-    """How to get NVIDIA Apex to work in this very environment, or what to use in its stead.
+    """How to get NVIDIA Apex to work in this environment, or what to use in its place.
 
     ## What breaks
-    Apex isn't on PyPI; it is built on the spot, against one torch, with the nvcc of exactly that torch's CUDA version.
+    Apex isn't on PyPI; it is built where it is used, against one torch, with the nvcc of exactly that torch's CUDA version.
     Most failed installations come from a difference there, from pip's isolated builds, or from memory running out.
 
     ## Why
-    Its setup.py compares nvcc's version with `torch.version.cuda` and stops at any difference; today's runs nvcc even
+    Its setup.py compares nvcc's version with `torch.version.cuda` and stops at any difference; the present one runs nvcc even
     when no extension was asked for, so without CUDA_HOME not even the Python part installs. Each of some dozen CUDA
     files takes some 3 GiB to compile, by our reckoning, and ninja compiles as many at once as there are cores.
 
@@ -99,10 +91,11 @@ def apex(
         yield _without_cuda(torch, gpus)
         return
     elif isinstance(toolchain, Unknown):
-        yield Finding(
-            summary=f"Whether Apex can be built here isn't known: {toolchain.reason}",
-            evidence=(torch_version(torch), torch_cuda(torch)),
-            fixes=(Fix(f"It takes an nvcc of exactly CUDA {minor_only(torch.cuda)}", ("nvcc --version",)),),
+        yield Finding.of(
+            f"Whether Apex can be built here isn't known: {toolchain.reason}",
+            torch_version(torch),
+            torch_cuda(torch),
+            Fix(f"It takes an nvcc of exactly CUDA {minor_only(torch.cuda)}", ("nvcc --version",)),
         )
     elif nvcc := matching_nvcc(toolchain, torch.cuda):
         yield _build(target_python, torch, toolchain, nvcc, architecture_list(gpus, environment), machine, cgroup)
@@ -110,12 +103,20 @@ def apex(
         yield _toolkit_first(target_python, torch, torch.cuda, toolchain)
     else:
         wheel = wheel_fix(target_python, toolchain.nvcc.version, torch, driver, gpus, machine, packages)
-        yield _two_ways(target_python, torch, torch.cuda, toolchain, toolchain.nvcc, wheel)
-    yield Finding(
-        summary="torch itself has what most programs use Apex for",
+        ways = "There are two ways out; then" if wheel else "Once there is one of torch's version,"
+        yield Finding.of(
+            f"Apex can't be built yet: nvcc is of CUDA {toolchain.nvcc.version}, torch of CUDA {torch.cuda}",
+            torch_cuda(torch),
+            nvcc_version(toolchain.nvcc),
+            toolkit_fixes(toolchain, target_python, torch.cuda),
+            wheel,
+            cause=f"Apex's setup.py stops at any difference. {ways} ask again for the build command.",
+        )
+    yield Finding.of(
+        "torch itself has what most programs use Apex for",
+        torch_version(torch),
+        REPLACEMENTS,
         cause="Nothing to build, and nothing that breaks when torch is upgraded.",
-        evidence=(torch_version(torch),),
-        fixes=REPLACEMENTS,
     )
 
 
@@ -124,31 +125,23 @@ def _rocm(target_python: TargetPython, torch: Torch) -> Finding:
         pip_install(target_python, "-v", "--no-build-isolation", "--no-cache-dir", "--config-settings")
         + ' "--build-option=--cpp_ext" --config-settings "--build-option=--cuda_ext" .'
     )
-    return Finding(
-        summary=f"torch {torch.version} is built for ROCm: AMD's fork of Apex is the one to build",
+    return Finding.of(
+        f"torch {torch.version} is built for ROCm: AMD's fork of Apex is the one to build",
+        told(torch, "hip", f"torch is built for ROCm (HIP {torch.hip})"),
+        Fix("Build AMD's Apex", ("git clone https://github.com/ROCm/apex && cd apex", build)),
         cause="Its branches follow torch's releases; take the one that its README names for this torch.",
-        evidence=(told(torch, "hip", f"torch is built for ROCm (HIP {torch.hip})"),),
-        fixes=(Fix("Build AMD's Apex", ("git clone https://github.com/ROCm/apex && cd apex", build)),),
     )
 
 
 def _without_cuda(torch: Torch, gpus: Maybe[Gpus]) -> Finding:
-    gpu = not isinstance(gpus, Unknown) and gpus.vendor == "nvidia" and bool(gpus.devices)
-    return Finding(
-        summary=f"torch {torch.version} is built without CUDA; Apex has nothing to offer there",
-        cause="All of Apex's kernels are CUDA kernels. What torch has itself runs on a CPU too."
-        + (" There is an NVIDIA GPU here: a torch with CUDA comes first (`ddpdoctor check`)." if gpu else ""),
-        evidence=(torch_version(torch),),
-        fixes=REPLACEMENTS,
+    has_gpu = not isinstance(gpus, Unknown) and gpus.vendor == "nvidia" and bool(gpus.devices)
+    first = " There is an NVIDIA GPU here: install a torch with CUDA first (`ddpdoctor check`)." * has_gpu
+    return Finding.of(
+        f"torch {torch.version} is built without CUDA, which Apex needs",
+        torch_version(torch),
+        REPLACEMENTS,
+        cause=f"All of Apex's kernels are CUDA kernels. What torch has itself runs on a CPU too.{first}",
     )
-
-
-def _compiler_first(toolchain: Toolchain, nvcc: Nvcc, machine: Maybe[Machine]) -> tuple[Fix, ...]:
-    """Fixes for a compiler that this nvcc won't take; none where it takes it."""
-    limit = gcc_limit(nvcc)
-    if limit is None or not any(too_new(compiler, limit) for compiler in (toolchain.compiler, toolchain.nvcc_compiler)):
-        return ()
-    return gcc_fixes(limit, machine)
 
 
 def _toolkit_first(target_python: TargetPython, torch: Torch, cuda: str, toolchain: Toolchain) -> Finding:
@@ -157,26 +150,11 @@ def _toolkit_first(target_python: TargetPython, torch: Torch, cuda: str, toolcha
     found = "there is no nvcc where torch looks for it"
     if nvcc:
         found = f"{toolchain.cuda_home} lacks {nvcc.lacks}" if nvcc.version else f"{nvcc.path} fails: {nvcc.error}"
-    return Finding(
-        summary=f"Apex needs an nvcc of CUDA {minor_only(cuda)}, and {found}",
-        evidence=(
-            torch_cuda(torch),
-            told(toolchain, "cuda_home", f"folder in which torch looks for nvcc: {toolchain.cuda_home or 'none'}"),
-        ),
-        fixes=toolkit_fixes(toolchain, target_python, cuda),
-    )
-
-
-def _two_ways(
-    target_python: TargetPython, torch: Torch, cuda: str, toolchain: Toolchain, nvcc: Nvcc, wheel: Fix | None
-) -> Finding:
-    """nvcc is of another version than torch: the ways to one of torch's, or to a torch of nvcc's."""
-    ways = "There are two ways out; then" if wheel else "Once there is one of torch's version,"
-    return Finding(
-        summary=f"Apex can't be built yet: nvcc is of CUDA {nvcc.version}, torch of CUDA {cuda}",
-        cause=f"Apex's setup.py stops at any difference. {ways} ask again for the build command.",
-        evidence=(torch_cuda(torch), nvcc_version(nvcc)),
-        fixes=(*toolkit_fixes(toolchain, target_python, cuda), *((wheel,) if wheel else ())),
+    return Finding.of(
+        f"Apex needs an nvcc of CUDA {minor_only(cuda)}, and {found}",
+        torch_cuda(torch),
+        told(toolchain, "cuda_home", f"folder in which torch looks for nvcc: {toolchain.cuda_home or 'none'}"),
+        toolkit_fixes(toolchain, target_python, cuda),
     )
 
 
@@ -195,15 +173,13 @@ def _build(
     unknown += [] if room else ["memory and cores (set MAX_JOBS to a third of the free GiB)"]
     notes = [f"MAX_JOBS={room[0]} fits this host: {room[1]}."] if room else []
     notes += [f"Not known: {listed(unknown)}."] if unknown else []
-    return Finding(
-        summary=f"Apex can be built here: nvcc {nvcc.version} is of torch's CUDA version",
+    limit = limit_exceeded(toolchain, nvcc)
+    commands = build_commands(toolchain, target_python, home_of(nvcc), architectures, room and room[0])
+    return Finding.of(
+        f"Apex can be built here: nvcc {nvcc.version} is of torch's CUDA version",
+        torch_cuda(torch),
+        nvcc_version(nvcc),
+        gcc_fixes(limit, machine) if limit else None,
+        Fix("Build it, then check that it loads", commands),
         cause=" ".join(notes),
-        evidence=(torch_cuda(torch), nvcc_version(nvcc)),
-        fixes=(
-            *_compiler_first(toolchain, nvcc, machine),
-            Fix(
-                "Build it, then see that it loads",
-                build_commands(toolchain, target_python, home_of(nvcc), architectures, room and room[0]),
-            ),
-        ),
     )

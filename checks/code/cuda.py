@@ -11,48 +11,40 @@ from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
 
 
-@log_check("cuda-fork-reinit", severity=FAIL)
+@log_check("cuda-fork-reinit", severity=FAIL, of_rank=True)
 def cuda_fork_reinit(log: Log, seen: Sequence[SignMatch]) -> Finding:
-    """A forked process uses CUDA, which its parent had already begun to use.
+    """A forked process uses CUDA, which its parent had used before.
 
     ## What breaks
     A DataLoader's worker or a process of multiprocessing ends with "Cannot re-initialize CUDA in forked subprocess".
 
     ## Why
-    CUDA doesn't survive a fork. A dataset or collate function that moves tensors to the GPU needs it in the workers;
+    CUDA doesn't work in a forked process once the parent has used it. A dataset or collate function that moves tensors to the GPU needs it in the workers;
     `mp.Process` forks by default on Linux before Python 3.14.
 
     ## Fix
     Keep CUDA out of the workers: return CPU tensors, and move them in the training loop. Else
     `DataLoader(..., multiprocessing_context="spawn")` or `mp.set_start_method("spawn")`; ranks are best started by torchrun.
     """
-    return Finding(
-        summary="A forked process used CUDA, which its parent had begun to use",
-        fixes=_start_anew(log),
-        rank=said_by(seen),
-    )
+    return Finding.of("A forked process used CUDA, which its parent had used before", _start_anew(log))
 
 
 def _start_anew(log: Log) -> tuple[Fix, ...]:
-    paths = [frame.path.replace("\\", "/") for exception in log.raised for frame in exception.frames]
-    if any("torch/multiprocessing/spawn.py" in path for path in paths) and not any(
-        "utils/data/" in path for path in paths
-    ):
+    paths = " ".join(frame.path.replace("\\", "/") for exception in log.raised for frame in exception.frames)
+    if "torch/multiprocessing/spawn.py" in paths and "utils/data/" not in paths:
         return (
             Fix(
-                'Start the processes anew, and don\'t fork them: mp.start_processes(..., start_method="spawn"), or torchrun'
+                'Don\'t fork the processes: start them by mp.start_processes(..., start_method="spawn"), or by torchrun'
             ),
-            Fix(
-                "Or leave CUDA alone in the process that starts them: no tensor on a GPU, and no torch.cuda before that"
-            ),
+            Fix("Or don't use CUDA before that in the process that starts them: no tensor on a GPU, and no torch.cuda"),
         )
     return (
         Fix("Let datasets and collate functions return CPU tensors, and move them in the loop: x.to(device)"),
-        Fix('Or start the workers anew: DataLoader(..., multiprocessing_context="spawn")'),
+        Fix('Or don\'t fork the workers: DataLoader(..., multiprocessing_context="spawn")'),
     )
 
 
-@log_check("cuda-illegal-access", severity=FAIL)
+@log_check("cuda-illegal-access", severity=FAIL, of_rank=True)
 def cuda_illegal_access(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A CUDA kernel read or wrote memory that isn't its own.
 
@@ -61,7 +53,7 @@ def cuda_illegal_access(log: Log, seen: Sequence[SignMatch]) -> Finding:
     the one that notices, and the other ranks lose the connection.
 
     ## Why
-    An index past an array, in the script's own kernel or one of an extension (flash-attention, Triton, a custom operator), a
+    An index past the end of an array, in the script's own kernel or one of an extension (flash-attention, Triton, a custom operator), a
     tensor on another GPU than the kernel's, or one freed while it was in use. Rarely it is a fault of the GPU: then the
     driver logs an Xid of it.
 
@@ -69,21 +61,12 @@ def cuda_illegal_access(log: Log, seen: Sequence[SignMatch]) -> Finding:
     `CUDA_LAUNCH_BLOCKING=1` makes the traceback point at the kernel; `compute-sanitizer --target-processes all python
     train.py` names the access. `sudo dmesg | grep -i xid` tells whether it is the GPU.
     """
-    return Finding(
-        summary="A CUDA kernel accessed memory that isn't its own: an illegal memory access was encountered",
-        fixes=(
-            Fix(
-                "Let the traceback point at the kernel",
-                ("CUDA_LAUNCH_BLOCKING=1 torchrun --nproc-per-node=1 train.py",),
-            ),
-            Fix("See which access it is", ("compute-sanitizer --target-processes all python train.py",)),
-            Fix("See whether the driver logged a fault of the GPU", ("sudo dmesg | grep -i xid",)),
-        ),
-        rank=said_by(seen),
+    return Finding.of(
+        "A CUDA kernel accessed memory that isn't its own: an illegal memory access was encountered",
+        Fix("Let the traceback point at the kernel", ("CUDA_LAUNCH_BLOCKING=1 torchrun --nproc-per-node=1 train.py",)),
+        Fix("See which access it is", ("compute-sanitizer --target-processes all python train.py",)),
+        Fix("See whether the driver logged a fault of the GPU", ("sudo dmesg | grep -i xid",)),
     )
-
-
-WHY_A_GUESS = "NCCL had to guess a barrier's GPU, and the first collective timed out"
 
 
 @check("barrier-device-unknown", severity=FAIL)
@@ -95,8 +78,8 @@ def barrier_device_unknown(log: Log) -> Iterator[Finding]:
     until the watchdog ends it.
 
     ## Why
-    `dist.barrier()` came before any other collective, and nobody had said which GPU is the rank's. NCCL takes the global rank
-    modulo the number of GPUs, which is wrong where ranks are ordered otherwise or each rank sees other GPUs.
+    `dist.barrier()` came before any other collective, and torch hadn't been told which GPU is the rank's. NCCL takes the global rank
+    modulo the number of GPUs, which is wrong where the ranks are in another order or each rank sees other GPUs.
 
     ## Fix
     `torch.cuda.set_device(local_rank)` first, and `init_process_group("nccl", device_id=torch.device("cuda", local_rank))`.
@@ -105,14 +88,13 @@ def barrier_device_unknown(log: Log) -> Iterator[Finding]:
     if not seen:
         return
     gpu = word([match for match in seen if match.role is not SignRole.NOISE], "gpu")
-    yield Finding(
-        summary=f"NCCL guessed GPU {gpu} for a barrier, and the first collective timed out" if gpu else WHY_A_GUESS,
-        evidence=lines(log, seen),
-        fixes=(
-            Fix(
-                "Say which GPU is the rank's: torch.cuda.set_device(local_rank), and"
-                ' init_process_group("nccl", device_id=torch.device("cuda", local_rank))'
-            ),
+    guess = f"guessed GPU {gpu} for a barrier" if gpu else "had to guess a barrier's GPU"
+    yield Finding.of(
+        f"NCCL {guess}, and the first collective timed out",
+        lines(log, seen),
+        Fix(
+            "Tell torch which GPU is the rank's: torch.cuda.set_device(local_rank), and"
+            ' init_process_group("nccl", device_id=torch.device("cuda", local_rank))'
         ),
         rank=said_by(seen),
     )

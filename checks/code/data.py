@@ -8,10 +8,10 @@ from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.registry import SignRole
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.logs.analyze.sightings import said_by, word
+from ddpdoctor.logs.analyze.sightings import word
 
 
-@log_check("batchnorm-batch-of-one", severity=FAIL)
+@log_check("batchnorm-batch-of-one", severity=FAIL, of_rank=True)
 def batchnorm_batch_of_one(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A batch of a single sample came to a BatchNorm layer.
 
@@ -20,26 +20,23 @@ def batchnorm_batch_of_one(log: Log, seen: Sequence[SignMatch]) -> Finding:
     rank or on all; the others wait or lose the connection.
 
     ## Why
-    The data don't divide by the number of ranks and the batch size, and one sample is left over; or the batch of each GPU is
+    The number of samples isn't a multiple of ranks times batch size, and one sample is left over; or the batch of each GPU is
     one. A single value has no variance.
 
     ## Fix
     `DataLoader(..., drop_last=True)`, a larger batch for each rank, or SyncBatchNorm, which counts the samples of all ranks.
     """
     size = word(seen, "size")
-    return Finding(
-        summary="BatchNorm got a batch with one value per channel" + (f": {size}" if size else ""),
-        fixes=(
-            Fix("Leave the incomplete last batch out: DataLoader(..., drop_last=True)"),
-            Fix("Or count over all ranks: model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"),
-        ),
-        rank=said_by(seen),
+    return Finding.of(
+        f"BatchNorm got a batch with one value per channel{f': {size}' * bool(size)}",
+        Fix("Leave the incomplete last batch out: DataLoader(..., drop_last=True)"),
+        Fix("Or count over all ranks: model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"),
     )
 
 
-@log_check("user-label-out-of-range", severity=FAIL)
+@log_check("user-label-out-of-range", severity=FAIL, of_rank=True)
 def user_label_out_of_range(log: Log, seen: Sequence[SignMatch]) -> Finding:
-    """A label or an index is larger than the layer that it is for.
+    """A label or an index is too large for its layer.
 
     ## What breaks
     On a GPU the rank dies with "device-side assert triggered", at some later call; what NCCL's watchdog says after that, and
@@ -47,7 +44,7 @@ def user_label_out_of_range(log: Log, seen: Sequence[SignMatch]) -> Finding:
 
     ## Why
     Labels that count from 1, an ignored class of 255 without `ignore_index`, a tokenizer with more words than the model's
-    embedding has rows, or positions beyond the longest sequence. BCELoss wants inputs between 0 and 1 ("input_val >= zero"): after a
+    embedding has rows, or positions beyond the longest sequence. BCELoss needs inputs between 0 and 1 ("input_val >= zero"): after a
     sigmoid, and no NaN.
 
     ## Fix
@@ -55,57 +52,47 @@ def user_label_out_of_range(log: Log, seen: Sequence[SignMatch]) -> Finding:
     CUDA_LAUNCH_BLOCKING=1, or on the CPU. After new tokens: `model.resize_token_embeddings(len(tokenizer))`.
     """
     label = word(seen, "label")
-    certain = any(match.role is SignRole.NAMES for match in seen)
-    summary = "An assertion of a GPU kernel failed: a label or index out of range, mostly"
-    where_said = Fix("See the line of the script that is to blame", ("export CUDA_LAUNCH_BLOCKING=1",))
+    summary = "An assertion of a GPU kernel failed: mostly a label or index out of range"
+    where_said = Fix("See which line of the script causes it", ("export CUDA_LAUNCH_BLOCKING=1",))
     fixes: tuple[Fix, ...] = (
         Fix("Check what is loaded: assert 0 <= y.min() and y.max() < num_classes"),
         where_said,
         Fix("After tokens were added: model.resize_token_embeddings(len(tokenizer))"),
     )
-    if certain:
+    if any(match.role is SignRole.NAMES for match in seen):
         summary = f"Label {label} is out of range" if label else "A label or an index is out of range"
     elif word(seen, "input"):
         summary = "An input of BCELoss is not between 0 and 1, or is NaN"
-        wanted = Fix("Take BCEWithLogitsLoss, with no sigmoid before it, and see that what it gets is finite")
+        wanted = Fix("Use BCEWithLogitsLoss, without a sigmoid before it, and check that its inputs are finite")
         fixes = (wanted, where_said)
-    return Finding(
-        summary=summary,
-        fixes=fixes,
-        rank=said_by(seen),
-    )
+    return Finding.of(summary, fixes)
 
 
-@log_check("nan-loss", severity=WARN)
+@log_check("nan-loss", severity=WARN, of_rank=True)
 def nan_loss(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The loss became NaN.
 
     ## What breaks
-    Nothing stops: the training goes on with weights that are lost. With anomaly detection it ends with "returned nan values".
+    Nothing stops: the training goes on with useless weights. With anomaly detection it ends with "returned nan values".
     With fp16 every step is skipped, and the loss scale falls to its minimum.
 
     ## Why
     Mostly a learning rate that is too high for the batch of all ranks together, an overflow of fp16, or a division by zero or
-    logarithm of zero in the loss. Where one GPU alone trains well: peer-to-peer copies that garble data, or a defective GPU.
+    logarithm of zero in the loss. Where one GPU alone trains well: peer-to-peer copies that corrupt data, or a defective GPU.
 
     ## Fix
     A lower learning rate with a warm-up, bf16 instead of fp16, `clip_grad_norm_`. `torch.autograd.set_detect_anomaly(True)`
     names the operation. `ddpdoctor smoke` checks whether the ranks' sums are right.
     """
     function = word(seen, "function")
-    bf16 = Fix(
-        "Train in bf16 in place of fp16, on GPUs from Ampere on: it reaches as far as float32, and needs no loss scale"
+    bf16 = Fix("Train in bf16, not fp16, on GPUs from Ampere on: it has the range of float32, and needs no loss scale")
+    return Finding.of(
+        _how_it_shows(seen, function),
+        bf16 if word(seen, "scale") else None,
+        Fix("Lower the learning rate, warm it up, and clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
+        Fix("Find the operation: torch.autograd.set_detect_anomaly(True), in a short run"),
+        Fix("Where it only happens with several GPUs, see whether their sums are right", ("ddpdoctor smoke",)),
     )
-    return Finding(
-        summary=_how_it_shows(seen, function),
-        fixes=(
-            *((bf16,) if word(seen, "scale") else ()),
-            Fix("Lower the learning rate, warm it up, and clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
-            Fix("Find the operation: torch.autograd.set_detect_anomaly(True), in a short run"),
-            Fix("Where it only happens with several GPUs, see whether their sums are right", ("ddpdoctor smoke",)),
-        ),
-        rank=said_by(seen),
-    )  # fmt: skip
 
 
 def _how_it_shows(seen: Sequence[SignMatch], function: str) -> str:
@@ -114,5 +101,5 @@ def _how_it_shows(seen: Sequence[SignMatch], function: str) -> str:
     if word(seen, "scale"):
         return "The gradients overflow in fp16 at any loss scale: the loss diverged or became NaN"
     if word(seen, "sampled"):
-        return "What the model says is NaN or infinite: its weights may have become NaN in training"
+        return "The model's output is NaN or infinite: its weights may have become NaN in training"
     return "The gradients became NaN" if word(seen, "norm") else "The loss became NaN"

@@ -12,12 +12,12 @@ from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.knowledge.frameworks import FIND_UNUSED, LIGHTNING, framework_of
-from ddpdoctor.logs.analyze.sightings import lines, said_by, sightings, word
+from ddpdoctor.logs.analyze.sightings import lines, sightings, word
 
 _TWO_COUNTS: Final = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent ([1-9]\d{0,5})(?!\d)")
 
 
-@log_check("unused-parameters", severity=FAIL)
+@log_check("unused-parameters", severity=FAIL, of_rank=True)
 def unused_parameters(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """Parameters of the model got no gradient in a step, and DDP waits for theirs.
 
@@ -26,7 +26,7 @@ def unused_parameters(log: Log, seen: Sequence[SignMatch]) -> Finding:
     the ranks hang instead.
 
     ## Why
-    DDP counts on a gradient for every parameter in every step. A layer that isn't used, a branch that isn't taken in this
+    DDP expects a gradient for every parameter in every step. A layer that isn't used, a branch that isn't taken in this
     step, or an output that isn't part of the loss leaves some without.
 
     ## Fix
@@ -41,35 +41,26 @@ def unused_parameters(log: Log, seen: Sequence[SignMatch]) -> Finding:
     framework = LIGHTNING if any("LightningModule" in match.sign for match in seen) else framework_of(log)
     names, indices = word(seen, "names"), word(seen, "indices").strip()
     which = f": {names}" if names else f": numbers {indices} of model.parameters()" if indices else ""
-    naming = Fix("See their names in the next run", ("export TORCH_DISTRIBUTED_DEBUG=INFO",))
-    return Finding(
-        summary=f"Parameters got no gradient, which DDP does not allow{which}",
-        fixes=(
-            Fix("Remove or freeze layers that are never used, and take all outputs of forward() into the loss"),
-            Fix(f"Where it differs from step to step which are used: {FIND_UNUSED[framework]}"),
-            *(() if names else (naming,)),
-        ),
-        rank=said_by(seen),
+    return Finding.of(
+        f"Parameters got no gradient, which DDP does not allow{which}",
+        Fix("Remove or freeze layers that are never used, and take all outputs of forward() into the loss"),
+        Fix(f"Where other parameters are used from step to step: {FIND_UNUSED[framework]}"),
+        None if names else Fix("See their names in the next run", ("export TORCH_DISTRIBUTED_DEBUG=INFO",)),
     )
 
 
 def _other_graph(log: Log, seen: Sequence[SignMatch]) -> Finding:
-    return Finding(
-        summary="With static_graph=True other parameters took part in this step than in the first one",
+    return Finding.of(
+        "With static_graph=True other parameters took part in this step than in the first one",
+        Fix("Drop static_graph=True; find_unused_parameters=True beside it changes nothing"),
+        Fix(f"Without it, where some parameters are unused in some steps: {FIND_UNUSED[framework_of(log)]}"),
+        Fix("Or let all take part in every step: add 0.0 * output.sum() of the branch that wasn't taken to the loss"),
         cause="DDP(static_graph=True) keeps which parameters get a gradient, and how often, from the first step. A branch that depends"
         " on the data or on the step's number, or a layer that is frozen or freed later, changes that.",
-        fixes=(
-            Fix("Drop static_graph=True; find_unused_parameters=True beside it changes nothing"),
-            Fix(f"Without it, where some parameters are unused in some steps: {FIND_UNUSED[framework_of(log)]}"),
-            Fix(
-                "Or let all take part in every step: add 0.0 * output.sum() of the branch that wasn't taken to the loss"
-            ),
-        ),
-        rank=said_by(seen),
     )
 
 
-@log_check("ddp-reentrant-checkpoint", severity=FAIL)
+@log_check("ddp-reentrant-checkpoint", severity=FAIL, of_rank=True)
 def ddp_reentrant_checkpoint(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """A parameter's gradient came twice in one step: reentrant activation checkpointing under DDP, mostly.
 
@@ -87,21 +78,16 @@ def ddp_reentrant_checkpoint(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """
     name = word(seen, "name") or (f"number {word(seen, 'index')}" if word(seen, "index") else "")
     which = f"parameter {name}" if name else "a parameter"
-    return Finding(
-        summary=f"The gradient of {which} came twice in one step",
-        fixes=(
-            Fix("Checkpoint without reentrance: torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"),
-            Fix('In transformers: TrainingArguments(gradient_checkpointing_kwargs={"use_reentrant": False})'),
-            Fix(
-                "Or drop find_unused_parameters=True, or use DDP(model, static_graph=True) where every step is the same"
-            ),
-            Fix("See the parameter's name in the next run", ("export TORCH_DISTRIBUTED_DEBUG=INFO",)),
-        ),
-        rank=said_by(seen),
+    return Finding.of(
+        f"The gradient of {which} came twice in one step",
+        Fix("Checkpoint without reentrance: torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"),
+        Fix('In transformers: TrainingArguments(gradient_checkpointing_kwargs={"use_reentrant": False})'),
+        Fix("Or drop find_unused_parameters=True, or use DDP(model, static_graph=True) where every step is the same"),
+        Fix("See the parameter's name in the next run", ("export TORCH_DISTRIBUTED_DEBUG=INFO",)),
     )
 
 
-@log_check("ddp-buffer-inplace", severity=FAIL)
+@log_check("ddp-buffer-inplace", severity=FAIL, of_rank=True)
 def ddp_buffer_inplace(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """DDP has overwritten the model's buffers between a forward pass and its backward pass.
 
@@ -111,27 +97,24 @@ def ddp_buffer_inplace(log: Log, seen: Sequence[SignMatch]) -> Finding:
 
     ## Why
     Before each forward pass DDP copies rank 0's buffers (BatchNorm's means, position ids) over those of the other ranks. With
-    two forward passes before one backward pass (two crops, two sentences, a GAN) the second one spoils what the first saved.
+    two forward passes before one backward pass (two crops, two sentences, a GAN) the second one overwrites what the first saved.
     torch 2.13 keeps track of that, and no longer fails.
 
     ## Fix
     `DDP(model, broadcast_buffers=False)`, with SyncBatchNorm where BatchNorm's means are to be the same on all ranks; or
     concatenate both inputs into one forward pass.
     """
-    return Finding(
-        summary=f"A buffer was overwritten between forward and backward: {word(seen, 'tensor')}",
-        cause="With two forward passes before one backward pass it is DDP that does so. Without, look for optimizer.step() or an"
+    return Finding.of(
+        f"A buffer was overwritten between forward and backward: {word(seen, 'tensor')}",
+        Fix("Let DDP leave the buffers alone: DDP(model, broadcast_buffers=False)"),
+        Fix("Or make one forward pass of the two: model(torch.cat([first, second])).chunk(2)"),
+        Fix("If that doesn't help, see which operation it was: torch.autograd.set_detect_anomaly(True)"),
+        cause="With two forward passes before one backward pass DDP overwrites it. Otherwise look for optimizer.step() or an"
         " in-place operation between forward() and backward().",
-        fixes=(
-            Fix("Let DDP leave the buffers alone: DDP(model, broadcast_buffers=False)"),
-            Fix("Or make one forward pass of the two: model(torch.cat([first, second])).chunk(2)"),
-            Fix("If that doesn't help, see which operation it was: torch.autograd.set_detect_anomaly(True)"),
-        ),
-        rank=said_by(seen),
     )
 
 
-@log_check("ddp-param-mismatch", severity=FAIL)
+@log_check("ddp-param-mismatch", severity=FAIL, of_rank=True)
 def ddp_param_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """The ranks have built different models.
 
@@ -140,10 +123,10 @@ def ddp_param_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     and on the others with a lost connection.
 
     ## Why
-    Something that decides about the model differs between ranks: the size of a vocabulary or the number of classes counted
+    Something on which the model depends differs between ranks: the size of a vocabulary or the number of classes counted
     from each rank's own shard, a configuration file of another node, a layer under `if rank == 0:`, another version of the
-    script or of a library. "inconsistent 0 params", or a number of millions, says something else: that rank had
-    failed, or was in another collective, whose bytes were taken for the number.
+    script or of a library. "inconsistent 0 params", or a number of millions, means something else: that rank had
+    failed, or was in another collective, whose bytes were read as the number.
 
     ## Fix
     Count on one rank and send the result to all (`dist.broadcast_object_list`), or store it with the data. Print
@@ -151,15 +134,18 @@ def ddp_param_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """
     counts = _counts(log, seen)
     odd = _odd_one_out(counts)
-    return Finding(
-        summary=_how_they_differ(seen) if odd is None else _odd_one(odd, counts),
-        fixes=(
-            Fix("Print on every rank what differs, before DDP(): [(n, tuple(p.shape)) for n, p in model.named_parameters()]"),
-            Fix("Decide about sizes on rank 0, and send them to all: dist.broadcast_object_list([sizes], src=0)"),
-            Fix("Where nodes may have other versions: netcheck, run on every node, compares them", ("ddpdoctor netcheck --help",)),
+    return Finding.of(
+        _how_they_differ(seen) if odd is None else _odd_one(odd, counts),
+        Fix(
+            "Print on every rank what differs, before DDP(): [(n, tuple(p.shape)) for n, p in model.named_parameters()]"
         ),
-        rank=said_by(seen) if odd is None else odd,
-    )  # fmt: skip
+        Fix("Decide about sizes on rank 0, and send them to all: dist.broadcast_object_list([sizes], src=0)"),
+        Fix(
+            "Where nodes may have other versions: netcheck, run on every node, compares them",
+            ("ddpdoctor netcheck --help",),
+        ),
+        rank=odd,
+    )
 
 
 def _counts(log: Log, seen: Sequence[SignMatch]) -> dict[int, int]:
@@ -197,28 +183,28 @@ def _how_they_differ(seen: Sequence[SignMatch]) -> str:
 
 @check("ddp-grad-stride-warning", severity=INFO)
 def ddp_grad_stride_warning(log: Log) -> Iterator[Finding]:
-    """DDP warns that a gradient lies in memory otherwise than its bucket: harmless.
+    """DDP warns that a gradient has another memory layout than its bucket: harmless.
 
     ## What breaks
     Nothing. One more copy of that gradient in each step.
 
     ## Why
-    A convolution of one by one, channels_last, or a transposed parameter makes a gradient whose strides differ from the
+    A 1x1 convolution, channels_last, or a transposed parameter makes a gradient whose strides differ from the
     parameter's.
 
     ## Fix
-    None is needed. `.contiguous()` on a parameter that was transposed does away with the warning.
+    None is needed. `.contiguous()` on a parameter that was transposed stops the warning.
     """
     seen = sightings(log, "ddp-grad-stride-warning")
     if seen:
-        yield Finding(
-            summary="DDP warns of a gradient's strides: harmless, a small cost at most",
-            evidence=lines(log, seen, most=1),
-            fixes=(Fix("None is needed; .contiguous() on a transposed parameter does away with the warning"),),
+        yield Finding.of(
+            "DDP warns of a gradient's strides: harmless, a small cost at most",
+            lines(log, seen, most=1),
+            Fix("None is needed; .contiguous() on a transposed parameter stops the warning"),
         )
 
 
-@log_check("fsdp-mixed-parameters", severity=FAIL)
+@log_check("fsdp-mixed-parameters", severity=FAIL, of_rank=True)
 def fsdp_mixed_parameters(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """FSDP can't put the parameters of a unit into one tensor: their types differ, or some of them are frozen.
 
@@ -228,8 +214,8 @@ def fsdp_mixed_parameters(log: Log, seen: Sequence[SignMatch]) -> Finding:
 
     ## Why
     FSDP makes one flat tensor of all parameters that it wraps together. LoRA's adapters in float32 on a model in bfloat16 are the usual
-    case (peft makes them so), or norms that were left in float32; and adapters that train on a base that doesn't. Weights of 4 or 8 bits
-    (bitsandbytes) lie in whole numbers, of which it makes no flat tensor.
+    case (peft makes them so), or norms that were left in float32; or adapters that train on a frozen base. Weights of 4 or 8 bits
+    (bitsandbytes) are stored as integers, of which it makes no flat tensor.
 
     ## Fix
     One type before it is wrapped: `model.to(torch.bfloat16)`, with peft `get_peft_model(..., autocast_adapter_dtype=False)`; or load
@@ -250,26 +236,22 @@ def fsdp_mixed_parameters(log: Log, seen: Sequence[SignMatch]) -> Finding:
     )
     if word(seen, "older"):
         frozen = (Fix("Take torch 2.1 or newer: before that no option lets them share a unit"), *frozen)
-    return Finding(
-        summary=f"FSDP got parameters of {one} and {other} in one unit, which it wants to be of one type"
+    return Finding.of(
+        f"FSDP got parameters of {one} and {other} in one unit, which must be of one type"
         if one
-        else "FSDP got frozen parameters and such that train in one unit, without use_orig_params=True",
-        fixes=types if one else frozen,
-        rank=said_by(seen),
-    )  # fmt: skip
+        else "FSDP got frozen and trained parameters in one unit, without use_orig_params=True",
+        types if one else frozen,
+    )
 
 
 def _quantised(seen: Sequence[SignMatch]) -> Finding:
-    return Finding(
-        summary="FSDP got parameters of whole numbers, as quantised weights are, of which it makes no flat tensor",
-        cause="bitsandbytes keeps weights of 4 bits in uint8, unless told otherwise, and those of 8 bits in int8.",
-        fixes=(
-            Fix(
-                "Of 4 bits (QLoRA): let them lie in the type of all the others, in which the model is to be loaded, too",
-                ("BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_storage=torch.bfloat16)",),
-            ),
-            Fix("Of 8 bits: train with DDP, or without quantisation"),
-            Fix("Leave parameters that hold no weights out: FSDP(..., ignored_states=[...])"),
+    return Finding.of(
+        "FSDP got integer parameters, as quantised weights are, of which it makes no flat tensor",
+        Fix(
+            "With 4 bits (QLoRA): store them in the type of all other parameters, and load the model in that type, too",
+            ("BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_storage=torch.bfloat16)",),
         ),
-        rank=said_by(seen),
+        Fix("With 8 bits: train with DDP, or without quantisation"),
+        Fix("Leave parameters that hold no weights out: FSDP(..., ignored_states=[...])"),
+        cause="bitsandbytes keeps weights of 4 bits in uint8, unless told otherwise, and those of 8 bits in int8.",
     )

@@ -9,15 +9,15 @@ from ddpdoctor.base.findings import FAIL, Finding, Fix
 from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.registry import SignRole
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.logs.analyze.sightings import said_by, word
+from ddpdoctor.logs.analyze.sightings import word
 
 NO_CPU_YET: Final = "Tensors must be CUDA and dense"
 """Releases that say so may not have groups of two backends yet."""
 
 
-@log_check("model-not-on-device", severity=FAIL)
+@log_check("model-not-on-device", severity=FAIL, of_rank=True)
 def model_not_on_device(log: Log, seen: Sequence[SignMatch]) -> Finding:
-    """The model, or a part of it, was not on its GPU when DDP got it; or a tensor that a collective got.
+    """The model, or a part of it, was not on its GPU when DDP got it; or a collective got a tensor that wasn't.
 
     ## What breaks
     DDP() or the first forward pass ends with a ValueError or RuntimeError about devices, a collective with "No backend type
@@ -25,7 +25,7 @@ def model_not_on_device(log: Log, seen: Sequence[SignMatch]) -> Finding:
 
     ## Why
     `model.to(device)` is missing, comes after DDP(), or a layer was added to the model after it was moved. `device_ids` is for
-    models on one GPU only. NCCL works on GPUs alone: parameters, buffers and tensors on the CPU it can't send.
+    models on one GPU only. NCCL works on GPUs only: it can't send parameters, buffers or tensors on the CPU.
 
     ## Fix
     `torch.cuda.set_device(local_rank)`, then `model = model.to(local_rank)`, then
@@ -37,37 +37,32 @@ def model_not_on_device(log: Log, seen: Sequence[SignMatch]) -> Finding:
         return _tensor_not_on_device(seen)
     on = "the CPU" if where in ("cpu", "CUDA") else where
     if word(seen, "wrapper"):
-        return Finding(
-            summary=f"The model was not on the GPU on which FSDP is to train it: its parameters are on {on}",
-            fixes=(
-                Fix("Let FSDP move it: FSDP(model, device_id=torch.cuda.current_device()), behind torch.cuda.set_device(local_rank)"),
-                Fix("See that nothing moves it back before forward(): model.cpu(), an offload between two phases of the training"),
-            ),
-            rank=said_by(seen),
-        )  # fmt: skip
-    return Finding(
-        summary=f"The model was not on the GPU that DDP was given{f': its parameters are on {on}' if on else ''}",
-        fixes=(
-            Fix("Move the whole model before it is wrapped: DDP(model.to(local_rank), device_ids=[local_rank])"),
+        return Finding.of(
+            f"The model was not on the GPU on which FSDP is to train it: its parameters are on {on}",
             Fix(
-                "To train on the CPU: DDP(model), without device_ids and output_device; over gloo, as NCCL works on GPUs alone"
+                "Let FSDP move it: FSDP(model, device_id=torch.cuda.current_device()), after torch.cuda.set_device(local_rank)"
             ),
+            Fix(
+                "See that nothing moves it back before forward(): model.cpu(), an offload between two phases of the training"
+            ),
+        )
+    return Finding.of(
+        f"The model was not on the GPU that DDP was given{f': its parameters are on {on}' if on else ''}",
+        Fix("Move the whole model before it is wrapped: DDP(model.to(local_rank), device_ids=[local_rank])"),
+        Fix(
+            "To train on the CPU: DDP(model), without device_ids and output_device; over gloo, as NCCL works on GPUs only"
         ),
-        rank=said_by(seen),
     )
 
 
 def _tensor_not_on_device(seen: Sequence[SignMatch]) -> Finding:
     sparse = ", or a sparse one" if all(match.role is SignRole.HINTS for match in seen) else ""
-    return Finding(
-        summary=f"A collective was given a tensor on the CPU{sparse}, and this group has NCCL alone, which works on GPUs",
-        fixes=(
-            Fix('Make it on the rank\'s GPU: torch.tensor(..., device=f"cuda:{local_rank}")'),
-            Fix(
-                'Or send it over a group for the CPU: group = dist.new_group(backend="gloo"), on all ranks; dist.all_reduce(x, group=group)'
-            )
-            if any(match.sign == NO_CPU_YET for match in seen)
-            else Fix('Or give the group a backend for the CPU, too: dist.init_process_group("cpu:gloo,cuda:nccl")'),
-        ),
-        rank=said_by(seen),
+    return Finding.of(
+        f"A collective was given a tensor on the CPU{sparse}, and this group has only NCCL, which works on GPUs",
+        Fix('Make it on the rank\'s GPU: torch.tensor(..., device=f"cuda:{local_rank}")'),
+        Fix(
+            'Or send it over a group for the CPU: group = dist.new_group(backend="gloo"), on all ranks; dist.all_reduce(x, group=group)'
+        )
+        if any(match.sign == NO_CPU_YET for match in seen)
+        else Fix('Or give the group a backend for the CPU, too: dist.init_process_group("cpu:gloo,cuda:nccl")'),
     )

@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.shared_fixes import install_package
-from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.driver import Driver
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.pci import Pci
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.engine.registry import check, required, requires
+from ddpdoctor.facts.snapshot import Container, Driver, Machine, Pci, Torch
 from ddpdoctor.knowledge.evidence import kernel_module, libcuda, nvml_start, told
 from ddpdoctor.knowledge.nvidia import IN_CONTAINER, NO_DRIVER, NO_GPU, NO_NODES, bus_gpus, driver_loaded, own_gpus
 from ddpdoctor.knowledge.privileges import by_root
 
+START = "Start the container with the GPUs"
 WITH_GPUS = {
-    "docker": Fix("Start the container with the GPUs: `docker run --gpus all --ipc=host`, then the rest as before"),
-    "podman": Fix(
-        "Start the container with the GPUs: `podman run --device nvidia.com/gpu=all`, then the rest as before"
-    ),
-    "kubernetes": Fix(
-        "Ask for GPUs in the pod's spec: `resources: {limits: {nvidia.com/gpu: 8}}` (the cluster needs NVIDIA's device "
-        "plugin for it)"
-    ),
-    "apptainer": Fix("Start the container with the driver's libraries: `apptainer exec --nv`, then the rest as before"),
-    "enroot": Fix(
-        "Start the container with the GPUs: `NVIDIA_VISIBLE_DEVICES=all enroot start`, then the rest as before"
-    ),
-    "lxc": Fix("Give the container the GPUs, on the host: `lxc config device add`, the container's name, `gpu gpu`"),
-    "containerd": Fix("Start the container with the GPUs: `nerdctl run --gpus all`, then the rest as before"),
+    "docker": f"{START}: `docker run --gpus all --ipc=host`, then the rest as before",
+    "podman": f"{START}: `podman run --device nvidia.com/gpu=all`, then the rest as before",
+    "kubernetes": "Ask for GPUs in the pod's spec: `resources: {limits: {nvidia.com/gpu: 8}}` (the cluster needs NVIDIA's device "
+    "plugin for it)",
+    "apptainer": "Start the container with the driver's libraries: `apptainer exec --nv`, then the rest as before",
+    "enroot": f"{START}: `NVIDIA_VISIBLE_DEVICES=all enroot start`, then the rest as before",
+    "lxc": "Give the container the GPUs, on the host: `lxc config device add`, the container's name, `gpu gpu`",
+    "containerd": f"{START}: `nerdctl run --gpus all`, then the rest as before",
 }
-
-
-def _numbered(driver: Driver) -> tuple[str, ...]:
-    """/dev/nvidia0, /dev/nvidia1 ..."""
-    return tuple(device_node for device_node in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", device_node))
 
 
 def _setting(name: str, value: str | None) -> str:
@@ -51,7 +36,7 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
     """Docker is here and NVIDIA's container toolkit is not.
 
     ## What breaks
-    `docker run --gpus all` stops with "could not select device driver". Training outside of containers is not touched.
+    `docker run --gpus all` stops with "could not select device driver". Training outside of containers works.
 
     ## Why
     Docker knows nothing of GPUs. NVIDIA's container toolkit puts the driver's libraries and device nodes into a
@@ -65,12 +50,10 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
     if not machine.wsl:
         bus_gpus(pci, machine)
     requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
-    docker = known(container.docker)
-    requires(docker is not None, "no Docker on this host")
+    required(known(container.docker), "no Docker on this host")
     toolkit = known(container.toolkit)
-    if toolkit is not None and not container.docker_is_snap:
-        return
-    if not isinstance(container.docker_runtimes, Unknown) and "nvidia" in container.docker_runtimes:
+    usable = toolkit is not None and not container.docker_is_snap
+    if usable or "nvidia" in known_or(container.docker_runtimes, ()):
         return
     if container.docker_is_snap:
         summary = "Docker is installed as a snap here, and a snap can't use the system's NVIDIA container toolkit"
@@ -89,7 +72,7 @@ def container_toolkit_missing(container: Container, pci: Pci, driver: Driver, ma
             (install, configure, "sudo systemctl restart docker"),
         )
     found = told(container, "toolkit", f"NVIDIA's container toolkit: {toolkit or 'not found'}")
-    yield Finding(summary, evidence=(container.seen("docker"), found), fixes=(fix,))
+    yield Finding.of(summary, container.seen("docker"), found, fix)
 
 
 @check("container-no-gpu", severity=FAIL)
@@ -112,20 +95,11 @@ def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Mayb
     requires(gpus, NO_GPU)
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
     requires(isinstance(torch, Unknown) or not torch.hip, "torch is built for ROCm")
-    nodes = _numbered(driver)
+    nodes = driver.gpu_nodes
     if nodes and known(driver.libcuda_path) is not None:
         return
-    visible = container.nvidia_visible_devices
-    capabilities = container.nvidia_driver_capabilities
-    evidence = (
-        Evidence(f"{plural(len(gpus), 'NVIDIA GPU')} on the host's PCI bus", "/sys/bus/pci/devices"),
-        told(driver, "device_nodes", f"device nodes: {listed(nodes)}" if nodes else "no /dev/nvidia0 or the like"),
-        libcuda(driver),
-        told(container, "nvidia_visible_devices", _setting("NVIDIA_VISIBLE_DEVICES", visible)),
-        told(container, "nvidia_driver_capabilities", _setting("NVIDIA_DRIVER_CAPABILITIES", capabilities)),
-    )
-    any_runtime = Fix("Start the container with the GPUs (Docker: `--gpus all`, Apptainer: `--nv`)")
-    fix = WITH_GPUS.get(container.runtime or "", any_runtime)
+    visible, capabilities = container.nvidia_visible_devices, container.nvidia_driver_capabilities
+    fix = Fix(WITH_GPUS.get(container.runtime or "", f"{START} (Docker: `--gpus all`, Apptainer: `--nv`)"))
     if not nodes and not driver_loaded(driver):
         cause = "The host's own NVIDIA driver isn't loaded, so no container can get it."
         fix = Fix("Find out on the host why its driver isn't loaded; run there", ("ddpdoctor check --select driver",))
@@ -135,17 +109,20 @@ def container_no_gpu(container: Container, pci: Pci, driver: Driver, torch: Mayb
         cause = "The container was started without its GPUs."
     elif capabilities is not None and not {"compute", "all"} & set(capabilities.split(",")):
         cause = f"NVIDIA_DRIVER_CAPABILITIES is {capabilities!r}; libcuda.so.1 comes with `compute`."
-        fix = Fix(
-            "Start the container with `-e NVIDIA_DRIVER_CAPABILITIES=compute,utility`; `compute` is what brings libcuda.so.1"
-        )
+        setting = "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        fix = Fix(f"Start the container with `{setting}`; `compute` is what brings libcuda.so.1")
     else:
         cause = "The device nodes are here, the driver's libraries are not: that is what --privileged or --device alone gives."
-    lacks = "no device nodes" if not nodes else "no libcuda.so.1"
-    yield Finding(
-        summary=f"The host has {plural(len(gpus), 'NVIDIA GPU')}, but this container can't use them: {lacks}",
+    count, lacks = plural(len(gpus), "NVIDIA GPU"), "no device nodes" if not nodes else "no libcuda.so.1"
+    yield Finding.of(
+        f"The host has {count}, but this container can't use them: {lacks}",
+        Evidence(f"{count} on the host's PCI bus", "/sys/bus/pci/devices"),
+        told(driver, "device_nodes", f"device nodes: {listed(nodes)}" if nodes else "no /dev/nvidia0 or the like"),
+        libcuda(driver),
+        told(container, "nvidia_visible_devices", _setting("NVIDIA_VISIBLE_DEVICES", visible)),
+        told(container, "nvidia_driver_capabilities", _setting("NVIDIA_DRIVER_CAPABILITIES", capabilities)),
+        fix,
         cause=cause,
-        evidence=evidence,
-        fixes=(fix,),
     )
 
 
@@ -154,41 +131,35 @@ def container_lost_gpu(container: Container, driver: Driver) -> Iterator[Finding
     """The container had its GPUs and lost them.
 
     ## What breaks
-    After hours or days `nvidia-smi` says "Failed to initialize NVML: Unknown Error", and new processes find no GPU. Those
-    that run may go on.
+    After hours or days `nvidia-smi` says "Failed to initialize NVML: Unknown Error", and new processes find no GPU. Processes
+    that run already may go on.
 
     ## Why
-    A `systemctl daemon-reload` on the host made systemd write the container's device rules anew, and without the NVIDIA
-    devices, which were added behind its back.
+    A `systemctl daemon-reload` on the host made systemd write the container's device rules again, without the NVIDIA
+    devices, which had been added without its knowledge.
 
     ## Fix
     Restart the container. To keep it from coming back, on the host: `sudo nvidia-ctk system create-dev-char-symlinks
     --create-all` at boot, or name the nodes when you start it (`--device=/dev/nvidia0 ...`), or use Docker's cgroupfs driver.
     """
     requires(container.runtime, "not in a container")
-    nodes = _numbered(driver)
+    nodes = driver.gpu_nodes
     requires(nodes, NO_NODES)
     if known(driver.nvml_status) != 999:
         return
     shut = driver.unreadable_nodes
     devices = " ".join(f"--device={node}" for node in (*nodes, "/dev/nvidiactl", "/dev/nvidia-uvm"))
-    yield Finding(
-        summary=f"This container lost its GPUs: {plural(len(nodes), 'device node')} {'is' if len(nodes) == 1 else 'are'} here, but "
-        "NVML fails (unknown error 999)",
-        evidence=(
-            nvml_start(driver),
-            driver.seen("device_nodes", listed(nodes, most=8)),
-            *((told(driver, "unreadable_nodes", f"may not be opened: {listed(shut)}"),) if shut else ()),
-            kernel_module(driver),
+    count = f"{plural(len(nodes), 'device node')} {'is' if len(nodes) == 1 else 'are'} here"
+    yield Finding.of(
+        f"This container lost its GPUs: {count}, but NVML fails (unknown error 999)",
+        nvml_start(driver),
+        driver.seen("device_nodes", listed(nodes, most=8)),
+        told(driver, "unreadable_nodes", f"may not be opened: {listed(shut)}") if shut else None,
+        kernel_module(driver),
+        Fix("Restart the container, on the host"),
+        by_root(
+            "To keep it from happening again, on the host",
+            ("sudo nvidia-ctk system create-dev-char-symlinks --create-all",),
         ),
-        fixes=(
-            Fix("Stop the container, and start it anew on the host"),
-            by_root(
-                "To keep it from happening again, on the host",
-                ("sudo nvidia-ctk system create-dev-char-symlinks --create-all",),
-            ),
-            Fix(
-                f"Or name the devices when you start it, so that systemd knows them: `docker run --gpus all {devices}`",
-            ),
-        ),
+        Fix(f"Or name the devices when you start it, so that systemd knows them: `docker run --gpus all {devices}`"),
     )

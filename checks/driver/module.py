@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from itertools import islice
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
@@ -11,12 +12,8 @@ from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.shared_fixes import distribution_of, install_package, is_debian
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.driver import Driver
-from ddpdoctor.facts.kernel_log import KernelLog
-from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.pci import Pci, PciDevice
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import Container, Driver, KernelLog, Machine, Torch
 from ddpdoctor.knowledge.evidence import kernel_module, libcuda, told
 from ddpdoctor.knowledge.nvidia import (
     IN_CONTAINER,
@@ -26,7 +23,6 @@ from ddpdoctor.knowledge.nvidia import (
     bus_gpus,
     driver_loaded,
     is_compat,
-    said,
 )
 from ddpdoctor.knowledge.privileges import by_root
 
@@ -75,18 +71,18 @@ def no_nvidia_driver(pci: Pci, driver: Driver, machine: Machine, container: Cont
     In a container nothing is installed; it must be started with the GPU (see container-no-gpu).
     """
     gpus = _judged_here(pci, machine, container)
-    loaded = driver_loaded(driver)
     # Where /lib/modules can't be seen (a small virtual machine), the missing libraries alone say it.
-    if not loaded and not isinstance(driver.module_on_disk, str) and not _user_space(driver):
+    if not driver_loaded(driver) and not isinstance(driver.module_on_disk, str) and not _user_space(driver):
         name = distribution_of(machine)
-        yield Finding(
-            summary=f"{plural(len(gpus), 'NVIDIA GPU')} on the PCI bus, but no NVIDIA driver is installed",
-            evidence=(_addresses(gpus), kernel_module(driver), _no_module(driver, machine), libcuda(driver)),
-            fixes=(
-                by_root("Install the driver and reboot", INSTALL[name])
-                if name in INSTALL
-                else by_root("Install the driver: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide"),
-            ),
+        yield Finding.of(
+            f"{plural(len(gpus), 'NVIDIA GPU')} on the PCI bus, but no NVIDIA driver is installed",
+            _addresses(gpus),
+            kernel_module(driver),
+            _no_module(driver, machine),
+            libcuda(driver),
+            by_root("Install the driver and reboot", INSTALL[name])
+            if name in INSTALL
+            else by_root("Install the driver: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide"),
         )
 
 
@@ -101,7 +97,7 @@ def nvidia_module_not_loaded(
 
     ## Why
     Mostly the kernel was updated and the module was not built for the new one (DKMS failed, or its headers are
-    missing). Else Secure Boot refused the module's signature, or nobody loaded it.
+    missing). Otherwise Secure Boot refused the module's signature, or it was never loaded.
 
     ## Fix
     Build the module for the running kernel (`sudo dkms autoinstall`) and load it (`sudo modprobe nvidia`), or boot the
@@ -117,45 +113,43 @@ def nvidia_module_not_loaded(
     if on_disk is None:
         kernel = shlex.quote(machine.kernel)
         headers = install_package(machine, f"linux-headers-{kernel}", f"kernel-devel-{kernel}")
-        build = f"sudo dkms autoinstall -k {kernel}"
-        yield Finding(
-            summary=f"The NVIDIA driver is installed, but has no kernel module for the running kernel {machine.kernel}",
+        build, load = f"sudo dkms autoinstall -k {kernel}", "sudo modprobe -a nvidia nvidia_uvm"
+        yield Finding.of(
+            f"The NVIDIA driver is installed, but has no kernel module for the running kernel {machine.kernel}",
+            evidence,
+            _no_module(driver, machine),
+            libcuda(driver),
+            by_root("Build the module for this kernel and load it", (headers, build, load)),
+            Fix("Or reboot, and choose the previous kernel in the boot menu"),
             cause="The kernel was probably updated, and the module was not built for the new one.",
-            evidence=(*evidence, _no_module(driver, machine), libcuda(driver)),
-            fixes=(
-                by_root(
-                    "Build the module for this kernel and load it",
-                    (headers, build, "sudo modprobe -a nvidia nvidia_uvm"),
-                ),
-                Fix("Or reboot, and choose the previous kernel in the boot menu"),
-            ),
         )
         return
     refused = _secure_boot(kernel_log)
-    yield Finding(
-        summary=f"The NVIDIA driver {on_disk} is installed, but its kernel module is not loaded",
+    fix = by_root(
+        "Load the module; if that fails, see the kernel log",
+        ("sudo modprobe nvidia", "sudo modprobe nvidia_uvm", "sudo dmesg | tail -n 20"),
+    )
+    if refused:
+        fix = by_root(
+            "Enrol the key that signed the module, or turn Secure Boot off in the firmware, and reboot",
+            ("mokutil --sb-state", "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der", "sudo reboot"),
+        )
+    yield Finding.of(
+        f"The NVIDIA driver {on_disk} is installed, but its kernel module is not loaded",
+        evidence,
+        told(driver, "module_on_disk", f"kernel module on disk: {on_disk}"),
+        refused,
+        fix,
         cause="The kernel refused the module, because its signature isn't trusted (Secure Boot)." if refused else "",
-        evidence=(*evidence, told(driver, "module_on_disk", f"kernel module on disk: {on_disk}"), *refused),
-        fixes=(
-            by_root(
-                "Enrol the key that signed the module, or turn Secure Boot off in the firmware, and reboot",
-                ("mokutil --sb-state", "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der", "sudo reboot"),
-            )
-            if refused
-            else by_root(
-                "Load the module; if that fails, see the kernel log",
-                ("sudo modprobe nvidia", "sudo modprobe nvidia_uvm", "sudo dmesg | tail -n 20"),
-            ),
-        ),
     )
 
 
 def _secure_boot(kernel_log: Maybe[KernelLog]) -> tuple[Evidence, ...]:
-    """The kernel's words where it turned the module down."""
+    """The kernel's first lines about a module that it refused."""
     if isinstance(kernel_log, Unknown):
         return ()
-    refusals = [line.text for line in kernel_log.lines if SECURE_BOOT.search(line.text)]
-    return tuple(Evidence(text, kernel_log.source) for text in refusals[:2])
+    refusals = (Evidence(line.text, kernel_log.source) for line in kernel_log.lines if SECURE_BOOT.search(line.text))
+    return tuple(islice(refusals, 2))
 
 
 @check("nouveau-conflict", severity=FAIL)
@@ -169,7 +163,7 @@ def nouveau_conflict(
 
     ## Why
     A GPU has one kernel driver at a time. nouveau, the open driver for displays, was loaded first and can't run CUDA;
-    or all GPUs are lent to virtual machines by vfio-pci.
+    or all GPUs are reserved for virtual machines by vfio-pci.
 
     ## Fix
     Keep nouveau from loading: `echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf`, rebuild the
@@ -179,54 +173,44 @@ def nouveau_conflict(
     requires(not machine.jetson, "a Jetson's GPU is not on the PCI bus")
     requires(pci.nvidia_gpus, NO_GPU)
     requires(container.runtime is None, IN_CONTAINER)
-    held = tuple(nvidia_gpu for nvidia_gpu in pci.nvidia_gpus if nvidia_gpu.driver == "nouveau")
-    lent = all(nvidia_gpu.driver in ("vfio-pci", "pci-stub") for nvidia_gpu in pci.nvidia_gpus)
+    held = tuple(gpu for gpu in pci.nvidia_gpus if gpu.driver == "nouveau")
+    lent = all(gpu.is_lent for gpu in pci.nvidia_gpus)
     if not held and not lent:
         return
     unused = not isinstance(torch, Unknown) and torch.cpu_only
     if lent:
         requires(not unused, "torch is a CPU-only build")
         address = shlex.quote(pci.nvidia_gpus[0].address)
-        yield Finding(
-            summary=f"{plural(len(pci.nvidia_gpus), 'NVIDIA GPU')} here, all held for virtual machines (by vfio-pci)",
-            evidence=(_addresses(pci.nvidia_gpus),),
-            fixes=(
-                Fix("Train in the virtual machine that owns the GPUs"),
-                by_root(
-                    "Or give one back to this host, while no virtual machine uses it",
-                    (
-                        f"echo {address} | sudo tee /sys/bus/pci/drivers/vfio-pci/unbind",
-                        f"echo | sudo tee /sys/bus/pci/devices/{address}/driver_override",
-                        "sudo modprobe nvidia",
-                        f"echo {address} | sudo tee /sys/bus/pci/drivers_probe",
-                    ),
+        yield Finding.of(
+            f"{plural(len(pci.nvidia_gpus), 'NVIDIA GPU')} here, all held for virtual machines (by vfio-pci)",
+            _addresses(pci.nvidia_gpus),
+            Fix("Train in the virtual machine that owns the GPUs"),
+            by_root(
+                "Or give one back to this host, while no virtual machine uses it",
+                (
+                    f"echo {address} | sudo tee /sys/bus/pci/drivers/vfio-pci/unbind",
+                    f"echo | sudo tee /sys/bus/pci/devices/{address}/driver_override",
+                    "sudo modprobe nvidia",
+                    f"echo {address} | sudo tee /sys/bus/pci/drivers_probe",
                 ),
             ),
             severity=WARN,
         )
         return
     requires(driver_loaded(driver) or known(driver.module_on_disk) is not None or _user_space(driver), NO_DRIVER)
+    block = r"printf 'blacklist nouveau\noptions nouveau modeset=0\n' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf"
     again = "sudo update-initramfs -u" if is_debian(machine) else "sudo dracut --force"
-    yield Finding(
-        summary=f"The display driver nouveau holds {plural(len(held), 'NVIDIA GPU')}, so NVIDIA's driver gets "
-        f"{'none' if len(held) == len(pci.nvidia_gpus) else 'only the rest'}",
-        evidence=(_addresses(held), _blacklist(driver)),
-        fixes=(
-            by_root(
-                "Keep nouveau from loading, and reboot",
-                (
-                    r"printf 'blacklist nouveau\noptions nouveau modeset=0\n' "
-                    "| sudo tee /etc/modprobe.d/blacklist-nouveau.conf",
-                    again,
-                    "sudo reboot",
-                ),
-            ),
-        ),
+    rest = "none" if len(held) == len(pci.nvidia_gpus) else "only the rest"
+    yield Finding.of(
+        f"The display driver nouveau holds {plural(len(held), 'NVIDIA GPU')}, so NVIDIA's driver gets {rest}",
+        _addresses(held),
+        _blacklist(driver),
+        by_root("Keep nouveau from loading, and reboot", (block, again, "sudo reboot")),
         severity=WARN if unused else None,
     )
 
 
 def _blacklist(driver: Driver) -> Evidence:
-    listed_there = driver.nouveau_blacklisted
-    text = said(listed_there) if isinstance(listed_there, Unknown) else "yes" if listed_there else "no"
+    blocked = driver.nouveau_blacklisted
+    text = blocked.reason if isinstance(blocked, Unknown) else "yes" if blocked else "no"
     return told(driver, "nouveau_blacklisted", f"nouveau kept from loading by modprobe's settings: {text}")

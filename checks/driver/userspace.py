@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
 from ddpdoctor.base.text import listed
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
+from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.engine.registry import check, leave_untested, requires
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.driver import Driver
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import Container, Driver, Gpus, Machine, Pci, Torch
 from ddpdoctor.knowledge.evidence import cuda_start, kernel_module, nvml_start, told
 from ddpdoctor.knowledge.nvidia import (
     NO_DRIVER,
@@ -29,6 +25,7 @@ from ddpdoctor.knowledge.nvidia import (
 )
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.knowledge.stuck_driver import cuda_cut_short, nvml_cut_short
+from ddpdoctor.logs.analyze.sightings import word
 
 SHUT = "this user may not open the GPUs' device nodes: see gpu-device-permission"
 """Why a check has no answer where that is so."""
@@ -57,34 +54,31 @@ def nvml_driver_mismatch(driver: Driver, container: Container, machine: Machine)
     library = (driver.nvml_version if status == 18 else None) or driver.libcuda_version or driver.nvml_version
     if status is None and library is None:
         leave_untested("none of the driver's libraries tells its version")
-    path = "" if isinstance(driver.libcuda_path, Unknown) else driver.libcuda_path or ""
-    initialised = None if isinstance(driver.cuda_init, Unknown) else driver.cuda_init
+    path, initialised = known_or(driver.libcuda_path, None) or "", known_or(driver.cuda_init, None)
     # Newer libraries out of a compat folder may serve an older module: that is what they are for.
     differs = loaded is not None and library is not None and loaded != library and not is_compat(path)
     if status != 18 and not (differs and initialised != 0) and not (initialised == 803 and not is_compat(path)):
         return
+    unload = "sudo rmmod nvidia_peermem nvidia_drm nvidia_modeset nvidia_uvm nvidia"
+    text = "Or, while no process uses the GPUs, reload the modules (needs root)"
+    cause, fixes = "", (by_root("Reboot", ("sudo reboot",)), Fix(text, (unload, "sudo modprobe nvidia_uvm")))
     if container.runtime:
         cause = "The host's driver was changed under this container, or the image brings driver libraries of its own."
+        text = "If that doesn't help: remove the driver's packages from the image (as root, in its Dockerfile)"
         fixes = (
-            Fix("Start the container anew, so that it gets the libraries that the host has now"),
-            Fix(
-                "If that doesn't help: remove the driver's packages from the image (as root, in its Dockerfile)",
-                ("apt-get purge -y 'libnvidia-*' 'nvidia-*'",),
-            ),
+            Fix("Restart the container, so that it gets the libraries that the host has now"),
+            Fix(text, ("apt-get purge -y 'libnvidia-*' 'nvidia-*'",)),
         )
-    else:
-        cause = ""
-        unload = "sudo rmmod nvidia_peermem nvidia_drm nvidia_modeset nvidia_uvm nvidia"
-        text = "Or, while no process uses the GPUs, reload the modules (needs root)"
-        fixes = (by_root("Reboot", ("sudo reboot",)), Fix(text, (unload, "sudo modprobe nvidia_uvm")))
     versions = f"driver's libraries: version {library or 'unknown'}, {path or 'no libcuda.so.1'}"
-    yield Finding(
-        summary=f"The loaded kernel module is {loaded}, the driver's libraries are {library}"
+    yield Finding.of(
+        f"The loaded kernel module is {loaded}, the driver's libraries are {library}"
         if loaded and library and loaded != library
         else "NVML says that the driver's libraries and its loaded kernel module are of different versions",
+        kernel_module(driver),
+        told(driver, "libcuda_path", versions),
+        nvml_start(driver),
+        fixes,
         cause=cause,
-        evidence=(kernel_module(driver), told(driver, "libcuda_path", versions), nvml_start(driver)),
-        fixes=fixes,
     )
 
 
@@ -128,8 +122,7 @@ def nvml_unavailable(
     requires(status != 4 or not shut_nodes(driver), SHUT)
     if status == 0:
         return
-    numbered = [node for node in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", node)]
-    several = plan.nproc > 1 or len(numbered) > 1
+    several = plan.nproc > 1 or len(driver.gpu_nodes) > 1
     missing = status in (None, 12)
     words = "there is no libnvidia-ml.so.1" if status is None else NVML_CODES.get(status, driver.nvml_message)
     look = Fix(
@@ -147,14 +140,12 @@ def nvml_unavailable(
     elif status == 4:
         who = "See who may open the device nodes, and which groups you are in"
         fixes = (Fix(who, ("ls -l /dev/nvidia*", "id")), look)
-    yield Finding(
-        summary=f"NVML can't be used: {words or 'it fails'}" + ("" if status is None else f" (code {status})"),
-        evidence=(
-            nvml_start(driver),
-            *([told(driver, "nvml_path", f"NVML's library: {driver.nvml_path}")] if driver.nvml_path else []),
-            *([kernel_module(driver)] if driver.kernel_version else []),
-        ),
-        fixes=fixes,
+    yield Finding.of(
+        f"NVML can't be used: {words or 'it fails'}{f' (code {status})' * (status is not None)}",
+        nvml_start(driver),
+        told(driver, "nvml_path", f"NVML's library: {driver.nvml_path}") if driver.nvml_path else None,
+        kernel_module(driver) if driver.kernel_version else None,
+        fixes,
         severity=None if several else WARN,
     )
 
@@ -167,34 +158,30 @@ def gpu_device_permission(driver: Driver, container: Container, machine: Machine
     torch sees no GPU although `nvidia-smi`, run by root, shows them all.
 
     ## Why
-    CUDA talks to the driver through /dev/nvidia*. Their mode or group shuts this user out, or a cgroup does.
+    CUDA talks to the driver through /dev/nvidia*. Their mode or group keeps this user out, or a cgroup does.
 
     ## Fix
     Join the group that owns them (`ls -l /dev/nvidia*`, then `sudo usermod -aG video $USER` and a new login), or in a
     batch system ask for GPUs, so that it lets the job use them.
     """
     requires(driver.device_nodes, NO_NODES)
-    lost = not isinstance(driver.nvml_status, Unknown) and driver.nvml_status == 999 and container.runtime
+    lost = driver.nvml_status == 999 and container.runtime
     requires(not lost, "the container lost its GPUs: see container-lost-gpu")
     closed = shut_nodes(driver)
     if not closed:
         return
+    join = (f"ls -l {' '.join(closed[:3])}", "sudo usermod -aG video,render $USER")
     fixes = [
-        by_root(
-            "Join the group that owns them, and log in again",
-            ("ls -l " + " ".join(closed[:3]), "sudo usermod -aG video,render $USER"),
-        ),
+        by_root("Join the group that owns them, and log in again", join),
         Fix("Or, in a batch system, ask for GPUs when you submit the job (Slurm: `--gpus-per-node`)"),
     ]
     if machine.user_id == 0:
-        fixes = [Fix("Start the container or the job with its GPUs: a device cgroup shuts out even root")]
-    yield Finding(
-        summary=f"User {machine.user_id} may not open {listed(closed, most=3)}",
-        evidence=(
-            told(driver, "unreadable_nodes", f"may not be opened: {listed(driver.unreadable_nodes, most=8)}"),
-            machine.seen("user_id"),
-        ),
-        fixes=tuple(fixes),
+        fixes = [Fix("Start the container or the job with its GPUs: a device cgroup keeps out even root")]
+    yield Finding.of(
+        f"User {machine.user_id} may not open {listed(closed, most=3)}",
+        told(driver, "unreadable_nodes", f"may not be opened: {listed(driver.unreadable_nodes, most=8)}"),
+        machine.seen("user_id"),
+        fixes,
     )
 
 
@@ -216,8 +203,8 @@ def cuda_unknown_error(
     """
     requires(driver_loaded(driver) or machine.wsl, NO_DRIVER)
     requires(driver.cuda_init is not None, "there is no libcuda.so.1")
-    nvml = None if isinstance(driver.nvml_status, Unknown) else driver.nvml_status
-    requires((nvml in (0, None) and not driver.nvml_end) or machine.jetson, "NVML fails, too: see nvml-unavailable")
+    nvml_works = known_or(driver.nvml_status, None) in (0, None) and not driver.nvml_end
+    requires(nvml_works or machine.jetson, "NVML fails, too: see nvml-unavailable")
     requires(not shut_nodes(driver), SHUT)
     if driver.cuda_end:
         if isinstance(torch, Unknown) or torch.cuda_available is not True:
@@ -225,29 +212,47 @@ def cuda_unknown_error(
         return
     if known(driver.cuda_init) != 999:
         return
-    loaded = () if isinstance(driver.loaded_modules, Unknown) else driver.loaded_modules
-    reasons = []
+    loaded = known_or(driver.loaded_modules, ())
     ordinary = not machine.wsl and not machine.jetson
-    if "nvidia_uvm" not in loaded and ordinary:
-        reasons.append("nvidia_uvm is not loaded")
-    if "/dev/nvidia-uvm" not in driver.device_nodes and ordinary:
-        reasons.append("/dev/nvidia-uvm is missing")
-    yield Finding(
-        summary="CUDA can't start: unknown error (cuInit returned 999)" + (f"; {listed(reasons)}" if reasons else ""),
-        cause=""
-        if reasons or not ordinary
-        else "The module nvidia_uvm is there, but it can be stuck after a suspend or a driver change.",
-        evidence=(
-            cuda_start(driver),
-            told(driver, "loaded_modules", f"loaded kernel modules: {listed(loaded, most=8) or 'none of the driver'}"),
-            driver.seen("device_nodes", listed(driver.device_nodes, most=4)),
+    reasons = ["nvidia_uvm is not loaded"] * (ordinary and "nvidia_uvm" not in loaded)
+    reasons += ["/dev/nvidia-uvm is missing"] * (ordinary and "/dev/nvidia-uvm" not in driver.device_nodes)
+    yield Finding.of(
+        f"CUDA can't start: unknown error (cuInit returned 999){f'; {listed(reasons)}' * bool(reasons)}",
+        cuda_start(driver),
+        told(driver, "loaded_modules", f"loaded kernel modules: {listed(loaded, most=8) or 'none of the driver'}"),
+        driver.seen("device_nodes", listed(driver.device_nodes, most=4)),
+        Fix("Restart the container, with the GPUs from NVIDIA's toolkit (Docker: `--gpus all`)")
+        if container.runtime
+        else by_root(
+            "Reload the module while no process uses the GPUs, or reboot",
+            ("sudo rmmod nvidia_uvm", "sudo modprobe nvidia_uvm", "sudo nvidia-modprobe -u -c=0"),
         ),
-        fixes=(
-            Fix("Start the container anew with the GPUs given by NVIDIA's toolkit (Docker: `--gpus all`)")
-            if container.runtime
-            else by_root(
-                "Reload the module while no process uses the GPUs, or reboot",
-                ("sudo rmmod nvidia_uvm", "sudo modprobe nvidia_uvm", "sudo nvidia-modprobe -u -c=0"),
-            ),
+        cause="The module nvidia_uvm is there, but it can be stuck after a suspend or a driver change."
+        if ordinary and not reasons
+        else "",
+    )
+
+
+@log_check("nccl-cuda-driver-mismatch", severity=FAIL, of_rank=True)
+def nccl_cuda_driver_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """NCCL calls functions that this driver doesn't have.
+
+    ## What breaks
+    The first collective fails with "unhandled cuda error" (ncclUnhandledCudaError), although torch computes on the GPU.
+
+    ## Why
+    torch's wheel brings an NCCL that was built for a newer CUDA than the driver's. CUDA itself still works (minor-version
+    compatibility); the functions that only NCCL uses don't. Virtual GPUs lack some in every version.
+
+    ## Fix
+    Update the driver, or take a torch wheel of an older CUDA. Where it is about shared buffers, `NCCL_CUMEM_ENABLE=0` (and
+    `NCCL_NVLS_ENABLE=0`) keeps NCCL from calling them.
+    """
+    return Finding.of(
+        f'NCCL called a function that this driver doesn\'t have: "{word(seen, "said")}"',
+        Fix(
+            "Compare torch's CUDA with the newest that the driver serves", ("ddpdoctor check --select driver-too-old",)
         ),
+        Fix("Try without NCCL's newer ways to share memory", ("export NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0",)),
+        Fix("Else update the driver, or install a torch wheel of the driver's CUDA or an older one"),
     )

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import human, listed, plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
+from ddpdoctor.checks.gpu.sharing import whole_gpus_for_ranks
 from ddpdoctor.engine.registry import Subject, check, leave_untested, requires
-from ddpdoctor.facts.environment import Environment
+from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.gpus import Gpu, Gpus
-from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.processes import Processes
-from ddpdoctor.facts.smoke import Smoke
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import Environment, Machine, Processes, Smoke, Torch
 from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.knowledge.evidence import planned, torch_version
 from ddpdoctor.knowledge.gpu_assignment import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
@@ -26,11 +24,7 @@ from ddpdoctor.processes.gpu_holders import is_all_owned
 
 def _whole(visible: tuple[VisibleGpu, ...]) -> tuple[Gpu, ...]:
     """Those that are visible as whole GPUs, not as MIG slices."""
-    return tuple(
-        visible_gpu.gpu
-        for visible_gpu in visible
-        if visible_gpu.slice is None and visible_gpu.gpu.mig_enabled is not True
-    )
+    return tuple(shown.gpu for shown in visible if shown.slice is None and shown.gpu.mig_enabled is not True)
 
 
 @check("nproc-exceeds-gpus", severity=FAIL)
@@ -47,25 +41,15 @@ def nproc_exceeds_gpus(
     `--nproc-per-node` comes from a recipe for a bigger machine, or CUDA_VISIBLE_DEVICES hides some GPUs.
 
     ## Fix
-    `torchrun --nproc-per-node=gpu` takes as many as there are; or widen CUDA_VISIBLE_DEVICES.
+    `torchrun --nproc-per-node=gpu` takes as many as there are; or list more GPUs in CUDA_VISIBLE_DEVICES.
     """
-    requires(not on_the_cpu(smoke), "the ranks run on the CPU")
     # Where the bus shows a GPU that the driver doesn't, the driver's checks say so.
-    if not gpus.devices and gpus.vendor is None and plan.source == "--nproc":
+    if not gpus.devices and gpus.vendor is None and plan.source == "--nproc" and not on_the_cpu(smoke):
         yield from (lacking := tuple(_ranks_without_gpu(plan, environment, known(torch))))
         if lacking:
             return
-    requires(gpus.devices, "no GPU on this host")
-    requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
-    requires(gpus.answering, "no GPU answers")
-    seen = visible_gpus(gpus, environment)
-    requires(not any(visible_gpu.slice for visible_gpu in seen), "only MIG slices are visible: see mig-multi-instance")
-    visible = len(seen)
-    name = selector(gpus, environment)
-    requires(visible, "no GPU is visible to torch")
-    counted = None if isinstance(torch, Unknown) or isinstance(torch.device_count, Unknown) else torch.device_count
-    if counted:
-        visible = counted
+    seen, counted = whole_gpus_for_ranks(gpus, environment, torch, smoke)
+    visible = counted or len(seen)
     requires(not (visible == 1 and one_gpu_each(environment)), "Slurm gives each rank a GPU of its own")
     requires(not one_gpu_for_all(seen, plan), "one GPU is visible to all ranks: see duplicate-gpu")
     requires(not on_the_gpus(smoke), "a training over NCCL: see duplicate-gpu")
@@ -73,17 +57,15 @@ def nproc_exceeds_gpus(
         if not counted:
             known(environment)  # it may hide some
         return
+    name = selector(gpus, environment)
     shown = "" if isinstance(environment, Unknown) or name is None else f" ({name}={environment.get(name)})"
     source = "torch.cuda.device_count()" if counted else "NVML and the environment"
-    fewer = Fix(f"Start only as many ranks as there are GPUs: `torchrun --nproc-per-node={visible}`")
-    widen = Fix(f"Or show the program all GPUs, if {name} hides them by mistake", (f"unset {name}",))
-    yield Finding(
-        summary=f"{plan.nproc} ranks are planned, but only {plural(visible, 'GPU')} can be seen{shown}",
-        evidence=(
-            planned(plan),
-            Evidence(f"visible GPUs: {visible} of {len(gpus.devices)}{shown}", source),
-        ),
-        fixes=(fewer, widen) if shown else (fewer,),
+    yield Finding.of(
+        f"{plan.nproc} ranks are planned, but only {plural(visible, 'GPU')} can be seen{shown}",
+        planned(plan),
+        Evidence(f"visible GPUs: {visible} of {len(gpus.devices)}{shown}", source),
+        Fix(f"Start only as many ranks as there are GPUs: `torchrun --nproc-per-node={visible}`"),
+        Fix(f"Or show the program all GPUs, if {name} hides them by mistake", (f"unset {name}",)) if shown else None,
     )
 
 
@@ -96,17 +78,14 @@ def _ranks_without_gpu(plan: Plan, environment: Maybe[Environment], torch: Torch
     if hidden or not (torch.cuda or torch.hip):
         return
     built_for = "CUDA" if torch.cuda else "ROCm"
-    yield Finding(
-        summary=f"No GPU was found, and torch is built for {built_for}: "
-        f"{plural(plan.nproc, 'rank')} would have to run on the CPU",
+    yield Finding.of(
+        f"No GPU was found, and torch is built for {built_for}: {plural(plan.nproc, 'rank')} would have to run on the CPU",
+        planned(plan),
+        Evidence("GPUs found: none", "NVML, PCI"),
+        torch_version(torch),
+        Fix("See whether the system shows any GPU", ("ls /dev/nvidia* /dev/kfd; lspci | grep -iE '3d|vga|display'",)),
+        Fix("If training is meant for the CPU, say so", ("export CUDA_VISIBLE_DEVICES=",)),
         cause="This host has no GPU, or the job, container or virtual machine was given none.",
-        evidence=(planned(plan), Evidence("GPUs found: none", "NVML, PCI"), torch_version(torch)),
-        fixes=(
-            Fix(
-                "See whether the system shows any GPU", ("ls /dev/nvidia* /dev/kfd; lspci | grep -iE '3d|vga|display'",)
-            ),
-            Fix("If training is meant for the CPU, say so", ("export CUDA_VISIBLE_DEVICES=",)),
-        ),
         severity=WARN,
     )
 
@@ -122,47 +101,39 @@ def mig_multi_instance(
 
     ## Why
     A CUDA process sees a single MIG slice, whatever CUDA_VISIBLE_DEVICES lists, and slices of one GPU can't reach each
-    other. NCCL's support for them is experimental and new (2026; it wants NCCL_MULTI_RANK_GPU_ENABLE=1).
+    other. NCCL's support for them is new (2026) and experimental: it needs NCCL_MULTI_RANK_GPU_ENABLE=1.
 
     ## Fix
     One rank on one slice; or switch MIG off for training on whole GPUs (`sudo nvidia-smi -mig 0`, which ends
-    everybody's slices); or, for a test, one process a slice with gloo.
+    everybody's slices); or, for a test, one process per slice with gloo.
     """
     nvidia_gpus(gpus)
     requires(not on_the_cpu(smoke), "the ranks run on the CPU")
     visible = visible_gpus(gpus, environment)
-    slices = tuple(visible_gpu for visible_gpu in visible if visible_gpu.slice is not None)
+    slices = [(shown.gpu.index, shown.slice.uuid) for shown in visible if shown.slice is not None]
     requires(slices, "MIG is off, or no slice of it is visible")
     if plan.nproc <= max(1, len(_whole(visible))):
         return
     guessed = plan.source.startswith("the number of GPUs")
     if guessed and isinstance(environment, Unknown):
         leave_untested(environment.reason)
-    allowed = not isinstance(environment, Unknown) and environment.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    sliced = sorted({visible_slice.gpu.index for visible_slice in slices})
-    first = slices[0].slice
-    named = listed(
-        (
-            f"{visible_slice.slice.uuid} on GPU {visible_slice.gpu.index}"
-            for visible_slice in slices
-            if visible_slice.slice
+    allowed = value_of(environment, "NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    sliced = sorted({index for index, _ in slices})
+    summary = f"{plural(len(slices), 'MIG slice')} here: each is good for a job of one rank, but no job can span them"
+    if not guessed:
+        where = f"{plan.nproc} ranks on MIG slices (GPU {listed(sliced)})"
+        summary = f"{where}: a process sees one slice, and NCCL can't connect them"
+    yield Finding.of(
+        summary,
+        planned(plan),
+        Evidence(f"MIG slices: {listed((f'{uuid} on GPU {index}' for index, uuid in slices), 3)}", "NVML"),
+        Fix(
+            "Run one rank on one slice: this, then `torchrun --nproc-per-node=1`",
+            (f"export CUDA_VISIBLE_DEVICES={shlex.quote(slices[0][1])}",),
         ),
-        3,
-    )
-    yield Finding(
-        summary=f"{plan.nproc} ranks on MIG slices (GPU {listed(sliced)}): a process sees one slice, and NCCL can't connect them"
-        if not guessed
-        else f"{plural(len(slices), 'MIG slice')} here: each is good for a job of one rank, but no job can span them",
-        evidence=(planned(plan), Evidence(f"MIG slices: {named}", "NVML")),
-        fixes=(
-            Fix(
-                "Run one rank on one slice: `torchrun --nproc-per-node=1` after",
-                (f"export CUDA_VISIBLE_DEVICES={shlex.quote(first.uuid) if first else ''}",),
-            ),
-            by_root(
-                "Or switch MIG off to have the whole GPU, while no process uses it: that ends everybody's slices of it",
-                tuple(f"sudo nvidia-smi -i {index} -mig 0" for index in sliced),
-            ),
+        by_root(
+            "Or switch MIG off to have the whole GPU, while no process uses it: that ends everybody's slices of it",
+            tuple(f"sudo nvidia-smi -i {index} -mig 0" for index in sliced),
         ),
         severity=INFO if guessed else WARN if allowed else None,
     )
@@ -177,11 +148,11 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
 
     ## Why
     In the mode EXCLUSIVE_PROCESS a GPU takes one process: a second rank, or somebody else's notebook, is refused. In
-    the mode PROHIBITED it takes none. One rank a GPU is fine with EXCLUSIVE_PROCESS, and so are several under CUDA's
+    the mode PROHIBITED it takes none. One rank per GPU is fine with EXCLUSIVE_PROCESS, and so are several under CUDA's
     Multi-Process Service (MPS), whose server is then the one process.
 
     ## Fix
-    `sudo nvidia-smi -i N -c DEFAULT`, or no more than one rank a GPU, on GPUs that nobody else uses.
+    `sudo nvidia-smi -i N -c DEFAULT`, or at most one rank per GPU, on GPUs that nobody else uses.
     """
     devices = nvidia_gpus(gpus)
     whole = _whole(visible_gpus(gpus, environment))
@@ -192,14 +163,14 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
     prohibited = tuple(gpu for gpu in asked if gpu.compute_mode == "prohibited")
     # Under MPS the mode is as recommended: its server is the one process, and lets the ranks in.
     mps = not isinstance(environment, Unknown) and "CUDA_MPS_PIPE_DIRECTORY" in environment
-    exclusive = tuple(
-        gpu for gpu in asked if str(gpu.compute_mode).startswith("exclusive") and not mps and not gpu.mps_server
-    )
-    taken = tuple(gpu for gpu in exclusive if not isinstance(gpu.processes, Unknown) and gpu.processes > 0)
+    alone = tuple(gpu for gpu in asked if str(gpu.compute_mode).startswith("exclusive"))
+    exclusive = tuple(gpu for gpu in alone if not mps and not gpu.mps_server)
+    taken = tuple(gpu for gpu in exclusive if known_or(gpu.processes, 0) > 0)
     free = len(whole) - len(prohibited) - len(taken)
     if prohibited:
-        why = f"{called(prohibited)} can't be used: compute mode PROHIBITED lets no process in"
-        yield _closed(prohibited, devices, why)
+        yield _closed(
+            prohibited, devices, f"{called(prohibited)} can't be used: compute mode PROHIBITED lets no process in"
+        )
     if taken and plan.nproc > free:
         why = f"{called(taken)} can't be used: compute mode EXCLUSIVE_PROCESS, and another process is in"
         yield _closed(taken, devices, why, taken=True)
@@ -214,20 +185,15 @@ def compute_mode_exclusive(gpus: Gpus, plan: Plan, environment: Maybe[Environmen
 
 
 def _closed(bad: tuple[Gpu, ...], devices: tuple[Gpu, ...], summary: str, *, taken: bool = False) -> Finding:
-    look = Fix("See which process has it", ("nvidia-smi --query-compute-apps=gpu_uuid,pid,name --format=csv",))
+    look = "nvidia-smi --query-compute-apps=gpu_uuid,pid,name --format=csv"
     chosen = ",".join(str(gpu.index) for gpu in bad)
-    reset = by_root("Set the compute mode back", (f"sudo nvidia-smi -i {chosen} -c DEFAULT",))
     left = [gpu for gpu in devices if gpu not in bad]
-    return Finding(
-        summary=summary,
-        evidence=tuple(
-            Evidence(f"GPU {gpu.index}: compute mode {gpu.compute_mode}{_processes(gpu)}", "NVML") for gpu in bad
-        ),
-        fixes=(
-            *((look,) if taken else ()),
-            reset,
-            *((Fix("Or use only the other GPUs", (_choose(left),)),) if left else ()),
-        ),
+    return Finding.of(
+        summary,
+        (Evidence(f"GPU {gpu.index}: compute mode {gpu.compute_mode}{_processes(gpu)}", "NVML") for gpu in bad),
+        Fix("See which process has it", (look,)) if taken else None,
+        by_root("Set the compute mode back", (f"sudo nvidia-smi -i {chosen} -c DEFAULT",)),
+        Fix("Or use only the other GPUs", (_choose(left),)) if left else None,
     )
 
 
@@ -248,42 +214,36 @@ def gpu_heterogeneous(gpus: Gpus, plan: Plan, environment: Maybe[Environment]) -
     unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set, so that its numbers may differ from those of nvidia-smi.
 
     ## Fix
-    Choose like GPUs by their UUIDs (`nvidia-smi -L`) in CUDA_VISIBLE_DEVICES.
+    Choose GPUs of one kind by their UUIDs (`nvidia-smi -L`) in CUDA_VISIBLE_DEVICES.
     """
     nvidia_gpus(gpus)
     visible = _whole(visible_gpus(gpus, environment))
     requires(len(visible) > 1 and plan.nproc > 1, "no more than one GPU in the job")
     best = max(visible, key=_strength)
-    alike = tuple(gpu for gpu in visible if _alike(gpu, best))
-    others = tuple(gpu for gpu in visible if gpu not in alike)
-    ordered = not isinstance(environment, Unknown) and environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    alike = [gpu for gpu in visible if _alike(gpu, best)]
+    ordered = value_of(environment, "CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     chosen = selector(gpus, environment) is not None
-    first = visible[: plan.nproc] if ordered or chosen else (*alike, *others)[: plan.nproc]
+    first = (visible if ordered or chosen else sorted(visible, key=lambda gpu: gpu not in alike))[: plan.nproc]
     if all(_alike(gpu, first[0]) for gpu in first):
         return
-    yield Finding(
-        summary=f"The GPUs of this job differ: {listed((_described(kind) for kind in _kinds(first)), most=3)}",
-        evidence=(
-            planned(plan),
-            *(Evidence(f"GPU {gpu.index}: {_described(gpu)}", "NVML") for gpu in visible[:8]),
-        ),
-        fixes=(
-            Fix(
-                f"Use only the {best.name}: `torchrun --nproc-per-node={len(alike)}` after",
-                ("export CUDA_VISIBLE_DEVICES=" + shlex.quote(",".join(gpu.uuid for gpu in alike)),),
-            ),
+    yield Finding.of(
+        f"The GPUs of this job differ: {listed((_described(kind) for kind in _kinds(first)), most=3)}",
+        planned(plan),
+        (Evidence(f"GPU {gpu.index}: {_described(gpu)}", "NVML") for gpu in visible[:8]),
+        Fix(
+            f"Use only the {best.name}: this, then `torchrun --nproc-per-node={len(alike)}`",
+            ("export CUDA_VISIBLE_DEVICES=" + shlex.quote(",".join(gpu.uuid for gpu in alike)),),
         ),
     )
 
 
 def _strength(gpu: Gpu) -> tuple[int, tuple[int, ...]]:
     """Sort key of the GPU that one would rather train on: memory first (in steps of 4 GiB), then generation."""
-    generation = () if isinstance(gpu.compute_capability, Unknown) else gpu.compute_capability
-    return round(_memory(gpu) / 4 / 1024**3), generation
+    return round(_memory(gpu) / 4 / 1024**3), known_or(gpu.compute_capability, ())
 
 
 def _memory(gpu: Gpu) -> int:
-    return 0 if isinstance(gpu.memory_total, Unknown) else gpu.memory_total
+    return known_or(gpu.memory_total, 0)
 
 
 def _alike(gpu: Gpu, peer: Gpu) -> bool:
@@ -292,7 +252,7 @@ def _alike(gpu: Gpu, peer: Gpu) -> bool:
     return gpu.name == peer.name and (not mine or not theirs or abs(mine - theirs) <= 0.05 * max(mine, theirs))
 
 
-def _kinds(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+def _kinds(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     kinds: list[Gpu] = []
     for gpu in gpus:
         if not any(_alike(gpu, kind) for kind in kinds):
@@ -339,20 +299,18 @@ def gpu_memory_in_use(
     unseen = all(gpu.processes == 0 for gpu in full)
     share = _share(worst) or 0.0
     much = f"up to {share:.0%} (GPU {worst.index})" if len(full) > 1 else f"{share:.0%} of it"
-    others = Fix("Or use only the free GPUs", (_choose(free),))
-    yield Finding(
-        summary=f"Memory is already in use on {called(full)}: {much}",
-        cause="NVML lists no process there: it runs in another container, or a killed one hasn't quite ended."
+    enough = len(free) >= plan.nproc or (free and len(devices) > 1)
+    yield Finding.of(
+        f"Memory is already in use on {called(full)}: {much}",
+        (Evidence(f"GPU {gpu.index}: {_held(gpu)}", "NVML") for gpu in full[:8]),
+        Fix(
+            "See which process holds it, and end it if it is yours",
+            ("nvidia-smi", "fuser -v /dev/nvidia*" if unseen else "ps -fu $USER"),
+        ),
+        Fix("Or use only the free GPUs", (_choose(free),)) if enough else None,
+        cause="NVML lists no process there: it runs in another container, or a killed one is still ending."
         if unseen
         else "",
-        evidence=tuple(Evidence(f"GPU {gpu.index}: {_held(gpu)}", "NVML") for gpu in full[:8]),
-        fixes=(
-            Fix(
-                "See which process holds it, and end it if it is yours",
-                ("nvidia-smi", "fuser -v /dev/nvidia*" if unseen else "ps -fu $USER"),
-            ),
-            *((others,) if len(free) >= plan.nproc or (free and len(devices) > 1) else ()),
-        ),
         severity=None if share >= 0.5 else INFO,
     )
 
@@ -362,12 +320,10 @@ def _choose(free: list[Gpu]) -> str:
 
 
 def _share(gpu: Gpu) -> float | None:
-    if isinstance(gpu.memory_used, Unknown) or isinstance(gpu.memory_total, Unknown) or not gpu.memory_total:
-        return None
-    return gpu.memory_used / gpu.memory_total
+    used, total = known_or(gpu.memory_used, None), known_or(gpu.memory_total, None)
+    return None if used is None or not total else used / total
 
 
 def _held(gpu: Gpu) -> str:
-    used = "unknown" if isinstance(gpu.memory_used, Unknown) else human(gpu.memory_used)
-    total = "unknown" if isinstance(gpu.memory_total, Unknown) else human(gpu.memory_total)
-    return f"{used} of {total} in use{_processes(gpu)}"
+    """Only for one whose `_share` is known."""
+    return f"{human(known_or(gpu.memory_used, 0))} of {human(_memory(gpu))} in use{_processes(gpu)}"

@@ -6,44 +6,28 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.base.text import listed, plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.text import ago, listed, plural
+from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.engine.registry import check, leave_untested, requires
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.driver import Driver
 from ddpdoctor.facts.gpus import Gpu, Gpus
-from ddpdoctor.facts.kernel_log import KernelLog
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.snapshot import Container, Driver, KernelLog, Machine, Pci
 from ddpdoctor.knowledge.nvidia import NO_GPU, bus_gpus, called, nvidia_gpus, own_gpus, without
 from ddpdoctor.knowledge.privileges import by_root, on_the_host
-from ddpdoctor.knowledge.xids import (
-    DEBUG,
-    FOLLOWS,
-    REBOOT,
-    RESET,
-    UNLISTED,
-    Reported,
-    normal_address,
-    reported,
-)
+from ddpdoctor.knowledge.xids import DEBUG, FOLLOWS, REBOOT, RESET, UNLISTED, Reported, normal_address, reported
 
 DAY_SECONDS = 86400.0
 
 
 def _reset(gpus: tuple[Gpu, ...], container: Maybe[Container]) -> Fix:
+    text = f"Reset {called(gpus)} while no process uses {'it' if len(gpus) == 1 else 'them'}, or reboot"
     chosen = ",".join(str(gpu.index) for gpu in gpus)
-    reset = by_root(
-        f"Reset {called(gpus)} while no process uses {'it' if len(gpus) == 1 else 'them'}, or reboot",
-        (f"sudo nvidia-smi --gpu-reset -i {chosen}",),
-    )
-    return on_the_host(reset, container)
+    return on_the_host(by_root(text, (f"sudo nvidia-smi --gpu-reset -i {chosen}",)), container)
 
 
-def _leave_out(all_of: tuple[Gpu, ...], bad: tuple[Gpu, ...]) -> tuple[Fix, ...]:
+def _leave_out(all_of: tuple[Gpu, ...], bad: tuple[Gpu, ...]) -> Fix | None:
     left = plural(len(all_of) - len(bad), "rank")
     text = f"Until then train without {'it' if len(bad) == 1 else 'them'}, with {left} on this host"
-    return (Fix(text, (without(all_of, bad),)),) if len(bad) < len(all_of) else ()
+    return Fix(text, (without(all_of, bad),)) if len(bad) < len(all_of) else None
 
 
 @check("gpu-ecc-error", severity=FAIL)
@@ -56,7 +40,7 @@ def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
 
     ## Why
     A memory cell failed. GPUs since Ampere replace the whole row at the next reset; when no spare rows are left, the GPU
-    has to be replaced. Earlier ones retire the page at the next reboot.
+    has to be replaced. Earlier GPUs retire the page at the next reboot.
 
     ## Fix
     `sudo nvidia-smi --gpu-reset -i N` or a reboot. If it comes back, or the remapping failed, have the GPU replaced, and
@@ -64,54 +48,46 @@ def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
     """
     devices = nvidia_gpus(gpus)
     failed = tuple(device for device in devices if device.row_remap_failed is True)
-    errors = {device.index: _count(device.ecc_uncorrected_volatile) for device in devices}
+    errors = {device.index: known_or(device.ecc_uncorrected_volatile, 0) for device in devices}
     fresh = tuple(device for device in devices if errors[device.index] and device not in failed)
-    waiting = tuple(
-        device
-        for device in devices
-        if True in (device.row_remap_pending, device.retired_pages_pending)
-        and device not in failed
-        and device not in fresh
-    )
+    pending = (device for device in devices if True in (device.row_remap_pending, device.retired_pages_pending))
+    waiting = tuple(device for device in pending if device not in (*failed, *fresh))
     if failed:
-        yield Finding(
-            summary=f"{called(failed)} ran out of spare memory rows (remapping failed) and must be replaced",
-            evidence=(Evidence(f"remapping of memory rows failed on {called(failed)}", "NVML"),),
-            fixes=(
-                Fix("Report it to the administrator, with what this prints", ("nvidia-smi -q -d ROW_REMAPPER,ECC",)),
-                *_leave_out(devices, failed),
-            ),
+        yield Finding.of(
+            f"{called(failed)} ran out of spare memory rows (remapping failed) and must be replaced",
+            Evidence(f"remapping of memory rows failed on {called(failed)}", "NVML"),
+            Fix("Report it to the administrator, with what this prints", ("nvidia-smi -q -d ROW_REMAPPER,ECC",)),
+            _leave_out(devices, failed),
         )
     if fresh:
         counted = listed((f"GPU {gpu.index}: {errors[gpu.index]}" for gpu in fresh), most=8)
-        yield Finding(
-            summary=f"Uncorrectable memory errors since the driver was loaded: {counted}",
-            evidence=(Evidence(f"uncorrected ECC errors since the driver was loaded: {counted}", "NVML"),),
-            fixes=(_reset(fresh, container), *_leave_out(devices, fresh)),
+        yield Finding.of(
+            f"Uncorrectable memory errors since the driver was loaded: {counted}",
+            Evidence(f"uncorrected ECC errors since the driver was loaded: {counted}", "NVML"),
+            _reset(fresh, container),
+            _leave_out(devices, fresh),
         )
     if waiting:
-        yield Finding(
-            summary=f"{called(waiting)} found bad memory, and can only replace it by spare memory at the next reset",
+        yield Finding.of(
+            f"{called(waiting)} found bad memory, and can only replace it by spare memory at the next reset",
+            Evidence(f"remapping of rows or retirement of pages is pending on {called(waiting)}", "NVML"),
+            _reset(waiting, container),
             cause="Until then the bad memory stays in use, and a process that touches it may die.",
-            evidence=(Evidence(f"remapping of rows or retirement of pages is pending on {called(waiting)}", "NVML"),),
-            fixes=(_reset(waiting, container),),
             severity=WARN,
         )
-    old = tuple(device for device in devices if _count(device.ecc_uncorrected_aggregate))
+    old = tuple(device for device in devices if known_or(device.ecc_uncorrected_aggregate, 0))
     if old and not (failed or fresh or waiting):
-        yield Finding(
-            summary=f"{called(old)} had uncorrectable memory errors in the past, none since the driver was loaded",
-            evidence=tuple(
+        yield Finding.of(
+            f"{called(old)} had uncorrectable memory errors in the past, none since the driver was loaded",
+            (
                 Evidence(
                     f"GPU {gpu.index}: uncorrected errors in its lifetime: {gpu.ecc_uncorrected_aggregate}", "NVML"
                 )
                 for gpu in old
             ),
-            fixes=(
-                Fix(
-                    "Do nothing, unless jobs on it die: then report this to the administrator",
-                    ("nvidia-smi -q -d ROW_REMAPPER,ECC",),
-                ),
+            Fix(
+                "Do nothing, unless jobs on it die: then report this to the administrator",
+                ("nvidia-smi -q -d ROW_REMAPPER,ECC",),
             ),
             severity=INFO,
         )
@@ -120,15 +96,8 @@ def gpu_ecc_error(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
             known(device.ecc_uncorrected_volatile)
             if isinstance(device.retired_pages_pending, Unknown):  # only GPUs before Ampere retire pages
                 known(device.row_remap_pending)
-    asked = (device.ecc_uncorrected_volatile for device in devices)
-    requires(
-        any(not isinstance(errors_counted, Unknown) for errors_counted in asked),
-        "these GPUs have no ECC memory, or it is off",
-    )
-
-
-def _count(value: Maybe[int]) -> int:
-    return 0 if isinstance(value, Unknown) else value
+    counted_by = [device for device in devices if not isinstance(device.ecc_uncorrected_volatile, Unknown)]
+    requires(counted_by, "these GPUs have no ECC memory, or it is off")
 
 
 @check("gpu-fell-off-bus", severity=FAIL)
@@ -146,7 +115,7 @@ def gpu_fell_off_bus(
     may also be a driver whose module or firmware doesn't go with this GPU.
 
     ## Fix
-    Reboot; only a full power-off helps some. If it comes back: lower the power limit (`sudo nvidia-smi -pl 300`), reseat the
+    Reboot; some need a full power-off. If it comes back: lower the power limit (`sudo nvidia-smi -pl 300`), reseat the
     card, another power supply.
     """
     gone = {gpu.address: "the PCI bus reads only ff from it" for gpu in own_gpus(pci) if gpu.revision == 0xFF}
@@ -160,19 +129,18 @@ def gpu_fell_off_bus(
             gone.setdefault(line.gpu + ".0", line.text)
     status = None if isinstance(driver, Unknown) else driver.nvml_status
     if gone or status == 15:
-        names = f"{'GPUs' if len(gone) > 1 else 'GPU'} {listed(sorted(gone), most=4)}" if gone else "A GPU"
+        names = f"GPU{'s' * (len(gone) > 1)} {listed(sorted(gone), most=4)}" if gone else "A GPU"
         reboot = by_root("Reboot, and if that doesn't bring it back, switch the power off and on", ("sudo reboot",))
         look = by_root(
-            "If it happens again, see the kernel log, have cables, riser and slot looked at, or lower the power limit",
+            "If it happens again, see the kernel log, have cables, riser and slot checked, or lower the power limit",
             ("sudo dmesg | grep -iE 'xid|aer|pcieport'",),
         )
-        yield Finding(
-            summary=f"{names} no longer {'answer' if len(gone) > 1 else 'answers'} (fell off the bus)",
-            evidence=(
-                *(Evidence(f"GPU {where}: {how}", "sysfs, NVML, kernel log") for where, how in sorted(gone.items())),
-                *((Evidence("NVML can't start: a GPU is lost (15)", "nvmlInit"),) if status == 15 else ()),
-            ),
-            fixes=(on_the_host(reboot, container), on_the_host(look, container)),
+        yield Finding.of(
+            f"{names} no longer {'answer' if len(gone) > 1 else 'answers'} (fell off the bus)",
+            (Evidence(f"GPU {where}: {how}", "sysfs, NVML, kernel log") for where, how in sorted(gone.items())),
+            Evidence("NVML can't start: a GPU is lost (15)", "nvmlInit") if status == 15 else None,
+            on_the_host(reboot, container),
+            on_the_host(look, container),
         )
     requires(gone or pci.nvidia_gpus or listed_gpus, NO_GPU)
     if not gone and status != 15:
@@ -211,8 +179,8 @@ def xid_error(
     firmware.
 
     ## Fix
-    By number. Look which came first: `sudo dmesg -T | grep -i xid`. Xid 154, where it is there, says what the driver
-    itself thinks the GPU needs.
+    By number. See which came first: `sudo dmesg -T | grep -i xid`. Xid 154, if there is one, says what the GPU needs in the driver's
+    opinion.
     """
     lines = () if isinstance(kernel_log, Unknown) else reported(kernel_log)
     if not lines:  # a GPU that fell off may be gone from the bus
@@ -230,7 +198,7 @@ def xid_error(
         if severity is not None:
             findings.append(_xid_finding(number, same, hints, severity, log.source, container))
     worse = [finding for finding in findings if finding.severity is not INFO]
-    yield from sorted(worse or findings, key=lambda finding: finding.severity.rank if finding.severity else 0)
+    yield from sorted(worse or findings, key=lambda finding: (finding.severity or FAIL).rank)
 
 
 def _faded(severity: Severity, age: float) -> Severity | None:
@@ -253,60 +221,33 @@ def _xid_finding(
     newest = min(same, key=lambda line: max(line.age, 0.0))
     advice = [hint.text.partition("154,")[2].strip() for hint in hints if hint.gpu in where]
     fix = Fix(f"{means.action[:1].upper()}{means.action[1:]}", _xid_commands(means.action, where))
-    fixes = [on_the_host(fix, container) if means.action in (RESET, REBOOT) else fix]
-    if advice:
-        fixes.insert(0, Fix(f"Do what the driver itself says: {advice[-1]}"))
     times = f", {len(same)} times" if len(same) > 1 else ""
-    return Finding(
-        summary=f"Xid {number} on {listed(where, most=3)}{_ago(newest.age)}{times}: {means.meaning}",
+    return Finding.of(
+        f"Xid {number} on {listed(where, most=3)}{ago(newest.age)}{times}: {means.meaning}",
+        (Evidence(line.text, source) for line in same[-3:]),
+        Fix(f"Do what the driver itself says: {advice[-1]}") if advice else None,
+        on_the_host(fix, container) if means.action in (RESET, REBOOT) else fix,
         cause=f"This is mostly a fault of {means.whose}." if means.whose not in (FOLLOWS, UNLISTED.whose) else "",
-        evidence=tuple(Evidence(line.text, source) for line in same[-3:]),
-        fixes=tuple(fixes),
         severity=severity,
     )
-
-
-def _ago(age: float) -> str:
-    if age < 0:
-        return ""
-    for unit, seconds in (("day", DAY_SECONDS), ("hour", 3600.0), ("minute", 60.0)):
-        if age >= seconds:
-            return f" {plural(int(age // seconds), unit)} ago"
-    return " just now"
 
 
 def _xid_commands(action: str, where: list[str]) -> tuple[str, ...]:
     if action == RESET:
         return tuple(f"sudo nvidia-smi --gpu-reset -i {address}.0" for address in where)
-    if action == REBOOT:
-        return ("sudo reboot",)
-    if action == DEBUG:
-        return ("export CUDA_LAUNCH_BLOCKING=1",)
-    return ()
+    return {REBOOT: ("sudo reboot",), DEBUG: ("export CUDA_LAUNCH_BLOCKING=1",)}.get(action, ())
 
 
 HEAT, BRAKE = frozenset({"hw-thermal", "sw-thermal"}), frozenset({"hw-power-brake"})
-THROTTLES = (
-    (
-        HEAT,
-        frozenset[str](),
-        "too hot",
-        "Have the cooling looked at (fans, filters, neighbouring cards); this shows temperatures and reasons",
-    ),
-    (
-        BRAKE,
-        frozenset[str](),
-        "braked by the power supply",
-        "Have the power supply and its cables looked at; this shows the reasons",
-    ),
-    (
-        frozenset({"hw-slowdown"}),
-        HEAT | BRAKE,
-        "slowed by its own protection",
-        "Have cooling and power looked at; this shows the reasons",
-    ),
+THROTTLES: tuple[tuple[frozenset[str], frozenset[str], str, str], ...] = (
+    (HEAT, frozenset(), "too hot", "the cooling (fans, filters, neighbouring cards)"),
+    (BRAKE, frozenset(), "braked by the power supply", "the power supply and its cables"),
+    (frozenset({"hw-slowdown"}), HEAT | BRAKE, "slowed by its own protection", "cooling and power"),
 )
-"""Reasons of NVML, others beside which they say nothing more, what they mean, and what to do."""
+"""Reasons of NVML, others beside which they say nothing more, what they mean, and what is to be checked."""
+
+
+SHOW_LIMITS = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
 
 
 @check("gpu-throttled", severity=WARN)
@@ -318,30 +259,26 @@ def gpu_throttled(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
 
     ## Why
     The GPU lowers its clock to protect itself: it is too hot, or the power supply asks for it (power brake). A limit that
-    was set by hand (`nvidia-smi -pl`) does the same, by intent. Being held by the normal power limit is not an illness.
+    was set by hand (`nvidia-smi -pl`) does the same, on purpose. That the normal power limit holds a GPU back is no fault.
 
     ## Fix
     See `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`: fans, filters, neighbours, cables. The same power limit on all
     GPUs: `sudo nvidia-smi -pl WATTS`.
     """
     devices = nvidia_gpus(gpus)
-    known_reasons = [
-        (device, device.throttle_reasons) for device in devices if not isinstance(device.throttle_reasons, Unknown)
-    ]
-    for reasons, unless, why, look in THROTTLES:
-        hit = tuple(
-            gpu for gpu, active in known_reasons if reasons.intersection(active) and not unless.intersection(active)
-        )
+    known_reasons = [(gpu, active) for gpu in devices if not isinstance(active := gpu.throttle_reasons, Unknown)]
+    for reasons, unless, why, part in THROTTLES:
+        hit = [gpu for gpu, active in known_reasons if reasons & set(active) and not unless & set(active)]
         if hit:
             which = "" if len(hit) == 1 else f"GPU {hit[0].index}: "
-            yield Finding(
-                summary=f"{called(hit)} {'runs' if len(hit) == 1 else 'run'} slowed down: {why} ({which}{_state(hit[0])})",
-                evidence=tuple(
+            yield Finding.of(
+                f"{called(hit)} {'runs' if len(hit) == 1 else 'run'} slowed down: {why} ({which}{_state(hit[0])})",
+                (
                     Evidence(f"GPU {gpu.index}: {listed(active)}; {_state(gpu)}", "NVML")
                     for gpu, active in known_reasons
                     if gpu in hit
                 ),
-                fixes=(Fix(look, ("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",)),),
+                Fix(f"Have {part} checked; this shows temperatures and reasons", (SHOW_LIMITS,)),
             )
     limits = [(device, device.power_limit, device.power_limit_default) for device in devices]
     lowered = [
@@ -351,15 +288,15 @@ def gpu_throttled(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
     ]
     if lowered:
         raised = tuple(f"sudo nvidia-smi -i {gpu.index} -pl {usual:.0f}" for gpu, _, usual in lowered)
-        yield Finding(
-            summary=f"The power limit of {called([gpu for gpu, _, _ in lowered])} was lowered to {lowered[0][1]:.0f} W, from "
+        yield Finding.of(
+            f"The power limit of {called([gpu for gpu, _, _ in lowered])} was lowered to {lowered[0][1]:.0f} W, from "
             f"{lowered[0][2]:.0f} W",
-            cause="Somebody set it by hand. A step of DDP takes as long as the slowest GPU.",
-            evidence=tuple(
+            (
                 Evidence(f"GPU {gpu.index}: {limit:.0f} W, by default {usual:.0f} W", "NVML")
                 for gpu, limit, usual in lowered
             ),
-            fixes=(on_the_host(by_root("Raise it again, unless power supply or cooling need it", raised), container),),
+            on_the_host(by_root("Raise it again, unless power supply or cooling need it", raised), container),
+            cause="Somebody set it by hand. A step of DDP takes as long as the slowest GPU.",
             severity=INFO,
         )
     if len(known_reasons) < len(devices):
@@ -367,7 +304,7 @@ def gpu_throttled(gpus: Gpus, container: Maybe[Container]) -> Iterator[Finding]:
 
 
 def _state(gpu: Gpu) -> str:
-    parts = [f"{gpu.temperature} degrees"] if not isinstance(gpu.temperature, Unknown) else []
-    if not isinstance(gpu.sm_clock, Unknown) and not isinstance(gpu.sm_clock_max, Unknown):
+    parts = [] if isinstance(gpu.temperature, Unknown) else [f"{gpu.temperature} degrees"]
+    if isinstance(gpu.sm_clock, int) and isinstance(gpu.sm_clock_max, int):
         parts.append(f"{gpu.sm_clock} of {gpu.sm_clock_max} MHz")
     return ", ".join(parts) or "no figures"

@@ -7,34 +7,28 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix, Severity
 from ddpdoctor.base.text import listed, plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.shared_fixes import install_package, is_debian
 from ddpdoctor.engine.registry import check, leave_untested, requires
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.driver import Driver
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.gpus import Gpu, Gpus
-from ddpdoctor.facts.kernel_log import KernelLog
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.packages import Packages
+from ddpdoctor.facts.environment import value_of
+from ddpdoctor.facts.gpus import Gpu
 from ddpdoctor.facts.pci import Pci, PciDevice
 from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.snapshot import Container, Driver, Environment, Gpus, KernelLog, Machine, Packages, Torch
 from ddpdoctor.knowledge.evidence import cuda_start, told
 from ddpdoctor.knowledge.nvidia import NO_DRIVER, bus_gpus, called, driver_loaded, nvidia_gpus, older, said
 from ddpdoctor.knowledge.privileges import by_root, on_the_host
 from ddpdoctor.knowledge.xids import SXID_LINE, reported
 
 WITHOUT_P2P = Fix(
-    "Let NCCL go through host memory, until this is cured (slower, but it works)", ("export NCCL_P2P_DISABLE=1",)
+    "Until this is repaired, let NCCL go through host memory: slower, but it works", ("export NCCL_P2P_DISABLE=1",)
 )
-
-
-REBOOT = "Reboot, and if it comes back, have the board examined"
+REBOOT = "Reboot, and if the errors come back, have the board examined"
 DAY_SECONDS = 86400.0
 
 
 def _off(environment: Maybe[Environment], name: str) -> bool:
-    return not isinstance(environment, Unknown) and environment.get(name) not in ("", "0")
+    return value_of(environment, name) not in ("", "0")
 
 
 @check("fabric-manager-not-running", severity=FAIL)
@@ -49,7 +43,7 @@ def fabric_manager_not_running(
 
     ## Why
     Boards with NVSwitches (HGX and DGX A100, H100, H200, B200) need nvidia-fabricmanager, in exactly the driver's
-    version, to set up the switches at boot. After a driver upgrade it often stays behind.
+    version, to set up the switches at boot. A driver upgrade often leaves its version behind.
 
     ## Fix
     `sudo apt-get install nvidia-fabricmanager-<branch>=<driver's version>`, then
@@ -58,23 +52,21 @@ def fabric_manager_not_running(
     bus_gpus(pci, machine)
     requires(driver_loaded(driver), NO_DRIVER)
     devices = () if isinstance(gpus, Unknown) or gpus.vendor == "amd" else gpus.answering
-    initialised = None if isinstance(driver.cuda_init, Unknown) else driver.cuda_init
-    waiting = tuple(
-        device for device in devices if device.fabric_state in ("not-started", "in-progress") or _registration(device)
-    )
+    initialised = known_or(driver.cuda_init, None)
+    joining = ("not-started", "in-progress")
+    waiting = tuple(gpu for gpu in devices if gpu.fabric_state in joining or _is_rejected(gpu))
     done = any(device.fabric_state == "completed" for device in devices) and not waiting
     requires(pci.nvswitches or waiting or done or initialised == 802, "no NVSwitch on this host")
     manager = driver.fabric_manager
     here = container.runtime is None
-    theirs = None if isinstance(driver.fabric_manager_version, Unknown) else driver.fabric_manager_version
-    differs = here and theirs is not None and driver.version is not None and theirs != driver.version
+    theirs = known_or(driver.fabric_manager_version, None)
+    differs = here and None not in (theirs, driver.version) and theirs != driver.version
     severity: Severity | None = None
     if initialised == 802:
         summary = "CUDA can't start: the NVSwitch fabric is not set up (802, system not yet initialized)"
     elif waiting and (plan.nproc > 1 or initialised != 0):
-        summary = (
-            f"{called(waiting)} didn't join the NVLink fabric ({listed(sorted({_fabric(gpu) for gpu in waiting}))})"
-        )
+        states = listed(sorted({_fabric(gpu) for gpu in waiting}))
+        summary = f"{called(waiting)} didn't join the NVLink fabric ({states})"
         severity = WARN if initialised == 0 else None
     elif here and not done and pci.nvswitches and manager != "active":
         if isinstance(manager, Unknown):
@@ -94,19 +86,16 @@ def fabric_manager_not_running(
         if here and manager is not None:
             known(driver.fabric_manager_version)
         return
-    yield Finding(
-        summary=summary,
+    yield Finding.of(
+        summary,
+        cuda_start(driver),
+        told(driver, "fabric_manager", f"fabric manager: {_manager(driver)}") if here else None,
+        told(driver, "fabric_manager_version", f"fabric manager's version: {theirs}") if theirs else None,
+        Evidence(f"driver {driver.version}", "/proc/driver/nvidia/version, NVML"),
+        (Evidence(f"GPU {gpu.index}: joining the fabric: {_fabric(gpu)}", "NVML") for gpu in waiting[:8]),
+        _fabric_fixes(driver, machine, here, installed=not here or manager is not None, differs=differs),
         cause=f"Fabric manager {theirs} refuses to work with driver {driver.version}: the versions must be the same."
-        if differs
-        else "",
-        evidence=(
-            cuda_start(driver),
-            *([told(driver, "fabric_manager", f"fabric manager: {_manager(driver)}")] if here else []),
-            *([told(driver, "fabric_manager_version", f"fabric manager's version: {theirs}")] if theirs else []),
-            Evidence(f"driver {driver.version}", "/proc/driver/nvidia/version, NVML"),
-            *(Evidence(f"GPU {gpu.index}: joining the fabric: {_fabric(gpu)}", "NVML") for gpu in waiting[:8]),
-        ),
-        fixes=_fabric_fixes(driver, machine, here, installed=not here or manager is not None, differs=differs),
+        * differs,
         severity=severity,
     )
 
@@ -115,13 +104,13 @@ def _manager(driver: Driver) -> str:
     return "not installed" if driver.fabric_manager is None else said(driver.fabric_manager)
 
 
-def _registration(gpu: Gpu) -> bool:
-    """Whether the GPU tried to join the fabric and was turned down."""
-    return gpu.fabric_state == "completed" and not isinstance(gpu.fabric_status, Unknown) and gpu.fabric_status != 0
+def _is_rejected(gpu: Gpu) -> bool:
+    """Whether the GPU tried to join the fabric, in vain."""
+    return gpu.fabric_state == "completed" and known_or(gpu.fabric_status, 0) != 0
 
 
 def _fabric(gpu: Gpu) -> str:
-    return f"failed with code {gpu.fabric_status}" if _registration(gpu) else str(gpu.fabric_state)
+    return f"failed with code {gpu.fabric_status}" if _is_rejected(gpu) else str(gpu.fabric_state)
 
 
 def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool, differs: bool) -> tuple[Fix, ...]:
@@ -129,8 +118,9 @@ def _fabric_fixes(driver: Driver, machine: Machine, here: bool, installed: bool,
         text = "Ask the administrator to start nvidia-fabricmanager on the host, which a container can't do; there, this shows its state"
         return (Fix(text, ("systemctl status nvidia-fabricmanager",)),)
     start = ("sudo systemctl enable nvidia-fabricmanager", "sudo systemctl restart nvidia-fabricmanager")
-    status = ("systemctl status nvidia-fabricmanager", "tail /var/log/fabricmanager.log")
-    look = Fix("If it doesn't start, see why", status)
+    look = Fix(
+        "If it doesn't start, see why", ("systemctl status nvidia-fabricmanager", "tail /var/log/fabricmanager.log")
+    )
     if installed and not differs:
         again = "Restart" if driver.fabric_manager == "active" else "Start"
         return by_root(f"{again} the fabric manager", start), look
@@ -148,13 +138,13 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
     Collectives abort with "uncorrectable NVLink error", hang, or silently take the slow way over PCIe.
 
     ## Why
-    A link or a switch port failed, or the GPU at its other end did. A GPU with fewer links than its sisters shows it.
+    A link or a switch port failed, or the GPU at its other end did. A GPU with fewer active links than the others shows it.
 
     ## Fix
     `nvidia-smi nvlink -s` and `-e`; reset the GPUs or reboot. If it comes back, the board has to be looked at.
     """
     devices = nvidia_gpus(gpus)
-    counts = [(device, device.nvlinks_active) for device in devices if not isinstance(device.nvlinks_active, Unknown)]
+    counts = [(gpu, active) for gpu in devices if not isinstance(active := gpu.nvlinks_active, Unknown)]
     switched = bool(pci.nvswitches) or any(device.fabric_state == "completed" for device in devices)
     logged = () if isinstance(kernel_log, Unknown) else reported(kernel_log, SXID_LINE)
     fatal = tuple(line for line in logged if line.age <= DAY_SECONDS)
@@ -166,26 +156,19 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
             fewer.append((gpu, active, most))
     if fewer:
         which = called([gpu for gpu, _, _ in fewer])
-        yield Finding(
-            summary=f"{which}: only {plural(fewer[0][1], 'NVLink')} up, while the other GPUs have {fewer[0][2]}",
-            evidence=tuple(
-                Evidence(f"GPU {gpu.index}: {active} of {most} NVLinks up", "NVML") for gpu, active, most in fewer
-            ),
-            fixes=(
-                Fix(
-                    "See which links are down, and send it to the administrator",
-                    ("nvidia-smi nvlink -s", "nvidia-smi nvlink -e"),
-                ),
-                on_the_host(by_root(REBOOT, ("sudo reboot",)), container),
-            ),
+        yield Finding.of(
+            f"{which}: only {plural(fewer[0][1], 'NVLink')} up, while the other GPUs have {fewer[0][2]}",
+            (Evidence(f"GPU {gpu.index}: {active} of {most} NVLinks up", "NVML") for gpu, active, most in fewer),
+            Fix("Send the administrator what these print", ("nvidia-smi nvlink -s", "nvidia-smi nvlink -e")),
+            on_the_host(by_root(REBOOT, ("sudo reboot",)), container),
             severity=FAIL if switched and any(not active for _, active, _ in fewer) else None,
         )
     if fatal:
         numbers = sorted({line.number for line in fatal})
-        yield Finding(
-            summary=f"An NVSwitch reported fatal errors (SXid {listed(numbers)})",
-            evidence=tuple(Evidence(line.text, "kernel log") for line in fatal[-3:]),
-            fixes=(on_the_host(by_root(REBOOT, ("sudo dmesg -T | grep SXid", "sudo reboot")), container),),
+        yield Finding.of(
+            f"An NVSwitch reported fatal errors (SXid {listed(numbers)})",
+            (Evidence(line.text, "kernel log") for line in fatal[-3:]),
+            on_the_host(by_root(REBOOT, ("sudo dmesg -T | grep SXid", "sudo reboot")), container),
         )
     if not fatal and not fewer:
         for gpu in devices:
@@ -197,12 +180,7 @@ def nvlink_error(gpus: Gpus, pci: Pci, kernel_log: Maybe[KernelLog], container: 
 
 @check("p2p-acs-iommu", severity=WARN)
 def p2p_acs_iommu(
-    pci: Pci,
-    gpus: Gpus,
-    machine: Machine,
-    container: Maybe[Container],
-    plan: Plan,
-    environment: Maybe[Environment],
+    pci: Pci, gpus: Gpus, machine: Machine, container: Maybe[Container], plan: Plan, environment: Maybe[Environment]
 ) -> Iterator[Finding]:
     """PCIe access control (ACS) or the IOMMU stands between the GPUs.
 
@@ -211,7 +189,7 @@ def p2p_acs_iommu(
 
     ## Why
     NCCL copies from GPU to GPU over PCIe. ACS sends such traffic up to the processor and back, and an IOMMU that
-    translates may lose it, though the driver says that it works.
+    translates addresses may lose it, though the driver says that it works.
 
     ## Fix
     `export NCCL_P2P_DISABLE=1` works at once, at a price in speed. For good: `iommu=pt` (or off) on the kernel command
@@ -220,9 +198,9 @@ def p2p_acs_iommu(
     devices = nvidia_gpus(gpus)
     requires(not machine.wsl, "WSL has no PCI bus of its own")
     requires(plan.nproc > 1 and len(devices) > 1, "no more than one GPU in the job")
-    virtual = [device.virtualization for device in devices if not isinstance(device.virtualization, Unknown)]
-    requires(all(kind == "none" for kind in virtual), "in a virtual machine this is the host's matter")
-    linked = all(not isinstance(device.nvlinks_active, Unknown) and device.nvlinks_active for device in devices)
+    virtual = any(known_or(gpu.virtualization, "none") != "none" for gpu in devices)
+    requires(not virtual, "in a virtual machine this is the host's matter")
+    linked = all(known_or(gpu.nvlinks_active, 0) for gpu in devices)
     requires(not linked, "the GPUs reach each other by NVLink")
     requires(not _off(environment, "NCCL_P2P_DISABLE"), "NCCL_P2P_DISABLE is set")
     matrix = known(gpus.p2p)
@@ -235,32 +213,26 @@ def p2p_acs_iommu(
     command_line = machine.kernel_command_line
     translating = _translating(pci, command_line)
     if bridges:
-        off = tuple(f"sudo setpci -s {shlex.quote(bridge.address)} ECAP_ACS+6.w=0000" for bridge in bridges[:8])
-        acs_off = by_root("Turn ACS off in the firmware, or with this until the next boot", off)
-        yield Finding(
-            summary=f"ACS redirects GPU-to-GPU traffic at {plural(len(bridges), 'PCIe bridge')}: NCCL may hang or be slow",
-            evidence=tuple(
-                Evidence(f"PCIe bridge {bridge.address}: ACS redirect is on", "its configuration space")
-                for bridge in bridges[:8]
-            ),
-            fixes=(WITHOUT_P2P, on_the_host(acs_off, container)),
+        addresses = [bridge.address for bridge in bridges[:8]]
+        off = tuple(f"sudo setpci -s {shlex.quote(address)} ECAP_ACS+6.w=0000" for address in addresses)
+        yield Finding.of(
+            f"ACS redirects GPU-to-GPU traffic at {plural(len(bridges), 'PCIe bridge')}: NCCL may hang or be slow",
+            (Evidence(f"PCIe bridge {name}: ACS redirect is on", "its configuration space") for name in addresses),
+            WITHOUT_P2P,
+            on_the_host(by_root("Turn ACS off in the firmware, or with this until the next boot", off), container),
         )
     if translating is True:
         passing = ("sudo grubby --update-kernel=ALL --args=iommu=pt", "sudo reboot")
         if is_debian(machine):
             edit = r"""sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&iommu=pt /' /etc/default/grub"""
             passing = (edit, "sudo update-grub && sudo reboot")
-        yield Finding(
-            summary="The IOMMU translates GPU-to-GPU traffic (no iommu=pt): NCCL's peer-to-peer copies may hang",
-            evidence=(
-                told(pci, "iommu_groups", f"the IOMMU is on ({said(pci.iommu_groups)} groups)"),
-                *([machine.seen("kernel_command_line")] if isinstance(command_line, str) and command_line else []),
-                told(gpus, "p2p", "the driver says that the GPUs can reach each other directly"),
-            ),
-            fixes=(
-                WITHOUT_P2P,
-                on_the_host(by_root("Let the IOMMU pass traffic through, and reboot", passing), container),
-            ),
+        yield Finding.of(
+            "The IOMMU translates GPU-to-GPU traffic (no iommu=pt): NCCL's peer-to-peer copies may hang",
+            told(pci, "iommu_groups", f"the IOMMU is on ({said(pci.iommu_groups)} groups)"),
+            machine.seen("kernel_command_line") if isinstance(command_line, str) and command_line else None,
+            told(gpus, "p2p", "the driver says that the GPUs can reach each other directly"),
+            WITHOUT_P2P,
+            on_the_host(by_root("Let the IOMMU pass traffic through, and reboot", passing), container),
         )
     if not bridges and translating is not True:
         known(translating)
@@ -332,19 +304,51 @@ def rtx4000_p2p_unsupported(
     newer = by_root("Or install a newer driver, 550.40.07 at least")
     geforce = any("GeForce" in card.name for card in cards)
     if geforce and older(version, "525.105.17") and not off:
-        yield Finding(
-            summary=f"Driver {version} wrongly offers peer-to-peer on {cards[0].name}: NCCL hangs or gives wrong results",
-            evidence=evidence,
-            fixes=(fix, newer),
+        yield Finding.of(
+            f"Driver {version} wrongly offers peer-to-peer on {cards[0].name}: NCCL hangs or gives wrong results",
+            evidence,
+            fix,
+            newer,
         )
         return
     both = off and _off(environment, "NCCL_IB_DISABLE")
     if both or not older(version, "550.40.07"):
         return
     if accelerate := known(packages).version("accelerate"):
-        yield Finding(
-            summary=f"Accelerate {accelerate} refuses RTX 40 cards with driver {version}, unless `accelerate launch` starts it",
-            evidence=(*evidence, Evidence(f"accelerate {accelerate}", "packages of the target Python")),
-            fixes=(fix, newer),
+        yield Finding.of(
+            f"Accelerate {accelerate} refuses RTX 40 cards with driver {version}, unless `accelerate launch` starts it",
+            evidence,
+            Evidence(f"accelerate {accelerate}", "packages of the target Python"),
+            fix,
+            newer,
             severity=WARN,
         )
+
+
+@check("nccl-mempool-unsupported", severity=WARN)
+def nccl_mempool_unsupported(gpus: Gpus, plan: Plan, torch: Torch) -> Iterator[Finding]:
+    """The GPU is a vGPU, on which NCCL may not start.
+
+    ## What breaks
+    NCCL 2.26 and later stop when they start, with "operation not supported".
+
+    ## Why
+    NCCL makes a CUDA memory pool, which needs unified memory, and that is off in many vGPU profiles.
+
+    ## Fix
+    Let the host's administrator set `pciPassthru0.cfg.enable_uvm=1` for the virtual machine, or use NCCL 2.25.
+    """
+    virtual = tuple(nvidia_gpu for nvidia_gpu in nvidia_gpus(gpus) if nvidia_gpu.virtualization == "vgpu")
+    requires(virtual, "the GPUs are not virtual ones (vGPU)")
+    requires(plan.nproc > 1, "a single rank needs no NCCL")
+    version = known(torch.nccl_version) or ()
+    requires(version, "this torch has no NCCL")
+    if version < (2, 26):
+        return
+    kind = "a vGPU" if len(virtual) == 1 else "vGPUs"
+    yield Finding.of(
+        f"NCCL 2.26 and later can't start on {kind} whose unified memory is off: {called(virtual)}",
+        Evidence(f"{called(virtual)}: {kind}", "NVML"),
+        told(torch, "nccl_version", f"NCCL {'.'.join(map(str, version))}"),
+        Fix("Ask the host's administrator for `pciPassthru0.cfg.enable_uvm=1` in this virtual machine's settings"),
+    )

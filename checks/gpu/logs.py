@@ -10,6 +10,14 @@ from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.logs.analyze.sightings import word
 
+NOBODY_ELSE = Fix(
+    "See whether somebody else holds the GPU", ("ddpdoctor check --select gpu-memory-in-use,zombie-gpu-process",)
+)
+
+
+def _ranks(seen: Sequence[SignMatch]) -> set[int]:
+    return {match.line.rank for match in seen if match.line.rank is not None}
+
 
 @log_check("oom-batch-too-large", severity=FAIL)
 def oom_batch_too_large(log: Log, seen: Sequence[SignMatch]) -> Finding:
@@ -21,30 +29,24 @@ def oom_batch_too_large(log: Log, seen: Sequence[SignMatch]) -> Finding:
     ## Why
     The process itself holds the memory: parameters, gradients, the optimizer's state, and activations, which grow with the
     batch and the length of its samples. A longest sample, or validation without `torch.no_grad()`, may come late. Tensors
-    that are kept (`losses.append(loss)`) grow with every step. Where torch's figures show that others hold the GPU, it is
-    another illness: gpu-memory-held-by-others, zombie-gpu-process.
+    that are kept (`losses.append(loss)`) add up with every step. Where torch's figures show that others hold the GPU, see
+    gpu-memory-held-by-others and zombie-gpu-process.
 
     ## Fix
     A smaller batch for each GPU, with gradient accumulation; mixed precision (bf16); activation checkpointing; FSDP or ZeRO
     for a large model. Where much is "reserved by PyTorch but unallocated":
     `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
     """
-    ranks = {match.line.rank for match in seen if match.line.rank is not None}
-    wanted = word(seen, "wanted")
-    return Finding(
-        summary=f"GPU memory is full on {ranks_named(ranks) if ranks else 'a GPU'}"
-        + (f": {wanted} more were wanted" if wanted else ""),
-        fixes=(
-            Fix("Take a smaller batch for each GPU, and accumulate gradients over several"),
-            Fix("Or need less: bf16 autocast, activation checkpointing, FSDP for a large model"),
-            Fix(
-                "Where much is reserved but unallocated, let torch grow its blocks",
-                ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",),
-            ),
-            Fix(
-                "See that nobody else holds the GPU", ("ddpdoctor check --select gpu-memory-in-use,zombie-gpu-process",)
-            ),
+    ranks, wanted = _ranks(seen), word(seen, "wanted")
+    return Finding.of(
+        f"GPU memory is full on {ranks_named(ranks) if ranks else 'a GPU'}{f': {wanted} more were wanted' * bool(wanted)}",
+        Fix("Take a smaller batch for each GPU, and accumulate gradients over several"),
+        Fix("Or need less: bf16 autocast, activation checkpointing, FSDP for a large model"),
+        Fix(
+            "Where much is reserved but unallocated, let torch grow its blocks",
+            ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",),
         ),
+        NOBODY_ELSE,
         rank=min(ranks, default=None),
     )
 
@@ -65,17 +67,13 @@ def nccl_cuda_oom(log: Log, seen: Sequence[SignMatch]) -> Finding:
     Leave some GiB free: a smaller batch, or `torch.cuda.set_per_process_memory_fraction(0.9)`. Call one collective on each
     group before the model is made. `NCCL_BUFFSIZE=2097152` halves the buffers.
     """
-    ranks = {match.line.rank for match in seen if match.line.rank is not None}
-    return Finding(
-        summary=f"NCCL found no memory for its buffers on {ranks_named(ranks) if ranks else 'a GPU'}",
-        fixes=(
-            Fix(
-                "Leave NCCL some GiB: a smaller batch, or torch.cuda.set_per_process_memory_fraction(0.9) before the model"
-            ),
-            Fix("Or halve its buffers", ("export NCCL_BUFFSIZE=2097152",)),
-            Fix(
-                "See that nobody else holds the GPU", ("ddpdoctor check --select gpu-memory-in-use,zombie-gpu-process",)
-            ),
+    ranks = _ranks(seen)
+    return Finding.of(
+        f"NCCL found no memory for its buffers on {ranks_named(ranks) if ranks else 'a GPU'}",
+        Fix(
+            "Leave NCCL some GiB: a smaller batch, or torch.cuda.set_per_process_memory_fraction(0.9) before the model"
         ),
+        Fix("Or halve its buffers", ("export NCCL_BUFFSIZE=2097152",)),
+        NOBODY_ELSE,
         rank=min(ranks, default=None),
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.base.findings import WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.container import Container
 from ddpdoctor.facts.gpus import Gpu, Gpus
@@ -26,65 +26,45 @@ def pcie_link_degraded(pci: Pci, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     Nothing dies; batches arrive late and gradients travel slowly, for all ranks, since they wait for each other.
 
     ## Why
-    The card sits badly, in the wrong slot, or on a bad riser; or the firmware gave its lanes to something else. An idle
+    The card isn't seated well, is in the wrong slot, or on a bad riser; or the firmware gave its lanes to another card. An idle
     GPU that lowers its generation to save power is fine.
 
     ## Fix
     Reseat the card, use a slot that is wired to the processor with all lanes, set the slot to its full generation in
     the firmware.
     """
-    cards = tuple(
-        device for device in pci.devices if device.driver not in ("vfio-pci", "pci-stub") and _matters(device)
-    )
-    requires(cards, "no GPU and no InfiniBand card on this host")
+    cards = _cards(pci)
     apart = set() if isinstance(gpus, Unknown) else {device.bus_id for device in gpus.devices if _off_slot(device)}
     # Without the slot's own word one can't tell eight lanes that are wired from eight that are lost.
-    known_links = tuple(
-        card for card in cards if card.link_width and card.parent_link_width_max and card.address not in apart
-    )
+    at_slots = [card for card in cards if card.address not in apart]
+    known_links = tuple(card for card in at_slots if card.link_width and card.parent_link_width_max)
     if not known_links:
         leave_untested("sysfs doesn't say how the cards and their slots are linked")
     busy = {} if isinstance(gpus, Unknown) else {gpu.bus_id: gpu for gpu in gpus.answering if _busy(gpu)}
     narrow = tuple(card for card in known_links if card.link_width < _best_width(card))
-    slow = tuple(
-        card
-        for card in known_links
-        if card not in narrow and (card.address in busy or not _is_gpu(card)) and card.link_speed < _best_speed(card)
-    )
-    for degraded in (*narrow, *slow):
-        width, speed = _best_width(degraded), _best_speed(degraded)
-        has = (
-            f"{degraded.link_width} of {width} PCIe lanes"
-            if degraded in narrow
-            else f"a PCIe link of {degraded.link_speed:g} of {speed:g} GT/s, though it is in use"
-        )
-        yield Finding(
-            summary=f"{'GPU' if _is_gpu(degraded) else 'Network card'} {degraded.address} runs with {has}",
-            evidence=(
-                Evidence(
-                    f"{degraded.address}: x{degraded.link_width}, {degraded.link_speed:g} GT/s; card and slot can do x{width}, "
-                    f"{speed:g} GT/s",
-                    "/sys/bus/pci/devices",
-                ),
-                *(
-                    Evidence(f"the GPU is {gpu.utilisation} % busy", "NVML")
-                    for gpu in (busy.get(degraded.address),)
-                    if gpu
-                ),
-            ),
-            fixes=(Fix(RESEAT, (f"sudo lspci -vvs {shlex.quote(degraded.address)}",)),),
+    in_use = [card for card in known_links if card not in narrow and (card.address in busy or not _is_gpu(card))]
+    slow = tuple(card for card in in_use if card.link_speed < _best_speed(card))
+    for card in (*narrow, *slow):
+        width, speed = _best_width(card), _best_speed(card)
+        has = f"a PCIe link of {card.link_speed:g} of {speed:g} GT/s, though it is in use"
+        if card in narrow:
+            has = f"{card.link_width} of {width} PCIe lanes"
+        link = f"x{card.link_width}, {card.link_speed:g} GT/s; card and slot can do x{width}, {speed:g} GT/s"
+        gpu = busy.get(card.address)
+        yield Finding.of(
+            f"{'GPU' if _is_gpu(card) else 'Network card'} {card.address} runs with {has}",
+            Evidence(f"{card.address}: {link}", "/sys/bus/pci/devices"),
+            Evidence(f"the GPU is {gpu.utilisation} % busy", "NVML") if gpu else None,
+            Fix(RESEAT, (f"sudo lspci -vvs {shlex.quote(card.address)}",)),
         )
     if not narrow and not slow:
-        if unread := [card.address for card in cards if card not in known_links and card.address not in apart]:
+        if unread := [card.address for card in at_slots if card not in known_links]:
             leave_untested(f"sysfs doesn't say how {listed(unread, most=4)} and the slot are linked")
         _assert_idle(known_links, gpus)
 
 
 def _assert_idle(links: tuple[PciDevice, ...], gpus: Maybe[Gpus]) -> None:
-    """A GPU's slow link is fine while it idles.
-
-    Leaves the check untested: nobody said whether it does.
-    """
+    """Leave the check untested where a GPU's link is slow, which is fine while it idles, and nobody said whether it does."""
     lowered = {link.address for link in links if link.link_speed < _best_speed(link)}
     if lowered:
         for gpu in known(gpus).answering:
@@ -92,9 +72,12 @@ def _assert_idle(links: tuple[PciDevice, ...], gpus: Maybe[Gpus]) -> None:
                 known(gpu.utilisation)
 
 
-def _matters(card: PciDevice) -> bool:
-    """GPUs and Mellanox cards."""
-    return _is_gpu(card) or (card.vendor == 0x15B3 and card.class_code >> 16 == 0x02)
+def _cards(pci: Pci) -> tuple[PciDevice, ...]:
+    """The GPUs and Mellanox cards that this system itself may use; ends the check where there are none."""
+    mellanox = [card for card in pci.devices if card.vendor == 0x15B3 and card.class_code >> 16 == 0x02]
+    cards = tuple(card for card in pci.devices if (_is_gpu(card) or card in mellanox) and not card.is_lent)
+    requires(cards, "no GPU and no InfiniBand card on this host")
+    return cards
 
 
 def _is_gpu(card: PciDevice) -> bool:
@@ -105,11 +88,11 @@ def _off_slot(gpu: Gpu) -> bool:
     """Whether its slot says nothing: made up in a virtual machine, and beside the real link (C2C) of Grace's GPUs."""
     if re.search(r"\bG[HB]\d{2,3}\b", gpu.name):
         return True
-    return not isinstance(gpu.virtualization, Unknown) and gpu.virtualization != "none"
+    return known_or(gpu.virtualization, "none") != "none"
 
 
 def _busy(gpu: Gpu) -> bool:
-    return not isinstance(gpu.utilisation, Unknown) and gpu.utilisation >= 50
+    return known_or(gpu.utilisation, 0) >= 50
 
 
 def _best_width(card: PciDevice) -> int:
@@ -134,16 +117,13 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
     Transfers are repeated and slow; often the GPU falls off the bus some hours later.
 
     ## Why
-    A bad riser, slot or cable, or a link that is faster than it can bear. Errors that were corrected are normal, and so
+    A bad riser, slot or cable, or a link that runs faster than it can. Errors that were corrected are normal, and so
     are a few that were not fatal: probing a device that isn't there, at boot, counts as one.
 
     ## Fix
     Reseat the card, replace the riser, or set the slot one generation lower in the firmware.
     """
-    cards = tuple(
-        device for device in pci.devices if _matters(device) and device.driver not in ("vfio-pci", "pci-stub")
-    )
-    requires(cards, "no GPU and no InfiniBand card on this host")
+    cards = _cards(pci)
     above = {card.parent for card in cards}
     watched = (*cards, *(device for device in pci.devices if device.address in above and device not in cards))
     if all(card.aer_fatal is None and card.aer_nonfatal is None for card in watched):
@@ -152,21 +132,19 @@ def pcie_aer_errors(pci: Pci, container: Container) -> Iterator[Finding]:
     bad = tuple(counts for counts in counted if counts[1] or counts[2] >= NONFATAL_FLOOR)
     if bad:
         counters = f"/sys/bus/pci/devices/{shlex.quote(bad[0][0].address)}/aer_dev_*"
-        yield Finding(
-            summary=f"PCIe errors that were not corrected since boot: {plural(sum(fatal + nonfatal for _, fatal, nonfatal in bad), 'error')} at "
+        yield Finding.of(
+            f"PCIe errors that were not corrected since boot: {plural(sum(fatal + nonfatal for _, fatal, nonfatal in bad), 'error')} at "
             f"{listed((card.address for card, _, _ in bad), most=4)}",
-            evidence=tuple(
+            (
                 Evidence(
                     f"{card.address}: {fatal} fatal, {nonfatal} not fatal, {card.aer_correctable or 0} corrected",
                     f"/sys/bus/pci/devices/{card.address}/aer_dev_*",
                 )
                 for card, fatal, nonfatal in bad
             ),
-            fixes=(
-                by_root(
-                    f"See whether the count grows{', on the host' if container.runtime else ''}; if so, have riser, slot and "
-                    "cable looked at; the kernel log tells more",
-                    (f"grep TOTAL {counters}", "sudo dmesg | grep -i aer"),
-                ),
+            by_root(
+                f"See whether the count grows{', on the host' if container.runtime else ''}; if so, have riser, slot and "
+                "cable looked at; the kernel log tells more",
+                (f"grep TOTAL {counters}", "sudo dmesg | grep -i aer"),
             ),
         )

@@ -7,17 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural, ranks_named
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, Subject, check, requires
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.gpus import Gpus
+from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.processes import Process, Processes
-from ddpdoctor.facts.smoke import Smoke
-from ddpdoctor.facts.torch import Torch
-from ddpdoctor.facts.visible import selector, visible_gpus
+from ddpdoctor.facts.snapshot import Environment, Gpus, Smoke, Torch
+from ddpdoctor.facts.visible import VisibleGpu, selector, visible_gpus
 from ddpdoctor.knowledge.evidence import planned
 from ddpdoctor.knowledge.gpu_assignment import on_the_cpu, on_the_gpus, one_gpu_each, one_gpu_for_all
 from ddpdoctor.logs.analyze.false_positives import names_another_refusal
@@ -41,11 +39,11 @@ def _on_slices(seen: Sequence[SignMatch], log: Log) -> Particulars:
     if not said(log, "mig-multi-instance"):
         return Particulars()
     return Particulars(
-        "Ranks are on MIG slices of one GPU, which NCCL takes for that GPU twice",
+        "Ranks are on MIG slices of one GPU, which NCCL takes for the same GPU twice",
         (
-            Fix("Run one rank on one slice: mostly NCCL can't connect slices", ("torchrun --nproc-per-node=1 train.py",)),
+            Fix("Run one rank on one slice: most releases of NCCL can't connect slices", ("torchrun --nproc-per-node=1 train.py",)),
             Fix("Or have MIG switched off, for ranks on whole GPUs: that ends the slices of everybody on this host", ("sudo nvidia-smi -mig 0",)),
-            Fix("Or try a release of NCCL of 2026, which connects slices if it is told to", ("export NCCL_MULTI_RANK_GPU_ENABLE=1",)),
+            Fix("Or try an NCCL of 2026, which connects slices with this setting", ("export NCCL_MULTI_RANK_GPU_ENABLE=1",)),
         ),
         "NCCL tells GPUs apart by their PCI addresses, and slices of one GPU have the same.",
     )  # fmt: skip
@@ -78,7 +76,7 @@ def duplicate_gpu(
 
     ## Fix
     At most as many ranks as GPUs (`torchrun --nproc-per-node=gpu`), and `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`
-    as the first that touches CUDA. To try out several ranks without as many GPUs: the backend gloo on the CPU.
+    before anything else that touches CUDA. To try out several ranks without as many GPUs: the backend gloo on the CPU.
     """
     if isinstance(processes, Processes):
         yield from _running(gpus, processes)
@@ -87,19 +85,27 @@ def duplicate_gpu(
         require_known_holders(gpus.answering)
 
 
-def _planned(
-    gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch], smoke: Smoke
-) -> Iterator[Finding]:
+def whole_gpus_for_ranks(
+    gpus: Gpus, environment: Maybe[Environment], torch: Maybe[Torch], smoke: Maybe[Smoke]
+) -> tuple[tuple[VisibleGpu, ...], int]:
+    """The GPUs that planned ranks would see, and how many torch counts (0: unknown); ends the check where they take no whole GPU."""
     requires(not on_the_cpu(smoke), "the ranks run on the CPU")
     requires(gpus.devices, "no GPU on this host")
     requires(isinstance(torch, Unknown) or not torch.cpu_only, "torch is a CPU-only build")
+    requires(gpus.answering, "no GPU answers")
     seen = visible_gpus(gpus, environment)
     requires(seen, "no GPU is visible to torch")
-    requires(not any(visible_gpu.slice for visible_gpu in seen), "only MIG slices are visible: see mig-multi-instance")
+    requires(not any(shown.slice for shown in seen), "only MIG slices are visible: see mig-multi-instance")
+    return seen, 0 if isinstance(torch, Unknown) else known_or(torch.device_count, None) or 0
+
+
+def _planned(
+    gpus: Gpus, plan: Plan, environment: Maybe[Environment], torch: Maybe[Torch], smoke: Smoke
+) -> Iterator[Finding]:
+    seen, counted = whole_gpus_for_ranks(gpus, environment, torch, smoke)
     # Of a training over NCCL it was seen which GPUs the ranks are shown.
     own = len(seen) == 1 and one_gpu_each(environment) and not on_the_gpus(smoke)
     requires(not own, "Slurm gives each rank a GPU of its own")
-    counted = torch.device_count if isinstance(torch, Torch) and isinstance(torch.device_count, int) else 0
     if plan.nproc <= max(len(seen), counted):
         if plan.nproc > counted:
             known(environment)  # It may hide some.
@@ -113,35 +119,25 @@ def _running(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     """Findings on running jobs whose ranks share a GPU for another reason than a missing set_device."""
     held = holdings(gpus, processes)
     for job in own_jobs(processes):
-        if shared := [shared_gpu for shared_gpu in shared_gpus(job, held, gpus) if not shared_gpu.unset]:
+        if shared := [gpu for gpu in shared_gpus(job, held, gpus) if not gpu.unset]:
             yield _runs_on_one(job, shared, held)
 
 
 def _runs_on_one(job: TrainingJob, shared: Sequence[SharedGpu], held: Sequence[HeldGpu]) -> Finding:
-    ranks = [rank for shared_gpu in shared for rank in shared_gpu.ranks]
-    over_nccl = any("nccl" in mark.lower() for rank in ranks for mark in rank.marks)
+    ranks = [(rank, shared_gpu.gpu) for shared_gpu in shared for rank in shared_gpu.ranks]
+    over_nccl = any("nccl" in mark.lower() for rank, _ in ranks for mark in rank.marks)
     where = listed((f"{_named(shared_gpu.ranks)} on GPU {shared_gpu.gpu.index}" for shared_gpu in shared), 3)
     if len(where) > 110:
         where = f"{len(ranks)} ranks on {plural(len(shared), 'GPU')}"
-    return Finding(
-        summary=f"Job {job.name}: {where} {'share a GPU' if len(shared) == 1 else 'share GPUs'}, "
+    return Finding.of(
+        f"Job {job.name}: {where} {'share a GPU' if len(shared) == 1 else 'share GPUs'}, "
         + ("which NCCL refuses" if over_nccl else "and take turns"),
-        evidence=evidence_of(
-            [
-                held_gpu
-                for shared_gpu in shared
-                for rank in shared_gpu.ranks
-                for held_gpu in of_process(rank, held)
-                if held_gpu.gpu == shared_gpu.gpu
-            ]
+        evidence_of([found for rank, gpu in ranks for found in of_process(rank, held) if found.gpu == gpu]),
+        Fix(
+            "Start at most as many ranks as GPUs, and let each rank take the GPU of its local rank: "
+            'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
         ),
-        fixes=(
-            Fix(
-                "Start at most as many ranks as GPUs, and let each take that of its local rank: "
-                'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
-            ),
-            Fix("See which GPUs each rank was shown", (f"ddpdoctor jobs {shlex.quote(job.name)}",)),
-        ),
+        Fix("See which GPUs each rank was shown", (f"ddpdoctor jobs {shlex.quote(job.name)}",)),
         severity=FAIL if over_nccl else WARN,
     )
 
@@ -152,26 +148,22 @@ def _named(ranks: Sequence[Process]) -> str:
 
 def _shared(gpus: Gpus, plan: Plan, environment: Maybe[Environment], visible: int) -> Finding:
     name = selector(gpus, environment)
-    value = "" if isinstance(environment, Unknown) or name is None else environment.get(name)
+    value = value_of(environment, name) if name else ""
     shown = f" ({name}={value})" if value else ""
-    without = ranks_named(range(visible, plan.nproc))
-    summary = f"{plan.nproc} ranks are planned on {plural(visible, 'GPU')}{shown}: {without} would share one, which NCCL refuses"
+    short = f"{plan.nproc} ranks are planned on {plural(visible, 'GPU')}"
+    summary = f"{short}{shown}: {ranks_named(range(visible, plan.nproc))} would share one, which NCCL refuses"
     widen = Fix(f"Or show the ranks all GPUs, if {name} hides them by mistake", (f"unset {name}",))
-    return Finding(
-        summary=summary if len(summary) <= 160 else f"{plan.nproc} ranks are planned on {plural(visible, 'GPU')}",
-        evidence=(
-            planned(plan),
-            Evidence(f"visible GPUs: {visible} of {len(gpus.devices)}{shown}", "NVML and the environment"),
+    return Finding.of(
+        summary if len(summary) <= 160 else short,
+        planned(plan),
+        Evidence(f"visible GPUs: {visible} of {len(gpus.devices)}{shown}", "NVML and the environment"),
+        Fix(
+            f"Start {plural(visible, 'rank')} on this host, with torchrun: --nproc-per-node={visible}",
+            (f"ddpdoctor smoke --nproc {visible}",),
         ),
-        fixes=(
-            Fix(
-                f"Start {plural(visible, 'rank')} on this host, with torchrun: --nproc-per-node={visible}",
-                (f"ddpdoctor smoke --nproc {visible}",),
-            ),
-            *((widen,) if value and len(gpus.answering) > visible else ()),
-            Fix(
-                "Or try so many ranks on the CPU, over gloo: that tests all but the GPUs",
-                (f"ddpdoctor smoke --nproc {plan.nproc} --backend gloo",),
-            ),
+        widen if value and len(gpus.answering) > visible else None,
+        Fix(
+            "Or try as many ranks on the CPU, over gloo: that tests everything except the GPUs",
+            (f"ddpdoctor smoke --nproc {plan.nproc} --backend gloo",),
         ),
     )

@@ -9,16 +9,13 @@ import msgspec
 
 from ddpdoctor.base.findings import INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import Subject, check, requires
-from ddpdoctor.facts.cgroup import Cgroup
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.machine import Machine
+from ddpdoctor.facts.environment import value_of
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.processes import Process, Processes
+from ddpdoctor.facts.snapshot import Cgroup, Container, Environment, Gpus, Machine
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.processes.gpu_holders import ENDED, own_jobs
@@ -79,9 +76,7 @@ def _is_bound(usable: int, machine: Machine, environment: Maybe[Environment]) ->
     if isinstance(environment, Unknown) or not any(name in environment for name in LAUNCHED):
         return False
     on_node = number(environment.get("SLURM_CPUS_ON_NODE"))
-    if on_node is not None:
-        return usable < on_node
-    return isinstance(machine.logical_cores, int) and usable < machine.logical_cores
+    return usable < (known_or(machine.logical_cores, 0) if on_node is None else on_node)
 
 
 @check("cgroup-cpu-limit", severity=WARN)
@@ -95,24 +90,24 @@ def cgroup_cpu_limit(
     """This container or job may use fewer cores than it has ranks.
 
     ## What breaks
-    Ranks take turns: steps get several times slower, collectives wait for the rank that is not running, and time-outs
-    strike that look like network trouble.
+    Ranks take turns: steps get several times slower, collectives wait for the rank that is not running, and
+    timeouts follow that look like network trouble.
 
     ## Why
     A container's CPU quota, a cpuset, or Slurm's `--cpus-per-task` (1 by default) bounds the cores of all ranks together.
-    Even with GPUs a rank keeps one core busy with launching kernels, and needs more for its data.
+    Even with GPUs a rank keeps one core busy, which launches kernels, and needs more for its data.
 
     ## Fix
     Docker: `--cpus`, `--cpuset-cpus`. Kubernetes: `resources.limits.cpu`. Slurm: `--cpus-per-task` in sbatch and srun.
     """
     share = share_of(machine, cgroup, environment, plan)
-    total = machine.logical_cores if isinstance(machine, Machine) else machine
+    total = machine if isinstance(machine, Unknown) else machine.logical_cores
     of_all = "" if isinstance(total, Unknown) else f", though the machine has {total}"
     if share.limited and share.cores < 1:
-        yield Finding(
-            summary=f"{plural(plan.nproc, 'rank')} {'gets' if plan.nproc == 1 else 'share'} only {_cores(share.job)}{of_all}",
-            evidence=share.evidence,
-            fixes=(_more_cores(container, environment, plan),),
+        yield Finding.of(
+            f"{plural(plan.nproc, 'rank')} {'gets' if plan.nproc == 1 else 'share'} only {_cores(share.job)}{of_all}",
+            share.evidence,
+            _more_cores(container, environment, plan),
         )
     else:
         _bounds_are_known(machine, cgroup)
@@ -120,15 +115,14 @@ def cgroup_cpu_limit(
 
 
 def _more_cores(container: Maybe[Container], environment: Maybe[Environment], plan: Plan) -> Fix:
-    runtime = runtime_of(container)
-    if isinstance(environment, Environment) and "SLURM_JOB_ID" in environment:
+    if value_of(environment, "SLURM_JOB_ID"):
         return Fix(
-            "Ask Slurm for 4 or more cores a rank: `#SBATCH --cpus-per-task` in the batch script, and this before srun",
+            "Ask Slurm for 4 or more cores per rank: `#SBATCH --cpus-per-task` in the batch script, and this before srun",
             ("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",),
         )
-    if runtime == "kubernetes":
+    if runtime_of(container) == "kubernetes":
         return Fix(f"Set `resources.limits.cpu: {4 * plan.nproc}` or more in the pod")
-    if runtime is not None:
+    if runtime_of(container):
         return Fix(f"Start the container without a CPU limit, or with `--cpus={4 * plan.nproc}`")
     return Fix("See what limits the cores (taskset, numactl, or a cpuset), and lift it", ("taskset -pc $$", "nproc"))
 
@@ -163,11 +157,12 @@ def omp_threads(
         threads, said = known(known(machine).usable_cores), "OMP_NUM_THREADS is not set"
     if threads > max(1.0, share.cores):
         good = max(1, int(share.cores))
-        yield Finding(
-            summary=_too_many(plan.nproc, threads, _cores(share.job)),
+        yield Finding.of(
+            _too_many(plan.nproc, threads, _cores(share.job)),
+            Evidence(said, "environment"),
+            share.evidence,
+            Fix("Divide the cores between the ranks", (f"export OMP_NUM_THREADS={good}",), appliable=True),
             cause="" if value else "torchrun, which would set OMP_NUM_THREADS, didn't start these ranks.",
-            evidence=(Evidence(said, "environment"), *share.evidence),
-            fixes=(Fix("Divide the cores between the ranks", (f"export OMP_NUM_THREADS={good}",), appliable=True),),
         )
     else:
         _bounds_are_known(machine, cgroup)
@@ -179,34 +174,23 @@ def _running(processes: Processes) -> Iterator[Finding]:
     for job in own_jobs(processes):
         ranks = [rank for rank in job.ranks if rank.state not in ENDED]
         share = max(1.0, processes.cores / max(1, len(ranks)))
-        greedy = [
-            (rank, threads)
-            for rank in ranks
-            if (threads := _threads_of(rank, processes.cores)) > share and rank.threads >= threads
-        ]
+        greedy = [rank for rank in ranks if rank.threads >= _threads_of(rank, processes.cores) > share]
         if len(ranks) > 1 and processes.cores and greedy:
-            first, threads = greedy[0]
-            said = setting(first, "OMP_NUM_THREADS")
-            yield Finding(
-                summary=f"Job {job.name} runs with {plural(len(greedy), 'rank')} of {threads} OpenMP threads each, on "
-                f"{_cores(processes.cores)}",
-                cause=""
-                if said
-                else "OMP_NUM_THREADS is not set in them, and torchrun, which would set it, didn't start them.",
-                evidence=tuple(
-                    Evidence(
-                        f"{who([rank])}: OMP_NUM_THREADS is {setting(rank, 'OMP_NUM_THREADS') or 'not set'}, "
-                        f"{plural(rank.threads, 'thread')}",
-                        "/proc",
-                    )
-                    for rank, _ in greedy[:8]
+            threads = f"{plural(len(greedy), 'rank')} of {_threads_of(greedy[0], processes.cores)} OpenMP threads each"
+            said = [setting(rank, "OMP_NUM_THREADS") or "not set" for rank in greedy[:8]]
+            yield Finding.of(
+                f"Job {job.name} runs with {threads}, on {_cores(processes.cores)}",
+                (
+                    Evidence(f"{who([rank])}: OMP_NUM_THREADS is {value}, {rank.threads} threads", "/proc")
+                    for rank, value in zip(greedy, said, strict=False)
                 ),
-                fixes=(
-                    Fix(
-                        "Divide the cores between the ranks, and start the job again",
-                        (f"export OMP_NUM_THREADS={max(1, int(share))}",),
-                    ),
+                Fix(
+                    "Divide the cores between the ranks, and start the job again",
+                    (f"export OMP_NUM_THREADS={max(1, int(share))}",),
                 ),
+                cause="OMP_NUM_THREADS is not set in them, and torchrun, which would set it, didn't start them."
+                if said[0] == "not set"
+                else "",
             )
 
 
@@ -229,8 +213,7 @@ def _too_many(ranks: int, threads: int, cores: str) -> str:
 
 def _other_launcher(environment: Environment) -> bool:
     """Ranks were started by srun or mpirun themselves, without torchrun."""
-    ranks = any(name in environment for name in ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"))
-    return ranks and "TORCHELASTIC_RUN_ID" not in environment
+    return any(name in environment for name in LAUNCHED[:-1]) and "TORCHELASTIC_RUN_ID" not in environment
 
 
 @check("dataloader-oversubscribed", severity=WARN)
@@ -255,13 +238,10 @@ def dataloader_oversubscribed(
     if share.cores >= 2:
         _bounds_are_known(machine, cgroup)
         return
-    has_gpus = isinstance(gpus, Gpus) and bool(gpus.devices)
-    workers = max(0, int(share.cores) - 1)
-    yield Finding(
-        summary=f"{plural(plan.nproc, 'rank')} on {_cores(share.job)} {'leaves' if plan.nproc == 1 else 'leave'} "
-        f"{f'at most {workers}' if workers else 'no core for'} DataLoader {'worker' if workers == 1 else 'workers'}"
-        f"{' a rank' if workers else ''}",
-        evidence=share.evidence,
-        fixes=(Fix(f"Use `num_workers={workers}` in every rank's DataLoader, or ask for more cores"),),
-        severity=WARN if has_gpus else INFO,
+    verb = "leaves" if plan.nproc == 1 else "leave"
+    yield Finding.of(
+        f"{plural(plan.nproc, 'rank')} on {_cores(share.job)} {verb} no core for DataLoader workers",
+        share.evidence,
+        Fix("Use `num_workers=0` in every rank's DataLoader, or ask for more cores"),
+        severity=WARN if isinstance(gpus, Gpus) and gpus.devices else INFO,
     )

@@ -5,14 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.base.text import human, listed
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.text import GIB, MIB, human, listed
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.disks import Disk, Disks
 from ddpdoctor.knowledge.evidence import told
-
-MIB = 1024**2
-GIB = 1024**3
 
 FLOORS: dict[str, tuple[int, int]] = {
     "working folder": (256 * MIB, 5 * GIB),
@@ -53,11 +50,9 @@ def disk_full(disks: Disks) -> Iterator[Finding]:
     for group in by_mount.values():
         # Images (squashfs, snap) are full by nature; folder-not-writable judges whether they can be written to.
         group = [disk for disk in group if disk.total and not disk.read_only_mount]
-        short = [disk for disk in group if disk.free < _floors(disk)[1]]
-        if short:
+        if short := [disk for disk in group if disk.free < _floors(disk)[1]]:
             yield _short_of("space", short, f"{human(short[0].free)} of {human(short[0].total)} free", disks)
-        scarce = [disk for disk in group if _counts_inodes(disk) and disk.inodes_free < INODES_WANTED]
-        if scarce:
+        if scarce := [disk for disk in group if _counts_inodes(disk) and disk.inodes_free < INODES_WANTED]:
             yield _short_of("inodes", scarce, f"{scarce[0].inodes_free} of {scarce[0].inodes_total} inodes free", disks)
 
 
@@ -67,22 +62,21 @@ def _counts_inodes(disk: Disk) -> bool:
 
 
 def _short_of(what: str, disks: Sequence[Disk], figures: str, others: Disks) -> Finding:
-    first = disks[0]
-    fails = any(disk.free < _floors(disk)[0] for disk in disks) if what == "space" else True
-    where = first.mount or first.path
+    fails = what == "inodes" or any(disk.free < _floors(disk)[0] for disk in disks)
+    where = disks[0].mount or disks[0].path
     counted, order = ("h", "-h") if what == "space" else (" --inodes", "-n")
     look = f"du -x{counted} --max-depth=2 {shlex.quote(where)} 2>/dev/null | sort {order} | tail -n 20"
-    fixes = [Fix("See what takes the room, and remove what nobody needs", (look,))]
+    fixes = [Fix("See what takes the space, and remove what nobody needs", (look,))]
     for disk in disks:
         if disk.purpose in MOVES:
-            variable, name = MOVES[disk.purpose]
-            text, roomy = f"Or let {variable} lead to a folder with room", _with_room(disk, others)
-            moved = _moved(text, variable, name, roomy, appliable=True)
-            fixes.append(moved or Fix(f"Or set {variable} to a folder on a larger file system"))
-    return Finding(
-        summary=f"{where} is short of {what}: {figures}; on it: {listed([disk.purpose for disk in disks], 3)}",
-        evidence=tuple(_seen(disk, figures) for disk in disks),
-        fixes=tuple(fixes),
+            moved = _moved(
+                "Or set {} to a folder with room", *MOVES[disk.purpose], _with_room(disk, others), appliable=True
+            )
+            fixes.append(moved or Fix(f"Or set {MOVES[disk.purpose][0]} to a folder on a larger file system"))
+    return Finding.of(
+        f"{where} is short of {what}: {figures}; on it: {listed([disk.purpose for disk in disks], 3)}",
+        (_seen(disk, figures) for disk in disks),
+        fixes,
         severity=FAIL if fails else WARN,
     )
 
@@ -96,12 +90,12 @@ MOVES = {
 
 
 def _moved(text: str, variable: str, name: str, roomy: Disk | None, *, appliable: bool) -> Fix | None:
-    """A setting that leads to a new folder; None where there is no room for one."""
+    """A setting that names a new folder; None where there is no room for one."""
     if roomy is None:
         return None
     folder = shlex.quote(f"{roomy.path.rstrip('/')}/{name}")
     set_it = f"mkdir -p {folder} && export {variable}={folder}"
-    return Fix(f"{text}, {human(roomy.free)} free", (set_it,), appliable=appliable)
+    return Fix(f"{text.format(variable)}, {human(roomy.free)} free", (set_it,), appliable=appliable)
 
 
 def _with_room(short: Disk, disks: Disks) -> Disk | None:
@@ -109,9 +103,8 @@ def _with_room(short: Disk, disks: Disks) -> Disk | None:
     all, the folder for temporary files, too."""
     purposes = ("working folder", "home", *(() if short.writable else ("temporary files",)))
     for folder in sorted(disks.folders, key=lambda disk: disk.purpose == "temporary files"):
-        elsewhere = folder.writable and (
-            not short.writable or (folder.mount, folder.total) != (short.mount, short.total)
-        )
+        another = (folder.mount, folder.total) != (short.mount, short.total)
+        elsewhere = folder.writable and (another or not short.writable)
         inodes = not _counts_inodes(folder) or folder.inodes_free >= 10 * INODES_WANTED
         # What it lacks it shall have twice: its own purpose needs room, too.
         room = folder.free >= 2 * max(_floors(short)[1], _floors(folder)[1])
@@ -121,25 +114,21 @@ def _with_room(short: Disk, disks: Disks) -> Disk | None:
 
 
 def _not_writable(disk: Disk, others: Disks) -> Finding:
-    why = "is mounted read-only" if disk.read_only_mount else "does not belong to this user"
-    variable = {"temporary files": "TMPDIR", "Triton cache": "TRITON_CACHE_DIR"}.get(disk.purpose)
-    roomy = _with_room(disk, others)
-    if variable:
-        name = "tmp" if variable == "TMPDIR" else "triton"
-        text = f"Let {variable} lead to a folder that you may write to"
-        moved = _moved(text, variable, name, roomy, appliable=False)
-        none = f"Set {variable} to a folder that you may write to: none of those looked at here is one with room"
+    triton, roomy = disk.purpose == "Triton cache", _with_room(disk, others)
+    if triton or disk.purpose == "temporary files":
+        variable, name = ("TRITON_CACHE_DIR", "triton") if triton else MOVES[disk.purpose]
+        moved = _moved("Set {} to a folder that you may write to", variable, name, roomy, appliable=False)
+        none = f"Set {variable} to a folder that you may write to: none of the folders checked here has room for it"
         fix = moved or Fix(none)
     else:
         text = "Start training in a folder that you may write to, or tell your program to write its files to one"
         fix = Fix(text, (f"cd {shlex.quote(roomy.path)}",) if roomy else ())
-    severity: Severity = INFO if disk.purpose == "Triton cache" else WARN
-    return Finding(
-        summary=f"This user can't write to {disk.path} ({disk.purpose})",
-        cause=f"It {why}.",
-        evidence=(_seen(disk, "not writable"),),
-        fixes=(fix,),
-        severity=severity,
+    return Finding.of(
+        f"This user can't write to {disk.path} ({disk.purpose})",
+        _seen(disk, "not writable"),
+        fix,
+        cause="It is mounted read-only." if disk.read_only_mount else "It does not belong to this user.",
+        severity=INFO if triton else WARN,
     )
 
 
@@ -157,7 +146,7 @@ def folder_not_writable(disks: Disks) -> Iterator[Finding]:
 
     ## Why
     The folder belongs to somebody else, or its file system is mounted read-only: a shared data set, a container's image, or a
-    disk that the kernel has set so after errors. "cannot be opened" from torch.save may also mean that there is no such folder.
+    disk that the kernel made read-only after errors. "cannot be opened" from torch.save may also mean that there is no such folder.
 
     ## Fix
     Write somewhere else: start in a folder of your own, or set `TMPDIR`, `TRITON_CACHE_DIR`, or your program's output folder.
@@ -174,28 +163,25 @@ def disk_unanswered(disks: Disks) -> Iterator[Finding]:
 
     ## What breaks
     Whatever touches it hangs and can't even be killed: an import, a dataset, a checkpoint, the shell's prompt. The other
-    ranks wait for the one that hangs until their time is up.
+    ranks wait for the one that hangs until the timeout.
 
     ## Why
-    Its server (NFS, Lustre, a FUSE process) is gone or overloaded, and the kernel waits for it without end.
+    Its server (NFS, Lustre, a FUSE process) is gone or overloaded, and the kernel waits for it forever.
 
     ## Fix
     Tell the administrator, with the mount point. Until then work in a folder on another file system.
     """
     for path in disks.unanswered:
-        quoted = shlex.quote(path)
-        yield Finding(
-            summary=f"The file system of {path} doesn't answer",
-            evidence=(told(disks, "unanswered", f"no answer about {path}"),),
-            fixes=(
-                Fix(
-                    "Work in a folder on another file system, and see from time to time whether this one answers",
-                    (f"timeout -s KILL 5 stat -f {quoted}",),
-                ),
-                Fix(
-                    "Tell the administrator which server it is; these are the network file systems here",
-                    ("grep -E ' (nfs|lustre|fuse|ceph|beegfs|gpfs)' /proc/mounts",),
-                ),
+        yield Finding.of(
+            f"The file system of {path} doesn't answer",
+            told(disks, "unanswered", f"no answer about {path}"),
+            Fix(
+                "Work in a folder on another file system, and see from time to time whether this one answers",
+                (f"timeout -s KILL 5 stat -f {shlex.quote(path)}",),
+            ),
+            Fix(
+                "Tell the administrator which server it is; these are the network file systems here",
+                ("grep -E ' (nfs|lustre|fuse|ceph|beegfs|gpfs)' /proc/mounts",),
             ),
         )
 
@@ -210,20 +196,18 @@ def working_folder_gone(disks: Disks) -> Iterator[Finding]:
 
     ## Why
     Something removed the folder while a shell was in it: a job's scratch folder was cleaned up, or a checkout was made
-    anew. A new folder of the same name is another folder: a shell in the old one doesn't notice it.
+    again. A new folder of the same name is another folder: a shell in the old one doesn't notice it.
 
     ## Fix
-    `cd` to a folder that exists, also where it has the same name (`cd "$PWD"`), and start again.
+    `cd` to a folder that exists, even if its name is the same (`cd "$PWD"`), and start again.
     """
     if not disks.removed:
         return
-    yield Finding(
-        summary=f"The working folder was deleted: {disks.removed}",
-        evidence=(told(disks, "removed", f"{disks.removed} was deleted"),),
-        fixes=(
-            Fix("If there is a new folder of that name, enter it", ('cd "$PWD"',)),
-            _elsewhere(disks),
-        ),
+    yield Finding.of(
+        f"The working folder was deleted: {disks.removed}",
+        told(disks, "removed", f"{disks.removed} was deleted"),
+        Fix("If there is a new folder of that name, enter it", ('cd "$PWD"',)),
+        _elsewhere(disks),
     )
 
 

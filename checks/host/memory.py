@@ -1,29 +1,27 @@
-"""The host's memory: enough for these ranks, limited by nobody, and no process killed for want of it."""
+"""The host's memory: enough for these ranks, not limited too much, and no process killed because it ran out."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from signal import Signals
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.base.text import human, plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.text import GIB, MIB, ago, human, plural
+from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
+from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.checks.shared_fixes import runtime_of
-from ddpdoctor.engine.registry import check, leave_untested
-from ddpdoctor.facts.cgroup import Cgroup
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
-from ddpdoctor.facts.machine import Machine
+from ddpdoctor.engine.registry import LogTraits, check, leave_untested
+from ddpdoctor.facts.environment import value_of
+from ddpdoctor.facts.kernel_log import KernelLog
+from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.snapshot import Cgroup, Container, Environment, Gpus, Machine
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.log_topics import LogTopic
-
-MIB = 1024**2
-GIB = 1024**3
+from ddpdoctor.logs.analyze.false_positives import is_end_told
+from ddpdoctor.logs.analyze.sightings import word
 
 CUDA_FLOOR, CUDA_WANTED = GIB, 3 * GIB
 """Host memory a rank: torch with its CUDA libraries and a context take about 1 GiB before anything is trained; pinned
@@ -31,9 +29,12 @@ buffers, NCCL, the data set's index and DataLoader workers bring it to about 3."
 CPU_FLOOR, CPU_WANTED = 256 * MIB, 512 * MIB
 """The same on a host without GPUs: `import torch` takes 220 MiB, DDP some more."""
 
-
 BIGGEST = "ps -eo rss,user,pid,comm --sort=-rss | head -n 15"
 """Lists the processes that hold the most memory."""
+
+
+def _may_need(plan: Plan, wanted: int) -> str:
+    return f"{plural(plan.nproc, 'rank')} may need {human(wanted)}"
 
 
 def _need(gpus: Maybe[Gpus], plan: Plan) -> tuple[int, int]:
@@ -64,40 +65,33 @@ def cgroup_memory_limit(
     limit = known(cgroup.memory_limit)
     if limit is None:
         return
-    if limit >= _need(gpus, plan)[1]:  # a smaller one is too small whoever uses it
+    floor, wanted = _need(gpus, plan)
+    if limit >= wanted:  # a smaller one is too small whoever uses it
         known(cgroup.memory_used)
         known(cgroup.memory_reclaimable)
-    used = cgroup.memory_used if isinstance(cgroup.memory_used, int) else 0
-    cache = cgroup.memory_reclaimable if isinstance(cgroup.memory_reclaimable, int) else 0
+    used, cache = known_or(cgroup.memory_used, None) or 0, known_or(cgroup.memory_reclaimable, None) or 0
     room = limit - max(0, used - cache)
-    floor, wanted = _need(gpus, plan)
     if room < wanted:
-        yield Finding(
-            summary=f"The memory limit here leaves only {human(room)} of {human(limit)}; {plural(plan.nproc, 'rank')} "
-            f"may need {human(wanted)}",
-            evidence=(
-                told(cgroup, "memory_limit", f"memory limit of the container or job: {human(limit)}"),
-                told(cgroup, "memory_used", f"in use: {human(used)}, of which {human(cache)} can be reclaimed"),
-                planned(plan),
-            ),
-            fixes=(_raise_limit(container, environment, wanted),),
+        yield Finding.of(
+            f"The memory limit here leaves only {human(room)} of {human(limit)}; {_may_need(plan, wanted)}",
+            told(cgroup, "memory_limit", f"memory limit of the container or job: {human(limit)}"),
+            told(cgroup, "memory_used", f"in use: {human(used)}, of which {human(cache)} can be reclaimed"),
+            planned(plan),
+            _raise_limit(container, environment, wanted),
             severity=FAIL if room < floor else WARN,
         )
 
 
 def _raise_limit(container: Maybe[Container], environment: Maybe[Environment], wanted: int) -> Fix:
     gibibytes = -(-wanted * 5 // 4 // GIB)
-    if isinstance(environment, Environment) and "SLURM_JOB_ID" in environment:
+    if value_of(environment, "SLURM_JOB_ID"):
         return Fix(f"Ask Slurm for more memory: `--mem={gibibytes}G`, or `--mem=0` for all that the node has")
-    runtime = runtime_of(container)
-    if runtime == "kubernetes":
+    if runtime_of(container) == "kubernetes":
         return Fix(f"Set `resources.limits.memory: {gibibytes}Gi` or more in the pod")
-    if runtime is not None:
+    if runtime_of(container):
         return Fix(f"Start the container without a memory limit, or with `--memory={gibibytes}g` or more")
-    return Fix(
-        "Run in a scope of your own with a higher limit",
-        (f"systemd-run --user --scope -p MemoryMax={gibibytes}G bash",),
-    )
+    scope = f"systemd-run --user --scope -p MemoryMax={gibibytes}G bash"
+    return Fix("Run in a scope of your own with a higher limit", (scope,))
 
 
 @check("memory-low", severity=FAIL)
@@ -110,7 +104,7 @@ def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Find
     ## Why
     A rank with CUDA takes about 1 GiB of the host's memory before anything is trained, and about 3 GiB with pinned
     buffers and DataLoader workers. Other processes hold the rest, or there are more ranks than this host was made for. A
-    `MemoryError` in Python may also come of a limit on the process's addresses (`ulimit -v`), or of an array of a wrong size.
+    `MemoryError` in Python may also come from a limit on the process's addresses (`ulimit -v`), or from an array of a wrong size.
 
     ## Fix
     See who holds it: `ps -eo rss,user,pid,comm --sort=-rss | head`. Fewer ranks, fewer DataLoader workers, weights loaded
@@ -120,15 +114,12 @@ def memory_low(machine: Machine, gpus: Maybe[Gpus], plan: Plan) -> Iterator[Find
     of_all = "" if isinstance(machine.memory_total, Unknown) else f" of {human(machine.memory_total)}"
     floor, wanted = _need(gpus, plan)
     if available < wanted:
-        yield Finding(
-            summary=f"Only {human(available)}{of_all} of memory is free; {plural(plan.nproc, 'rank')} may need "
-            f"{human(wanted)}",
-            evidence=(
-                machine.seen("memory_available", human(available)),
-                *([] if not of_all else [machine.seen("memory_total", human(known(machine.memory_total)))]),
-                planned(plan),
-            ),
-            fixes=(Fix("See who holds the memory, and stop what is yours, or start fewer ranks", (BIGGEST,)),),
+        yield Finding.of(
+            f"Only {human(available)}{of_all} of memory is free; {plural(plan.nproc, 'rank')} may need {human(wanted)}",
+            machine.seen("memory_available", human(available)),
+            None if not of_all else machine.seen("memory_total", human(known(machine.memory_total))),
+            planned(plan),
+            Fix("See who holds the memory, and stop what is yours, or start fewer ranks", (BIGGEST,)),
             severity=FAIL if available < floor else WARN,
         )
 
@@ -144,13 +135,13 @@ def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iter
     """The kernel killed processes because memory ran out.
 
     ## What breaks
-    A rank or DataLoader worker vanishes with exit code -9 and no message of its own; the others wait for it until their
-    time is up.
+    A rank or DataLoader worker vanishes with exit code -9 and no message of its own; the others wait for it until the
+    timeout.
 
     ## Why
-    The host, the container or the Slurm job ran out of memory: a data set or model loaded once a rank, too many
-    DataLoader workers, or a limit that is too small. Where only exit code -9 or 137 is known, it may as well have been a
-    person with `kill -9` or PyCharm's Stop button, or the scheduler or container runtime as it ended the job.
+    The host, the container or the Slurm job ran out of memory: a data set or model that each rank loads, too many
+    DataLoader workers, or a limit that is too small. Where only exit code -9 or 137 is known, it may also have been a
+    person with `kill -9` or PyCharm's Stop button, or the scheduler or container runtime that ended the job.
 
     ## Fix
     Load lazily (`mmap=True`, memory-mapped data), use fewer workers, or raise the limit: Slurm `--mem`, Docker `--memory`.
@@ -159,21 +150,17 @@ def host_oom_killed(kernel_log: Maybe[KernelLog], cgroup: Maybe[Cgroup]) -> Iter
         yield from _killed_by_log(kernel_log)
     kills = cgroup.oom_kills if isinstance(cgroup, Cgroup) else None
     if isinstance(cgroup, Cgroup) and isinstance(kills, int) and kills > 0:
-        text = (
-            "Raise the limit (Slurm `--mem`, Docker `--memory`), or use fewer DataLoader workers and load data lazily"
-        )
         # Without a limit this is a login session, in which anything may have been killed.
-        limit = cgroup.memory_limit
-        limited = isinstance(limit, int)
-        yield Finding(
-            summary=f"The kernel killed {plural(kills, 'process', 'processes')} of this "
-            f"{'container or job' if limited else 'session'} because memory ran out",
-            evidence=(
-                told(cgroup, "oom_kills", f"processes killed by the kernel: {kills}"),
-                *([told(cgroup, "memory_limit", f"memory limit: {human(limit)}")] if isinstance(limit, int) else []),
+        limit = known_or(cgroup.memory_limit, None)
+        where = "session" if limit is None else "container or job"
+        yield Finding.of(
+            f"The kernel killed {plural(kills, 'process', 'processes')} of this {where} because memory ran out",
+            told(cgroup, "oom_kills", f"processes killed by the kernel: {kills}"),
+            None if limit is None else told(cgroup, "memory_limit", f"memory limit: {human(limit)}"),
+            Fix(
+                "Raise the limit (Slurm `--mem`, Docker `--memory`), use fewer DataLoader workers, or load data lazily"
             ),
-            fixes=(Fix(text),),
-            severity=WARN if limited else INFO,
+            severity=INFO if limit is None else WARN,
         )
     elif isinstance(kernel_log, Unknown):
         counted = "the counter of this session, container or job shows none, but the kernel log: " if kills == 0 else ""
@@ -189,24 +176,52 @@ def _killed_by_log(kernel_log: KernelLog) -> Iterator[Finding]:
         return
     line, name, pid = min(telling, key=lambda kill: kill[0].age if kill[0].age >= 0 else float("inf"))
     more = f", and {len(telling) - 1} more" if len(telling) > 1 else ""
-    yield Finding(
-        summary=f"The kernel killed {name} (process {pid}){more}{_ago(line)}, because memory ran out",
-        evidence=(Evidence(line.text[:300], kernel_log.source),),
-        fixes=(
-            Fix("See who holds the memory now", (BIGGEST,)),
-            Fix(
-                "Use fewer DataLoader workers, load lazily (`torch.load` with `mmap=True`), or raise the job's memory limit"
-            ),
+    yield Finding.of(
+        f"The kernel killed {name} (process {pid}){more}{ago(line.age)}, because memory ran out",
+        Evidence(line.text[:300], kernel_log.source),
+        Fix("See who holds the memory now", (BIGGEST,)),
+        Fix(
+            "Use fewer DataLoader workers, load lazily (`torch.load` with `mmap=True`), or raise the job's memory limit"
         ),
-        severity=WARN if line.age < DAY_SECONDS and line.age >= 0 and training else INFO,
+        severity=WARN if 0 <= line.age < DAY_SECONDS and training else INFO,
     )
 
 
-def _ago(line: KernelLine) -> str:
-    if line.age < 0:
-        return ""
-    if line.age < 3600:
-        return f" {plural(max(1, round(line.age / 60)), 'minute')} ago"
-    if line.age < 2 * DAY_SECONDS:
-        return f" {plural(round(line.age / 3600), 'hour')} ago"
-    return f" {plural(round(line.age / DAY_SECONDS), 'day')} ago"
+RESET, REFUSED = "ConnectionResetError: [Errno 104]", "ConnectionRefusedError: [Errno 111]"
+HANDING_OVER = (RESET, REFUSED, "FileNotFoundError: [Errno 2]", "EOFError")
+"""Signs of a rank that fetches a batch from a worker that is gone."""
+
+
+@log_check("dataloader-worker-killed", severity=FAIL, of_rank=True, log=LogTraits(refuted=is_end_told))
+def dataloader_worker_killed(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """A DataLoader's worker process died.
+
+    ## What breaks
+    Its rank stops with "DataLoader worker ... is killed by signal" or "exited unexpectedly", or with a ConnectionResetError in
+    `rebuild_storage_fd`, and takes the others down.
+
+    ## Why
+    By the signal. Killed: the host or the job's limit ran out of memory, and the kernel chose the worker. Segmentation fault,
+    Aborted: a library that the data set uses (an image or video decoder, OpenCV, h5py) crashed, or can't be used after a fork. An
+    exit code: something in the worker called exit, often a library after an error.
+
+    ## Fix
+    Killed: fewer workers, a smaller `prefetch_factor`, more memory for the job. Else `num_workers=0` in one run shows the
+    error where it happens, and `multiprocessing_context="spawn"` helps libraries that can't be used after a fork.
+    """
+    signal, code = word(seen, "signal"), word(seen, "code")
+    how = f"by signal: {signal}" if signal else f"with exit code {code}" if code else "and the log doesn't say why"
+    show_it = Fix("Run once with num_workers=0: the error then has a traceback of its own")
+    memory = Fix(
+        "See whether the kernel killed it because memory ran out, and what the limit is",
+        ("ddpdoctor check --select host-oom-killed,cgroup-memory-limit,memory-low",),
+    )
+    fewer = Fix("Then use fewer workers and a smaller prefetch_factor, or ask for more memory")
+    fixes = [show_it, Fix('Or don\'t fork the workers: DataLoader(..., multiprocessing_context="spawn")'), memory]
+    if signal == "Killed":
+        fixes = [memory, fewer]
+    elif not signal and code:
+        fixes = [show_it]
+    elif not signal and any(match.sign in HANDING_OVER for match in seen):
+        fixes = [memory, fewer, show_it]
+    return Finding.of(f"A DataLoader's worker died {how}", fixes)

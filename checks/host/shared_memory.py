@@ -8,24 +8,20 @@ from collections.abc import Iterator
 from signal import Signals
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
-from ddpdoctor.base.text import human, listed, plural
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.text import GIB, MIB, human, listed, plural
+from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import check
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.machine import Machine
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.processes import Processes
-from ddpdoctor.facts.shared_memory import SharedMemory
+from ddpdoctor.facts.snapshot import Container, Gpus, Machine, Processes, SharedMemory
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.processes.leftovers.leftover import MAX_NAMED, kill_command
 from ddpdoctor.processes.leftovers.segments import left_segments, why_use_is_unknown
 from ddpdoctor.report.reported_leftovers import LeftoverKind
 
-MIB = 1024**2
-GIB = 1024**3
+LIKE_DOCKER = ("docker", "podman", "containerd")
+"""Runtimes with Docker's options."""
 
 SHM_NCCL = 64 * MIB
 """NCCL's shared memory transport: a segment of up to 32 MiB for sending and one for receiving, a rank."""
@@ -44,8 +40,8 @@ def shm_too_small(
     epoch, and its rank takes the others down.
 
     ## Why
-    Containers get 64 MiB of /dev/shm unless told otherwise. NCCL needs about 64 MiB a rank there when GPUs can't reach
-    each other directly, and every batch that a DataLoader worker hands over lies there too: some 200 MiB a rank for
+    Containers get 64 MiB of /dev/shm unless told otherwise. NCCL needs about 64 MiB per rank there when GPUs can't reach
+    each other directly, and every batch that a DataLoader worker hands over lies there too: some 200 MiB per rank for
     images. Outside of containers Linux gives half of the memory, which is enough, unless something has filled it.
 
     ## Fix
@@ -53,10 +49,10 @@ def shm_too_small(
     root: `mount -o remount,size=16g /dev/shm`. Until then `num_workers=0` keeps the DataLoader out of it.
     """
     if not shared_memory.exists:
-        yield Finding(
-            summary="/dev/shm doesn't exist: NCCL and DataLoader workers can't share memory",
-            evidence=(told(shared_memory, "exists", "there is no /dev/shm"),),
-            fixes=_more_shared_memory(container, machine, plan),
+        yield Finding.of(
+            "/dev/shm doesn't exist: NCCL and DataLoader workers can't share memory",
+            told(shared_memory, "exists", "there is no /dev/shm"),
+            _more_shared_memory(container, machine, plan),
             cause=_too_little_memory(machine, plan),
         )
         return
@@ -66,8 +62,8 @@ def shm_too_small(
     size = shared_memory.size
     wanted = plan.nproc * SHM_LOADER
     # What is free is at most the whole.
-    free = size if isinstance(size, int) and size < wanted and isinstance(shared_memory.free, Unknown) else None
-    free = known(shared_memory.free) if free is None else free
+    small = isinstance(size, int) and size < wanted and isinstance(shared_memory.free, Unknown)
+    free = known(size if small else shared_memory.free)
     if free >= wanted:
         known(shared_memory.writable)
         return
@@ -86,73 +82,68 @@ def shm_too_small(
         summary = f"/dev/shm is nearly full: {human(free)} of {human(size)} free; {ranks} may need {human(wanted)}"
         cause = "It is large enough; other jobs, or files left behind, fill it."
         fixes = (Fix("See what fills it, and remove what no job needs", (largest,)),)
-    yield Finding(
+    yield Finding.of(
         summary,
-        cause,
-        evidence=(
-            *([told(shared_memory, "size", f"size of /dev/shm: {human(size)}")] if isinstance(size, int) else []),
-            *([told(shared_memory, "free", f"free in /dev/shm: {human(free)}")] if shared_memory.free == free else []),
-            planned(plan),
-        ),
-        fixes=fixes,
+        told(shared_memory, "size", f"size of /dev/shm: {human(size)}") if isinstance(size, int) else None,
+        told(shared_memory, "free", f"free in /dev/shm: {human(free)}") if shared_memory.free == free else None,
+        planned(plan),
+        fixes,
+        cause=cause,
         severity=severity,
     )
 
 
 def _not_writable(shared_memory: SharedMemory, container: Maybe[Container]) -> Finding:
     if shared_memory.read_only:
-        reason, fixes = "/dev/shm is mounted read-only", _mounted_writable(container)
+        reason, fix = "/dev/shm is mounted read-only", _mounted_writable(container)
     else:
-        reason = "/dev/shm is not writable"
-        fixes = (by_root("Give it its usual permissions", ("sudo chmod 1777 /dev/shm",)),)
-    return Finding(
-        summary="This user may not write to /dev/shm: NCCL and DataLoader workers can't share memory",
+        reason, fix = "/dev/shm is not writable", by_root("Restore its permissions", ("sudo chmod 1777 /dev/shm",))
+    return Finding.of(
+        "This user may not write to /dev/shm: NCCL and DataLoader workers can't share memory",
+        told(shared_memory, "read_only" if shared_memory.read_only else "writable", reason),
+        fix,
         cause=f"{reason}." if shared_memory.read_only else "",
-        evidence=(told(shared_memory, "read_only" if shared_memory.read_only else "writable", reason),),
-        fixes=fixes,
     )
 
 
-def _mounted_writable(container: Maybe[Container]) -> tuple[Fix, ...]:
+def _mounted_writable(container: Maybe[Container]) -> Fix:
     runtime = runtime_of(container)
-    if runtime in ("docker", "podman", "containerd"):
-        return (Fix("Start the container without `:ro` on /dev/shm, or with `--ipc=host`, or with `--shm-size=16g`"),)
+    if runtime in LIKE_DOCKER:
+        return Fix("Start the container without `:ro` on /dev/shm, or with `--ipc=host`, or with `--shm-size=16g`")
     if runtime == "kubernetes":
-        return (Fix("Take `readOnly: true` from the `volumeMounts` entry of /dev/shm in the pod"),)
+        return Fix("Take `readOnly: true` out of the `volumeMounts` entry of /dev/shm in the pod")
     if runtime is not None:
-        return (Fix("Start the container with the host's /dev/shm mounted writable into it (`--bind /dev/shm`)"),)
-    return (by_root("Mount it writable", ("sudo mount -o remount,rw /dev/shm",)),)
+        return Fix("Start the container with the host's /dev/shm mounted writable into it (`--bind /dev/shm`)")
+    return by_root("Mount it writable", ("sudo mount -o remount,rw /dev/shm",))
 
 
 def _enough(machine: Maybe[Machine], plan: Plan) -> int:
     """A size in GiB: twice what the ranks may need, within the machine's memory."""
-    memory = machine.memory_total if isinstance(machine, Machine) else None
+    memory = _memory(machine)
     wanted = max(2, math.ceil(2 * plan.nproc * SHM_LOADER / GIB))
-    return max(1, min(wanted, memory // GIB)) if isinstance(memory, int) else wanted
+    return wanted if memory is None else max(1, min(wanted, memory // GIB))
+
+
+def _memory(machine: Maybe[Machine]) -> int | None:
+    return None if isinstance(machine, Unknown) else known_or(machine.memory_total, None)
 
 
 def _too_little_memory(machine: Maybe[Machine], plan: Plan) -> str:
     """Why no /dev/shm would be large enough on this host; "" where one would, or that isn't known."""
-    memory = machine.memory_total if isinstance(machine, Machine) else None
-    if not isinstance(memory, int) or memory >= plan.nproc * SHM_LOADER:
+    memory = _memory(machine)
+    if memory is None or memory >= plan.nproc * SHM_LOADER:
         return ""
+    ranks = plural(plan.nproc, "rank")
     return (
-        f"What is in /dev/shm takes memory, and this host has {human(memory)} of it in all: too little for the DataLoader"
-        f" workers of {plural(plan.nproc, 'rank')}, however large /dev/shm is."
+        f"/dev/shm lies in memory, of which this host has {human(memory)} in all: too little for the DataLoader workers"
+        f" of {ranks}, however large /dev/shm is."
     )
 
 
 def _more_shared_memory(
     container: Maybe[Container], machine: Maybe[Machine], plan: Plan, size: int | None = None
 ) -> tuple[Fix, ...]:
-    """Fixes for a /dev/shm that is too small, or missing.
-
-    Args:
-        container: whose /dev/shm it may be.
-        machine: whose memory bounds it.
-        plan: how many ranks are to share it.
-        size: of /dev/shm as it is, in bytes; None where there is none.
-    """
+    """Fixes for a /dev/shm that has this size in bytes, which is too small, or None: that is missing."""
     gibibytes = _enough(machine, plan)
     larger = _larger(container, gibibytes, has_size=size is not None) if gibibytes * GIB > (size or 0) else ()
     if larger and not _too_little_memory(machine, plan):
@@ -167,7 +158,7 @@ def _larger(container: Maybe[Container], gibibytes: int, *, has_size: bool) -> t
     remount = f"mount -o remount,size={gibibytes}g /dev/shm"
     mount = f"mount -t tmpfs -o mode=1777,size={gibibytes}g tmpfs /dev/shm"
     commands = (remount,) if has_size else ("mkdir -p /dev/shm", mount)
-    if runtime in ("docker", "podman", "containerd"):
+    if runtime in LIKE_DOCKER:
         return (
             Fix(f"Start the container with `--ipc=host`, or with `--shm-size={gibibytes}g`"),
             Fix("Or, as root in a privileged container, at once", commands),
@@ -181,12 +172,8 @@ def _larger(container: Maybe[Container], gibibytes: int, *, has_size: bool) -> t
         )
     if runtime is not None:
         return (Fix("Start the container with the host's /dev/shm mounted into it (`--bind /dev/shm`)"),)
-    return (
-        by_root(
-            f"{'Enlarge' if has_size else 'Make'} it, until the next start of the host",
-            tuple(f"sudo {command}" for command in commands),
-        ),
-    )
+    text = f"{'Enlarge' if has_size else 'Make'} it, until the next start of the host"
+    return (by_root(text, tuple(f"sudo {command}" for command in commands)),)
 
 
 @check("shm-stale-segments", severity=INFO, stands_for=(LeftoverKind.SEGMENT,))
@@ -198,13 +185,13 @@ def shm_stale_segments(shared_memory: SharedMemory, processes: Maybe[Processes])
     error" or "No space left on device".
 
     ## Why
-    NCCL, torch and Python's multiprocessing remove their segments when they end in good order. After `kill -9`, a crash
-    or the OOM killer nobody does, and they stay until the next start of the host.
+    NCCL, torch and Python's multiprocessing remove their segments when they end normally. After `kill -9`, a crash
+    or the OOM killer no process removes them, and they stay until the next start of the host.
 
     ## Fix
-    `ddpdoctor zombies --kill` looks again and removes those of yours that nobody can come for any more; or `rm` with exactly
-    these names. Those of a running job must stay, and what Python's shared_memory made may be meant to stay. Without root not
-    all processes can be looked into: then nothing is sure, and `ddpdoctor zombies` lists what may be left over.
+    `ddpdoctor zombies --kill` checks again, and removes those of yours that no process can open any more; or `rm` with exactly
+    these names. Those of a running job must stay, and what Python's shared_memory made may be there on purpose. Without root not
+    all processes can be examined: then nothing is sure, and `ddpdoctor zombies` lists what may be left over.
     """
     stale = known(shared_memory.stale)
     if not stale:
@@ -213,22 +200,22 @@ def shm_stale_segments(shared_memory: SharedMemory, processes: Maybe[Processes])
         known(Unknown(reason))
     size = shared_memory.size
     heavy = isinstance(size, int) and shared_memory.stale_size > size // 4
-    count = plural(len(stale), "segment")
-    yield Finding(
-        summary=f"{count} that no process uses {'takes' if len(stale) == 1 else 'take'} {human(shared_memory.stale_size)} of /dev/shm",
-        evidence=(told(shared_memory, "stale", f"no process uses {listed(stale)}"),),
-        fixes=tuple(_without_them(shared_memory, processes)),
+    verb = "takes" if len(stale) == 1 else "take"
+    yield Finding.of(
+        f"{plural(len(stale), 'segment')} that no process uses {verb} {human(shared_memory.stale_size)} of /dev/shm",
+        told(shared_memory, "stale", f"no process uses {listed(stale)}"),
+        _without_them(shared_memory, processes),
         severity=WARN if heavy else INFO,
     )
 
 
 def _without_them(shared_memory: SharedMemory, processes: Maybe[Processes]) -> Iterator[Fix]:
-    """First those that are proven to be nobody's any more and may be removed by ddpdoctor itself."""
+    """First for those that no process can come back for, which ddpdoctor itself may remove."""
     left = tuple(left_segments(shared_memory, processes))
     proven = [segment for segment in left if segment.proven]
     others = [segment.path for segment in left if not segment.proven]
     if proven:
-        some = f"Remove {len(proven)} that are yours, and that nobody can come for any more"
+        some = f"Remove {len(proven)} that are yours, and that no process can open any more"
         yield Fix(_first(some if others else "Remove them", len(proven)), (kill_command(proven),), appliable=True)
     if others:
         text = "Remove them" if not proven else "Remove the others, if no program is to use them later"

@@ -6,20 +6,17 @@ import difflib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
+from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.settings.invalid import evidence_of, plain, quoted
 from ddpdoctor.checks.settings.visible_gpus import what_cuda_shows
 from ddpdoctor.engine.registry import check, required, requires
 from ddpdoctor.facts.accelerate import Accelerate, ConfigFile, Value
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.network import Network, Resolution
-from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.processes import Processes, ProcessRole
+from ddpdoctor.facts.snapshot import Environment, Gpus, Packages
 from ddpdoctor.facts.visible import selector, visible_gpus
 from ddpdoctor.knowledge.accelerate import (
     DISTRIBUTED_TYPES,
@@ -35,13 +32,13 @@ from ddpdoctor.knowledge.job_intent import is_here, means_each_node_itself, own_
 from ddpdoctor.knowledge.network_fixes import resolved
 
 LAUNCH = "accelerate launch"
+ASK_AGAIN = Fix("Or have accelerate ask for everything again, and write the file itself", ("accelerate config",))
+WHICH_MACHINE = "Give the number of this machine on the command line"
+MEETING_PLACE = "All machines meet at a port of machine 0. The file was probably copied with its machine_rank."
 
 
 def _file(accelerate: Accelerate, packages: Packages) -> ConfigFile:
-    """The file that a launch in the target Python takes.
-
-    Leaves the check untested where there is none, or it can't be read.
-    """
+    """The file that a launch in the target Python takes; leaves the check untested where there is none, or it can't be read."""
     requires(packages.version("accelerate"), "accelerate isn't installed in the target Python")
     file = required(known(accelerate.file), "accelerate has no configuration file")
     requires(is_of_this_host(file), "accelerate's configuration file starts nothing on this host")
@@ -66,16 +63,16 @@ def _written(value: Value) -> str:
 def _edit(file: ConfigFile, name: str, value: str, why: str = "") -> Fix:
     """Change that line; in JSON by hand, since another key may follow."""
     entry = file.entry(name)
-    text = f"Let the file say `{name}: {value}`{why}"
+    text = f"Write `{name}: {value}` into the file{why}"
     if file.path.endswith(".json"):
-        return Fix(f"{text}, in JSON's spelling")
+        return Fix(f"{text}, as JSON spells it")
     path, escaped = shlex.quote(file.path), re.sub(r"[\\/&]", r"\\\g<0>", value)
     line = shlex.quote(f"{entry.line}s/.*/{name}: {escaped}/") if entry else ""
     return Fix(text, (f"sed -i {line} {path}" if entry else f"echo {shlex.quote(f'{name}: {value}')} >> {path}",))
 
 
 def _launch(
-    option: str, value: object = "", text: str = "Or say it at the start: that goes before the file's word"
+    option: str, value: object = "", text: str = "Or give it on the command line, which overrides the file"
 ) -> Fix:
     options = f"{option} {shlex.quote(str(value))}" if value != "" else option
     return Fix(text, (f"{LAUNCH} {options} train.py",))
@@ -89,20 +86,20 @@ def accelerate_config_refused(accelerate: Accelerate, packages: Packages) -> Ite
     `accelerate launch` ends with a ValueError or an AttributeError before it starts anything.
 
     ## Why
-    The file was written by hand, or for another release. In YAML `no` is false and `0` is a number: accelerate, which writes
-    `'no'` and `'0'` itself, expects texts there.
+    The file was written by hand, or for another release. In YAML `no` is false and `0` is a number: accelerate, which itself writes
+    `'no'` and `'0'`, expects texts.
 
     ## Fix
-    Mend the line, or have accelerate ask for everything again: `accelerate config`.
+    Correct the line, or have accelerate ask for everything again: `accelerate config`.
     """
     file = _file(accelerate, packages)
-    again = Fix("Or have accelerate ask for everything again, and write the file itself", ("accelerate config",))
     for names, why, fix in find_refusals(file):
-        yield Finding(
+        yield Finding.of(
             f"accelerate can't take its configuration file: {why}",
+            _seen(file, *names),
+            fix,
+            ASK_AGAIN,
             cause="It ends while it reads the file, before it starts anything.",
-            evidence=_seen(file, *names),
-            fixes=(fix, again),
         )
 
 
@@ -116,28 +113,28 @@ def find_refusals(file: ConfigFile) -> Iterator[tuple[tuple[str, ...], str, Fix]
         yield ("distributed_type",), why, _edit(file, "distributed_type", _nearest(said))
     precision = file.value("mixed_precision")
     if precision is False:
-        why = "YAML reads mixed_precision: no as false; as a text it stands in quotes"
+        why = "YAML reads mixed_precision: no as false; it needs quotes"
         yield ("mixed_precision",), why, _edit(file, "mixed_precision", '"no"')
     elif isinstance(precision, str) and precision.lower() not in PRECISIONS:
         why = f"mixed_precision is {quoted(precision)}; it knows {listed(PRECISIONS)}"
-        yield ("mixed_precision",), why, _edit(file, "mixed_precision", '"no"', ", or the one that you mean")
+        yield ("mixed_precision",), why, _edit(file, "mixed_precision", '"no"', ", or the precision that you mean")
     yield from _refused_gpus(file)
     for entry, meant in strange_keys(file):
-        why = f"it has the unknown key {quoted(entry.name)}; {meant} is meant, it seems"
+        why = f"it has the unknown key {quoted(entry.name)}; {meant} is probably meant"
         script = shlex.quote(f"{entry.line}s/^{entry.name} *:/{meant}:/")
         command = () if file.path.endswith(".json") else (f"sed -i {script} {shlex.quote(file.path)}",)
-        yield (entry.name,), why, Fix(f"Call it {meant}", command)
+        yield (entry.name,), why, Fix(f"Rename it to {meant}", command)
 
 
 def _refused_gpus(file: ConfigFile) -> Iterator[tuple[tuple[str, ...], str, Fix]]:
     gpus = file.value("gpu_ids")
     if isinstance(gpus, int) and not isinstance(gpus, bool):
-        why = f"gpu_ids is the number {gpus}; as a text it stands in quotes"
+        why = f"gpu_ids is the number {gpus}; it needs quotes"
         yield ("gpu_ids",), why, _edit(file, "gpu_ids", f'"{gpus}"')
     elif kind(file) == "MULTI_GPU" and isinstance(gpus, str) and gpus != "all" and "," not in gpus:
         why = f"gpu_ids names one GPU, {quoted(gpus)}, and distributed_type is {kind(file)}"
         if file.number("num_machines", 1) == 1:
-            yield ("gpu_ids", "distributed_type"), why, _edit(file, "gpu_ids", "all", ", or name two GPUs at least")
+            yield ("gpu_ids", "distributed_type"), why, _edit(file, "gpu_ids", "all", ", or name at least two GPUs")
 
 
 def _nearest(said: str) -> str:
@@ -152,7 +149,7 @@ def accelerate_config_processes(
     """accelerate's configuration file starts another number of processes than it says, or more than there are GPUs.
 
     ## What breaks
-    With `distributed_type: NO` or `MULTI_CPU` one process trains alone whatever num_processes says, and nobody says so. Where
+    With `distributed_type: NO` or `MULTI_CPU` one process trains alone whatever num_processes says, without a warning. Where
     there are more processes than GPUs, the last ones end with "invalid device ordinal".
 
     ## Why
@@ -160,7 +157,7 @@ def accelerate_config_processes(
     several processes on GPUs alone; on CPUs mpirun does, where mpirun_config names a hostfile, or torchrun.
 
     ## Fix
-    Give the number at the start, `accelerate launch --num_processes 4 train.py`, or change the file.
+    Give the number on the command line, `accelerate launch --num_processes 4 train.py`, or change the file.
     """
     file = _file(accelerate, packages)
     each = on_each_machine(file)
@@ -172,54 +169,51 @@ def accelerate_config_processes(
             yield _starts_one(file, processes, gpus, environment)
         return
     if each * machines != processes:
-        yield Finding(
-            f"accelerate's configuration file asks for {plural(processes, 'process', 'processes')} on {machines} machines, which gives {each} on each",
-            cause=f"It starts num_processes / num_machines on each machine, and drops what is left over: {each * machines} in all.",
-            evidence=_seen(file, "num_processes", "num_machines"),
-            fixes=(
-                _edit(file, "num_processes", str(machines * max(1, each)), ", or another multiple of num_machines"),
-                _launch("--num_processes", machines * max(1, each)),
-            ),
+        asked, even = plural(processes, "process", "processes"), machines * max(1, each)
+        yield Finding.of(
+            f"accelerate's configuration file asks for {asked} on {machines} machines, which gives {each} on each",
+            _seen(file, "num_processes", "num_machines"),
+            _edit(file, "num_processes", str(even), ", or another multiple of num_machines"),
+            _launch("--num_processes", even),
+            cause=f"accelerate starts num_processes / num_machines on each machine, and drops what is left over: {each * machines} in all.",
         )
     if kind(file) not in ON_CUDA_GPUS:
         return
     there = _gpus_for(file, gpus, environment)
     if there and each > len(there):
         enough = machines * len(there)
-        yield Finding(
-            f"accelerate's configuration file starts {each} processes here, and they may use {plural(len(there), 'GPU')}",
+        yield Finding.of(
+            f"accelerate's configuration file starts {each} processes here, but they may use only {plural(len(there), 'GPU')}",
+            _seen(file, "num_processes", "num_machines", "gpu_ids"),
+            Evidence(f"GPUs for them: {listed(there, 8)}", "NVML"),
+            _edit(file, "num_processes", str(enough)),
+            _launch("--num_processes", enough),
             cause="Each process takes a GPU of its own: the last ones find none, and end with an error.",
-            evidence=(
-                *_seen(file, "num_processes", "num_machines", "gpu_ids"),
-                Evidence(f"GPUs for them: {listed(there, 8)}", "NVML"),
-            ),
-            fixes=(_edit(file, "num_processes", str(enough)), _launch("--num_processes", enough)),
         )
 
 
 def _starts_one(file: ConfigFile, processes: int, gpus: Maybe[Gpus], environment: Maybe[Environment]) -> Finding:
     there = () if file.value("use_cpu") is True else _gpus_for(file, gpus, environment)
-    torchrun = f"torchrun --nproc-per-node={processes} train.py"
-    if len(there) > 1:
+    fixes = (
+        _edit(file, "distributed_type", "MULTI_GPU"),
+        _launch("--multi_gpu --num_processes", min(processes, len(there))),
+    )
+    if len(there) < 2:
+        torchrun = f"ACCELERATE_USE_CPU=true torchrun --nproc-per-node={processes} train.py"
         fixes = (
-            _edit(file, "distributed_type", "MULTI_GPU"),
-            _launch("--multi_gpu --num_processes", min(processes, len(there))),
+            Fix("Start it with torch's launcher, which starts several on CPUs, too", (torchrun,)),
+            _edit(file, "num_processes", "1", ", if one is what you want"),
         )
-    else:
-        text = "Start it with torch's launcher, which starts several on CPUs, too"
-        one = _edit(file, "num_processes", "1", ", if one is what you want")
-        fixes = (Fix(text, (f"ACCELERATE_USE_CPU=true {torchrun}",)), one)
-    return Finding(
-        f"accelerate's configuration file asks for {processes} processes, and by distributed_type {kind(file)} one is started",
-        cause="It trains alone, on all of the data, and says nothing of it.",
-        evidence=_seen(file, "distributed_type", "num_processes"),
-        fixes=fixes,
+    return Finding.of(
+        f"accelerate's configuration file asks for {processes} processes, but distributed_type {kind(file)} starts one",
+        _seen(file, "distributed_type", "num_processes"),
+        fixes,
+        cause="It trains alone on all of the data, without a warning.",
     )
 
 
 def _gpus_for(file: ConfigFile, gpus: Maybe[Gpus], environment: Maybe[Environment]) -> Sequence[str]:
-    """The GPUs that the processes may use; () where there are none, as on the login node that has the same home, or nobody
-    can say."""
+    """The GPUs that the processes may use; () where there are none (as on a login node with the same home), or that isn't known."""
     if isinstance(gpus, Unknown) or not gpus.answering:
         return ()
     chosen = file.value("gpu_ids", "all")
@@ -238,32 +232,33 @@ def accelerate_config_gpus(accelerate: Accelerate, packages: Packages, gpus: Gpu
     Training runs on the CPU beside idle GPUs, ends with "No CUDA GPUs are available", or is slower than in full precision.
 
     ## Why
-    The file was made for another host, or before the GPUs came. GPUs before Ampere (compute capability 8.0) have no units for
+    The file was made for another host, or before the GPUs were there. GPUs before Ampere (compute capability 8.0) have no units for
     bf16: torch emulates it, or accelerate refuses. fp8 needs 8.9 (Ada) or newer.
 
     ## Fix
-    Change the line, or say otherwise at the start: `accelerate launch --mixed_precision fp16 train.py`.
+    Change the line, or override it on the command line: `accelerate launch --mixed_precision fp16 train.py`.
     """
     file = _file(accelerate, packages)
     requires(gpus.vendor != "amd" and gpus.answering, "no NVIDIA GPU answers on this host")
     if file.value("use_cpu") is True and kind(file) in ONE_PROCESS:
-        yield Finding(
+        yield Finding.of(
             f"accelerate's configuration file trains on the CPU, and this host has {plural(len(gpus.answering), 'GPU')}",
+            _seen(file, "use_cpu", "distributed_type"),
+            Evidence(f"GPUs: {len(gpus.answering)}", "NVML"),
+            _edit(file, "use_cpu", "false"),
+            ASK_AGAIN,
             cause="use_cpu keeps accelerate from all GPUs.",
-            evidence=(*_seen(file, "use_cpu", "distributed_type"), Evidence(f"GPUs: {len(gpus.answering)}", "NVML")),
-            fixes=(
-                _edit(file, "use_cpu", "false"),
-                Fix("Or have accelerate ask for everything again", ("accelerate config",)),
-            ),
         )
         return
     chosen = file.value("gpu_ids", "all")
     if isinstance(chosen, str) and chosen != "all" and (wrong := what_cuda_shows(chosen, gpus.devices).stopped):
-        yield Finding(
+        yield Finding.of(
             f"accelerate's configuration file names GPUs that aren't here: gpu_ids {quoted(chosen)}, but {wrong}",
+            _seen(file, "gpu_ids"),
+            Evidence(f"GPUs: {len(gpus.devices)}", "NVML"),
+            _edit(file, "gpu_ids", "all"),
+            _launch("--gpu_ids", "all"),
             cause="accelerate sets CUDA_VISIBLE_DEVICES to it, and CUDA stops at the first entry that is wrong.",
-            evidence=(*_seen(file, "gpu_ids"), Evidence(f"GPUs: {len(gpus.devices)}", "NVML")),
-            fixes=(_edit(file, "gpu_ids", "all"), _launch("--gpu_ids", "all")),
         )
     yield from _precision(file, gpus)
 
@@ -277,32 +272,19 @@ def _precision(file: ConfigFile, gpus: Gpus) -> Iterator[Finding]:
     if least is None:
         return
     capabilities = {gpu: gpu.compute_capability for gpu in gpus.answering}
-    older = {gpu: has for gpu, has in capabilities.items() if isinstance(has, tuple) and has < least}
-    if older:
-        gpu, has = next(iter(older.items()))
-        yield Finding(
-            f"accelerate's configuration file asks for {precision}, which {gpu.name or f'GPU {gpu.index}'} can't do by itself",
-            cause=f"{precision} needs compute capability {dotted(least)}, and it has {dotted(has)}: it is emulated slowly, or refused.",
-            evidence=(
-                *_seen(file, "mixed_precision"),
+    for gpu, has in capabilities.items():
+        if isinstance(has, tuple) and has < least:
+            yield Finding.of(
+                f"accelerate's configuration file asks for {precision}, which {gpu.name or f'GPU {gpu.index}'} can't do by itself",
+                _seen(file, "mixed_precision"),
                 Evidence(f"compute capability of GPU {gpu.index}: {dotted(has)}", "NVML"),
-            ),
-            fixes=(_edit(file, "mixed_precision", "fp16"), _launch("--mixed_precision", "fp16")),
-        )
-    else:
-        for capability in capabilities.values():
-            known(capability)
-
-
-class _Main(NamedTuple):
-    """A fault of the main process: the keys, the summary, why, what mends it, how bad it is."""
-
-    keys: tuple[str, ...]
-    summary: str
-    cause: str
-    fixes: tuple[Fix, ...]
-    evidence: tuple[Evidence, ...] = ()
-    severity: Severity = WARN
+                _edit(file, "mixed_precision", "fp16"),
+                _launch("--mixed_precision", "fp16"),
+                cause=f"{precision} needs compute capability {dotted(least)}, the GPU has {dotted(has)}: slow emulation, or an error.",
+            )
+            return
+    for capability in capabilities.values():
+        known(capability)
 
 
 @check("accelerate-config-main-process", severity=WARN)
@@ -323,49 +305,29 @@ def accelerate_config_main_process(
     the port is taken on the machine that is to hold it.
 
     ## Fix
-    The same main_process_ip and main_process_port on all machines, an address of machine 0 that the others reach; and on each
+    Give all machines the same main_process_ip, an address of machine 0 that the others reach, and main_process_port; and each
     its own machine_rank: `accelerate launch --machine_rank 1 --main_process_ip 10.0.0.11 --main_process_port 29500 train.py`.
     """
     file = _file(accelerate, packages)
     machines = file.number("num_machines", 1) or 1
     requires(machines > 1, "accelerate's configuration file is for one machine")
-    for wrong in _main_process(file, accelerate, network, environment, processes):
-        yield Finding(
-            wrong.summary,
-            cause=wrong.cause,
-            evidence=(*_seen(file, *wrong.keys), *wrong.evidence),
-            fixes=wrong.fixes,
-            severity=wrong.severity,
-        )
-
-
-def _main_process(
-    file: ConfigFile,
-    accelerate: Accelerate,
-    network: Network,
-    environment: Maybe[Environment],
-    processes: Maybe[Processes],
-) -> Iterator[_Main]:
-    rank, machines = file.number("machine_rank", 0), file.number("num_machines", 1) or 1
+    rank, port = file.number("machine_rank", 0), file.number("main_process_port", 0)
     if rank is not None and rank >= machines:
-        yield _Main(
-            ("machine_rank", "num_machines"),
+        yield Finding.of(
             f"accelerate's configuration file says machine_rank {rank} of {machines} machines",
-            f"They count from 0 to {machines - 1}.",
-            (_launch("--machine_rank", machines - 1, "Say at the start which machine this is"),),
+            _seen(file, "machine_rank", "num_machines"),
+            _launch("--machine_rank", machines - 1, WHICH_MACHINE),
+            cause=f"They count from 0 to {machines - 1}.",
         )
     yield from _address(file, rank, known(accelerate.main_process), network)
-    port = file.number("main_process_port", 0)
     if rank == 0 and port and accelerate.port_taken and not _job_runs(processes):
-        yield _Main(
-            ("main_process_port",),
+        yield Finding.of(
             f"Port {port}, accelerate's main_process_port, is taken on this host, which is machine 0",
-            "accelerate refuses to start where it can't listen there.",
-            (
-                Fix("See who has it", (f"ss -tlnp 'sport = :{port}'",)),
-                _edit(file, "main_process_port", str(port + 1), ", on all machines"),
-            ),
-            (Evidence(f"bind to port {port}: Address already in use", "bind()"),),
+            _seen(file, "main_process_port"),
+            Evidence(f"bind to port {port}: Address already in use", "bind()"),
+            Fix("See which process has it", (f"ss -tlnp 'sport = :{port}'",)),
+            _edit(file, "main_process_port", str(port + 1), ", on all machines"),
+            cause="accelerate refuses to start where it can't listen there.",
         )
     if isinstance(environment, Environment):
         yield from _against_settings(file, environment)
@@ -378,65 +340,54 @@ def _job_runs(processes: Maybe[Processes]) -> bool:
     )
 
 
-def _address(file: ConfigFile, rank: int | None, main: Resolution | None, network: Network) -> Iterator[_Main]:
+def _address(file: ConfigFile, rank: int | None, main: Resolution | None, network: Network) -> Iterator[Finding]:
     here = own_address(network)
     if rank == 0 and here:
-        fixes = (_edit(file, "main_process_ip", here, ", on all machines"), _launch("--main_process_ip", here))
+        fixes = [_edit(file, "main_process_ip", here, ", on all machines"), _launch("--main_process_ip", here)]
     else:
-        text = "Show the addresses of machine 0 there, and put the one that the others reach into the file"
-        fixes = (Fix(text, ("hostname -I",)), _launch("--main_process_ip", "ADDRESS"))
+        text = "Show the addresses of machine 0 there, and write the one that the others reach into the file"
+        fixes = [Fix(text, ("hostname -I",)), _launch("--main_process_ip", "ADDRESS")]
     if file.value("main_process_ip") is None:
-        yield _Main(
-            ("main_process_ip", "num_machines"),
+        yield Finding.of(
             "accelerate's configuration file is for several machines, and names no main_process_ip",
-            "Without an address the machines don't find each other, unless each launch gives it.",
+            _seen(file, "main_process_ip", "num_machines"),
             fixes,
+            cause="Without an address the machines don't find each other, unless each launch gives it.",
         )
-    elif not isinstance(main, Resolution):
         return
-    elif not main.addresses:
-        yield _Main(
-            ("main_process_ip",),
-            f"accelerate's main_process_ip is {plain(main.name)}, which this host can't resolve: {plain(main.error)}",
-            "The launch on this machine doesn't find the main process.",
-            fixes,
-            (resolved(main),),
-        )
+    if not isinstance(main, Resolution):
+        return
+    other_key, name = "machine_rank", plain(main.name)
+    if not main.addresses:
+        other_key = ""
+        summary = f"accelerate's main_process_ip is {name}, which this host can't resolve: {plain(main.error)}"
+        cause = "The launch on this machine doesn't find the main process."
     elif means_each_node_itself(main, network) or set(main.addresses) <= {"0.0.0.0", "::"}:
-        yield _Main(
-            ("main_process_ip", "num_machines"),
-            f"accelerate's main_process_ip is {plain(main.name)}, which means each machine itself",
-            "Each machine then waits at its own address for the others.",
-            fixes,
-            (resolved(main),),
-        )
+        other_key = "num_machines"
+        summary = f"accelerate's main_process_ip is {name}, which means each machine itself"
+        cause = "Each machine then waits at its own address for the others."
     elif rank == 0 and not is_here(main, network):
-        yield _Main(
-            ("main_process_ip", "machine_rank"),
-            f"accelerate's configuration file says that this host is machine 0, but main_process_ip {plain(main.name)} isn't here",
-            "Machine 0 holds the port at which all meet. The file was copied with its machine_rank, it seems.",
-            (_launch("--machine_rank", "1", "Say at the start which machine this is"), *fixes),
-            (resolved(main),),
-        )
+        summary = f"The file of accelerate says that this host is machine 0, but main_process_ip {name} isn't here"
+        cause = MEETING_PLACE
+        fixes = [_launch("--machine_rank", "1", WHICH_MACHINE), *fixes]
     elif rank and is_here(main, network):
-        yield _Main(
-            ("main_process_ip", "machine_rank"),
-            f"accelerate's main_process_ip {plain(main.name)} is this host, but machine_rank {rank} says that it is another",
-            "Machine 0 alone holds the port at which all meet. The file was copied with its machine_rank, it seems.",
-            (_edit(file, "machine_rank", "0"), _launch("--machine_rank", "0")),
-            (resolved(main),),
-        )
+        summary = f"accelerate's main_process_ip {name} is this host, but machine_rank {rank} says that it is another"
+        cause = MEETING_PLACE
+        fixes = [_edit(file, "machine_rank", "0"), _launch("--machine_rank", "0")]
+    else:
+        return
+    yield Finding.of(summary, _seen(file, "main_process_ip", other_key), resolved(main), fixes, cause=cause)
 
 
-def _against_settings(file: ConfigFile, environment: Environment) -> Iterator[_Main]:
+def _against_settings(file: ConfigFile, environment: Environment) -> Iterator[Finding]:
     for name, key in (("MASTER_ADDR", "main_process_ip"), ("MASTER_PORT", "main_process_port")):
         found, value = environment.setting(name), file.value(key)
         if found and found.value and value is not None and str(value) != found.value:
-            yield _Main(
-                (key,),
+            yield Finding.of(
                 f"{name}={quoted(found.value)} and {key} {quoted(str(value))} of accelerate's configuration file: the file wins",
-                f"`{LAUNCH}` sets {name} anew from its own words.",
-                (_launch(f'--{key} "${name}"', text="Where the setting is meant, pass it on"),),
+                _seen(file, key),
                 evidence_of(found),
-                INFO,
+                _launch(f'--{key} "${name}"', text="If the setting is right, pass it on"),
+                cause=f"`{LAUNCH}` sets {name} again, to what the file says.",
+                severity=INFO,
             )

@@ -6,14 +6,19 @@ import shlex
 from collections.abc import Iterator
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
-from ddpdoctor.base.unknown import Maybe
-from ddpdoctor.checks.launch.launchers import ENV_INIT, NO_LAUNCHER, names, shown, unset
+from ddpdoctor.base.unknown import Maybe, known
+from ddpdoctor.checks.launch.launchers import ENV_INIT, NO_LAUNCHER, names, shown, unset, with_torchrun
 from ddpdoctor.checks.settings.invalid import plain
 from ddpdoctor.checks.shared_fixes import runtime_of
-from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.environment import Environment
+from ddpdoctor.engine.registry import check, required, requires
+from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.snapshot import Container, Environment
 from ddpdoctor.knowledge.launchers import current_launch, number, several_nodes
+
+FROM_MPIRUN = (
+    "export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK; "
+    "unset SLURM_PROCID SLURM_LOCALID"
+)
 
 
 @check("mpirun-in-slurm", severity=WARN)
@@ -36,19 +41,11 @@ def mpirun_in_slurm(environment: Environment) -> Iterator[Finding]:
     requires("SLURM_PROCID" in environment, "not in a Slurm job")
     if size == 1 or number(environment.get("RANK")) == rank:
         return
-    yield Finding(
-        summary=f"mpirun says rank {rank} of {size}; Slurm's stale SLURM_PROCID says {environment.get('SLURM_PROCID')[:20]}",
-        evidence=shown(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"),
-        fixes=(
-            Fix("Start the ranks with Slurm", (f"srun --ntasks={size} python train.py",)),
-            Fix(
-                "Or keep mpirun, and set torch's settings from its own in the program's wrapper",
-                (
-                    "export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE "
-                    "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK; unset SLURM_PROCID SLURM_LOCALID",
-                ),
-            ),
-        ),
+    yield Finding.of(
+        f"mpirun says rank {rank} of {size}; Slurm's stale SLURM_PROCID says {environment.get('SLURM_PROCID')[:20]}",
+        shown(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"),
+        Fix("Start the ranks with Slurm", (f"srun --ntasks={size} python train.py",)),
+        Fix("Or keep mpirun, and let a wrapper of the program set torch's settings from mpirun's", (FROM_MPIRUN,)),
     )
 
 
@@ -71,10 +68,10 @@ def torchelastic_leftover(environment: Environment) -> Iterator[Finding]:
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or "TORCHELASTIC_RUN_ID" in environment:
         return
     left = sorted(name for name in names(environment) if name.startswith("TORCHELASTIC_"))
-    yield Finding(
-        summary="TORCHELASTIC_USE_AGENT_STORE=True is set outside of torchrun: no process will host the store",
-        evidence=shown(environment, *left),
-        fixes=(Fix("Unset what torchrun left", (shlex.join(["unset", *left]),), appliable=True),),
+    yield Finding.of(
+        "TORCHELASTIC_USE_AGENT_STORE=True is set outside of torchrun: no process will host the store",
+        shown(environment, *left),
+        Fix("Unset what torchrun left", (shlex.join(["unset", *left]),), appliable=True),
     )
 
 
@@ -91,23 +88,22 @@ def rank_leftover(environment: Environment, container: Maybe[Container]) -> Iter
     They were exported by hand or in a start-up file. torchrun overrides them; everything else believes them.
 
     ## Fix
-    `unset RANK WORLD_SIZE LOCAL_RANK NODE_RANK GROUP_RANK`, unless you start each rank by hand and mean it.
+    `unset RANK WORLD_SIZE LOCAL_RANK NODE_RANK GROUP_RANK`, unless you start each rank by hand and want them.
     """
     yield from _local_rank_alone(environment, container)
     yield from _node_rank_alone(environment, container)
     requires("RANK" in environment and "WORLD_SIZE" in environment, NO_LAUNCHER)
-    launch = current_launch(environment)
-    assert launch is not None
+    launch = required(current_launch(environment), NO_LAUNCHER)
     requires(launch.launcher == "settings", f"{launch.launcher} says which rank this is")
     # A launcher that we don't know gives its ranks a LOCAL_RANK; an orchestrator sets what it likes in a container.
     requires("LOCAL_RANK" not in environment, "a launcher says which rank this is")
     requires(not runtime_of(container), "the container's orchestrator may set them")
     requires(all(environment.get(name) for name in ENV_INIT), "not all of them are set")
     if (launch.world_size or 0) > (launch.rank or 0) and launch.world_size != 1:
-        yield Finding(
-            summary=f"RANK={launch.rank} and WORLD_SIZE={launch.world_size} are set, but not by a launcher that we know",
-            evidence=shown(environment, *ENV_INIT),
-            fixes=(Fix("Unset them, unless you start every rank by hand", (unset(environment, *ENV_INIT),)),),
+        yield Finding.of(
+            f"RANK={launch.rank} and WORLD_SIZE={launch.world_size} are set, but not by a launcher that we know",
+            shown(environment, *ENV_INIT),
+            Fix("Unset them, unless you start every rank by hand", (unset(environment, *ENV_INIT),)),
         )
 
 
@@ -118,12 +114,12 @@ def _local_rank_alone(environment: Environment, container: Maybe[Container]) -> 
         return
     if current_launch(environment) is not None or runtime_of(container):
         return
-    yield Finding(
-        summary=f"LOCAL_RANK={plain(environment.get('LOCAL_RANK'))} is set, and nothing else that a launcher would set",
-        cause="Started without a launcher, Lightning then takes it that somebody else starts the other ranks, and waits for them; "
-        "scripts that read it take this for one of several ranks.",
-        evidence=shown(environment, "LOCAL_RANK"),
-        fixes=(Fix("Unset it", (unset(environment, "LOCAL_RANK"),), appliable=True),),
+    yield Finding.of(
+        f"LOCAL_RANK={plain(environment.get('LOCAL_RANK'))} is set, and nothing else that a launcher would set",
+        shown(environment, "LOCAL_RANK"),
+        Fix("Unset it", (unset(environment, "LOCAL_RANK"),), appliable=True),
+        cause="Started without a launcher, Lightning then assumes that somebody else starts the other ranks, and waits for them; "
+        "scripts that read it assume that this is one of several ranks.",
         severity=WARN,
     )
 
@@ -135,11 +131,39 @@ def _node_rank_alone(environment: Environment, container: Maybe[Container]) -> I
     alone = number(environment.get(name)) and not any(name_beside in environment for name_beside in others)
     if not alone or several_nodes(environment) or runtime_of(container):
         return
-    yield Finding(
-        summary=f"{name}={plain(environment.get(name))} is set, and nothing that says where the first node is",
+    yield Finding.of(
+        f"{name}={plain(environment.get(name))} is set, and nothing that says where the first node is",
+        shown(environment, name),
+        Fix("Unset it, unless a script of yours hands it to torchrun", (unset(environment, name),)),
         cause="Started without a launcher, Lightning then starts the ranks of a further node, and these wait for those of the first, "
         "which nobody starts.",
-        evidence=shown(environment, name),
-        fixes=(Fix("Unset it, unless a script of yours hands it to torchrun", (unset(environment, name),)),),
         severity=WARN,
     )
+
+
+@check("stale-file-init", severity=WARN)
+def stale_file_init(environment: Environment, plan: Plan) -> Iterator[Finding]:
+    """The rendezvous file of an earlier run is still there.
+
+    ## What breaks
+    The ranks read what the earlier run wrote, and fail, hang, or wait for ranks that ended long ago.
+
+    ## Why
+    With `init_method="file://..."` the ranks meet at the file. It must not exist before the first rank starts; a run
+    that dies leaves it behind. On NFS it needs locks that work, too.
+
+    ## Fix
+    Remove the file, use a new name for each run, or use `env://` with torchrun.
+    """
+    files = known(environment.file_init)
+    addresses = [setting for setting in environment.settings if "file://" in setting.value]
+    requires(addresses, "no file:// rendezvous in the settings")
+    requires("RANK" not in environment, "the job that uses the rendezvous file is running")
+    for path, size, kind in files:
+        if size:
+            yield Finding.of(
+                f"The rendezvous file {path[-90:]} exists already ({size} bytes{', on NFS' * kind.startswith('nfs')})",
+                environment.seen("file_init", f"{path}: {size} bytes on {kind or 'an unknown file system'}"),
+                Fix("If no job is using it, remove it before the start", (f"rm -- {shlex.quote(path)}",)),
+                with_torchrun(plan),
+            )

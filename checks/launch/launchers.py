@@ -10,13 +10,10 @@ from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, check, requires
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.network import Network, Resolution
-from ddpdoctor.facts.pci import Pci
 from ddpdoctor.facts.plan import Plan
+from ddpdoctor.facts.snapshot import Container, Environment, Gpus, Pci
 from ddpdoctor.knowledge.interface_choice import in_a_subnet_of
 from ddpdoctor.knowledge.job_intent import address_of, is_here, no_family_in_common, way_to_the_others
 from ddpdoctor.knowledge.launchers import (
@@ -55,7 +52,7 @@ def _devices_and_tasks(seen: Sequence[SignMatch], log: Log) -> Particulars:
     if not devices or not tasks:
         return Particulars()
     return Particulars(
-        f"Lightning is to use {plural(int(devices), 'device')} a node, and Slurm starts {plural(int(tasks), 'task')} there",
+        f"Lightning is to use {plural(int(devices), 'device')} per node, and Slurm starts {plural(int(tasks), 'task')} there",
         (
             Fix(
                 "Start a task for each device, by srun's options or the batch script's #SBATCH lines",
@@ -83,29 +80,29 @@ def launcher_env_missing(environment: Environment, plan: Plan) -> Iterator[Findi
     """
     requires(environment.get("RANK") or environment.get("WORLD_SIZE"), NO_LAUNCHER)
     launch = current_launch(environment)
-    by_another = launch is not None and launch.launcher not in ("torchrun", "settings")
-    requires(not by_another, f"{launch.launcher if launch else ''} says which rank this is")
-    requires(not {"NODE_RANK", "PET_NODE_RANK", "PET_NNODES", "NNODES"} & names(environment), NO_LAUNCHER)
-    requires(not any(name.startswith("SLURM_JOB") for name in names(environment)) or "RANK" in environment, NO_LAUNCHER)
+    launcher = launch.launcher if launch else "settings"
+    requires(launcher in ("torchrun", "settings"), f"{launcher} says which rank this is")
+    given = names(environment)
+    requires(not {"NODE_RANK", "PET_NODE_RANK", "PET_NNODES", "NNODES"} & given, NO_LAUNCHER)
+    requires("RANK" in given or not any(name.startswith("SLURM_JOB") for name in given), NO_LAUNCHER)
     missing = [name for name in ENV_INIT if not environment.get(name)]
-    if missing:
-        have = [name for name in ENV_INIT if environment.get(name)]
-        size = (number(environment.get("RANK")) or 0) + 1
-        examples = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-        yield Finding(
-            summary=f"{listed(have)} {'is' if len(have) == 1 else 'are'} set, but {listed(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not",
-            severity=FAIL if "RANK" in environment else WARN,
-            evidence=shown(environment, *ENV_INIT),
-            fixes=(
-                with_torchrun(plan),
-                Fix(
-                    "Or set the rest by hand, the same on all ranks of this host; each needs its own RANK, from 0 to WORLD_SIZE - 1",
-                    ("export " + " ".join(f"{name}={examples[name]}" for name in missing),),
-                ),
-                Fix("Or unset them, if they are left over", (unset(environment, *ENV_INIT),)),
-            ),
-        )
+    if not missing:
+        return
+    have = [name for name in ENV_INIT if environment.get(name)]
+    verbs = ["is" if len(some) == 1 else "are" for some in (have, missing)]
+    size = (number(environment.get("RANK")) or 0) + 1
+    examples = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    yield Finding.of(
+        f"{listed(have)} {verbs[0]} set, but {listed(missing)} {verbs[1]} not",
+        shown(environment, *ENV_INIT),
+        with_torchrun(plan),
+        Fix(
+            "Or set the rest by hand, the same on all ranks of this host; each needs its own RANK, from 0 to WORLD_SIZE - 1",
+            ("export " + " ".join(f"{name}={examples[name]}" for name in missing),),
+        ),
+        Fix("Or unset them, if they are left over", (unset(environment, *ENV_INIT),)),
+        severity=FAIL if "RANK" in environment else WARN,
+    )
 
 
 def names(environment: Environment) -> set[str]:
@@ -127,18 +124,16 @@ def launcher_env_inconsistent(
     exported in a login shell or a batch script are the same in every process that is started from it.
 
     ## Fix
-    Leave them to the launcher (`torchrun`, or `srun` and SLURM_PROCID), and unset what is exported elsewhere.
+    Let the launcher set them (`torchrun`, or `srun` with SLURM_PROCID), and unset what is exported elsewhere.
     """
     requires(names(environment) & {*RANK_NUMBERS, "MASTER_PORT", "MASTER_ADDR"}, NO_LAUNCHER)
     for text, involved, remedy in contradictions(environment):
-        yield Finding(
-            summary=text,
-            evidence=shown(environment, *involved),
-            fixes=(
-                *((remedy,) if remedy else ()),
-                Fix("Unset what is wrong", (unset(environment, *involved),)),
-                *(() if in_slurm_step(environment) else (with_torchrun(plan),)),
-            ),
+        yield Finding.of(
+            text,
+            shown(environment, *involved),
+            remedy if remedy else None,
+            Fix("Unset what is wrong", (unset(environment, *involved),)),
+            None if in_slurm_step(environment) else with_torchrun(plan),
         )
     yield from local_rank_beyond_gpus(environment, gpus)
     if opens_the_store(environment):
@@ -169,14 +164,17 @@ def rank_0_elsewhere(environment: Environment, network: Network, container: Mayb
     own = address_of(way, network) if way else None
     first = number(environment.get("LOCAL_WORLD_SIZE")) or 1
     first_node = f"export MASTER_ADDR={shlex.quote(own or '')}"
-    yield Finding(
-        summary=f"RANK is 0, but MASTER_ADDR={master.name[:60]} is another host: rank 0 must run where MASTER_ADDR points",
-        cause="Without torchrun rank 0 itself opens the store, here, while all ranks look for it at MASTER_ADDR.",
-        evidence=(*shown(environment, "RANK", "MASTER_ADDR"), resolved(master), addresses(network)),
-        fixes=(
-            *((Fix("If this is the first node, on all nodes alike", (first_node,)),) if own else ()),
-            Fix("If it isn't, its ranks go on after those of the first; on the second", (f"export RANK={first}",)),
+    yield Finding.of(
+        f"RANK is 0, but MASTER_ADDR={master.name[:60]} is another host: rank 0 must run where MASTER_ADDR points",
+        shown(environment, "RANK", "MASTER_ADDR"),
+        resolved(master),
+        addresses(network),
+        Fix("If this is the first node, set this on all nodes", (first_node,)) if own else None,
+        Fix(
+            "If it isn't, its ranks continue the numbers of the first node's; on the second node",
+            (f"export RANK={first}",),
         ),
+        cause="Without torchrun rank 0 itself opens the store, here, while all ranks look for it at MASTER_ADDR.",
         severity=FAIL if neighbour else WARN,
     )
 
@@ -187,25 +185,25 @@ Contradiction = tuple[str, tuple[str, ...], Fix | None]
 def contradictions(environment: Environment) -> Iterator[Contradiction]:
     """Yield each contradiction, the variables in it, and its remedy where there is a better one than the general ones."""
     value = {name: number(environment.get(name)) for name in RANK_NUMBERS}
-    for name in RANK_NUMBERS:
-        if name in environment and value[name] is None:
+    for name, read in value.items():
+        if name in environment and read is None:
             yield f"{name} is {environment.get(name)[:40]!r}, not a whole number from 0 up", (name,), None
     # On Kubernetes WORLD_SIZE is the number of pods until torchrun sets it anew.
     counts_pods = "KUBERNETES_SERVICE_HOST" in environment and "TORCHELASTIC_RUN_ID" not in environment
-    for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("LOCAL_WORLD_SIZE", "WORLD_SIZE")):
+    for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         low, high = value[rank], value[size]
-        if low is None or high is None:
-            continue
-        if rank == "LOCAL_WORLD_SIZE" and low > high and not counts_pods:
-            yield f"LOCAL_WORLD_SIZE is {low}, more than WORLD_SIZE, which is {high}", (rank, size), None
-        elif rank != "LOCAL_WORLD_SIZE" and low >= high:
+        if low is not None and high is not None and low >= high:
             yield f"{rank} is {low}, but {size} is {high}: ranks go from 0 to {high - 1}", (rank, size), None
+    local, world = value["LOCAL_WORLD_SIZE"], value["WORLD_SIZE"]
+    if local is not None and world is not None and local > world and not counts_pods:
+        why = f"LOCAL_WORLD_SIZE is {local}, more than WORLD_SIZE, which is {world}"
+        yield why, ("LOCAL_WORLD_SIZE", "WORLD_SIZE"), None
     address = environment.get("MASTER_ADDR")
     if address != address.strip() and "TORCHELASTIC_RUN_ID" not in environment:
         yield (
-            f"MASTER_ADDR is {address[:60]!r}: torch takes the blanks as part of the name",
+            f"MASTER_ADDR is {address[:60]!r}: torch takes the spaces as part of the name",
             ("MASTER_ADDR",),
-            Fix("Set it without them", (f"export MASTER_ADDR={shlex.quote(address.strip())}",), appliable=True),
+            Fix("Set it without the spaces", (f"export MASTER_ADDR={shlex.quote(address.strip())}",), appliable=True),
         )
     port = environment.get("MASTER_PORT")
     if port and not 1 <= (number(port) or 0) <= 65535:
@@ -218,7 +216,7 @@ def contradictions(environment: Environment) -> Iterator[Contradiction]:
 
 
 FROM_SLURM = Fix(
-    "Set them in each task rather than before srun",
+    "Set them in each task, not before srun",
     ("srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS python train.py'",),
 )
 
@@ -241,16 +239,14 @@ def local_rank_beyond_gpus(environment: Environment, gpus: Maybe[Gpus]) -> Itera
     rank = number(environment.get("LOCAL_RANK"))
     listing = environment.get("CUDA_VISIBLE_DEVICES")
     visible = len([entry for entry in listing.split(",") if entry.strip()])
-    no_gpus = not isinstance(gpus, Unknown) and not gpus.devices
-    if rank is None or no_gpus or visible < 2 or rank < visible:
+    has_gpus = isinstance(gpus, Unknown) or gpus.devices
+    if rank is None or not has_gpus or visible < 2 or rank < visible:
         return
-    yield Finding(
-        summary=f"LOCAL_RANK is {rank}, but CUDA_VISIBLE_DEVICES leaves {plural(visible, 'GPU')}: cuda:{rank} doesn't exist",
-        evidence=shown(environment, "LOCAL_RANK", "CUDA_VISIBLE_DEVICES"),
-        fixes=(
-            Fix("Start as many ranks as there are GPUs", (f"torchrun --nproc-per-node={visible} train.py",)),
-            Fix("Or show the program all GPUs", ("unset CUDA_VISIBLE_DEVICES",)),
-        ),
+    yield Finding.of(
+        f"LOCAL_RANK is {rank}, but CUDA_VISIBLE_DEVICES leaves {plural(visible, 'GPU')}: cuda:{rank} doesn't exist",
+        shown(environment, "LOCAL_RANK", "CUDA_VISIBLE_DEVICES"),
+        Fix("Start as many ranks as there are GPUs", (f"torchrun --nproc-per-node={visible} train.py",)),
+        Fix("Or show the program all GPUs", ("unset CUDA_VISIBLE_DEVICES",)),
     )
 
 
@@ -259,11 +255,11 @@ def slurm_launch_mismatch(environment: Environment, gpus: Maybe[Gpus], pci: Mayb
     """Slurm's tasks, the GPUs and the way the program is started don't fit together.
 
     ## What breaks
-    One task runs and waits for the others for ever; or each of eight tasks starts eight ranks; or no GPU is there.
+    One task runs and waits for the others forever; or each of eight tasks starts eight ranks; or no GPU is there.
 
     ## Why
-    With `srun python` Slurm starts one process a task, so there must be a task a GPU. With `srun torchrun` Slurm
-    starts one torchrun a node, which starts the ranks. A batch script itself runs once, on the first node.
+    With `srun python` Slurm starts one process per task, so there must be one task per GPU. With `srun torchrun` Slurm
+    must start one torchrun per node, which starts the ranks. A batch script itself runs once, on the first node.
 
     ## Fix
     `srun --ntasks-per-node=8 --gpus-per-node=8 python train.py`, or
@@ -280,16 +276,15 @@ TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
 
 
 def several_torchruns(environment: Environment) -> Iterator[Finding]:
-    tasks, ranks = slurm_tasks_here(environment), number(environment.get("LOCAL_WORLD_SIZE"))
-    inside = in_slurm_step(environment) and "TORCHELASTIC_RUN_ID" in environment
-    if inside and tasks and tasks > 1 and ranks and ranks > 1:
-        yield Finding(
-            summary=f"srun started torchrun {tasks} times on this node, each with {ranks} ranks: {tasks * ranks} in all",
-            severity=FAIL,
-            evidence=shown(environment, *TASKS_PER_NODE, "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
-            fixes=(
-                Fix("One torchrun a node", (f"srun --ntasks-per-node=1 torchrun --nproc-per-node={ranks} train.py",)),
+    tasks, ranks = slurm_tasks_here(environment) or 0, number(environment.get("LOCAL_WORLD_SIZE")) or 0
+    if in_slurm_step(environment) and "TORCHELASTIC_RUN_ID" in environment and tasks > 1 and ranks > 1:
+        yield Finding.of(
+            f"srun started torchrun {tasks} times on this node, each with {ranks} ranks: {tasks * ranks} in all",
+            shown(environment, *TASKS_PER_NODE, "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+            Fix(
+                "Start one torchrun per node", (f"srun --ntasks-per-node=1 torchrun --nproc-per-node={ranks} train.py",)
             ),
+            severity=FAIL,
         )
 
 
@@ -298,12 +293,12 @@ def batch_script_alone(environment: Environment) -> Iterator[Finding]:
     started = {"TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"} & names(environment)
     if not in_slurm_batch_script(environment) or started or not tasks or tasks < 2:
         return
-    yield Finding(
-        summary=f"This is the batch script's own shell: a program started here without srun is 1 of {tasks} tasks",
+    yield Finding.of(
+        f"This is the batch script's own shell: a program started here without srun is 1 of {tasks} tasks",
+        shown(environment, "SLURM_NTASKS", "SLURM_PROCID", "SLURM_JOB_NUM_NODES"),
+        Fix("Start the training, and this check, through srun", ("srun python train.py",)),
         cause="The script runs once, on the first node, with SLURM_PROCID=0; only srun starts the other tasks.",
         severity=INFO,
-        evidence=shown(environment, "SLURM_NTASKS", "SLURM_PROCID", "SLURM_JOB_NUM_NODES"),
-        fixes=(Fix("Start the training, and this check, through srun", ("srun python train.py",)),),
     )
 
 
@@ -311,40 +306,31 @@ def more_tasks_than_gpus(environment: Environment) -> Iterator[Finding]:
     tasks, gpus = slurm_tasks_here(environment), number(environment.get("SLURM_GPUS_ON_NODE"))
     if not in_slurm_step(environment) or not tasks or not gpus or tasks <= gpus:
         return
-    yield Finding(
-        summary=f"srun started {plural(tasks, 'task')} on this node, which has {plural(gpus, 'GPU')} for the job",
-        cause="With one rank a task, two ranks share a GPU, which NCCL refuses.",
-        evidence=shown(environment, *TASKS_PER_NODE, "SLURM_GPUS_ON_NODE"),
-        fixes=(Fix("One task a GPU", (f"srun --ntasks-per-node={gpus} --gpus-per-node={gpus} python train.py",)),),
+    yield Finding.of(
+        f"srun started {plural(tasks, 'task')} on this node, which has {plural(gpus, 'GPU')} for the job",
+        shown(environment, *TASKS_PER_NODE, "SLURM_GPUS_ON_NODE"),
+        Fix("Start one task per GPU", (f"srun --ntasks-per-node={gpus} --gpus-per-node={gpus} python train.py",)),
+        cause="With one rank per task, two ranks share a GPU, which NCCL refuses.",
     )
 
 
-GPU_REQUESTS = (
-    "SLURM_GPUS",
-    "SLURM_GPUS_PER_NODE",
-    "SLURM_GPUS_PER_TASK",
-    "SLURM_GPUS_ON_NODE",
-    "SLURM_JOB_GPUS",
-    "SLURM_STEP_GPUS",
-)
+GPU_REQUESTS = {
+    f"SLURM_{name}" for name in ("GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "GPUS_ON_NODE", "JOB_GPUS", "STEP_GPUS")
+}
 
 
 def no_gpus_requested(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> Iterator[Finding]:
     """Only where the node has GPUs and the job sees none: without Slurm's device control a job sees them all."""
-    if set(GPU_REQUESTS) & names(environment):
+    sees_some = not isinstance(gpus, Unknown) and gpus.devices
+    has_none = not isinstance(pci, Unknown) and not pci.nvidia_gpus
+    if GPU_REQUESTS & names(environment) or sees_some or has_none:
         return
-    if not isinstance(gpus, Unknown) and gpus.devices:
-        return
-    if not isinstance(pci, Unknown) and not pci.nvidia_gpus:
-        return
-    pci, gpus = known(pci), known(gpus)
-    count = len(pci.nvidia_gpus)
-    yield Finding(
-        summary=f"This node has {plural(count, 'GPU')}, but the Slurm job asked for none and sees none",
-        evidence=(
-            *shown(environment, "SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES"),
-            Evidence(f"NVIDIA GPUs on the PCI bus: {count}", "/sys/bus/pci/devices"),
-            Evidence("GPUs that the job sees: 0", "NVML"),
-        ),
-        fixes=(Fix("Ask for them", (f"srun --gpus-per-node={count} --ntasks-per-node={count} python train.py",)),),
+    count = len(known(pci).nvidia_gpus)
+    known(gpus)
+    yield Finding.of(
+        f"This node has {plural(count, 'GPU')}, but the Slurm job asked for none and sees none",
+        shown(environment, "SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES"),
+        Evidence(f"NVIDIA GPUs on the PCI bus: {count}", "/sys/bus/pci/devices"),
+        Evidence("GPUs that the job sees: 0", "NVML"),
+        Fix("Ask for them", (f"srun --gpus-per-node={count} --ntasks-per-node={count} python train.py",)),
     )

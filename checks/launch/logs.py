@@ -29,44 +29,41 @@ def local_rank_arg_mismatch(log: Log, seen: Sequence[SignMatch]) -> Finding:
     argument = word(seen, "argument")
     deepspeed = log.launcher == "deepspeed"
     start = "deepspeed --no_local_rank" if deepspeed else "torchrun"
-    return Finding(
-        summary=f"The script doesn't know {argument}, which {'deepspeed' if deepspeed else 'torch.distributed.launch'} adds",
-        fixes=(
-            Fix(f'Read it from the environment, and start with {start}: local_rank = int(os.environ["LOCAL_RANK"])'),
-            Fix('Or declare both spellings: parser.add_argument("--local-rank", "--local_rank", type=int, default=0)'),
-        ),
+    return Finding.of(
+        f"The script doesn't know {argument}, which {'deepspeed' if deepspeed else 'torch.distributed.launch'} adds",
+        Fix(f'Read it from the environment, and start with {start}: local_rank = int(os.environ["LOCAL_RANK"])'),
+        Fix('Or declare both spellings: parser.add_argument("--local-rank", "--local_rank", type=int, default=0)'),
     )
 
 
 @log_check("libuv-missing", severity=FAIL)
 def libuv_missing(log: Log, seen: Sequence[SignMatch]) -> Finding:
-    """torch was built without libuv, and its store is to use it.
+    """torch was built without libuv, which its store is told to use.
 
     ## What breaks
     torchrun and `init_process_group` end at once with "use_libuv was requested but PyTorch was built without libuv support".
 
     ## Why
     Since torch 2.4 the store, by which the ranks find each other, uses libuv unless told otherwise. Wheels for Windows come without
-    it, as do some builds of one's own.
+    it, as do some builds that people make themselves.
 
     ## Fix
-    `USE_LIBUV=0` in the environment of every rank, or `init_method="env://?use_libuv=0"`. torchrun's own store heeds neither, up to
+    `USE_LIBUV=0` in the environment of every rank, or `init_method="env://?use_libuv=0"`. torchrun's own store ignores both, up to
     torch 2.13 at least: on a single host start the ranks by `mp.spawn` in its place, or run it in WSL or on Linux, whose wheels have
     libuv.
     """
     launcher = any("elastic" in frame.path for exception in log.raised for frame in exception.frames)
-    unset = Fix("Tell the store of every rank to do without it; on Windows", ("set USE_LIBUV=0",))
+    unset = Fix("Tell the store of every rank to work without it; on Windows", ("set USE_LIBUV=0",))
     spawn = Fix(
-        "torchrun's own store doesn't heed USE_LIBUV: on a single host start the ranks by torch.multiprocessing.spawn, and in each",
+        "torchrun's own store ignores USE_LIBUV: on a single host start the ranks by torch.multiprocessing.spawn, and in each",
         (
             'os.environ.update(USE_LIBUV="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")',
             'dist.init_process_group("gloo", rank=rank, world_size=world_size)',
         ),
     )
-    return Finding(
-        summary="This build of torch has no libuv, which the store by which the ranks meet asks for",
-        fixes=(
-            *((spawn,) if launcher else (unset, spawn)),
-            Fix("Or run it in WSL or on Linux, whose wheels have libuv, and NCCL as well"),
-        ),
+    return Finding.of(
+        "This build of torch has no libuv, but its store, at which the ranks meet, needs it",
+        None if launcher else unset,
+        spawn,
+        Fix("Or run it in WSL or on Linux, whose wheels have libuv, and NCCL as well"),
     )

@@ -9,8 +9,7 @@ import msgspec
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Severity
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.environment import Environment, Setting
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.snapshot import Gpus, Pci
 from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.knowledge.launchers import number
 
@@ -57,15 +56,15 @@ LEFTOVERS = (
     LeftoverSetting("NCCL_NET_GDR_LEVEL", one_of("LOC", "0"), WARN, "sends GPU data to the network through host memory", "infiniband"),
     LeftoverSetting("NCCL_IB_RETURN_ASYNC_EVENTS", one_of("0"), WARN, "hides a link that goes down, so the job hangs", "infiniband"),
     LeftoverSetting("NCCL_IB_RETRY_CNT", one_of("0"), WARN, "ends the job at the first lost packet", "infiniband"),
-    LeftoverSetting("NCCL_IB_TIMEOUT", lambda value: number(value) == 0 or (number(value) or 0) > 31, WARN, "means for ever: a broken link hangs the job", "infiniband"),
+    LeftoverSetting("NCCL_IB_TIMEOUT", lambda value: number(value) == 0 or (number(value) or 0) > 31, WARN, "means forever: a broken link hangs the job", "infiniband"),
     LeftoverSetting("NCCL_MULTI_RANK_GPU_ENABLE", one_of("1"), WARN, "hides that several ranks use one GPU by mistake"),
     LeftoverSetting("NCCL_PROTO", one_of("LL"), WARN, "keeps NCCL at a fraction of the bandwidth"),
     LeftoverSetting("NCCL_DEBUG", one_of("INFO", "TRACE"), INFO, "writes a great deal into every rank's log"),
     LeftoverSetting("NCCL_CHECK_POINTERS", one_of("1"), INFO, "slows every call down"),
     LeftoverSetting("NCCL_CHECK_MODE", one_of("DEBUG_GLOBAL"), INFO, "adds communication to every call"),
     LeftoverSetting("TORCH_NCCL_BLOCKING_WAIT", on, WARN, "lets no collective overlap with computing, and turns the watchdog's handling off"),
-    LeftoverSetting("TORCH_NCCL_ASYNC_ERROR_HANDLING", one_of("0"), WARN, "leaves every rank hanging for ever once one has died"),
-    LeftoverSetting("TORCH_NCCL_ENABLE_MONITORING", off, WARN, "leaves a stuck job alive for ever"),
+    LeftoverSetting("TORCH_NCCL_ASYNC_ERROR_HANDLING", one_of("0"), WARN, "leaves every rank hanging forever once one has died"),
+    LeftoverSetting("TORCH_NCCL_ENABLE_MONITORING", off, WARN, "leaves a stuck job alive forever"),
     LeftoverSetting("TORCH_NCCL_RETHROW_CUDA_ERRORS", off, WARN, "hides the first error"),
     LeftoverSetting("TORCH_NCCL_BCAST_UNIQUEID", off, FAIL, "breaks the start of NCCL communicators"),
     LeftoverSetting("TORCH_NCCL_NAN_CHECK", on, INFO, "looks through every tensor before it is sent"),
@@ -74,9 +73,9 @@ LEFTOVERS = (
 )  # fmt: skip
 
 
-def dangerous(name: str, value: str) -> bool:
-    """Whether that setting is one of these, by its current name."""
-    return any(leftover.name == name and leftover.bad(value) for leftover in LEFTOVERS)
+def harms(name: str, value: str) -> list[LeftoverSetting]:
+    """Those of these that a setting is, by its current name."""
+    return [leftover for leftover in LEFTOVERS if leftover.name == name and leftover.bad(value)]
 
 
 def there(hardware: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> bool | None:
@@ -95,17 +94,11 @@ def there(hardware: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> bool | None:
 
 def dangerous_here(name: str, value: str, gpus: Maybe[Gpus], pci: Maybe[Pci]) -> bool:
     """Whether it does, or may do, harm on this host's hardware."""
-    return any(
-        leftover.name == name and leftover.bad(value) and there(leftover.only_with, gpus, pci) is not False
-        for leftover in LEFTOVERS
-    )
+    return any(there(leftover.only_with, gpus, pci) is not False for leftover in harms(name, value))
 
 
 def counting(name: str, environment: Environment) -> Setting | None:
-    """The setting that counts under this name: itself, else an old name that torch still reads in its stead."""
-    old = (
-        known_setting.name
-        for known_setting in known_settings().values()
-        if known_setting.replaced_by == name and known_setting.reader == "torch"
-    )
+    """The setting that counts under this name: itself, else an old name that torch still reads in its place."""
+    by_torch = (entry for entry in known_settings().values() if entry.reader == "torch")
+    old = (entry.name for entry in by_torch if entry.replaced_by == name)
     return next((found for spelling in (name, *old) if (found := environment.setting(spelling))), None)

@@ -7,18 +7,13 @@ import re
 import shlex
 from collections.abc import Iterator
 
-import msgspec
-
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.base.text import clip_middle, dotted, listed
+from ddpdoctor.base.text import clip_middle, dotted
 from ddpdoctor.base.unknown import Maybe, known
-from ddpdoctor.checks.settings.debugging_settings import dangerous, dangerous_here
+from ddpdoctor.checks.settings.debugging_settings import dangerous_here, harms
 from ddpdoctor.engine.registry import check, requires
 from ddpdoctor.facts.environment import Environment, Setting
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.nccl import Nccl
-from ddpdoctor.facts.pci import Pci
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import Gpus, Nccl, Pci, Torch
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.known_settings import (
     KnownSetting,
@@ -28,6 +23,7 @@ from ddpdoctor.knowledge.known_settings import (
     read_by_nothing,
 )
 from ddpdoctor.knowledge.privileges import NEEDS_ROOT
+from ddpdoctor.knowledge.wheels import numbers
 
 
 def evidence_of(*settings: Setting) -> tuple[Evidence, ...]:
@@ -44,22 +40,17 @@ def plain(name: str) -> str:
     return " ".join(name.split())[:60]
 
 
-def take_away(*settings: Setting) -> Fix:
-    """The fix that takes settings away, wherever they are set."""
-    commands = [
-        f"unset {shlex.quote(setting.name)}"
-        if setting.origin == "environment"
-        else f"{'sudo ' if of_the_system(setting) else ''}sed -i {shlex.quote(f'/^{re.escape(setting.name)}=/d')} {shlex.quote(setting.origin)}"
-        for setting in settings
-    ]
-    names = listed(plain(setting.name) for setting in settings)
-    files = listed(dict.fromkeys(setting.origin for setting in settings if setting.origin != "environment"))
-    if not files:
-        return Fix(f"Unset {names}, also in the script or start-up file that sets it", tuple(commands), appliable=True)
-    needed = ""
-    if any(of_the_system(setting) for setting in settings):
-        needed = f" {NEEDS_ROOT}; a value of your own in the environment goes before it"
-    return Fix(f"Take {names} out of {files}{needed}", tuple(commands))
+def take_away(setting: Setting, *, certain: bool = True) -> Fix:
+    """The fix that takes a setting away, wherever it is set; `certain`: it can't be meant, so that ddpdoctor may do it."""
+    name, pattern = plain(setting.name), shlex.quote(f"/^{re.escape(setting.name)}=/d")
+    edit = f"sed -i {pattern} {shlex.quote(setting.origin)}"
+    if setting.origin == "environment":
+        text = f"Unset {name}, also in the script or start-up file that sets it"
+        return Fix(text, (f"unset {shlex.quote(setting.name)}",), appliable=certain)
+    if of_the_system(setting):
+        needed = f"{NEEDS_ROOT}; a value of your own in the environment overrides it"
+        return Fix(f"Take {name} out of {setting.origin} {needed}", (f"sudo {edit}",))
+    return Fix(f"Take {name} out of {setting.origin}", (edit,))
 
 
 def of_the_system(setting: Setting) -> bool:
@@ -69,15 +60,12 @@ def of_the_system(setting: Setting) -> bool:
 
 
 def set_instead(name: str, value: str, old: Setting) -> Fix:
-    """The fix that sets another name or value in the place of the old one, or in one that goes before it."""
+    """The fix that sets another name or value in the place of the old one, or in one that overrides it."""
     if old.origin == "environment" or of_the_system(old):
         unset = f"unset {shlex.quote(old.name)}; " if name != old.name and not of_the_system(old) else ""
-        where = f" in your environment, which goes before {old.origin}" if of_the_system(old) else ""
-        return Fix(
-            (f"Set {name} to {value}" if name == old.name else f"Set {name} instead") + where,
-            (f"{unset}export {name}={shlex.quote(value)}",),
-            appliable=True,
-        )
+        text = f"Set {name} to {value}" if name == old.name else f"Set {name} instead"
+        where = f" in your environment, which overrides {old.origin}" if of_the_system(old) else ""
+        return Fix(f"{text}{where}", (f"{unset}export {name}={shlex.quote(value)}",), appliable=True)
     line = f"{name}={value}"
     if shlex.quote(line) != line:
         # It is no line for a shell, and would be another one there.
@@ -90,35 +78,34 @@ def setting_misspelt(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pci
     """A setting has a name that nothing reads.
 
     ## What breaks
-    It has no effect, and nobody says so: the interface isn't chosen, the timeout isn't raised, InfiniBand isn't off.
+    It has no effect, and no warning says so: the interface isn't chosen, the timeout isn't raised, InfiniBand isn't off.
 
     ## Why
-    NCCL, gloo and torch look for exact names and pass over all others.
+    NCCL, gloo and torch look for exact names and ignore all others.
 
     ## Fix
-    Use the right name. Timeouts are no setting at all but an argument of `init_process_group`.
+    Use the right name. A timeout is no setting, but an argument of `init_process_group`.
     """
     strange: list[Setting] = []
     for setting in environment.effective:
         nothing = read_by_nothing().get(setting.name)
         if nothing is not None and not nothing.harmless:
             yield misspelt(setting, nothing.meant, nothing.why, gpus, pci)
-        elif nothing is None and setting.name not in known_settings() and (meant := one_slip_from(setting.name)):
+        elif nothing is not None or setting.name in known_settings():
+            continue
+        elif meant := one_slip_from(setting.name):
             yield misspelt(setting, meant, "", gpus, pci)
-        elif nothing is None and setting.name not in known_settings() and in_a_known_family(setting.name):
+        elif in_a_known_family(setting.name):
             strange.append(setting)
     for setting in strange[:MAX_COMPARED_NAMES]:
-        meant = nearest(setting.name)
-        if meant:
+        if meant := nearest(setting.name):
             yield misspelt(setting, meant, "", gpus, pci)
-    if len(strange) > MAX_COMPARED_NAMES:
-        first = strange[MAX_COMPARED_NAMES]
-        yield Finding(
-            summary=f"{len(strange)} settings have unknown names; {len(strange) - MAX_COMPARED_NAMES} more than were compared "
-            "with the known ones",
+    if more := len(strange[MAX_COMPARED_NAMES:]):
+        yield Finding.of(
+            f"{len(strange)} settings have unknown names; {more} of them were not compared with the known ones",
+            evidence_of(strange[MAX_COMPARED_NAMES]),
+            Fix("See them all", ("env | grep -E '^(NCCL|TORCH|GLOO)'",)),
             severity=INFO,
-            evidence=evidence_of(first),
-            fixes=(Fix("See them all", ("env | grep -E '^(NCCL|TORCH|GLOO)'",)),),
         )
 
 
@@ -131,11 +118,8 @@ def nearest(name: str) -> str:
 
     A name with a part that no known one has is another program's own (NCCL_TESTS_SPLIT), so it must be really close.
     """
-    candidates = [
-        known_setting.name
-        for known_setting in known_settings().values()
-        if known_setting.reader in ("NCCL", "torch", "torchrun", "gloo")
-    ]
+    readers = ("NCCL", "torch", "torchrun", "gloo")
+    candidates = [candidate.name for candidate in known_settings().values() if candidate.reader in readers]
     close = difflib.get_close_matches(name.upper(), candidates, n=1, cutoff=0.88)
     return close[0] if close else ""
 
@@ -144,29 +128,22 @@ def misspelt(setting: Setting, meant: str, why: str, gpus: Maybe[Gpus], pci: May
     hint = f"; the right name is {meant}" if meant else ""
     renamed = meant and not dangerous_here(meant, setting.value, gpus, pci)
     what = known_settings()[meant].what if meant in known_settings() else ""
-    return Finding(
-        summary=f"{plain(setting.name)} is set, but nothing reads it{hint}",
+    return Finding.of(
+        f"{plain(setting.name)} is set, but nothing reads it{hint}",
+        evidence_of(setting),
+        set_instead(meant, setting.value, setting) if renamed else None,
+        take_away(setting),
         cause=why[:1].upper() + why[1:] + "." if why else f"{meant}: {what}." if what else "",
-        evidence=evidence_of(setting),
-        fixes=(*((set_instead(meant, setting.value, setting),) if renamed else ()), take_away(setting)),
     )
 
 
-def version_of(reader: str, torch: Maybe[Torch], nccl: Maybe[Nccl]) -> tuple[int, ...] | None:
-    """The version of the reader that the target Python has, or None where that isn't known."""
-    text: object = None
-    if reader == "torch" and isinstance(torch, Torch):
-        text = torch.version
-    elif reader == "NCCL" and isinstance(torch, Torch) and isinstance(torch.nccl_version, tuple):
+def version_of(reader: str, torch: Maybe[Torch], nccl: Maybe[Nccl]) -> tuple[int, ...]:
+    """The version of the reader that the target Python has; () where that isn't known."""
+    if reader == "NCCL" and isinstance(torch, Torch) and isinstance(torch.nccl_version, tuple):
         return torch.nccl_version
-    elif reader == "NCCL" and isinstance(nccl, Nccl):
-        text = nccl.version
-    return numbers(text) if isinstance(text, str) else None
-
-
-def numbers(text: str) -> tuple[int, ...] | None:
-    found = re.match(r"\d{1,6}(?:\.\d{1,6})*", text)
-    return tuple(int(part) for part in found[0].split(".")) if found else None
+    source = {"torch": torch, "NCCL": nccl}.get(reader)
+    text = source.version if isinstance(source, (Torch, Nccl)) else None
+    return numbers(text) if isinstance(text, str) else ()
 
 
 def uses_rccl(torch: Maybe[Torch]) -> bool:
@@ -174,10 +151,9 @@ def uses_rccl(torch: Maybe[Torch]) -> bool:
     return isinstance(torch, Torch) and torch.hip is not None
 
 
-def knows(setting: KnownSetting, version: tuple[int, ...] | None) -> bool:
+def knows(setting: KnownSetting, version: tuple[int, ...]) -> bool:
     """Whether that version of the reader knows the variable; an unknown version is taken for a current one."""
-    since = numbers(setting.since) if setting.since else None
-    return version is None or since is None or version >= since
+    return not version or version >= numbers(setting.since)
 
 
 @check("setting-deprecated", severity=INFO)
@@ -196,13 +172,13 @@ def setting_deprecated(environment: Environment, torch: Maybe[Torch], nccl: Mayb
     for setting, old in outdated(environment, torch):
         new = known_settings().get(old.replaced_by)
         # A value that does harm is setting-dangerous's matter: nobody should set it by any name.
-        if old.removed or new is None or new.name in environment or dangerous(new.name, setting.value):
+        if old.removed or new is None or new.name in environment or harms(new.name, setting.value):
             continue
         if knows(new, version_of(new.reader, torch, nccl)):
-            yield Finding(
-                summary=f"{setting.name} is an old name; today it is {new.name}",
-                evidence=evidence_of(setting),
-                fixes=(set_instead(new.name, setting.value, setting),),
+            yield Finding.of(
+                f"{setting.name} is an old name; today it is {new.name}",
+                evidence_of(setting),
+                set_instead(new.name, setting.value, setting),
             )
 
 
@@ -211,21 +187,21 @@ def setting_removed(environment: Environment, torch: Maybe[Torch]) -> Iterator[F
     """A setting is no longer read by any current version.
 
     ## What breaks
-    It has no effect. What it once did has to be asked for in another way, or no longer at all.
+    It has no effect. For what it once did there is another way, or it needs no setting any more.
 
     ## Why
-    It was copied from an old recipe; NCCL has dropped it since.
+    It was copied from an old recipe; NCCL no longer has it.
 
     ## Fix
-    Unset it, or use what came after it.
+    Unset it, or use the setting that replaced it.
     """
     for setting, old in outdated(environment, torch):
         if old.removed:
-            instead = f" ({old.replaced_by} came after it)" if old.replaced_by else ""
-            yield Finding(
-                summary=f"{setting.name} has no effect: {old.reader} no longer reads it{instead}",
-                evidence=evidence_of(setting),
-                fixes=(take_away(setting),),
+            instead = f" ({old.replaced_by} replaced it)" if old.replaced_by else ""
+            yield Finding.of(
+                f"{setting.name} has no effect: {old.reader} no longer reads it{instead}",
+                evidence_of(setting),
+                take_away(setting),
             )
 
 
@@ -250,25 +226,22 @@ def setting_too_new(environment: Environment, torch: Torch, nccl: Maybe[Nccl]) -
     Use the name that this version reads, or a newer torch.
     """
     requires(torch.installed, "torch is not installed")
-    older = {
-        known_setting.replaced_by: known_setting
-        for known_setting in reversed(known_settings().values())
-        if not known_setting.removed
-    }
+    older = {entry.replaced_by: entry for entry in reversed(known_settings().values()) if not entry.removed}
     for setting in environment.effective:
         entry = known_settings().get(setting.name)
         if entry is None or not setting.name.startswith(("NCCL_", "TORCH_")) or set_by_torchrun(setting, environment):
             continue
-        version = None if entry.reader == "NCCL" and uses_rccl(torch) else version_of(entry.reader, torch, nccl)
-        if version is None or knows(entry, version):
+        version = version_of(entry.reader, torch, nccl)
+        if knows(entry, version) or (entry.reader == "NCCL" and uses_rccl(torch)):
             continue
-        old = older.get(setting.name)
-        yield Finding(
-            summary=f"{setting.name} has no effect on {entry.reader} {dotted(version)}: it takes {entry.reader} {entry.since} or later",
-            evidence=(*evidence_of(setting), torch_version(torch)),
-            fixes=(set_instead(old.name, setting.value, setting),)
-            if old and knows(old, version) and not dangerous(setting.name, setting.value)
-            else (take_away(setting),),
+        fix, old = take_away(setting), older.get(setting.name)
+        if old and knows(old, version) and not harms(setting.name, setting.value):
+            fix = set_instead(old.name, setting.value, setting)
+        yield Finding.of(
+            f"{setting.name} has no effect on {entry.reader} {dotted(version)}: it needs {entry.reader} {entry.since} or later",
+            evidence_of(setting),
+            torch_version(torch),
+            fix,
         )
 
 
@@ -282,7 +255,7 @@ def setting_invalid(environment: Environment) -> Iterator[Finding]:
     """A setting has a value that its reader doesn't understand.
 
     ## What breaks
-    NCCL reads `true` as 0, so a switch that was to be on stays off; torch stops with "Invalid value for environment variable".
+    NCCL reads `true` as 0, so a switch that should be on stays off; torch stops with "Invalid value for environment variable".
     OpenMP prints the same and goes on, with as many threads as there are cores.
 
     ## Why
@@ -296,11 +269,12 @@ def setting_invalid(environment: Environment) -> Iterator[Finding]:
         entry = known_settings().get(setting.name)
         complaint = entry.complaint(setting.value) if entry else ""
         if entry and complaint:
-            yield Finding(
-                summary=f"{setting.name}={quoted(setting.value)}: {complaint}",
+            yield Finding.of(
+                f"{setting.name}={quoted(setting.value)}: {complaint}",
+                evidence_of(setting),
+                likely_value(setting, entry),
+                take_away(setting),
                 severity=FAIL if entry.rejects else WARN,
-                evidence=evidence_of(setting),
-                fixes=(*likely_value(setting, entry), take_away(setting)),
             )
 
 
@@ -332,20 +306,17 @@ def setting_undecodable(environment: Environment) -> Iterator[Finding]:
     The text came from a file or terminal with another encoding, or the value was cut in the middle of a character.
 
     ## Fix
-    Type the value anew.
+    Type the value again.
     """
     for name in environment.undecodable:
         found = environment.setting(name)
-        yield Finding(
-            summary=f"{plain(name)} holds bytes that aren't UTF-8",
-            evidence=evidence_of(found)
-            if found
-            else (told(environment, "undecodable", f"bytes that aren't UTF-8: {name}"),),
-            fixes=(
-                # What it was meant to be only the user knows; without it something else may break.
-                msgspec.structs.replace(take_away(found or Setting(name, "")), appliable=False),
-                Fix("Set it anew, in UTF-8, where your job script or start-up file sets it"),
-            ),
+        text = f"{plain(name)} holds bytes that aren't UTF-8"
+        yield Finding.of(
+            text,
+            evidence_of(found) if found else told(environment, "undecodable", f"bytes that aren't UTF-8: {name}"),
+            # What it was meant to be only the user knows; without it something else may break.
+            take_away(found or Setting(name, ""), certain=False),
+            Fix("Set it again, in UTF-8, where your job script or start-up file sets it"),
         )
 
 
@@ -354,7 +325,7 @@ def nccl_conf_unreadable(environment: Environment) -> Iterator[Finding]:
     """A configuration file of NCCL's is there or was named, but can't be read.
 
     ## What breaks
-    NCCL passes over it without a word: the settings in it don't count.
+    NCCL ignores it silently: the settings in it don't count.
 
     ## Why
     The path in NCCL_CONF_FILE is wrong on this node, this user may not read the file, or it isn't a list of settings.
@@ -364,41 +335,35 @@ def nccl_conf_unreadable(environment: Environment) -> Iterator[Finding]:
     """
     files = known(environment.configuration_files)
     requires(files or environment.unreadable_files, "no configuration file of NCCL's")
-    for unreadable_file in environment.unreadable_files:
-        named = environment.get("NCCL_CONF_FILE") == unreadable_file.path
-        path = shlex.quote(unreadable_file.path)
-        fixes = [Fix("Correct the path or the permissions; this shows what is there", (f"ls -l {path}",))]
-        if named:
-            fixes.append(Fix("Or do without the file", ("unset NCCL_CONF_FILE",), appliable=True))
-        yield Finding(
-            summary=f"NCCL can't read its configuration file {unreadable_file.path[-70:]}: {unreadable_file.reason[:60]}",
-            evidence=(told(environment, "unreadable_files", f"{unreadable_file.path}: {unreadable_file.reason}"),),
-            fixes=tuple(fixes),
+    without = Fix("Or do without the file", ("unset NCCL_CONF_FILE",), appliable=True)
+    for file in environment.unreadable_files:
+        look = f"ls -l {shlex.quote(file.path)}"
+        yield Finding.of(
+            f"NCCL can't read its configuration file {file.path[-70:]}: {file.reason[:60]}",
+            told(environment, "unreadable_files", f"{file.path}: {file.reason}"),
+            Fix("Correct the path or the permissions; this shows what is there", (look,)),
+            without if environment.get("NCCL_CONF_FILE") == file.path else None,
         )
 
 
 @check("nccl-conf-ignored-line", severity=WARN)
 def nccl_conf_ignored_line(environment: Environment) -> Iterator[Finding]:
-    """NCCL doesn't take a line of its configuration file as it was meant.
+    """NCCL doesn't read a line of its configuration file as it was meant.
 
     ## What breaks
     The setting doesn't count, or its value has quotes in it and so names an interface that doesn't exist.
 
     ## Why
-    The file isn't a shell script: NCCL takes all before the first "=" as the name, blanks and "export" too, and all behind
-    it as the value, quotes too. It reads the file when the first communicator is made, too late for what torch reads itself.
+    The file isn't a shell script: NCCL takes all that is before the first "=" as the name, with spaces and "export", and all
+    behind it as the value, with quotes. It reads the file when the first communicator is made, too late for what torch reads itself.
 
     ## Fix
-    Write `NAME=VALUE` without blanks, quotes or "export"; put the settings of torch and gloo into the environment.
+    Write `NAME=VALUE` without spaces, quotes or "export"; put the settings of torch and gloo into the environment.
     """
-    files = known(environment.configuration_files)
-    requires(files, "no configuration file of NCCL's")
-    for ignored_line in environment.ignored_lines:
-        line = f"line {ignored_line.number}"
-        yield Finding(
-            summary=f"NCCL doesn't take {line} of {ignored_line.path[-60:]} as it was meant: {ignored_line.why}",
-            evidence=(told(environment, "ignored_lines", f"{ignored_line.path}, {line}: {ignored_line.text}"),),
-            fixes=(
-                Fix("Correct the line", (f"${{EDITOR:-vi}} +{ignored_line.number} {shlex.quote(ignored_line.path)}",)),
-            ),
+    requires(known(environment.configuration_files), "no configuration file of NCCL's")
+    for line in environment.ignored_lines:
+        yield Finding.of(
+            f"NCCL doesn't read line {line.number} of {line.path[-60:]} as it was meant: {line.why}",
+            told(environment, "ignored_lines", f"{line.path}, line {line.number}: {line.text}"),
+            Fix("Correct the line", (f"${{EDITOR:-vi}} +{line.number} {shlex.quote(line.path)}",)),
         )

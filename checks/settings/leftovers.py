@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import msgspec
-
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Severity
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.settings.debugging_settings import LEFTOVERS, counting, on, there
 from ddpdoctor.checks.settings.invalid import evidence_of, quoted, take_away
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.environment import Environment, Setting
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.snapshot import Gpus, Pci
 from ddpdoctor.knowledge.known_settings import known_settings
 from ddpdoctor.knowledge.launchers import number
 
@@ -41,11 +38,11 @@ def setting_dangerous(environment: Environment, gpus: Maybe[Gpus], pci: Maybe[Pc
         undecided |= harmful is None
         if not harmful:
             continue
-        yield Finding(
-            summary=f"{found.name}={quoted(found.value)} {leftover.does}",
+        yield Finding.of(
+            f"{found.name}={quoted(found.value)} {leftover.does}",
+            evidence_of(found),
+            take_away(found),
             severity=leftover.severity,
-            evidence=evidence_of(found),
-            fixes=(take_away(found),),
         )
     yield from one_log_for_all(environment)
     if undecided:
@@ -58,11 +55,11 @@ def one_log_for_all(environment: Environment) -> Iterator[Finding]:
     verbose = environment.get("NCCL_DEBUG").strip().upper() in ("WARN", "INFO", "TRACE", "ABORT")
     per_process = found is not None and ("%p" in found.value or found.value.startswith("/dev/"))
     if found and found.value and verbose and not per_process:
-        yield Finding(
-            summary=f"NCCL_DEBUG_FILE={quoted(found.value)} has no %p in it: all ranks of a node overwrite one file",
+        yield Finding.of(
+            f"NCCL_DEBUG_FILE={quoted(found.value)} has no %p in it: all ranks of a node overwrite one file",
+            evidence_of(found),
+            take_away(found),
             severity=INFO,
-            evidence=evidence_of(found),
-            fixes=(take_away(found),),
         )
 
 
@@ -82,12 +79,12 @@ def setting_conflict(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Fi
     """
     for kept, lost, why, severity in conflicts(environment, gpus):
         where = f" in {lost.origin}"[-60:] if lost.origin != kept.origin else ""
-        yield Finding(
-            summary=f"{kept.name}={quoted(kept.value)} and {lost.name}={quoted(lost.value)}{where}: {why}",
-            severity=severity,
-            evidence=evidence_of(kept, lost),
+        yield Finding.of(
+            f"{kept.name}={quoted(kept.value)} and {lost.name}={quoted(lost.value)}{where}: {why}",
+            evidence_of(kept, lost),
             # Which of the two is meant, only the user knows.
-            fixes=(msgspec.structs.replace(take_away(lost), appliable=False),),
+            take_away(lost, certain=False),
+            severity=severity,
         )
 
 
@@ -95,7 +92,7 @@ Conflict = tuple[Setting, Setting, str, Severity]
 
 
 def conflicts(environment: Environment, gpus: Maybe[Gpus]) -> Iterator[Conflict]:
-    """(the one that counts, the other, what comes of it, how bad that is)."""
+    """Yield the setting that counts, the other, what comes of it, and how bad that is."""
     yield from file_against_environment(environment)
     yield from old_against_new(environment)
     yield from without_algorithm(environment)
@@ -125,23 +122,17 @@ def old_against_new(environment: Environment) -> Iterator[Conflict]:
             yield new, old, "torch takes the new name", WARN
 
 
+SIMPLE_ONLY = {"nvls", "collnetdirect", "collnetchain"}
+
+
 def without_algorithm(environment: Environment) -> Iterator[Conflict]:
     """NVLS and CollNet work with the protocol Simple only."""
     algorithm, protocol = environment.setting("NCCL_ALGO"), environment.setting("NCCL_PROTO")
     if not algorithm or not protocol or any(sign in algorithm.value + protocol.value for sign in "^:;"):
         return
     algorithms = words(algorithm.value)
-    if (
-        algorithms
-        and algorithms <= {"nvls", "collnetdirect", "collnetchain"}
-        and not words(protocol.value) & {"simple", ""}
-    ):
-        yield (
-            algorithm,
-            protocol,
-            "NCCL has nothing to work with, since that algorithm takes the protocol Simple only",
-            FAIL,
-        )
+    if algorithms and algorithms <= SIMPLE_ONLY and "simple" not in words(protocol.value):
+        yield algorithm, protocol, "NCCL can use neither, since that algorithm takes the protocol Simple only", FAIL
 
 
 def words(value: str) -> set[str]:

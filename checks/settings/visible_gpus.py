@@ -38,7 +38,7 @@ def what_cuda_shows(value: str, gpus: Sequence[Gpu] | None) -> ListedGpus:
             return ListedGpus(len(taken), problem)
         key = entry if by_name else str(int(re.match(r"[0-9]{1,9}", entry)[0]))  # type: ignore[index]
         if key in taken:
-            return ListedGpus(0, f"{entry[:40]} stands in it twice, and then CUDA shows none")
+            return ListedGpus(0, f"{entry[:40]} is in it twice, and then CUDA shows none")
         taken.append(key)
         if not by_name and not (entry.isascii() and entry.isdigit()):
             return ListedGpus(len(taken), f"CUDA reads {quoted(entry)} as {key}; entries are separated by commas")
@@ -79,7 +79,7 @@ def cuda_visible_devices_wrong(environment: Environment, gpus: Maybe[Gpus]) -> I
     "No CUDA GPUs are available", or "invalid device ordinal" on the ranks whose GPU is hidden.
 
     ## Why
-    CUDA reads the list up to the first entry that it can't use, and hides that one and all behind it, without a word. An
+    CUDA reads the list up to the first entry that it can't use, and hides that one and all behind it, without a warning. An
     empty value, or -1, hides all.
 
     ## Fix
@@ -102,40 +102,30 @@ def cuda_visible_devices_wrong(environment: Environment, gpus: Maybe[Gpus]) -> I
 
 
 def hidden(found: Setting, devices: Sequence[Gpu]) -> Finding:
-    return Finding(
-        summary=f"CUDA_VISIBLE_DEVICES={quoted(found.value)} hides {'the GPU' if len(devices) == 1 else f'all {len(devices)} GPUs'}",
-        cause="That is right for a run on the CPU alone."
-        + (" Slurm sets it where the job asked for no GPU." if found.value == "NoDevFiles" else ""),
+    by_slurm = found.value == "NoDevFiles"
+    which = "the GPU" if len(devices) == 1 else f"all {len(devices)} GPUs"
+    return Finding.of(
+        f"CUDA_VISIBLE_DEVICES={quoted(found.value)} hides {which}",
+        evidence_of(found),
+        Evidence(f"GPUs on this host: {len(devices)}", "NVML"),
+        Fix(f"Ask Slurm for GPUs when you submit the job: `--gpus-per-node={len(devices)}`")
+        if by_slurm
+        else take_away(found, certain=False),
+        cause="That is right for a run on the CPU alone." + " Slurm sets it where the job asked for no GPU." * by_slurm,
         severity=WARN,
-        evidence=(*evidence_of(found), Evidence(f"GPUs on this host: {len(devices)}", "NVML")),
-        fixes=(
-            Fix(f"Ask Slurm for GPUs when you submit the job: `--gpus-per-node={len(devices)}`")
-            if found.value == "NoDevFiles"
-            else _shown_again(found),
-        ),
     )
-
-
-def _shown_again(found: Setting) -> Fix:
-    """The fix that shows the GPUs again; it isn't appliable, as only the user knows whose they are."""
-    return msgspec.structs.replace(take_away(found), appliable=False)
 
 
 def partly_hidden(found: Setting, shown: ListedGpus, devices: Sequence[Gpu] | None) -> Finding:
     left = "no GPU" if not shown.count else f"only {plural(shown.count, 'GPU')}"
-    fixes = [_shown_again(found)]
-    if devices:
-        everything = ",".join(str(index) for index in range(len(devices)))
-        fixes.append(
-            Fix("Or name the GPUs that you want; these are all", (f"export CUDA_VISIBLE_DEVICES={everything}",))
-        )
-    return Finding(
-        summary=f"CUDA_VISIBLE_DEVICES={quoted(found.value)} leaves {left}: {shown.stopped}",
-        evidence=(
-            *evidence_of(found),
-            *((Evidence(f"GPUs on this host: {len(devices)}", "NVML"),) if devices is not None else ()),
-        ),
-        fixes=tuple(fixes),
+    everything = ",".join(str(index) for index in range(len(devices or ())))
+    every = Fix("Or name the GPUs that you want; these are all", (f"export CUDA_VISIBLE_DEVICES={everything}",))
+    return Finding.of(
+        f"CUDA_VISIBLE_DEVICES={quoted(found.value)} leaves {left}: {shown.stopped}",
+        evidence_of(found),
+        Evidence(f"GPUs on this host: {len(devices)}", "NVML") if devices is not None else None,
+        take_away(found, certain=False),
+        every if devices else None,
     )
 
 
@@ -161,8 +151,9 @@ def cuda_device_order(environment: Environment, gpus: Gpus) -> Iterator[Finding]
     # A list of all GPUs picks nothing, whatever the order.
     if environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(listing.value.split(",")) >= len(gpus.devices):
         return
-    yield Finding(
-        summary=f"{len(kinds)} kinds of GPUs: CUDA counts them in another order than nvidia-smi, so CUDA_VISIBLE_DEVICES may mean others",
-        evidence=(*evidence_of(listing), told(gpus, "devices", f"GPUs: {listed(kinds)}")),
-        fixes=(Fix("Number them as nvidia-smi does", ("export CUDA_DEVICE_ORDER=PCI_BUS_ID",), appliable=True),),
+    yield Finding.of(
+        f"{len(kinds)} kinds of GPUs: CUDA counts them in another order than nvidia-smi, so CUDA_VISIBLE_DEVICES may mean others",
+        evidence_of(listing),
+        told(gpus, "devices", f"GPUs: {listed(kinds)}"),
+        Fix("Number them as nvidia-smi does", ("export CUDA_DEVICE_ORDER=PCI_BUS_ID",), appliable=True),
     )

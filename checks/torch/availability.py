@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.checks.log_check import log_check
 from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.disks import Disks
-from ddpdoctor.facts.driver import Driver
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.log import Log
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.pci import Pci
+from ddpdoctor.facts.log import SignMatch
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.target_python import TargetPython
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import (
+    Container,
+    Disks,
+    Driver,
+    Environment,
+    Gpus,
+    Log,
+    Machine,
+    Packages,
+    Pci,
+    TargetPython,
+    Torch,
+)
 from ddpdoctor.knowledge.evidence import told, torch_cuda, torch_version
 from ddpdoctor.knowledge.installing import amd_accelerator, install_torch, nvidia_hardware, rocm_fix
 from ddpdoctor.knowledge.launchers import number
 from ddpdoctor.knowledge.python_commands import in_target_python, pip_install
 from ddpdoctor.knowledge.shadowed_modules import another_name, why_in_the_way
 from ddpdoctor.knowledge.wheels import index_options
-from ddpdoctor.logs.analyze.sightings import said
+from ddpdoctor.logs.analyze.sightings import said, word
 
 NO_LOG = Unknown("no log was read")
 
@@ -38,7 +42,7 @@ EXPLAINED_BY = (
     (r"version [`']lib(?:cu|nv)[^'`]*' not found", "ld-library-path-shadow", "cuda-libs-mixed"),
     (r"undefined symbol: nccl", "nccl-duplicate-pip", "nccl-lib-shadowed"),
     (
-        r"undefined symbol: (__nvJitLink|cu(?:blas|sparse|dnn|rand|solver|fft|[A-Z]))",
+        r"undefined symbol: (__nvJitLink|cu(blas|sparse|dnn|rand|solver|fft|[A-Z]))",
         "ld-library-path-shadow",
         "cuda-libs-mixed",
     ),
@@ -46,7 +50,7 @@ EXPLAINED_BY = (
     (r"cannot open shared object file", "cuda-lib-not-found"),
     (r"operator torchvision::", "torch-torchvision-mismatch"),
 )
-"""What an import says, to the checks that know more of it."""
+"""Patterns of an import's error, and the checks that know more of it."""
 
 
 @check("torch-missing", severity=FAIL)
@@ -74,20 +78,16 @@ def torch_missing(
     """
     if torch.installed:
         return
-    yield Finding(
-        summary=f"PyTorch is not installed in {target_python.python}",
+    yield Finding.of(
+        f"PyTorch is not installed in {target_python.python}",
+        told(torch, "installed", "that Python finds no package called torch"),
+        Evidence(f"python: {target_python.python}", target_python.chosen_by),
+        Fix(
+            "If torch is in another environment: activate that one, then",
+            ('ddpdoctor check --python "$(command -v python3)"',),
+        ),
+        install_torch(target_python, driver, gpus, pci, machine, packages),
         cause=f"That is the Python that was examined, chosen by: {target_python.chosen_by}. Training may run in another.",
-        evidence=(
-            told(torch, "installed", "that Python finds no package called torch"),
-            Evidence(f"python: {target_python.python}", target_python.chosen_by),
-        ),
-        fixes=(
-            Fix(
-                "If torch is in another environment: activate that one, then",
-                ('ddpdoctor check --python "$(command -v python3)"',),
-            ),
-            install_torch(target_python, driver, gpus, pci, machine, packages),
-        ),
     )
 
 
@@ -101,12 +101,12 @@ def torch_import_broken(
     Every rank ends, or hangs, at `import torch`.
 
     ## Why
-    An exception mostly means a shared library that is missing or of another version; a death by signal a library that
-    doesn't belong to this processor or to its neighbours; an import that never ends a slow or hung network file system.
+    An exception mostly means a shared library that is missing or of another version; a death by a signal means a library
+    that doesn't fit this processor or the other libraries; an import that never ends, a slow or hung network file system.
 
     ## Fix
     Read the last line of the traceback first: where another check knows the cause, this one names it. Otherwise install
-    torch anew into a fresh environment.
+    torch into a new environment.
     """
     requires(torch.installed, "torch is not installed")
     requires(torch.import_state != "not-tried", "torch was not imported")
@@ -114,7 +114,7 @@ def torch_import_broken(
         return
     requires(isinstance(disks, Unknown) or not disks.removed, "see working-folder-gone")
     requires(not torch.impostor, "see torch-shadowed")
-    line = (torch.import_error.strip().splitlines() or ["it said nothing"])[-1]
+    line = (torch.import_error.strip().splitlines() or ["no message"])[-1]
     short = re.sub(r"/[^\s:'\"()]+/", "", line)
     evidence = [told(torch, "import_error", f"import torch: {line}"), torch_version(torch)]
     traceback = "Traceback (most recent call last)" in torch.import_traceback
@@ -123,62 +123,47 @@ def torch_import_broken(
         evidence.insert(1, told(torch, "import_traceback", f"the last line that it printed: {printed[-1]}"))
     repeat = ("-c", "import torch")
     if torch.import_state == "crashes":
-        summary = f"import torch kills Python: {short}"
+        verb = "kills Python"
         cause = "A compiled library crashed while it was being loaded. The stack that faulthandler prints names it."
         look = Fix("See where it dies", (in_target_python(target_python, "-X", "faulthandler", *repeat),))
     elif torch.import_state == "hangs":
-        summary = f"import torch hangs: {short}"
-        cause = (
-            "Either its files come slowly or not at all (a network file system), or a call to the GPU's driver hangs."
-        )
+        verb = "hangs"
+        cause = "Its files come slowly or not at all (a network file system), or a call to the GPU's driver hangs."
         timed = f"timeout 120 {in_target_python(target_python, '-X', 'importtime', *repeat)}"
         look = Fix("See how far it gets: the last line names the module", (timed, f"df {shlex.quote(torch.location)}"))
     else:
-        summary = f"import torch fails: {short}"
+        verb, cause = "fails", "The last line of the traceback says what is missing or doesn't fit."
         if printed and not traceback:
             cause = f"It ended without a traceback, and printed: {printed[-1]}"
-        else:
-            cause = "The last line of the traceback says what is missing or doesn't fit."
         look = Fix("See all that it prints", (in_target_python(target_python, *repeat),))
     text = torch.import_error + torch.import_traceback
     slugs = next((slugs for pattern, *slugs in EXPLAINED_BY if re.search(pattern, text)), [])
     if slugs == ["no-nvidia-driver"] and runtime_of(container):
         slugs = ["container-no-gpu"]
+    fixes = [look, *_import_remedies(torch, target_python, line)]
     if slugs:
-        cause = f"This is what {listed(slugs)} {'looks' if len(slugs) == 1 else 'look'} into."
+        cause = f"{listed(slugs)} {'looks' if len(slugs) == 1 else 'look'} into this."
+        fixes = [Fix("Read about the likely cause", tuple(f"ddpdoctor explain {slug}" for slug in slugs))]
     if torch.in_the_way:
-        cause = why_in_the_way(torch)
-        evidence.append(told(torch, "in_the_way", f"the error comes from {torch.in_the_way}, or speaks of it"))
-    yield Finding(
-        summary=summary,
-        cause=cause,
-        evidence=tuple(evidence),
-        fixes=(another_name(torch.in_the_way), look)
-        if torch.in_the_way
-        else (Fix("Read about the likely cause", tuple(f"ddpdoctor explain {slug}" for slug in slugs)),)
-        if slugs
-        else (look, *_import_remedies(torch, target_python, line)),
-    )
+        cause, fixes = why_in_the_way(torch), [another_name(torch.in_the_way), look]
+        evidence.append(told(torch, "in_the_way", f"the error comes from {torch.in_the_way}, or names it"))
+    yield Finding.of(f"import torch {verb}: {short}", evidence, fixes, cause=cause)
 
 
 def _import_remedies(torch: Torch, target_python: TargetPython, line: str) -> Iterator[Fix]:
     missing = re.search(r"No module named '([A-Za-z0-9_]+)'", line)
     if torch.found_through == "PYTHONPATH":
-        yield Fix("PYTHONPATH brings this torch; try the one without it", ("unset PYTHONPATH",))
+        yield Fix("This torch comes from PYTHONPATH; try without it", ("unset PYTHONPATH",))
     elif torch.found_through:
-        yield Fix("The working folder brings this torch; start from another folder", ("cd ~",))
+        yield Fix("This torch comes from the working folder; start from another folder", ("cd ~",))
     elif missing and missing[1] != "torch":
         yield Fix("Install the module that torch misses", (pip_install(target_python, missing[1].replace("_", "-")),))
     elif torch.import_state == "hangs":
-        yield Fix(
-            "Make an environment on a disk of this host, and install torch there",
-            (in_target_python(target_python, "-m", "venv", "/tmp/ddp-env"),),
-        )
+        venv = in_target_python(target_python, "-m", "venv", "/tmp/ddp-env")
+        yield Fix("Make an environment on a disk of this host, and install torch there", (venv,))
     elif torch.version:
-        again = pip_install(
-            target_python, "--force-reinstall", f"torch=={torch.version}", *index_options(torch.version or "")
-        )
-        yield Fix("Install the same torch anew", (again,))
+        same = (f"torch=={torch.version}", *index_options(torch.version))
+        yield Fix("Install the same torch again", (pip_install(target_python, "--force-reinstall", *same),))
 
 
 @check("torch-cpu-only", severity=FAIL)
@@ -199,8 +184,8 @@ def torch_cpu_only(
     "Torch not compiled with CUDA enabled", or a training that runs on the processor, a hundred times slower.
 
     ## Why
-    The CPU build came from another index (`.../whl/cpu`), from a lock file or mirror that was made on a machine without a
-    GPU, or from a conda solver that settled for it.
+    The CPU build came from another index (`.../whl/cpu`), or from a lock file or mirror that was made on a machine without a
+    GPU; or conda's solver chose it.
 
     ## Fix
     Install the build for the driver's CUDA; `--force-reinstall`, since pip takes the installed one for the same version.
@@ -210,24 +195,40 @@ def torch_cpu_only(
         return
     jetson = not isinstance(machine, Unknown) and machine.jetson
     seen = nvidia_hardware(pci, gpus, driver)
-    if seen is None and jetson and not isinstance(machine, Unknown):
-        seen = told(machine, "jetson", "this is a Jetson")
+    if seen is None and jetson:
+        seen = told(known(machine), "jetson", "this is a Jetson")
     if seen is None:
-        found = tuple(_cpu_build_beside_amd(torch, target_python, pci, gpus, packages))
-        if not found and said(log, "torch-cpu-only"):
-            found = (_cpu_build_and_a_script_for_gpus(torch, target_python),)
-        if not found:
+        if amd := amd_accelerator(pci, gpus):
+            yield Finding.of(
+                f"torch {torch.version} is a build without ROCm, but this host has an AMD GPU",
+                torch_version(torch),
+                told(torch, "hip", "torch is built without ROCm"),
+                amd,
+                rocm_fix(target_python, packages),
+                severity=WARN,
+            )
+        elif said(log, "torch-cpu-only"):
+            yield Finding.of(
+                f"torch {torch.version} is a build without CUDA, and the script asks for a GPU",
+                torch_version(torch),
+                torch_cuda(torch),
+                Fix("Without a GPU, let the script take one only where torch.cuda.is_available() says so"),
+                _build_for_other_hosts(target_python),
+                cause="No GPU was found on this host: another build alone won't make the script run here.",
+            )
+        else:
             _would_be_seen(pci, gpus, driver, machine)
-        yield from found
         return
     no_nodes = not isinstance(driver, Unknown) and not driver.device_nodes
     spared = runtime_of(container) is not None and no_nodes and not jetson
-    yield Finding(
-        summary=f"torch {torch.version} is a build without CUDA, but this host has an NVIDIA GPU",
-        severity=WARN if spared else FAIL,
+    yield Finding.of(
+        f"torch {torch.version} is a build without CUDA, but this host has an NVIDIA GPU",
+        torch_version(torch),
+        torch_cuda(torch),
+        seen,
+        install_torch(target_python, driver, gpus, pci, machine, packages),
         cause="This container wasn't given the GPU either: see container-no-gpu." if spared else "",
-        evidence=(torch_version(torch), torch_cuda(torch), seen),
-        fixes=(install_torch(target_python, driver, gpus, pci, machine, packages),),
+        severity=WARN if spared else FAIL,
     )
 
 
@@ -235,18 +236,6 @@ def _build_for_other_hosts(target_python: TargetPython) -> Fix:
     return Fix(
         "If it is to run on hosts with GPUs, install the build for CUDA",
         (pip_install(target_python, "--force-reinstall", "torch"),),
-    )
-
-
-def _cpu_build_and_a_script_for_gpus(torch: Torch, target_python: TargetPython) -> Finding:
-    return Finding(
-        summary=f"torch {torch.version} is a build without CUDA, and the script asks for a GPU",
-        cause="No GPU is to be seen on this host: with another build alone the script won't run here.",
-        evidence=(torch_version(torch), torch_cuda(torch)),
-        fixes=(
-            Fix("Without a GPU, let the script take one only where torch.cuda.is_available() says so"),
-            _build_for_other_hosts(target_python),
-        ),
     )
 
 
@@ -258,19 +247,6 @@ def _would_be_seen(pci: Maybe[Pci], gpus: Maybe[Gpus], driver: Maybe[Driver], ma
     if known(pci).amd_gpus:
         for device in known(gpus).devices:
             known(device.memory_total)
-
-
-def _cpu_build_beside_amd(
-    torch: Torch, target_python: TargetPython, pci: Maybe[Pci], gpus: Maybe[Gpus], packages: Maybe[Packages]
-) -> Iterator[Finding]:
-    seen = amd_accelerator(pci, gpus)
-    if seen:
-        yield Finding(
-            summary=f"torch {torch.version} is a build without ROCm, but this host has an AMD GPU",
-            severity=WARN,
-            evidence=(torch_version(torch), told(torch, "hip", "torch is built without ROCm"), seen),
-            fixes=(rocm_fix(target_python, packages),),
-        )
 
 
 @check("nccl-not-built", severity=FAIL)
@@ -297,8 +273,8 @@ def nccl_not_built(
     NCCL was found then.
 
     ## Fix
-    On Linux with a GPU take PyTorch's own wheel for CUDA: `pip install --force-reinstall torch`; which one an older driver
-    wants, `ddpdoctor check --select torch-cpu-only` tells. Without a GPU, or where there is no NCCL, use `init_process_group("gloo")`,
+    On Linux with a GPU take PyTorch's own wheel for CUDA: `pip install --force-reinstall torch`; for an older driver
+    `ddpdoctor check --select torch-cpu-only` names the right one. Without a GPU, or where there is no NCCL, use `init_process_group("gloo")`,
     which moves GPU tensors through the processor's memory.
     """
     asked_for = said(log, "nccl-not-built")
@@ -318,20 +294,17 @@ def nccl_not_built(
         f"{'Use' if elsewhere else 'Or use'} gloo in your script, `torch.distributed.init_process_group('gloo')`; this shows whether it is there",
         (in_target_python(target_python, "-c", "import torch.distributed as d; print(d.is_gloo_available())"),),
     )
-    yield Finding(
-        summary=f"torch {torch.version} was built without NCCL, by which {plural(ranks, 'rank')} would talk to each other"
-        if ranks > 1
-        else f"torch {torch.version} was built without NCCL{', as all builds for the CPU are' if torch.cpu_only else ''}",
+    build = install_torch(target_python, driver, gpus, pci, machine, packages)
+    if torch.cpu_only and nvidia_hardware(pci, gpus, driver) is None:
+        build = _build_for_other_hosts(target_python)
+    why = f", by which {plural(ranks, 'rank')} would talk to each other" if ranks > 1 else ""
+    yield Finding.of(
+        f"torch {torch.version} was built without NCCL{why or ', as all builds for the CPU are' * torch.cpu_only}",
+        told(torch, "nccl_available", "torch has no NCCL"),
+        torch_version(torch),
+        None if elsewhere else build,
+        gloo,
         severity=WARN if elsewhere or alone else FAIL,
-        evidence=(told(torch, "nccl_available", "torch has no NCCL"), torch_version(torch)),
-        fixes=(gloo,)
-        if elsewhere
-        else (
-            _build_for_other_hosts(target_python)
-            if torch.cpu_only and nvidia_hardware(pci, gpus, driver) is None
-            else install_torch(target_python, driver, gpus, pci, machine, packages),
-            gloo,
-        ),
     )
 
 
@@ -360,9 +333,35 @@ def torch_distributed_missing(
     requires(torch.installed, "torch is not installed")
     if known(torch.distributed_available):
         return
-    yield Finding(
-        summary=f"torch {torch.version} was built without torch.distributed: no DDP, no torchrun",
+    yield Finding.of(
+        f"torch {torch.version} was built without torch.distributed: no DDP, no torchrun",
+        told(torch, "distributed_available", "torch has no torch.distributed"),
+        torch_version(torch),
+        install_torch(target_python, driver, gpus, pci, machine, packages),
         severity=FAIL if plan.nproc > 1 else WARN,
-        evidence=(told(torch, "distributed_available", "torch has no torch.distributed"), torch_version(torch)),
-        fixes=(install_torch(target_python, driver, gpus, pci, machine, packages),),
+    )
+
+
+@log_check("torch-version-bug", severity=FAIL)
+def torch_version_bug(log: Log, seen: Sequence[SignMatch]) -> Finding:
+    """This release of torch has a known bug that stops the run.
+
+    ## What breaks
+    `init_process_group("gloo")` ends with "makeDeviceForHostname(): unsupported gloo device" on every rank, whatever the
+    settings.
+
+    ## Why
+    Some builds of torch were made without a transport for gloo: Windows wheels of single releases (2.8 among them), and builds
+    that somebody made without libuv.
+
+    ## Fix
+    Install another release: the next one, or the last one that worked. Settings of gloo or of the network change nothing.
+    """
+    return Finding.of(
+        f"gloo can't open any device in this build of torch: {word(seen, 'function')}(): unsupported gloo device",
+        Fix(
+            "See which release it is, and where it came from",
+            ('python -c "import torch; print(torch.__version__, torch.__file__)"',),
+        ),
+        Fix("Install another release of torch", ("pip install --force-reinstall torch",)),
     )

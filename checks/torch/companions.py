@@ -10,8 +10,7 @@ from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix, Severity
 from ddpdoctor.base.text import dotted, listed
 from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.packages import Package, Packages
-from ddpdoctor.facts.target_python import TargetPython
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import TargetPython, Torch
 from ddpdoctor.knowledge.cuda_stack import requirement_in
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.python_commands import pip_install
@@ -26,8 +25,8 @@ def torch_torchvision_mismatch(torch: Torch, packages: Packages, target_python: 
     "operator torchvision::nms does not exist", or an undefined symbol when torchaudio is imported.
 
     ## Why
-    Each release of torchvision is compiled against one release of torch. `pip install torch` moves the one and leaves the
-    other; two indexes give one with CUDA and the other without.
+    Each release of torchvision is compiled against one release of torch. `pip install torch` changes the one and leaves the
+    other; two indexes may give one with CUDA and the other without.
 
     ## Fix
     Install both in one command from one index, and let pip choose the pair.
@@ -38,25 +37,24 @@ def torch_torchvision_mismatch(torch: Torch, packages: Packages, target_python: 
     version = release(torch.version)
     if version is None:
         leave_untested(
-            f"torch's version {torch.version} is no usual one" if torch.version else "torch doesn't tell its version"
+            f"torch's version {torch.version} is unusual" if torch.version else "torch's version isn't known"
         )
     for companion in companions:
         judged = _not_its_torch(companion, version) or _not_its_cuda(companion, torch)
         if judged:
             severity, reason = judged
-            base = version.base_version if not version.is_devrelease else str(version.public)
+            base = str(version.public) if version.is_devrelease else version.base_version
             named = f"{companion.name} {companion.version}"
-            requires_what = listed(companion.requires) or "no certain torch"
-            wanted = (f"torch=={base}", companion.name, *index_options(torch.version or ""))
-            install = pip_install(target_python, "--force-reinstall", *wanted)
-            yield Finding(
-                summary=f"{named} doesn't go with torch {torch.version}: {reason}",
-                severity=severity,
-                evidence=(
-                    torch_version(torch),
-                    told(packages, "installed", f"{named}, which requires {requires_what}"),
+            wanted = ("--force-reinstall", f"torch=={base}", companion.name, *index_options(torch.version or ""))
+            install = pip_install(target_python, *wanted)
+            yield Finding.of(
+                f"{named} doesn't fit torch {torch.version}: {reason}",
+                torch_version(torch),
+                told(
+                    packages, "installed", f"{named}, which requires {listed(companion.requires) or 'no certain torch'}"
                 ),
-                fixes=(Fix(f"Let pip find the {companion.name} that belongs to this torch", (install,)),),
+                Fix(f"Let pip find the {companion.name} that belongs to this torch", (install,)),
+                severity=severity,
             )
 
 
@@ -66,8 +64,7 @@ def _not_its_torch(companion: Package, torch: Version) -> tuple[Severity, str] |
         if required != "torch" or requirement is None or requirement.specifier.contains(torch, prereleases=True):
             continue
         # Nightlies of neighbouring days, and source builds, often work together: not certain to fail.
-        certain = not torch.is_prerelease
-        return (FAIL if certain else WARN), f"it requires torch{requirement.specifier}"
+        return (WARN if torch.is_prerelease else FAIL), f"it requires torch{requirement.specifier}"
     return None
 
 

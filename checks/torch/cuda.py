@@ -12,18 +12,20 @@ from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.checks.driver.userspace import SHUT
 from ddpdoctor.checks.shared_fixes import runtime_of
 from ddpdoctor.engine.registry import check, leave_untested, requires
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.driver import Driver
-from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, Gpus
-from ddpdoctor.facts.libraries import Libraries
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.pci import Pci
-from ddpdoctor.facts.target_python import TargetPython
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import (
+    Container,
+    Driver,
+    Environment,
+    Libraries,
+    Machine,
+    Packages,
+    Pci,
+    TargetPython,
+    Torch,
+)
 from ddpdoctor.facts.visible import needs_certain_order, visible_gpus
-from ddpdoctor.knowledge.cuda_stack import needs_cuda_build
+from ddpdoctor.knowledge.cuda_stack import library_path, needs_cuda_build
 from ddpdoctor.knowledge.evidence import cuda_start, libcuda, told, torch_cuda
 from ddpdoctor.knowledge.installing import capabilities, driver_cuda, jetson_fix, replacing
 from ddpdoctor.knowledge.nvidia import (
@@ -64,7 +66,7 @@ def driver_too_old(
 
     ## Fix
     Without root: install the torch for the older CUDA. With root: update the driver. On data-centre GPUs the package
-    cuda-compat also helps.
+    cuda-compat helps, too.
     """
     cuda = needs_cuda_build(torch)
     requires(driver.version is not None or driver.libcuda_path is not None, NO_DRIVER)
@@ -76,21 +78,17 @@ def driver_too_old(
     exact = isinstance(driver.cuda_version, tuple)
     newest = dotted(served) if exact else f"{served[0]}.x"
     says = f"serves CUDA {newest} at most" if served[0] else "is older than any that torch still supports"
-    evidence = [torch_cuda(torch)]
-    if exact:
-        evidence.append(told(driver, "cuda_version", f"newest CUDA that the driver serves: {newest}"))
-    if driver.version:
-        evidence.append(Evidence(f"driver {driver.version}", "the driver's kernel module and libraries"))
-    wanted = "" if machine.wsl else f" ({DRIVER_FLOOR.get(numbers(cuda)[0], 'a newer one')} or later)"
     where = " on the host, outside of the container" if runtime_of(container) else ""
+    where += f" ({DRIVER_FLOOR.get(numbers(cuda)[0], 'a newer one')} or later)"
     where = " in Windows, not inside WSL" if machine.wsl else where
-    update = (
-        f"Or ask the administrator for a driver for CUDA {numbers(cuda)[0]}{where}{wanted}, and send what this prints"
-    )
-    yield Finding(
-        summary=f"torch is built for CUDA {cuda}, and driver {driver.version or ''} {says}".replace("  ", " "),
-        evidence=tuple(evidence),
-        fixes=(*_for_older_driver(torch, target_python, served, gpus, packages), Fix(update, ("nvidia-smi",))),
+    update = f"Or ask the administrator for a driver for CUDA {numbers(cuda)[0]}{where}, and send what this prints"
+    yield Finding.of(
+        f"torch is built for CUDA {cuda}, and driver {driver.version or ''} {says}".replace("  ", " "),
+        torch_cuda(torch),
+        told(driver, "cuda_version", f"newest CUDA that the driver serves: {newest}") if exact else None,
+        Evidence(f"driver {driver.version}", "the driver's kernel module and libraries") if driver.version else None,
+        _for_older_driver(torch, target_python, served, gpus, packages),
+        Fix(update, ("nvidia-smi",)),
     )
 
 
@@ -111,7 +109,7 @@ def _for_older_driver(
 
 @check("cuda-compat-unsupported", severity=FAIL)
 def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[Libraries]) -> Iterator[Finding]:
-    """A forward-compatibility libcuda is loaded that doesn't go with this GPU or driver.
+    """A forward-compatibility libcuda is loaded that doesn't fit this GPU or driver.
 
     ## What breaks
     `torch.cuda.is_available()` is False with "Error 804: forward compatibility was attempted on non supported HW", or 803.
@@ -133,35 +131,33 @@ def cuda_compat_unsupported(driver: Driver, gpus: Maybe[Gpus], libraries: Maybe[
     names = [] if isinstance(gpus, Unknown) else [device.name for device in gpus.devices]
     consumer = next((name for name in names if re.search(r"GeForce|TITAN", name)), None)
     behind = bool(kernel and library and numbers(library) < numbers(kernel))
-    if code in (803, 804) or consumer or behind:
-        why = f"{consumer} is no data-centre GPU: forward compatibility doesn't work on it." if consumer else ""
-        if behind:
-            why = f"It belongs to driver {library}, which is older than the loaded driver {kernel}, so it isn't needed."
-        search = () if isinstance(libraries, Unknown) else libraries.search_path
-        kept = [folder for folder in search if not is_compat(f"{folder}/")]
-        unset = f"export LD_LIBRARY_PATH={shlex.quote(':'.join(kept))}" if kept else "unset LD_LIBRARY_PATH"
-        yield Finding(
-            summary=f"CUDA can't start (code {code}): it loads {'a forward-compatibility libcuda, ' * is_compat(path)}{path}",
-            cause=why,
-            evidence=(
-                libcuda(driver),
-                cuda_start(driver),
-                told(driver, "kernel_version", f"loaded driver: {kernel or 'of unknown version'}"),
-            ),
-            fixes=(
-                Fix("Take the compat folder out of LD_LIBRARY_PATH", (unset,))
-                if len(kept) < len(search)
-                else by_root(
-                    "Delete the file, found by the first command, that puts the compat folder on the loader's path",
-                    ("grep -rl compat /etc/ld.so.conf.d", "sudo ldconfig"),
-                )
-                if is_compat(path)
-                else Fix(
-                    "Find out where this libcuda comes from, and let the driver's own be found before it",
-                    ("ldconfig -p | grep libcuda.so", "echo $LD_LIBRARY_PATH"),
-                ),
-            ),
+    if code not in (803, 804) and not consumer and not behind:
+        return
+    why = f"{consumer} is no data-centre GPU: forward compatibility doesn't work on it." if consumer else ""
+    if behind:
+        why = f"It belongs to driver {library}, which is older than the loaded driver {kernel}, so it isn't needed."
+    search = () if isinstance(libraries, Unknown) else libraries.search_path
+    kept = [folder for folder in search if not is_compat(f"{folder}/")]
+    if len(kept) < len(search):
+        fix = Fix("Take the compat folder out of LD_LIBRARY_PATH", library_path(kept))
+    elif is_compat(path):
+        fix = by_root(
+            "Delete the file, found by the first command, that puts the compat folder on the loader's path",
+            ("grep -rl compat /etc/ld.so.conf.d", "sudo ldconfig"),
         )
+    else:
+        fix = Fix(
+            "Find out where this libcuda comes from, and make the loader find the driver's own before it",
+            ("ldconfig -p | grep libcuda.so", "echo $LD_LIBRARY_PATH"),
+        )
+    yield Finding.of(
+        f"CUDA can't start (code {code}): it loads {'a forward-compatibility libcuda, ' * is_compat(path)}{path}",
+        libcuda(driver),
+        cuda_start(driver),
+        told(driver, "kernel_version", f"loaded driver: {kernel or 'of unknown version'}"),
+        fix,
+        cause=why,
+    )
 
 
 @check("gpu-arch-unsupported", severity=FAIL)
@@ -185,9 +181,9 @@ def gpu_arch_unsupported(
 
     ## Fix
     Install the build that has it: cu126 for Maxwell, Pascal and Volta; cu128 or cu130 for Blackwell.
-    Where the traceback ends in an extension (flash-attn, fused kernels), it is that which lacks the code, and no other torch helps:
-    build it again on this GPU, or with `TORCH_CUDA_ARCH_LIST` naming it, and remove what `~/.cache/torch_extensions` or the script's
-    own `build` folder kept of the old one.
+    Where the traceback ends in an extension (flash-attn, fused kernels), the extension lacks the code, and no other torch helps:
+    build it again on this GPU, or with `TORCH_CUDA_ARCH_LIST` naming it, and remove the old build from `~/.cache/torch_extensions` or
+    the script's own `build` folder.
     """
     cuda = needs_cuda_build(torch)
     nvidia_gpus(gpus)
@@ -198,30 +194,27 @@ def gpu_arch_unsupported(
     requires(usable, "no GPU is visible to torch")
     served = driver_cuda(driver, machine)
     jit = served is None or served >= numbers(cuda)[:2]
-    unsupported: list[Gpu] = []
-    for gpu in usable:
-        if gpu not in unsupported and not runs_on(compute_capability(gpu), arch_list, tegra=machine.jetson, jit=jit):
-            unsupported.append(gpu)
+
+    def runs(gpu: Gpu, jit: bool) -> bool:
+        return runs_on(compute_capability(gpu), arch_list, tegra=machine.jetson, jit=jit)
+
+    unsupported = list(dict.fromkeys(gpu for gpu in usable if not runs(gpu, jit)))
     if not unsupported:
-        if served is None and not all(
-            runs_on(compute_capability(gpu), arch_list, tegra=machine.jetson, jit=False) for gpu in usable
-        ):
+        if served is None and not all(runs(gpu, jit=False) for gpu in usable):
             leave_untested("the driver doesn't tell which CUDA it serves")
         return
     supported = [gpu for gpu in usable if gpu not in unsupported]
     first, capability = unsupported[0], dotted(compute_capability(unsupported[0]))
     if supported:
         needs_certain_order(gpus, environment)
-    yield Finding(
-        summary=f"torch {torch.version} has no code for {called(unsupported)}: {first.name}, sm_{capability.replace('.', '')}",
-        severity=WARN if supported else FAIL,
-        evidence=(
-            told(torch, "arch_list", f"torch has code for {listed(arch_list, most=9)}"),
-            told(gpus, "devices", f"{first.name} has compute capability {capability}"),
-        ),
-        fixes=(jetson_fix(target_python, driver, packages),)
+    yield Finding.of(
+        f"torch {torch.version} has no code for {called(unsupported)}: {first.name}, sm_{capability.replace('.', '')}",
+        told(torch, "arch_list", f"torch has code for {listed(arch_list, most=9)}"),
+        told(gpus, "devices", f"{first.name} has compute capability {capability}"),
+        jetson_fix(target_python, driver, packages)
         if machine.jetson
-        else tuple(_for_these_gpus(target_python, served, usable, supported, packages)),
+        else _for_these_gpus(target_python, served, usable, supported, packages),
+        severity=WARN if supported else FAIL,
     )
 
 
@@ -237,14 +230,12 @@ def _for_these_gpus(
         command = pip_install(target_python, *replacing(packages), "--index-url", index_url(tag))
         yield Fix(f"Install the build that has code for it ({tag})", (command,))
     if supported:
-        yield Fix(
-            "Or leave that GPU out" if tag else "Leave that GPU out",
-            ("export CUDA_VISIBLE_DEVICES=" + shlex.quote(",".join(gpu.uuid for gpu in supported)),),
-        )
-    if not tag and not supported:
+        chosen = shlex.quote(",".join(gpu.uuid for gpu in supported))
+        yield Fix("Or leave that GPU out" if tag else "Leave that GPU out", (f"export CUDA_VISIBLE_DEVICES={chosen}",))
+    elif not tag:
         yield Fix(
             "Ask the administrator for a newer driver, or take an older torch: no current build has code for this GPU and "
-            "works with this driver; what the build that is here has code for:",
+            "works with this driver; this shows for which GPUs the installed build has code",
             (in_target_python(target_python, "-c", "import torch; print(torch.cuda.get_arch_list())"),),
         )
 
@@ -266,10 +257,10 @@ def cuda_unavailable(
     `torch.cuda.is_available()` is False, hangs or kills the process: training falls back to the processor or stops.
 
     ## Why
-    CUDA failed to start for a reason of its own; torch's message says more than `nvidia-smi` does.
+    CUDA itself failed to start; torch's message says more than `nvidia-smi` does.
 
     ## Fix
-    Read the message. Without one, start a fresh process: CUDA started once before a fork stays broken in the child.
+    Read the message. Without one, start a new process: where CUDA was used before a fork, it is broken in the child.
     """
     cuda = needs_cuda_build(torch)
     if torch.cuda_error.startswith(IN_TORCH):
@@ -289,9 +280,7 @@ def cuda_unavailable(
     else:
         requires(not _drivers_own_matter(driver, machine, container), "the driver itself doesn't work: see its checks")
     served = driver_cuda(driver, machine)
-    requires(
-        served is None or served[0] >= numbers(cuda)[0], "the driver is too old for this torch: see driver-too-old"
-    )
+    requires(not served or served[0] >= numbers(cuda)[0], "the driver is too old for this torch: see driver-too-old")
     others_can_tell = not isinstance(machine, Unknown) and not isinstance(container, Unknown)
     if isinstance(driver, Driver) and isinstance(driver.cuda_init, int) and others_can_tell:
         other = {
@@ -309,21 +298,16 @@ def cuda_unavailable(
         shown = told(gpus, "devices", f"the driver shows {count} x {gpus.answering[0].name}")
     else:
         count, who = len(on_bus), "the PCI bus"
-        shown = told(
-            known(pci), "devices", f"{plural(count, 'NVIDIA GPU')} on the PCI bus, the first at {on_bus[0].address}"
-        )
-    yield Finding(
-        summary=f"torch {torch.version} can't use the {plural(count, 'GPU')} that {who} shows: {message}",
-        evidence=(
-            told(torch, "cuda_available", "torch finds no GPU that it can use"),
-            told(torch, "cuda_error", f"torch's message: {message}"),
-            *(() if isinstance(driver, Unknown) else (cuda_start(driver),)),
-            shown,
-        ),
-        fixes=(
-            Fix("See the whole message", (in_target_python(target_python, "-c", "import torch; torch.cuda.init()"),)),
-            Fix("Look for settings that lead CUDA astray", ("env | grep -E 'CUDA|NVIDIA|LD_'",)),
-        ),
+        text = f"{plural(count, 'NVIDIA GPU')} on the PCI bus, the first at {on_bus[0].address}"
+        shown = told(known(pci), "devices", text)
+    yield Finding.of(
+        f"torch {torch.version} can't use the {plural(count, 'GPU')} that {who} shows: {message}",
+        told(torch, "cuda_available", "torch finds no GPU that it can use"),
+        told(torch, "cuda_error", f"torch's message: {message}"),
+        None if isinstance(driver, Unknown) else cuda_start(driver),
+        shown,
+        Fix("See the whole message", (in_target_python(target_python, "-c", "import torch; torch.cuda.init()"),)),
+        Fix("Look for settings that mislead CUDA", ("env | grep -E 'CUDA|NVIDIA|LD_'",)),
     )
 
 

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.text import listed
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.engine.log_traits import Particulars
-from ddpdoctor.engine.registry import LogTraits, check, requires
-from ddpdoctor.facts.driver import Driver
+from ddpdoctor.engine.registry import LogTraits, check, leave_untested, required, requires
 from ddpdoctor.facts.extensions import Extension, Extensions, SharedObject
-from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.log import Log, SignMatch
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.target_python import TargetPython
-from ddpdoctor.facts.toolchain import Nvcc, Toolchain
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import Driver, Gpus, Machine, Packages, TargetPython, Toolchain, Torch
+from ddpdoctor.facts.toolchain import Consumer, Nvcc
 from ddpdoctor.knowledge.building import (
+    gcc_fixes,
+    gcc_limit,
     home_of,
     minor_only,
     old_strings,
     readable,
     rejects,
+    too_new,
     toolkit_fixes,
     wheel_fix,
 )
@@ -47,7 +45,7 @@ def _missing_header(seen: Sequence[SignMatch], log: Log) -> Particulars:
     if not header or any(not match.words.get("header") for match in seen):
         return Particulars()
     return Particulars(
-        f"The compiler doesn't find {header}, a header of the CUDA toolkit: not all of that is installed"
+        f"The compiler doesn't find {header}, a header of the CUDA toolkit, which is only partly installed"
     )
 
 
@@ -61,25 +59,24 @@ def extension_abi_mismatch(extensions: Extensions, target_python: TargetPython, 
 
     ## Why
     torch promises extensions no stable C++ interface: what was compiled against one release looks for functions that
-    another no longer has; what was built for one major CUDA loads that one's runtime. Upgrading torch leaves them behind.
+    another no longer has; what was built for one major CUDA loads the runtime of that CUDA. Upgrading torch leaves extensions as
+    they were.
 
     ## Fix
     Install the companion wheel that was made for this torch, or build the extension again in this environment, with
     `--no-build-isolation` (so that it sees this torch) and `--no-cache-dir` (so that pip doesn't take the old wheel).
-    Of one that is compiled at its first use, remove the folder in `~/.cache/torch_extensions`, and see on one rank what
-    the compiler says. Where a library of torch's isn't found, `import torch` may only have to stand before it.
+    For an extension that is compiled at its first use, remove the folder in `~/.cache/torch_extensions`, and see on one rank what
+    the compiler says. Where a library of torch's isn't found, it may be enough to `import torch` before the extension.
     """
     requires(torch.installed, "torch is not installed")
     requires(extensions.packages, "no compiled extension of torch is installed")
     for package in extensions.packages:
         for library in package.objects:
-            if reason := mismatch(library, package.objects, target_python, torch):
-                summary, evidence = reason
-                yield Finding(
-                    summary=f"{package.package} {package.version}".strip()
-                    + f" {summary}"[: 150 - len(package.package)],
-                    evidence=(Evidence(evidence, library.path),),
-                    fixes=(reinstall(package, target_python, torch),),
+            if fault := mismatch(library, package.objects, target_python, torch):
+                yield Finding.of(
+                    f"{package.package} {package.version}".strip() + f" {fault[0]}"[: 150 - len(package.package)],
+                    Evidence(fault[1], library.path),
+                    reinstall(package, target_python, torch),
                 )
                 break
 
@@ -108,21 +105,15 @@ def mismatch(
     if library.error:
         return f"has a broken file, {name}: {library.error}", f"{name}: {library.error}"
     if (version := other_python(library, target_python)) and not _other_build(library, siblings, target_python):
-        return (
-            f"was built for Python {version}; this is {target_python.version}",
-            f"{name} is tagged {library.python_tag}",
-        )
+        fault = f"was built for Python {version}; this is {target_python.version}"
+        return fault, f"{name} is tagged {library.python_tag}"
     if library.missing:
-        return (
-            f"needs {listed(library.missing, 2)}, which torch {build} doesn't have",
-            f"{name} needs {listed(library.missing)}",
-        )
+        fault = f"needs {listed(library.missing, 2)}, which torch {build} doesn't have"
+        return fault, f"{name} needs {listed(library.missing)}"
     major = cudart_major(library)
     if major and torch.cuda and major != torch.cuda.partition(".")[0]:
-        return (
-            f"was built for CUDA {major}; torch {build} is for CUDA {torch.cuda}",
-            f"{name} needs libcudart.so.{major}",
-        )
+        fault = f"was built for CUDA {major}; torch {build} is for CUDA {torch.cuda}"
+        return fault, f"{name} needs libcudart.so.{major}"
     return unresolved(library, torch)
 
 
@@ -131,11 +122,10 @@ def unresolved(library: SharedObject, torch: Torch) -> tuple[str, str] | None:
     if not library.undefined:
         return None
     hint = "; it was built with the old C++ ABI" if old_strings(library.undefined) else ""
-    name = torch.version or "the installed one"
-    return (
-        f"needs {readable(library.undefined[0])}, which torch {name} doesn't have{hint}",
-        f"symbols that nothing defines: {listed(library.undefined, 3)}",
+    fault = (
+        f"needs {readable(library.undefined[0])}, which torch {torch.version or 'the installed one'} doesn't have{hint}"
     )
+    return fault, f"symbols that nothing defines: {listed(library.undefined, 3)}"
 
 
 def _other_build(library: SharedObject, siblings: tuple[SharedObject, ...], target_python: TargetPython) -> bool:
@@ -164,9 +154,8 @@ def reinstall(package: Extension, target_python: TargetPython, torch: Torch) -> 
     options = ("--force-reinstall", "--no-deps", "--no-build-isolation", "--no-cache-dir")
     version, _, local = package.version.partition("+")
     source = f", from PyPI's source (the wheel with +{local} came from elsewhere)" if local else ""
-    return Fix(
-        f"Build {name} again for this torch{source}", (pip_install(target_python, *options, f"{name}=={version}"),)
-    )
+    build = pip_install(target_python, *options, f"{name}=={version}")
+    return Fix(f"Build {name} again for this torch{source}", (build,))
 
 
 def compiling(toolchain: Toolchain, torch: Torch) -> str:
@@ -178,15 +167,14 @@ def compiling(toolchain: Toolchain, torch: Torch) -> str:
 
 def working_nvcc(toolchain: Toolchain) -> Nvcc:
     """The nvcc that torch would run, with a version."""
-    requires(toolchain.nvcc, "there is no nvcc: see cuda-home-missing")
-    assert toolchain.nvcc is not None
-    if not toolchain.nvcc.version:
-        known(Unknown(f"{toolchain.nvcc.path} --version: {toolchain.nvcc.error}"))
-    return toolchain.nvcc
+    nvcc = required(toolchain.nvcc, "there is no nvcc: see cuda-home-missing")
+    if not nvcc.version:
+        leave_untested(f"{nvcc.path} --version: {nvcc.error}")
+    return nvcc
 
 
-def why_compiling(toolchain: Toolchain) -> tuple[Evidence, ...]:
-    return tuple(told(toolchain, "compiles", consumer.reason) for consumer in toolchain.compiles)
+def why_compiling(toolchain: Toolchain, *consumers: Consumer) -> Iterator[Evidence]:
+    return (told(toolchain, "compiles", consumer.reason) for consumer in consumers or toolchain.compiles)
 
 
 @check("cuda-toolkit-mismatch", severity=FAIL)
@@ -206,8 +194,8 @@ def cuda_toolkit_mismatch(
     (13.0)"; DeepSpeed stops at the first use of an op, with CUDAMismatchException.
 
     ## Why
-    An extension shares one CUDA runtime with torch, so it has to be compiled for the same. How strictly depends on who
-    builds: torch's own tools refuse another major version, DeepSpeed some minor ones, Apex any difference.
+    An extension shares one CUDA runtime with torch, so it has to be compiled for the same. How strict that is depends on the
+    builder: torch's own tools refuse another major version, DeepSpeed some minor ones, Apex any difference.
 
     ## Fix
     Point `CUDA_HOME` to the toolkit of torch's version (`python -c "import torch; print(torch.version.cuda)"`), install
@@ -222,15 +210,13 @@ def cuda_toolkit_mismatch(
     ]
     if not refusals:
         return
-    wheel = wheel_fix(target_python, nvcc.version, torch, driver, gpus, machine, packages)
-    yield Finding(
-        summary=f"nvcc is of CUDA {nvcc.version}, but torch of CUDA {cuda}: {refusals[0][1]}",
-        evidence=(
-            nvcc_version(nvcc),
-            torch_cuda(torch),
-            *(told(toolchain, "compiles", consumer.reason) for consumer, _ in refusals),
-        ),
-        fixes=(*toolkit_fixes(toolchain, target_python, cuda), *((wheel,) if wheel else ())),
+    yield Finding.of(
+        f"nvcc is of CUDA {nvcc.version}, but torch of CUDA {cuda}: {refusals[0][1]}",
+        nvcc_version(nvcc),
+        torch_cuda(torch),
+        why_compiling(toolchain, *(consumer for consumer, _ in refusals)),
+        toolkit_fixes(toolchain, target_python, cuda),
+        wheel_fix(target_python, nvcc.version, torch, driver, gpus, machine, packages),
         # DeepSpeed compiles only those of its ops that a program uses; a build that is at hand stops at once.
         severity=WARN if all(consumer.name == "deepspeed" for consumer, _ in refusals) else FAIL,
     )
@@ -247,7 +233,7 @@ def cuda_home_missing(toolchain: Toolchain, torch: Torch, target_python: TargetP
     ## Why
     torch brings the CUDA runtime, not the compiler. Its build tools take `CUDA_HOME`, else `CUDA_PATH`, else the folder
     above an nvcc on PATH (which goes wrong where that nvcc is a script of the system's), else /usr/local/cuda, and don't
-    look what is in it. Container images called "runtime" have no nvcc, those called "devel" do. pip's packages of nvcc
+    check what is in it. Container images called "runtime" have no nvcc, those called "devel" do. pip's packages of nvcc
     lack the libcudart.so that the linker asks for.
 
     ## Fix
@@ -262,16 +248,108 @@ def cuda_home_missing(toolchain: Toolchain, torch: Torch, target_python: TargetP
     lacks = f"has an nvcc but lacks {nvcc.lacks}" if nvcc else "has no bin/nvcc"
     shown = home if not home or len(home) <= 40 else f"...{home[-37:]}"
     here = f"torch takes {shown} as CUDA_HOME, which {lacks}" if home else "there is no nvcc where torch looks"
-    fixes = toolkit_fixes(toolchain, target_python, cuda)
+    fixes = [*toolkit_fixes(toolchain, target_python, cuda)]
     other = next((nvcc for nvcc in toolchain.nvccs if nvcc.whole), None)
     if other and not any(nvcc.version == minor_only(cuda) for nvcc in toolchain.nvccs):
         text = f"Or try the nvcc that is here, of CUDA {other.version or 'an unknown version'} (torch wants {cuda})"
-        fixes = (*fixes, Fix(text, (f"export CUDA_HOME={shlex.quote(home_of(other))}",)))
-    yield Finding(
-        summary=f"CUDA code is compiled here, but {here}",
-        evidence=(
-            told(toolchain, "cuda_home", f"folder in which torch looks for nvcc: {home or 'none'}"),
-            *why_compiling(toolchain),
-        ),
-        fixes=fixes,
+        fixes.append(Fix(text, (f"export CUDA_HOME={quote(home_of(other))}",)))
+    yield Finding.of(
+        f"CUDA code is compiled here, but {here}",
+        told(toolchain, "cuda_home", f"folder in which torch looks for nvcc: {home or 'none'}"),
+        why_compiling(toolchain),
+        fixes,
     )
+
+
+def _newest_gcc(seen: Sequence[SignMatch], log: Log) -> Particulars:
+    """The newest gcc that nvcc takes, by its own header, or by torch, which names the first one that it doesn't."""
+    newest = word(seen, "newest_gcc")
+    if not newest and (below := word(seen, "gcc_below")):
+        major, _, minor = below.partition(".")
+        newest = major if int(minor) else str(int(major) - 1)
+    if not newest:
+        return Particulars()
+    compilers = f"export CC=gcc-{quote(newest)} CXX=g++-{quote(newest)}"
+    conda = f"conda install -c conda-forge gxx_linux-64={quote(newest)}"
+    return Particulars(
+        f"The C++ compiler is newer than nvcc takes, which is gcc {newest} at most",
+        (
+            Fix(
+                f"Install gcc {newest} or older beside it, set it as the compiler, and build in a new folder",
+                (compilers,),
+            ),
+            Fix("Without root, conda has it; activate the environment again, which sets CC and CXX", (conda,)),
+            Fix("Or take a newer CUDA toolkit, and torch's build for that"),
+        ),
+    )
+
+
+@check("ninja-missing", severity=WARN)
+def ninja_missing(toolchain: Toolchain, torch: Torch, target_python: TargetPython) -> Iterator[Finding]:
+    """Something compiles extensions here, but ninja can't be run.
+
+    ## What breaks
+    Extensions that are compiled at first use (DeepSpeed's ops) stop with "Ninja is required to load C++ extensions";
+    a setup.py falls back to compiling one file after the other.
+
+    ## Why
+    torch calls `ninja` by that name, so it has to be on PATH. Installed in a virtual environment that isn't activated,
+    as under srun or in an editor, it isn't.
+
+    ## Fix
+    `pip install ninja` in the training environment, and put its bin folder on PATH: `export PATH=/path/to/env/bin:$PATH`.
+    """
+    requires(torch.installed, "torch is not installed")
+    requires(toolchain.compiles, "nothing compiles CUDA code here")
+    if known(toolchain.ninja) is not None:
+        return
+    if toolchain.ninja_beside_python:
+        # Whoever names an interpreter may well activate its environment for the job.
+        named = target_python.chosen_by == "--python"
+        requires(not named, "the PATH of the job isn't known, since --python named the interpreter")
+        folder = target_python.python.rpartition("/")[0]
+        summary = "ninja is installed, but not on PATH"
+        fix = Fix("Put its folder on PATH", (f"export PATH={quote(folder)}:$PATH",))
+    else:
+        summary, fix = "There is no ninja on PATH", Fix("Install ninja", (pip_install(target_python, "ninja"),))
+    yield Finding.of(
+        f"{summary}; extensions can't be compiled at first use",
+        told(toolchain, "ninja", "no ninja on PATH"),
+        why_compiling(toolchain),
+        fix,
+    )
+
+
+@check("gcc-too-new", severity=WARN, log=LogTraits(particulars=_newest_gcc))
+def gcc_too_new(toolchain: Toolchain, torch: Torch, machine: Maybe[Machine]) -> Iterator[Finding]:
+    """The C++ compiler is newer than nvcc takes.
+
+    ## What breaks
+    The first .cu file stops with "#error -- unsupported GNU version! gcc versions later than 13 are not supported!".
+
+    ## Why
+    nvcc reads the compiler's own headers and knows only those that existed when it was made; each release has a
+    newest gcc (CUDA 11.8: 11, 12.2: 12, 12.6: 13, 12.8: 14, 13.0: 15). New distributions come with newer ones.
+
+    ## Fix
+    Install an older one beside it and name it: `export CC=gcc-13 CXX=g++-13`; conda:
+    `conda install -c conda-forge gxx_linux-64=13`. `-allow-unsupported-compiler` may compile, and may compile wrongly.
+    """
+    compiling(toolchain, torch)
+    nvcc = working_nvcc(toolchain)
+    limit = gcc_limit(nvcc)
+    if limit is None:
+        leave_untested(f"which gcc nvcc {nvcc.version} takes isn't known")
+    for compiler in (
+        None if toolchain.skips_compiler_check else known(toolchain.compiler),
+        None if toolchain.unsupported_allowed else known(toolchain.nvcc_compiler),
+    ):
+        if found := too_new(compiler, limit):
+            yield Finding.of(
+                f"{found.path} is gcc {found.version}, but nvcc {nvcc.version} takes none newer than gcc {limit}",
+                Evidence(f"{found.path} is gcc {found.version} (found by {found.found_by})", "-dumpfullversion"),
+                Evidence(f"{nvcc.path} is of CUDA {nvcc.version}", "nvcc --version"),
+                why_compiling(toolchain),
+                gcc_fixes(limit, machine),
+            )
+            return

@@ -12,9 +12,7 @@ from ddpdoctor.base.text import dotted, listed, plural
 from ddpdoctor.base.unknown import Unknown, known
 from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.libraries import Libraries, Library
-from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.target_python import TargetPython
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.snapshot import Packages, TargetPython, Torch
 from ddpdoctor.knowledge.cuda_stack import (
     PinnedRelease,
     bundled,
@@ -37,6 +35,8 @@ OF_CUDA = compile_lazily(
     r"lib(cublas|cublasLt|cudart|cufft|cufile|cupti|curand|cusolver|cusparse|cusparseLt|nvJitLink|nvrtc)\.so"
 )
 
+
+REMOVE_ALL = "Remove them all, and install what torch requires"
 
 OF_ITS_SYMBOLS = compile_lazily(r"_*(nvJitLink|nvrtc|cublas|cuda|cufft|cufile|cupti|curand|cusolver|cusparse)")
 """What their symbols begin with."""
@@ -82,7 +82,7 @@ def nccl_duplicate_pip(
 
     ## Why
     nvidia-nccl-cu11, -cu12 and -cu13 all unpack to `nvidia/nccl/lib/libnccl.so.2`. Another framework, or a second torch in
-    the same environment, brought the other one; the last that was installed wins.
+    the same environment, brought the other one; the file of the last that was installed stays.
 
     ## Fix
     Remove all of them and install the one that torch requires.
@@ -92,24 +92,20 @@ def nccl_duplicate_pip(
     if not groups:
         return
     wanted = pin_of("libnccl.so.2", packages, target_python)
+    keep = f"{wanted.package}{wanted.wanted}" if wanted else f"nvidia-nccl-cu{numbers(cuda)[0]}"
     own = bundled("libnccl.so.2", libraries)
-    there = own.version if own else ""
-    found = there or "of unknown version"
-    outdated = bool(wanted and wanted.exact and there and older(there, wanted.exact))
+    found = own.version if own else ""
+    outdated = bool(wanted and wanted.exact and found and older(found, wanted.exact))
     for group in groups:
-        names = [package.name for package in group]
-        keep = f"{wanted.package}{wanted.wanted}" if wanted else f"nvidia-nccl-cu{numbers(cuda)[0]}"
         both = listed(f"{package.name} {package.version}" for package in group)
-        anew = (uninstall(target_python, *names), pip_install(target_python, "--no-deps", keep))
-        yield Finding(
-            summary=f"{both} overwrite each other's libnccl.so.2",
+        remove = uninstall(target_python, *(package.name for package in group))
+        yield Finding.of(
+            f"{both} overwrite each other's libnccl.so.2",
+            told(packages, "installed", f"all are installed: {both}"),
+            told(libraries, "bundled", f"libnccl.so.2 is now {found or 'of unknown version'}, in {group[0].location}"),
+            Fix(REMOVE_ALL, (remove, pip_install(target_python, "--no-deps", keep))),
+            cause=f"torch requires {keep}; the file that is there now is {found or 'of unknown version'}.",
             severity=FAIL if outdated or (import_broken(torch) and _undefined(torch).startswith("nccl")) else WARN,
-            cause=f"torch requires {keep}; the file that is there now is {found}.",
-            evidence=(
-                told(packages, "installed", f"all are installed: {both}"),
-                told(libraries, "bundled", f"libnccl.so.2 is now {found}, in {group[0].location}"),
-            ),
-            fixes=(Fix("Remove them all, and install the one that torch requires", anew),),
         )
 
 
@@ -124,7 +120,7 @@ def nccl_lib_shadowed(
 
     ## Why
     LD_PRELOAD, and in many builds LD_LIBRARY_PATH, come before the path that is written into torch's libraries. An environment
-    module, a system package or conda holds another NCCL there. (A newer one is harmless and often meant.)
+    module, a system package or conda holds another NCCL there. (A newer one is harmless, and often there on purpose.)
 
     ## Fix
     Take the folder out of LD_LIBRARY_PATH for this job.
@@ -136,14 +132,15 @@ def nccl_lib_shadowed(
         missed = _undefined(torch).startswith("nccl")
         if not missed:
             known(libraries.loaded)  # what is offered isn't always taken: current wheels' RPATH goes first
-        if not missed and not (theirs and ours):
-            leave_untested(f"{taken.path} and {own.path} don't both tell their versions")
-        if not missed and not older(theirs, ours):
-            continue
-        yield Finding(
-            summary=f"torch gets NCCL {theirs or 'of another version'} from {_folder(taken)} in place of its own {ours}".strip(),
-            evidence=_both(libraries, taken, own, theirs, ours),
-            fixes=(_left_out(libraries, taken),),
+            if not (theirs and ours):
+                leave_untested(f"{taken.path} and {own.path} don't both tell their versions")
+            if not older(theirs, ours):
+                continue
+        yield Finding.of(
+            f"torch gets NCCL {theirs or 'of another version'} from {_folder(taken)} in place of its own {ours}".strip(),
+            _both(libraries, taken, own, theirs, ours),
+            _search_path(libraries),
+            _left_out(libraries, taken),
         )
 
 
@@ -151,30 +148,23 @@ def _left_out(libraries: Libraries, taken: Library) -> Fix:
     """The fix that keeps a foreign library away, where it is known how it came in."""
     if any(path.endswith(taken.path.rpartition("/")[2]) for path in libraries.preload):
         return Fix(f"Take {taken.soname} out of LD_PRELOAD for this job", ("unset LD_PRELOAD",))
-    if _folder(taken).rstrip("/") in [folder.rstrip("/") for folder in libraries.search_path]:
-        return Fix(
-            f"Take {_folder(taken)} out of LD_LIBRARY_PATH for this job", without_folder(libraries, _folder(taken))
-        )
-    return Fix(
+    return without_folder(libraries, _folder(taken)) or Fix(
         f"Find out why {taken.path} comes first, and remove it from there",
         ("echo $LD_LIBRARY_PATH", f"ldconfig -p | grep -F {shlex.quote(taken.soname)}"),
     )
 
 
 def _both(libraries: Libraries, taken: Library, own: Library, theirs: str, ours: str) -> tuple[Evidence, ...]:
-    field = "offered" if isinstance(libraries.loaded, Unknown) else "loaded"
-    verb = "would be loaded" if field == "offered" else "loaded"
-    evidence = (
+    field, verb = ("offered", "would be loaded") if isinstance(libraries.loaded, Unknown) else ("loaded", "loaded")
+    return (
         told(libraries, field, f"{verb}: {taken.path} ({theirs or 'version unknown'})"),
         told(libraries, "bundled", f"torch's own: {own.path} ({ours or 'version unknown'})"),
     )
-    return evidence + _search_path(libraries)
 
 
-def _search_path(libraries: Libraries) -> tuple[Evidence, ...]:
-    if not libraries.search_path:
-        return ()
-    return (told(libraries, "search_path", f"LD_LIBRARY_PATH={':'.join(libraries.search_path)}"),)
+def _search_path(libraries: Libraries) -> Evidence | None:
+    path = ":".join(libraries.search_path)
+    return told(libraries, "search_path", f"LD_LIBRARY_PATH={path}") if path else None
 
 
 @check("ld-library-path-shadow", severity=FAIL)
@@ -190,39 +180,36 @@ def ld_library_path_shadow(
     ## Why
     Wheels bring the CUDA libraries with them, which find each other by a path (RUNPATH) that LD_LIBRARY_PATH overrides. A line such as
     `export LD_LIBRARY_PATH=/usr/local/cuda/lib64` in `.bashrc`, or `module load cuda`, then wins.
-    Without such a folder it is a package that pip put over torch's own: `ddpdoctor check --select cuda-libs-mixed`.
+    Where there is no such folder, pip replaced one of torch's own packages: `ddpdoctor check --select cuda-libs-mixed`.
 
     ## Fix
     Take the toolkit's folder out of LD_LIBRARY_PATH; to compile, PATH and CUDA_HOME are enough.
     """
     needs_cuda_build(torch)
-    requires(
-        [library for library in libraries.bundled if OF_CUDA.match(library.soname)],
-        "torch brings no CUDA libraries of its own",
-    )
+    own_libraries = [library for library in libraries.bundled if OF_CUDA.match(library.soname)]
+    requires(own_libraries, "torch brings no CUDA libraries of its own")
     missed = OF_ITS_SYMBOLS.match(_undefined(torch))
-    culprits = []
-    untold = []
+    culprits, untold = [], []
     for taken, own in _in_front(OF_CUDA, libraries):
         theirs, ours = version_of(taken, packages, target_python), version_of(own, packages, target_python)
         if not (theirs and ours):
             untold.append(taken)
         elif not same_version(theirs, ours) and (older(theirs, ours) or missed):
             culprits.append((taken, own, theirs, ours))
+    if not culprits and untold:
+        leave_untested(f"{untold[0].path} doesn't tell its version")
     if not culprits:
-        if untold:
-            leave_untested(f"{untold[0].path} doesn't tell its version")
         return
     if not missed:
         known(libraries.loaded)  # what is offered isn't always taken: current wheels' RPATH goes first
     taken, own, theirs, ours = culprits[0]
     others = f" and {len(culprits) - 1} more come" if len(culprits) > 1 else " comes"
-    yield Finding(
-        summary=f"{taken.soname}{others} from {_folder(taken)}: {theirs} instead of torch's {ours}",
+    yield Finding.of(
+        f"{taken.soname}{others} from {_folder(taken)}: {theirs} instead of torch's {ours}",
+        (evidence for pair in culprits[:3] for evidence in _both(libraries, *pair)),
+        _search_path(libraries),
+        _left_out(libraries, taken),
         severity=FAIL if import_broken(torch) else WARN,
-        evidence=tuple(evidence for pair in culprits[:3] for evidence in _both(libraries, *pair)[:2])
-        + _search_path(libraries),
-        fixes=(_left_out(libraries, taken),),
     )
 
 
@@ -235,11 +222,11 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, target_python: TargetPytho
     day that one of them is used.
 
     ## Why
-    Another package was installed later and moved a library that torch pins, as triton and NCCL; or it brought the libraries of
+    Another package was installed later and changed the version of a library that torch pins, such as triton or NCCL; or it brought the libraries of
     another CUDA major, some of which unpack to the same folder (cuDNN, cuSPARSELt, NVSHMEM).
 
     ## Fix
-    Install the pinned versions again, or better: a fresh environment with torch first.
+    Install the pinned versions again, or better: make a new environment, and install torch into it first.
     """
     requires(torch.installed, "torch is not installed")
     if torch.impostor:
@@ -251,59 +238,43 @@ def cuda_libs_mixed(torch: Torch, packages: Packages, target_python: TargetPytho
     wrong = [pin for pin in required if not pin.fits and not _newer_and_served(pin) and pin.package not in several]
     severity = FAIL if import_broken(torch) else WARN
     if wrong:
-        is_where = listed(
-            f"{pin.package} {pin.installed} (not {pin.exact or pin.wanted.removeprefix('==')})" for pin in wrong[:2]
-        )
-        more = f" and {len(wrong) - 2} more" if len(wrong) > 2 else ""
-        yield Finding(
-            summary=f"{plural(len(wrong), 'package')} in {'a version' if len(wrong) == 1 else 'versions'} that torch doesn't want: {is_where}{more}",
+        named = [f"{pin.package} {pin.installed} (not {pin.exact or pin.wanted.removeprefix('==')})" for pin in wrong]
+        versions = "a version" if len(wrong) == 1 else "versions"
+        installed = [f"{pin.package} {pin.installed}; torch requires {pin.wanted}" for pin in wrong]
+        yield Finding.of(
+            f"{plural(len(wrong), 'package')} in {versions} that torch doesn't want: {listed(named, most=3)}",
+            (told(packages, "installed", text) for text in installed),
+            Fix("Install the versions that torch requires", _reinstalled(torch, target_python, wrong)),
             severity=severity,
-            evidence=tuple(
-                told(packages, "installed", f"{pin.package} {pin.installed}; torch requires {pin.wanted}")
-                for pin in wrong
-            ),
-            fixes=(Fix("Install the versions that torch requires", _reinstalled(torch, target_python, wrong)),),
         )
-    unread = any(
-        requirement.startswith("cuda-toolkit")
-        for package in packages.named("torch")[:1]
-        for requirement in package.requires
-    )
+    requirements = [text for package in packages.named("torch")[:1] for text in package.requires]
     for group in together(packages, r"nvidia-cudnn-cu\d+") + together(packages, r"nvidia-(cusparselt|nvshmem)-cu\d+"):
         kinds = {package.name.rpartition("-")[0] for package in group}
         if len(kinds) == len(group):
             continue
         needed = [pin for pin in required if pin.package.rpartition("-")[0] in kinds]
         both = listed(f"{package.name} {package.version}" for package in group)
-        yield Finding(
-            summary=f"{both} overwrite each other's files",
+        remove = uninstall(target_python, *(package.name for package in group))
+        yield Finding.of(
+            f"{both} overwrite each other's files",
+            told(packages, "installed", f"all are installed: {both}"),
+            Fix(REMOVE_ALL, (remove, reinstall(target_python, *needed))),
             severity=severity,
-            evidence=(told(packages, "installed", f"all are installed: {both}"),),
-            fixes=(
-                Fix(
-                    "Remove them all, and install what torch requires",
-                    (
-                        uninstall(target_python, *(package.name for package in group)),
-                        reinstall(target_python, *needed),
-                    ),
-                ),
-            ),
         )
-
+    unread = any(text.startswith("cuda-toolkit") for text in requirements)
     if unread and not any(package.requires for package in packages.named("cuda-toolkit")):
         leave_untested("what cuda-toolkit requires for torch was not read")
 
 
 def _reinstalled(torch: Torch, target_python: TargetPython, wrong: Sequence[PinnedRelease]) -> tuple[str, ...]:
     """Some packages lie only where torch's own build came from."""
-    elsewhere = tuple(pin for pin in wrong if pin.package.startswith(("pytorch-triton", "triton-")))
-    usual = tuple(pin for pin in wrong if pin not in elsewhere)
-    commands = [reinstall(target_python, *usual)] if usual else []
-    if elsewhere:
-        commands.append(
-            f"{reinstall(target_python, *elsewhere)} {shlex.join(index_options(torch.version or ''))}".rstrip()
-        )
-    return tuple(commands)
+    elsewhere = [pin for pin in wrong if pin.package.startswith(("pytorch-triton", "triton-"))]
+    usual = [pin for pin in wrong if pin not in elsewhere]
+    index = shlex.join(index_options(torch.version or ""))
+    return (
+        *([reinstall(target_python, *usual)] if usual else []),
+        *([f"{reinstall(target_python, *elsewhere)} {index}".rstrip()] if elsewhere else []),
+    )
 
 
 def _newer_and_served(pin: PinnedRelease) -> bool:
@@ -326,7 +297,7 @@ def cudnn_mismatch(
 
     ## Why
     torch wants the same major and at least the same minor, and cuDNN that all its libraries are of one release. A cuDNN from the
-    system or a module stands on LD_LIBRARY_PATH or where the loader looks anyway, or another package made pip replace the one that
+    system or a module is on LD_LIBRARY_PATH or where the loader looks anyway, or another package made pip replace the one that
     torch pins.
 
     ## Fix
@@ -340,45 +311,37 @@ def cudnn_mismatch(
     loaded, built = _cudnn_versions(torch, pin, foreign[0][0].version if foreign else "")
     if loaded[:1] == built[:1] and loaded[:2] >= built[:2]:
         return
-    path = (
-        foreign[0][0].path
-        if foreign
-        else next((library.path for library in libraries.bundled if "cudnn" in library.soname), "")
-    )
-    field = "bundled" if not foreign else "offered" if isinstance(libraries.loaded, Unknown) else "loaded"
+    path = next((library.path for library in libraries.bundled if "cudnn" in library.soname), "")
+    field = "bundled"
     if foreign:
-        fix = _left_out(libraries, foreign[0][0])
+        path, fix = foreign[0][0].path, _left_out(libraries, foreign[0][0])
+        field = "offered" if isinstance(libraries.loaded, Unknown) else "loaded"
     elif pin:
         fix = Fix("Install the cuDNN that torch requires", (reinstall(target_python, pin),))
     else:
         fix = Fix(
-            "Install this torch anew with all that it requires; this shows which cuDNN it finds now",
+            "Install this torch again, with all that it requires; this shows which cuDNN it finds now",
             (in_target_python(target_python, "-c", "import torch; print(torch.backends.cudnn.version())"),),
         )
-    yield Finding(
-        summary=f"torch was built against cuDNN {dotted(built)}, but gets {dotted(loaded)}",
-        evidence=(
-            told(libraries, field, f"cuDNN: {path}") if path else torch_version(torch),
-            told(torch, "cudnn_built", f"torch was built against cuDNN {dotted(built)}"),
-        ),
-        fixes=(fix,),
+    yield Finding.of(
+        f"torch was built against cuDNN {dotted(built)}, but gets {dotted(loaded)}",
+        told(libraries, field, f"cuDNN: {path}") if path else torch_version(torch),
+        told(torch, "cudnn_built", f"torch was built against cuDNN {dotted(built)}"),
+        fix,
     )
 
 
 def _cudnn_versions(torch: Torch, pin: PinnedRelease | None, foreign: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """cuDNN as loaded and as built: by torch, by what torch said when it refused, else by the files and packages.
 
-    Leaves the check untested where neither of them tells.
-
-    Args:
-        torch: whose cuDNN it is.
-        pin: torch's pin of the package that brings it.
-        foreign: version of a cuDNN that stands in front of torch's own, "" if there is none or it doesn't tell.
+    `foreign`: the version of a cuDNN in front of torch's own, "" if there is none or it doesn't tell. Where nothing tells them, the check
+    is left untested.
     """
-    if not isinstance(torch.cudnn_version, Unknown) and not isinstance(torch.cudnn_built, Unknown):
-        requires(torch.cudnn_version and torch.cudnn_built, "torch is built without cuDNN")
-        return torch.cudnn_version or (), torch.cudnn_built or ()
     reasons = [version.reason for version in (torch.cudnn_version, torch.cudnn_built) if isinstance(version, Unknown)]
+    if not reasons:
+        versions = known(torch.cudnn_version), known(torch.cudnn_built)
+        requires(all(versions), "torch is built without cuDNN")
+        return versions[0] or (), versions[1] or ()
     refused = re.search(r"compiled\s+against \(([\d, ]+)\) but found runtime version \(([\d, ]+)\)", " ".join(reasons))
     if refused:
         return numbers(refused[2].replace(", ", ".")), numbers(refused[1].replace(", ", "."))

@@ -9,26 +9,22 @@ from collections.abc import Iterator
 from ddpdoctor.base.findings import FAIL, WARN, Evidence, Finding, Fix
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed
-from ddpdoctor.base.unknown import Maybe, Unknown, known
+from ddpdoctor.base.unknown import Maybe, Unknown, known, known_or
 from ddpdoctor.checks.shared_fixes import distribution_of, install_package, is_debian, runtime_of
-from ddpdoctor.engine.registry import check, requires
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.extensions import Extensions
-from ddpdoctor.facts.libraries import Libraries
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.target_python import TargetPython
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.engine.registry import check, required, requires
+from ddpdoctor.facts.snapshot import Container, Extensions, Libraries, Machine, Packages, TargetPython, Torch
 from ddpdoctor.knowledge.cuda_stack import import_broken, pin_of, reinstall, without_folder
 from ddpdoctor.knowledge.evidence import told, torch_version
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.knowledge.python_commands import pip_install
+from ddpdoctor.knowledge.python_commands import conda_install, pip_install
 from ddpdoctor.knowledge.wheels import index_options, numbers
 
 FROM_PIP = compile_lazily(
     r"lib(c10|caffe2|torch|shm\b|gomp-|cu[a-z]|nccl|nv[A-Za-z]|magma|roc|rccl|MIOpen|hip|amdhip|aotriton|triton|kineto)"
 )
 """Libraries of torch's own wheels and of the packages that these require; others are the system's or conda's."""
+
+NOT_OPENED = compile_lazily(r"(?<![\w.+-])(lib[\w.+-]{1,200}\.so[.\d]{0,60}): cannot open shared object file")
 
 INTEL = {"libiomp5": "intel-openmp", "libmkl_": "mkl"}
 """How the libraries begin that Intel ships as packages of Python's."""
@@ -67,19 +63,17 @@ def cuda_lib_not_found(
     this torch doesn't bring. A torch from conda or from source also needs libraries of the system.
 
     ## Fix
-    Install the package that brings it, in the version that torch pins; where the traceback ends in an extension, install or
-    build that anew for torch's CUDA (`python -c "import torch; print(torch.version.cuda)"`). Don't link one version's file under another's name.
+    Install the package that provides it, in the version that torch pins; where the traceback ends in an extension, install or
+    build that again for torch's CUDA (`python -c "import torch; print(torch.version.cuda)"`). Don't link one version's file under another's name.
     """
     requires(torch.installed, "torch is not installed")
-    named = re.search(
-        r"(?<![\w.+-])(lib[\w.+-]{1,200}\.so[.\d]{0,60}): cannot open shared object file", torch.import_error
-    )
     if torch.import_state == "ok":
         return
+    named = NOT_OPENED.search(torch.import_error)
     missing = [named[1]] if named else []
-    if named and re.match(r"lib(cuda|nvidia-ml)\.so", named[1]):
-        see = "container-no-gpu" if runtime_of(container) else "no-nvidia-driver"
-        requires(False, f"{named[1]} is the driver's: see {see}")
+    see = "container-no-gpu" if runtime_of(container) else "no-nvidia-driver"
+    for soname in missing:
+        requires(not re.match(r"lib(cuda|nvidia-ml)\.so", soname), f"{soname} is the driver's: see {see}")
     if not named or not isinstance(libraries.missing, Unknown):
         # The import stops at the first; the files tell what else would be missed.
         others = [soname for soname in known(libraries.missing) if not re.match(r"lib(cuda|nvidia-.*)\.so", soname)]
@@ -90,33 +84,31 @@ def cuda_lib_not_found(
     fixes = [_bring(from_pip, torch, packages, target_python)] if from_pip else []
     fixes += [_other(soname, target_python, machine) for soname in missing if soname not in from_pip]
     last_line = (torch.import_error.strip().splitlines() or [""])[-1]
-    evidence = told(libraries, "missing", f"needed, and not found: {listed(missing)}")
-    if named:
-        evidence = told(torch, "import_error", f"import torch: {last_line}")
-    yield Finding(
-        summary=f"torch needs {listed(missing, most=3)}, which {'is' if len(missing) == 1 else 'are'} not found here",
+    yield Finding.of(
+        f"torch needs {listed(missing, most=3)}, which {'is' if len(missing) == 1 else 'are'} not found here",
+        told(torch, "import_error", f"import torch: {last_line}")
+        if named
+        else told(libraries, "missing", f"needed, and not found: {listed(missing)}"),
+        torch_version(torch),
+        fixes,
         severity=FAIL if named or import_broken(torch) else WARN,
-        evidence=(evidence, torch_version(torch)),
-        fixes=tuple(fixes),
     )
 
 
 def _other(soname: str, target_python: TargetPython, machine: Maybe[Machine]) -> Fix:
     """The fix that brings a library that isn't torch's."""
-    distribution = distribution_of(machine)
     debian, fedora, conda = OF_THE_SYSTEM.get(soname, ("", "", ""))
     intel = next((package for begin, package in INTEL.items() if soname.startswith(begin)), "")
-    if (conda or intel) and target_python.environment_kind == "conda":
-        install = f"conda install -p {shlex.quote(target_python.prefix)} -c conda-forge {conda or intel}"
-        return Fix(f"Install the package that brings {soname}", (install,))
-    if intel:
-        return Fix(f"Install the package that brings {soname}", (pip_install(target_python, intel),))
+    in_conda = target_python.environment_kind == "conda" and bool(conda or intel)
+    if in_conda or intel:
+        install = conda_install(target_python, conda or intel) if in_conda else pip_install(target_python, intel)
+        return Fix(f"Install the package that provides {soname}", (install,))
     apt = is_debian(machine)
-    if debian and (apt or distribution in ("rhel", "rocky", "almalinux", "centos", "fedora")):
+    if debian and (apt or distribution_of(machine) in ("rhel", "rocky", "almalinux", "centos", "fedora")):
         install = install_package(machine, debian, fedora)
-        return by_root(f"Install the system's package that brings {soname}", (install,))
+        return by_root(f"Install the system's package that provides {soname}", (install,))
     search = f"apt-file search {shlex.quote(soname)}" if apt else f"dnf provides {shlex.quote(f'*/{soname}')}"
-    return Fix(f"Find out which of the system's packages brings {soname}, and have it installed", (search,))
+    return Fix(f"Find out which of the system's packages provides {soname}, and have it installed", (search,))
 
 
 def _bring(missing: list[str], torch: Torch, packages: Packages, target_python: TargetPython) -> Fix:
@@ -125,12 +117,11 @@ def _bring(missing: list[str], torch: Torch, packages: Packages, target_python: 
     version = packages.version("torch") or torch.version or ""
     named = (f"torch=={version}" if version else "torch", *index_options(version))
     if any(pin.installed is None for pin in wanted.values()):
-        text = "Let pip install the packages that torch requires and that are missing"
-        return Fix(text, (pip_install(target_python, *named),))
+        return Fix("Let pip install the missing packages that torch requires", (pip_install(target_python, *named),))
     if wanted:
-        return Fix("Install the packages that bring them again", (reinstall(target_python, *wanted.values()),))
+        return Fix("Install the packages that provide them again", (reinstall(target_python, *wanted.values()),))
     again = pip_install(target_python, "--force-reinstall", *named)
-    return Fix("Install torch anew with all that it requires", (again,))
+    return Fix("Install torch again, with all that it requires", (again,))
 
 
 @check("glibcxx-too-old", severity=FAIL)
@@ -151,7 +142,6 @@ def glibcxx_too_old(
     put the newer library first.
     """
     requires(torch.installed, "torch is not installed")
-    provided = libraries.glibcxx_provided
     said = re.search(
         r"version [`'](GLIBCXX|CXXABI)_([\d.]+)' not found(?: \(required by ([^)]+)\))?",
         torch.import_error + "\n" + torch.import_traceback,
@@ -160,15 +150,13 @@ def glibcxx_too_old(
         seen = told(torch, "import_error", f"import torch: {said[0]}")
         yield _too_old(f"{said[1]}_{said[2]}", said[3] or "torch", libraries, target_python, seen)
         return
-    have = known(provided)
-    requires(have is not None, "the interpreter gets no libstdc++.so.6")
+    have = required(known(libraries.glibcxx_provided), "the interpreter gets no libstdc++.so.6")
     extensions = known(extensions)
-    apex = () if isinstance(extensions.apex, Unknown) else extensions.apex
-    compiled = [package.objects for package in extensions.packages] + [apex_build.objects for apex_build in apex]
-    for objects in compiled:
+    compiled = [package.objects for package in extensions.packages]
+    for objects in (*compiled, *(apex.objects for apex in known_or(extensions.apex, ()))):
         for library in objects:
             needed = library.glibcxx.removeprefix("GLIBCXX_")
-            if needed and numbers(needed) > numbers((have or "").removeprefix("GLIBCXX_")):
+            if needed and numbers(needed) > numbers(have.removeprefix("GLIBCXX_")):
                 seen = Evidence(f"{library.module} needs GLIBCXX_{needed}", library.path)
                 yield _too_old(f"GLIBCXX_{needed}", library.module, libraries, target_python, seen)
                 break
@@ -179,27 +167,19 @@ def _too_old(needed: str, by: str, libraries: Libraries, target_python: TargetPy
     known_version = isinstance(libraries.glibcxx_provided, str)
     have = str(libraries.glibcxx_provided).removeprefix("GLIBCXX_")
     path = libraries.glibcxx_path or "libstdc++.so.6"
-    folder = path.rpartition("/")[0]
-    if folder and folder in [folder.rstrip("/") for folder in libraries.search_path]:
-        fix = Fix(f"Take {folder} out of LD_LIBRARY_PATH for this job", without_folder(libraries, folder))
-    elif target_python.environment_kind == "conda":
-        fix = Fix(
-            "Install a newer libstdc++ with conda",
-            (f"conda install -p {shlex.quote(target_python.prefix)} -c conda-forge 'libstdcxx-ng>=13'",),
-        )
-    else:
+    fix = without_folder(libraries, path.rpartition("/")[0])
+    if not fix and target_python.environment_kind == "conda":
+        fix = Fix("Install a newer libstdc++ with conda", (conda_install(target_python, "libstdcxx-ng>=13"),))
+    elif not fix:
         fix = Fix(
             "Take a newer base image or distribution, or rebuild what needs it with this system's compiler; this shows the "
             "newest version that is here",
             (f"grep -ao 'GLIBCXX_[0-9.]*' {shlex.quote(path)} | sort -Vu | tail -n 1",),
         )
-    return Finding(
-        summary=f"{by.rpartition('/')[2]} needs {needed}, but {path} is older"
-        + (f" (GLIBCXX_{have})" if known_version else ""),
-        evidence=(
-            seen,
-            *([told(libraries, "glibcxx_provided", f"newest that is there: GLIBCXX_{have}")] if known_version else []),
-            told(libraries, "glibcxx_path", f"libstdc++ in use: {path}"),
-        ),
-        fixes=(fix,),
+    return Finding.of(
+        f"{by.rpartition('/')[2]} needs {needed}, but {path} is older{f' (GLIBCXX_{have})' * known_version}",
+        seen,
+        told(libraries, "glibcxx_provided", f"newest that is there: GLIBCXX_{have}") if known_version else None,
+        told(libraries, "glibcxx_path", f"libstdc++ in use: {path}"),
+        fix,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
@@ -75,3 +76,18 @@ class Finding(msgspec.Struct, frozen=True):
     severity: Severity | None = None
     rank: int | None = None
     said: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        summary: str,
+        *parts: Evidence | Fix | Iterable[Evidence | Fix] | None,
+        cause: str = "",
+        severity: Severity | None = None,
+        rank: int | None = None,
+    ) -> Finding:
+        """A finding of its parts: evidence and fixes, each kind in the order in which it is given; None stands for none."""
+        given = [part for part in parts if part is not None]
+        flat = [part for several in given for part in ((several,) if isinstance(several, Evidence | Fix) else several)]
+        evidence = tuple(part for part in flat if isinstance(part, Evidence))
+        return cls(summary, cause, evidence, tuple(part for part in flat if isinstance(part, Fix)), severity, rank)

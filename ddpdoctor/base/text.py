@@ -18,6 +18,9 @@ UNSEEN: Final = (
 escape), what turns the direction of writing round or breaks lines, tags, what has no width, what means something to one program
 alone, and bytes that are no text."""
 
+MIB: Final = 1024**2
+GIB: Final = 1024**3
+
 LONGEST_QUOTE: Final = 160
 """Characters of a line that is quoted."""
 
@@ -134,6 +137,14 @@ def signal_name(number: int) -> str:
 def plural(count: int, noun: str, many: str = "") -> str:
     """ "1 GPU", "8 GPUs"."""
     return f"{count} {noun if count == 1 else many or noun + 's'}"
+
+
+def ago(seconds: float) -> str:
+    """7200.0 is " 2 hours ago", with a blank before it, 3.0 " just now"; "" where it isn't known (below 0)."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            return f" {plural(int(seconds // length), unit)} ago"
+    return " just now" if seconds >= 0 else ""
 
 
 def dotted(version: Sequence[int]) -> str:

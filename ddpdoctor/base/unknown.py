@@ -10,6 +10,7 @@ import msgspec
 from ddpdoctor.base.findings import Evidence
 
 T = TypeVar("T")
+Default = TypeVar("Default")
 
 
 class Unknown(msgspec.Struct, frozen=True, tag_field="type", tag="unknown"):
@@ -107,3 +108,8 @@ def known(value: Maybe[T]) -> T:
     if isinstance(value, Unknown):
         raise NotKnown(value.reason)
     return value
+
+
+def known_or(value: Maybe[T], default: Default) -> T | Default:
+    """The value of a fact, or what to go on with where it could not be learned: nothing may be called fine by it."""
+    return default if isinstance(value, Unknown) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from ddpdoctor.base.unknown import Facts, Maybe, Source
@@ -50,6 +51,11 @@ class Driver(Facts, frozen=True, kw_only=True):
     """"active", "inactive", "failed"; None: not installed."""
     fabric_manager_version: Annotated[Maybe[str | None], Source("nv-fabricmanager on disk")] = None
     persistence_daemon: Annotated[Maybe[bool], Source("/run/nvidia-persistenced")] = False
+
+    @property
+    def gpu_nodes(self) -> tuple[str, ...]:
+        """/dev/nvidia0, /dev/nvidia1 ..."""
+        return tuple(node for node in self.device_nodes if re.fullmatch(r"/dev/nvidia\d+", node))
 
     @property
     def version(self) -> str | None:

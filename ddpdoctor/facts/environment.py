@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpdoctor.base.unknown import Facts, Maybe, Source
+from ddpdoctor.base.unknown import Facts, Maybe, Source, Unknown
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -67,3 +67,8 @@ class Environment(Facts, frozen=True, kw_only=True):
         for setting in self.settings:
             winners.setdefault(setting.name, setting)
         return tuple(winners.values())
+
+
+def value_of(environment: Maybe[Environment], name: str) -> str:
+    """What a variable is set to; "" where it isn't set, or the environment isn't known."""
+    return "" if isinstance(environment, Unknown) else environment.get(name)

@@ -52,6 +52,11 @@ class PciDevice(msgspec.Struct, frozen=True, kw_only=True):
         return self.vendor == 0x1002 and (self.class_code >> 16 == 0x03 or self.class_code >> 8 == 0x1200)
 
     @property
+    def is_lent(self) -> bool:
+        """Whether it is set aside for virtual machines, so that this system can't use it."""
+        return self.driver in ("vfio-pci", "pci-stub")
+
+    @property
     def is_nvswitch(self) -> bool:
         return self.vendor == 0x10DE and self.class_code >> 8 == 0x0680
 

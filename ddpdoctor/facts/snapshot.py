@@ -5,35 +5,35 @@ from __future__ import annotations
 import msgspec
 
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.facts.accelerate import Accelerate
-from ddpdoctor.facts.cgroup import Cgroup
-from ddpdoctor.facts.checkpoints import Checkpoints
-from ddpdoctor.facts.container import Container
-from ddpdoctor.facts.disks import Disks
-from ddpdoctor.facts.driver import Driver
-from ddpdoctor.facts.environment import Environment
-from ddpdoctor.facts.extensions import Extensions
-from ddpdoctor.facts.firewall import Firewall
-from ddpdoctor.facts.fleet import Fleet
-from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.hang import Hang
-from ddpdoctor.facts.kernel_log import KernelLog
-from ddpdoctor.facts.libraries import Libraries
-from ddpdoctor.facts.limits import Limits
-from ddpdoctor.facts.log import Log
-from ddpdoctor.facts.machine import Machine
-from ddpdoctor.facts.meeting import Meeting
-from ddpdoctor.facts.nccl import Nccl
-from ddpdoctor.facts.network import Network
-from ddpdoctor.facts.packages import Packages
-from ddpdoctor.facts.pci import Pci
-from ddpdoctor.facts.processes import Processes
-from ddpdoctor.facts.rdma import Rdma
-from ddpdoctor.facts.shared_memory import SharedMemory
-from ddpdoctor.facts.smoke import Smoke
-from ddpdoctor.facts.target_python import TargetPython
-from ddpdoctor.facts.toolchain import Toolchain
-from ddpdoctor.facts.torch import Torch
+from ddpdoctor.facts.accelerate import Accelerate as Accelerate
+from ddpdoctor.facts.cgroup import Cgroup as Cgroup
+from ddpdoctor.facts.checkpoints import Checkpoints as Checkpoints
+from ddpdoctor.facts.container import Container as Container
+from ddpdoctor.facts.disks import Disks as Disks
+from ddpdoctor.facts.driver import Driver as Driver
+from ddpdoctor.facts.environment import Environment as Environment
+from ddpdoctor.facts.extensions import Extensions as Extensions
+from ddpdoctor.facts.firewall import Firewall as Firewall
+from ddpdoctor.facts.fleet import Fleet as Fleet
+from ddpdoctor.facts.gpus import Gpus as Gpus
+from ddpdoctor.facts.hang import Hang as Hang
+from ddpdoctor.facts.kernel_log import KernelLog as KernelLog
+from ddpdoctor.facts.libraries import Libraries as Libraries
+from ddpdoctor.facts.limits import Limits as Limits
+from ddpdoctor.facts.log import Log as Log
+from ddpdoctor.facts.machine import Machine as Machine
+from ddpdoctor.facts.meeting import Meeting as Meeting
+from ddpdoctor.facts.nccl import Nccl as Nccl
+from ddpdoctor.facts.network import Network as Network
+from ddpdoctor.facts.packages import Packages as Packages
+from ddpdoctor.facts.pci import Pci as Pci
+from ddpdoctor.facts.processes import Processes as Processes
+from ddpdoctor.facts.rdma import Rdma as Rdma
+from ddpdoctor.facts.shared_memory import SharedMemory as SharedMemory
+from ddpdoctor.facts.smoke import Smoke as Smoke
+from ddpdoctor.facts.target_python import TargetPython as TargetPython
+from ddpdoctor.facts.toolchain import Toolchain as Toolchain
+from ddpdoctor.facts.torch import Torch as Torch
 
 SCHEMA = 1
 """Raised when a field changes its meaning; a new field doesn't raise it."""

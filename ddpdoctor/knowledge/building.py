@@ -90,6 +90,13 @@ def too_new(compiler: Maybe[Compiler | None], limit: int) -> Compiler | None:
     return compiler if major.isdecimal() and int(major) > limit else None
 
 
+def limit_exceeded(toolchain: Toolchain, nvcc: Nvcc) -> int | None:
+    """The newest major gcc for this nvcc, where a compiler that would be used here is newer."""
+    limit = gcc_limit(nvcc)
+    compilers = (toolchain.compiler, toolchain.nvcc_compiler)
+    return limit if limit and any(too_new(compiler, limit) for compiler in compilers) else None
+
+
 def home_of(nvcc: Nvcc) -> str:
     """The CUDA_HOME that makes torch take this nvcc."""
     return nvcc.path.removesuffix("/bin/nvcc")

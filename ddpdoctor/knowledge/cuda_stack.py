@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ddpdoctor.base.findings import Fix
 from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.libraries import Libraries, Library
@@ -175,7 +176,14 @@ def reinstall(target_python: TargetPython, *wanted: PinnedRelease) -> str:
     )
 
 
-def without_folder(libraries: Libraries, folder: str) -> tuple[str, ...]:
-    """The command that takes a folder out of LD_LIBRARY_PATH."""
+def without_folder(libraries: Libraries, folder: str) -> Fix | None:
+    """The fix that takes a folder out of LD_LIBRARY_PATH; None where it isn't in it."""
     kept = [entry for entry in libraries.search_path if entry.rstrip("/") != folder.rstrip("/")]
+    if not folder or len(kept) == len(libraries.search_path):
+        return None
+    return Fix(f"Take {folder} out of LD_LIBRARY_PATH for this job", library_path(kept))
+
+
+def library_path(kept: Sequence[str]) -> tuple[str, ...]:
+    """The command that leaves these folders in LD_LIBRARY_PATH."""
     return (f"export LD_LIBRARY_PATH={shlex.quote(':'.join(kept))}" if kept else "unset LD_LIBRARY_PATH",)

@@ -84,7 +84,7 @@ def compute_capability(gpu: Gpu) -> tuple[int, int]:
 
 def own_gpus(pci: Pci) -> tuple[PciDevice, ...]:
     """The NVIDIA GPUs on the bus that this system itself may use: those lent to virtual machines don't count."""
-    return tuple(nvidia_gpu for nvidia_gpu in pci.nvidia_gpus if nvidia_gpu.driver not in ("vfio-pci", "pci-stub"))
+    return tuple(nvidia_gpu for nvidia_gpu in pci.nvidia_gpus if not nvidia_gpu.is_lent)
 
 
 def bus_gpus(pci: Pci, machine: Machine) -> tuple[PciDevice, ...]:
@@ -110,7 +110,7 @@ def shut_nodes(driver: Driver) -> list[str]:
     A batch system shuts the other jobs' GPUs: as long as one is open, that is as it should be.
     """
     shut = set(driver.unreadable_nodes)
-    numbered = {device_node for device_node in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", device_node)}
+    numbered = set(driver.gpu_nodes)
     needed = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/dxg", "/dev/nvmap"} & shut
     return sorted(needed | (numbered & shut)) if needed or (numbered and numbered <= shut) else []
 

@@ -15,3 +15,8 @@ def in_target_python(target_python: TargetPython, *arguments: str) -> str:
 def pip_install(target_python: TargetPython, *arguments: str) -> str:
     """The command that installs into the target Python, and nowhere else."""
     return in_target_python(target_python, "-m", "pip", "install", *arguments)
+
+
+def conda_install(target_python: TargetPython, package: str) -> str:
+    """The command that installs a package of conda-forge into the target Python's environment."""
+    return shlex.join(["conda", "install", "-p", target_python.prefix, "-c", "conda-forge", package])

@@ -78,7 +78,7 @@ def tag_cuda(tag: str) -> tuple[int, int] | None:
 
 def numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version: "12.8.90" is (12, 8, 90), "580.95.05" (580, 95, 5)."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
+    found = re.match(r"\d{1,9}(?:\.\d{1,9})*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 

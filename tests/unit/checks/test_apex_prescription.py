@@ -137,4 +137,4 @@ def test_no_torch_no_prescription() -> None:
 
 def test_a_gpu_under_a_torch_without_cuda() -> None:
     result = prescribed("h100x8-bare-metal", torch={"version": "2.13.0+cpu", "cuda": None})
-    assert "a torch with CUDA comes first" in result.findings[0].cause
+    assert "install a torch with CUDA first" in result.findings[0].cause

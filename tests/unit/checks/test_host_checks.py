@@ -107,7 +107,7 @@ def test_one_full_file_system_is_one_finding() -> None:
 def test_where_memory_is_too_small_fewer_ranks_come_before_a_larger_dev_shm() -> None:
     for name, fixes in (("more-ranks-than-memory", 2), ("as-large-as-memory", 1)):
         (found,) = sick("shm-too-small", name).findings
-        assert "this host has 23.5 GiB of it in all" in found.cause
+        assert "this host has 23.5 GiB in all" in found.cause
         assert found.fixes[0].text.startswith("Start fewer ranks on this host")
         assert len(found.fixes) == fixes
 
