@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 
-from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
+from ddpdoctor.base.findings import WARN, Finding, Fix
 from ddpdoctor.base.text import listed
-from ddpdoctor.engine.registry import check
+from ddpdoctor.checks.hang.hang_check import hang_check
 from ddpdoctor.facts.hang import Hang
-from ddpdoctor.hang.certainty import severity_of
-from ddpdoctor.hang.evidence import evidence_of, named, places_named, timeout_words, verb, waiting_words
+from ddpdoctor.hang.evidence import named, places_named, summary_of, timeout_words, verb
 from ddpdoctor.hang.fixes import KILLED_LINES, end_the_rest, full_stacks, lines_of, read_the_code
-from ddpdoctor.hang.verdict import verdict_for
+from ddpdoctor.hang.verdict import HangVerdict
 from ddpdoctor.knowledge.hang_causes import HangCause
 
 
-@check("rank-stopped", severity=FAIL, stands_for=(HangCause.STOPPED,))
-def rank_stopped(hang: Hang) -> Iterator[Finding]:
+@hang_check("rank-stopped", HangCause.STOPPED)
+def rank_stopped(found: HangVerdict, hang: Hang) -> Finding:
     """A rank of a running job is stopped.
 
     ## What breaks
@@ -32,18 +30,14 @@ def rank_stopped(hang: Hang) -> Iterator[Finding]:
     `kill -CONT PID`, or `fg` in the terminal; let a debugger go on or detach. After a long stop NCCL's watchdog may have
     given the job up already.
     """
-    found = verdict_for(hang, HangCause.STOPPED)
-    if found is None:
-        return
     traced = [culprit for culprit in found.culprits if culprit.rank.watched and culprit.rank.watched.last.state == "t"]
     stopped = [culprit for culprit in found.culprits if culprit not in traced]
     pids = " ".join(str(culprit.pid) for culprit in stopped)
     how = "held by a debugger" if traced and not stopped else "stopped"
     go_on = Fix(f"Let {'it' if len(stopped) == 1 else 'them'} go on", (f"kill -CONT {pids}",))
-    yield Finding(
-        summary=f"{named(found.culprits, hang)} {verb(found, 'is', 'are')} {how} at {places_named(found)}{waiting_words(found, hang)}",
+    return Finding(
+        summary=summary_of(found, hang, "is", "are", f"{how} at {places_named(found)}"),
         cause=f"{timeout_words(hang)} Stopped ranks can't be woken by the others." if found.waiting else "",
-        evidence=evidence_of(found, hang),
         fixes=(
             *((go_on,) if stopped else ()),
             *(
@@ -54,12 +48,11 @@ def rank_stopped(hang: Hang) -> Iterator[Finding]:
                 for culprit in traced[:3]
             ),
         ),
-        rank=found.culprits[0].number,
     )
 
 
-@check("peer-rank-crashed", severity=FAIL, stands_for=(HangCause.CRASHED,))
-def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
+@hang_check("peer-rank-crashed", HangCause.CRASHED)
+def peer_rank_crashed(found: HangVerdict, hang: Hang) -> Finding:
     """A rank is gone, and the others wait for it.
 
     ## What breaks
@@ -75,26 +68,21 @@ def peer_rank_crashed(hang: Hang) -> Iterator[Finding]:
     Read the log of the rank that is gone for its first error; the others only report what followed. Then end the rest, and
     start anew with torchrun, which ends all ranks when one fails.
     """
-    found = verdict_for(hang, HangCause.CRASHED)
-    if found is None:
-        return
     who = named(found.culprits, hang)
-    later = f"; the others will wait for {verb(found, 'it', 'them')} at their next collective"
+    later = "" if found.waiting else f"; the others will wait for {verb(found, 'it', 'them')} at their next collective"
     missed = Fix(
         f"If {who} had done all its work, nothing is wrong: see whether the others go on",
         (f"ddpdoctor jobs --hang {shlex.quote(hang.job)} --seconds 30",),
     )
     timeout = f" {timeout_words(hang)}" if found.waiting else ""
-    yield Finding(
-        summary=f"{who} {verb(found, 'is', 'are')} gone{waiting_words(found, hang) or later}",
+    return Finding(
+        summary=summary_of(found, hang, "is", "are", f"gone{later}"),
         cause=f"It has crashed, was killed, or has left the training before the others.{timeout}".strip(),
-        evidence=evidence_of(found, hang),
         fixes=(
             Fix(f"Find the first error of {who}: its log, and whether the kernel killed it", (KILLED_LINES,)),
             end_the_rest(found.culprits, hang) if found.waiting else missed,
         ),
         severity=None if found.waiting else WARN,
-        rank=found.culprits[0].number,
     )
 
 
@@ -110,8 +98,8 @@ KERNEL_HOLDERS = {
 """Who holds a rank, by a part of the kernel's function in which it is."""
 
 
-@check("rank-in-kernel", severity=FAIL, stands_for=(HangCause.KERNEL,))
-def rank_in_kernel(hang: Hang) -> Iterator[Finding]:
+@hang_check("rank-in-kernel", HangCause.KERNEL)
+def rank_in_kernel(found: HangVerdict, hang: Hang) -> Finding:
     """A rank is held by the kernel: a disk, a network file system or a driver doesn't answer.
 
     ## What breaks
@@ -124,16 +112,12 @@ def rank_in_kernel(hang: Hang) -> Iterator[Finding]:
     ## Fix
     Bring back what it waits for; the process goes on by itself then. A GPU or driver that is gone needs a reset or a reboot.
     """
-    found = verdict_for(hang, HangCause.KERNEL)
-    if found is None:
-        return
     waits_in = [culprit.rank.watched.last.waits_in for culprit in found.culprits if culprit.rank.watched]
     names = listed(dict.fromkeys(filter(None, waits_in)), most=3) or "the kernel"
     gpus = Fix("See what is wrong with the GPUs", ("ddpdoctor check --select gpu,driver",))
-    yield Finding(
-        summary=f"{named(found.culprits, hang)} {verb(found, 'is', 'are')} held by the kernel in {names}, at {places_named(found)}{waiting_words(found, hang)}",
+    return Finding(
+        summary=summary_of(found, hang, "is", "are", f"held by the kernel in {names}, at {places_named(found)}"),
         cause=next((who for part, who in KERNEL_HOLDERS.items() if part in names), ""),
-        evidence=evidence_of(found, hang),
         fixes=(
             Fix("See what the kernel says of it", ("sudo dmesg -T | tail -50",)),
             Fix(
@@ -142,13 +126,11 @@ def rank_in_kernel(hang: Hang) -> Iterator[Finding]:
             ),
             *((gpus,) if "nv" in names else ()),
         ),
-        severity=severity_of(found, hang),
-        rank=found.culprits[0].number,
     )
 
 
-@check("rank-waits-for-input", severity=FAIL, stands_for=(HangCause.INPUT,))
-def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
+@hang_check("rank-waits-for-input", HangCause.INPUT)
+def rank_waits_for_input(found: HangVerdict, hang: Hang) -> Finding:
     """A rank waits for somebody at a keyboard.
 
     ## What breaks
@@ -163,18 +145,11 @@ def rank_waits_for_input(hang: Hang) -> Iterator[Finding]:
     Take the breakpoint out, or answer questions by an option or environment variable. To debug one rank,
     `torch.distributed.breakpoint(rank=0)` holds the others in a barrier meanwhile.
     """
-    found = verdict_for(hang, HangCause.INPUT)
-    if found is None:
-        return
-    yield Finding(
-        summary=f"{named(found.culprits, hang)} {verb(found, 'waits', 'wait')} for input from a keyboard at {places_named(found)}{waiting_words(found, hang)}",
+    return Finding(
+        summary=summary_of(found, hang, "waits", "wait", f"for input from a keyboard at {places_named(found)}"),
         cause=timeout_words(hang) if found.waiting else "",
-        evidence=evidence_of(found, hang),
         fixes=(
-            *read_the_code(
-                (culprit.place.frame for culprit in found.culprits), f"Take out what asks at {lines_of(found.culprits)}"
-            ),
+            read_the_code(found.frames, f"Take out what asks at {lines_of(found.culprits)}"),
             *full_stacks(hang, found.culprits),
         ),
-        rank=found.culprits[0].number,
     )

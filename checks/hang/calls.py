@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
+from ddpdoctor.base.findings import INFO, WARN, Finding, Fix
 from ddpdoctor.base.text import listed, ranks_named
-from ddpdoctor.engine.registry import check
+from ddpdoctor.checks.hang.hang_check import hang_check
 from ddpdoctor.facts.hang import Hang
-from ddpdoctor.hang.certainty import severity_of
 from ddpdoctor.hang.evidence import (
     describe_lags,
-    evidence_of,
     group_lags,
     named,
     not_known,
     numbers_named,
     places_named,
+    summary_of,
     timeout_words,
     verb,
-    waiting_words,
     what_they_do,
 )
 from ddpdoctor.hang.fixes import (
@@ -32,16 +30,15 @@ from ddpdoctor.hang.fixes import (
     record_next_time,
     test_the_way,
 )
-from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause
+from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause, RecordedHang, RecordedSign
 from ddpdoctor.hang.rank_states import RankActivity
-from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign
-from ddpdoctor.hang.verdict import HangVerdict, verdict_for
+from ddpdoctor.hang.verdict import HangVerdict
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.torch_frames import FORWARD, PlaceKind, file_line
 
 
-@check("uneven-inputs", severity=FAIL, stands_for=(HangCause.UNEVEN,))
-def uneven_inputs(hang: Hang) -> Iterator[Finding]:
+@hang_check("uneven-inputs", HangCause.UNEVEN)
+def uneven_inputs(found: HangVerdict, hang: Hang) -> Finding:
     """Some ranks have left the training loop, while others wait for them in a step.
 
     ## What breaks
@@ -57,17 +54,13 @@ def uneven_inputs(hang: Hang) -> Iterator[Finding]:
     Give all ranks as many batches: DistributedSampler with drop_last=True, or the smallest length, agreed by all_reduce
     before the loop. Or `with model.join():` around the loop (torch's Join), which lets ranks that are done take part.
     """
-    found = verdict_for(hang, HangCause.UNEVEN)
-    if found is None:
-        return
     first = found.culprits[0]
     step = found.waiting[0].place.frame
-    yield Finding(
-        summary=f"{named(found.culprits, hang)} {verb(found, 'has', 'have')} left the loop for {places_named(found)}{waiting_words(found, hang)}",
+    return Finding(
+        summary=summary_of(found, hang, "has", "have", f"left the loop for {places_named(found)}"),
         cause=f"{_fewer(first.place.where, first.place.what)} {timeout_words(hang)}",
-        evidence=evidence_of(found, hang),
         fixes=(
-            *read_the_code(
+            read_the_code(
                 (step, first.place.frame),
                 f"Count the batches of each rank before the loop at {file_line(step) or 'its first line'}: they must be equal",
             ),
@@ -78,8 +71,6 @@ def uneven_inputs(hang: Hang) -> Iterator[Finding]:
                 "Or let ranks that are done take part in the steps of the others: with model.join(): around the loop (not with FSDP)"
             ),
         ),
-        severity=severity_of(found, hang),
-        rank=first.number,
     )
 
 
@@ -90,19 +81,15 @@ def _fewer(place: PlaceKind, what: str) -> str:
     return f"The ranks that left had fewer batches, call {what} alone within the loop, {raised}"
 
 
-def different_calls(hang: Hang) -> Iterator[Finding]:
+def different_calls(found: HangVerdict, hang: Hang) -> Finding:
     """The finding of collective-desync on a running job."""
-    found = verdict_for(hang, HangCause.DESYNC)
-    if found is None:
-        return
     record = found.record
-    yield Finding(
+    return Finding(
         summary=_recorded_calls(record, hang) if record else _who_stands_where(found, hang),
         cause=_how_they_differ(found, hang),
-        evidence=evidence_of(found, hang),
         fixes=(
             *_where_one_runs_the_model(found),
-            *read_the_code(
+            read_the_code(
                 (record.frame, record.last) if record else (place.frame for place, _ in found.places),
                 "Look at these lines: every rank must come to the same collective, so no `if rank == 0:` and no early `continue` around one",
             ),
@@ -113,9 +100,7 @@ def different_calls(hang: Hang) -> Iterator[Finding]:
             ),
             *record_next_time(hang),
         ),
-        severity=severity_of(found, hang),
-        rank=found.ranks[0],
-    )  # fmt: skip
+    )
 
 
 def _in_forward(found: HangVerdict) -> bool:
@@ -163,8 +148,8 @@ def _how_they_differ(found: HangVerdict, hang: Hang) -> str:
     return f"{alone}{groups}{timeout_words(hang)}".strip()
 
 
-@check("rank-fell-behind", severity=FAIL, stands_for=(HangCause.BEHIND,))
-def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
+@hang_check("rank-fell-behind", HangCause.BEHIND)
+def rank_fell_behind(found: HangVerdict, hang: Hang) -> Finding:
     """A rank has not called the collective in which the others wait, or has not done what they have finished.
 
     ## What breaks
@@ -181,24 +166,12 @@ def rank_fell_behind(hang: Hang) -> Iterator[Finding]:
     Look at what comes after its last call, which is named where it was recorded. On its host `ddpdoctor jobs --hang` shows where it stands now.
     gloo records no sends and receives: of several ranks that are named together there, stacks tell which.
     """
-    found = verdict_for(hang, HangCause.BEHIND)
-    if found is None or found.record is None:
-        return
-    record = found.record
-    yield Finding(
-        summary=_behind(record, hang),
-        cause=_why_behind(found, hang),
-        evidence=evidence_of(found, hang),
-        fixes=_after_the_last_call(found, hang),
-        severity=severity_of(found, hang),
-        rank=_first_known(record, hang),
+    assert found.record is not None
+    return Finding(
+        summary=_behind(found.record, hang),
+        cause=_why_behind(found, found.record, hang),
+        fixes=_after_the_last_call(found.record, hang),
     )
-
-
-def _first_known(record: RecordedHang, hang: Hang) -> int | None:
-    """Not one of which there is neither a process nor a record."""
-    known = {rank.rank for rank in hang.ranks} | {recorded.rank for recorded in hang.recorded}
-    return next((rank for rank in record.ranks if rank in known or not record.lags), None)
 
 
 def _behind(record: RecordedHang, hang: Hang) -> str:
@@ -225,34 +198,30 @@ def _in_general(cause: LagCause, lags: Sequence[Lag], hang: Hang) -> str:
     return f"no dump of {who}, for which others wait"
 
 
-def _why_behind(found: HangVerdict, hang: Hang) -> str:
+def _why_behind(found: HangVerdict, record: RecordedHang, hang: Hang) -> str:
     words = what_they_do(found.culprits, hang)
     now = f"{words[:1].upper()}{words[1:]} now. " if words else ""
     sends = (
         "gloo doesn't record sends and receives: some of these ranks may wait for another one of them in such a call. "
     )
-    return f"{now}{sends if found.record and found.record.unsure else ''}{not_known(found, hang)}".strip()
+    return f"{now}{sends if record.unsure else ''}{not_known(found, hang)}".strip()
 
 
-def _after_the_last_call(found: HangVerdict, hang: Hang) -> tuple[Fix, ...]:
-    record = found.record
-    frames = (record.last, record.frame) if record else ()
-    hosts = {recorded.host for recorded in hang.recorded if record and recorded.rank in record.ranks} - {""}
+def _after_the_last_call(record: RecordedHang, hang: Hang) -> tuple[Fix, ...]:
+    hosts = {recorded.host for recorded in hang.recorded if recorded.rank in record.ranks} - {""}
     there = f" on {listed(sorted(hosts), most=3)}" if hosts else ""
     # On another host the job has another name.
-    here = record is not None and all(hang.rank(rank) for rank in record.ranks)
-    command = look_again(hang) if here else "ddpdoctor jobs --hang"
-    causes = {lag.cause for lag in record.lags} if record else set()
+    here = all(hang.rank(rank) for rank in record.ranks)
+    causes = {lag.cause for lag in record.lags}
+    line = file_line(record.last) or "a line that was not recorded"
     return (
         *((LOOK_AT_ITS_GPU,) if LagCause.STUCK in causes else ()),
-        *((_gather_its_dump(record, hang),) if record and LagCause.SILENT in causes else ()),
-        *read_the_code(
-            frames,
-            f"See what comes after its last call at {file_line(record.last) or 'a line that was not recorded'}"
-            if record
-            else "",
+        *((_gather_its_dump(record, hang),) if LagCause.SILENT in causes else ()),
+        read_the_code((record.last, record.frame), f"See what comes after its last call at {line}"),
+        Fix(
+            f"While the job still runs, see where it stands{there}",
+            (look_again(hang) if here else "ddpdoctor jobs --hang",),
         ),
-        Fix(f"While the job still runs, see where it stands{there}", (command,)),
     )
 
 
@@ -268,8 +237,8 @@ def _gather_its_dump(record: RecordedHang, hang: Hang) -> Fix:
     return Fix(f"Gather the dump of {silent}, from its host. {why}", (KILLED_LINES,))
 
 
-@check("nccl-watchdog-timeout", severity=FAIL, stands_for=(HangCause.TIMED_OUT,))
-def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
+@hang_check("nccl-watchdog-timeout", HangCause.TIMED_OUT)
+def nccl_watchdog_timeout(found: HangVerdict, hang: Hang) -> Finding:
     """A collective of NCCL has waited until the group's timeout, and the watchdog wrote its dumps.
 
     ## What breaks
@@ -285,31 +254,20 @@ def nccl_watchdog_timeout(hang: Hang) -> Iterator[Finding]:
     Where a rank is named, look at its last call. Where all called the same, test the network and the GPUs. A longer timeout
     only helps where slowness is proven.
     """
-    found = verdict_for(hang, HangCause.TIMED_OUT)
-    if found is None or found.record is None:
-        return
     record = found.record
+    assert record is not None
     if record.sign is RecordedSign.BEHIND:
-        summary, fixes = (
-            f"timed out after {record.waited:.0f} s: {_behind(record, hang)}",
-            _after_the_last_call(found, hang),
-        )
+        summary = f"timed out after {record.waited:.0f} s: {_behind(record, hang)}"
+        fixes = _after_the_last_call(record, hang)
     else:
         line = f" ({file_line(record.frame)})" if record.frame else ""
         summary = f"{record.call} number {record.number}{line} timed out after {record.waited:.0f} s though {numbers_named(record.ranks, hang)} had called it"
         fixes = test_the_way(hang)
-    yield Finding(
-        summary=summary,
-        cause=f"NCCL's watchdog struck. {not_known(found, hang)}".strip(),
-        evidence=evidence_of(found, hang),
-        fixes=fixes,
-        severity=severity_of(found, hang),
-        rank=_first_known(record, hang) if record.sign is RecordedSign.BEHIND else None,
-    )
+    return Finding(summary, cause=f"NCCL's watchdog struck. {not_known(found, hang)}".strip(), fixes=fixes)
 
 
-@check("exit-hang", severity=FAIL, stands_for=(HangCause.EXIT,))
-def exit_hang(hang: Hang) -> Iterator[Finding]:
+@hang_check("exit-hang", HangCause.EXIT)
+def exit_hang(found: HangVerdict, hang: Hang) -> Finding:
     """The training is over, and the ranks don't end.
 
     ## What breaks
@@ -323,28 +281,22 @@ def exit_hang(hang: Hang) -> Iterator[Finding]:
     Call `dist.barrier()` and then `dist.destroy_process_group()` on all ranks as the last of the script, after deleting the
     model and loaders; end threads and pools before. Once results are saved, ending the processes loses nothing.
     """
-    found = verdict_for(hang, HangCause.EXIT)
-    if found is None:
-        return
-    yield Finding(
-        summary=f"{named(found.culprits, hang)} {verb(found, 'does', 'do')} not end, in {places_named(found)}",
+    return Finding(
+        summary=summary_of(found, hang, "does", "do", f"not end, in {places_named(found)}"),
         cause="The training itself is over.",
-        evidence=evidence_of(found, hang),
         fixes=(
-            *read_the_code(
-                (culprit.place.frame for culprit in found.culprits[:1]),
+            read_the_code(
+                found.frames[:1],
                 f"See what is still open at {lines_of(found.culprits) or 'the end'}: threads, pools, loaders, groups",
             ),
             *full_stacks(hang, found.culprits),
             *look_on_other_hosts(hang),
         ),
-        severity=severity_of(found, hang),
-        rank=found.culprits[0].number,
     )
 
 
-@check("collective-stalled", severity=WARN, stands_for=(HangCause.STALLED,))
-def collective_stalled(hang: Hang) -> Iterator[Finding]:
+@hang_check("collective-stalled", HangCause.STALLED, severity=WARN)
+def collective_stalled(found: HangVerdict, hang: Hang) -> Finding:
     """All ranks that can be seen wait, and nothing tells them apart.
 
     ## What breaks
@@ -358,23 +310,19 @@ def collective_stalled(hang: Hang) -> Iterator[Finding]:
     Look at the other hosts first (`ddpdoctor jobs --hang` there), then test the way between the ranks with `ddpdoctor smoke`
     and `ddpdoctor netcheck`. A flight recorder in the next run tells ranks apart where stacks don't.
     """
-    found = verdict_for(hang, HangCause.STALLED)
-    if found is None:
-        return
     sure = any(culprit.activity in (RankActivity.WAITS, RankActivity.ELSEWHERE) for culprit in found.culprits)
     recorded = found.record is not None
     again = Fix("Look again: if the numbers of steps in the log go up, it only computes", (look_again(hang),))
-    yield Finding(
+    return Finding(
         summary=_all_of_them(found, hang),
         cause=_why_nobody(found, hang, sure=sure or recorded),
-        evidence=evidence_of(found, hang),
         fixes=(
             *look_on_other_hosts(hang),
             *(() if sure else (again,)),
             *test_the_way(hang),
             *record_next_time(hang),
         ),
-        severity=None if sure or recorded else INFO,
+        severity=WARN if sure or recorded else INFO,
     )
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Finding, Fix
 from ddpdoctor.base.text import listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown
+from ddpdoctor.checks.hang.hang_check import findings_of, hang_check
 from ddpdoctor.engine.registry import check
-from ddpdoctor.facts.hang import Hang, Watched
+from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.facts.processes import Processes
-from ddpdoctor.hang.certainty import severity_of
-from ddpdoctor.hang.evidence import evidence_of, named, not_known, places_named, timeout_words, verb, waiting_words
+from ddpdoctor.hang.evidence import named, not_known, places_named, summary_of, timeout_words, verb, waiting_words
 from ddpdoctor.hang.fixes import full_stacks, lines_of, look_again, look_on_other_hosts, read_the_code
 from ddpdoctor.hang.rank_states import RankActivity, RankState, is_worker_idle
-from ddpdoctor.hang.verdict import verdict_for
+from ddpdoctor.hang.verdict import HangVerdict
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.torch_frames import PlaceKind, file_line, where, worker_place
 from ddpdoctor.processes.jobs import lone_setting
@@ -32,8 +32,8 @@ WAITS_IN = {
 """What a process waits for, by the beginning of the kernel's function."""
 
 
-@check("dataloader-stuck", severity=FAIL, stands_for=(HangCause.LOADER,))
-def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
+@hang_check("dataloader-stuck", HangCause.LOADER)
+def dataloader_stuck(found: HangVerdict, hang: Hang) -> Finding:
     """A rank waits for its DataLoader, which doesn't move.
 
     ## What breaks
@@ -48,23 +48,22 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
     Look at the line where the worker stands. `DataLoader(..., timeout=120)` turns the hang into an error that names it;
     `num_workers=0` tells data apart from workers; `multiprocessing_context="spawn"` avoids locks held across the fork.
     """
-    found = verdict_for(hang, HangCause.LOADER)
-    if found is None:
-        return
     first = found.culprits[0]
     stuck = [worker for culprit in found.culprits for worker in culprit.rank.workers if not is_worker_idle(worker)]
     # One with workers that are gone is in the DataLoader, too; without workers the data set runs in the rank.
     workers = any(culprit.place.where is PlaceKind.LOADER for culprit in found.culprits)
-    frames = [worker_place(worker.last).frame for worker in stuck] or [
-        culprit.place.frame for culprit in found.culprits
-    ]
-    yield Finding(
-        summary=(f"{named(found.culprits, hang)} {verb(found, 'waits', 'wait')} for data at"
-                      f" {lines_of(found.culprits) or 'a line that is not known'}{_workers(first, stuck)}{waiting_words(found, hang)}"),
+    frames = [worker_place(worker.last).frame for worker in stuck] or found.frames
+    return Finding(
+        summary=summary_of(
+            found,
+            hang,
+            "waits",
+            "wait",
+            f"for data at {lines_of(found.culprits) or 'a line that is not known'}{_workers(first, stuck)}",
+        ),
         cause=_why_no_data(first, stuck),
-        evidence=evidence_of(found, hang),
         fixes=(
-            *read_the_code(frames, f"Look at {_lines(frames)}: what does it wait for there?"),
+            read_the_code(frames, f"Look at {_lines(frames)}: what does it wait for there?"),
             Fix(
                 "Let the DataLoader give up, with an error that names the worker: DataLoader(..., timeout=120)"
                 if workers
@@ -72,12 +71,10 @@ def dataloader_stuck(hang: Hang) -> Iterator[Finding]:
             ),
             *full_stacks(hang, () if stuck else found.culprits, [worker.pid for worker in stuck]),
         ),
-        severity=severity_of(found, hang),
-        rank=first.number,
-    )  # fmt: skip
+    )
 
 
-def _lines(frames: list) -> str:  # type: ignore[type-arg]
+def _lines(frames: Sequence[Frame | None]) -> str:
     return listed(dict.fromkeys(filter(None, map(file_line, frames))), most=3) or "the data set's code"
 
 
@@ -109,8 +106,8 @@ def _why_no_data(stand: RankState, stuck: list[Watched]) -> str:
     return f"Worker {stopped[0].pid} is stopped: `kill -CONT {stopped[0].pid}` lets it go on." if stopped else ""
 
 
-@check("rank-in-lock", severity=FAIL, stands_for=(HangCause.LOCK,))
-def rank_in_lock(hang: Hang) -> Iterator[Finding]:
+@hang_check("rank-in-lock", HangCause.LOCK)
+def rank_in_lock(found: HangVerdict, hang: Hang) -> Finding:
     """A rank waits for a lock, a queue or another thread, and the others wait for it.
 
     ## What breaks
@@ -124,25 +121,18 @@ def rank_in_lock(hang: Hang) -> Iterator[Finding]:
     Look at the line where it stands. Start processes with "spawn" or before threads are started; `put` and `get` take a
     timeout.
     """
-    found = verdict_for(hang, HangCause.LOCK)
-    if found is None:
-        return
-    yield Finding(
-        summary=(f"{named(found.culprits, hang)} {verb(found, 'stands', 'stand')} in"
-                      f" {places_named(found)}{waiting_words(found, hang)}"),
+    return Finding(
+        summary=summary_of(found, hang, "stands", "stand", f"in {places_named(found)}"),
         cause=timeout_words(hang) if found.waiting else "",
-        evidence=evidence_of(found, hang),
         fixes=(
-            *read_the_code((culprit.place.frame for culprit in found.culprits), f"Look at {lines_of(found.culprits) or 'the stack'}: who is to let it go on?"),
+            read_the_code(found.frames, f"Look at {lines_of(found.culprits) or 'the stack'}: who is to let it go on?"),
             *full_stacks(hang, found.culprits),
         ),
-        severity=severity_of(found, hang),
-        rank=found.culprits[0].number,
-    )  # fmt: skip
+    )
 
 
-@check("slow-rank0-timeout", severity=WARN, stands_for=(HangCause.SLOW_0,))
-def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
+@hang_check("slow-rank0-timeout", HangCause.SLOW_0, severity=WARN)
+def slow_rank0_timeout(found: HangVerdict, hang: Hang) -> Finding:
     """Rank 0 does something long by itself, and the others wait until the timeout strikes.
 
     ## What breaks
@@ -157,17 +147,13 @@ def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
     Do it before init_process_group(), or on all ranks; save in the background or in shards; or give the group a longer
     timeout: `init_process_group(timeout=timedelta(hours=2))`.
     """
-    found = verdict_for(hang, HangCause.SLOW_0)
-    if found is None:
-        return
     place = found.culprits[0].place
     moves = "still moving" if found.moving else "no movement seen"
-    yield Finding(
-        summary=f"{named(found.culprits, hang)} is alone in {where(place)}, {moves}{waiting_words(found, hang)}",
+    return Finding(
+        summary=summary_of(found, hang, "is", "are", f"alone in {where(place)}, {moves}"),
         cause=f"Rank 0 is {place.where.value}. {timeout_words(hang)}",
-        evidence=evidence_of(found, hang),
         fixes=(
-            *read_the_code(
+            read_the_code(
                 [place.frame],
                 f"See what rank 0 does alone at {file_line(place.frame)}: do it before, on all ranks, or in parts",
             ),
@@ -176,13 +162,11 @@ def slow_rank0_timeout(hang: Hang) -> Iterator[Finding]:
             ),
             Fix("See whether it has gone on: its place and its processor time", (look_again(hang),)),
         ),
-        severity=severity_of(found, hang),
-        rank=0,
     )
 
 
-@check("rank-busy-outside-collectives", severity=FAIL, stands_for=(HangCause.BUSY,))
-def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
+@hang_check("rank-busy-outside-collectives", HangCause.BUSY)
+def rank_busy_outside_collectives(found: HangVerdict, hang: Hang) -> Finding:
     """A rank does something else while the others wait for it.
 
     ## What breaks
@@ -196,27 +180,18 @@ def rank_busy_outside_collectives(hang: Hang) -> Iterator[Finding]:
     ## Fix
     Look at the line that is named. What one rank does alone must be short, or be done before the training.
     """
-    found = verdict_for(hang, HangCause.BUSY)
-    if found is None:
-        return
     who = named(found.culprits, hang)
-    does = verb(found, "is busy", "are busy") if found.moving else verb(found, "stands", "stand")
+    does = ("is busy", "are busy") if found.moving else ("stands", "stand")
     moving = "It made progress between the two looks."
     still = "It was in the same place in both looks, and used no processor in between."
     waits_for = _what_it_waits_for(found.culprits[0])
-    yield Finding(
-        summary=f"{who} {does} in {places_named(found)}{waiting_words(found, hang)}",
+    return Finding(
+        summary=summary_of(found, hang, *does, f"in {places_named(found)}"),
         cause=" ".join(filter(None, (moving if found.moving else still, waits_for, timeout_words(hang)))),
-        evidence=evidence_of(found, hang),
         fixes=(
-            *read_the_code(
-                (culprit.place.frame for culprit in found.culprits),
-                f"See why {who} {verb(found, 'is', 'are')} at {lines_of(found.culprits)}",
-            ),
+            read_the_code(found.frames, f"See why {who} {verb(found, 'is', 'are')} at {lines_of(found.culprits)}"),
             *full_stacks(hang, found.culprits),
         ),
-        severity=severity_of(found, hang),
-        rank=found.culprits[0].number,
     )
 
 
@@ -242,25 +217,26 @@ def rendezvous_waiting(hang: Hang, processes: Maybe[Processes]) -> Iterator[Find
     Start the missing ranks, or correct WORLD_SIZE. `ddpdoctor netcheck` tests the way between hosts, and names who doesn't
     come. Call init_process_group early.
     """
-    found = verdict_for(hang, HangCause.RENDEZVOUS)
-    if found is None:
-        return
+    return findings_of(hang, HangCause.RENDEZVOUS, lambda found, hang: _waiting_to_meet(found, hang, processes))
+
+
+def _waiting_to_meet(found: HangVerdict, hang: Hang, processes: Maybe[Processes]) -> Finding:
     late = found.culprits if found.waiting else ()
     missing = not_known(found, hang)
     left = _left_in_the_shell(found.culprits, processes)
     if late:
         summary = f"{_not_there(late, hang)}{waiting_words(found, hang)}"
     else:
-        summary = f"{named(found.culprits, hang)} {verb(found, 'waits', 'wait')} in {where(found.culprits[0].place)}: {_who_is_missing(missing, hang)}"
-    yield Finding(
+        missed = _who_is_missing(missing, hang)
+        summary = summary_of(found, hang, "waits", "wait", f"in {where(found.culprits[0].place)}: {missed}")
+    return Finding(
         summary=summary,
         cause=f"{left} was set where it was started, and no launcher set it: Lightning then starts no other ranks, and waits."
         if left
         else missing or timeout_words(hang),
-        evidence=evidence_of(found, hang),
         fixes=(
             *((Fix("Start it again from a shell without that setting", ("unset LOCAL_RANK",)),) if left else ()),
-            *(_bring_them(late, hang) if late else ()),
+            *((_bring_them(late, hang),) if late else ()),
             *look_on_other_hosts(hang),
             Fix(
                 "Test whether all hosts can reach the master: `ddpdoctor netcheck --help` shows what to run on each",
@@ -271,8 +247,7 @@ def rendezvous_waiting(hang: Hang, processes: Maybe[Processes]) -> Iterator[Find
                 ("ddpdoctor check --select launch,network,settings",),
             ),
         ),
-        severity=INFO if late and found.moving else severity_of(found, hang),
-        rank=found.culprits[0].number,
+        severity=INFO if late and found.moving else None,
     )
 
 
@@ -292,10 +267,9 @@ def _not_there(late: Sequence[RankState], hang: Hang) -> str:
     return f"{named(late, hang)} {is_} not in init_process_group but in {where(late[0].place)}"
 
 
-def _bring_them(late: Sequence[RankState], hang: Hang) -> tuple[Fix, ...]:
+def _bring_them(late: Sequence[RankState], hang: Hang) -> Fix:
     if late[0].activity is RankActivity.GONE:
-        text = f"Start {named(late, hang)}, or read the log for why it ended; WORLD_SIZE must be what is started"
-        return (Fix(text),)
+        return Fix(f"Start {named(late, hang)}, or read the log for why it ended; WORLD_SIZE must be what is started")
     frame = late[0].place.frame
     return read_the_code([frame], f"See what comes before init_process_group at {file_line(frame)}")
 

@@ -9,6 +9,7 @@ from ddpdoctor.base.findings import FAIL, Finding, Fix
 from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.base.unknown import Maybe, known
 from ddpdoctor.checks.hang.calls import different_calls
+from ddpdoctor.checks.hang.hang_check import findings_of
 from ddpdoctor.checks.smoke.abnormal_ends import failure_of
 from ddpdoctor.checks.smoke.fixes import check_host, look_at, on_one_host, smoke_command, way_between
 from ddpdoctor.engine.registry import check, requires
@@ -42,7 +43,7 @@ def collective_desync(smoke: Smoke, hang: Maybe[Hang]) -> Iterator[Finding]:
     under it (SIGSEGV). Several hosts need the same code, torch and settings.
     """
     if isinstance(hang, Hang) and hang.asked:
-        yield from different_calls(hang)
+        yield from findings_of(hang, HangCause.DESYNC, different_calls)
         return
     known(hang)
     found = failure_of(smoke, TrainingFailureKind.DIFFERENT_CALLS)

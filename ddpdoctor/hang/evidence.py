@@ -11,9 +11,8 @@ from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.text import human, listed, plural, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.hang.certainty import is_definite, movements
-from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause
+from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause, RecordedHang
 from ddpdoctor.hang.rank_states import RankActivity, RankState, bytes_moved, cores_used, is_worker_idle
-from ddpdoctor.hang.recorded_hang import RecordedHang
 from ddpdoctor.hang.verdict import GATHER_DUMP, HangVerdict
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.torch_frames import PlaceKind, file_line, pythons, torchs, where, worker_place
@@ -55,6 +54,19 @@ def places_named(found: HangVerdict) -> str:
 def verb(found: HangVerdict, one: str, several: str) -> str:
     """The verb that goes with the culprits."""
     return one if len(found.culprits) == 1 else several
+
+
+def summary_of(found: HangVerdict, hang: Hang, one: str, several: str, what: str) -> str:
+    """Say what the culprits do, and who waits for them.
+
+    Args:
+        found: the verdict.
+        hang: what was seen of the job.
+        one: the verb for a single culprit.
+        several: the verb for more.
+        what: the rest of the sentence.
+    """
+    return f"{named(found.culprits, hang)} {verb(found, one, several)} {what}{waiting_words(found, hang)}"
 
 
 def what_they_do(states: Sequence[RankState], hang: Hang, *, them: str = "") -> str:

@@ -19,14 +19,12 @@ KILLED_LINES: Final = "sudo dmesg -T | grep -iE 'killed process|out of memory|se
 """Shows what the kernel says of processes that it killed, or that crashed."""
 
 
-def read_the_code(frames: Iterable[Frame | None], why: str) -> tuple[Fix, ...]:
+def read_the_code(frames: Iterable[Frame | None], why: str) -> Fix:
     """Show the lines where ranks stand."""
     known = (frame for frame in frames if frame and frame.line and frame.path.startswith("/"))
     lines = list(dict.fromkeys((frame.path, frame.line) for frame in known))[:MAX_COMMANDS]
-    return (
-        Fix(
-            why, tuple(f"sed -n {max(1, line - LINES_BEFORE)},{line + 2}p {shlex.quote(path)}" for path, line in lines)
-        ),
+    return Fix(
+        why, tuple(f"sed -n {max(1, line - LINES_BEFORE)},{line + 2}p {shlex.quote(path)}" for path, line in lines)
     )
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from typing import Final
 
-import msgspec
-
 from ddpdoctor.base.text import ranks_named
-from ddpdoctor.facts.hang import Frame, Hang, RasCount, RecordedCollective
+from ddpdoctor.facts.hang import Hang, RasCount, RecordedCollective
 from ddpdoctor.hang.flight_recorder.group_members import Key, Member, all_ranks, call_name, members_of, where_called
-from ddpdoctor.hang.flight_recorder.wait_graph import Even, Lag, waits_of
+from ddpdoctor.hang.flight_recorder.wait_graph import RecordedHang, RecordedSign, waits_of
 
 SAME_SHAPE_COLLECTIVES: Final = (
     "all_reduce",
@@ -24,59 +21,12 @@ SAME_SHAPE_COLLECTIVES: Final = (
 )
 """Collectives whose inputs have one shape on all ranks."""  # fmt: skip
 RAS: Final = "NCCL's RAS"
-NCCL_TIMEOUT_SECONDS: Final = 290.0
-"""So long a collective of NCCL has waited at least when its group's timeout wrote the dump: 600 by default; few set less than 300."""
-
-
-class RecordedSign(Enum):
-    """What the records of one group come to."""
-
-    MISMATCH = "at the same number, ranks called different collectives"
-    BEHIND = "some ranks have not called what others have, or not done it"
-    CIRCLE = "ranks wait for each other in different groups"
-    EVEN = "all have called the same, and it is not done"
-
-
-class RecordedHang(msgspec.Struct, frozen=True, kw_only=True):
-    """What the records tell of a hang, with the group that shows it."""
-
-    sign: RecordedSign
-    group: str
-    ranks: tuple[int, ...]
-    """Those that fell behind, or differ from the most; all of them, where there is no majority."""
-    others: tuple[int, ...] = ()
-    calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """With MISMATCH what was called by whom, the majority first."""
-    number: int = 0
-    """Of the collective that is not done; 0 with RAS, which doesn't tell."""
-    call: str = ""
-    frame: Frame | None = None
-    """Where the others called it."""
-    last: Frame | None = None
-    """Where the first of `ranks` made its last call."""
-    missing: tuple[int, ...] = ()
-    """Ranks without a record that aren't among `ranks`."""
-    waited: float = 0.0
-    """Seconds since the call when the dump was written."""
-    nccl: bool = False
-    source: str = "flight recorder"
-    lags: tuple[Lag, ...] = ()
-    """With BEHIND from dumps, each of `ranks` by itself."""
-    waiting: tuple[int, ...] = ()
-    """All that wait for them, also by way of others."""
-    unsure: tuple[int, ...] = ()
-    """The same as `ranks`, where some of them may wait for another of them in a way that isn't recorded."""
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether NCCL's watchdog wrote it. Over gloo no timeout does."""
-        return self.nccl and self.waited > NCCL_TIMEOUT_SECONDS
 
 
 def record_of(hang: Hang) -> RecordedHang | None:
     """Find what tells most: where calls differ, else who fell behind, else where all wait. None where no record tells of a hang: none
     is there, or all is done."""
-    found = filter(None, (*_by_groups(hang), _by_waits(hang), *_by_communicators(hang)))
+    found = filter(None, (*_by_groups(hang), waits_of(hang.recorded, hang.world_size), *_by_communicators(hang)))
     order = list(RecordedSign)
     return min(found, key=lambda record: (order.index(record.sign), record.number), default=None)
 
@@ -91,41 +41,6 @@ def not_dumped(hang: Hang) -> str:
 def counts_move(hang: Hang) -> bool:
     """Whether RAS was told of new collectives between its two answers."""
     return any(count.second and count.first != count.second for count in hang.counts)
-
-
-def _by_waits(hang: Hang) -> RecordedHang | None:
-    """Judge over all groups: a rank may wait in one for a rank that waits in another."""
-    found = waits_of(hang.recorded, hang.world_size)
-    if found.lags:
-        return behind(found.lags, found.waiting, found.silent, found.unsure)
-    if found.even:
-        return _even(found.even, found.silent)
-    if found.circle:
-        return RecordedHang(
-            sign=RecordedSign.CIRCLE, group="", ranks=found.circle, waiting=found.waiting, missing=found.silent
-        )
-    return None
-
-
-def behind(
-    lags: Sequence[Lag], waiting: tuple[int, ...], silent: tuple[int, ...], unsure: tuple[int, ...] = ()
-) -> RecordedHang:
-    """Make the record of ranks that keep others waiting, of at least one."""
-    first = lags[0]
-    same = [lag for lag in lags if (lag.group, lag.call, lag.number) == (first.group, first.call, first.number)]
-    return RecordedHang(
-        sign=RecordedSign.BEHIND, group=first.group, ranks=unsure or tuple(lag.rank for lag in lags),
-        others=tuple(sorted({rank for lag in same for rank in lag.others})), number=first.number, call=first.call,
-        frame=first.frame, last=first.last, missing=tuple(rank for rank in silent if rank not in unsure), waited=max(lag.waited for lag in lags), nccl=first.nccl,
-        lags=tuple(lags), waiting=waiting, unsure=unsure,
-    )  # fmt: skip
-
-
-def _even(even: Even, silent: tuple[int, ...]) -> RecordedHang:
-    return RecordedHang(
-        sign=RecordedSign.EVEN, group=even.group, ranks=even.ranks, number=even.call.number, call=call_name(even.call.name),
-        frame=where_called(even.call), missing=silent, waited=even.waited, nccl=even.call.name.startswith("nccl:"),
-    )  # fmt: skip
 
 
 def _by_groups(hang: Hang) -> Iterable[RecordedHang | None]:

@@ -13,8 +13,8 @@ import msgspec
 from ddpdoctor.base.text import ranks_named
 from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.engine.registry import JudgedElsewhere, requires
-from ddpdoctor.facts.hang import NOT_FOUND, Hang
-from ddpdoctor.hang.flight_recorder.wait_graph import LagCause
+from ddpdoctor.facts.hang import NOT_FOUND, Frame, Hang
+from ddpdoctor.hang.flight_recorder.wait_graph import LagCause, RecordedHang, RecordedSign, behind
 from ddpdoctor.hang.rank_states import (
     CHECKPOINTS,
     RankActivity,
@@ -24,7 +24,7 @@ from ddpdoctor.hang.rank_states import (
     states_of,
     with_activity,
 )
-from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign, behind, counts_move, not_dumped, record_of
+from ddpdoctor.hang.recorded_hang import counts_move, not_dumped, record_of
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.torch_frames import FORWARD, PlaceKind, StackPlace
 
@@ -62,6 +62,21 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
         """The culprits by number, also those of other hosts."""
         here = tuple(culprit.number for culprit in self.culprits)
         return here or (self.record.ranks if self.record else ())
+
+    @property
+    def frames(self) -> tuple[Frame | None, ...]:
+        """The lines at which the culprits stand."""
+        return tuple(culprit.place.frame for culprit in self.culprits)
+
+    def blamed_rank(self, hang: Hang) -> int | None:
+        """Name the first rank to blame of which there is a process or a record; None where nothing tells the ranks apart."""
+        if self.kind is HangCause.STALLED or (self.record and self.record.sign is RecordedSign.EVEN):
+            return None
+        known = {rank.rank for rank in hang.ranks} | {recorded.rank for recorded in hang.recorded}
+        record = self.record if self.record and self.record.sign is RecordedSign.BEHIND else None
+        if record is None:
+            return self.ranks[0]
+        return next((rank for rank in record.ranks if rank in known or not record.lags), None)
 
     @property
     def moving(self) -> bool:

@@ -11,7 +11,8 @@ import pytest
 
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.flight_recorder.collect_dumps import read_dumps
-from ddpdoctor.hang.recorded_hang import RecordedHang, record_of
+from ddpdoctor.hang.flight_recorder.wait_graph import RecordedHang
+from ddpdoctor.hang.recorded_hang import record_of
 from tests.real.running_jobs import RunningJob, scripted, wait_until
 from tests.real.test_hang_command import looked, slugs
 

@@ -39,6 +39,8 @@ ROOTED_COLLECTIVES: Final = ("broadcast", "_broadcast_oop", "reduce", "_reduce_o
 PAIR_NAME: Final = compile_lazily(r"\w+:(?P<verb>send|recv) \d+(?:->|<-)(?P<peer>\d{1,9})")
 """A point-to-point call by its name, with ranks of the group, the caller's first: "nccl:send 0->3", "nccl:recv 0<-3"."""
 ANSWERS: Final = {"send": "recv", "recv": "send"}
+NCCL_TIMEOUT_SECONDS: Final = 290.0
+"""So long a collective of NCCL has waited at least when its group's timeout wrote the dump: 600 by default; few set less than 300."""
 
 
 class LagCause(Enum):
@@ -67,35 +69,68 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
     nccl: bool = False
 
 
-class Even(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that all of `ranks` have made and none has finished, with nothing before it that is open."""
+class RecordedSign(Enum):
+    """What the records of one group come to."""
 
+    MISMATCH = "at the same number, ranks called different collectives"
+    BEHIND = "some ranks have not called what others have, or not done it"
+    CIRCLE = "ranks wait for each other in different groups"
+    EVEN = "all have called the same, and it is not done"
+
+
+class RecordedHang(msgspec.Struct, frozen=True, kw_only=True):
+    """What the records tell of a hang, with the group that shows it."""
+
+    sign: RecordedSign
     group: str
     ranks: tuple[int, ...]
-    call: RecordedCollective
+    """Those that fell behind, or differ from the most; all of them, where there is no majority."""
+    others: tuple[int, ...] = ()
+    calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """With MISMATCH what was called by whom, the majority first."""
+    number: int = 0
+    """Of the collective that is not done; 0 with RAS, which doesn't tell."""
+    call: str = ""
+    frame: Frame | None = None
+    """Where the others called it."""
+    last: Frame | None = None
+    """Where the first of `ranks` made its last call."""
+    missing: tuple[int, ...] = ()
+    """Ranks without a record that aren't among `ranks`."""
     waited: float = 0.0
-
-
-class Waits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the dumps come to."""
-
+    """Seconds since the call when the dump was written."""
+    nccl: bool = False
+    source: str = "flight recorder"
     lags: tuple[Lag, ...] = ()
-    """Ranks that are waited for and wait for nobody."""
+    """With BEHIND from dumps, each of `ranks` by itself."""
     waiting: tuple[int, ...] = ()
-    """All that wait."""
-    even: Even | None = None
-    """Where nobody lags."""
-    circle: tuple[int, ...] = ()
-    """Ranks that wait for each other."""
-    silent: tuple[int, ...] = ()
-    """Those that left no dump, and aren't known to be waited for."""
+    """All that wait for them, also by way of others."""
     unsure: tuple[int, ...] = ()
-    """Over gloo all that wait in nothing that is recorded: some of them may wait for another one in a send or receive."""
+    """The same as `ranks`, where some of them may wait for another of them in a way that isn't recorded."""
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether NCCL's watchdog wrote it. Over gloo no timeout does."""
+        return self.nccl and self.waited > NCCL_TIMEOUT_SECONDS
 
 
-def waits_of(recorded: Sequence[Recorded], world_size: int) -> Waits:
-    """Follow all waits to their ends."""
-    return _Graph(recorded, world_size).waits()
+def behind(
+    lags: Sequence[Lag], waiting: tuple[int, ...], silent: tuple[int, ...], unsure: tuple[int, ...] = ()
+) -> RecordedHang:
+    """Make the record of ranks that keep others waiting, of at least one."""
+    first = lags[0]
+    same = [lag for lag in lags if (lag.group, lag.call, lag.number) == (first.group, first.call, first.number)]
+    return RecordedHang(
+        sign=RecordedSign.BEHIND, group=first.group, ranks=unsure or tuple(lag.rank for lag in lags),
+        others=tuple(sorted({rank for lag in same for rank in lag.others})), number=first.number, call=first.call,
+        frame=first.frame, last=first.last, missing=tuple(rank for rank in silent if rank not in unsure), waited=max(lag.waited for lag in lags), nccl=first.nccl,
+        lags=tuple(lags), waiting=waiting, unsure=unsure,
+    )  # fmt: skip
+
+
+def waits_of(recorded: Sequence[Recorded], world_size: int) -> RecordedHang | None:
+    """Follow all waits to their ends, over all groups: a rank may wait in one for a rank that waits in another."""
+    return _Graph(recorded, world_size).judge()
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -232,20 +267,16 @@ class _Graph:
 
     # --- followed to its end ----------------------------------------------------------------------------------------------
 
-    def waits(self) -> Waits:
+    def judge(self) -> RecordedHang | None:
         """Find the ends of all waits, or why there are none."""
         edges = {rank: self._waits_for(rank) for rank in self.dumped}
         waited = {rank for ends in edges.values() for rank in ends}
         ends = {rank for rank in waited if not edges.get(rank) and not self.calls.get(rank)} | set(self.stuck)
         waiting = tuple(sorted(rank for rank, calls in self.calls.items() if calls and rank not in ends))
         silent = tuple(rank for rank in self.silent if rank not in ends)
-        lags = tuple(self._lag(rank) for rank in sorted(ends))
-        if lags:
-            unsure = self._others_may_be_waited_for(lags)
-            return Waits(lags=lags, waiting=waiting, silent=silent, unsure=unsure)
-        if self.even:
-            return Waits(waiting=waiting, silent=silent, even=self._first_even())
-        return msgspec.structs.replace(self._judge_circle(edges, waiting), silent=silent)
+        if lags := tuple(self._lag(rank) for rank in sorted(ends)):
+            return behind(lags, waiting, silent, self._others_may_be_waited_for(lags))
+        return self._first_even(silent) if self.even else self._judge_circle(edges, waiting, silent)
 
     def _others_may_be_waited_for(self, lags: Sequence[Lag]) -> tuple[int, ...]:
         """List over gloo the ranks that wait in nothing that is recorded, beside those of `lags`: it records no sends and receives."""
@@ -301,23 +332,28 @@ class _Graph:
         written = self.dumped[call.rank].dump.written
         return written - call.made.call.created if written and call.made.call.created else 0.0
 
-    def _first_even(self) -> Even:
+    def _first_even(self, silent: tuple[int, ...]) -> RecordedHang:
+        """Judge the first call that all have made and none has finished, with nothing before it that is open."""
         first = min(self.even, key=lambda call: call.age)
         made = first.made.call
         same = [call for call in self.even if call.key == first.key and call.made.call.number == made.number]
-        ranks = tuple(
-            sorted({call.rank for call in same} if made.point_to_point else {*first.key[1], *self.groups[first.key]})
-        )
-        return Even(group=first.key[0], ranks=ranks, call=made, waited=max(map(self._waited, same)))
+        ranks = {call.rank for call in same} if made.point_to_point else {*first.key[1], *self.groups[first.key]}
+        return RecordedHang(
+            sign=RecordedSign.EVEN, group=first.key[0], ranks=tuple(sorted(ranks)), number=made.number, call=call_name(made.name),
+            frame=where_called(made), missing=silent, waited=max(map(self._waited, same)), nccl=made.name.startswith("nccl:"),
+        )  # fmt: skip
 
-    def _judge_circle(self, edges: Mapping[int, frozenset[int]], waiting: tuple[int, ...]) -> Waits:
+    def _judge_circle(
+        self, edges: Mapping[int, frozenset[int]], waiting: tuple[int, ...], silent: tuple[int, ...]
+    ) -> RecordedHang | None:
         """Judge ranks that all wait for each other: one without whom there is no circle has taken another way than the others."""
         circle = _in_circles(edges)
         alone = [rank for rank in _one_circle(edges, circle) if not _in_circles(_without(edges, rank))]
         if len(alone) == 1:
-            others = tuple(rank for rank in waiting if rank != alone[0])
-            return Waits(lags=(self._lag(alone[0]),), waiting=others)
-        return Waits(waiting=waiting, circle=circle)
+            return behind((self._lag(alone[0]),), tuple(rank for rank in waiting if rank != alone[0]), silent)
+        if not circle:
+            return None
+        return RecordedHang(sign=RecordedSign.CIRCLE, group="", ranks=circle, waiting=waiting, missing=silent)
 
 
 def _tells_its_end(call: RecordedCollective, member: Member) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ddpdoctor.facts.hang import Hang, RasCount, Recorded, RecordedCollective
-from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign, counts_move, record_of
+from ddpdoctor.hang.flight_recorder.wait_graph import RecordedHang, RecordedSign
+from ddpdoctor.hang.recorded_hang import counts_move, record_of
 from tests.support.hangs import call, dump, hang, own, rank
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -15,8 +15,8 @@ from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.facts.hang import Hang, Recorded, RecordedCollective, RecordedGroup
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.hang.flight_recorder.dump_format import parse_dump
-from ddpdoctor.hang.flight_recorder.wait_graph import LagCause, waits_of
-from ddpdoctor.hang.recorded_hang import RecordedHang, RecordedSign, record_of
+from ddpdoctor.hang.flight_recorder.wait_graph import LagCause, RecordedHang, RecordedSign, waits_of
+from ddpdoctor.hang.recorded_hang import record_of
 from ddpdoctor.hang.verdict import verdict_of
 from ddpdoctor.knowledge.hang_causes import HangCause
 from tests.support.group_jobs import Job, some_job
@@ -104,9 +104,15 @@ def waits(number: int, name: str = "nccl:all_reduce", **more: object) -> Recorde
     return call(number, name, "scheduled", **more)
 
 
+def waits_found(recorded: Sequence[Recorded], world_size: int) -> RecordedHang:
+    found = waits_of(recorded, world_size)
+    assert found
+    return found
+
+
 def test_who_waits_in_another_group_is_not_named() -> None:
     """Rank 1 hasn't come to the data group's call, since it waits for rank 0 in the tensor group."""
-    found = waits_of(
+    found = waits_found(
         [
             dump(0, group("1:tp", (0, 1), call(4))),
             dump(1, group("1:tp", (0, 1), call(4), waits(5))),
@@ -120,35 +126,35 @@ def test_who_waits_in_another_group_is_not_named() -> None:
 
 
 def test_a_member_whose_dump_has_nothing_of_the_group_has_not_come_to_it() -> None:
-    found = waits_of([dump(0, group("1:tp", (0, 1), waits(1))), dump(1)], 2)
+    found = waits_found([dump(0, group("1:tp", (0, 1), waits(1))), dump(1)], 2)
     assert [(one.rank, one.cause, one.call) for one in found.lags] == [(1, LagCause.ABSENT, "all_reduce")]
 
 
 def test_torchs_status_tells_who_has_come_where_what_is_done_is_left_out() -> None:
     own = group("1:tp", (0, 1, 2), waits(9))
     came = group("1:tp", (0, 1, 2), last_enqueued=9, last_completed=9)
-    found = waits_of(
+    found = waits_found(
         [dump(0, own), dump(1, came), dump(2, group("1:tp", (0, 1, 2), last_enqueued=8, last_completed=8))], 3
     )
     assert [(one.rank, one.others) for one in found.lags] == [(2, (0,))]
 
 
 def test_a_rank_without_a_dump_is_named_where_all_others_have_come() -> None:
-    found = waits_of([dump(rank, group("1:tp", (0, 1, 2), waits(9))) for rank in (0, 2)], 3)
+    found = waits_found([dump(rank, group("1:tp", (0, 1, 2), waits(9))) for rank in (0, 2)], 3)
     assert [(one.rank, one.cause, one.others) for one in found.lags] == [(1, LagCause.SILENT, (0, 2))]
-    late = waits_of([dump(0, group("1:tp", (0, 1, 2), waits(9))), dump(2, group("1:tp", (0, 1, 2), call(8)))], 3)
-    assert ([one.rank for one in late.lags], late.silent) == ([2], (1,))
+    late = waits_found([dump(0, group("1:tp", (0, 1, 2), waits(9))), dump(2, group("1:tp", (0, 1, 2), call(8)))], 3)
+    assert ([one.rank for one in late.lags], late.missing) == ([2], (1,))
 
 
 def test_what_others_have_done_and_one_has_not_is_its_own_gpus() -> None:
     done = [dump(rank, group("1:tp", (0, 1, 2), call(9), waits(10))) for rank in (0, 2)]
-    found = waits_of([*done, dump(1, group("1:tp", (0, 1, 2), waits(9), waits(10)))], 3)
+    found = waits_found([*done, dump(1, group("1:tp", (0, 1, 2), waits(9), waits(10)))], 3)
     assert [(one.rank, one.cause, one.number, one.others) for one in found.lags] == [(1, LagCause.STUCK, 9, (0, 2))]
 
 
 def test_a_root_may_be_done_before_the_others() -> None:
     root = dump(0, group("1:tp", (0, 1), call(9, "nccl:broadcast")))
-    assert waits_of([root, dump(1, group("1:tp", (0, 1), waits(9, "nccl:broadcast")))], 2).lags == ()
+    assert waits_found([root, dump(1, group("1:tp", (0, 1), waits(9, "nccl:broadcast")))], 2).lags == ()
 
 
 def pair(name: str, state: str = "scheduled") -> RecordedCollective:
@@ -158,10 +164,10 @@ def pair(name: str, state: str = "scheduled") -> RecordedCollective:
 def test_a_send_waits_for_the_rank_at_its_other_end() -> None:
     """By ranks of the group: the pipeline of ranks 1, 5 and 9."""
     pipe = ("43:PIPELINE", (1, 5, 9))
-    found = waits_of([dump(1, group(*pipe, pair("send 0->1"))), dump(5, group(*pipe)), dump(9, group(*pipe))], 0)
+    found = waits_found([dump(1, group(*pipe, pair("send 0->1"))), dump(5, group(*pipe)), dump(9, group(*pipe))], 0)
     assert [(one.rank, one.others) for one in found.lags] == [(5, (1,))]
     met = [dump(1, group(*pipe, pair("send 0->1"))), dump(5, group(*pipe, pair("recv 1<-0"))), dump(9)]
-    assert waits_of(met, 0).lags == ()
+    assert waits_found(met, 0).lags == ()
 
 
 def test_groups_of_other_members_may_have_one_name() -> None:
@@ -201,7 +207,7 @@ def test_two_ranks_in_a_circle_are_told_as_that_and_none_is_blamed() -> None:
 
 def test_who_is_in_every_circle_has_taken_another_way() -> None:
     """Rank 0 waits in the data group, the others for it in the tensor group."""
-    found = waits_of(
+    found = waits_found(
         [
             dump(0, group("1:tp", (0, 1, 2), call(3)), group("2:dp", (0, 1, 2), waits(8), first=1)),
             *(

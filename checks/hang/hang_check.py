@@ -1,0 +1,49 @@
+"""Checks of single causes by which a running job hangs: each says what is special of its cause; the rest all have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from ddpdoctor.base.findings import FAIL, Finding, Severity
+from ddpdoctor.engine.registry import check
+from ddpdoctor.facts.hang import Hang
+from ddpdoctor.hang.certainty import severity_of
+from ddpdoctor.hang.evidence import evidence_of
+from ddpdoctor.hang.verdict import HangVerdict, verdict_for
+from ddpdoctor.knowledge.hang_causes import HangCause
+
+FindingOfVerdict = Callable[[HangVerdict, Hang], Finding]
+
+
+def hang_check(
+    slug: str, cause: HangCause, *, severity: Severity = FAIL
+) -> Callable[[FindingOfVerdict], FindingOfVerdict]:
+    """Register a check that is made of what a function makes of the verdict, where that is of this cause.
+
+    The function's docstring is the page. Evidence, rank and severity are the verdict's; the function may say another severity.
+    """
+
+    def register(finding_of: FindingOfVerdict) -> FindingOfVerdict:
+        def predicate(hang: Hang) -> Iterator[Finding]:
+            return findings_of(hang, cause, finding_of)
+
+        predicate.__doc__, predicate.__module__ = finding_of.__doc__, finding_of.__module__
+        predicate.__name__, predicate.__qualname__ = finding_of.__name__, finding_of.__qualname__
+        check(slug, severity=severity, stands_for=(cause,))(predicate)
+        return finding_of
+
+    return register
+
+
+def findings_of(hang: Hang, cause: HangCause, finding_of: FindingOfVerdict) -> Iterator[Finding]:
+    """Yield the finding where the verdict is of that cause, with what a verdict says by itself."""
+    if found := verdict_for(hang, cause):
+        finding = finding_of(found, hang)
+        yield msgspec.structs.replace(
+            finding,
+            evidence=evidence_of(found, hang),
+            severity=finding.severity or severity_of(found, hang),
+            rank=found.blamed_rank(hang),
+        )
