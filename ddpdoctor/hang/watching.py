@@ -5,26 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
 from ddpdoctor.base.text import masked, plural, ranks_named
-from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.facts.hang import NOT_COUNTED, NOT_FOUND, Frame, Hang, RankLook, Watched, WatchedRank
+from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.facts.hang import NOT_COUNTED, NOT_FOUND, Hang, RankLook, Watched, WatchedRank
 from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity
 from ddpdoctor.hang.permission import Missed, hidden_places, hidden_stacks, powers
 from ddpdoctor.hang.rank_states import is_worker_idle
 from ddpdoctor.hang.stack_sampling import Sampled, sample
 from ddpdoctor.knowledge.torch_frames import pythons
 from ddpdoctor.probes.proc import Proc
-from ddpdoctor.probes.py_spy import Spied, py_spy, spy
+from ddpdoctor.probes.py_spy import PySpyTrouble, Spied, py_spy, spy
 from ddpdoctor.processes.jobs import TrainingJob
 from ddpdoctor.processes.rank_remarks import SETTLED_SECONDS
 from ddpdoctor.processes.signs_of_life import polling_rate
 
-SECONDS: Final = 3
 MAX_WORKERS: Final = 256
 """Of all ranks together; more than that are not looked at."""
 
@@ -37,16 +36,15 @@ STOPPED_BY: Final = "a debugger holds it (pid {}), and was not disturbed"
 
 
 class WatchedMoment(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel and py-spy say at one moment, by pid. A process that is gone has no glance."""
+    """What the kernel and py-spy say at one moment, by pid. A process that is gone has no look."""
 
     seconds: float
-    glances: Mapping[int, ProcessGlance]
-    spied: Mapping[int, Spied]
+    looks: Mapping[int, RankLook]
+    troubles: Mapping[int, PySpyTrouble]
+    """Why stacks could not be read."""
 
 
-async def watch(
-    job: TrainingJob, processes: Processes, host: str, seconds: int = SECONDS, proc: Proc | None = None
-) -> Hang:
+async def watch(job: TrainingJob, processes: Processes, host: str, seconds: int, proc: Proc | None = None) -> Hang:
     """Look at the ranks of a job twice; it takes a little longer than `seconds`.
 
     Args:
@@ -57,39 +55,32 @@ async def watch(
         proc: where the kernel's figures are read; None: /proc.
     """
     proc = proc or Proc()
-    ranked = [process for process in job.ranks if process.place is not None]
-    workers = {process.pid: list(job.workers_of(process)) for process in ranked}
+    placed = [(process.place.rank, process) for process in job.ranks if process.place is not None]
+    workers = {process.pid: list(job.workers_of(process)) for _, process in placed}
     left_out = _limit(workers)
-    wanted = [process for rank in ranked for process in (rank, *workers[rank.pid])]
+    wanted = [process for _, rank in placed for process in (rank, *workers[rank.pid])]
     began = time.monotonic()
     first = await _look(wanted, proc, began)
-    sampled = await _between([process.pid for process in ranked], first, seconds)
+    sampled = await _between({process.pid for _, process in placed}, first, seconds)
     second = await _look(wanted, proc, began)
-    looks = (first, second)
-    of_rank = {process.pid: process.place.rank for process in ranked if process.place}
-    ranks = [
-        WatchedRank(
-            rank=of_rank[process.pid],
-            host=host,
-            watched=_watched(process, looks, sampled),
-            workers=tuple(found for worker in workers[process.pid] if (found := _watched(worker, looks, sampled))),
-            gone=_gone(process, looks),
+    ranks, missed = [], []
+    for number, rank in placed:
+        ranks.append(
+            WatchedRank(
+                rank=number,
+                host=host,
+                watched=_watched(rank, first, second, sampled),
+                workers=tuple(filter(None, (_watched(worker, first, second, sampled) for worker in workers[rank.pid]))),
+                gone=_gone(rank, first, second),
+            )
         )
-        for process in ranked
-    ]
+        missed += [
+            Missed(rank=number, process=process, trouble=trouble, worker=process is not rank)
+            for process in (rank, *workers[rank.pid])
+            if (trouble := second.troubles.get(process.pid))
+        ]
     settled = min((rank.age for rank in job.ranks), default=0.0) >= SETTLED_SECONDS
     ranks += [WatchedRank(rank=rank, host=host, gone=NOT_FOUND) for rank in job.missing if settled]
-    missed = [
-        Missed(
-            rank=of_rank[rank.pid],
-            process=process,
-            trouble=second.spied[process.pid].trouble,
-            worker=process is not rank,
-        )
-        for rank in ranked
-        for process in (rank, *workers[rank.pid])
-        if process.pid in second.spied and second.spied[process.pid].trouble
-    ]
     mine = powers(proc)
     hidden = [
         *hidden_stacks(missed, mine, job.name),
@@ -118,33 +109,49 @@ def _may_be_starting(job: TrainingJob) -> str:
 def _limit(workers: dict[int, list[Process]]) -> int:
     """Leave out workers that are too many, and count them."""
     of_a_rank = max(1, MAX_WORKERS // max(1, len(workers)))
-    before = sum(map(len, workers.values()))
+    left_out = 0
     for listed in workers.values():
+        left_out += len(listed[of_a_rank:])
         del listed[of_a_rank:]
-    return before - sum(map(len, workers.values()))
+    return left_out
 
 
-async def _look(wanted: Iterable[Process], proc: Proc, began: float) -> WatchedMoment:
-    seconds = time.monotonic() - began
-    found = {process.pid: glance(process.identity, proc) for process in wanted}
-    glances = {pid: seen for pid, seen in found.items() if seen is not None}
+async def _look(wanted: Sequence[Process], proc: Proc, began: float) -> WatchedMoment:
+    seconds = round(time.monotonic() - began, 3)
+    glances = {process.pid: seen for process in wanted if (seen := glance(process.identity, proc))}
     # Two can't trace one process, and a debugger's user wouldn't thank us.
-    open_to_us = [pid for pid, seen in glances.items() if not seen.ended and not seen.tracer]
-    spied = await spy(open_to_us)
+    spied = await spy(pid for pid, seen in glances.items() if not _has_ended(seen.look) and not seen.tracer)
     # What has another's pid by now was not what was meant.
     same = {process.pid for process in wanted if process.pid in spied and glance(process.identity, proc) is not None}
     return WatchedMoment(
-        seconds=seconds, glances=glances, spied={pid: stack for pid, stack in spied.items() if pid in same}
+        seconds=seconds,
+        looks={
+            pid: _with_stack(seen, spied[pid] if pid in same else Spied(), seconds) for pid, seen in glances.items()
+        },
+        troubles={pid: spied[pid].trouble for pid in same},
     )
 
 
-async def _between(ranks: Sequence[int], first: WatchedMoment, seconds: int) -> dict[int, Sampled]:
+def _with_stack(seen: ProcessGlance, spied: Spied, seconds: float) -> RankLook:
+    return msgspec.structs.replace(
+        seen.look,
+        seconds=seconds,
+        frames=tuple(spied.frames),
+        others=tuple((name, frames) for name, frames in spied.others if not all(map(pythons, frames))),
+        source=STOPPED_BY.format(seen.tracer) if seen.tracer else (spied.trouble.value or "py-spy"),
+    )
+
+
+def _has_ended(look: RankLook) -> bool:
+    return look.state in ENDED_STATES
+
+
+async def _between(ranks: Collection[int], first: WatchedMoment, seconds: int) -> dict[int, Sampled]:
     """Sample the stacks of ranks, and of those workers that have something to do."""
-    seen = {pid: stack.frames for pid, stack in first.spied.items() if stack.frames}
     wanted = [
         pid
-        for pid, frames in seen.items()
-        if pid in ranks or not is_worker_idle(Watched(pid=pid, looks=(RankLook(frames=frames),)))
+        for pid, look in first.looks.items()
+        if look.frames and (pid in ranks or not is_worker_idle(Watched(pid=pid, looks=(look,))))
     ]
     began = time.monotonic()
     sampled = await sample(wanted, seconds) if wanted else {}
@@ -153,15 +160,16 @@ async def _between(ranks: Sequence[int], first: WatchedMoment, seconds: int) -> 
     return sampled
 
 
-def _watched(process: Process, looks: Sequence[WatchedMoment], sampled: Mapping[int, Sampled]) -> Watched | None:
-    found = tuple(look for seen in looks if (look := _look_of(process.pid, seen)) is not None)
-    last = looks[-1].glances.get(process.pid)
-    if not found or last is None or last.ended:
+def _watched(
+    process: Process, first: WatchedMoment, second: WatchedMoment, sampled: Mapping[int, Sampled]
+) -> Watched | None:
+    last = second.looks.get(process.pid)
+    if last is None or _has_ended(last):
         return None
     samples = sampled.get(process.pid, Sampled())
     return Watched(
         pid=process.pid,
-        looks=found,
+        looks=(first.looks[process.pid], last) if process.pid in first.looks else (last,),
         samples=samples.count,
         elsewhere=samples.elsewhere,
         moved=samples.moved,
@@ -169,20 +177,10 @@ def _watched(process: Process, looks: Sequence[WatchedMoment], sampled: Mapping[
     )
 
 
-def _look_of(pid: int, seen: WatchedMoment) -> RankLook | None:
-    if (kernel := seen.glances.get(pid)) is None:
-        return None
-    spied = seen.spied.get(pid, Spied())
-    source = STOPPED_BY.format(kernel.tracer) if kernel.tracer else (spied.trouble.value or "py-spy")
-    others = [(name, frames) for name, frames in spied.others if not all(map(pythons, frames))]
-    return kernel.look(seen.seconds, spied.frames, others, source)
-
-
-def _gone(process: Process, looks: Sequence[WatchedMoment]) -> str:
-    last = looks[-1].glances.get(process.pid)
-    if last is not None:
-        return f"{last.state}: {ENDED_WORDS}" if last.ended else ""
-    return "it ended while it was looked at" if process.pid in looks[0].glances else "no such process"
+def _gone(process: Process, first: WatchedMoment, second: WatchedMoment) -> str:
+    if last := second.looks.get(process.pid):
+        return f"{last.state}: {ENDED_WORDS}" if _has_ended(last) else ""
+    return "it ended while it was looked at" if process.pid in first.looks else "no such process"
 
 
 def _groups_of(pid: int, proc: Proc) -> int:
@@ -200,30 +198,12 @@ def backend_of(job: TrainingJob) -> str:
 # --- what the kernel says of a process at one moment: nothing that could hold it up, and nothing that waits for it -----------
 
 
-class ProcessGlance(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernel's part of a `RankLook`."""
+class ProcessGlance(NamedTuple):
+    """The kernel's part of a look, and who debugs the process."""
 
-    state: str
-    waits_in: str = ""
-    cpu_seconds: float = 0.0
-    switches: int = 0
-    main_wakes: Maybe[int] = NOT_COUNTED
-    other_wakes: Maybe[int] = NOT_COUNTED
-    transferred: int = 0
+    look: RankLook
     tracer: int = 0
     """A debugger's pid, 0 without one."""
-
-    @property
-    def ended(self) -> bool:
-        return self.state in ENDED_STATES
-
-    def look(
-        self, seconds: float, frames: Sequence[Frame], others: Sequence[tuple[str, tuple[Frame, ...]]], source: str
-    ) -> RankLook:
-        """Join it with what is known of the stack."""
-        figures = msgspec.structs.asdict(self) | {"cpu_seconds": round(self.cpu_seconds, 3)}
-        del figures["tracer"]
-        return RankLook(seconds=round(seconds, 3), frames=tuple(frames), others=tuple(others), source=source, **figures)
 
 
 def glance(process: ProcessIdentity, proc: Proc) -> ProcessGlance | None:
@@ -232,7 +212,7 @@ def glance(process: ProcessIdentity, proc: Proc) -> ProcessGlance | None:
     if isinstance(stat, Unknown) or stat.start != process.start:
         return None
     if stat.state in ENDED_STATES:
-        return ProcessGlance(state=stat.state)
+        return ProcessGlance(RankLook(state=stat.state))
     spent = proc.spent(process.pid)
     if isinstance(spent, Unknown):
         return None
@@ -243,16 +223,16 @@ def glance(process: ProcessIdentity, proc: Proc) -> ProcessGlance | None:
     heartbeats = sum(
         _transferred(process.pid, thread, proc) for thread, name in names.items() if name.startswith(HEARTBEAT_THREADS)
     )
-    return ProcessGlance(
+    look = RankLook(
         state=stat.state,
         waits_in=_waits_in(process.pid, proc),
-        cpu_seconds=sum(cpu for cpu, _ in others.values()),
+        cpu_seconds=round(sum(cpu for cpu, _ in others.values()), 3),
         switches=spent.switches,
         main_wakes=int(wakes) if wakes.isdecimal() else NOT_COUNTED,
         other_wakes=sum(switches for thread, (_, switches) in others.items() if thread != process.pid),
         transferred=0 if isinstance(spent.transferred, Unknown) else max(0, spent.transferred - heartbeats),
-        tracer=int(tracer) if tracer.isdecimal() else 0,
     )
+    return ProcessGlance(look, int(tracer) if tracer.isdecimal() else 0)
 
 
 def _transferred(pid: int, thread: int, proc: Proc) -> int:

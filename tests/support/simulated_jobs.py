@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from ddpdoctor.facts.hang import Frame, Hang
+from ddpdoctor.facts.hang import Frame, Hang, RankLook
 from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity, ProcessRole, RankPlace
 from ddpdoctor.hang import watching
 from ddpdoctor.hang.stack_sampling import ALL_RATE, MIN_RATE, RATE, Sampled, parse_samples
@@ -104,15 +104,16 @@ class Timeline:
         place = self.at(now)
         cpu, wakes, others, moved = self._counted(place, now)
         span = self.spans[place]
-        return ProcessGlance(
+        look = RankLook(
             state=span.state,
             waits_in=span.waits_in if span.state == "S" else "",
-            cpu_seconds=100.0 + cpu,
+            cpu_seconds=round(100.0 + cpu, 3),
             switches=int(5000 + wakes + others + 98 * now),
             main_wakes=int(700 + wakes),
             other_wakes=int(90 + others),
             transferred=int(52_000_000 + moved),
         )
+        return ProcessGlance(look)
 
     def stack(self, now: float) -> Stack:
         return self.spans[self.at(now)].stack

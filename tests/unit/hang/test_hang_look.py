@@ -297,8 +297,9 @@ def made_up_proc(folder: Path, pid: int, *, start: int = 500, state: str = "S", 
 def test_a_glance(tmp_path: Path) -> None:
     found = glance(ProcessIdentity(42, 500), made_up_proc(tmp_path, 42, tracer=99))
     assert found is not None
-    assert (found.state, found.waits_in, found.cpu_seconds, found.switches) == ("S", "futex_do_wait", 2.5, 31)
-    assert (found.transferred, found.tracer) == (1024, 99)
+    look = found.look
+    assert (look.state, look.waits_in, look.cpu_seconds, look.switches) == ("S", "futex_do_wait", 2.5, 31)
+    assert (look.transferred, found.tracer) == (1024, 99)
 
 
 def test_another_process_with_the_same_pid_is_not_looked_at(tmp_path: Path) -> None:
@@ -309,7 +310,7 @@ def test_another_process_with_the_same_pid_is_not_looked_at(tmp_path: Path) -> N
 def test_a_dead_process_has_ended(tmp_path: Path) -> None:
     found = glance(ProcessIdentity(42, 500), made_up_proc(tmp_path, 42, state="Z"))
     assert found is not None
-    assert found.ended
+    assert found.look.state == "Z"
 
 
 # --- what can't be seen -------------------------------------------------------------------------------------------------------
