@@ -163,7 +163,7 @@ def _movements_of_worker(worker: Watched) -> Iterator[str]:
         yield f"moved {human(moved)}"
     if cores_used(worker) > IDLE_CORES:
         yield f"used {cores_used(worker):.1f} cores"
-    if (last.frames and not worker.still) or not worker_place(first).same_as(worker_place(last)):
+    if (last.frames and not worker.still) or worker_place(first).call != worker_place(last).call:
         yield "stood elsewhere in between"
     yield from _wake_ups("", first.main_wakes, last.main_wakes)
 

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Final
 
 from ddpdoctor.base.findings import Evidence
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import human, listed, plural, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.hang.certainty import is_definite, movements
@@ -15,7 +16,7 @@ from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause, RecordedHan
 from ddpdoctor.hang.rank_states import RankActivity, RankState, bytes_moved, cores_used, is_worker_idle
 from ddpdoctor.hang.verdict import GATHER_DUMP, HangVerdict
 from ddpdoctor.knowledge.evidence import told
-from ddpdoctor.knowledge.torch_frames import PlaceKind, file_line, pythons, torchs, where, worker_place
+from ddpdoctor.knowledge.torch_frames import PlaceKind, file_line, is_users_code, where, worker_place
 
 MAX_FRAMES: Final = 6
 MAX_FRAMES_OF_LIBRARIES: Final = 3
@@ -77,9 +78,7 @@ def what_they_do(states: Sequence[RankState], hang: Hang, *, them: str = "") -> 
         hang: what was seen of their job.
         them: for whom they wait, behind the verb: "for it".
     """
-    groups: dict[tuple[bool, str], list[RankState]] = {}
-    for state in states:
-        groups.setdefault((state.activity is RankActivity.WAITS, where(state.place)), []).append(state)
+    groups = grouped(states, lambda state: (state.activity is RankActivity.WAITS, where(state.place)))
     parts = []
     for (waits, place), members in sorted(groups.items(), key=lambda group: -len(group[1])):
         s = "s" if len(members) == 1 else ""
@@ -127,10 +126,10 @@ def evidence_of(found: HangVerdict, hang: Hang) -> tuple[Evidence, ...]:
 
     Of ranks in the same place one is shown in full.
     """
-    groups: dict[tuple[object, ...], list[RankState]] = {}
-    for culprit in found.culprits:
-        alike = (culprit.activity, where(culprit.place), culprit.rank.gone, bool(culprit.rank.workers))
-        groups.setdefault(alike, []).append(culprit)
+    groups = grouped(
+        found.culprits,
+        lambda culprit: (culprit.activity, where(culprit.place), culprit.rank.gone, bool(culprit.rank.workers)),
+    )
     shown = list(groups.values())[:MAX_SHOWN]
     evidence = [piece for members in shown for piece in _evidence_of_ranks(members, hang)]
     if more := len(found.culprits) - sum(map(len, shown)):
@@ -207,7 +206,7 @@ def _stack(frames: Sequence[Frame]) -> str:
     """Show the user's frames, and what of the libraries tells where they are."""
     telling = [frame for frame in frames if not frame.path.endswith("torch/distributed/c10d_logger.py")]
     parts: list[str] = []
-    for libraries, run in groupby(telling, lambda frame: torchs(frame) or pythons(frame)):
+    for libraries, run in groupby(telling, lambda frame: not is_users_code(frame)):
         words = [f"{frame.function} ({_short_path(frame)}:{frame.line})" for frame in run]
         if libraries and len(words) > MAX_FRAMES_OF_LIBRARIES:
             words = [words[0], f"{len(words) - 2} more", words[-1]]
@@ -260,9 +259,7 @@ def _describe_record(record: RecordedHang, hang: Hang) -> Iterator[str]:
 
 def group_lags(record: RecordedHang) -> list[tuple[Lag, ...]]:
     """Put those together that keep the same ranks waiting in the same call, at most a few."""
-    alike: dict[tuple[object, ...], list[Lag]] = {}
-    for lag in record.lags:
-        alike.setdefault((lag.cause, lag.group, lag.call, lag.number, lag.others), []).append(lag)
+    alike = grouped(record.lags, lambda lag: (lag.cause, lag.group, lag.call, lag.number, lag.others))
     return [tuple(lags) for lags in alike.values()][:MAX_SHOWN]
 
 

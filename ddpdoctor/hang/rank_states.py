@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.hang import Hang, Watched, WatchedRank
-from ddpdoctor.knowledge.torch_frames import PlaceKind, StackPlace, place_of, pythons, torchs, worker_place
+from ddpdoctor.knowledge.torch_frames import PlaceKind, StackPlace, is_users_code, place_of, worker_place
 
 CHECKPOINTS: Final = (PlaceKind.SAVING, PlaceKind.LOADING)
 IDLE_CORES: Final = 0.05
@@ -136,7 +136,7 @@ def _moved_between(watched: Watched) -> bool:
 
 def _with_constant_frame(place: StackPlace, watched: Watched) -> StackPlace:
     """Replace, in code of its own that calls others, where it is just now by the function in which it was all the while."""
-    within = [frame for frame in watched.within if not torchs(frame) and not pythons(frame)]
+    within = list(filter(is_users_code, watched.within))
     if place.where is not PlaceKind.OWN or watched.still or not within:
         return place
     own = next((frame for frame in within if "-packages/" not in frame.path), within[0])
@@ -144,7 +144,7 @@ def _with_constant_frame(place: StackPlace, watched: Watched) -> StackPlace:
 
 
 def _is_elsewhere(before: StackPlace, place: StackPlace) -> bool:
-    return PlaceKind.UNSEEN not in (before.where, place.where) and not before.same_as(place)
+    return PlaceKind.UNSEEN not in (before.where, place.where) and before.call != place.call
 
 
 def _activity(

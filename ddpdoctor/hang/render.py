@@ -11,7 +11,7 @@ from ddpdoctor.engine.examination import Examination
 from ddpdoctor.facts.hang import Frame
 from ddpdoctor.hang.judging import hang_of
 from ddpdoctor.hang.render_words import Group, advice, groups, headline, outcome, rows
-from ddpdoctor.knowledge.torch_frames import pythons, torchs
+from ddpdoctor.knowledge.torch_frames import is_users_code
 from ddpdoctor.report.check_results import (
     finding_lines,
     finding_sections,
@@ -75,7 +75,7 @@ def _stack(frames: Sequence[Frame]) -> Lines:
         tuple(
             StyledText(
                 f"        {frame.function} ({frame.path}:{frame.line})",
-                "dim" if torchs(frame) or pythons(frame) else "",
+                "" if is_users_code(frame) else "dim",
             )
             for frame in frames
         )

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import listed, one_line, plural, ranks_named
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.hang import Frame, Hang, Watched
@@ -25,8 +26,7 @@ from ddpdoctor.hang.rank_states import (
     with_activity,
 )
 from ddpdoctor.hang.recorded_hang import not_dumped
-from ddpdoctor.knowledge.torch_frames import PlaceKind, StackPlace, file_line, pythons, torchs, where, worker_place
-from ddpdoctor.processes.jobs import TrainingJob
+from ddpdoctor.knowledge.torch_frames import PlaceKind, StackPlace, file_line, is_users_code, where, worker_place
 from ddpdoctor.processes.jobs_summary import described
 
 MAX_CALLERS: Final = 5
@@ -86,18 +86,15 @@ def headline(examination: Examination) -> str:
 
 def how_many_move(stands: Sequence[RankState], hang: Hang) -> str:
     """ "All 4 ranks move", "2 of 4 ranks move; rank 3 could not be looked into"."""
-    unseen = [state for state in stands if state.activity is RankActivity.UNSEEN]
-    gone = [state for state in stands if state.activity is RankActivity.GONE]
-    moving = [state for state in stands if state not in unseen and state not in gone and moves(state)]
-    waiting = [
-        rank_state for rank_state in with_activity(stands, RankActivity.WAITS) if moving and not moves(rank_state)
-    ]
+    unseen, gone = with_activity(stands, RankActivity.UNSEEN), with_activity(stands, RankActivity.GONE)
+    moving = [state for state in stands if state not in (*unseen, *gone) and moves(state)]
+    waiting = [state for state in with_activity(stands, RankActivity.WAITS) if moving and not moves(state)]
     still = [state for state in stands if state not in (*unseen, *gone, *moving, *waiting)]
+    everybody = f"Rank {stands[0].number}" if len(stands) == 1 else f"{_all(len(stands))} ranks"
     if len(moving) == len(stands):
-        return f"Rank {stands[0].number} moves" if len(stands) == 1 else f"{_all(len(stands))} ranks move"
+        return f"{everybody} move{'s' if len(stands) == 1 else ''}"
     if len(gone) == len(stands):
-        ended = f"Rank {stands[0].number} has" if len(stands) == 1 else f"{_all(len(stands))} ranks have"
-        return f"{ended} ended: the first error in the job's log says why"
+        return f"{everybody} {'has' if len(stands) == 1 else 'have'} ended: the first error in the job's log says why"
     parts = []
     if moving:
         parts.append(f"{len(moving)} of {plural(len(stands), 'rank')} {'moves' if len(moving) == 1 else 'move'}")
@@ -137,8 +134,9 @@ def rows(examination: Examination) -> list[tuple[str, str]]:
     hang, job = hang_of(examination), job_of(examination)
     found = []
     if job:
+        process = job.launcher or job.ranks[0]
         found = [
-            ("job", f"{job.name}: {_command(job)}"),
+            ("job", f"{job.name}: {process.command or process.name}"),
             ("", described(job)),
             ("launcher", launcher_state(job.launcher)),
         ]
@@ -150,11 +148,6 @@ def rows(examination: Examination) -> list[tuple[str, str]]:
         asked = f"{plural(len(hang.counts), 'count')} of operations, asked twice" if hang.counts else hang.ras
         found.append(("RAS", asked))
     return [(label, one_line(text)) for label, text in found if text]
-
-
-def _command(job: TrainingJob) -> str:
-    process = job.launcher or job.ranks[0]
-    return process.command or process.name
 
 
 def launcher_state(launcher: Process | None) -> str:
@@ -181,38 +174,33 @@ def groups(examination: Examination) -> list[Group]:
     """Those first whom a finding names, then those that keep others waiting; of equals the fewest first."""
     hang = hang_of(examination)
     blamed = {finding.rank for _, _, finding in examination.findings if finding.rank is not None}
-    gathered: list[list[RankState]] = []
-    for state in states_of(hang):
-        members = next((members for members in gathered if _together(members[0], state)), None)
-        if members is None:
-            gathered.append([state])
-        else:
-            members.append(state)
-    gathered.sort(
+    gathered = sorted(
+        grouped(states_of(hang), _what_is_alike).values(),
         key=lambda members: (
             blamed.isdisjoint(member.number for member in members),
             GROUP_ORDER.index(members[0].activity),
             len(members),
             members[0].number,
-        )
+        ),
     )
     return [_group(members, hang) for members in gathered]
 
 
-def _together(first: RankState, second: RankState) -> bool:
-    if _goes_on(first) and _goes_on(second):
-        return _place_within(first.rank.watched) == _place_within(second.rank.watched)
-    if first.activity is not second.activity:
-        return False
-    if first.activity is RankActivity.GONE:
-        return first.rank.gone == second.rank.gone
-    return first.place.same_as(second.place) and first.progress == second.progress
+def _what_is_alike(state: RankState) -> object:
+    if _goes_on(state):
+        return _place_within(state.rank.watched)
+    if state.activity is RankActivity.GONE:
+        return state.rank.gone, state.activity
+    return state.activity, state.place.call, state.progress
 
 
 def _group(members: Sequence[RankState], hang: Hang) -> Group:
     first = members[0]
     watched = first.rank.watched
-    details = [*_callers(first), *_processes(members), *_workers(members)]
+    details = [*_processes(members)]
+    if not _goes_on(first):
+        called_from = "" if first.activity is RankActivity.GONE else _called_from(first.place)
+        details = [*([called_from] if called_from else []), *details, *_workers(members)]
     frames = watched.last.frames if watched else ()
     return Group(named(members, hang), one_line(_words(members)), tuple(map(one_line, details)), frames)
 
@@ -252,20 +240,8 @@ def _of(members: Sequence[RankState], reason: str) -> str:
 
 def _place_within(watched: Watched | None) -> str:
     """ ", within train (train.py)": the innermost function of the user's that it never left; "" where that isn't known."""
-    own = next((frame for frame in watched.within if _own(frame)), None) if watched else None
+    own = next(filter(is_users_code, watched.within), None) if watched else None
     return f", within {own.function.rpartition('.')[2]} ({file_line(own).rpartition(':')[0]})" if own else ""
-
-
-def _own(frame: Frame) -> bool:
-    return not torchs(frame) and not pythons(frame)
-
-
-def _callers(stand: RankState) -> Iterator[str]:
-    """By which way of the user's own code it came there."""
-    if _goes_on(stand) or stand.activity is RankActivity.GONE:
-        return
-    if called := _called_from(stand.place):
-        yield called
 
 
 def _called_from(place: StackPlace) -> str:
@@ -298,12 +274,7 @@ def _workers(members: Sequence[RankState]) -> Iterator[str]:
     """Their DataLoader workers: those that are busy by where they are."""
     workers = [(member.number, worker) for member in members for worker in member.rank.workers]
     busy = [(rank, worker) for rank, worker in workers if not is_worker_idle(worker)]
-    places: dict[tuple[str, bool], list[tuple[int, Watched]]] = {}
-    for rank, worker in busy:
-        key = (_place_of_worker(worker), is_worker_moving(worker))
-        places.setdefault(key, []).append((rank, worker))
-    if _goes_on(members[0]):
-        return
+    places = grouped(busy, lambda of_rank: (_place_of_worker(of_rank[1]), is_worker_moving(of_rank[1])))
     for (place, moving), those in list(places.items())[:MAX_WORKERS]:
         pids = listed((worker.pid for _, worker in those), MAX_PIDS)
         of = f" of {ranks_named(rank for rank, _ in those)}" if len(members) > 1 else ""

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import ranks_named
 from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.engine.registry import JudgedElsewhere, requires
@@ -324,11 +325,5 @@ def _is_further(place: StackPlace, other: StackPlace) -> bool:
 
 def _by_place(states: Iterable[RankState]) -> Places:
     """Group ranks by the call at which they stand, the most first."""
-    groups: list[tuple[StackPlace, list[RankState]]] = []
-    for state in states:
-        members = next((members for place, members in groups if place.same_as(state.place)), None)
-        if members is None:
-            groups.append((state.place, [state]))
-        else:
-            members.append(state)
-    return tuple((place, tuple(members)) for place, members in sorted(groups, key=lambda group: -len(group[1])))
+    groups = grouped(states, lambda state: state.place.call).values()
+    return tuple((members[0].place, tuple(members)) for members in sorted(groups, key=len, reverse=True))

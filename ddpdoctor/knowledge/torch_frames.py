@@ -64,9 +64,10 @@ class StackPlace(msgspec.Struct, frozen=True):
     def meets(self) -> bool:
         return self.where in MEETINGS
 
-    def same_as(self, other: StackPlace) -> bool:
-        """Whether both mean the same call. In code of its own a rank is in the same place only at the same line."""
-        return self.where is other.where and self.what == other.what and self.path == other.path
+    @property
+    def call(self) -> tuple[PlaceKind, str, tuple[Frame, ...]]:
+        """What is equal where two mean the same call. In code of its own a rank is in the same place only at the same line."""
+        return self.where, self.what, self.path
 
 
 PYTHONS_OWN: Final = compile_lazily(
@@ -142,6 +143,11 @@ def pythons(frame: Frame) -> bool:
     )
 
 
+def is_users_code(frame: Frame) -> bool:
+    """Whether a frame is neither torch's nor Python's."""
+    return not torchs(frame) and not pythons(frame)
+
+
 def place_of(look: RankLook) -> StackPlace:
     """Tell where the main thread stood."""
     place = _place(look.frames)
@@ -159,7 +165,7 @@ def worker_place(look: RankLook) -> StackPlace:
 def _place(frames: Sequence[Frame]) -> StackPlace:
     if not frames:
         return StackPlace(PlaceKind.UNSEEN)
-    path = tuple(frame for frame in frames if not torchs(frame) and not pythons(frame))
+    path = tuple(filter(is_users_code, frames))
     inner = frames[: frames.index(path[0])] if path else frames
     frame = next((frame for frame in path if "-packages/" not in frame.path), path[0] if path else frames[-1])
     where, what = _call(inner) or _around(frames) or _wait(inner) or (PlaceKind.OWN, "")

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective, RecordedGroup
-from ddpdoctor.knowledge.torch_frames import pythons, torchs
+from ddpdoctor.knowledge.torch_frames import is_users_code
 
 DEFAULT_GROUP: Final = ("0", "default_pg")
 
@@ -69,7 +69,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 def where_called(call: RecordedCollective) -> Frame | None:
     """Find the innermost frame of a call that isn't torch's or Python's."""
-    return next((frame for frame in call.frames if not torchs(frame) and not pythons(frame)), None)
+    return next(filter(is_users_code, call.frames), None)
 
 
 def call_name(name: str) -> str:
