@@ -12,9 +12,9 @@ from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.processes.gpu_holders import left_on_gpus, own_jobs, works
-from ddpdoctor.processes.gpu_holders_words import age, alike, capital, end_leftovers, may_be_started_by_hand, why_left
+from ddpdoctor.processes.gpu_holders_words import alike, capital, end_leftovers, may_be_started_by_hand, why_left
 from ddpdoctor.processes.job_settings import Difference, comparable, differences
-from ddpdoctor.processes.job_words import Oddity, who
+from ddpdoctor.processes.job_words import Oddity, age, who
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of, perhaps_of_several_runs
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.processes.leftovers.processes import left_by_processes

@@ -27,7 +27,7 @@ from ddpdoctor.hang.rank_states import (
 )
 from ddpdoctor.hang.recorded_hang import not_dumped
 from ddpdoctor.knowledge.torch_frames import PlaceKind, StackPlace, file_line, is_users_code, where, worker_place
-from ddpdoctor.processes.jobs_summary import described
+from ddpdoctor.processes.render_jobs import described
 
 MAX_CALLERS: Final = 5
 MAX_PIDS: Final = 4

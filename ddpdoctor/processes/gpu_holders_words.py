@@ -9,7 +9,7 @@ from ddpdoctor.base.text import listed, plural, ranks_named, spans
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.processes.gpu_holders import ENDED, HeldGpu
-from ddpdoctor.processes.job_words import places
+from ddpdoctor.processes.job_words import age, places
 from ddpdoctor.processes.jobs import is_started_by_hand
 from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import Certainty, LeftoverKind
@@ -40,15 +40,6 @@ def named(pid: int, process: Process | None) -> str:
         return f"pid {pid}" if pid else "a hidden process"
     what = f"rank {process.place.rank}" if process.place else process.name or process.role.value
     return f"pid {pid} ({what})"
-
-
-def age(seconds: float) -> str:
-    """Word an age: "40 s", "3 h", "2 days"."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.0f} h" if seconds < 172800 else f"{seconds / 86400:.0f} days"
 
 
 def evidence_of(held: Sequence[HeldGpu]) -> tuple[Evidence, ...]:

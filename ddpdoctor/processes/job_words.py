@@ -93,3 +93,12 @@ _PIDS = compile_lazily(r"\b(?:pids?|jobs?) ((?:\d+(?:, | and )?)+)(?!\d| more)",
 def pids_in(text: str) -> set[int]:
     """The pids that findings and remarks name: "pid 4711", "pids 4711, 4712 and 4713", "job 4711"."""
     return {int(pid) for found in _PIDS.findall(text) for pid in re.findall(r"\d+", found)}
+
+
+def age(seconds: float) -> str:
+    """ "45 s", "12 min", "3.5 h", "2.1 d"."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            amount = seconds / size
+            return f"{amount:.0f} {unit}" if unit == "min" or amount >= 10 else f"{amount:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -12,7 +12,7 @@ from ddpdoctor.base.text import clip, listed, plural
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.examination import Examination, Verdict, examine
 from ddpdoctor.engine.registry import Catalogue, Check, Subject
-from ddpdoctor.facts.processes import Process, Processes, ProcessRole
+from ddpdoctor.facts.processes import Processes, ProcessRole
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.processes.gpu_holders import HeldGpu, holdings
 from ddpdoctor.processes.job_words import NOT_RUNNING, Remark, pids_in
@@ -21,6 +21,9 @@ from ddpdoctor.processes.rank_remarks import remarks_on
 
 FAMILY: Final = "processes"
 GROUPS_OF_REPORT: Final = ("machine", "container", "gpus", "environment", "processes")
+GROUPS_BY_IMPORT: Final = frozenset({"torch", "libraries", "extensions", "toolchain"})
+"""Facts that take an import of torch."""
+NO_JOB: Final = "No training job runs on this host that this user can see."
 _MAX_NAMED = 12
 
 
@@ -84,12 +87,7 @@ def checks_of_jobs(catalogue: Catalogue) -> tuple[Check, ...]:
 
 def groups_of(checks: Sequence[Check]) -> set[str]:
     """Name the facts that checks need, and what the report's heading says; nothing that takes an import of torch."""
-    return set(GROUPS_OF_REPORT).union(*(check.groups for check in checks)) - {
-        "torch",
-        "libraries",
-        "extensions",
-        "toolchain",
-    }
+    return set(GROUPS_OF_REPORT).union(*(check.groups for check in checks)) - GROUPS_BY_IMPORT
 
 
 def overview(snapshot: Snapshot, checks: Sequence[Check], name: str | None = None) -> Overview:
@@ -126,23 +124,13 @@ def _views(jobs: Sequence[TrainingJob], examination: Examination) -> tuple[JobVi
     assert not isinstance(snapshot.processes, Unknown)
     views = []
     for job in jobs:
-        judged = [
-            (remark, _severity(remark, job, examination))
-            for remark in remarks_on(job, snapshot.processes, snapshot.gpus)
-        ]
-        views.append(
-            JobView(
-                job,
-                tuple(
-                    msgspec.structs.replace(remark, severity=severity or Severity.INFO) for remark, severity in judged
-                ),
-                tuple(
-                    msgspec.structs.replace(remark, severity=Severity.INFO)
-                    for remark, severity in judged
-                    if severity is None
-                ),
-            )
-        )
+        remarks, untold = [], []
+        for remark in remarks_on(job, snapshot.processes, snapshot.gpus):
+            severity = _severity(remark, job, examination)
+            remarks.append(msgspec.structs.replace(remark, severity=severity or Severity.INFO))
+            if severity is None:
+                untold.append(remarks[-1])
+        views.append(JobView(job, tuple(remarks), tuple(untold)))
     return tuple(views)
 
 
@@ -192,10 +180,8 @@ def named_job(name: str, jobs: Sequence[TrainingJob], processes: Processes, *, b
             jobs_there(jobs),
             launcher=True,
         )
-    what = (
-        f"pid {pid} ({process.name}) belongs to no training job" if process else f"pid {pid} is part of no training job"
-    )
-    raise UnknownJobError(f"{what} that this user can see.", jobs_there(jobs))
+    what = f"pid {pid} ({process.name}) belongs to" if process else f"pid {pid} is part of"
+    raise UnknownJobError(f"{what} no training job that this user can see.", jobs_there(jobs))
 
 
 def members(job: TrainingJob) -> set[int]:
@@ -210,15 +196,13 @@ def _above(job: TrainingJob, processes: Processes) -> set[int]:
 def jobs_there(jobs: Sequence[TrainingJob]) -> str:
     """Say which jobs there are: "The jobs here: 4711 (torchrun train.py, 8 ranks) and 5200 (python train.py, 2 ranks)."."""
     if not jobs:
-        return "No training job runs on this host that this user can see."
-    named = [f"{job.name} ({called(job)}, {plural(len(job.ranks), 'rank')})" for job in jobs]
+        return NO_JOB
+    named = []
+    for job in jobs:
+        process = job.launcher or job.ranks[0]
+        ranks = plural(len(job.ranks), "rank")
+        named.append(f"{job.name} ({clip(process.command or process.name, 60)}, {ranks})")
     return f"The job{'s' if len(jobs) > 1 else ''} here: {listed(named, _MAX_NAMED)}."
-
-
-def called(job: TrainingJob) -> str:
-    """Return the command by which a job was started, or that of its first rank, cut."""
-    process: Process = job.launcher or job.ranks[0]
-    return clip(process.command or process.name, 60)
 
 
 # --- whose finding it is ----------------------------------------------------------------------------------------------------

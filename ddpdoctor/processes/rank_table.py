@@ -11,7 +11,7 @@ from ddpdoctor.base.text import human, one_line, spans
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.processes.gpu_holders import HeldGpu, of_process
-from ddpdoctor.processes.job_words import ENDED, Remark, of_pid
+from ddpdoctor.processes.job_words import ENDED, Remark, age, of_pid
 from ddpdoctor.processes.overview import JobView
 from ddpdoctor.report.document import STYLES, Column, Row, StyledText, Table
 
@@ -241,12 +241,3 @@ def waits_for(function: str) -> str:
     """For what it waits that is in that kernel function: "a lock"; the function itself where there is no word for it."""
     name = one_line(function).removeprefix("__x64_sys_").lstrip("_")
     return next((word for start, word in WAITS.items() if name.startswith(start)), name)
-
-
-def age(seconds: float) -> str:
-    """ "45 s", "12 min", "3.5 h", "2.1 d"."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            amount = seconds / size
-            return f"{amount:.0f} {unit}" if unit == "min" or amount >= 10 else f"{amount:.1f} {unit}"
-    return f"{seconds:.0f} s"

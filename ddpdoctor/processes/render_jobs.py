@@ -7,15 +7,14 @@ from typing import TypeVar
 
 import msgspec
 
-from ddpdoctor.base.text import one_line, plural
+from ddpdoctor.base.text import listed, one_line, plural
 from ddpdoctor.base.unknown import Maybe, Unknown
-from ddpdoctor.engine.examination import Verdict
+from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.processes.gpu_holders import HeldGpu, of_process
-from ddpdoctor.processes.job_words import Remark, of_pid
+from ddpdoctor.processes.job_words import Remark, age, of_pid
 from ddpdoctor.processes.jobs import TrainingJob
-from ddpdoctor.processes.jobs_summary import described, heading, headline, in_words, looked_for, nothing_here
-from ddpdoctor.processes.overview import JobView, Overview
+from ddpdoctor.processes.overview import NO_JOB, JobView, Overview
 from ddpdoctor.processes.rank_table import memory_heading, rows_of, table_of
 from ddpdoctor.report.check_results import (
     finding_lines,
@@ -29,6 +28,12 @@ from ddpdoctor.report.check_results import (
 from ddpdoctor.report.contract import Report, build_report, mirror
 from ddpdoctor.report.document import Block, Document, Paragraph, Section, StyledText, severity_span
 from ddpdoctor.report.reported_jobs import ReportedGpu, ReportedJob, ReportedProcess, ReportedRank, ReportedRemark
+from ddpdoctor.report.summary import summary
+
+LOOKED_FOR = (
+    "A rank is known by its settings (RANK, LOCAL_RANK, a launcher's), by its parent (torchrun, mp.spawn), and by threads "
+    "of torch's process groups."
+)
 
 T = TypeVar("T")
 
@@ -58,13 +63,13 @@ def jobs_document(overview: Overview, *, verbose: bool = False, quiet: bool = Fa
     idle = idle_reasons(examination.results) if verbose else {}
     return msgspec.structs.replace(
         document,
-        rows=tuple((label, one_line(text)) for label, text in heading(overview)),
+        rows=tuple(_rows(examination)),
         sections=(
             *(_job_section(view, overview.held, verbose=verbose) for view in overview.views),
             *(
                 ()
                 if overview.views
-                else (Section((Paragraph(StyledText(looked_for(), "dim")),), nothing_here(overview)),)
+                else (Section((Paragraph(StyledText(LOOKED_FOR, "dim")),), _nothing_here(examination)),)
             ),
             *finding_sections(found),
             *not_tested_sections(unknown_reasons(examination.results), idle, verbose=verbose),
@@ -74,12 +79,84 @@ def jobs_document(overview: Overview, *, verbose: bool = False, quiet: bool = Fa
 
 
 def _job_section(view: JobView, held: Sequence[HeldGpu], *, verbose: bool) -> Section:
+    process = view.job.launcher or view.job.ranks[0]
+    command = one_line(process.command or process.name) or "a process without a name"
     blocks: list[Block] = [
         Paragraph(StyledText(described(view.job), "dim"), indent=2),
         table_of(rows_of(view, held, fold=not verbose), memory_heading(held, view)),
-        *(Paragraph(text, severity_span(severity), 6, 2) for severity, text in in_words(view.untold)),
+        *(Paragraph(one_line(remark.text), severity_span(remark.severity), 6, 2) for remark in view.untold),
     ]
-    return Section(tuple(blocks), f"Job {view.job.name}  {headline(view)}")
+    return Section(tuple(blocks), f"Job {view.job.name}  {command}")
+
+
+def described(job: TrainingJob) -> str:
+    """ "alice, 2.1 h, 8 ranks here (0-7) of 16, launcher pid 4711, 16 DataLoader workers"."""
+    numbers = {rank.place.rank for rank in job.ranks if rank.place}
+    here = plural(len(job.ranks), "rank")
+    if job.expected and len(numbers) != len(job.expected):
+        here = f"{len(numbers)} of {len(job.expected)} ranks"
+    if job.world_size is not None and job.world_size > len(numbers | set(job.missing)):
+        here = f"{here} on this host of {job.world_size} in all"
+    launchers = "no launcher here"
+    if job.launchers:
+        pids = listed((launcher.pid for launcher in job.launchers), 4)
+        launchers = f"launcher{'' if len(job.launchers) == 1 else 's'} pid {pids}"
+    workers = sum(len(job.workers_of(rank)) for rank in job.ranks)
+    guessed = any(rank.forked for rank in job.ranks)
+    containers = sorted({rank.container for rank in job.ranks if rank.container})
+    parts = (
+        listed(sorted({one_line(rank.user) or str(rank.uid) for rank in job.ranks}), 3),
+        f"up {age(max(rank.age for rank in job.ranks))}",
+        here,
+        launchers,
+        plural(workers, "DataLoader worker") if workers else "",
+        "the order in which they were started is taken for their ranks" if guessed else "",
+        f"in container {listed(containers, 3)}" if containers else "",
+    )
+    return ", ".join(filter(None, parts))
+
+
+def _rows(examination: Examination) -> Iterator[tuple[str, str]]:
+    """Yield (label, text): the host and its GPUs, and what of it was seen."""
+    for label, text in summary(examination):
+        if label in ("host", "GPUs"):
+            yield label, one_line(text)
+    yield "seen", _seen(examination)
+
+
+def _seen(examination: Examination) -> str:
+    """ "214 processes, all of them looked into; watched for 0.3 s"."""
+    processes = examination.snapshot.processes
+    if isinstance(processes, Unknown):
+        return f"no process: {one_line(processes.reason)}"
+    looked_into = f"{'not all' if processes.spared else 'all of them'} looked into"
+    if processes.closed:
+        why = ", being others': only root may" if processes.uid else ""
+        looked_into = f"{processes.closed} of which can't be looked into{why}"
+    parts = (
+        f"{plural(processes.count, 'process', 'processes')}, {looked_into}",
+        f"watched for {processes.watched:.1f} s" if processes.watched else "",
+        f"there may be more: {one_line(processes.unseen)}" if processes.unseen else "",
+        *(one_line(spared.words) for spared in processes.spared),
+        _silent_gpus(examination),
+    )
+    return "; ".join(filter(None, parts))
+
+
+def _silent_gpus(examination: Examination) -> str:
+    gpus = examination.snapshot.gpus
+    if isinstance(gpus, Unknown):
+        return f"who is on which GPU is not known: {one_line(gpus.reason)}"
+    reasons = {one_line(gpu.holders.reason): gpu.index for gpu in gpus.answering if isinstance(gpu.holders, Unknown)}
+    return f"who is on which GPU is not known: {listed(reasons, 2)}" if reasons else ""
+
+
+def _nothing_here(examination: Examination) -> str:
+    """Say why there is no table."""
+    processes = examination.snapshot.processes
+    if isinstance(processes, Unknown):
+        return f"Whether a training job runs here can't be told: {one_line(processes.reason)}"
+    return NO_JOB
 
 
 def _hints(overview: Overview) -> Iterator[str]:

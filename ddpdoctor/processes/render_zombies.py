@@ -10,13 +10,14 @@ import msgspec
 from msgspec import UNSET
 
 from ddpdoctor.base.findings import FAIL, Evidence, Fix
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.shell import quoted
 from ddpdoctor.base.text import clip, human, listed, one_line, plural
 from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.engine.registry import Catalogue
+from ddpdoctor.processes.job_words import age
 from ddpdoctor.processes.leftovers.ending import Endings, LeftoverEnding
 from ddpdoctor.processes.leftovers.leftover import MAX_NAMED, Leftover, kill_command
-from ddpdoctor.processes.zombies_words import gathered, holds, of_whom, summed
 from ddpdoctor.report.contract import Report, ReportedFinding, build_report, mirror
 from ddpdoctor.report.document import Block, Command, Document, Paragraph, Section, StyledText
 from ddpdoctor.report.reported_leftovers import Certainty, Fate, LeftoverKind, ReportedLeftover
@@ -156,6 +157,66 @@ def endings_section(endings: Endings) -> Section:
             Paragraph(StyledText(listed(endings.freed, 20), "bold"), StyledText("FREED", "bold green"), MARGIN)
         )
     return Section(tuple(items))
+
+
+# --- words: what each holds, how long it has been there, and the sum ----------------------------------------------------------
+
+
+def holds(leftover: Leftover) -> str:
+    """ "1.5 GiB of GPU 3, port 29500, 2 segments in /dev/shm, 210 MiB of memory"; "" where it holds nothing."""
+    return ", ".join(_parts(leftover))
+
+
+def _parts(leftover: Leftover) -> Iterator[str]:
+    if leftover.gpus and leftover.pid:
+        named = f"GPU{'' if len(leftover.gpus) == 1 else 's'} {listed(leftover.gpus)}"
+        yield f"{human(leftover.gpu_memory)} of {named}" if leftover.gpu_memory else named
+    elif leftover.kind is LeftoverKind.MEMORY:
+        yield f"{human(leftover.size)} of its memory"
+    if leftover.path:
+        yield human(leftover.size)
+    if leftover.ports:
+        yield f"port{'' if len(leftover.ports) == 1 else 's'} {listed(leftover.ports)}"
+    if leftover.segments:
+        yield f"{plural(len(leftover.segments), 'segment')} in /dev/shm"
+    if leftover.memory:
+        yield f"{human(leftover.memory)} of memory"
+
+
+def of_whom(leftover: Leftover) -> str:
+    """ "ann's, for 3 h"."""
+    parts = [f"{leftover.owner}'s"] if leftover.owner else []
+    if leftover.age is not None:
+        parts.append(f"{age(leftover.age)} old")
+    if leftover.children:
+        parts.append(f"with {plural(len(leftover.children), 'child', 'children')}")
+    return ", ".join(parts)
+
+
+def gathered(leftovers: Sequence[Leftover]) -> list[tuple[Leftover, ...]]:
+    """One process by itself, segments of which the same is to be said together."""
+    alike = grouped(
+        leftovers,
+        lambda leftover: (
+            (leftover.certainty, leftover.doubts, leftover.owner)
+            if leftover.kind is LeftoverKind.SEGMENT
+            else leftover.identity or leftover
+        ),
+    )
+    return [tuple(group) for group in alike.values()]
+
+
+def summed(leftovers: Sequence[Leftover], spots: Sequence[str]) -> str:
+    """The last line. spots: where nobody could look."""
+    if not leftovers:
+        return "Nothing is left over, as far as could be seen." if spots else "Nothing is left over."
+    counts = [(sum(leftover.certainty is which for leftover in leftovers), which) for which in Certainty]
+    words = {
+        Certainty.PROVEN: "proven to be left over",
+        Certainty.DOUBT: "in doubt, and left alone",
+        Certainty.NOT_OURS: "not yours, and left alone",
+    }
+    return f"{listed(f'{count} {words[which]}' for count, which in counts if count)}."
 
 
 # --- for programs -----------------------------------------------------------------------------------------------------------

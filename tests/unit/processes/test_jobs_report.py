@@ -18,8 +18,9 @@ from ddpdoctor.engine.examination import Verdict
 from ddpdoctor.facts.gpus import GpuHolder
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.facts.snapshot import Snapshot
+from ddpdoctor.processes.job_words import age
 from ddpdoctor.processes.overview import Overview, UnknownJobError, checks_of_jobs, overview
-from ddpdoctor.processes.rank_table import JobRow, age, table_of, waits_for
+from ddpdoctor.processes.rank_table import JobRow, table_of, waits_for
 from ddpdoctor.processes.render_jobs import jobs_document, jobs_report
 from ddpdoctor.report.contract import json_schema, to_json
 from ddpdoctor.report.terminal import Screen, text_of
