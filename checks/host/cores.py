@@ -18,7 +18,7 @@ from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.facts.snapshot import Cgroup, Container, Environment, Gpus, Machine
 from ddpdoctor.knowledge.evidence import planned, told
 from ddpdoctor.knowledge.launchers import number
-from ddpdoctor.processes.gpu_holders import ENDED, own_jobs
+from ddpdoctor.processes.gpu_holders import own_jobs
 from ddpdoctor.processes.job_words import who
 from ddpdoctor.processes.jobs import SOURCES_BY_LIGHTNING, setting
 
@@ -172,7 +172,7 @@ def omp_threads(
 def _running(processes: Processes) -> Iterator[Finding]:
     """Findings on running jobs whose ranks have really started so many threads."""
     for job in own_jobs(processes):
-        ranks = [rank for rank in job.ranks if rank.state not in ENDED]
+        ranks = [rank for rank in job.ranks if not rank.has_ended]
         share = max(1.0, processes.cores / max(1, len(ranks)))
         greedy = [rank for rank in ranks if rank.threads >= _threads_of(rank, processes.cores) > share]
         if len(ranks) > 1 and processes.cores and greedy:

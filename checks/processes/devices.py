@@ -15,7 +15,6 @@ from ddpdoctor.knowledge.gpu_assignment import lacks_nccl, own_gpu
 from ddpdoctor.knowledge.nvidia import nvidia_gpus
 from ddpdoctor.logs.analyze.sightings import memory_of_ranks
 from ddpdoctor.processes.gpu_holders import (
-    ENDED,
     HeldGpu,
     SharedGpu,
     holdings,
@@ -101,11 +100,7 @@ def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -
     requires(jobs, NO_JOB)
     unnamed = False
     for job in jobs:
-        on = [
-            (rank, contexts[0])
-            for rank in job.ranks
-            if rank.state not in ENDED and (contexts := of_process(rank, held))
-        ]
+        on = [(rank, contexts[0]) for rank in job.ranks if not rank.has_ended and (contexts := of_process(rank, held))]
         if len(on) < 2 or shared_gpus(job, held, gpus):
             continue  # Ranks that share a GPU have no other way: NCCL refuses that.
         marks = [{_backend(mark) for mark in rank.marks} for rank, _ in on]

@@ -9,6 +9,8 @@ import msgspec
 from ddpdoctor.base.unknown import Facts, Maybe, Source, Unknown
 
 NOT_COUNTED = Unknown("it was not counted")
+ENDED_STATES = ("Z", "X")
+"""Kernel letters of a process that is none any more."""
 NOT_FOUND = "no process on this host is this rank"
 """Why a rank is gone that no process ever was while it was looked for: it may not have been started."""
 
@@ -45,6 +47,10 @@ class RankLook(msgspec.Struct, frozen=True, kw_only=True):
     """Context switches of its other threads since their start, without those of the threads which poll for a process group."""
     transferred: int = 0
     """rchar + wchar since its start, without what the store's server and NCCL's watchdog say to each other."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED_STATES
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):

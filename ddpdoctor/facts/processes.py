@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.base.unknown import Facts, Maybe, Source, Unknown
 from ddpdoctor.facts.environment import Setting
-from ddpdoctor.facts.hang import Frame
+from ddpdoctor.facts.hang import ENDED_STATES, Frame
 
 NOT_LOOKED_INTO = Unknown("it was not looked into")
 
@@ -146,6 +146,11 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> ProcessIdentity:
         return ProcessIdentity(self.pid, self.start)
+
+    @property
+    def has_ended(self) -> bool:
+        """It is a zombie: none any more but for its line in the list."""
+        return self.state in ENDED_STATES
 
     @property
     def forked(self) -> bool:

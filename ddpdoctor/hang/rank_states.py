@@ -105,7 +105,7 @@ def is_worker_idle(worker: Watched) -> bool:
 
 def _state_of(rank: WatchedRank, hang: Hang) -> RankState:
     watched = rank.watched
-    if rank.gone or watched is None or watched.last.state in ("Z", "X"):
+    if rank.gone or watched is None or watched.last.has_ended:
         activity = RankActivity.GONE if rank.gone or watched is not None else RankActivity.UNSEEN
         return RankState(rank, activity, StackPlace(PlaceKind.UNSEEN))
     place = place_of(watched.last)

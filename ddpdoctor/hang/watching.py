@@ -27,7 +27,6 @@ from ddpdoctor.processes.signs_of_life import polling_rate
 MAX_WORKERS: Final = 256
 """Of all ranks together; more than that are not looked at."""
 
-ENDED_STATES: Final = frozenset("ZX")
 HEARTBEAT_THREADS: Final = ("pt_tcpstore", "pt_nccl_")
 """Threads that talk to each other once a second all the while, whatever the job does: NCCL's watchdogs ask the store."""
 
@@ -120,7 +119,7 @@ async def _look(wanted: Sequence[Process], proc: Proc, began: float) -> WatchedM
     seconds = round(time.monotonic() - began, 3)
     glances = {process.pid: seen for process in wanted if (seen := glance(process.identity, proc))}
     # Two can't trace one process, and a debugger's user wouldn't thank us.
-    spied = await spy(pid for pid, seen in glances.items() if not _has_ended(seen.look) and not seen.tracer)
+    spied = await spy(pid for pid, seen in glances.items() if not seen.look.has_ended and not seen.tracer)
     # What has another's pid by now was not what was meant.
     same = {process.pid for process in wanted if process.pid in spied and glance(process.identity, proc) is not None}
     return WatchedMoment(
@@ -142,10 +141,6 @@ def _with_stack(seen: ProcessGlance, spied: Spied, seconds: float) -> RankLook:
     )
 
 
-def _has_ended(look: RankLook) -> bool:
-    return look.state in ENDED_STATES
-
-
 async def _between(ranks: Collection[int], first: WatchedMoment, seconds: int) -> dict[int, Sampled]:
     """Sample the stacks of ranks, and of those workers that have something to do."""
     wanted = [
@@ -164,7 +159,7 @@ def _watched(
     process: Process, first: WatchedMoment, second: WatchedMoment, sampled: Mapping[int, Sampled]
 ) -> Watched | None:
     last = second.looks.get(process.pid)
-    if last is None or _has_ended(last):
+    if last is None or last.has_ended:
         return None
     samples = sampled.get(process.pid, Sampled())
     return Watched(
@@ -179,7 +174,7 @@ def _watched(
 
 def _gone(process: Process, first: WatchedMoment, second: WatchedMoment) -> str:
     if last := second.looks.get(process.pid):
-        return f"{last.state}: {ENDED_WORDS}" if _has_ended(last) else ""
+        return f"{last.state}: {ENDED_WORDS}" if last.has_ended else ""
     return "it ended while it was looked at" if process.pid in first.looks else "no such process"
 
 
@@ -211,7 +206,7 @@ def glance(process: ProcessIdentity, proc: Proc) -> ProcessGlance | None:
     stat = proc.stat(process.pid)
     if isinstance(stat, Unknown) or stat.start != process.start:
         return None
-    if stat.state in ENDED_STATES:
+    if stat.ended:
         return ProcessGlance(RankLook(state=stat.state))
     spent = proc.spent(process.pid)
     if isinstance(spent, Unknown):

@@ -20,8 +20,6 @@ from ddpdoctor.processes.leftovers.processes import left_by_processes
 from ddpdoctor.processes.signs_of_life import signs_of_life
 from ddpdoctor.report.reported_leftovers import LeftoverKind
 
-ENDED = ("Z", "X")
-
 BARE_CONTEXT_BYTES = 1 << 30
 """A context without any tensor takes 300 to 700 MB, by GPU and by the kernels that were loaded."""
 
@@ -81,7 +79,7 @@ def process_of(holder: GpuHolder, processes: Processes) -> Process | None:
     In a container NVML may tell pids of the host: a process that happens to have the same one here is another.
     """
     found = processes.get(holder.pid) if holder.pid else None
-    if found is None or not processes.unseen or found.state in ENDED:
+    if found is None or not processes.unseen or found.has_ended:
         return found
     touches = isinstance(found.devices, Unknown) or found.devices or found.marks or found.role is not ProcessRole.OTHER
     return found if touches else None
@@ -299,5 +297,5 @@ def works(leftover: Leftover, processes: Processes) -> bool:
     return any(
         any(signs_of_life(process, processes.watched))
         for process in processes.listed
-        if process.identity in whole and process.state not in ENDED
+        if process.identity in whole and not process.has_ended
     )

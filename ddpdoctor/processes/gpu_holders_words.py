@@ -8,7 +8,7 @@ from ddpdoctor.base.findings import Evidence, Fix
 from ddpdoctor.base.text import listed, plural, ranks_named, spans
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.processes.gpu_holders import ENDED, HeldGpu
+from ddpdoctor.processes.gpu_holders import HeldGpu
 from ddpdoctor.processes.job_words import age, places
 from ddpdoctor.processes.jobs import is_started_by_hand
 from ddpdoctor.processes.leftovers.leftover import Leftover
@@ -63,7 +63,7 @@ def _described(held: HeldGpu) -> str:
     if process is None:
         return named(held.holder.pid, process)
     old = f", {age(process.age)} old" if process.age else ""
-    state = ", state Z" if process.state in ENDED else ""
+    state = ", state Z" if process.has_ended else ""
     return f"{named(process.pid, process)} of {process.user or process.uid}{old}{state}"
 
 

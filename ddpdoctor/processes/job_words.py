@@ -13,9 +13,6 @@ from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.facts.processes import Process
 
-ENDED = ("Z", "X")
-"""Kernel letters of a process that is none any more."""
-
 _MOST_PIDS = 6
 
 

@@ -11,7 +11,7 @@ from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.knowledge.gpu_assignment import own_gpu
 from ddpdoctor.processes.gpu_holders import HeldGpu, extra_contexts, holdings, of_process, shared_gpus
-from ddpdoctor.processes.job_words import ENDED, Oddity, Remark, places, who
+from ddpdoctor.processes.job_words import Oddity, Remark, places, who
 from ddpdoctor.processes.jobs import TrainingJob, asked_for, is_started_by_hand, lone_setting, perhaps_of_several_runs
 from ddpdoctor.processes.leftovers.processes import left_by_processes
 from ddpdoctor.report.reported_leftovers import LeftoverKind
@@ -40,7 +40,7 @@ def _remark(oddity: Oddity, severity: Severity, processes: Sequence[Process], te
 
 
 def _on_states(job: TrainingJob) -> Iterator[Remark]:
-    alive = [rank for rank in job.ranks if rank.state not in ENDED]
+    alive = [rank for rank in job.ranks if not rank.has_ended]
     yield from _on_missing(job)
     yield from _on_lone_rank(job)
     yield from _on_ranks_beyond_the_world(job, alive)
@@ -67,7 +67,7 @@ def _on_lone_rank(job: TrainingJob) -> Iterator[Remark]:
     first = job.ranks[0]
     waits = len(job.ranks) == 1 and job.world_size is None and not job.launchers
     setting = lone_setting(first)
-    if waits and setting and first.age >= SETTLED_SECONDS and first.state not in ENDED:
+    if waits and setting and first.age >= SETTLED_SECONDS and not first.has_ended:
         text = (
             f"{who([first])} is alone, and keeps a store for others: {setting} was set where it was started, and no launcher "
             "set it, so Lightning starts no other ranks and waits for them"
@@ -126,11 +126,11 @@ def _on_doubled(job: TrainingJob, alive: Sequence[Process]) -> Iterator[Remark]:
 
 
 def _on_ended(job: TrainingJob) -> Iterator[Remark]:
-    if zombies := [rank for rank in job.ranks if rank.state in ENDED]:
+    if zombies := [rank for rank in job.ranks if rank.has_ended]:
         parents = listed(sorted({zombie.parent for zombie in zombies}))
         text = f"{who(zombies)}: ended, state Z, and pid {parents} that started it has not taken note"
         yield _remark(Oddity.DEAD, WARN, zombies, text)
-    if ending := [rank for rank in job.ranks if rank.ended_threads and rank.state not in ENDED]:
+    if ending := [rank for rank in job.ranks if rank.ended_threads and not rank.has_ended]:
         waits = sorted({f"others wait in {rank.waits_in}" for rank in ending if rank.waits_in})
         text = f"{who(ending)}: being taken down; the main thread has ended and {listed(waits) or 'others go on'}"
         yield _remark(Oddity.ENDING, WARN, ending, text)
@@ -175,7 +175,7 @@ def _on_gpus(job: TrainingJob, processes: Processes, gpus: Maybe[Gpus]) -> Itera
     """Remark on ranks that share a GPU, that are on another one than their own, or on none."""
     if isinstance(gpus, Unknown) or not gpus.answering:
         return
-    alive = [rank for rank in job.ranks if rank.state not in ENDED]
+    alive = [rank for rank in job.ranks if not rank.has_ended]
     held = holdings(gpus, processes)
     held_by = {rank.pid: of_process(rank, held) for rank in alive}
     for shared in shared_gpus(job, held, gpus):

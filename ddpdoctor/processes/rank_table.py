@@ -11,7 +11,7 @@ from ddpdoctor.base.text import human, one_line, spans
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.processes.gpu_holders import HeldGpu, of_process
-from ddpdoctor.processes.job_words import ENDED, Remark, age, of_pid
+from ddpdoctor.processes.job_words import Remark, age, of_pid
 from ddpdoctor.processes.overview import JobView
 from ddpdoctor.report.document import STYLES, Column, Row, StyledText, Table
 
@@ -223,7 +223,7 @@ def _cpu(processes: Sequence[Process]) -> str:
     used = [
         process.recent_cpu
         for process in processes
-        if not isinstance(process.recent_cpu, Unknown) and process.state not in ENDED
+        if not isinstance(process.recent_cpu, Unknown) and not process.has_ended
     ]
     if not used:
         return ""
@@ -232,7 +232,9 @@ def _cpu(processes: Sequence[Process]) -> str:
 
 def _waits(processes: Sequence[Process]) -> str:
     said = {
-        waits_for(process.waits_in) for process in processes if process.waits_in and process.state not in ("R", *ENDED)
+        waits_for(process.waits_in)
+        for process in processes
+        if process.waits_in and process.state != "R" and not process.has_ended
     }
     return said.pop() if len(said) == 1 else "various" if said else ""
 

@@ -235,7 +235,7 @@ def _doubts_of_missing(process: Process, job: TrainingJob, tree: ProcessTree) ->
         # Else it was torchrun's own store that they met at, and with torchrun that is gone.
         yield f"{named} may run on another host, as {_are(missing)} not on this one"
     for other in tree.processes.listed:
-        hidden = isinstance(other.settings, Unknown) and other.uid == process.uid and other.state not in ("Z", "X")
+        hidden = isinstance(other.settings, Unknown) and other.uid == process.uid and not other.has_ended
         python = other.role is ProcessRole.OTHER and other.name.startswith(("python", "pt_"))
         if hidden and (other.role is ProcessRole.RANK or python):
             yield f"{other.name} (pid {other.pid}), which can't be looked into, may be {named}"

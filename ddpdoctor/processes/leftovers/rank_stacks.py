@@ -17,7 +17,6 @@ PLACES_OF_WAITING: Final = (PlaceKind.COLLECTIVE, PlaceKind.STEP)
 """Where a rank goes on only when the other ranks of its job do. A group that is being made waits for whoever comes."""
 PLACES_OF_IDLE_THREADS: Final = (*PLACES_OF_WAITING, PlaceKind.LOCK)
 """The same of a thread beside the main one, which may also wait for another."""
-ENDED_STATES: Final = ("Z", "X")
 
 Frames = tuple[Frame, ...]
 
@@ -30,7 +29,7 @@ def ranks_to_look_at(processes: Processes) -> tuple[Process, ...]:
         for job in jobs_of(processes)
         if any(tree.lost_its_parent(rank) and not any(signs_of_life(rank, processes.watched)) for rank in job.ranks)
         for rank in job.ranks
-        if rank.state not in ENDED_STATES and not rank.ours
+        if not rank.has_ended and not rank.ours
     )
 
 
@@ -51,7 +50,7 @@ def why_not_waiting(rank: Process, named: str, watched: float) -> str:
         named: how it is called in the sentence.
         watched: for how many seconds.
     """
-    if rank.state in ENDED_STATES:
+    if rank.has_ended:
         return ""
     if isinstance(rank.stack, Unknown):
         seen_alive = any(signs_of_life(rank, watched))
