@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from ddpdoctor.base.findings import Severity
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import human, one_line, spans
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import Process
@@ -15,7 +16,7 @@ from ddpdoctor.processes.job_words import Remark, age, of_pid
 from ddpdoctor.processes.overview import JobView
 from ddpdoctor.report.document import STYLES, Column, Row, StyledText, Table
 
-MOST_ROWS = 32
+MAX_ROWS = 32
 """Ranks of one job that each have a row; of more, those that are alike share one."""
 
 COLUMNS = {
@@ -30,7 +31,8 @@ COLUMNS = {
     "cpu": Column("CPU", right=True, leaves=5),
     "waits": Column("waits for", leaves=3),
 }
-"""A row's field to its column, whose heading of memory depends on the job."""
+"""A cell's name to its column, whose heading of memory depends on the job."""
+ALWAYS_SHOWN = ("rank", "pid", "state")
 
 STATES = {
     "R": "running",
@@ -73,19 +75,15 @@ it is: a file server's rpc_wait_bit_killable is worth more than any word."""
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the table, all as text; severity: of the worst that stands out, None where nothing does."""
+    """One line of the table."""
 
-    rank: str
-    pid: str
-    user: str = ""
-    age: str = ""
-    gpus: str = ""
-    memory: str = ""
-    state: str = ""
-    cpu: str = ""
-    waits: str = ""
+    cells: Mapping[str, str]
+    """By the names in COLUMNS."""
+    order: tuple[int, int] = (0, 0)
+    """What the lines are sorted by."""
     remark: str = ""
     severity: Severity | None = None
+    """Of the worst that stands out, None where nothing does."""
 
 
 class _Rank(msgspec.Struct, frozen=True):
@@ -96,57 +94,37 @@ class _Rank(msgspec.Struct, frozen=True):
     remarks: list[Remark]
 
 
-def rows_of(view: JobView, held: Sequence[HeldGpu], *, fold: bool = True) -> list[JobRow]:
-    """By rank, missing ones too. fold: many healthy ones that look alike become one row."""
+def rank_table(view: JobView, held: Sequence[HeldGpu], *, fold: bool = True) -> Table:
+    """Show ranks as a table, missing ones too. fold: many healthy ones that look alike become one row."""
     ranks = [_Rank(rank, of_process(rank, held), of_pid(view.remarks, rank.pid)) for rank in view.job.ranks]
     by_gpu = any(held_gpu.memory for rank in ranks for held_gpu in rank.held)
-    rows = [*_missing(view.remarks)]
-    if fold and len(ranks) > MOST_ROWS:
-        groups: dict[object, list[_Rank]] = {}
-        for rank in ranks:
-            groups.setdefault(_looks(rank), []).append(rank)
-        rows += [(_order(group[0]), _row(group, by_gpu=by_gpu)) for group in groups.values()]
-    else:
-        rows += [(_order(rank), _row([rank], by_gpu=by_gpu)) for rank in ranks]
-    return [row for _, row in sorted(rows, key=lambda row: row[0])]
+    groups = grouped(ranks, _looks if fold and len(ranks) > MAX_ROWS else lambda rank: rank.process.pid)
+    rows = [*_missing(view.remarks), *(_row(group, by_gpu=by_gpu) for group in groups.values())]
+    return table_of(sorted(rows, key=lambda row: row.order), "GPU memory" if by_gpu else "resident")
 
 
 def table_of(rows: Sequence[JobRow], memory: str) -> Table:
-    """Ranks as a table, in which what stands out is coloured. memory: that column's heading."""
+    """Make a table of rows, in which what stands out is coloured. memory: that column's heading."""
     columns = COLUMNS | {"memory": Column(memory, right=True, leaves=5)}
-    shown = [name for name in columns if name in ("rank", "pid", "state") or any(getattr(row, name) for row in rows)]
+    shown = [name for name in columns if name in ALWAYS_SHOWN or any(row.cells.get(name) for row in rows)]
     return Table(tuple(columns[name] for name in shown), tuple(_table_row(row, shown) for row in rows))
 
 
 def _table_row(row: JobRow, shown: Sequence[str]) -> Row:
     style = STYLES[row.severity] if row.severity else ""
-    cells = (StyledText(getattr(row, name), style if name in ("rank", "pid", "state") else "") for name in shown)
+    cells = (StyledText(row.cells.get(name, ""), style if name in ALWAYS_SHOWN else "") for name in shown)
     return Row(tuple(cells), StyledText(row.remark, style) if row.remark else "")
 
 
-def memory_heading(held: Sequence[HeldGpu], view: JobView) -> str:
-    """Name the memory that is shown: what NVML tells of the ranks' GPUs, else what is resident."""
-    return (
-        "GPU memory"
-        if any(held_gpu.memory for rank in view.job.ranks for held_gpu in of_process(rank, held))
-        else "resident"
-    )
-
-
-def _missing(remarks: Sequence[Remark]) -> Iterator[tuple[tuple[int, int], JobRow]]:
+def _missing(remarks: Sequence[Remark]) -> Iterator[JobRow]:
     for remark in remarks:
-        if not remark.pids and remark.ranks:
-            for numbers in spans(remark.ranks):
-                first = int(numbers.partition("-")[0])
-                yield (
-                    (first, 0),
-                    JobRow(rank=numbers, pid="-", remark=remark.oddity.value, severity=remark.severity),
-                )
-
-
-def _order(rank: _Rank) -> tuple[int, int]:
-    place = rank.process.place
-    return (place.rank if place else 1 << 30, rank.process.pid)
+        for numbers in spans(remark.ranks) if not remark.pids else ():
+            yield JobRow(
+                cells={"rank": numbers, "pid": "-"},
+                order=(int(numbers.partition("-")[0]), 0),
+                remark=remark.oddity.value,
+                severity=remark.severity,
+            )
 
 
 def _looks(rank: _Rank) -> object:
@@ -161,19 +139,23 @@ def _looks(rank: _Rank) -> object:
 
 def _row(group: Sequence[_Rank], *, by_gpu: bool) -> JobRow:
     processes = [rank.process for rank in group]
-    first = group[0]
+    first, remarks = processes[0], group[0].remarks
+    cells = {
+        "rank": _ranks(processes),
+        "pid": _pids(processes),
+        "user": one_line(first.user) or str(first.uid),
+        "age": _range([age(process.age) for process in sorted(processes, key=lambda process: process.age)]),
+        "gpus": _gpus(group),
+        "memory": _memory(group, by_gpu=by_gpu),
+        "state": _range(sorted({STATES.get(process.state, process.state) for process in processes})).replace("-", "/"),
+        "cpu": _cpu(processes),
+        "waits": _waits(processes),
+    }
     return JobRow(
-        rank=_ranks(processes),
-        pid=_pid(first.process) if len(group) == 1 else _span([process.pid for process in processes]),
-        user=one_line(first.process.user) or str(first.process.uid),
-        age=_range([age(process.age) for process in sorted(processes, key=lambda process: process.age)]),
-        gpus=_gpus(group),
-        memory=_memory(group, by_gpu=by_gpu),
-        state=_range(sorted({STATES.get(process.state, process.state) for process in processes})).replace("-", "/"),
-        cpu=_cpu(processes),
-        waits=_waits(processes),
-        remark=", ".join(remark.oddity.value for remark in first.remarks),
-        severity=min((remark.severity for remark in first.remarks), key=lambda severity: severity.rank, default=None),
+        cells=cells,
+        order=(first.place.rank if first.place else 1 << 30, first.pid),
+        remark=", ".join(remark.oddity.value for remark in remarks),
+        severity=min((remark.severity for remark in remarks), key=lambda severity: severity.rank, default=None),
     )
 
 
@@ -183,13 +165,11 @@ def _ranks(processes: Sequence[Process]) -> str:
     return (",".join(spans(numbers)) if numbers else "") + guess or "?"
 
 
-def _pid(process: Process) -> str:
-    inside = f" ({process.pid_inside} inside)" if process.pid_inside and process.pid_inside != process.pid else ""
-    return f"{process.pid}{inside}"
-
-
-def _span(numbers: Sequence[int]) -> str:
-    return f"{min(numbers)}..{max(numbers)}" if len(numbers) > 1 else str(numbers[0])
+def _pids(processes: Sequence[Process]) -> str:
+    first, pids = processes[0], [process.pid for process in processes]
+    if len(pids) > 1:
+        return f"{min(pids)}..{max(pids)}"
+    return f"{first.pid} ({first.pid_inside} inside)" if first.pid_inside not in (0, first.pid) else str(first.pid)
 
 
 def _range(texts: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from ddpdoctor.processes.gpu_holders import HeldGpu, of_process
 from ddpdoctor.processes.job_words import Remark, age, of_pid
 from ddpdoctor.processes.jobs import TrainingJob
 from ddpdoctor.processes.overview import NO_JOB, JobView, Overview
-from ddpdoctor.processes.rank_table import memory_heading, rows_of, table_of
+from ddpdoctor.processes.rank_table import rank_table
 from ddpdoctor.report.check_results import (
     finding_lines,
     finding_sections,
@@ -83,7 +83,7 @@ def _job_section(view: JobView, held: Sequence[HeldGpu], *, verbose: bool) -> Se
     command = one_line(process.command or process.name) or "a process without a name"
     blocks: list[Block] = [
         Paragraph(StyledText(described(view.job), "dim"), indent=2),
-        table_of(rows_of(view, held, fold=not verbose), memory_heading(held, view)),
+        rank_table(view, held, fold=not verbose),
         *(Paragraph(one_line(remark.text), severity_span(remark.severity), 6, 2) for remark in view.untold),
     ]
     return Section(tuple(blocks), f"Job {view.job.name}  {command}")

@@ -141,18 +141,18 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_what_has_no_room_goes_in_order() -> None:
-    row = JobRow(
-        rank="0",
-        pid="4720",
-        user="alice",
-        age="2 h",
-        gpus="0",
-        memory="31 GiB",
-        state="sleeping",
-        cpu="100 %",
-        waits="a lock",
-    )
-    table = table_of([row], "GPU memory")
+    cells = {
+        "rank": "0",
+        "pid": "4720",
+        "user": "alice",
+        "age": "2 h",
+        "gpus": "0",
+        "memory": "31 GiB",
+        "state": "sleeping",
+        "cpu": "100 %",
+        "waits": "a lock",
+    }
+    table = table_of([JobRow(cells=cells)], "GPU memory")
     headings = []
     for width in (71, 64, 59, 48):
         file = io.StringIO()
