@@ -31,6 +31,8 @@ GROUP_THREADS: Final = ("pt_gloo", "gloo_", "pt_nccl", "pt_tcpstore")
 _ATTENDED: Final = compile_lazily(r"ipykernel|jupyter|ipython|notebook|colab|debugpy|pydevd|\bi?pdb\b|\bgdb\b|code-server|\.vscode", re.IGNORECASE)  # fmt: skip
 """Somebody may come back to it: a notebook's kernel, a debugger."""
 _DISPLAY_OR_SERVICE: Final = compile_lazily(r"Xorg|Xwayland|Xvnc|gnome-|kwin|plasma|mutter|weston|sddm|gdm|lightdm|compiz|nvidia-|nv-hostengine|dcgm|xrdp|steam|chrome|firefox", re.IGNORECASE)  # fmt: skip
+LOOK: Final = ("ps", "-o", "pid,user,lstart,stat,args", "-p")
+"""Shows the process whose pid comes next."""
 
 T = TypeVar("T")
 
@@ -65,22 +67,19 @@ def _is_suspect(process: Process, tree: ProcessTree) -> bool:
         return bool(setting(process, ELASTIC_RUN)) or tree.lacks_its_launcher(process) or not busy
     if process.role in (ProcessRole.WORKER, ProcessRole.HELPER):
         return process.age >= MIN_AGE_SECONDS
+    held = tree.held(process)
+    # In a container NVML may tell pids of the host: a process that happens to have the same one here is another.
+    holds_gpu = (isinstance(process.devices, tuple) and process.devices) or (held and not tree.processes.unseen)
     return (
         process.role is ProcessRole.OTHER
         and process.pid != 1
-        and _holds_gpu(process, tree)
+        and bool(holds_gpu)
         and not busy
         and not process.terminal
         and not process.unit.endswith(".service")
         and not _DISPLAY_OR_SERVICE.search(f"{process.name} {process.command}")
-        and all(holder.kind == "compute" for _, holder in tree.held(process))
+        and all(holder.kind == "compute" for _, holder in held)
     )
-
-
-def _holds_gpu(process: Process, tree: ProcessTree) -> bool:
-    touches = isinstance(process.devices, tuple) and bool(process.devices)
-    # In a container NVML may tell pids of the host: a process that happens to have the same one here is another.
-    return touches or (bool(tree.held(process)) and not tree.processes.unseen)
 
 
 def _leftover(process: Process, tree: ProcessTree) -> Leftover:
@@ -90,6 +89,7 @@ def _leftover(process: Process, tree: ProcessTree) -> Leftover:
     certainty = Certainty.NOT_OURS if foreign else Certainty.DOUBT if doubts else Certainty.PROVEN
     family = (process, *children)
     job = tree.job(process)
+    pid = str(process.pid)
     held = [(gpu, holder) for member in family for gpu, holder in tree.held(member)]
     return Leftover(
         kind=_KINDS.get(process.role, LeftoverKind.HOLDER),
@@ -97,7 +97,7 @@ def _leftover(process: Process, tree: ProcessTree) -> Leftover:
         what=_what(process),
         why=_why(process, tree),
         doubts=doubts,
-        command=_command(process, certainty),
+        command="" if foreign else shlex.join([*LOOK, pid] if doubts else ["ddpdoctor", "zombies", "--kill", pid]),
         then=_then(process, children, tree) if certainty is Certainty.DOUBT else "",
         owner=process.user or str(process.uid),
         age=process.age,
@@ -148,10 +148,7 @@ def _doubts(process: Process, children: Sequence[Process], tree: ProcessTree) ->
 
 def _doubts_of_any(process: Process, tree: ProcessTree) -> Iterator[str]:
     """Say what speaks against ending whatever process: it isn't idle, somebody attends to it, or something about it is unknown."""
-    watched = tree.processes.watched
-    yield from signs_of_life(process, watched)
-    yield from not_known(process, watched)
-    yield from gpu_at_work(process, [gpu for gpu, _ in tree.held(process)], tree.all_gpus)
+    yield from _activity(process, tree)
     if process.state not in ("S", "I") and process.state not in "RDTt":
         yield f"its state {process.state} tells nothing"
     if process.ended_threads:
@@ -174,6 +171,14 @@ def _doubts_of_any(process: Process, tree: ProcessTree) -> Iterator[str]:
         yield f"it calls itself pid {process.pid_inside}: it runs in a container"
     if isinstance(process.executable, str) and "python" not in process.executable.rpartition("/")[2]:
         yield f"it is no Python: {process.executable}"
+
+
+def _activity(process: Process, tree: ProcessTree) -> Iterator[str]:
+    """Say what a process, or a GPU for it, was seen to do, or may have done unseen."""
+    watched = tree.processes.watched
+    yield from signs_of_life(process, watched)
+    yield from not_known(process, watched)
+    yield from gpu_at_work(process, [gpu for gpu, _ in tree.held(process)], tree.all_gpus)
 
 
 def _doubts_of_rank(process: Process, tree: ProcessTree) -> Iterator[str]:
@@ -200,7 +205,8 @@ def _doubts_of_rank(process: Process, tree: ProcessTree) -> Iterator[str]:
         return
     yield from _doubts_of_missing(process, job, tree)
     for rank in job.ranks:
-        named = "it" if rank.pid == process.pid else f"rank {_number(rank)} of its job (pid {rank.pid})"
+        number = rank.place.rank if rank.place else "?"
+        named = "it" if rank.pid == process.pid else f"rank {number} of its job (pid {rank.pid})"
         if stands := why_not_waiting(rank, named, tree.processes.watched):
             yield stands
         if rank.pid != process.pid:
@@ -233,7 +239,8 @@ def _doubts_of_missing(process: Process, job: TrainingJob, tree: ProcessTree) ->
         yield f"{named} may run where that can't be seen: {tree.processes.unseen}"
     if setting(process, AGENT_STORE) != "True":
         # Else it was torchrun's own store that they met at, and with torchrun that is gone.
-        yield f"{named} may run on another host, as {_are(missing)} not on this one"
+        are = "is" if len(missing) == 1 else "are"
+        yield f"{named} may run on another host, as {are} not on this one"
     for other in tree.processes.listed:
         hidden = isinstance(other.settings, Unknown) and other.uid == process.uid and not other.has_ended
         python = other.role is ProcessRole.OTHER and other.name.startswith(("python", "pt_"))
@@ -243,11 +250,8 @@ def _doubts_of_missing(process: Process, job: TrainingJob, tree: ProcessTree) ->
 
 def _why_alive(other: Process, tree: ProcessTree) -> Iterator[str]:
     """Say why that rank of the same job may still train, and with it all others."""
-    watched = tree.processes.watched
     for process in (other, *tree.descendants(other)):
-        yield from signs_of_life(process, watched)
-        yield from not_known(process, watched)
-        yield from gpu_at_work(process, [gpu for gpu, _ in tree.held(process)], tree.all_gpus)
+        yield from _activity(process, tree)
     if not tree.is_adopted(other):
         yield "it still has its parent"
     if other.tracer or other.terminal:
@@ -295,10 +299,6 @@ def _ended(process: Process, tree: ProcessTree) -> Iterator[Leftover]:
     )
 
 
-def _number(rank: Process) -> str:
-    return str(rank.place.rank) if rank.place else "?"
-
-
 def _what(process: Process) -> str:
     place = process.place
     if process.role is ProcessRole.RANK and place:
@@ -319,22 +319,11 @@ def _why(process: Process, tree: ProcessTree) -> str:
     if process.role is ProcessRole.RANK and setting(process, ELASTIC_RUN):
         job = tree.job(process)
         missing = _missing(process, job) if job else ()
-        gone = f", as {_are(missing)} {ranks_named(missing)}" if missing else ""
+        gone = f", as {'is' if len(missing) == 1 else 'are'} {ranks_named(missing)}" if missing else ""
         if tree.lacks_its_launcher(process):
             return f"torchrun, which started it by its settings, is none of its parents{gone}{idle}"
         return f"torchrun, which started it, is gone{gone}{idle}"
     return f"whoever started it is gone{idle}"
-
-
-def _are(numbers: Sequence[int]) -> str:
-    return "is" if len(numbers) == 1 else "are"
-
-
-def _command(process: Process, certainty: Certainty) -> str:
-    if certainty is Certainty.PROVEN:
-        return shlex.join(["ddpdoctor", "zombies", "--kill", str(process.pid)])
-    look = ["ps", "-o", "pid,user,lstart,stat,args", "-p", str(process.pid)]
-    return shlex.join(look) if certainty is Certainty.DOUBT else ""
 
 
 def _then(process: Process, children: Sequence[Process], tree: ProcessTree) -> str:
