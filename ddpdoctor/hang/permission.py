@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import listed, plural, ranks_named
 from ddpdoctor.facts.processes import Process
 from ddpdoctor.probes.context import INITIAL_PID_NAMESPACE
@@ -74,22 +75,25 @@ def command_line(job: str, *options: str) -> str:
 def hidden_stacks(missed: Sequence[Missed], mine: Powers, job: str) -> list[str]:
     """Say why these stacks are missing, a sentence a reason, each with the command that would help."""
     sentences = []
-    if any(stack.trouble is PySpyTrouble.NO_PROGRAM for stack in missed):
+    by_trouble = grouped(missed, lambda stack: stack.trouble)
+    if PySpyTrouble.NO_PROGRAM in by_trouble:
         pip = shlex.join([sys.executable, "-m", "pip", "install", "py-spy"])
         sentences.append(f"No stack could be read, since py-spy isn't installed beside ddpdoctor: {pip}")
-    denied = [stack for stack in missed if stack.trouble is PySpyTrouble.DENIED]
+    denied = by_trouble.get(PySpyTrouble.DENIED, [])
     if foreign := [stack for stack in denied if stack.process.uid != mine.uid]:
         users = sorted({_owner(stack.process) for stack in foreign})
         belong = "it belongs" if len(foreign) == 1 else "they belong"
         sentences.append(f"{_not_read(foreign)}: {belong} to {listed(users)}. {_help(mine, job, foreign=True)}")
     if own := [stack for stack in denied if stack.process.uid == mine.uid]:
         sentences.append(f"{_not_read(own)}: {_why(mine)}. {_help(mine, job)}")
-    if closed := [stack for stack in missed if stack.trouble is PySpyTrouble.CLOSED]:
+    if closed := by_trouble.get(PySpyTrouble.CLOSED):
         let = "its own user may not read it, and root looks no deeper unless told so"
         sentences.append(f"{_not_read(closed)}: {let}. It is told so by {command_line(job, OPTION)}")
-    for trouble, words in TROUBLE_WORDS.items():
-        if alike := [stack for stack in missed if stack.trouble is trouble]:
-            sentences.append(f"{_not_read(alike)}: {words}.")
+    sentences += [
+        f"{_not_read(by_trouble[trouble])}: {words}."
+        for trouble, words in TROUBLE_WORDS.items()
+        if trouble in by_trouble
+    ]
     return sentences
 
 
@@ -109,13 +113,13 @@ def _owner(process: Process) -> str:
 
 
 def _why(mine: Powers) -> str:
-    scope = f"(kernel.yama.ptrace_scope is {mine.ptrace_scope})"
-    if mine.ptrace_scope == NOBODY:
-        return f"this kernel lets nobody read another process, not even root {scope}"
-    if mine.ptrace_scope == ONLY_ROOT and not mine.sys_ptrace:
-        return f"this kernel lets only root read another process {scope}"
-    if mine.ptrace_scope == ONLY_PARENTS and not mine.sys_ptrace:
-        return f"this kernel lets only its parents read a process {scope}"
+    reasons = {
+        NOBODY: "this kernel lets nobody read another process, not even root",
+        ONLY_ROOT: "this kernel lets only root read another process",
+        ONLY_PARENTS: "this kernel lets only its parents read a process",
+    }
+    if mine.ptrace_scope in reasons and (mine.ptrace_scope == NOBODY or not mine.sys_ptrace):
+        return f"{reasons[mine.ptrace_scope]} (kernel.yama.ptrace_scope is {mine.ptrace_scope})"
     if mine.contained and not mine.sys_ptrace:
         return "this container lacks the capability SYS_PTRACE"
     return "the kernel doesn't allow it, though the process belongs to this user"
@@ -128,20 +132,16 @@ def _help(mine: Powers, job: str, *, foreign: bool = False) -> str:
             "Only a restart of the host changes that. For the next run, "
             "faulthandler.register(signal.SIGUSR1) in the script makes a rank print its stack on: kill -USR1 PID"
         )
+    command = command_line(job)
     if mine.contained and foreign and mine.uid != 0:
         # Without root a container's capability is of no use.
-        return (
-            "As root, or as that user, it can be done; from the host: "
-            f"docker exec -u 0 --privileged CONTAINER {command_line(job)}"
-        )
+        return f"As root, or as that user, it can be done; from the host: docker exec -u 0 --privileged CONTAINER {command}"
     if mine.contained:
-        return (
-            "The next time, start the container with --cap-add SYS_PTRACE; now, from the host: "
-            f"docker exec --privileged CONTAINER {command_line(job)}"
-        )
+        add = "The next time, start the container with --cap-add SYS_PTRACE"
+        return f"{add}; now, from the host: docker exec --privileged CONTAINER {command}"
     if mine.uid == 0:
         return "This root lacks the capability SYS_PTRACE; one that has it can look"
-    return f"Root can: sudo {command_line(job)}"
+    return f"Root can: sudo {command}"
 
 
 def _not_read(missed: Sequence[Missed]) -> str:

@@ -329,7 +329,8 @@ def show_dumps(ended: EndedCommand, environ: Mapping[str, str]) -> None:
 
 def dumps_of_run(environ: Mapping[str, str], since: float) -> Sequence[str]:
     """The dumps of the ranks of this host that are no older than that moment, in seconds since the epoch."""
-    from ddpdoctor.hang.flight_recorder.dump_files import NotRead, candidates
+    from ddpdoctor.hang.flight_recorder.dump_files import candidates
+    from ddpdoctor.hang.flight_recorder.plain_pickles import NotRead
 
     prefix = next((environ[name] for name in DUMP_SETTINGS if environ.get(name)), "")
     found = []

@@ -23,13 +23,12 @@ from ddpdoctor.facts.processes import Process
 from ddpdoctor.hang.flight_recorder.dump_files import (
     CandidateDump,
     DumpContents,
-    NotRead,
     candidates,
     rank_in,
     read_dump_file,
 )
 from ddpdoctor.hang.flight_recorder.dump_format import Dump, parse_dump
-from ddpdoctor.hang.flight_recorder.plain_pickles import NotPlain
+from ddpdoctor.hang.flight_recorder.plain_pickles import NotRead
 from ddpdoctor.probes.proc import MAX_ENVIRON, TICKS, Proc, variables
 from ddpdoctor.probes.run_as import identity_of, sudo
 from ddpdoctor.processes.jobs import TrainingJob
@@ -103,7 +102,7 @@ def _read_all(found: Sequence[CandidateDump], refused: list[str]) -> Iterator[_R
                 continue
             seen.add(file.identity)
             yield _with_rank(candidate.path, file)
-        except (NotRead, NotPlain) as error:
+        except NotRead as error:
             if candidate.certain:
                 refused.append(_refusal(candidate.path, str(error)))
 
@@ -123,10 +122,9 @@ def _with_rank(path: str, file: DumpContents) -> _ReadDump:
 def _newest(dumps: Iterable[_ReadDump], refused: list[str]) -> list[_ReadDump]:
     by_rank: dict[int, _ReadDump] = {}
     for dump in sorted(dumps, key=lambda dump: dump.age, reverse=True):
-        if dump.rank in by_rank:
-            newer = masked(by_rank[dump.rank].path)
-            refused.append(_refusal(dump.path, f"of rank {dump.rank}, too, and {newer} is newer"))
-        by_rank.setdefault(dump.rank, dump)
+        newest = by_rank.setdefault(dump.rank, dump)
+        if newest is not dump:
+            refused.append(_refusal(dump.path, f"of rank {dump.rank}, too, and {masked(newest.path)} is newer"))
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
@@ -167,12 +165,11 @@ def dumps_of(job: TrainingJob) -> Dumps:
             hidden.append(rank)
             continue
         settings = variables(environ)
-        root = _root(proc, process.pid)
-        paths = [_inside(root, proc, process.pid, path) for path in _default_paths(settings, rank)]
+        paths = [_seen_from_here(path, process.pid, proc) for path in _default_paths(settings, rank)]
         if read := _newest_own(process, rank, paths, refused):
             recorded.append(read.dump.recorded(rank, masked(read.path), host, read.written))
         elif settings.get(PIPE_SETTING):
-            pipe = _inside(root, proc, process.pid, f"{settings[PIPE_SETTING]}{rank}.pipe")
+            pipe = _seen_from_here(f"{settings[PIPE_SETTING]}{rank}.pipe", process.pid, proc)
             if _is_own_pipe(pipe, process.uid):
                 commands.append(_dump_command(pipe, process.uid))
     recorded.sort(key=lambda dump: dump.rank)
@@ -197,14 +194,10 @@ def _dump_command(pipe: str, uid: int) -> str:
     return f"{sudo(identity_of(uid))} {words}" if os.geteuid() == ROOT != uid else words
 
 
-def _root(proc: Proc, pid: int) -> str:
-    """Return what to put before a path as that process knows it: "" where it sees the same files as we do."""
+def _seen_from_here(path: str, pid: int, proc: Proc) -> str:
+    """Return a path as that process knows it so that it leads to the same file for us."""
     own = proc.link("self/ns/mnt"), proc.link("self/root")
-    its = proc.link(f"{pid}/ns/mnt"), proc.link(f"{pid}/root")
-    return "" if own == its else f"/proc/{pid}/root"
-
-
-def _inside(root: str, proc: Proc, pid: int, path: str) -> str:
+    root = "" if own == (proc.link(f"{pid}/ns/mnt"), proc.link(f"{pid}/root")) else f"/proc/{pid}/root"
     if not path.startswith("/"):
         folder = proc.link(f"{pid}/cwd")
         path = f"{folder}/{path}" if isinstance(folder, str) else f"/{path}"
@@ -239,7 +232,7 @@ def _newest_own(process: Process, rank: int, paths: Sequence[str], refused: list
             found.append(_ReadDump(rank, path, file.written, parse_dump(file.data)))
         except (OSError, ValueError):
             continue
-        except (NotRead, NotPlain) as error:
+        except NotRead as error:
             refused.append(_refusal(path, str(error)))
     return max(found, key=lambda read: read.age, default=None)
 
@@ -257,6 +250,5 @@ def _refusal(path: str, why: str) -> str:
 
 
 def _cut(refused: Sequence[str]) -> tuple[str, ...]:
-    if len(refused) <= MAX_REFUSALS:
-        return tuple(refused)
-    return (*refused[: MAX_REFUSALS - 1], f"{len(refused) - MAX_REFUSALS + 1} more files: not read either")
+    more = len(refused) - MAX_REFUSALS + 1
+    return (*refused[: MAX_REFUSALS - 1], f"{more} more files: not read either") if more > 1 else tuple(refused)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpdoctor.base.ownership import who_misleads
-from ddpdoctor.hang.flight_recorder.plain_pickles import MAX_BYTES
+from ddpdoctor.hang.flight_recorder.plain_pickles import MAX_BYTES, NotRead
 from ddpdoctor.probes.files import isdir, open_regular
 
 MAX_LISTED = 50_000
@@ -23,10 +23,6 @@ HIGHEST_RANK = 999_999
 
 _RANK = re.compile(r"(?<!\d)(\d+)(?:\.(?:pkl|pickle|json|bin|dump|txt|pt|log|gz|fr))*$", re.IGNORECASE)
 _DUMPS = re.compile(r"rank|trace|dump|flight", re.IGNORECASE)
-
-
-class NotRead(Exception):
-    """Why a file was not read, in a few words."""
 
 
 class CandidateDump(NamedTuple):
@@ -135,16 +131,12 @@ def read_dump_file(path: str) -> DumpContents:
 
 def _check(facts: os.stat_result) -> None:
     if not stat.S_ISREG(facts.st_mode):
-        raise NotRead(f"it is {_kind(facts.st_mode)}")
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+        raise NotRead(f"it is {kinds.get(stat.S_IFMT(facts.st_mode), 'a device')}")
     if not facts.st_size:
         raise NotRead("it is empty: the disk was full, or the rank was ended before it had written it")
     if facts.st_size > MAX_BYTES:
         raise NotRead(f"it is larger than {MAX_BYTES >> 20} MiB")
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def _why(error: OSError | ValueError) -> str:

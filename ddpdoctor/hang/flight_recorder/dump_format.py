@@ -16,7 +16,7 @@ import msgspec
 
 from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective, RecordedGroup
-from ddpdoctor.hang.flight_recorder.plain_pickles import MAX_BYTES, NotPlain, read_plain
+from ddpdoctor.hang.flight_recorder.plain_pickles import MAX_BYTES, NotRead, read_plain
 
 MAX_ENTRIES = 400
 """Of each group the last ones are kept. Over NCCL a rank calls many before the first is done, but CUDA holds a rank up that has launched 1024
@@ -74,16 +74,16 @@ def parse_dump(data: bytes) -> Dump:
     """Parse a dump, pickled or as JSON.
 
     Raises:
-        NotPlain: it isn't one, or isn't plain data.
+        NotRead: it isn't one, or isn't plain data.
     """
     dump = _json(data) if data[:64].lstrip()[:1] in (b"{", b"[") else read_plain(data)
     if isinstance(dump, list):
         dump = {"version": "1", "entries": dump}
     if not isinstance(dump, dict) or not ("entries" in dump or ("version" in dump and "pg_status" in dump)):
-        raise NotPlain("it is no flight recorder's dump")
+        raise NotRead("it is no flight recorder's dump")
     entries = [item for item in _items(dump, "entries") if isinstance(item, dict)]
     if not entries and _items(dump, "entries"):
-        raise NotPlain("it is no flight recorder's dump")
+        raise NotRead("it is no flight recorder's dump")
     calls = _calls(entries)
     status, config = _mapping(dump, "pg_status"), _mapping(dump, "pg_config")
     groups, ids = _by_group(entries, config, status)
@@ -105,11 +105,11 @@ def parse_dump(data: bytes) -> Dump:
 
 def _json(data: bytes) -> Any:
     if len(data) > MAX_BYTES:
-        raise NotPlain(f"it has more than {MAX_BYTES >> 20} MiB")
+        raise NotRead(f"it has more than {MAX_BYTES >> 20} MiB")
     try:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        raise NotPlain("it begins like JSON and isn't, or it breaks off in the middle") from None
+        raise NotRead("it begins like JSON and isn't, or it breaks off in the middle") from None
 
 
 def _calls(entries: Sequence[dict[Any, Any]]) -> dict[int, RecordedCollective]:
@@ -133,14 +133,14 @@ def _by_group(
     """Map each group to the places of its entries, and to the key by which pg_status knows it.
 
     Raises:
-        NotPlain: there are too many groups.
+        NotRead: there are too many groups.
     """
     groups: dict[str, list[int]] = {}
     ids: dict[str, str] = {}
     for place, entry in enumerate(entries):
         name = _group_name(entry)
         if name not in groups and len(groups) == MAX_GROUPS:
-            raise NotPlain(f"it tells of more than {MAX_GROUPS} process groups")
+            raise NotRead(f"it tells of more than {MAX_GROUPS} process groups")
         groups.setdefault(name, []).append(place)
         ids[name] = str(_number(entry, "pg_id", 0))
     for name, number in _without_entries(groups, ids, config, status).items():

@@ -26,32 +26,32 @@ _KEY_TYPES = (str, int, float, bool, bytes, type(None))
 """Not tuples: to hash one that holds itself many times over takes for ever."""
 
 
-class NotPlain(Exception):
-    """Why a pickle was not read, in a few words."""
+class NotRead(Exception):
+    """Why a file was not read, in a few words."""
 
 
 def read_plain(data: bytes) -> Any:
     """Read one pickle. What it holds twice, by its memo, is one object here, too, so nothing grows beyond the file.
 
     Raises:
-        NotPlain: it is too large, damaged, no pickle, or holds more than plain data.
+        NotRead: it is too large, damaged, no pickle, or holds more than plain data.
     """
     if len(data) > MAX_BYTES:
-        raise NotPlain(f"it has more than {MAX_BYTES >> 20} MiB")
+        raise NotRead(f"it has more than {MAX_BYTES >> 20} MiB")
     # Those bytes may stand in its texts as well, but never so many.
     if sum(map(data.count, _CONTAINER_OPCODES)) > MAX_CONTAINER_OPCODES:
-        raise NotPlain("it is made of far more lists and dicts than any flight recorder's")
+        raise NotRead("it is made of far more lists and dicts than any flight recorder's")
     try:
         program = scan(data)
     except OutOfData:
-        raise NotPlain("it breaks off in the middle") from None
+        raise NotRead("it breaks off in the middle") from None
     except OldProtocol:
-        raise NotPlain("it is a pickle of protocol 0 or 1, which no flight recorder writes, or none at all") from None
+        raise NotRead("it is a pickle of protocol 0 or 1, which no flight recorder writes, or none at all") from None
     except CheckpointError:
-        raise NotPlain("it is no pickle, or one that no flight recorder writes") from None
+        raise NotRead("it is no pickle, or one that no flight recorder writes") from None
     if program.globals:
         name = masked(next(iter(program.globals)))[:100]
-        raise NotPlain(f"it names {name}, which a loader would import: a flight recorder's dump holds plain data only")
+        raise NotRead(f"it names {name}, which a loader would import: a flight recorder's dump holds plain data only")
     return _Conversion(data).value(program.root, 0)
 
 
@@ -69,9 +69,9 @@ class _Conversion:
         if id(node) in self.converted:
             return self.converted[id(node)]
         if id(node) in self.open_nodes:
-            raise NotPlain("it holds something that holds itself")
+            raise NotRead("it holds something that holds itself")
         if depth == MAX_DEPTH:
-            raise NotPlain(f"it is nested more than {MAX_DEPTH} levels deep")
+            raise NotRead(f"it is nested more than {MAX_DEPTH} levels deep")
         self.open_nodes.add(id(node))
         value = self.converted[id(node)] = self._container(node, depth + 1)
         self.open_nodes.discard(id(node))
@@ -86,10 +86,10 @@ class _Conversion:
             return [self.value(item, depth) for item in node.items]
         if isinstance(node, ContainerNode) and node.kind == "dict" and not node.items:
             return {self._key(pair.key, depth): self.value(pair.value, depth) for pair in node.pairs}
-        raise NotPlain("it holds more than dicts, lists, tuples, texts and numbers")
+        raise NotRead("it holds more than dicts, lists, tuples, texts and numbers")
 
     def _key(self, node: Any, depth: int) -> Any:
         key = self.value(node, depth)
         if not isinstance(key, _KEY_TYPES):
-            raise NotPlain("it has a dict whose keys are neither texts nor numbers")
+            raise NotRead("it has a dict whose keys are neither texts nor numbers")
         return key

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import NamedTuple
 
 import psutil
 
@@ -49,11 +48,8 @@ class RasRefused(NotAsked):
     """It doesn't speak JSON."""
 
 
-class Listening(NamedTuple):
-    """Where this job's RAS listens."""
-
-    address: str
-    port: int
+Address = tuple[str, int]
+"""Where this job's RAS listens."""
 
 
 def ask_twice(job: TrainingJob, between: float) -> tuple[tuple[RasCount, ...], str]:
@@ -68,26 +64,20 @@ def ask_twice(job: TrainingJob, between: float) -> tuple[tuple[RasCount, ...], s
 
 def ask(job: TrainingJob) -> Counts:
     """Ask once; as text where its JSON can't be had or read. Raises NotAsked."""
-    place = find_listener(job)
+    where = find_listener(job)
     try:
-        return parse_json(_whole_answer(place, in_json=True))
-    except (NotUnderstood, RasRefused) as error:
-        why = error if isinstance(error, RasRefused) else NotAsked(f"NCCL's RAS has answered, but {error}")
+        return parse_json(_whole_answer(where, in_json=True))
+    except RasRefused as error:
+        why: NotAsked = error
+    except NotUnderstood as error:
+        why = NotAsked(f"NCCL's RAS has answered, but {error}")
     try:
-        return parse_text(_whole_answer(place, in_json=False))
+        return parse_text(_whole_answer(where, in_json=False))
     except (NotUnderstood, NotAsked):
         raise why from None
 
 
-def _whole_answer(where: Listening, *, in_json: bool) -> bytes:
-    for _ in range(ATTEMPTS):
-        answer = _answer(where, in_json=in_json)
-        if answer is not None:
-            return answer
-    raise NotAsked(f"NCCL's RAS at {_named(where)} accepts connections and says nothing")
-
-
-def find_listener(job: TrainingJob) -> Listening:
+def find_listener(job: TrainingJob) -> Address:
     """Find where it can be asked without harm.
 
     Raises:
@@ -99,7 +89,7 @@ def find_listener(job: TrainingJob) -> Listening:
     for process in job.ranks:
         _check(process.pid, process.place.rank if process.place else process.pid, proc)
     port = _port(job.ranks[0].pid, proc)
-    return Listening(_address(port, {rank.pid for rank in (*job.ranks, *job.others)}), port)
+    return _listening_address(port, {rank.pid for rank in (*job.ranks, *job.others)}), port
 
 
 def _check(pid: int, rank: int, proc: Proc) -> None:
@@ -128,7 +118,7 @@ def _port(pid: int, proc: Proc) -> int:
     return int(port)
 
 
-def _address(port: int, own: set[int]) -> str:
+def _listening_address(port: int, own: set[int]) -> str:
     """Find where one of these processes listens on the port, if nobody else does: another job's RAS may be older.
 
     Raises:
@@ -153,23 +143,27 @@ def _address(port: int, own: set[int]) -> str:
     return LOOPBACK_OF_ANY.get(address, address)
 
 
-def _answer(where: Listening, *, in_json: bool) -> bytes | None:
-    """Return all that it says to VERBOSE STATUS; None where it doesn't even greet.
+def _whole_answer(where: Address, *, in_json: bool) -> bytes:
+    """Return all that it says to VERBOSE STATUS.
 
     Raises:
-        NotAsked: it can't be reached.
+        NotAsked: it can't be reached, or doesn't even greet.
     """
-    try:
-        with socket.create_connection(where, GREETING_SECONDS) as connection:
-            return _Conversation(connection, where).status(in_json=in_json)
-    except TimeoutError:
-        return None
-    except OSError as error:
-        raise NotAsked(f"NCCL's RAS at {_named(where)} can't be asked: {error.strerror or error}") from None
+    for _ in range(ATTEMPTS):
+        try:
+            with socket.create_connection(where, GREETING_SECONDS) as connection:
+                return _Conversation(connection, "{}:{}".format(*where)).status(in_json=in_json)
+        except TimeoutError:
+            continue
+        except OSError as error:
+            raise NotAsked(
+                "NCCL's RAS at {}:{} can't be asked: ".format(*where) + (error.strerror or str(error))
+            ) from None
+    raise NotAsked("NCCL's RAS at {}:{} accepts connections and says nothing".format(*where))
 
 
 class _Conversation:
-    def __init__(self, connection: socket.socket, where: Listening) -> None:
+    def __init__(self, connection: socket.socket, where: str) -> None:
         self.socket = connection
         self.where = where
         self.buffer = bytearray()
@@ -183,33 +177,28 @@ class _Conversation:
             NotAsked: it does anything else that RAS doesn't do.
         """
         greeting = self._say("CLIENT PROTOCOL 2")
-        if not greeting.startswith(b"SERVER PROTOCOL "):
-            raise NotAsked(f'what listens at {_named(self.where)} is no RAS: it said "{_quoted(greeting)}"')
+        if not greeting.startswith("SERVER PROTOCOL "):
+            raise NotAsked(f'what listens at {self.where} is no RAS: it said "{greeting[:80]}"')
         self.deadline = time.monotonic() + ANSWER_SECONDS
         try:
             for line in ("TIMEOUT 5", *(("SET FORMAT json",) if in_json else ())):
-                reply = self._say(line)
-                if reply != b"OK":
-                    words = f'NCCL\'s RAS at {_named(self.where)} said "{_quoted(reply)}" to {line}'
-                    if line.endswith("json"):
-                        raise RasRefused(words)
-                    raise NotAsked(words)
+                if (reply := self._say(line)) != "OK":
+                    refused = RasRefused if line.endswith("json") else NotAsked
+                    raise refused(f'NCCL\'s RAS at {self.where} said "{reply[:80]}" to {line}')
             self.socket.sendall(b"VERBOSE STATUS\n")
             while self._receive():
                 pass
         except TimeoutError:
-            raise NotAsked(
-                f"NCCL's RAS at {_named(self.where)} has not told all within {ANSWER_SECONDS:.0f} s"
-            ) from None
+            raise NotAsked(f"NCCL's RAS at {self.where} has not told all within {ANSWER_SECONDS:.0f} s") from None
         return bytes(self.buffer)
 
-    def _say(self, line: str) -> bytes:
+    def _say(self, line: str) -> str:
         """Send a line; return the line that it answers, without its end."""
         self.socket.sendall(line.encode() + b"\n")
         while b"\n" not in self.buffer and self._receive():
             pass
         reply, _, self.buffer = self.buffer.partition(b"\n")
-        return bytes(reply).rstrip(b"\r")
+        return masked(reply.rstrip(b"\r").decode("utf-8", "replace"))
 
     def _receive(self) -> bool:
         """Wait for more; return whether it came, and not the end.
@@ -225,13 +214,5 @@ class _Conversation:
         piece = self.socket.recv(1 << 16)
         self.buffer += piece
         if len(self.buffer) > MAX_ANSWER_BYTES:
-            raise NotAsked(f"what listens at {_named(self.where)} doesn't stop talking")
+            raise NotAsked(f"what listens at {self.where} doesn't stop talking")
         return bool(piece)
-
-
-def _named(where: Listening) -> str:
-    return f"{where.address}:{where.port}"
-
-
-def _quoted(reply: bytes) -> str:
-    return masked(reply[:80].decode("utf-8", "replace"))

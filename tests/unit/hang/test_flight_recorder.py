@@ -20,7 +20,7 @@ from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective
 from ddpdoctor.hang.flight_recorder import collect_dumps, dump_files
 from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps, read_dumps
 from ddpdoctor.hang.flight_recorder.dump_format import MAX_ENTRIES, parse_dump
-from ddpdoctor.hang.flight_recorder.plain_pickles import MAX_BYTES, NotPlain
+from ddpdoctor.hang.flight_recorder.plain_pickles import MAX_BYTES, NotRead
 from tests.support.command import ROOT
 
 RECORDED = ROOT / "fixtures" / "flight_recorder"
@@ -291,7 +291,7 @@ def test_whatever_stands_under_the_keys_is_read_or_refused(
     data = pickle.dumps(value, 2) if how == "pickle" else json.dumps(value).encode()
     try:
         said = parse_dump(data)
-    except NotPlain:
+    except NotRead:
         return
     recorded = said.recorded(0, "rank_0", "", time.time())
     assert msgspec.json.decode(msgspec.json.encode(recorded), type=Recorded) == recorded
@@ -305,7 +305,7 @@ def test_a_real_dump_that_was_damaged_is_read_or_refused(data: st.DataObject) ->
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     try:
         said = parse_dump(bytes(content))
-    except NotPlain as error:
+    except NotRead as error:
         text = str(error)
         assert text.isprintable()
         return

@@ -21,7 +21,8 @@ from ddpdoctor.checks.catalogue import catalogue
 from ddpdoctor.facts.processes import Process, RankPlace
 from ddpdoctor.hang.flight_recorder import collect_dumps
 from ddpdoctor.hang.flight_recorder.collect_dumps import Dumps, dumps_of
-from ddpdoctor.hang.flight_recorder.dump_files import DumpContents, NotRead, read_dump_file
+from ddpdoctor.hang.flight_recorder.dump_files import DumpContents, read_dump_file
+from ddpdoctor.hang.flight_recorder.plain_pickles import NotRead
 from ddpdoctor.hang.ras.mapped_nccl import mapped_nccl
 from ddpdoctor.logs.match.wanted_signs import vocabulary
 from ddpdoctor.logs.parse.reading import read_logs

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdoctor.hang.flight_recorder.plain_pickles import MAX_BYTES, NotPlain, read_plain
+from ddpdoctor.hang.flight_recorder.plain_pickles import MAX_BYTES, NotRead, read_plain
 from tests.support.pickles import dumps, random_value
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -52,7 +52,7 @@ def test_what_is_one_object_in_the_pickle_is_one_here() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda data: b"\x80\x02" + data + b"."))
 def test_whatever_the_bytes_are_they_are_read_or_refused(data: bytes) -> None:
-    with suppress(NotPlain):
+    with suppress(NotRead):
         assert_plain(read_plain(data))
 
 
@@ -80,7 +80,7 @@ def test_what_isnt_plain_is_never_read() -> None:
         data = dumps(random_value(random.Random(seed), 30), 4)
         try:
             value = read_plain(data)
-        except NotPlain:
+        except NotRead:
             refused += 1
             continue
         assert_plain(value)
@@ -95,7 +95,7 @@ def assert_plain(value: Any) -> None:
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_nothing_runs(protocol: int) -> None:
-    with pytest.raises(NotPlain):
+    with pytest.raises(NotRead):
         read_plain(pickle.dumps({"entries": [Evil()]}, protocol))
     assert ran == []
 
@@ -155,7 +155,7 @@ def iterated(value: Any) -> bytes:
     ],
 )
 def test_what_no_flight_recorder_writes_is_refused(data: bytes, why: str) -> None:
-    with pytest.raises(NotPlain, match=why.replace("?", r"\?").replace("[", r"\[")):
+    with pytest.raises(NotRead, match=why.replace("?", r"\?").replace("[", r"\[")):
         read_plain(data)
 
 
