@@ -58,26 +58,12 @@ def verb(found: HangVerdict, one: str, several: str) -> str:
 
 
 def summary_of(found: HangVerdict, hang: Hang, one: str, several: str, what: str) -> str:
-    """Say what the culprits do, and who waits for them.
-
-    Args:
-        found: the verdict.
-        hang: what was seen of the job.
-        one: the verb for a single culprit.
-        several: the verb for more.
-        what: the rest of the sentence.
-    """
+    """Say what the culprits do, with the verb for one of them or for several, and who waits for them."""
     return f"{named(found.culprits, hang)} {verb(found, one, several)} {what}{waiting_words(found, hang)}"
 
 
 def what_they_do(states: Sequence[RankState], hang: Hang, *, them: str = "") -> str:
-    """Say who waits, or stands, where, by places, the most first: "ranks 0 and 2 wait in all_reduce (train.py:40)".
-
-    Args:
-        states: the ranks.
-        hang: what was seen of their job.
-        them: for whom they wait, behind the verb: "for it".
-    """
+    """Say who waits, or stands, where, the most first: "ranks 0 and 2 wait in all_reduce (train.py:40)". them: for whom they wait, "for it"."""
     groups = grouped(states, lambda state: (state.activity is RankActivity.WAITS, where(state.place)))
     parts = []
     for (waits, place), members in sorted(groups.items(), key=lambda group: -len(group[1])):

@@ -34,12 +34,7 @@ RAS_GRACE_SECONDS: Final = 5.0
 
 
 class NotExaminedError(Exception):
-    """Why no job is judged.
-
-    Args:
-        why: in a sentence.
-        host: this one's name.
-    """
+    """Why no job of that host is judged, in a sentence."""
 
     def __init__(self, why: str, host: str) -> None:
         super().__init__(why)

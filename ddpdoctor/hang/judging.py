@@ -31,13 +31,7 @@ def groups_of_hangs(catalogue: Catalogue) -> set[str]:
 
 
 def judge_hang(snapshot: Snapshot, hang: Hang, catalogue: Catalogue) -> Examination:
-    """Judge what was seen of a hang.
-
-    Args:
-        snapshot: of this host, taken before the look.
-        hang: what was seen.
-        catalogue: the checks that judge.
-    """
+    """Judge what was seen of a hang. snapshot: of this host, taken before the look."""
     whole = redact_facts(msgspec.structs.replace(snapshot, hang=hang))
     return examine(whole, None, checks_of_hangs(catalogue))
 

@@ -28,13 +28,7 @@ COMMAND: Final = re.compile(r": ((?:sudo|docker) .*|/\S+ -m pip .*)$", re.DOTALL
 
 
 def hang_document(examination: Examination, *, verbose: bool = False, quiet: bool = False) -> Document:
-    """The report for people.
-
-    Args:
-        examination: of the job.
-        verbose: also whole stacks, and what was not tested.
-        quiet: a line a finding, and the verdict.
-    """
+    """The report for people. verbose: also whole stacks, and what was not tested. quiet: a line a finding, and the verdict."""
     found = examination.findings
     more = one_line(advice(examination))
     return Document(

@@ -44,15 +44,7 @@ class WatchedMoment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def watch(job: TrainingJob, processes: Processes, host: str, seconds: int, proc: Proc | None = None) -> Hang:
-    """Look at the ranks of a job twice; it takes a little longer than `seconds`.
-
-    Args:
-        job: whose ranks.
-        processes: all that are listed on this host.
-        host: this one's name.
-        seconds: between the two looks.
-        proc: where the kernel's figures are read; None: /proc.
-    """
+    """Look at the ranks of a job on this host twice, so many seconds apart. proc: where the kernel's figures are read; None: /proc."""
     proc = proc or Proc()
     placed = [(process.place.rank, process) for process in job.ranks if process.place is not None]
     workers = {process.pid: list(job.workers_of(process)) for _, process in placed}

@@ -28,13 +28,7 @@ _MAX_NAMED = 12
 
 
 class UnknownJobError(ValueError):
-    """No job goes by that name; the message says which there are.
-
-    Args:
-        what: what is wrong, without these.
-        there: which there are.
-        launcher: the name is that of a launcher without ranks.
-    """
+    """No job goes by that name; the message says which there are. launcher: the name is that of a launcher without ranks."""
 
     def __init__(self, what: str, there: str = "", *, launcher: bool = False) -> None:
         super().__init__(f"{what} {there}".rstrip())
@@ -91,12 +85,7 @@ def groups_of(checks: Sequence[Check]) -> set[str]:
 
 
 def overview(snapshot: Snapshot, checks: Sequence[Check], name: str | None = None) -> Overview:
-    """Judge the jobs of a snapshot.
-
-    Args:
-        snapshot: of this host.
-        checks: those that judge.
-        name: the job that is meant, by the pid of any process that belongs to it; None: all.
+    """Judge the jobs of a snapshot. name: the one that is meant, by the pid of any process that belongs to it; None: all.
 
     Raises:
         UnknownJobError: there is none of that name.
@@ -149,13 +138,7 @@ def _severity(remark: Remark, job: TrainingJob, examination: Examination) -> Sev
 
 def named_job(name: str, jobs: Sequence[TrainingJob], processes: Processes, *, below: bool = False) -> TrainingJob:
     """Find the job of which the process with that pid is a part: launcher, rank, worker, what one of them has started, or what
-    alone has started all of it (a script around torchrun).
-
-    Args:
-        name: the pid, as the user typed it.
-        jobs: those there are.
-        processes: all of this host.
-        below: whether only jobs count that the process has started itself.
+    alone has started all of it (a script around torchrun). below: only jobs count that the process has started itself.
 
     Raises:
         UnknownJobError: there is none, or several.

@@ -39,13 +39,7 @@ T = TypeVar("T")
 
 
 def jobs_document(overview: Overview, *, verbose: bool = False, quiet: bool = False) -> Document:
-    """The report for people.
-
-    Args:
-        overview: the jobs, and what the checks say of them.
-        verbose: a row for every rank, and what was not tested.
-        quiet: a line a finding, and the verdict.
-    """
+    """The report for people. verbose: a row for every rank, and what was not tested. quiet: a line a finding, and the verdict."""
     examination = overview.examination
     found = examination.findings
     document = Document(
@@ -194,13 +188,7 @@ def jobs_report(overview: Overview, *, with_facts: bool = False) -> Report:
 
 
 def reported_job(job: TrainingJob, remarks: Sequence[Remark], held: Sequence[HeldGpu]) -> ReportedJob:
-    """One job, rank by rank.
-
-    Args:
-        job: it.
-        remarks: what stands out in it.
-        held: what all processes hold on the GPUs.
-    """
+    """One job, rank by rank. held: what all processes hold on the GPUs."""
     return mirror(
         ReportedJob,
         job,

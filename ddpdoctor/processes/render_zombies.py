@@ -56,15 +56,7 @@ def zombies_document(
     endings: Endings | None,
     verdict: Verdict,
 ) -> Document:
-    """The report for people.
-
-    Args:
-        leftovers: what was found.
-        spots: where nobody could look.
-        problems: what was asked for and isn't left over.
-        endings: what was done; None where nothing was to be.
-        verdict: the whole in a word.
-    """
+    """The report for people. spots: where nobody could look. problems: what was asked for and isn't left over. endings: what was done, if anything was to be."""
     found = leftover_sections(leftovers, spots, problems, killing=endings is not None)
     return Document(verdict=verdict, sections=(*found, *([endings_section(endings)] if endings else ())))
 
@@ -72,14 +64,7 @@ def zombies_document(
 def leftover_sections(
     leftovers: Sequence[Leftover], spots: Sequence[str], problems: Sequence[str] = (), *, killing: bool = False
 ) -> Iterator[Section]:
-    """All that was found, and where nobody could look.
-
-    Args:
-        leftovers: what was found.
-        spots: where nobody could look.
-        problems: what was asked for and isn't left over.
-        killing: the command that would end them has been given already.
-    """
+    """All that was found, and where nobody could look. killing: the command that would end them has been given already."""
     if problems:
         yield Section(tuple(Paragraph(StyledText(one_line(problem), "bold yellow")) for problem in problems))
     for alike in gathered(leftovers):

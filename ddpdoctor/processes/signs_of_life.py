@@ -72,13 +72,7 @@ def not_known(process: Process, watched: float) -> Iterator[str]:
 
 
 def gpu_at_work(process: Process, holding: Sequence[Gpu], all_gpus: Sequence[Gpu] | Unknown) -> Iterator[str]:
-    """Say why GPUs may be working for a process: a rank may sleep while its kernels run.
-
-    Args:
-        process: it.
-        holding: the GPUs on which NVML lists it.
-        all_gpus: of this host.
-    """
+    """Say why GPUs may be working for a process that NVML lists on those in `holding`: a rank may sleep while its kernels run."""
     if isinstance(all_gpus, Unknown):
         yield f"whether a GPU works for it can't be told: {all_gpus.reason}"
         return

@@ -119,14 +119,8 @@ class PinnedProcess:
 
 
 def end(chosen: Sequence[Leftover], first: LeftoverLook, look: Callable[[], LeftoverLook], ending: Endings) -> None:
-    """End those of the chosen that a second look proves as well.
-
-    Args:
-        chosen: what may be ended.
-        first: the look by which they were chosen.
-        look: takes another.
-        ending: gets what became of each, at once.
-    """
+    """End those of the chosen that another look proves as well. first: the look by which they were chosen. ending: gets what became of
+    each, at once."""
     pinned: dict[Leftover, list[PinnedProcess]] = {}
     try:
         for leftover in chosen:

@@ -43,13 +43,7 @@ def busy_thread(others: tuple[tuple[str, Frames], ...]) -> str:
 
 
 def why_not_waiting(rank: Process, named: str, watched: float) -> str:
-    """Say why that rank may go on by itself; "" where it waits in a collective.
-
-    Args:
-        rank: it.
-        named: how it is called in the sentence.
-        watched: for how many seconds.
-    """
+    """Say why that rank, called so in the sentence, may go on by itself; "" where it waits in a collective."""
     if rank.has_ended:
         return ""
     if isinstance(rank.stack, Unknown):
