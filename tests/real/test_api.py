@@ -106,6 +106,13 @@ def pinned_checkpoint(tmp_path: Path) -> Path:
     return save({"weight": torch.ones(4)}, tmp_path / "pinned.pt", on("cuda:3"))
 
 
+def adopted_sleep() -> int:
+    """Start a process that is no descendant of these tests': what a rank has started is of its job, and a Python in
+    which a test made a process group keeps that group's threads to its end, and counts as a rank."""
+    started = subprocess.run(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], stdout=subprocess.PIPE, check=True)
+    return int(started.stdout)
+
+
 def test_what_can_not_be_meant_is_refused_and_what_is_not_there_is_named() -> None:
     with pytest.raises(ddpdoctor.UsageError, match="no check and no family called 'nix'"):
         ddpdoctor.check(select=["nix"])
@@ -117,13 +124,12 @@ def test_what_can_not_be_meant_is_refused_and_what_is_not_there_is_named() -> No
         ddpdoctor.diagnose_log([])
     with pytest.raises(ddpdoctor.UsageError, match=r"so it needs a new file$"):
         ddpdoctor.fix_checkpoint(["a.pt"], params_only=True)
-    asleep = subprocess.Popen(["sleep", "60"])
+    asleep = adopted_sleep()
     try:
         with pytest.raises(ddpdoctor.NoVerdictError, match=r"(to|part of) no training job") as refused:
-            ddpdoctor.jobs(asleep.pid)
+            ddpdoctor.jobs(asleep)
     finally:
-        asleep.kill()
-        asleep.wait()
+        os.kill(asleep, signal.SIGKILL)
     assert refused.value.report().verdict.value == "unknown"
     with pytest.raises(ddpdoctor.UsageError, match="--wait is from 1 to 86400 seconds, not 0"):
         ddpdoctor.netcheck("127.0.0.1", wait=0)
