@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Final
 
 import msgspec
@@ -79,43 +80,41 @@ def examine_job(
 
 
 def _find_job(snapshot: Snapshot, name: str | None, *, needed: bool, alone: bool) -> TrainingJob | None:
-    # With dumps alone there need not be any.
     processes = snapshot.processes
     if isinstance(processes, Unknown):
         if needed or name is not None:
             raise NotExaminedError(f"The processes of this host could not be seen: {processes.reason}", snapshot.host)
         return None
+    if name is None and not needed:
+        return None  # With dumps alone there need not be any.
     jobs = jobs_of(processes)
     closed = ""
     if processes.closed and processes.uid:
         count = plural(processes.closed, "process", "processes")
         closed = f" {count} of others can't be looked into; root can: sudo {command_line(name or '')}"
-    if name is not None:
-        try:
-            return named_job(name, jobs, processes, below=alone)
-        except UnknownJobError as error:
-            if alone:
-                raise UnknownJobError(error.what, closed.strip(), launcher=error.launcher) from None
-            raise NotExaminedError(str(error) + closed, snapshot.host) from None
-    if not needed:
-        return None
-    if not jobs:
-        raise NotExaminedError(jobs_there(jobs) + closed, snapshot.host)
-    if len(jobs) > 1:
-        raise NotExaminedError(f"Which job? Name one: ddpdoctor jobs --hang PID. {jobs_there(jobs)}", snapshot.host)
-    return jobs[0]
+    if name is None:
+        if len(jobs) == 1:
+            return jobs[0]
+        why = (
+            f"Which job? Name one: ddpdoctor jobs --hang PID. {jobs_there(jobs)}" if jobs else jobs_there(jobs) + closed
+        )
+        raise NotExaminedError(why, snapshot.host)
+    try:
+        return named_job(name, jobs, processes, below=alone)
+    except UnknownJobError as error:
+        if alone:
+            raise UnknownJobError(error.what, closed.strip(), launcher=error.launcher) from None
+        raise NotExaminedError(str(error) + closed, snapshot.host) from None
 
 
 def _look(snapshot: Snapshot, job: TrainingJob | None, dumps: Sequence[str], seconds: int, *, with_ras: bool) -> Hang:
     if job is None or isinstance(snapshot.processes, Unknown):
         return _with_dumps(Hang(), _read(dumps))
     inquiry = RasInquiry(job, float(seconds), wanted=with_ras)
-    line = StatusLine(lambda passed: f"Watching {len(job.ranks)} ranks ({passed:.0f} of {seconds} s)", delay=0.3)
-    try:
+    words = f"Watching {len(job.ranks)} ranks"
+    with closing(StatusLine(lambda passed: f"{words} ({passed:.0f} of {seconds} s)", delay=0.3)):
         work = watch(job, snapshot.processes, snapshot.host, seconds)
         hang = asyncio.run(until_stopped(work, lambda: "Stopped. No rank was held up, and nothing is left running."))
-    finally:
-        line.close()
     hang = _with_dumps(hang, _read(dumps) if dumps else dumps_of(job))
     counts, why_not = inquiry.answer()
     return msgspec.structs.replace(hang, counts=counts, ras=why_not)
@@ -126,11 +125,8 @@ def _with_dumps(hang: Hang, dumps: Dumps) -> Hang:
 
 
 def _read(dumps: Sequence[str]) -> Dumps:
-    line = StatusLine(lambda passed: f"Reading the dumps ({passed:.0f} s)", delay=0.5)
-    try:
+    with closing(StatusLine(lambda passed: f"Reading the dumps ({passed:.0f} s)", delay=0.5)):
         return read_dumps(dumps)
-    finally:
-        line.close()
 
 
 class RasInquiry:
