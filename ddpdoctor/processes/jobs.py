@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.processes import AskedFor, Process, Processes, ProcessRole
 from ddpdoctor.processes.same_facts import remembered
@@ -121,34 +122,28 @@ def ancestors(process: Process, processes: Processes) -> Iterator[Process]:
 @remembered
 def jobs_of(processes: Processes) -> tuple[TrainingJob, ...]:
     """Group the processes of this host into jobs, the oldest first."""
-    by_pid = {process.pid: process for process in processes.listed}
-    parts: dict[tuple[object, ...], _Part] = {}
     siblings = _siblings(processes)
-    started = {
-        process.pid: _started_by(process, processes) for process in processes.listed if process.role is ProcessRole.RANK
-    }
+    ranks = [process for process in processes.listed if process.role is ProcessRole.RANK]
+    started = {rank.pid: _started_by(rank, processes) for rank in ranks}
     starters = {first.pid for pid, (_, first) in started.items() if first.pid != pid}
-    for pid, (launcher, first) in started.items():
-        key: tuple[object, ...]
-        if launcher:
-            key = (launcher.identity,)
-        elif first.pid in starters:
-            key = (first.identity,)
-        else:
-            key = _meeting_point(siblings.get(first.pid, first))
-        parts.setdefault(key, _Part(launcher)).ranks.append(by_pid[pid])
-    whole = [piece for part in parts.values() for piece in part.runs()]
-    jobs = [_job(pieces, processes) for pieces in _joined(whole)]
+
+    def origin(rank: Process) -> tuple[object, ...]:
+        launcher, first = started[rank.pid]
+        if launcher or first.pid in starters:
+            return ((launcher or first).identity,)
+        return _meeting_point(siblings.get(first.pid, first))
+
+    parts = [_Part(started[members[0].pid][0], members) for members in grouped(ranks, origin).values()]
+    jobs = [_job(pieces, processes) for pieces in _joined([run for part in parts for run in part.runs()])]
     return tuple(sorted(jobs, key=lambda job: (min(rank.start for rank in job.ranks), job.name)))
 
 
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """Ranks that one launcher has started, or that meet at one point."""
 
-    def __init__(self, launcher: Process | None, *, named_by_launcher: bool = True) -> None:
-        self.launcher = launcher
-        self.named_by_launcher = named_by_launcher
-        self.ranks: list[Process] = []
+    launcher: Process | None
+    ranks: Sequence[Process]
+    named_by_launcher: bool = True
 
     @property
     def places(self) -> frozenset[int]:
@@ -167,43 +162,38 @@ class _Part:
                 return apart
         return [self]
 
+    def _piece(self, ranks: Sequence[Process]) -> _Part:
+        return _Part(self.launcher, ranks, named_by_launcher=False)
+
     def _by_sockets(self) -> Sequence[_Part]:
         """Split it into ranks that are connected with each other, where else ranks would be doubled, or nobody says which they are."""
         placed = [rank for rank in self.ranks if rank.place]
         if placed and len(self.places) == len(placed):
             return [self]
-        circles = connected_ranks(self.ranks)
-        if len(circles) < 2 or any(len(circle) < 2 for circle in circles):
-            return [self]
-        parts = [_Part(self.launcher, named_by_launcher=False) for _ in circles]
-        for part, circle in zip(parts, circles, strict=True):
-            part.ranks += circle
+        parts = [self._piece(circle) for circle in connected_ranks(self.ranks)]
         complete = all(len(part.places) == sum(rank.place is not None for rank in part.ranks) for part in parts)
-        return parts if complete else [self]
+        return parts if complete and all(len(part.ranks) > 1 for part in parts) else [self]
 
     def _by_time(self) -> Sequence[_Part]:
         """Split it into runs that met one after the other at the same point."""
-        runs: list[_Part] = []
+        runs: list[list[Process]] = []
         for rank in sorted(self.ranks, key=lambda rank: (rank.start, rank.pid)):
-            if rank.place is None or not runs or rank.place.rank in runs[-1].places:
-                runs.append(_Part(None))
-            runs[-1].ranks.append(rank)
-        several = len(runs[0].places) > 1 or self.world_size == 1
-        at_once = all(
-            max(ages) - min(ages) < STARTED_TOGETHER_SECONDS
-            for ages in ([rank.age for rank in run.ranks] for run in runs)
-        )
-        return runs if several and at_once and len({run.places for run in runs}) == 1 else [self]
+            if rank.place is None or not runs or rank.place.rank in self._piece(runs[-1]).places:
+                runs.append([])
+            runs[-1].append(rank)
+        parts = [_Part(None, run) for run in runs]
+        several = len(parts[0].places) > 1 or self.world_size == 1
+        ages = ([rank.age for rank in run] for run in runs)
+        at_once = all(max(of_run) - min(of_run) < STARTED_TOGETHER_SECONDS for of_run in ages)
+        return parts if several and at_once and len({part.places for part in parts}) == 1 else [self]
 
     def _by_port(self) -> Sequence[_Part]:
         """Split it into jobs that one step of Slurm, a shell in it, has started by hand: each rank is there twice, but for
         each port once."""
-        parts: dict[str, _Part] = {}
-        for rank in self.ranks:
-            port = setting(rank, "MASTER_PORT")
-            parts.setdefault(port, _Part(self.launcher, named_by_launcher=False)).ranks.append(rank)
-        once = all(len(part.places) == len(part.ranks) for part in parts.values())
-        return list(parts.values()) if once and len(self.places) < len(self.ranks) else [self]
+        by_port = grouped(self.ranks, lambda rank: setting(rank, "MASTER_PORT"))
+        parts = [self._piece(ranks) for ranks in by_port.values()]
+        once = all(len(part.places) == len(part.ranks) for part in parts)
+        return parts if once and len(self.places) < len(self.ranks) else [self]
 
 
 def _started_by(rank: Process, processes: Processes) -> tuple[Process | None, Process]:
@@ -254,13 +244,11 @@ def _met(rank: Process, other: Process) -> bool:
 def perhaps_of_several_runs(job: TrainingJob) -> tuple[int, ...]:
     """List the doubled ranks that are neither connected nor were told to meet at one place: which of them belong together can't be
     told."""
-    if not job.doubled:
-        return ()
-    circle_of = {process.pid: number for number, circle in enumerate(connected_ranks(job.ranks)) for process in circle}
     unclear = []
+    circles = connected_ranks(job.ranks) if job.doubled else []
     for rank in job.doubled:
         alike = [process for process in job.ranks if process.place and process.place.rank == rank]
-        connected = len({circle_of[process.pid] for process in alike}) == 1
+        connected = any(all(process in circle for process in alike) for circle in circles)
         if not connected and not all(setting(process, "MASTER_PORT") for process in alike):
             unclear.append(rank)
     return tuple(unclear)
