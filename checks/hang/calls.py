@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpdoctor.base.findings import INFO, WARN, Finding, Fix
-from ddpdoctor.base.text import listed, ranks_named
+from ddpdoctor.base.text import capital, listed, ranks_named
 from ddpdoctor.checks.hang.hang_check import hang_check
 from ddpdoctor.facts.hang import Hang
 from ddpdoctor.hang.evidence import (
@@ -200,7 +200,7 @@ def _in_general(cause: LagCause, lags: Sequence[Lag], hang: Hang) -> str:
 
 def _why_behind(found: HangVerdict, record: RecordedHang, hang: Hang) -> str:
     words = what_they_do(found.culprits, hang)
-    now = f"{words[:1].upper()}{words[1:]} now. " if words else ""
+    now = f"{capital(words)} now. " if words else ""
     sends = (
         "gloo doesn't record sends and receives: some of these ranks may wait for another one of them in such a call. "
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
-from ddpdoctor.base.text import human, plural, ranks_named
+from ddpdoctor.base.text import capital, human, plural, ranks_named
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.processes.gpu_holders import (
@@ -19,7 +19,6 @@ from ddpdoctor.processes.gpu_holders import (
 )
 from ddpdoctor.processes.gpu_holders_words import (
     alike,
-    capital,
     end_it,
     evidence_of,
     gpus_named,

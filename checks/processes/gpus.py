@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix, Severity
-from ddpdoctor.base.text import human, listed, plural
+from ddpdoctor.base.text import capital, human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown, known
 from ddpdoctor.engine.log_traits import Particulars
 from ddpdoctor.engine.registry import LogTraits, Subject, check, leave_untested, requires
@@ -35,7 +35,6 @@ from ddpdoctor.processes.gpu_holders import (
 )
 from ddpdoctor.processes.gpu_holders_words import (
     alike,
-    capital,
     end_it,
     evidence_of,
     gpus_named,

@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
-from ddpdoctor.base.text import clip_middle, human, listed, plural, ranks_named
+from ddpdoctor.base.text import capital, clip_middle, human, listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.processes.gpu_holders import left_on_gpus, own_jobs, works
-from ddpdoctor.processes.gpu_holders_words import alike, capital, end_leftovers, may_be_started_by_hand, why_left
+from ddpdoctor.processes.gpu_holders_words import alike, end_leftovers, may_be_started_by_hand, why_left
 from ddpdoctor.processes.job_settings import Difference, comparable, differences
 from ddpdoctor.processes.job_words import Oddity, age, who
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of, perhaps_of_several_runs

@@ -100,6 +100,11 @@ def human(size: float) -> str:
     return f"{size:.1f}".removesuffix(".0") + f" {units[-1]}"
 
 
+def capital(text: str) -> str:
+    """The text with a capital at its beginning, and the rest as it is."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def listed(items: Iterable[object], most: int = 5) -> str:
     """ "a, b and c"; past `most` items "a, b, c and 9 more"."""
     words = [str(item) for item in items]

@@ -9,7 +9,7 @@ from typing import Final
 
 from ddpdoctor.base.findings import Evidence
 from ddpdoctor.base.grouping import grouped
-from ddpdoctor.base.text import human, listed, plural, ranks_named
+from ddpdoctor.base.text import capital, human, listed, plural, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.hang.certainty import is_definite, movements
 from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause, RecordedHang
@@ -91,8 +91,7 @@ def not_known(found: HangVerdict, hang: Hang) -> str:
         parts.append(f"Nothing is known of {ranks_named(others)}: not on this host, or not found.")
     if found.record and found.record.missing:
         parts.append(f"There is no dump of {ranks_named(found.record.missing)}: {GATHER_DUMP}.")
-    text = " ".join(parts)
-    return text[:1].upper() + text[1:]
+    return capital(" ".join(parts))
 
 
 def timeout_words(hang: Hang) -> str:

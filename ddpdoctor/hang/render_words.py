@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.grouping import grouped
-from ddpdoctor.base.text import listed, one_line, plural, ranks_named
+from ddpdoctor.base.text import capital, listed, one_line, plural, ranks_named
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.facts.processes import Process
@@ -107,8 +107,7 @@ def how_many_move(stands: Sequence[RankState], hang: Hang) -> str:
         parts.append(f"{named(gone, hang)} {'is' if len(gone) == 1 else 'are'} gone")
     if unseen:
         parts.append(f"{named(unseen, hang)} could not be looked into")
-    text = "; ".join(parts)
-    return text[:1].upper() + text[1:]
+    return capital("; ".join(parts))
 
 
 def _all(count: int) -> str:

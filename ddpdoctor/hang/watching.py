@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ddpdoctor.base.text import masked, plural, ranks_named
+from ddpdoctor.base.text import capital, masked, plural, ranks_named
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.hang import NOT_COUNTED, NOT_FOUND, Hang, RankLook, Watched, WatchedRank
 from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity
@@ -31,6 +31,9 @@ HEARTBEAT_THREADS: Final = ("pt_tcpstore", "pt_nccl_")
 """Threads that talk to each other once a second all the while, whatever the job does: NCCL's watchdogs ask the store."""
 
 ENDED_WORDS: Final = "it has ended, and its parent has not taken note"
+MAY_BE_STARTING: Final = (
+    f" of this job may be about to start: the youngest rank is less than {SETTLED_SECONDS:.0f} s old."
+)
 STOPPED_BY: Final = "a debugger holds it (pid {}), and was not disturbed"
 
 
@@ -77,8 +80,8 @@ async def watch(job: TrainingJob, processes: Processes, host: str, seconds: int,
         *hidden_stacks(missed, mine, job.name),
         *hidden_places([process for process in job.ranks if process.place is None], mine, job.name),
         *([f"{plural(left_out, 'DataLoader worker')} more were not looked at."] if left_out else []),
-        *([_may_be_starting(job)] if job.missing and not settled else []),
-        *([f"{processes.unseen[:1].upper()}{processes.unseen[1:]}."] if processes.unseen else []),
+        *([f"{capital(ranks_named(job.missing))}{MAY_BE_STARTING}"] if job.missing and not settled else []),
+        *([f"{capital(processes.unseen)}."] if processes.unseen else []),
     ]
     return Hang(
         job=job.name,
@@ -90,11 +93,6 @@ async def watch(job: TrainingJob, processes: Processes, host: str, seconds: int,
         py_spy=py_spy() or "py-spy",
         hidden=tuple(hidden),
     )
-
-
-def _may_be_starting(job: TrainingJob) -> str:
-    named = ranks_named(job.missing)
-    return f"{named[:1].upper()}{named[1:]} of this job may be about to start: the youngest rank is less than {SETTLED_SECONDS:.0f} s old."
 
 
 def _limit(workers: dict[int, list[Process]]) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddpdoctor.base.findings import Evidence, Fix
-from ddpdoctor.base.text import listed, plural, ranks_named, spans
+from ddpdoctor.base.grouping import grouped
+from ddpdoctor.base.text import capital, listed, plural, ranks_named, spans
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.knowledge.privileges import by_root
 from ddpdoctor.processes.gpu_holders import HeldGpu
@@ -76,17 +77,9 @@ def owner_of(held: Sequence[HeldGpu], processes: Processes) -> str:
     return "of yours" if own else f"of {listed(users, 3)}"
 
 
-def capital(text: str) -> str:
-    """Begin a text with a capital, and leave the rest as it is."""
-    return f"{text[:1].upper()}{text[1:]}"
-
-
 def alike(leftovers: Iterable[Leftover]) -> list[list[Leftover]]:
     """Group leftovers that are left over for the same reason and with the same certainty: the ranks of one run."""
-    groups: dict[object, list[Leftover]] = {}
-    for leftover in leftovers:
-        groups.setdefault((leftover.kind, leftover.certainty, leftover.why, leftover.owner), []).append(leftover)
-    return list(groups.values())
+    return list(grouped(leftovers, lambda left: (left.kind, left.certainty, left.why, left.owner)).values())
 
 
 def may_be_started_by_hand(leftovers: Iterable[Leftover], processes: Processes) -> bool:
