@@ -19,15 +19,13 @@ from ddpdoctor.processes.gpu_holders import (
     SharedGpu,
     holdings,
     of_process,
-    own_jobs,
+    own_jobs_of_several,
     require_known_holders,
     shared_gpus,
 )
 from ddpdoctor.processes.gpu_holders_words import evidence_of
 from ddpdoctor.processes.job_words import Oddity, places
 from ddpdoctor.processes.jobs import TrainingJob
-
-NO_JOB = "no training job of several ranks runs on this host"
 
 
 @check(
@@ -51,8 +49,7 @@ def missing_set_device(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     `init_process_group(device_id=torch.device("cuda", local_rank))`.
     """
     nvidia_gpus(gpus)
-    jobs = [job for job in own_jobs(processes) if len(job.ranks) > 1]
-    requires(jobs, NO_JOB)
+    jobs = own_jobs_of_several(processes)
     held = holdings(gpus, processes)
     for job in jobs:
         for shared_gpu in shared_gpus(job, held, gpus):
@@ -96,8 +93,7 @@ def backend_gloo_on_gpu(gpus: Gpus, processes: Processes, torch: Maybe[Torch]) -
     nvidia_gpus(gpus)
     requires(not lacks_nccl(torch), "torch has no NCCL here: see nccl-not-built")
     held = holdings(gpus, processes)
-    jobs = [job for job in own_jobs(processes) if len(job.ranks) > 1]
-    requires(jobs, NO_JOB)
+    jobs = own_jobs_of_several(processes)
     unnamed = False
     for job in jobs:
         on = [(rank, contexts[0]) for rank in job.ranks if not rank.has_ended and (contexts := of_process(rank, held))]

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.base.findings import FAIL, WARN, Finding, Fix
-from ddpdoctor.base.text import capital, human, plural, ranks_named
+from ddpdoctor.base.findings import WARN, Finding, Fix
+from ddpdoctor.base.text import human, plural, ranks_named
+from ddpdoctor.checks.processes.gpus import left_finding
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.processes.gpu_holders import (
     ExtraContext,
     ExtraKind,
-    HeldGpu,
     extra_contexts,
     holdings,
     left_on_gpus,
     own_jobs,
 )
-from ddpdoctor.processes.gpu_holders_words import (
-    alike,
-    end_it,
-    evidence_of,
-    gpus_named,
-    holders_named,
-    why_left,
-)
+from ddpdoctor.processes.gpu_holders_words import evidence_of, gpus_named
 from ddpdoctor.processes.job_words import places
 from ddpdoctor.processes.jobs import TrainingJob
-from ddpdoctor.processes.leftovers.leftover import Leftover
 
 CAUSES = {
     ExtraKind.BARE: "So little is a context without tensors: something touched cuda:0 before torch.cuda.set_device(local_rank),"
@@ -53,15 +45,9 @@ def of_running_jobs(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     for job in own_jobs(processes):
         extra = extra_contexts(job, held, gpus)
         for kind in ExtraKind:
-            if some := [context for context in extra if context.kind is kind]:
-                yield _of_job(job, kind, some)
-    beside = {
-        held_leftover.leftover: held_leftover.held
-        for held_leftover in left_on_gpus(gpus, processes)
-        if held_leftover.beside
-    }
-    for group in alike(beside):
-        yield _leaked(group, [held_gpu for leftover in group for held_gpu in beside[leftover]], processes)
+            if contexts := [context for context in extra if context.kind is kind]:
+                yield _of_job(job, kind, contexts)
+    yield from (left_finding(left, processes) for left in left_on_gpus(gpus, processes) if left.beside)
 
 
 def _of_job(job: TrainingJob, kind: ExtraKind, extra: Sequence[ExtraContext]) -> Finding:
@@ -81,17 +67,4 @@ def _of_job(job: TrainingJob, kind: ExtraKind, extra: Sequence[ExtraContext]) ->
         fixes=FIXES[kind],
         severity=WARN,
         rank=ranks[0] if len(ranks) == 1 and kind is not ExtraKind.WORKER else None,
-    )
-
-
-def _leaked(group: Sequence[Leftover], held: Sequence[HeldGpu], processes: Processes) -> Finding:
-    size, proven = sum(held_gpu.memory for held_gpu in held), group[0].proven
-    be = ("is" if len(group) == 1 else "are") if proven else "may be"
-    return Finding(
-        summary=f"{capital(holders_named(held))} on {gpus_named(held)} beside a running job {be} left over from an old run"
-        + (f", with {human(size)}" if size else ""),
-        cause=why_left(group[0]),
-        evidence=evidence_of(held),
-        fixes=end_it(group, held, processes),
-        severity=FAIL if group[0].fails else WARN,
     )

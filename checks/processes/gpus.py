@@ -24,6 +24,7 @@ from ddpdoctor.knowledge.privileges import by_root, on_the_host
 from ddpdoctor.logs.analyze.sightings import memory_of_ranks
 from ddpdoctor.processes.gpu_holders import (
     HeldGpu,
+    LeftOnGpus,
     for_this_job,
     held_by_nobody,
     holdings,
@@ -34,7 +35,6 @@ from ddpdoctor.processes.gpu_holders import (
     unowned,
 )
 from ddpdoctor.processes.gpu_holders_words import (
-    alike,
     end_it,
     evidence_of,
     gpus_named,
@@ -45,7 +45,6 @@ from ddpdoctor.processes.gpu_holders_words import (
 )
 from ddpdoctor.processes.job_words import Oddity
 from ddpdoctor.processes.jobs import jobs_of
-from ddpdoctor.processes.leftovers.leftover import Leftover
 from ddpdoctor.report.reported_leftovers import LeftoverKind
 
 MUCH_OF_MEMORY = 0.1
@@ -90,21 +89,17 @@ def zombie_gpu_process(gpus: Gpus, processes: Processes) -> Iterator[Finding]:
     """
     nvidia_gpus(gpus)
     # Beside a running job, it is gpu0-extra-contexts that tells why the GPU has more contexts than ranks.
-    left = {
-        held_leftover.leftover: held_leftover.held
-        for held_leftover in left_on_gpus(gpus, processes)
-        if not held_leftover.beside
-    }
-    for group in alike(left):
-        yield _left(group, [held for leftover in group for held in left[leftover]], processes)
+    yield from (left_finding(left, processes) for left in left_on_gpus(gpus, processes) if not left.beside)
     require_known_holders(gpus.devices)
     _all_seen(holdings(gpus, processes), processes)
 
 
-def _left(group: Sequence[Leftover], held: Sequence[HeldGpu], processes: Processes) -> Finding:
-    first, one = group[0], len({held_gpu.holder.pid for held_gpu in held}) == 1
-    hand = may_be_started_by_hand(group, processes)
-    if first.kind is LeftoverKind.ENDED:
+def left_finding(left: LeftOnGpus, processes: Processes) -> Finding:
+    """Say what is left over on GPUs; of what is beside a running job it is only certain that it is in the way."""
+    first, held, one = left.leftovers[0], left.held, len({held_gpu.holder.pid for held_gpu in left.held}) == 1
+    hand = not left.beside and may_be_started_by_hand(left.leftovers, processes)
+    ended = first.kind is LeftoverKind.ENDED
+    if ended:
         state = f"{'has' if one else 'have'} ended, and still"
     elif first.proven:
         state = f"{'is' if one else 'are'} left over, and"
@@ -112,12 +107,13 @@ def _left(group: Sequence[Leftover], held: Sequence[HeldGpu], processes: Process
         state = f"{'was' if one else 'were'} perhaps started by hand, and without a launcher"
     else:
         state = "may be left over, and"
+    beside = " beside a running job" if left.beside else ""
     return Finding(
-        summary=f"{capital(holders_named(held))} {state} {_holds(held)} on {gpus_named(held)}",
+        summary=f"{capital(holders_named(held))} {state} {_holds(held)} on {gpus_named(held)}{beside}",
         cause=why_left(first),
         evidence=evidence_of(held),
-        fixes=end_it(group, held, processes),
-        severity=FAIL if first.fails or first.kind is LeftoverKind.ENDED else INFO if hand else WARN,
+        fixes=end_it(left.leftovers, held, processes),
+        severity=FAIL if first.fails or (ended and not left.beside) else INFO if hand else WARN,
     )
 
 
@@ -210,7 +206,7 @@ def _held(
 
 
 def _dead_pids(gpus: Gpus, processes: Processes) -> set[int]:
-    return {held_gpu.holder.pid for held_leftover in left_on_gpus(gpus, processes) for held_gpu in held_leftover.held}
+    return {held_gpu.holder.pid for left in left_on_gpus(gpus, processes) for held_gpu in left.held}
 
 
 def _how_bad(most: float, *, enough: bool) -> Severity:

@@ -57,11 +57,9 @@ def rank_not_running(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Findin
 def _uncollected(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Process]:
     """Pythons of this user's that have ended, belong to no job any more, and hold nothing."""
     of_jobs = {rank.pid for job in jobs_of(processes) for rank in (*job.ranks, *job.others, *job.launchers)}
-    told = (
-        {held_leftover.leftover.pid for held_leftover in left_on_gpus(gpus, processes)}
-        if isinstance(gpus, Gpus)
-        else set()
-    )
+    told = set()
+    if isinstance(gpus, Gpus):
+        told = {leftover.pid for left in left_on_gpus(gpus, processes) for leftover in left.leftovers}
     for left in left_by_processes(processes, gpus):
         process = processes.get(left.pid)
         if left.kind is not LeftoverKind.ENDED or left.certainty is Certainty.NOT_OURS or process is None:

@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdoctor.base.findings import FAIL, INFO, WARN, Evidence, Finding, Fix
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import capital, clip_middle, human, listed, plural, ranks_named
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.engine.registry import check, leave_untested, requires
 from ddpdoctor.facts.gpus import Gpus
 from ddpdoctor.facts.processes import Process, Processes
-from ddpdoctor.processes.gpu_holders import left_on_gpus, own_jobs, works
-from ddpdoctor.processes.gpu_holders_words import alike, end_leftovers, may_be_started_by_hand, why_left
+from ddpdoctor.processes.gpu_holders import left_on_gpus, own_jobs_of_several, works
+from ddpdoctor.processes.gpu_holders_words import end_leftovers, may_be_started_by_hand, why_left
 from ddpdoctor.processes.job_settings import Difference, comparable, differences
 from ddpdoctor.processes.job_words import Oddity, age, who
 from ddpdoctor.processes.jobs import TrainingJob, jobs_of, perhaps_of_several_runs
@@ -41,18 +42,17 @@ def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     ## Fix
     `ddpdoctor zombies` lists them with what each holds, and ends those that are proven to be left over.
     """
-    told = (
-        {held_leftover.leftover.identity for held_leftover in left_on_gpus(gpus, processes)}
-        if isinstance(gpus, Gpus)
-        else set()
-    )
+    told = set()
+    if isinstance(gpus, Gpus):
+        told = {leftover.identity for left in left_on_gpus(gpus, processes) for leftover in left.leftovers}
     orphans = [
         leftover
         for leftover in left_by_processes(processes, gpus)
         if leftover.kind in (LeftoverKind.RANK, LeftoverKind.WORKER) and leftover.identity not in told
     ]
     hands = {orphan.identity for orphan in orphans if may_be_started_by_hand([orphan], processes)}
-    for group in alike(orphan for orphan in orphans if orphan.identity not in hands):
+    launched = [orphan for orphan in orphans if orphan.identity not in hands]
+    for group in grouped(launched, lambda orphan: orphan.sort).values():
         yield _orphans(group, processes)
     for job in jobs_of(processes):
         if ranks := [rank for rank in job.ranks if rank.identity in hands]:
@@ -127,8 +127,7 @@ def job_settings_differ(processes: Processes) -> Iterator[Finding]:
     ## Fix
     Set it once, where the launcher is started: all its ranks inherit it.
     """
-    jobs = [job for job in own_jobs(processes) if len(job.ranks) > 1]
-    requires(jobs, "no training job of several ranks runs on this host")
+    jobs = own_jobs_of_several(processes)
     closed: list[Process] = []
     compared = False
     for job in jobs:

@@ -7,8 +7,10 @@ from enum import Enum
 
 import msgspec
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import human
 from ddpdoctor.base.unknown import Maybe, NotKnown, Unknown
+from ddpdoctor.engine.registry import requires
 from ddpdoctor.facts.environment import Environment
 from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole
@@ -151,6 +153,17 @@ def own_jobs(processes: Processes) -> tuple[TrainingJob, ...]:
     )
 
 
+def own_jobs_of_several(processes: Processes) -> tuple[TrainingJob, ...]:
+    """List those of them that have several ranks.
+
+    Raises:
+        NotApplicable: there is none.
+    """
+    jobs = tuple(job for job in own_jobs(processes) if len(job.ranks) > 1)
+    requires(jobs, "no training job of several ranks runs on this host")
+    return jobs
+
+
 def of_process(process: Process, held: Iterable[HeldGpu]) -> tuple[HeldGpu, ...]:
     """List what a process has on which GPUs, the most first; without displays."""
     own = [held_gpu for held_gpu in held if held_gpu.process and held_gpu.process.identity == process.identity]
@@ -266,28 +279,35 @@ def _kind(held_gpu: HeldGpu) -> ExtraKind:
 
 
 class LeftOnGpus(msgspec.Struct, frozen=True):
-    """A leftover, and what it and its children hold."""
+    """Leftovers of one sort, the ranks of a run perhaps, and what they and their children hold."""
 
-    leftover: Leftover
+    leftovers: tuple[Leftover, ...]
     held: tuple[HeldGpu, ...]
     beside: bool
-    """A rank of a running job of this user's works on one of these GPUs."""
+    """A rank of a running job of this user's works on GPUs of each of them."""
 
 
 def left_on_gpus(gpus: Gpus, processes: Processes) -> tuple[LeftOnGpus, ...]:
     """List the leftovers that hold a GPU. Who still works, or may have been started to stay, is none."""
     held = holdings(gpus, processes)
-    found = []
+    own: dict[Leftover, list[HeldGpu]] = {}
     for leftover in left_by_processes(processes, gpus):
         whole = {leftover.identity, *leftover.children}
-        own = tuple(held_gpu for held_gpu in held if held_gpu.process and held_gpu.process.identity in whole)
-        if own and (leftover.proven or (leftover.kind is not LeftoverKind.HOLDER and not works(leftover, processes))):
-            found.append((leftover, own))
-    dead = {held_gpu.holder.pid for _, own in found for held_gpu in own}
+        contexts = [held_gpu for held_gpu in held if held_gpu.process and held_gpu.process.identity in whole]
+        if contexts and (
+            leftover.proven or (leftover.kind is not LeftoverKind.HOLDER and not works(leftover, processes))
+        ):
+            own[leftover] = contexts
+    dead = {held_gpu.holder.pid for contexts in own.values() for held_gpu in contexts}
     ranks = {rank.pid for job in own_jobs(processes) for rank in job.ranks} - dead
     busy = {held_gpu.gpu.index for held_gpu in held if held_gpu.holder.pid in ranks}
+
+    def is_beside(leftover: Leftover) -> bool:
+        return any(held_gpu.gpu.index in busy for held_gpu in own[leftover])
+
     return tuple(
-        LeftOnGpus(leftover, own, any(held_gpu.gpu.index in busy for held_gpu in own)) for leftover, own in found
+        LeftOnGpus(tuple(group), tuple(held_gpu for leftover in group for held_gpu in own[leftover]), beside)
+        for (beside, _), group in grouped(own, lambda leftover: (is_beside(leftover), leftover.sort)).items()
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddpdoctor.base.findings import Evidence, Fix
-from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import capital, listed, plural, ranks_named, spans
 from ddpdoctor.facts.processes import Process, Processes
 from ddpdoctor.knowledge.privileges import by_root
@@ -75,11 +74,6 @@ def owner_of(held: Sequence[HeldGpu], processes: Processes) -> str:
         return "that can't be seen from here"
     own = all(held_gpu.process and held_gpu.process.uid == processes.uid for held_gpu in held)
     return "of yours" if own else f"of {listed(users, 3)}"
-
-
-def alike(leftovers: Iterable[Leftover]) -> list[list[Leftover]]:
-    """Group leftovers that are left over for the same reason and with the same certainty: the ranks of one run."""
-    return list(grouped(leftovers, lambda left: (left.kind, left.certainty, left.why, left.owner)).values())
 
 
 def may_be_started_by_hand(leftovers: Iterable[Leftover], processes: Processes) -> bool:

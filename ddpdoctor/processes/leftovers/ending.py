@@ -17,7 +17,7 @@ import msgspec
 from ddpdoctor.base.text import human, listed, plural
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpus
-from ddpdoctor.facts.processes import Processes, ProcessIdentity, ProcessRole
+from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity, ProcessRole
 from ddpdoctor.facts.shared_memory import SharedMemory
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.processes.leftovers.all_kinds import leftovers_of
@@ -42,6 +42,10 @@ class LeftoverLook(msgspec.Struct, frozen=True, kw_only=True):
     shared_memory: Maybe[SharedMemory]
     at: float
     """time.monotonic() when it had ended."""
+
+    @property
+    def listed(self) -> tuple[Process, ...]:
+        return () if isinstance(self.processes, Unknown) else self.processes.listed
 
     @property
     def leftovers(self) -> tuple[Leftover, ...]:
@@ -180,8 +184,8 @@ def _why_not_agreed(leftover: Leftover, again: Leftover | None, first: LeftoverL
         return "it has started another process meanwhile"
     if isinstance(first.processes, Unknown) or isinstance(second.processes, Unknown):
         return "the processes can't be seen any more"
-    before = {process.identity: process for process in first.processes.listed}
-    for now in second.processes.listed:
+    before = {process.identity: process for process in first.listed}
+    for now in second.listed:
         if now.identity in (leftover.identity, *leftover.children, *leftover.mates) and now.state != "Z":
             earlier = before.get(now.identity)
             if earlier is None or worked_between(earlier, now, second.at - first.at):
@@ -193,7 +197,7 @@ def _why_not_agreed(leftover: Leftover, again: Leftover | None, first: LeftoverL
 
 def _end_all(pinned: dict[Leftover, list[PinnedProcess]], second: LeftoverLook, ending: Endings) -> None:
     """End all at once: the ranks of a job wait for each other."""
-    helpers = _helpers(second)
+    helpers = {process.identity for process in second.listed if process.role is ProcessRole.HELPER}
     for pins in pinned.values():
         for pin in pins:
             # A helper ends, and clears up, when those that it helps are gone.
@@ -215,12 +219,6 @@ def _end_all(pinned: dict[Leftover, list[PinnedProcess]], second: LeftoverLook, 
             ending.add(leftover, Fate.KILLED, f"it took no notice of SIGTERM for {SIGTERM_SECONDS:.0f} s")
         else:
             ending.add(leftover, Fate.ENDED)
-
-
-def _helpers(look: LeftoverLook) -> set[ProcessIdentity]:
-    if isinstance(look.processes, Unknown):
-        return set()
-    return {process.identity for process in look.processes.listed if process.role is ProcessRole.HELPER}
 
 
 def _wait(pinned: dict[Leftover, list[PinnedProcess]], seconds: float) -> list[PinnedProcess]:
@@ -255,7 +253,7 @@ def _freed(before: LeftoverLook, after: LeftoverLook, ending: Endings) -> Iterat
     """Say what the ended ones held and is free again, as far as a look afterwards shows it."""
     ended = [done.leftover for done in ending.done]
     yield from _gpu_memory(before, after, {gpu for leftover in ended for gpu in leftover.gpus})
-    listening = _listening(after)
+    listening = {port for process in after.listed if isinstance(process.listens, tuple) for port in process.listens}
     ports = sorted({port for leftover in ended for port in leftover.ports} - listening)
     if ports:
         yield f"{'port' if len(ports) == 1 else 'ports'} {listed(ports)}"
@@ -273,14 +271,6 @@ def _gpu_memory(before: LeftoverLook, after: LeftoverLook, held: set[int]) -> It
         return
     now = {gpu.index: gpu.memory_used for gpu in after.gpus.devices}
     for gpu in before.gpus.devices:
-        used = now.get(gpu.index, gpu.memory_used)
-        if gpu.index not in held:
-            continue
+        used = now.get(gpu.index) if gpu.index in held else None
         if isinstance(gpu.memory_used, int) and isinstance(used, int) and used < gpu.memory_used:
             yield f"{human(gpu.memory_used - used)} of GPU {gpu.index} ({human(gpu.memory_used)} were in use, {human(used)} are)"
-
-
-def _listening(look: LeftoverLook) -> set[int]:
-    if isinstance(look.processes, Unknown):
-        return set()
-    return {port for process in look.processes.listed if isinstance(process.listens, tuple) for port in process.listens}

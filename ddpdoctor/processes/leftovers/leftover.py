@@ -64,6 +64,11 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
         return self.proven or self.lacks_its_launcher
 
     @property
+    def sort(self) -> tuple[object, ...]:
+        """What is equal for those that are left over for the same reason and with the same certainty: the ranks of one run."""
+        return self.kind, self.certainty, self.why, self.owner
+
+    @property
     def pid(self) -> int:
         """0 where it is no process."""
         return self.identity.pid if self.identity else 0
