@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import masked
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective, RecordedGroup
 from ddpdoctor.hang.flight_recorder.plain_pickles import MAX_BYTES, NotRead, read_plain
@@ -31,7 +32,8 @@ MAX_TEXT = 500
 _NUMBER_LIMIT = 1 << 63
 _OWN_RANK = re.compile(r"\w+:(?:send (\d+)->\d+|recv (\d+)<-\d+)")
 """A point-to-point call's name begins with the caller's own rank in its group: "nccl:send 0->1", "nccl:recv 0<-1"."""
-_DEFAULT_GROUPS = ("0", "default_pg")
+DEFAULT_GROUP = ("0", "default_pg")
+"""Names of the group of all ranks."""
 
 
 class Dump(NamedTuple):
@@ -81,26 +83,26 @@ def parse_dump(data: bytes) -> Dump:
         dump = {"version": "1", "entries": dump}
     if not isinstance(dump, dict) or not ("entries" in dump or ("version" in dump and "pg_status" in dump)):
         raise NotRead("it is no flight recorder's dump")
-    entries = [item for item in _items(dump, "entries") if isinstance(item, dict)]
-    if not entries and _items(dump, "entries"):
+    raw = _items(dump, "entries")
+    entries = _with_ends_of_batches([_entry(item) for item in raw if isinstance(item, dict)])
+    if raw and not entries:
         raise NotRead("it is no flight recorder's dump")
-    calls = _calls(entries)
+    groups = grouped(entries, lambda entry: entry.group)
+    if len(groups) > MAX_GROUPS:
+        raise NotRead(f"it tells of more than {MAX_GROUPS} process groups")
     status, config = _mapping(dump, "pg_status"), _mapping(dump, "pg_config")
-    groups, ids = _by_group(entries, config, status)
-    made = tuple(
-        _group(
-            name,
-            [entries[at] for at in places],
-            [calls[at] for at in places],
-            _mapping(status, ids.get(name, "")),
-            config,
-        )
-        for name, places in groups.items()
+    ids = {entry.group: entry.group_id for entry in entries}
+    for name, number in _without_entries(ids, config, status).items():
+        groups[name] = []
+        if number:
+            ids[name] = number
+    recorded = tuple(
+        _group(name, members, _mapping(status, ids.get(name, "")), config) for name, members in groups.items()
     )
-    times = [entry.created for group in made for entry in group.entries if entry.created]
-    first = min((_created(entry) for entry in entries[:1]), default=0.0)
-    timeout = max((_number(entry, "timeout_ms", 0) / 1000 for entry in entries[-1:]), default=0.0)
-    return Dump(_text(dump, "version"), made, _own_rank(entries), first, max(times, default=0.0), timeout)
+    times = [call.created for group in recorded for call in group.entries if call.created]
+    first = entries[0].call.created if entries else 0.0
+    timeout = entries[-1].timeout if entries else 0.0
+    return Dump(_text(dump, "version"), recorded, _own_rank(entries), first, max(times, default=0.0), timeout)
 
 
 def _json(data: bytes) -> Any:
@@ -112,58 +114,54 @@ def _json(data: bytes) -> Any:
         raise NotRead("it begins like JSON and isn't, or it breaks off in the middle") from None
 
 
-def _calls(entries: Sequence[dict[Any, Any]]) -> dict[int, RecordedCollective]:
-    """Parse each entry, by its place. What was called within a batch has the state of the entry that ends the batch: its own stays
-    "scheduled" for ever."""
-    calls = {place: _collective(entry) for place, entry in enumerate(entries)}
+class _Entry(NamedTuple):
+    """One entry: the call, and where it belongs."""
+
+    call: RecordedCollective
+    group: str
+    group_id: str
+    """The key by which pg_status knows the group."""
+    place: int
+    operation: int
+    timeout: float
+
+
+def _entry(item: Mapping[Any, Any]) -> _Entry:
+    return _Entry(
+        call=_collective(item),
+        group=_group_name(item),
+        group_id=str(_number(item, "pg_id", 0)),
+        place=_number(item, "record_id", 0),
+        operation=_number(item, "op_id", 0),
+        timeout=_number(item, "timeout_ms", 0) / 1000,
+    )
+
+
+def _with_ends_of_batches(entries: list[_Entry]) -> list[_Entry]:
+    """Give what was called within a batch the state of the entry that ends the batch: its own stays "scheduled" for ever."""
     ends: dict[tuple[str, bool, int], str] = {}
-    for place in reversed(calls):
-        call = calls[place]
-        batch = (_group_name(entries[place]), call.point_to_point, call.number)
+    for index in reversed(range(len(entries))):
+        call = entries[index].call
+        batch = (entries[index].group, call.point_to_point, call.number)
         if call.name.endswith(":coalesced"):
             ends[batch] = call.state
         elif batch in ends:
-            calls[place] = msgspec.structs.replace(call, state=ends[batch])
-    return calls
+            entries[index] = entries[index]._replace(call=msgspec.structs.replace(call, state=ends[batch]))
+    return entries
 
 
-def _by_group(
-    entries: Sequence[dict[Any, Any]], config: Mapping[Any, Any], status: Mapping[Any, Any]
-) -> tuple[dict[str, list[int]], dict[str, str]]:
-    """Map each group to the places of its entries, and to the key by which pg_status knows it.
-
-    Raises:
-        NotRead: there are too many groups.
-    """
-    groups: dict[str, list[int]] = {}
-    ids: dict[str, str] = {}
-    for place, entry in enumerate(entries):
-        name = _group_name(entry)
-        if name not in groups and len(groups) == MAX_GROUPS:
-            raise NotRead(f"it tells of more than {MAX_GROUPS} process groups")
-        groups.setdefault(name, []).append(place)
-        ids[name] = str(_number(entry, "pg_id", 0))
-    for name, number in _without_entries(groups, ids, config, status).items():
-        groups[name] = []
-        if number:
-            ids[name] = number
-    return groups, ids
-
-
-def _without_entries(
-    groups: Mapping[str, Sequence[int]], ids: Mapping[str, str], config: Mapping[Any, Any], status: Mapping[Any, Any]
-) -> dict[str, str]:
+def _without_entries(ids: Mapping[str, str], config: Mapping[Any, Any], status: Mapping[Any, Any]) -> dict[str, str]:
     """Map groups that only pg_config tells of to their keys in pg_status: both count the groups in the order in which they were made,
     where names are numbers. "" where they don't fit to each other, or to the entries."""
     names = {name: _name_of_config(name, group) for name, group in config.items() if isinstance(name, str) and name}
-    with_entries = {name.partition(":")[0] for name in groups}
+    with_entries = {name.partition(":")[0] for name in ids}
     found = {full: "" for name, full in names.items() if name not in with_entries}
     numbers = [key for key in status if isinstance(key, str) and key.isdecimal()]
     if len(names) == len(numbers) == len(status) and all(map(str.isdecimal, names)):
         keys = dict(zip(sorted(names, key=int), sorted(numbers, key=int), strict=True))
         if all(keys.get(name.partition(":")[0], key) == key for name, key in ids.items()):
             found = {full: keys[name] for name, full in names.items() if full in found}
-    return dict(list(found.items())[: MAX_GROUPS - len(groups)])
+    return dict(list(found.items())[: MAX_GROUPS - len(ids)])
 
 
 def _name_of_config(name: str, group: Any) -> str:
@@ -179,13 +177,7 @@ def _group_name(entry: Mapping[Any, Any]) -> str:
     return ":".join(words) or str(_number(entry, "pg_id", 0))
 
 
-def _group(
-    name: str,
-    entries: Sequence[dict[Any, Any]],
-    calls: Sequence[RecordedCollective],
-    status: Mapping[Any, Any],
-    config: Mapping[Any, Any],
-) -> RecordedGroup:
+def _group(name: str, entries: Sequence[_Entry], status: Mapping[Any, Any], config: Mapping[Any, Any]) -> RecordedGroup:
     def last(which: str) -> int | None:
         # -1: none yet.
         number = _number(status, f"last_{which}_collective", -1)
@@ -197,8 +189,8 @@ def _group(
         last_enqueued=last("enqueued"),
         last_started=last("started"),
         last_completed=last("completed"),
-        entries=tuple(_without_stale(calls, last("completed") or 0))[-MAX_ENTRIES:],
-        places=tuple(_number(entry, "record_id", 0) for entry in entries)[-MAX_ENTRIES:],
+        entries=tuple(_without_stale([entry.call for entry in entries], last("completed") or 0))[-MAX_ENTRIES:],
+        places=tuple(entry.place for entry in entries)[-MAX_ENTRIES:],
     )
 
 
@@ -213,15 +205,13 @@ def _without_stale(calls: Sequence[RecordedCollective], last_completed: int) -> 
         yield call
 
 
-def _collective_at(number: int, entries: Sequence[dict[Any, Any]]) -> int:
+def _collective_at(number: int, entries: Sequence[_Entry]) -> int:
     """Find the collective of which gloo's status gives the number: it counts all operations, also those between two ranks, which it
     doesn't record; its entries say at which operation each collective was."""
-    if not entries or not _text(entries[-1], "profiling_name").startswith("gloo:"):
+    if not entries or not entries[-1].call.name.startswith("gloo:"):
         return number
-    until = [entry for entry in entries if _number(entry, "op_id", 0) <= number]
-    if until:
-        return _sequence(until[-1])
-    return max(0, _sequence(entries[0]) - 1)
+    until = [entry.call.number for entry in entries if entry.operation <= number]
+    return until[-1] if until else max(0, entries[0].call.number - 1)
 
 
 def _ranks(config: Mapping[Any, Any]) -> tuple[int, ...]:
@@ -234,7 +224,7 @@ def _ranks(config: Mapping[Any, Any]) -> tuple[int, ...]:
     )
 
 
-def _collective(entry: dict[Any, Any]) -> RecordedCollective:
+def _collective(entry: Mapping[Any, Any]) -> RecordedCollective:
     name = _text(entry, "profiling_name")
     # gloo has no events that tell; it retires what is done, or has failed. A call of NCCL is also retired when it timed out.
     retired = name.startswith("gloo:") and entry.get("retired") is True
@@ -272,11 +262,11 @@ def _frames(entry: Mapping[Any, Any]) -> Iterator[Frame]:
             yield Frame(_text(item, "name"), _text(item, "filename"), _number(item, "line", 0))
 
 
-def _own_rank(entries: Sequence[dict[Any, Any]]) -> int | None:
+def _own_rank(entries: Sequence[_Entry]) -> int | None:
     """Tell the rank by its point-to-point calls within the default group, in which a rank has its global number."""
     for entry in entries:
-        if entry.get("is_p2p") is True and _group_name(entry).partition(":")[0] in _DEFAULT_GROUPS:
-            found = _OWN_RANK.match(_text(entry, "profiling_name"))
+        if entry.call.point_to_point and entry.group.partition(":")[0] in DEFAULT_GROUP:
+            found = _OWN_RANK.match(entry.call.name)
             if found:
                 return int(found[1] or found[2])
     return None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import msgspec
 
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective, RecordedGroup
+from ddpdoctor.hang.flight_recorder.dump_format import DEFAULT_GROUP
 from ddpdoctor.knowledge.torch_frames import is_users_code
-
-DEFAULT_GROUP: Final = ("0", "default_pg")
 
 Key = tuple[str, tuple[int, ...]]
 """A group's name and members: groups of different members may have one name. () where no dump says who is in it."""

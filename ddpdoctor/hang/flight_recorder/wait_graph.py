@@ -21,8 +21,8 @@ import msgspec
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective
+from ddpdoctor.hang.flight_recorder.dump_format import DEFAULT_GROUP
 from ddpdoctor.hang.flight_recorder.group_members import (
-    DEFAULT_GROUP,
     Key,
     MadeCall,
     Member,
