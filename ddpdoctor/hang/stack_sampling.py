@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.text import masked
-from ddpdoctor.facts.hang import Frame, RankLook
+from ddpdoctor.facts.hang import Frame, RankLook, Watched
 from ddpdoctor.knowledge.torch_frames import place_of
 from ddpdoctor.probes.py_spy import PARENTS_FRAMES, py_spy, run_at, side_by_side
 
@@ -30,19 +30,7 @@ THREAD: Final = re.compile(r"^thread \((\d+|0x[0-9a-fA-F]+)\)(?:: (.*))?$")
 FRAME: Final = re.compile(r"^(.*) \(((?:(?! \().)*):(\d+)\)$")
 
 
-class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """The samples of one process's main thread."""
-
-    count: int = 0
-    elsewhere: int = 0
-    """How many of these were in other calls than most."""
-    moved: int = 0
-    """How many of these were in another line of the user's code, or out of the collective."""
-    within: tuple[Frame, ...] = ()
-    """The calls that all have in common, the innermost first."""
-
-
-async def sample(pids: Sequence[int], seconds: int) -> dict[int, Sampled]:
+async def sample(pids: Sequence[int], seconds: int) -> dict[int, Watched]:
     """Sample the stacks of processes, by pid, for as long as each lives; without a sample where it can't be looked into."""
     program = py_spy()
     if program is None:
@@ -52,11 +40,11 @@ async def sample(pids: Sequence[int], seconds: int) -> dict[int, Sampled]:
     return dict(zip(pids, found, strict=True))
 
 
-async def _sample(program: str, pid: int, seconds: int, rate: int) -> Sampled:
+async def _sample(program: str, pid: int, seconds: int, rate: int) -> Watched:
     try:
         file = os.memfd_create("samples")
     except OSError:
-        return Sampled()
+        return Watched(pid=pid)
     try:
         command = (
             program, "record", "--nonblocking", "--idle", "--threads", "--full-filenames", "--rate", str(rate), "--duration", str(seconds),
@@ -66,12 +54,12 @@ async def _sample(program: str, pid: int, seconds: int, rate: int) -> Sampled:
             code, _, _ = await run_at(pid, command, seconds + GRACE_SECONDS, (file,))
             if code == 0:
                 return parse_samples(pid, os.pread(file, MAX_OUTPUT_BYTES, 0))
-        return Sampled()
+        return Watched(pid=pid)
     finally:
         os.close(file)
 
 
-def parse_samples(pid: int, output: bytes) -> Sampled:
+def parse_samples(pid: int, output: bytes) -> Watched:
     """Parse what `py-spy record --format raw --threads` wrote of that process: a line a stack, the outermost call first, and how often
     it was seen."""
     by_thread: dict[tuple[str, str], Counter[tuple[str, ...]]] = {}
@@ -87,10 +75,10 @@ def parse_samples(pid: int, output: bytes) -> Sampled:
     if main is None and len(by_thread) == 1:
         # From outside of a container its number is another, and without the module threading it has no name.
         [main] = by_thread.values()
-    return _compare(main) if main else Sampled()
+    return _compare(pid, main) if main else Watched(pid=pid)
 
 
-def _compare(stacks: Counter[tuple[str, ...]]) -> Sampled:
+def _compare(pid: int, stacks: Counter[tuple[str, ...]]) -> Watched:
     calls: Counter[tuple[str, ...]] = Counter()
     for stack, count in stacks.items():
         calls[_calls(stack)] += count
@@ -104,8 +92,9 @@ def _compare(stacks: Counter[tuple[str, ...]]) -> Sampled:
     )
     usual = max(calls, key=calls.__getitem__)
     most = next(stack for stack in stacks if _calls(stack) == usual)
-    return Sampled(
-        count=calls.total(),
+    return Watched(
+        pid=pid,
+        samples=calls.total(),
         elsewhere=calls.total() - calls[usual],
         moved=sum(stacks[stack] for stack in whole if _calls(stack) != usual and _moved(most, stack)),
         within=tuple(within[forked + 1 :][::-1]),

@@ -16,7 +16,7 @@ from ddpdoctor.facts.hang import NOT_COUNTED, NOT_FOUND, Hang, RankLook, Watched
 from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity
 from ddpdoctor.hang.permission import Missed, hidden_places, hidden_stacks, powers
 from ddpdoctor.hang.rank_states import is_worker_idle
-from ddpdoctor.hang.stack_sampling import Sampled, sample
+from ddpdoctor.hang.stack_sampling import sample
 from ddpdoctor.knowledge.torch_frames import pythons
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.probes.py_spy import PySpyTrouble, Spied, py_spy, spy
@@ -131,7 +131,7 @@ def _with_stack(seen: ProcessGlance, spied: Spied, seconds: float) -> RankLook:
     )
 
 
-async def _between(ranks: Collection[int], first: WatchedMoment, seconds: int) -> dict[int, Sampled]:
+async def _between(ranks: Collection[int], first: WatchedMoment, seconds: int) -> dict[int, Watched]:
     """Sample the stacks of ranks, and of those workers that have something to do."""
     wanted = [
         pid
@@ -146,20 +146,13 @@ async def _between(ranks: Collection[int], first: WatchedMoment, seconds: int) -
 
 
 def _watched(
-    process: Process, first: WatchedMoment, second: WatchedMoment, sampled: Mapping[int, Sampled]
+    process: Process, first: WatchedMoment, second: WatchedMoment, sampled: Mapping[int, Watched]
 ) -> Watched | None:
     last = second.looks.get(process.pid)
     if last is None or last.has_ended:
         return None
-    samples = sampled.get(process.pid, Sampled())
-    return Watched(
-        pid=process.pid,
-        looks=(first.looks[process.pid], last) if process.pid in first.looks else (last,),
-        samples=samples.count,
-        elsewhere=samples.elsewhere,
-        moved=samples.moved,
-        within=samples.within,
-    )
+    looks = (first.looks[process.pid], last) if process.pid in first.looks else (last,)
+    return msgspec.structs.replace(sampled.get(process.pid, Watched(pid=process.pid)), looks=looks)
 
 
 def _gone(process: Process, first: WatchedMoment, second: WatchedMoment) -> str:

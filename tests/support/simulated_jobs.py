@@ -20,10 +20,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from ddpdoctor.facts.hang import Frame, Hang, RankLook
+from ddpdoctor.facts.hang import Frame, Hang, RankLook, Watched
 from ddpdoctor.facts.processes import Process, Processes, ProcessIdentity, ProcessRole, RankPlace
 from ddpdoctor.hang import watching
-from ddpdoctor.hang.stack_sampling import ALL_RATE, MIN_RATE, RATE, Sampled, parse_samples
+from ddpdoctor.hang.stack_sampling import ALL_RATE, MIN_RATE, RATE, parse_samples
 from ddpdoctor.hang.watching import ProcessGlance
 from ddpdoctor.probes.py_spy import Spied
 from ddpdoctor.processes.jobs import TrainingJob
@@ -118,7 +118,7 @@ class Timeline:
     def stack(self, now: float) -> Stack:
         return self.spans[self.at(now)].stack
 
-    def sampled(self, began: float, seconds: int, rate: int, dice: Random) -> Sampled:
+    def sampled(self, began: float, seconds: int, rate: int, dice: Random) -> Watched:
         """As py-spy writes what it read, now and then a stack that was torn while it was read."""
         stacks: Counter[Stack] = Counter(self.stack(began + count / rate) for count in range(seconds * rate))
         lines = [_line(self.pid, stack, count) for stack, count in stacks.items()]
@@ -154,7 +154,7 @@ class SimulatedJob:
         async def spy(pids: Iterable[int]) -> dict[int, Spied]:
             return {pid: Spied(frames=seen[pid].stack(clock.now)) for pid in pids}
 
-        async def sample(pids: Sequence[int], seconds: int) -> dict[int, Sampled]:
+        async def sample(pids: Sequence[int], seconds: int) -> dict[int, Watched]:
             rate = max(MIN_RATE, min(RATE, ALL_RATE // max(1, len(pids))))
             return {pid: seen[pid].sampled(clock.now, seconds, rate, dice) for pid in pids}
 

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ddpdoctor.facts.hang import Frame, RankLook, Watched
 from ddpdoctor.facts.processes import Process, ProcessIdentity
 from ddpdoctor.hang import stack_sampling
 from ddpdoctor.hang.permission import Missed, Powers, hidden_stacks, powers
-from ddpdoctor.hang.stack_sampling import Sampled
 from ddpdoctor.hang.watching import glance
 from ddpdoctor.probes import py_spy as spying
 from ddpdoctor.probes.proc import Proc
@@ -151,7 +151,7 @@ def test_without_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
 ROOT = "<module> (/home/ada/train.py:90);main (/home/ada/train.py:{})"
 
 
-def sampled(*stacks: tuple[str, int], thread: str = "thread (7): MainThread") -> Sampled:
+def sampled(*stacks: tuple[str, int], thread: str = "thread (7): MainThread") -> Watched:
     text = "".join(f"{thread};{stack} {count}\n" for stack, count in stacks)
     other = "thread (9): pin;run (/opt/lib/python3.11/threading.py:982) 300\n"
     return stack_sampling.parse_samples(7, (other + text).encode())
@@ -159,7 +159,7 @@ def sampled(*stacks: tuple[str, int], thread: str = "thread (7): MainThread") ->
 
 def test_one_stack_all_the_while() -> None:
     found = sampled((f"{ROOT.format(40)};all_reduce (/opt/c10d.py:3252)", 300))
-    assert (found.count, found.elsewhere) == (300, 0)
+    assert (found.samples, found.elsewhere) == (300, 0)
     assert found.within[0] == Frame("all_reduce", "/opt/c10d.py", 3252)
     assert found.within[-1].function == "<module>"
 
@@ -169,13 +169,13 @@ def test_a_loop_that_mostly_waits_is_seen_elsewhere() -> None:
     found = sampled(
         (ROOT.format(41), 285), (f"{ROOT.format(40)};step (/home/ada/train.py:7)", 10), (ROOT.format(42), 5)
     )
-    assert (found.count, found.elsewhere) == (300, 10)
+    assert (found.samples, found.elsewhere) == (300, 10)
     assert [one.function for one in found.within] == ["main", "<module>"]
 
 
 def test_a_busy_loop_in_one_function_is_one_place() -> None:
     found = sampled((ROOT.format(41), 150), (ROOT.format(42), 150))
-    assert (found.count, found.elsewhere) == (300, 0)
+    assert (found.samples, found.elsewhere) == (300, 0)
     assert [one.function for one in found.within] == ["main", "<module>"]
 
 
@@ -210,20 +210,20 @@ def test_a_single_sample_of_a_step_shows_that_it_moves(mostly: str, once: str, m
     found = sampled((mostly, 1499), (once, 1))
     assert found.moved == moved
     looks = (RankLook(frames=(Frame("f", "f.py", 1),)), RankLook(seconds=15.0, frames=(Frame("f", "f.py", 1),)))
-    seen = Watched(pid=1, looks=looks, samples=found.count, elsewhere=found.elsewhere, moved=found.moved)
+    seen = msgspec.structs.replace(found, looks=looks)
     assert seen.still is not bool(moved)
 
 
 def test_samples_from_outside_of_a_container() -> None:
-    assert stack_sampling.parse_samples(7, f"thread (1);{ROOT.format(40)} 30\n".encode()).count == 30
-    assert sampled((ROOT.format(40), 30), thread="thread (0x7F12AB): MainThread").count == 30
+    assert stack_sampling.parse_samples(7, f"thread (1);{ROOT.format(40)} 30\n".encode()).samples == 30
+    assert sampled((ROOT.format(40), 30), thread="thread (0x7F12AB): MainThread").samples == 30
 
 
 @pytest.mark.parametrize(
     "output", [b"", b"garbage\n", b"thread (7): MainThread 5\n", b"thread (7): MainThread;f (f.py:1) x\n"]
 )
 def test_samples_of_nothing(output: bytes) -> None:
-    assert stack_sampling.parse_samples(7, output) == Sampled()
+    assert stack_sampling.parse_samples(7, output) == Watched(pid=7)
 
 
 def watched(samples: int, elsewhere: int) -> Watched:

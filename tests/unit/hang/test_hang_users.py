@@ -83,7 +83,7 @@ def test_another_users_process_is_read_as_that_user(record: Path, started: Start
         pytest.skip("needs kernel.yama.ptrace_scope=0")
     pid = started(eve)
     assert looked_at(pid).frames[0].function == "wait_here"
-    assert asyncio.run(sample([pid], 1))[pid].count > 10
+    assert asyncio.run(sample([pid], 1))[pid].samples > 10
     assert set(record.read_text().split()) == {str(eve.uid)}
 
 

@@ -13,11 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.facts.hang import Hang
+from ddpdoctor.facts.hang import Hang, Watched
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole, RankPlace
 from ddpdoctor.hang import watching
 from ddpdoctor.hang.fixes import full_stacks
-from ddpdoctor.hang.stack_sampling import Sampled
 from ddpdoctor.hang.watching import backend_of, watch
 from ddpdoctor.probes.proc import Proc
 from ddpdoctor.processes.jobs import TrainingJob
@@ -81,7 +80,7 @@ def test_two_that_stay(asleep: list[subprocess.Popen[bytes]]) -> None:
 
 
 def test_one_ends_in_between(asleep: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def sample(pids: Sequence[int], seconds: int) -> dict[int, Sampled]:
+    async def sample(pids: Sequence[int], seconds: int) -> dict[int, Watched]:
         asleep[1].kill()
         asleep[1].wait()
         return {}
@@ -93,7 +92,7 @@ def test_one_ends_in_between(asleep: list[subprocess.Popen[bytes]], monkeypatch:
 
 
 def test_one_ends_and_nobody_takes_note(asleep: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def sample(pids: Sequence[int], seconds: int) -> dict[int, Sampled]:
+    async def sample(pids: Sequence[int], seconds: int) -> dict[int, Watched]:
         asleep[1].kill()
         while getattr(Proc().stat(asleep[1].pid), "state", "") != "Z":
             await asyncio.sleep(0.01)
