@@ -120,7 +120,9 @@ def _judge_records(hang: Hang, gone: Sequence[RankState]) -> HangVerdict | None:
     if gone:
         raise NotKnown("all ranks of this host are gone, and no flight recorder tells what they did: see the log")
     missing = not_dumped(hang)
-    if counts_move(hang) or (_is_all_done(hang) and not missing):
+    calls = [call for dump in hang.recorded for group in dump.groups for call in group.entries]
+    all_done = bool(calls) and all(call.state == "completed" for call in calls)
+    if counts_move(hang) or (all_done and not missing):
         return None
     if missing:
         raise NotKnown(f"{missing}: {GATHER_DUMP}")
@@ -135,11 +137,6 @@ def _judge_records(hang: Hang, gone: Sequence[RankState]) -> HangVerdict | None:
 def _cause_of(record: RecordedHang) -> HangCause:
     cause = CAUSE_OF_SIGN[record.sign]
     return HangCause.TIMED_OUT if record.timed_out and cause is not HangCause.DESYNC else cause
-
-
-def _is_all_done(hang: Hang) -> bool:
-    calls = [entry for dump in hang.recorded for group in dump.groups for entry in group.entries]
-    return bool(calls) and all(call.state == "completed" for call in calls)
 
 
 # --- ranks that can do nothing ------------------------------------------------------------------------------------------

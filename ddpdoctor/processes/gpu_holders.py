@@ -201,14 +201,13 @@ class SharedGpu(msgspec.Struct, frozen=True):
 
 def shared_gpus(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> tuple[SharedGpu, ...]:
     """List the GPUs on which several ranks of the job work. MIG slices and MPS, which share a GPU on purpose, are left out."""
-    ranks_on: dict[int, list[Process]] = {}
-    for rank in job.ranks:
-        if (main := main_gpu(rank, held, gpus)) is not None:
-            ranks_on.setdefault(main, []).append(rank)
+    ranks_on = grouped(job.ranks, lambda rank: main_gpu(rank, held, gpus))
     found = []
     for gpu in gpus.answering:
         ranks = ranks_on.get(gpu.index, [])
-        if len(ranks) > 1 and gpu.mig_enabled is not True and not _is_shared_by_mps(gpu):
+        holders = () if isinstance(gpu.holders, Unknown) else gpu.holders
+        by_mps = gpu.mps_server or any(holder.kind.startswith("mps") for holder in holders)
+        if len(ranks) > 1 and gpu.mig_enabled is not True and not by_mps:
             owners = [own_gpu(rank, gpus) for rank in ranks]
             strays = [rank for rank, own in zip(ranks, owners, strict=True) if own != gpu.index]
             unset = (
@@ -218,11 +217,6 @@ def shared_gpus(job: TrainingJob, held: Sequence[HeldGpu], gpus: Gpus) -> tuple[
             )
             found.append(SharedGpu(gpu, tuple(ranks), unset))
     return tuple(found)
-
-
-def _is_shared_by_mps(gpu: Gpu) -> bool:
-    holders = () if isinstance(gpu.holders, Unknown) else gpu.holders
-    return gpu.mps_server or any(holder.kind.startswith("mps") for holder in holders)
 
 
 # --- contexts on GPUs where a job needs none ---------------------------------------------------------------------------------

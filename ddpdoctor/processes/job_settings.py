@@ -115,10 +115,5 @@ def _differ(name: str, values: Mapping[int, str | None]) -> bool:
 def _by_value(values: Mapping[int, str | None], ranks: Sequence[Process]) -> dict[str | None, tuple[int, ...]]:
     usual = to_agree_on(dict(values))
     order = dict.fromkeys([usual, *values.values()])
-    return {
-        value: tuple(_number(ranks[place], place) for place, own in values.items() if own == value) for value in order
-    }
-
-
-def _number(rank: Process, otherwise: int) -> int:
-    return rank.place.rank if rank.place else otherwise
+    numbers = {place: found.rank if (found := ranks[place].place) else place for place in values}
+    return {value: tuple(numbers[place] for place, own in values.items() if own == value) for value in order}

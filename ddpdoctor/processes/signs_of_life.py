@@ -78,16 +78,13 @@ def gpu_at_work(process: Process, holding: Sequence[Gpu], all_gpus: Sequence[Gpu
         return
     touches = isinstance(process.devices, Unknown) or bool(process.devices)
     for gpu in all_gpus:
-        if gpu in holding or (touches and not holding) or _through_other_devices(gpu):
+        # AMD's, a Jetson's, or one in WSL, which doesn't tell who uses it, isn't reached through /dev/nvidiaN.
+        elsewhere = gpu.integrated or gpu.architecture is not None or isinstance(gpu.holders, Unknown)
+        if gpu in holding or (touches and not holding) or elsewhere:
             if isinstance(gpu.utilisation, Unknown):
                 yield f"whether GPU {gpu.index} works for it can't be told: {gpu.utilisation.reason}"
             elif gpu.utilisation > 0:
                 yield f"GPU {gpu.index} is {gpu.utilisation} % busy, perhaps for it"
-
-
-def _through_other_devices(gpu: Gpu) -> bool:
-    """Whether it isn't reached through /dev/nvidiaN: AMD's, a Jetson's, or one in WSL, which doesn't tell who uses it."""
-    return gpu.integrated or gpu.architecture is not None or isinstance(gpu.holders, Unknown)
 
 
 def worked_between(earlier: Process, later: Process, seconds: float) -> bool:

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.lazy_patterns import compile_lazily
-from ddpdoctor.facts.hang import Frame, Recorded, RecordedCollective
+from ddpdoctor.facts.hang import Frame, Recorded
 from ddpdoctor.hang.flight_recorder.dump_format import DEFAULT_GROUP
 from ddpdoctor.hang.flight_recorder.group_members import (
     Key,
@@ -184,7 +184,8 @@ class _Graph:
                 made = members[rank].collectives[number]
                 if lacks:
                     self.calls[rank].append(_Call(rank, key, made, lacks=lacks))
-                elif _tells_its_end(made.call, members[rank]):
+                elif not made.call.name.startswith("gloo:") or members[rank].dumped.some_done:
+                    # Some dumps of gloo don't say what is done.
                     self._add_complete_call(key, members, rank, made)
 
     def _add_complete_call(self, key: Key, members: Mapping[int, Member], rank: int, made: MadeCall) -> None:
@@ -348,21 +349,16 @@ class _Graph:
     ) -> RecordedHang | None:
         """Judge ranks that all wait for each other: one without whom there is no circle has taken another way than the others."""
         circle = _in_circles(edges)
-        alone = [rank for rank in _one_circle(edges, circle) if not _in_circles(_without(edges, rank))]
+        alone = [
+            rank
+            for rank in _one_circle(edges, circle)
+            if not _in_circles({start: ends - {rank} for start, ends in edges.items() if start != rank})
+        ]
         if len(alone) == 1:
             return behind((self._lag(alone[0]),), tuple(rank for rank in waiting if rank != alone[0]), silent)
         if not circle:
             return None
         return RecordedHang(sign=RecordedSign.CIRCLE, group="", ranks=circle, waiting=waiting, missing=silent)
-
-
-def _tells_its_end(call: RecordedCollective, member: Member) -> bool:
-    """Whether the dump would say if it were done. Some dumps of gloo don't."""
-    return not call.name.startswith("gloo:") or member.dumped.some_done
-
-
-def _without(edges: Mapping[int, frozenset[int]], rank: int) -> dict[int, frozenset[int]]:
-    return {start: ends - {rank} for start, ends in edges.items() if start != rank}
 
 
 def _in_circles(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:

@@ -70,9 +70,10 @@ class ProcessTree:
         parent = self.parent(process)
         if parent is None:
             return process.parent == 1
-        return parent.role is ProcessRole.OTHER and (
-            parent.pid == 1 or _is_user_manager(parent) or _is_init_of_a_container(parent)
-        )
+        # systemd --user is the first process of a user's session; a container's init is seen from outside here.
+        user_manager = parent.name == "systemd" and parent.parent == 1
+        init_of_a_container = parent.pid_inside == 1 and parent.name in INIT_PROGRAMS
+        return parent.role is ProcessRole.OTHER and (parent.pid == 1 or user_manager or init_of_a_container)
 
     def lacks_its_launcher(self, process: Process) -> bool:
         """Whether who started it is gone, though its parent is no init: a subreaper adopted it (slurmstepd, a container's shim, Ray,
@@ -115,12 +116,8 @@ class ProcessTree:
         return (
             self.is_adopted(process)
             or self.lacks_its_launcher(process)
-            or (process.role is ProcessRole.RANK and self.is_orphaned(process))
+            or (process.role is ProcessRole.RANK and self.is_adopted(self._outermost(process)))
         )
-
-    def is_orphaned(self, process: Process) -> bool:
-        """Whether it was adopted, or the shell was in which torchrun had started it."""
-        return self.is_adopted(self._outermost(process))
 
     def why_not_adopted(self, process: Process) -> Iterator[str]:
         """Say why its parent may have started it after all, so that it is no orphan."""
@@ -187,16 +184,6 @@ def _of_another_program(child: Process, parent: Process) -> bool:
         and bool(_PYTHON_COMMAND.match(parent.command))
         and child.command != parent.command
     )
-
-
-def _is_init_of_a_container(process: Process) -> bool:
-    """Whether it is a container's init, as it is seen from outside."""
-    return process.pid_inside == 1 and process.name in INIT_PROGRAMS
-
-
-def _is_user_manager(process: Process) -> bool:
-    """Whether it is systemd --user: the first process of a user's session, which adopts its orphans."""
-    return process.name == "systemd" and process.parent == 1
 
 
 def _file_name(path: str) -> str:
