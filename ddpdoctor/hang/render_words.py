@@ -12,7 +12,6 @@ from ddpdoctor.base.grouping import grouped
 from ddpdoctor.base.text import capital, listed, one_line, plural, ranks_named
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.facts.hang import Frame, Hang, Watched
-from ddpdoctor.facts.processes import Process
 from ddpdoctor.hang.certainty import STALL_SECONDS, longer_may_tell, movements
 from ddpdoctor.hang.evidence import named
 from ddpdoctor.hang.judging import hang_of, job_of
@@ -49,6 +48,13 @@ PLURALS: Final = (
 )
 """Words of a reason for one rank, and those for several."""
 
+STATES: Final = {"R": "running", "S": "waiting", "D": "in the kernel", "T": "stopped", "t": "traced", "Z": "ended"}
+LAUNCHER_STATES: Final = {
+    "T": "is stopped: it takes no note of a rank's end",
+    "t": "is held by a debugger",
+    "D": "is held by the kernel",
+}
+"""Words for what a launcher does but wait."""
 GROUP_ORDER: Final = (
     RankActivity.STOPPED, RankActivity.GONE, RankActivity.HELD, RankActivity.LEFT, RankActivity.ELSEWHERE, RankActivity.UNSEEN, RankActivity.PERHAPS, RankActivity.WAITS,
     RankActivity.MOVES,
@@ -90,7 +96,7 @@ def how_many_move(stands: Sequence[RankState], hang: Hang) -> str:
     moving = [state for state in stands if state not in (*unseen, *gone) and moves(state)]
     waiting = [state for state in with_activity(stands, RankActivity.WAITS) if moving and not moves(state)]
     still = [state for state in stands if state not in (*unseen, *gone, *moving, *waiting)]
-    everybody = f"Rank {stands[0].number}" if len(stands) == 1 else f"{_all(len(stands))} ranks"
+    everybody = {1: f"Rank {stands[0].number}", 2: "Both ranks"}.get(len(stands), f"All {len(stands)} ranks")
     if len(moving) == len(stands):
         return f"{everybody} move{'s' if len(stands) == 1 else ''}"
     if len(gone) == len(stands):
@@ -108,10 +114,6 @@ def how_many_move(stands: Sequence[RankState], hang: Hang) -> str:
     if unseen:
         parts.append(f"{named(unseen, hang)} could not be looked into")
     return capital("; ".join(parts))
-
-
-def _all(count: int) -> str:
-    return "Both" if count == 2 else f"All {count}"
 
 
 def moves(stand: RankState) -> bool:
@@ -133,11 +135,12 @@ def rows(examination: Examination) -> list[tuple[str, str]]:
     hang, job = hang_of(examination), job_of(examination)
     found = []
     if job:
-        process = job.launcher or job.ranks[0]
+        first = job.launcher or job.ranks[0]
+        state = LAUNCHER_STATES.get(job.launcher.state, "") if job.launcher else ""
         found = [
-            ("job", f"{job.name}: {process.command or process.name}"),
+            ("job", f"{job.name}: {first.command or first.name}"),
             ("", described(job)),
-            ("launcher", launcher_state(job.launcher)),
+            ("launcher", f"pid {first.pid} {state}" if state else ""),
         ]
     if any(rank.watched for rank in hang.ranks):
         found.append(("watched", _watched(hang)))
@@ -147,16 +150,6 @@ def rows(examination: Examination) -> list[tuple[str, str]]:
         asked = f"{plural(len(hang.counts), 'count')} of operations, asked twice" if hang.counts else hang.ras
         found.append(("RAS", asked))
     return [(label, one_line(text)) for label, text in found if text]
-
-
-def launcher_state(launcher: Process | None) -> str:
-    """Word a launcher's state where it does more than wait."""
-    words = {
-        "T": "is stopped: it takes no note of a rank's end",
-        "t": "is held by a debugger",
-        "D": "is held by the kernel",
-    }
-    return f"pid {launcher.pid} {words[launcher.state]}" if launcher and launcher.state in words else ""
 
 
 def _watched(hang: Hang) -> str:
@@ -259,14 +252,10 @@ def _processes(members: Sequence[RankState]) -> Iterator[str]:
         return
     watched = members[0].rank.watched
     assert watched is not None
-    cores = cores_used(watched)
-    yield f"pid {pids[0]}, {_state(watched)}, used {f'{cores:.1f} cores' if cores >= 0.05 else 'no processor'} meanwhile"
-
-
-def _state(watched: Watched) -> str:
-    last = watched.last
-    words = {"R": "running", "S": "waiting", "D": "in the kernel", "T": "stopped", "t": "traced", "Z": "ended"}
-    return words.get(last.state, last.state) + (f" in {last.waits_in}" if last.waits_in and last.state != "R" else "")
+    cores, last = cores_used(watched), watched.last
+    state = STATES.get(last.state, last.state)
+    state += f" in {last.waits_in}" if last.waits_in and last.state != "R" else ""
+    yield f"pid {pids[0]}, {state}, used {f'{cores:.1f} cores' if cores >= 0.05 else 'no processor'} meanwhile"
 
 
 def _workers(members: Sequence[RankState]) -> Iterator[str]:
