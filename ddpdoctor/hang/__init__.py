@@ -11,7 +11,6 @@ __all__ = [
     "flight_recorder",
     "judging",
     "rank_states",
-    "recorded_hang",
     "render",
     "render_words",
     "verdict",

@@ -9,7 +9,6 @@ __all__ = [
     "job_settings",
     "job_words",
     "jobs",
-    "jobs_summary",
     "leftovers",
     "overview",
     "rank_remarks",

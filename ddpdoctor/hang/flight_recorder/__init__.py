@@ -2,5 +2,6 @@
 
 __all__ = [
     "dump_files",
+    "plain_pickles",
     "wait_graph",
 ]
