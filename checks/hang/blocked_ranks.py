@@ -30,7 +30,7 @@ def rank_stopped(found: HangVerdict, hang: Hang) -> Finding:
     `kill -CONT PID`, or `fg` in the terminal; let a debugger go on or detach. After a long stop NCCL's watchdog may have
     given the job up already.
     """
-    traced = [culprit for culprit in found.culprits if culprit.rank.watched and culprit.rank.watched.last.state == "t"]
+    traced = [culprit for culprit in found.culprits if culprit.last.state == "t"]
     stopped = [culprit for culprit in found.culprits if culprit not in traced]
     pids = " ".join(str(culprit.pid) for culprit in stopped)
     how = "held by a debugger" if traced and not stopped else "stopped"
@@ -112,8 +112,8 @@ def rank_in_kernel(found: HangVerdict, hang: Hang) -> Finding:
     ## Fix
     Bring back what it waits for; the process goes on by itself then. A GPU or driver that is gone needs a reset or a reboot.
     """
-    waits_in = [culprit.rank.watched.last.waits_in for culprit in found.culprits if culprit.rank.watched]
-    names = listed(dict.fromkeys(filter(None, waits_in)), most=3) or "the kernel"
+    waits_in = dict.fromkeys(culprit.last.waits_in for culprit in found.culprits if culprit.last.waits_in)
+    names = listed(waits_in, most=3) or "the kernel"
     gpus = Fix("See what is wrong with the GPUs", ("ddpdoctor check --select gpu,driver",))
     return Finding(
         summary=summary_of(found, hang, "is", "are", f"held by the kernel in {names}, at {places_named(found)}"),

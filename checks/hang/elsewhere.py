@@ -13,7 +13,7 @@ from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.facts.processes import Processes
 from ddpdoctor.hang.evidence import named, not_known, places_named, summary_of, timeout_words, verb, waiting_words
 from ddpdoctor.hang.fixes import full_stacks, lines_of, look_again, look_on_other_hosts, read_the_code
-from ddpdoctor.hang.rank_states import RankActivity, RankState, is_worker_idle
+from ddpdoctor.hang.rank_states import RankActivity, RankState
 from ddpdoctor.hang.verdict import HangVerdict
 from ddpdoctor.knowledge.hang_causes import HangCause
 from ddpdoctor.knowledge.torch_frames import PlaceKind, file_line, where, worker_place
@@ -49,7 +49,7 @@ def dataloader_stuck(found: HangVerdict, hang: Hang) -> Finding:
     `num_workers=0` tells data apart from workers; `multiprocessing_context="spawn"` avoids locks held across the fork.
     """
     first = found.culprits[0]
-    stuck = [worker for culprit in found.culprits for worker in culprit.rank.workers if not is_worker_idle(worker)]
+    stuck = [worker for culprit in found.culprits for worker in culprit.busy_workers]
     # One with workers that are gone is in the DataLoader, too; without workers the data set runs in the rank.
     workers = any(culprit.place.where is PlaceKind.LOADER for culprit in found.culprits)
     frames = [worker_place(worker.last).frame for worker in stuck] or found.frames
@@ -197,8 +197,7 @@ def rank_busy_outside_collectives(found: HangVerdict, hang: Hang) -> Finding:
 
 def _what_it_waits_for(stand: RankState) -> str:
     """By the function of the kernel in which its main thread is."""
-    waits_in = stand.rank.watched.last.waits_in if stand.rank.watched else ""
-    return next((words for start, words in WAITS_IN.items() if waits_in.startswith(start)), "")
+    return next((words for start, words in WAITS_IN.items() if stand.last.waits_in.startswith(start)), "")
 
 
 @check("rendezvous-waiting", severity=FAIL, stands_for=(HangCause.RENDEZVOUS,))
@@ -255,8 +254,7 @@ def _left_in_the_shell(culprits: Sequence[RankState], processes: Maybe[Processes
     """ "LOCAL_RANK=0", where the only rank there is was started with that alone."""
     if len(culprits) != 1 or isinstance(processes, Unknown):
         return ""
-    watched = culprits[0].rank.watched
-    process = processes.get(watched.pid) if watched else None
+    process = processes.get(culprits[0].pid)
     return lone_setting(process) if process else ""
 
 

@@ -17,7 +17,6 @@ from ddpdoctor.hang.rank_states import (
     RankState,
     bytes_moved,
     cores_used,
-    is_worker_idle,
     states_of,
 )
 from ddpdoctor.hang.recorded_hang import record_of
@@ -99,10 +98,9 @@ def longer_may_tell(hang: Hang) -> bool:
 
 def _has_no_live_worker(state: RankState) -> bool:
     """Whether its DataLoader's workers are stopped, or gone."""
-    busy = [worker for worker in state.rank.workers if not is_worker_idle(worker)]
-    if state.where is not PlaceKind.LOADER or (state.rank.workers and not busy):
+    if state.where is not PlaceKind.LOADER or (state.rank.workers and not state.busy_workers):
         return False
-    return all(watched.last.state in ("T", "t") for watched in busy)
+    return all(watched.last.state in ("T", "t") for watched in state.busy_workers)
 
 
 def _may_move_unseen(state: RankState) -> bool:
@@ -110,8 +108,7 @@ def _may_move_unseen(state: RankState) -> bool:
     if state.where in WORK_OF_OTHERS:
         return True
     own = () if state.place.meets or state.where is PlaceKind.LOADER else (state.rank.watched,)
-    watched = [*own, *(worker for worker in state.rank.workers if not is_worker_idle(worker))]
-    looks = (look for process in watched if process for look in process.looks)
+    looks = (look for process in (*own, *state.busy_workers) if process for look in process.looks)
     return any(look.waits_in.startswith(WAITS_FOR_OTHERS) for look in looks)
 
 
@@ -137,8 +134,8 @@ def _movements_of_rank(state: RankState) -> Iterator[str]:
     yield from _movements_of_process(watched, state)
     if state.activity is RankActivity.ELSEWHERE and cores_used(watched) > IDLE_CORES:
         yield f"used {cores_used(watched):.1f} cores"
-    for worker in state.rank.workers:
-        if worker.looks and not is_worker_idle(worker):
+    for worker in state.busy_workers:
+        if worker.looks:
             yield from (f"its worker {worker.pid} {text}" for text in _movements_of_worker(worker))
 
 

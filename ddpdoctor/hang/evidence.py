@@ -13,7 +13,7 @@ from ddpdoctor.base.text import capital, human, listed, plural, ranks_named
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.hang.certainty import is_definite, movements
 from ddpdoctor.hang.flight_recorder.wait_graph import Lag, LagCause, RecordedHang
-from ddpdoctor.hang.rank_states import RankActivity, RankState, bytes_moved, cores_used, is_worker_idle
+from ddpdoctor.hang.rank_states import RankActivity, RankState, bytes_moved, cores_used
 from ddpdoctor.hang.verdict import GATHER_DUMP, HangVerdict
 from ddpdoctor.knowledge.evidence import told
 from ddpdoctor.knowledge.torch_frames import PlaceKind, file_line, is_users_code, where, worker_place
@@ -162,9 +162,8 @@ def _evidence_of_rank(state: RankState, hang: Hang) -> Iterator[Evidence]:
         for name, frames in watched.last.others[:MAX_SHOWN]:
             yield Evidence(f"its thread {name!r} is in {_stack(frames)}", watched.last.source)
     if state.where in (PlaceKind.LOADER, PlaceKind.DATA):
-        for worker in state.rank.workers[:MAX_SHOWN]:
-            if not is_worker_idle(worker):
-                yield _evidence_of_worker(worker, state.number)
+        for worker in state.busy_workers[:MAX_SHOWN]:
+            yield _evidence_of_worker(worker, state.number)
 
 
 def _evidence_of_worker(worker: Watched, rank: int) -> Evidence:

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from ddpdoctor.facts.hang import Hang, Watched, WatchedRank
+from ddpdoctor.facts.hang import Hang, RankLook, Watched, WatchedRank
 from ddpdoctor.knowledge.torch_frames import PlaceKind, StackPlace, is_users_code, place_of, worker_place
 
 CHECKPOINTS: Final = (PlaceKind.SAVING, PlaceKind.LOADING)
@@ -60,6 +60,16 @@ class RankState(msgspec.Struct, frozen=True):
     @property
     def pid(self) -> int:
         return self.rank.watched.pid if self.rank.watched else 0
+
+    @property
+    def last(self) -> RankLook:
+        """The last look at it; an empty one where there was none."""
+        return self.rank.watched.last if self.rank.watched else RankLook()
+
+    @property
+    def busy_workers(self) -> tuple[Watched, ...]:
+        """Its DataLoader workers but for those that wait to be told what to load."""
+        return tuple(worker for worker in self.rank.workers if not is_worker_idle(worker))
 
 
 def states_of(hang: Hang) -> tuple[RankState, ...]:

@@ -19,7 +19,6 @@ from ddpdoctor.hang.rank_states import (
     RankActivity,
     RankState,
     cores_used,
-    is_worker_idle,
     is_worker_moving,
     states_of,
     with_activity,
@@ -188,13 +187,11 @@ def _what_is_alike(state: RankState) -> object:
 
 def _group(members: Sequence[RankState], hang: Hang) -> Group:
     first = members[0]
-    watched = first.rank.watched
     details = [*_processes(members)]
     if not _goes_on(first):
         called_from = "" if first.activity is RankActivity.GONE else _called_from(first.place)
         details = [*([called_from] if called_from else []), *details, *_workers(members)]
-    frames = watched.last.frames if watched else ()
-    return Group(named(members, hang), one_line(_words(members)), tuple(map(one_line, details)), frames)
+    return Group(named(members, hang), one_line(_words(members)), tuple(map(one_line, details)), first.last.frames)
 
 
 def _words(members: Sequence[RankState]) -> str:
@@ -207,12 +204,11 @@ def _words(members: Sequence[RankState]) -> str:
     if first.activity is RankActivity.GONE:
         return f"{are} gone{f': {_of(members, first.rank.gone)}' if first.rank.gone else ''}"
     if first.activity is RankActivity.UNSEEN:
-        watched = first.rank.watched
-        why = f": {_of(members, watched.last.source)}" if watched and not watched.last.frames else ""
+        why = f": {_of(members, first.last.source)}" if first.rank.watched and not first.last.frames else ""
         return f"could not be looked into{why}"
     in_place = "" if first.place.where is PlaceKind.UNSEEN else f" in {place}"
     if first.activity is RankActivity.STOPPED:
-        source = first.rank.watched.last.source if first.rank.watched else ""
+        source = first.last.source
         return f"{are} stopped{in_place}" + (f": {source}" if source.startswith("a debugger") else "")
     if first.activity is RankActivity.HELD:
         return f"{are} held by the kernel{in_place}"
@@ -260,16 +256,15 @@ def _processes(members: Sequence[RankState]) -> Iterator[str]:
 
 def _workers(members: Sequence[RankState]) -> Iterator[str]:
     """Their DataLoader workers: those that are busy by where they are."""
-    workers = [(member.number, worker) for member in members for worker in member.rank.workers]
-    busy = [(rank, worker) for rank, worker in workers if not is_worker_idle(worker)]
+    busy = [(member.number, worker) for member in members for worker in member.busy_workers]
     places = grouped(busy, lambda of_rank: (_place_of_worker(of_rank[1]), is_worker_moving(of_rank[1])))
     for (place, moving), those in list(places.items())[:MAX_WORKERS]:
         pids = listed((worker.pid for _, worker in those), MAX_PIDS)
         of = f" of {ranks_named(rank for rank, _ in those)}" if len(members) > 1 else ""
         s = "s" if len(those) == 1 else ""
         yield f"DataLoader worker{'' if s else 's'}{of} (pid {pids}) {'move' if moving else 'stay'}{s} in {place}"
-    if len(workers) > len(busy) and members[0].place.where is PlaceKind.LOADER:
-        count = len(workers) - len(busy)
+    count = sum(len(member.rank.workers) for member in members) - len(busy)
+    if count and members[0].place.where is PlaceKind.LOADER:
         yield f"{plural(count, 'DataLoader worker')} wait{'s' if count == 1 else ''} for something to load"
 
 
@@ -289,7 +284,7 @@ def advice(examination: Examination) -> str:
     stands = states_of(hang)
     if not stands or all(map(moves, stands)) or not longer_may_tell(hang):
         return ""
-    if not any(state.rank.watched and state.rank.watched.last.frames for state in stands):
+    if not any(state.last.frames for state in stands):
         return ""
     seconds = min(MAX_SECONDS, max(round(STALL_SECONDS), LONGER_FACTOR * round(hang.between)))
     command = f"ddpdoctor jobs --hang {hang.job} --seconds {seconds}"

@@ -20,7 +20,6 @@ from ddpdoctor.hang.rank_states import (
     CHECKPOINTS,
     RankActivity,
     RankState,
-    is_worker_idle,
     is_worker_moving,
     states_of,
     with_activity,
@@ -211,7 +210,7 @@ def _is_loader_stuck(state: RankState) -> bool:
         return not state.progress
     if state.where is not PlaceKind.LOADER or state.progress:
         return False
-    return not any(is_worker_moving(worker) for worker in state.rank.workers if not is_worker_idle(worker))
+    return not any(map(is_worker_moving, state.busy_workers))
 
 
 def _is_locked(state: RankState) -> bool:
