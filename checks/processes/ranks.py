@@ -52,7 +52,7 @@ def orphaned_rank(processes: Processes, gpus: Maybe[Gpus]) -> Iterator[Finding]:
     ]
     hands = {orphan.identity for orphan in orphans if may_be_started_by_hand([orphan], processes)}
     launched = [orphan for orphan in orphans if orphan.identity not in hands]
-    for group in grouped(launched, lambda orphan: orphan.sort).values():
+    for group in grouped(launched, lambda orphan: orphan.group_key).values():
         yield _orphans(group, processes)
     for job in jobs_of(processes):
         if ranks := [rank for rank in job.ranks if rank.identity in hands]:

@@ -26,7 +26,9 @@ RAS: Final = "NCCL's RAS"
 def record_of(hang: Hang) -> RecordedHang | None:
     """Find what tells most: where calls differ, else who fell behind, else where all wait. None where no record tells of a hang: none
     is there, or all is done."""
-    found = filter(None, (*_by_groups(hang), waits_of(hang.recorded, hang.world_size), *_by_communicators(hang)))
+    groups = members_of(hang.recorded, all_ranks(hang.recorded, hang.world_size))
+    mismatches = (_mismatch(key, members, groups) for key, members in groups.items())
+    found = filter(None, (*mismatches, waits_of(hang.recorded, hang.world_size), *_by_communicators(hang)))
     order = list(RecordedSign)
     return min(found, key=lambda record: (order.index(record.sign), record.number), default=None)
 
@@ -43,21 +45,12 @@ def counts_move(hang: Hang) -> bool:
     return any(count.second and count.first != count.second for count in hang.counts)
 
 
-def _by_groups(hang: Hang) -> Iterable[RecordedHang | None]:
-    """Find groups in which ranks have called different things at the same number."""
-    groups = members_of(hang.recorded, all_ranks(hang.recorded, hang.world_size))
-    for key, members in groups.items():
-        yield _mismatch(key, members, groups)
-
-
 def _mismatch(
     key: Key, members: Mapping[int, Member], groups: Mapping[Key, Mapping[int, Member]]
 ) -> RecordedHang | None:
-    called = {
-        rank: {number: made.call for number, made in member.collectives.items()} for rank, member in members.items()
-    }
-    for number in sorted({number for calls in called.values() for number in calls}):
-        by_rank = {rank: calls[number] for rank, calls in called.items() if number in calls}
+    """Find the first number at which ranks of a group have called different things."""
+    for number in sorted({number for member in members.values() for number in member.collectives}):
+        by_rank = _calls_at(number, members)
         words = _distinguish(by_rank)
         if len(set(words.values())) < 2:
             continue
@@ -72,6 +65,10 @@ def _mismatch(
     return None
 
 
+def _calls_at(number: int, members: Mapping[int, Member]) -> dict[int, RecordedCollective]:
+    return {rank: member.collectives[number].call for rank, member in members.items() if number in member.collectives}
+
+
 def _elsewhere(key: Key, number: int, groups: Mapping[Key, Mapping[int, Member]], *, plain: bool) -> Counter[str]:
     """Count what groups of the same purpose and size have called at this number: they do the same for other ranks. plain: by name alone."""
     purpose = key[0].partition(":")[2]
@@ -79,11 +76,11 @@ def _elsewhere(key: Key, number: int, groups: Mapping[Key, Mapping[int, Member]]
     for other, members in groups.items():
         if other == key or not purpose or other[0].partition(":")[2] != purpose or len(other[1]) != len(key[1]):
             continue
-        calls = {
-            rank: member.collectives[number].call for rank, member in members.items() if number in member.collectives
-        }
-        told = _distinguish(calls) if calls else {}
-        words = {call_name(call.name) for call in calls.values()} if plain else set(told.values())
+        calls = _calls_at(number, members)
+        if plain:
+            words = {call_name(call.name) for call in calls.values()}
+        else:
+            words = set(_distinguish(calls).values()) if calls else set()
         counted.update(words if len(words) == 1 else ())
     return counted
 
@@ -153,14 +150,10 @@ def _of_counts(name: str, kinds: Mapping[int, tuple[tuple[str, int], ...]]) -> R
     others = tuple(sorted(rank for rank in total if total[rank] > least))
     if others:
         ranks = tuple(sorted(rank for rank in total if total[rank] == least))
-        call = _ahead_in(kinds[ranks[0]], kinds[others[0]])
+        # The kind of operation of which the others have begun more.
+        own = dict(kinds[ranks[0]])
+        call = next((kind for kind, count in kinds[others[0]] if count > own.get(kind, 0)), "")
         return RecordedHang(sign=RecordedSign.BEHIND, group=name, ranks=ranks, others=others, call=call, source=RAS)
     words = {rank: ", ".join(f"{kind} {count}" for kind, count in begun) for rank, begun in kinds.items()}
     calls, odd = _majority(words, {})
     return RecordedHang(sign=RecordedSign.MISMATCH, group=name, ranks=odd, calls=calls, source=RAS)
-
-
-def _ahead_in(behind: Iterable[tuple[str, int]], ahead: Iterable[tuple[str, int]]) -> str:
-    """Name the kind of operation of which the others have begun more."""
-    own = dict(behind)
-    return next((kind for kind, count in ahead if count > own.get(kind, 0)), "")

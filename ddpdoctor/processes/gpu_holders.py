@@ -301,7 +301,7 @@ def left_on_gpus(gpus: Gpus, processes: Processes) -> tuple[LeftOnGpus, ...]:
 
     return tuple(
         LeftOnGpus(tuple(group), tuple(held_gpu for leftover in group for held_gpu in own[leftover]), beside)
-        for (beside, _), group in grouped(own, lambda leftover: (is_beside(leftover), leftover.sort)).items()
+        for (beside, _), group in grouped(own, lambda leftover: (is_beside(leftover), leftover.group_key)).items()
     )
 
 

@@ -64,7 +64,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
         return self.proven or self.lacks_its_launcher
 
     @property
-    def sort(self) -> tuple[object, ...]:
+    def group_key(self) -> tuple[object, ...]:
         """What is equal for those that are left over for the same reason and with the same certainty: the ranks of one run."""
         return self.kind, self.certainty, self.why, self.owner
 
