@@ -8,8 +8,8 @@ from ddpdoctor.base.findings import WARN, Finding, Fix
 from ddpdoctor.base.text import listed
 from ddpdoctor.checks.hang.hang_check import hang_check
 from ddpdoctor.facts.hang import Hang
-from ddpdoctor.hang.evidence import named, places_named, summary_of, timeout_words, verb
-from ddpdoctor.hang.fixes import KILLED_LINES, end_the_rest, full_stacks, lines_of, read_the_code
+from ddpdoctor.hang.evidence import named, summary_of, timeout_words
+from ddpdoctor.hang.fixes import KILLED_LINES, end_the_rest, full_stacks, read_the_code
 from ddpdoctor.hang.verdict import HangVerdict
 from ddpdoctor.knowledge.hang_causes import HangCause
 
@@ -36,7 +36,7 @@ def rank_stopped(found: HangVerdict, hang: Hang) -> Finding:
     how = "held by a debugger" if traced and not stopped else "stopped"
     go_on = Fix(f"Let {'it' if len(stopped) == 1 else 'them'} go on", (f"kill -CONT {pids}",))
     return Finding(
-        summary=summary_of(found, hang, "is", "are", f"{how} at {places_named(found)}"),
+        summary=summary_of(found, hang, "is", "are", f"{how} at {found.where}"),
         cause=f"{timeout_words(hang)} Stopped ranks can't be woken by the others." if found.waiting else "",
         fixes=(
             *((go_on,) if stopped else ()),
@@ -69,7 +69,7 @@ def peer_rank_crashed(found: HangVerdict, hang: Hang) -> Finding:
     start anew with torchrun, which ends all ranks when one fails.
     """
     who = named(found.culprits, hang)
-    later = "" if found.waiting else f"; the others will wait for {verb(found, 'it', 'them')} at their next collective"
+    later = "" if found.waiting else f"; the others will wait for {found.verb('it', 'them')} at their next collective"
     missed = Fix(
         f"If {who} had done all its work, nothing is wrong: see whether the others go on",
         (f"ddpdoctor jobs --hang {shlex.quote(hang.job)} --seconds 30",),
@@ -116,7 +116,7 @@ def rank_in_kernel(found: HangVerdict, hang: Hang) -> Finding:
     names = listed(waits_in, most=3) or "the kernel"
     gpus = Fix("See what is wrong with the GPUs", ("ddpdoctor check --select gpu,driver",))
     return Finding(
-        summary=summary_of(found, hang, "is", "are", f"held by the kernel in {names}, at {places_named(found)}"),
+        summary=summary_of(found, hang, "is", "are", f"held by the kernel in {names}, at {found.where}"),
         cause=next((who for part, who in KERNEL_HOLDERS.items() if part in names), ""),
         fixes=(
             Fix("See what the kernel says of it", ("sudo dmesg -T | tail -50",)),
@@ -146,10 +146,10 @@ def rank_waits_for_input(found: HangVerdict, hang: Hang) -> Finding:
     `torch.distributed.breakpoint(rank=0)` holds the others in a barrier meanwhile.
     """
     return Finding(
-        summary=summary_of(found, hang, "waits", "wait", f"for input from a keyboard at {places_named(found)}"),
+        summary=summary_of(found, hang, "waits", "wait", f"for input from a keyboard at {found.where}"),
         cause=timeout_words(hang) if found.waiting else "",
         fixes=(
-            read_the_code(found.frames, f"Take out what asks at {lines_of(found.culprits)}"),
+            read_the_code(found.frames, f"Take out what asks at {found.lines}"),
             *full_stacks(hang, found.culprits),
         ),
     )

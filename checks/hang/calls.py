@@ -14,16 +14,13 @@ from ddpdoctor.hang.evidence import (
     named,
     not_known,
     numbers_named,
-    places_named,
     summary_of,
     timeout_words,
-    verb,
     what_they_do,
 )
 from ddpdoctor.hang.fixes import (
     KILLED_LINES,
     full_stacks,
-    lines_of,
     look_again,
     look_on_other_hosts,
     read_the_code,
@@ -57,7 +54,7 @@ def uneven_inputs(found: HangVerdict, hang: Hang) -> Finding:
     first = found.culprits[0]
     step = found.waiting[0].place.frame
     return Finding(
-        summary=summary_of(found, hang, "has", "have", f"left the loop for {places_named(found)}"),
+        summary=summary_of(found, hang, "has", "have", f"left the loop for {found.where}"),
         cause=f"{_fewer(first.place.where, first.place.what)} {timeout_words(hang)}",
         fixes=(
             read_the_code(
@@ -116,8 +113,8 @@ def _where_one_runs_the_model(found: HangVerdict) -> tuple[Fix, ...]:
 def _who_stands_where(found: HangVerdict, hang: Hang) -> str:
     if not found.waiting:
         return f"ranks call different collectives: {what_they_do(found.culprits, hang)}"
-    who, at = named(found.culprits, hang), places_named(found)
-    return f"{who} {verb(found, 'waits', 'wait')} in {at}, but {what_they_do(found.waiting, hang)}"
+    who, at = named(found.culprits, hang), found.where
+    return f"{who} {found.verb('waits', 'wait')} in {at}, but {what_they_do(found.waiting, hang)}"
 
 
 def _recorded_calls(record: RecordedHang, hang: Hang) -> str:
@@ -282,12 +279,12 @@ def exit_hang(found: HangVerdict, hang: Hang) -> Finding:
     model and loaders; end threads and pools before. Once results are saved, ending the processes loses nothing.
     """
     return Finding(
-        summary=summary_of(found, hang, "does", "do", f"not end, in {places_named(found)}"),
+        summary=summary_of(found, hang, "does", "do", f"not end, in {found.where}"),
         cause="The training itself is over.",
         fixes=(
             read_the_code(
                 found.frames[:1],
-                f"See what is still open at {lines_of(found.culprits) or 'the end'}: threads, pools, loaders, groups",
+                f"See what is still open at {found.lines or 'the end'}: threads, pools, loaders, groups",
             ),
             *full_stacks(hang, found.culprits),
             *look_on_other_hosts(hang),

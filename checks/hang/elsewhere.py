@@ -11,8 +11,8 @@ from ddpdoctor.checks.hang.hang_check import findings_of, hang_check
 from ddpdoctor.engine.registry import check
 from ddpdoctor.facts.hang import Frame, Hang, Watched
 from ddpdoctor.facts.processes import Processes
-from ddpdoctor.hang.evidence import named, not_known, places_named, summary_of, timeout_words, verb, waiting_words
-from ddpdoctor.hang.fixes import full_stacks, lines_of, look_again, look_on_other_hosts, read_the_code
+from ddpdoctor.hang.evidence import named, not_known, summary_of, timeout_words, waiting_words
+from ddpdoctor.hang.fixes import full_stacks, look_again, look_on_other_hosts, read_the_code
 from ddpdoctor.hang.rank_states import RankActivity, RankState
 from ddpdoctor.hang.verdict import HangVerdict
 from ddpdoctor.knowledge.hang_causes import HangCause
@@ -59,7 +59,7 @@ def dataloader_stuck(found: HangVerdict, hang: Hang) -> Finding:
             hang,
             "waits",
             "wait",
-            f"for data at {lines_of(found.culprits) or 'a line that is not known'}{_workers(first, stuck)}",
+            f"for data at {found.lines or 'a line that is not known'}{_workers(first, stuck)}",
         ),
         cause=_why_no_data(first, stuck),
         fixes=(
@@ -122,10 +122,10 @@ def rank_in_lock(found: HangVerdict, hang: Hang) -> Finding:
     timeout.
     """
     return Finding(
-        summary=summary_of(found, hang, "stands", "stand", f"in {places_named(found)}"),
+        summary=summary_of(found, hang, "stands", "stand", f"in {found.where}"),
         cause=timeout_words(hang) if found.waiting else "",
         fixes=(
-            read_the_code(found.frames, f"Look at {lines_of(found.culprits) or 'the stack'}: who is to let it go on?"),
+            read_the_code(found.frames, f"Look at {found.lines or 'the stack'}: who is to let it go on?"),
             *full_stacks(hang, found.culprits),
         ),
     )
@@ -186,10 +186,10 @@ def rank_busy_outside_collectives(found: HangVerdict, hang: Hang) -> Finding:
     still = "It was in the same place in both looks, and used no processor in between."
     waits_for = _what_it_waits_for(found.culprits[0])
     return Finding(
-        summary=summary_of(found, hang, *does, f"in {places_named(found)}"),
+        summary=summary_of(found, hang, *does, f"in {found.where}"),
         cause=" ".join(filter(None, (moving if found.moving else still, waits_for, timeout_words(hang)))),
         fixes=(
-            read_the_code(found.frames, f"See why {who} {verb(found, 'is', 'are')} at {lines_of(found.culprits)}"),
+            read_the_code(found.frames, f"See why {who} {found.verb('is', 'are')} at {found.lines}"),
             *full_stacks(hang, found.culprits),
         ),
     )

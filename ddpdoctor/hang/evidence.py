@@ -47,19 +47,9 @@ def named(states: Iterable[RankState], hang: Hang) -> str:
     return numbers_named((state.number for state in states), hang)
 
 
-def places_named(found: HangVerdict) -> str:
-    """Where the culprits stand: "forward (train.py:40) and sleep (data.py:12)"."""
-    return listed(dict.fromkeys(where(culprit.place) for culprit in found.culprits), most=2)
-
-
-def verb(found: HangVerdict, one: str, several: str) -> str:
-    """The verb that goes with the culprits."""
-    return one if len(found.culprits) == 1 else several
-
-
 def summary_of(found: HangVerdict, hang: Hang, one: str, several: str, what: str) -> str:
     """Say what the culprits do, with the verb for one of them or for several, and who waits for them."""
-    return f"{named(found.culprits, hang)} {verb(found, one, several)} {what}{waiting_words(found, hang)}"
+    return f"{named(found.culprits, hang)} {found.verb(one, several)} {what}{waiting_words(found, hang)}"
 
 
 def what_they_do(states: Sequence[RankState], hang: Hang, *, them: str = "") -> str:

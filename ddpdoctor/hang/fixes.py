@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ddpdoctor.base.findings import Fix
-from ddpdoctor.base.text import listed, ranks_named
+from ddpdoctor.base.text import ranks_named
 from ddpdoctor.facts.hang import Frame, Hang
 from ddpdoctor.hang.evidence import named
 from ddpdoctor.hang.rank_states import RankState
-from ddpdoctor.knowledge.torch_frames import file_line
 
 LINES_BEFORE: Final = 6
 MAX_COMMANDS: Final = 3
@@ -96,8 +95,3 @@ def end_the_rest(found: Sequence[RankState], hang: Hang) -> Fix:
     """End the other ranks after one is gone: they hold their GPUs for nothing."""
     text = f"End what is left of the job, since {named(found, hang)} won't come back: stop its launcher, then see what it left behind"
     return Fix(text, ("ddpdoctor zombies", "ddpdoctor zombies --kill"))
-
-
-def lines_of(states: Iterable[RankState], most: int = 3) -> str:
-    """List the lines where ranks stand: "train.py:40 and eval.py:12"."""
-    return listed(dict.fromkeys(filter(None, (file_line(state.place.frame) for state in states))), most=most)

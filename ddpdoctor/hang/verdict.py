@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from ddpdoctor.base.grouping import grouped
-from ddpdoctor.base.text import ranks_named
+from ddpdoctor.base.text import listed, ranks_named
 from ddpdoctor.base.unknown import NotKnown
 from ddpdoctor.engine.registry import JudgedElsewhere, requires
 from ddpdoctor.facts.hang import NOT_FOUND, Frame, Hang
@@ -26,7 +26,7 @@ from ddpdoctor.hang.rank_states import (
 )
 from ddpdoctor.hang.recorded_hang import counts_move, not_dumped, record_of
 from ddpdoctor.knowledge.hang_causes import HangCause
-from ddpdoctor.knowledge.torch_frames import FORWARD, PlaceKind, StackPlace
+from ddpdoctor.knowledge.torch_frames import FORWARD, PlaceKind, StackPlace, file_line, where
 
 ALONE_SECONDS: Final = 60.0
 """So long ranks may well wait for one that does something alone."""
@@ -67,6 +67,20 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
     def frames(self) -> tuple[Frame | None, ...]:
         """The lines at which the culprits stand."""
         return tuple(culprit.place.frame for culprit in self.culprits)
+
+    @property
+    def lines(self) -> str:
+        """The same in words: "train.py:40 and eval.py:12"."""
+        return listed(dict.fromkeys(filter(None, map(file_line, self.frames))), most=3)
+
+    @property
+    def where(self) -> str:
+        """What the culprits are in: "forward (train.py:40) and sleep (data.py:12)"."""
+        return listed(dict.fromkeys(where(culprit.place) for culprit in self.culprits), most=2)
+
+    def verb(self, one: str, several: str) -> str:
+        """Pick the verb that goes with the culprits."""
+        return one if len(self.culprits) == 1 else several
 
     def blamed_rank(self, hang: Hang) -> int | None:
         """Name the first rank to blame of which there is a process or a record; None where nothing tells the ranks apart."""
