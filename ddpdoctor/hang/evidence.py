@@ -47,9 +47,9 @@ def named(states: Iterable[RankState], hang: Hang) -> str:
     return numbers_named((state.number for state in states), hang)
 
 
-def summary_of(found: HangVerdict, hang: Hang, one: str, several: str, what: str) -> str:
+def summary_of(found: HangVerdict, hang: Hang, singular: str, several: str, what: str) -> str:
     """Say what the culprits do, with the verb for one of them or for several, and who waits for them."""
-    return f"{named(found.culprits, hang)} {found.verb(one, several)} {what}{waiting_words(found, hang)}"
+    return f"{named(found.culprits, hang)} {found.verb(singular, several)} {what}{waiting_words(found, hang)}"
 
 
 def what_they_do(states: Sequence[RankState], hang: Hang, *, them: str = "") -> str:

@@ -166,7 +166,7 @@ def groups(examination: Examination) -> list[Group]:
     hang = hang_of(examination)
     blamed = {finding.rank for _, _, finding in examination.findings if finding.rank is not None}
     gathered = sorted(
-        grouped(states_of(hang), _what_is_alike).values(),
+        grouped(states_of(hang), _group_key).values(),
         key=lambda members: (
             blamed.isdisjoint(member.number for member in members),
             GROUP_ORDER.index(members[0].activity),
@@ -177,7 +177,7 @@ def groups(examination: Examination) -> list[Group]:
     return [_group(members, hang) for members in gathered]
 
 
-def _what_is_alike(state: RankState) -> object:
+def _group_key(state: RankState) -> object:
     if _goes_on(state):
         return _place_within(state.rank.watched)
     if state.activity is RankActivity.GONE:

@@ -78,9 +78,9 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
         """What the culprits are in: "forward (train.py:40) and sleep (data.py:12)"."""
         return listed(dict.fromkeys(where(culprit.place) for culprit in self.culprits), most=2)
 
-    def verb(self, one: str, several: str) -> str:
+    def verb(self, singular: str, several: str) -> str:
         """Pick the verb that goes with the culprits."""
-        return one if len(self.culprits) == 1 else several
+        return singular if len(self.culprits) == 1 else several
 
     def blamed_rank(self, hang: Hang) -> int | None:
         """Name the first rank to blame of which there is a process or a record; None where nothing tells the ranks apart."""

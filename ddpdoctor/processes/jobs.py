@@ -127,13 +127,13 @@ def jobs_of(processes: Processes) -> tuple[TrainingJob, ...]:
     started = {rank.pid: _started_by(rank, processes) for rank in ranks}
     starters = {first.pid for pid, (_, first) in started.items() if first.pid != pid}
 
-    def origin(rank: Process) -> tuple[object, ...]:
+    def find_origin(rank: Process) -> tuple[object, ...]:
         launcher, first = started[rank.pid]
         if launcher or first.pid in starters:
             return ((launcher or first).identity,)
         return _meeting_point(siblings.get(first.pid, first))
 
-    parts = [_Part(started[members[0].pid][0], members) for members in grouped(ranks, origin).values()]
+    parts = [_Part(started[members[0].pid][0], members) for members in grouped(ranks, find_origin).values()]
     jobs = [_job(pieces, processes) for pieces in _joined([run for part in parts for run in part.runs()])]
     return tuple(sorted(jobs, key=lambda job: (min(rank.start for rank in job.ranks), job.name)))
 
