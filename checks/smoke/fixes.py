@@ -76,7 +76,7 @@ ENDED_BY: Final = {
 }
 SIGNAL: Final = re.compile(r"ended by (SIG[A-Z0-9]+)")
 PARENT_ENDED: Final = "the process that the ranks were forked from has ended"
-"""How it ended nobody is told; by itself it doesn't."""
+"""Nobody is told how it ended; by itself it doesn't."""
 
 
 def ended_with(problem: str) -> tuple[str, tuple[Fix, ...]]:

@@ -17,7 +17,7 @@ from ddpdoctor.run.output_streams import CarriedStream
 NOT_FOUND: Final = 127
 NOT_EXECUTABLE: Final = 126
 PR_SET_CHILD_SUBREAPER: Final = 36
-"""Of linux/prctl.h."""
+"""See linux/prctl.h."""
 
 _IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 """Python itself ignores them."""

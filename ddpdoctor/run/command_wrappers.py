@@ -19,7 +19,7 @@ class Wrapper(NamedTuple):
 
 TIMEOUT: Final = "timeout"
 TIMEOUT_EXIT_CODE: Final = 124
-"""Of timeout where it has ended the program."""
+"""The exit code of timeout where it has ended the program."""
 WRAPPERS: Final = {
     "env": Wrapper(("u", "unset", "C", "chdir", "a", "argv0")),
     "nice": Wrapper(("n", "adjustment")),

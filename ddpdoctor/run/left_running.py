@@ -40,7 +40,7 @@ class EndedJob(NamedTuple):
     outputs: Set[tuple[int, int]]
     """Device and inode of where the command's output went."""
     many: str
-    """As `one_of_many` says it."""
+    """The words of `one_of_many`."""
 
 
 def name_left_running(job: EndedJob, environ: Mapping[str, str]) -> None:

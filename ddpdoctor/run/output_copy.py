@@ -9,7 +9,7 @@ HEAD_BYTES: Final = 2 << 20
 TAIL_BYTES: Final = 14 << 20
 """That are kept in memory of the beginning and of the end."""
 FILE_TAIL_BYTES: Final = 62 << 20
-"""Of output that is in a file anyway, more is read."""
+"""Bytes of output that is in a file anyway: more of it is read."""
 MAX_LINE_BYTES: Final = 1 << 16
 """For which the end of a line is waited for, where two streams go into one copy."""
 

@@ -29,7 +29,7 @@ IDLE_SECONDS: Final = 0.2
 LATE_SECONDS: Final = 1.0
 """For a process that stays and goes on printing, and beyond that until what the command may have printed is through."""
 BUFFERED_BYTES: Final = 1 << 16
-"""Of a terminal of ours; a pipe tells."""
+"""Bytes in a terminal of ours; a pipe tells."""
 COMMAND_ENDED: Final = b"E"
 """The supervisor's word once the command has ended."""
 

@@ -10,7 +10,7 @@ import time
 from typing import Final
 
 CHUNK_BYTES: Final = 1 << 16
-"""Of one stream that are under way at a time."""
+"""Bytes of one stream that are under way at a time."""
 MAX_STREAMS: Final = 2
 _NUMBERS_BYTES: Final = 4096
 _LAST_OUTPUT, _DRAINED, _TOTAL, _COPY_ENDED = range(4)

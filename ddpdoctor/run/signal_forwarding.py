@@ -38,7 +38,7 @@ PENDING_SECONDS: Final = 2.0
 SI_KERNEL: Final = 0x80
 """si_code of what a terminal sends."""
 TYPED_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
-"""Of the kernel's, those that a terminal alone sends, and always to the whole group."""
+"""Signals of the kernel's that a terminal alone sends, and always to the whole group."""
 
 
 class GroupSignalDetector:

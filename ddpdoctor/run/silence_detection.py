@@ -31,7 +31,7 @@ class SilenceDetector:
         self._grew = time.monotonic()
         self._began = 0.0
         self._patience = after
-        """Of this silence."""
+        """Seconds, of this silence."""
         self._judged = False
         self.looked_before = False
         """In this silence."""

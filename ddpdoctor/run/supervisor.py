@@ -55,7 +55,7 @@ P = ParamSpec("P")
 
 
 class RunOptions(NamedTuple):
-    """What is to be run, and what is done about it."""
+    """The command to run, and what is done about it."""
 
     command: Sequence[str]
     environ: Mapping[str, str]
@@ -64,7 +64,7 @@ class RunOptions(NamedTuple):
     keep: OutputFile | None
     """For the copy of the output."""
     many: str
-    """As `one_of_many` says it: of one that isn't the first a line is enough."""
+    """The words of `one_of_many`: of one that isn't the first a line is enough."""
     dumps: str
     """A folder of ours for what the ranks leave for the diagnosis, or ""."""
     killed: int

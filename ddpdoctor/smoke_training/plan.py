@@ -31,7 +31,7 @@ class SmokePlan(msgspec.Struct, frozen=True, kw_only=True):
     chosen: str
     """So many ranks and that backend, and why, in words for the report."""
     gpus_passed_over: str = ""
-    """As in `facts.smoke.Smoke`."""
+    """See `facts.smoke.Smoke`."""
 
 
 def plan_training(snapshot: Snapshot, nproc: int | None, backend: str) -> SmokePlan:

@@ -1,4 +1,4 @@
-"""What the user asks for, and what the ranks of one host are told to do: that order goes to the target Python as JSON."""
+"""The user's options, and the order for the ranks of one host, which goes to the target Python as JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asks for; None where they say nothing. Over several hosts node 0's backend, stages and timeout count for all."""
+    """The user's options; None where they say nothing. Over several hosts node 0's backend, stages and timeout count for all."""
 
     python: str
     nproc: int | None = None
@@ -43,7 +43,7 @@ class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
     store_running: bool = False
     """Whether the launcher's own store holds the master's port."""
     engine: str = ELASTIC
-    """As in `facts.smoke.Smoke`."""
+    """See `facts.smoke.Smoke`."""
     fault: Fault | None = None
 
     @property

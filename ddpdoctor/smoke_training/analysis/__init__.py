@@ -1,4 +1,4 @@
-"""What the facts of a smoke training mean: which ranks caused its failure, in which words, and the verdict. Pure."""
+"""The meaning of a smoke training's facts: which ranks caused its failure, in which words, and the verdict. Pure."""
 
 __all__ = [
     "failure_attribution",

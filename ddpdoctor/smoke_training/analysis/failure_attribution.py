@@ -30,7 +30,7 @@ PAIRWISE_CALLS: Final = {"send", "recv", "isend", "irecv"}
 
 
 class TrainingFailureKind(Enum):
-    """What went wrong, as far as ranks differ."""
+    """The kind of a failure, as far as ranks differ."""
 
     FAILED = "it failed by itself"
     WRONG = "a wrong result"

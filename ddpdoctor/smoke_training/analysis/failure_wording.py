@@ -33,7 +33,7 @@ VERBS: Final = {
 }  # fmt: skip
 """Singular and plural, by whether the ranks wait for another, and whether they still do."""
 MAX_SHOWN_GROUPS: Final = 4
-"""Of ranks of which the same is said."""
+"""Groups of ranks of which the same is said."""
 
 
 def name_ranks(runs: Sequence[RankRun], smoke: Smoke) -> str:

@@ -1,4 +1,4 @@
-"""What bus bandwidth an all_reduce of large messages normally reaches over a kind of link, and who says so. Pure.
+"""The bus bandwidth that an all_reduce of large messages normally reaches over a kind of link, and who says so. Pure.
 
 No figure is here without a public source. For CPUs and their loopback interface, AMD's links and several hosts there is none.
 """

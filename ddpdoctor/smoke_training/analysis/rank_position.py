@@ -1,4 +1,4 @@
-"""How far each rank of a smoke training has come, and whether it waits for others. Pure."""
+"""The place to which each rank of a smoke training has come, and whether it waits for others. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAST_PLACE: Final = 1 << 62
 
 
 def place_in_stage(stage: str, step: str, steps: int, calls: str, called: Sequence[CollectiveCall]) -> tuple[int, int]:
-    """How far a rank has come in its stage: collectives that it has called, and its place since the last one of them. Greater
+    """The place to which a rank has come in its stage: collectives that it has called, and its place since the last one of them. Greater
     is further. Steps that it takes alone are not counted: one rank may have many of them where the others have none, as the
     one that saves a checkpoint, or copies between GPUs.
 
@@ -47,7 +47,7 @@ def stage_of(run: RankRun) -> str:
 
 
 def position(run: RankRun) -> tuple[int, int, int]:
-    """How far a rank has come: stages that are over, and its place in the present one."""
+    """The place to which a rank has come: stages that are over, and its place in the present one."""
     over = sum(stage.state in (StageState.PASSED, StageState.NOT_TESTED) for stage in run.stages)
     if run.last is None or run.last.state is StageState.PASSED:
         return over, 0, 0

@@ -32,7 +32,7 @@ Remains = TypeVar("Remains", bound=Sized)
 
 
 class LeftoverTracker:
-    """What the processes of one run hold, and what of it is left when they have ended. folder: the ranks' own, which the environment of
+    """Record of what the processes of one run hold, and of what is left when they have ended. folder: the ranks' own, which the environment of
     all their processes names; shared: that of shared memory."""
 
     def __init__(self, folder: str, shared: str = SHARED) -> None:
@@ -152,7 +152,7 @@ def clear_up_earlier_runs(environ: Mapping[str, str], shared: str = SHARED) -> N
 
 
 def merge_leftovers(runs: Sequence[Leftovers]) -> Leftovers:
-    """What several runs left behind, each thing once."""
+    """Merge what several runs left behind, each thing once."""
     fields = {
         name: dict.fromkeys(left for run in runs for left in getattr(run, name)) for name in Leftovers.__struct_fields__
     }

@@ -17,7 +17,7 @@ from ddpdoctor.smoke_training.local.rank_monitor import RankMonitor
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 MAX_HEADER_BYTES: Final = 4096
-"""Of the line in which a process says whose output it is."""
+"""Bytes of the line in which a process says whose output it is."""
 
 Handler = Callable[[socket.socket], Coroutine[Any, Any, None]]
 
@@ -143,7 +143,7 @@ class RankListener:
 
 
 async def _received(connection: socket.socket, most: int) -> bytes:
-    """What is there, of at most so many bytes; b"" at the end, whatever that is."""
+    """Receive what is there, of at most so many bytes; b"" at the end, whatever that is."""
     with suppress(OSError):
         return await asyncio.get_running_loop().sock_recv(connection, most)
     return b""

@@ -48,11 +48,11 @@ class RankMonitor:
         """Ranks of which the engine says that they failed first, whereupon it ended the others."""
         self.is_engine_over = False
         self.killed = ""
-        """What ended before its time, so that all ranks ended with it: "torch's engine was ended by SIGKILL"."""
+        """The end of something before its time, so that all ranks ended with it: "torch's engine was ended by SIGKILL"."""
         self.engine_state = ""
         """The state of what starts the ranks, where the kernel holds it: "torch's engine (process 12) is stopped"."""
         self.ended_at: float | None = None
-        """When ddpdoctor began to end all."""
+        """The moment when ddpdoctor began to end all."""
         self.oom_kills = 0
         """Processes that the kernel killed for want of memory meanwhile."""
 

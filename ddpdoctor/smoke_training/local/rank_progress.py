@@ -10,13 +10,13 @@ from ddpdoctor.probes.target_python.asking import last_lines
 from ddpdoctor.smoke_training.analysis.rank_position import place_in_stage
 
 MAX_OUTPUT_BYTES: Final = 64 * 1024
-"""Of what a process printed, from its end."""
+"""Bytes from the end of what a process printed."""
 
 MAX_ANSWER_BYTES: Final = 256 * 1024
-"""Of what it printed since it was asked for its stack, from their beginning."""
+"""Bytes from the beginning of what it printed since it was asked for its stack."""
 
 WARNING: Final = re.compile(r"^\S.*: \w*Warning: ")
-"""What `warnings` prints; the line of source behind it is indented."""
+"""The line that `warnings` prints; the line of source behind it is indented."""
 FAULTHANDLER_LINE: Final = re.compile(
     r'Extension modules: |(Current t|T)hread 0x|File ".*", line \d+ in |<no Python frame>|\.\.\.$'
 )
@@ -59,7 +59,7 @@ class RankProgress(OutputTail):
         self.stage = ""
         """The last that it began."""
         self.since = 0.0
-        """When it began that stage, or ended it."""
+        """The moment when it began that stage, or ended it."""
         self.step = ""
         self.steps = 0
         self.calls = ""
@@ -71,10 +71,10 @@ class RankProgress(OutputTail):
         self.memory = 0
         self.contexts: tuple[int, ...] = ()
         self.finished_at: float | None = None
-        """When it said that it is through. Its process goes on until all of the host's ranks are."""
+        """The moment when it said that it is through. Its process goes on until all of the host's ranks are."""
         self.failed_at: float | None = None
         self.gone_at: float | None = None
-        """When its connection ended, or its parent saw its end."""
+        """The moment when its connection ended, or its parent saw its end."""
         self.exit_code: int | None = None
         """Negative: the signal's number."""
         self.stack: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class RankProgress(OutputTail):
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """How far it has come: the number of stages that are over, and its place in the present one."""
+        """The place to which it has come: the number of stages that are over, and its place in the present one."""
         if self.stage in self.done:
             return len(self.done), 0, 0
         return len(self.done), *place_in_stage(self.stage, self.step, self.steps, self.calls, self.called)

@@ -330,7 +330,7 @@ def _how_far(smoke: Smoke) -> str:
 def runs_of(
     order: Train, answer: Answer | None, node: int, host: str, lost: str = "", later: float = 0.0
 ) -> Sequence[RankRun]:
-    """What the ranks of one node came to: those that it was ordered to run, and no others, whatever it says.
+    """List what the ranks of one node came to: those that it was ordered to run, and no others, whatever it says.
 
     lost: how it went away, "" where it didn't; later: seconds between the run's beginning and its own.
     """

@@ -55,7 +55,7 @@ def main(before):
 
 
 def hidden_modules(before):
-    """What a script in this folder would import in place of modules of the library, as words. We have imported those modules
+    """Say what a script in this folder would import in place of modules of the library, as words. We have imported those modules
     from the library, so that `import torch` doesn't show it here."""
     if getattr(sys.flags, "safe_path", False):
         return ""
@@ -154,7 +154,7 @@ def register_rendezvous_of_one_host():
 
 
 def start_method():
-    """How ranks are started: forked, unless something that Python or torch loads by itself has initialised CUDA here."""
+    """The way to start ranks: forked, unless something that Python or torch loads by itself has initialised CUDA here."""
     can_fork = "forkserver" in multiprocessing.get_all_start_methods()
     return "forkserver" if can_fork and not cuda_is_initialised() else "spawn"
 
@@ -219,7 +219,7 @@ def start_server(channel):
 
 
 def import_all(modules):
-    """As far as they are there; what is missing, the ranks will miss. Nothing is thrown away meanwhile, so that looking for
+    """Import modules as far as they are there; what is missing, the ranks will miss. Nothing is thrown away meanwhile, so that looking for
     garbage would only take time; and what is there need not be looked at again, nor be copied for it in each rank."""
     gc.disable()
     for module in modules:

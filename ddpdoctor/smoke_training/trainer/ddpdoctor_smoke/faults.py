@@ -6,7 +6,7 @@ import signal
 import time
 
 INSTEAD = {"all_reduce": "broadcast", "broadcast": "all_reduce", "all_gather": "all_reduce", "barrier": "all_reduce"}
-"""What is called in another one's place."""
+"""The collective that is called in another one's place."""
 
 
 class Faults:
@@ -47,7 +47,7 @@ class Faults:
         return True
 
     def instead(self, op, tensor):
-        """What is called, and with what, in place of a collective."""
+        """The collective to call, and its tensor, in place of one."""
         if self.struck or self.fault is None:
             return op, tensor
         if self.wanted("shape") and tensor is not None:

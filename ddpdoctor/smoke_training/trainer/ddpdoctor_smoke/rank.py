@@ -50,7 +50,7 @@ class Worker:
         self.device: Any = None
         self.stage = ""
         self.kept = {}
-        """What one stage leaves to a later one: name to object. Emptied before the process group is destroyed."""
+        """Things that one stage leaves to a later one: name to object. Emptied before the process group is destroyed."""
 
     @property
     def on_gpu(self):

@@ -1,4 +1,4 @@
-"""What the ranks compare, and how they agree on who is wrong: each sees all ranks' values and comes to the same."""
+"""Comparison of the ranks' values, and agreement on who is wrong: each sees all ranks' values and comes to the same."""
 
 from collections import Counter
 

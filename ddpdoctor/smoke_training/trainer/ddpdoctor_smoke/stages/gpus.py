@@ -158,7 +158,7 @@ def gpus_by_rank(worker):
 
 
 def uuids(worker, count):
-    """Of the GPUs that this rank sees; "" for each where torch is too old."""
+    """The UUIDs of the GPUs that this rank sees; "" for each where torch is too old."""
     return [str(getattr(worker.torch.cuda.get_device_properties(number), "uuid", "")) for number in range(count)]
 
 

@@ -22,7 +22,7 @@ BATCHNORM_FACTOR = 10
 
 AMP_STEPS = 4
 AMP_TOLERANCE = 0.05
-"""Of the loss in full precision: 8 bits of mantissa (bfloat16), a few layers."""
+"""A part of the loss in full precision: 8 bits of mantissa (bfloat16), a few layers."""
 
 
 def sync_batchnorm(worker):

@@ -1,4 +1,4 @@
-"""Who trains on which samples."""
+"""The samples on which each rank trains."""
 
 from ddpdoctor_smoke.rank import WrongOutcome, requires
 from ddpdoctor_smoke.stages.comparing import how_known, name_ranks, odd_ones
@@ -89,7 +89,7 @@ def judge(rows, world_size):
 
 
 def what_is_wrong(culprits, rows, seed, world_size):
-    """What is wrong with the first of them, in words."""
+    """Say what is wrong with the first of them."""
     first = culprits[0]
     count = rows[first][1]
     if rows[first][0] != seed:

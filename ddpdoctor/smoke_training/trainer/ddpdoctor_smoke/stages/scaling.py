@@ -1,4 +1,4 @@
-"""How fast the same training is, and an all_reduce: for `--scaling`, at one number of ranks each time."""
+"""The speed of the same training, and of an all_reduce: for `--scaling`, at one number of ranks each time."""
 
 import math
 import time
@@ -11,7 +11,7 @@ MIN_REPETITIONS, MAX_REPETITIONS = 5, 200
 SECONDS = 1.0
 """So long a measurement should take."""
 SHARE_OF_LIMIT = 0.8
-"""What measuring may take of the seconds of a stage: how long a larger message will take is but reckoned."""
+"""The part of a stage's seconds that measuring may take: how long a larger message will take is but reckoned."""
 
 ON_GPU = {"width": 4096, "layers": 4, "batch": 512}
 ON_CPU = {"width": 512, "layers": 4, "batch": 64}
@@ -124,7 +124,7 @@ def seconds_of(worker, work):
 
 
 def repetitions(seconds):
-    """How often something that takes so long is measured."""
+    """The number of times that something that takes so long is measured."""
     return int(min(max(SECONDS / seconds, MIN_REPETITIONS), MAX_REPETITIONS))
 
 

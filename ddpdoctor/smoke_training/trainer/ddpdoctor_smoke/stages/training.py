@@ -33,7 +33,7 @@ TF32_TOLERANCE = 1e-2
 
 
 Trained = namedtuple("Trained", ("model", "optimizer", "losses"))
-"""What training leaves to the stages that judge it. losses: this rank's, by step."""
+"""The results of training, for the stages that judge it. losses: this rank's, by step."""
 
 
 # --- the problem ------------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def number_type(worker):
 
 
 def tolerance(worker):
-    """How far results may be apart that are the same but for the order of sums; see `deviation`."""
+    """The deviation that results may have that are the same but for the order of sums; see `deviation`."""
     if not worker.on_gpu:
         return CPU_TOLERANCE
     # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE is torch's setting, and it shows here; the other one is cuBLAS's.
