@@ -31,7 +31,7 @@ from ddpdoctor.network_check.protocol.messages import (
     Train,
     TrainingDone,
 )
-from ddpdoctor.smoke_training.analysis.verdict import facts_of_plan, judge_plan
+from ddpdoctor.smoke_training.analysis.verdict import facts_of_plan, has_passed, judge_plan
 from ddpdoctor.smoke_training.plan import SmokePlan, plan_training
 from ddpdoctor.smoke_training.training_order import SmokeOptions
 
@@ -85,8 +85,8 @@ class TrainingCoordinator:
         longest = self._options.import_seconds + len(self._options.stages) * self._options.seconds + ENDING_SECONDS
         answers = await hub.ask(orders, longest, _has_failed)
         self.smoke = self.merge_answers(orders, answers, plans, backend, time.monotonic() - began)
-        passed = not self.smoke.problem and all(rank.ending is RankEnding.FINISHED for rank in self.smoke.ranks)
-        session.record("smoke", Passed.PASS if passed else Passed.FAIL, began, _how_far(self.smoke))
+        passed = Passed.PASS if has_passed(self.smoke) else Passed.FAIL
+        session.record("smoke", passed, began, _how_far(self.smoke))
 
     def add_results(self, gathered: FleetFacts) -> FleetFacts:
         """Add to each node's facts those of the whole training, with what was left on that node."""
