@@ -1,4 +1,4 @@
-"""All checks: their modules imported, and those that somebody chooses among them."""
+"""All checks, as the index lists them, and those that somebody chooses among them. A module is imported when its checks are needed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ddpdoctor.engine.registry import (
     REGISTERED,
     Catalogue,
     Check,
+    CheckListing,
     UnknownSelection,
     as_written,
     nearest_names,
@@ -29,27 +30,43 @@ def packaged_signs() -> dict[str, tuple[LogSign, ...]]:
     return msgspec.json.decode(data or b"", type=dict[str, tuple[LogSign, ...]])
 
 
-REGISTERED.read_signs = packaged_signs
+@cache
+def _import_all() -> None:
+    """Import every module, whatever the index lists."""
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+    REGISTERED.keep_loaded()
 
 
 @cache
+def _list_checks() -> None:
+    """List the checks of the index, which `python -m tests.regenerate` writes: a command needs the modules of few."""
+    REGISTERED.read_signs, REGISTERED.import_all = packaged_signs, _import_all
+    try:
+        data = pkgutil.get_data(package.__name__, "index.json")
+        index = msgspec.json.decode(data or b"", type=dict[str, tuple[CheckListing, ...]])
+    except (OSError, msgspec.DecodeError):
+        # It only saves time.
+        _import_all()
+        return
+    for module, listings in index.items():
+        REGISTERED.announce(f"{package.__name__}.{module}", listings)
+
+
 def all_prescriptions() -> tuple[Check, ...]:
     """Every topic for which there is a prescription."""
-    all_checks()
+    catalogue().import_all()
     return tuple(PRESCRIPTIONS.values())
 
 
-@cache
 def all_checks() -> tuple[Check, ...]:
     """Every check, by family, file, and place in the file, whatever was imported first."""
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        importlib.import_module(module.name)
-    return REGISTERED.checks
+    return catalogue().checks
 
 
 def catalogue() -> Catalogue:
     """All checks, to be handed to whatever asks for them."""
-    all_checks()
+    _list_checks()
     return REGISTERED
 
 

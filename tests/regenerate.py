@@ -1,6 +1,6 @@
-"""Writes what is generated: the log signs as the program reads them (checks/log_signs.json, out of the files *.signs.toml), the JSON schema, the
-pages of the checks (docs/checks) and of the settings, the tables of docs/accuracy.md, docs/hardware.md, and what users see of each sick
-case (fixtures/expected).
+"""Writes what is generated: the index of the checks (checks/index.json), the log signs as the program reads them (checks/log_signs.json, out of
+the files *.signs.toml), the JSON schema, the pages of the checks (docs/checks) and of the settings, the tables of docs/accuracy.md,
+docs/hardware.md, and what users see of each sick case (fixtures/expected).
 
 python -m tests.regenerate          write them; read the diff before you commit it
 python -m tests.regenerate --check  only say whether they are as they should be (exit 1 if not)
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddpdoctor.engine.sign_files import SignFileError
 from ddpdoctor.report.contract import json_schema
-from tests import check_pages, expected_output, hardware_page, log_corpus, log_sign_files, settings_page
+from tests import check_index, check_pages, expected_output, hardware_page, log_corpus, log_sign_files, settings_page
 from tests.real import closed_loop
 
 ROOT = Path(__file__).parent.parent
@@ -37,9 +37,11 @@ def _with(text: str, begin: str, table: str, end: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Path to the text that should stand there."""
+    index = check_index.index()
     log_sign_files.use_files()
     expected = expected_output.all_expected()
     return {
+        check_index.INDEX: index,
         log_sign_files.COMPILED: log_sign_files.compiled(),
         SCHEMA: json.dumps(json_schema(), indent=1, sort_keys=True) + "\n",
         ACCURACY: _with(

@@ -19,6 +19,7 @@ from ddpdoctor.facts.meeting import Attempt, ConnectOutcome, Meeting
 from ddpdoctor.facts.network import Network, Resolution
 from ddpdoctor.knowledge.firewall_fixes import LOOK, job_subnet, opening
 from ddpdoctor.knowledge.job_intent import (
+    OWN_HOST_NAMES,
     is_here,
     means_each_node_itself,
     named_hosts,
@@ -30,7 +31,6 @@ from ddpdoctor.knowledge.launchers import MASTER_ADDRESS, first_set, master_port
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.knowledge.network_fixes import addresses, intent, own_network, resolved, setting, shared_network
 from ddpdoctor.knowledge.privileges import by_root
-from ddpdoctor.logs.analyze.deciding_commands import NOWHERE
 from ddpdoctor.network_check.analysis.way_to_master import (
     attempts_seen,
     furthest,
@@ -53,7 +53,7 @@ BESIDE_THE_STORE = (
 def _nobody_listens(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Tell of an address that leads each host to itself, where the words name no other."""
     found = [match.words for match in seen if match.words.get("host")]
-    if not found or not all(words["host"] in NOWHERE for words in found):
+    if not found or not all(words["host"] in OWN_HOST_NAMES for words in found):
         return Particulars()
     port = f":{found[0]['port']}" if found[0].get("port") else ""
     return Particulars(f"Nobody listens at {found[0]['host']}{port}, which is each host itself", of_everybody=True)

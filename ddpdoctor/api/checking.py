@@ -129,7 +129,7 @@ def check(
 
 
 def _look_at_everything(context: Context, limit: TimeLimit) -> Snapshot:
-    """A snapshot for all checks. They are loaded, and the report's modules, while the probes wait for programs to answer."""
+    """A snapshot for all checks. Those that it needs are loaded, and the report's modules, while the probes wait for programs to answer."""
     from ddpdoctor.facts.snapshot import GROUPS
     from ddpdoctor.probes.session import collect_facts
 
@@ -139,8 +139,10 @@ def _look_at_everything(context: Context, limit: TimeLimit) -> Snapshot:
 
 def _load_checks() -> None:
     from ddpdoctor.checks.catalogue import all_checks
+    from ddpdoctor.engine.registry import load
+    from ddpdoctor.facts.snapshot import Snapshot
 
-    all_checks()
+    load(all_checks(), Snapshot())
     import ddpdoctor.report.examined_hosts  # noqa: F401
     import ddpdoctor.report.terminal  # noqa: F401
 

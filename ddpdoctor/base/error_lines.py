@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from typing import Final, TextIO
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.terminal import terminal_is_ours
 
-_UNBROKEN: Final = re.compile(
+_UNBROKEN: Final = compile_lazily(
     r"(?:(?<=: )|^)(?:sudo \S+ )?ddpdoctor .+$|[^\s`]*`[^`]*`[^\s`]*|(?<!\S)'[^']+'(?=[\s.,;:)]|$)\S*|\S+"
 )
 """A command that ends the line, or stands between backticks; a quoted path; a word."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import Any, AnyStr, cast
 
 
 class _LazyPattern:
-    def __init__(self, pattern: str, flags: int) -> None:
+    def __init__(self, pattern: str | bytes, flags: int) -> None:
         self._pattern = pattern
         self._flags = flags
 
@@ -18,6 +18,6 @@ class _LazyPattern:
         return value
 
 
-def compile_lazily(pattern: str, flags: int = 0) -> re.Pattern[str]:
+def compile_lazily(pattern: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
     """As `re.compile`, once somebody uses the result; a wrong pattern is an error only then, and in the tests."""
-    return cast("re.Pattern[str]", _LazyPattern(pattern, flags))
+    return cast("re.Pattern[AnyStr]", _LazyPattern(pattern, flags))

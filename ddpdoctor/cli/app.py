@@ -1,7 +1,6 @@
 """The command line: `ddpdoctor COMMAND`. One small module a command, loaded once it is asked for; here what they share."""
 
-from __future__ import annotations
-
+# Annotations are values here, as in check.py.
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module

@@ -1,7 +1,6 @@
 """`ddpdoctor check`: look at this host and the Python in which training runs, and say what is wrong."""
 
-from __future__ import annotations
-
+# Annotations are values here: typer would compile each text twice, which takes a tenth of the start.
 import os
 from typing import Annotated
 

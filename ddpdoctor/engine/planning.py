@@ -39,6 +39,8 @@ def _launched(environment: Environment) -> Plan | None:
 
 def _tasks_on_node(value: str, node: int) -> int:
     """Slurm's "8(x2),4" means 8 tasks on each of two nodes and 4 on the third; 0 where it can't be read."""
+    if not value:
+        return 0
     for_every_node = _number(value)  # SLURM_NTASKS_PER_NODE
     if for_every_node is not None:
         return for_every_node

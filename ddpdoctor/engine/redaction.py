@@ -205,7 +205,7 @@ def _given_to_clients(text: str) -> list[Span]:
 
 def legible(text: str) -> str:
     """Put U+FFFD in the place of the lone surrogates by which Python writes bytes that aren't UTF-8: they can't be encoded."""
-    return _SURROGATE.sub("\ufffd", text)
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def redact_setting(setting: Setting) -> Setting:

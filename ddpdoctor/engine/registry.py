@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import re
 import traceback
@@ -21,7 +22,7 @@ from ddpdoctor.base.unknown import Facts, NotKnown, NotLearned, Unknown
 from ddpdoctor.engine.log_traits import PLAIN_SIGNS
 from ddpdoctor.engine.log_traits import LogTraits as LogTraits
 from ddpdoctor.facts.plan import Plan
-from ddpdoctor.facts.snapshot import GROUPS, Snapshot
+from ddpdoctor.facts.snapshot import GROUPS, UNTRIED, Snapshot
 
 Predicate = Callable[..., Iterator[Finding]]
 T = TypeVar("T")
@@ -111,7 +112,8 @@ class Check:
         self.judges = judges
         self.log = log
         self.catalogue = Catalogue() if catalogue is None else catalogue
-        self.family = predicate.__module__.split(".")[-2]
+        self.module = predicate.__module__
+        self.family = self.module.split(".")[-2]
         if log_signs is not None:
             self.log_signs = log_signs
 
@@ -157,6 +159,59 @@ class Check:
         """The groups of facts that this check wants to see."""
         return {name for name in self.needs if name in GROUPS}
 
+    def idle_reason(self, snapshot: Snapshot) -> str:
+        """Tell why the check has nothing to look at there, if that is known without running it; "" if not."""
+        return ""
+
+
+class CheckListing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of a check before its module is imported.
+
+    Args:
+        slug: of the check.
+        groups: of facts that it wants to see.
+        idle: its reason for having nothing to look at as long as nobody tried anything: all groups of `UNTRIED` that it wants are
+            as they are there. "" where it may have something to look at all the same.
+    """
+
+    slug: str
+    groups: tuple[str, ...]
+    idle: str = ""
+
+
+class ListedCheck(Check):
+    """A check whose module is imported as soon as somebody wants to know more of it than its listing says."""
+
+    def __init__(self, listing: CheckListing, module: str, catalogue: Catalogue) -> None:
+        self.slug = listing.slug
+        self.module = module
+        self.family = module.split(".")[-2]
+        self.catalogue = catalogue
+        self._listing = listing
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or self.is_loaded:
+            raise AttributeError(name)
+        importlib.import_module(self.module)
+        if not self.is_loaded:
+            raise LookupError(f"{self.module} has no check {self.slug}, though the index lists it there")
+        return getattr(self, name)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether its module has been imported."""
+        return "predicate" in vars(self)
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups of facts that this check wants to see."""
+        return super().groups if self.is_loaded else set(self._listing.groups)
+
+    def idle_reason(self, snapshot: Snapshot) -> str:
+        """Tell why the check has nothing to look at there, if that is known without running it; "" if not."""
+        wanted = UNTRIED.keys() & self._listing.groups
+        return self._listing.idle if all(getattr(snapshot, name) == UNTRIED[name] for name in wanted) else ""
+
 
 LEAST_SIGN = 12
 """Characters of a log sign by which alone a check is named: a shorter one may stand in any text."""
@@ -165,25 +220,49 @@ LONG_SIGN = 30
 
 
 class Catalogue:
-    """Checks by slug, and by what they stand for: through it other parts find a check whose slug they don't know."""
+    """Checks by slug, and by what they stand for: through it other parts find a check whose slug they don't know.
 
-    def __init__(self, read_signs: Callable[[], Mapping[str, tuple[LogSign, ...]]] = dict) -> None:
+    Args:
+        read_signs: gives the log signs by slug.
+        import_all: imports the modules of all checks.
+    """
+
+    def __init__(
+        self,
+        read_signs: Callable[[], Mapping[str, tuple[LogSign, ...]]] = dict,
+        import_all: Callable[[], object] = lambda: None,
+    ) -> None:
         self.read_signs = read_signs
+        self.import_all = import_all
         self._by_slug: dict[str, Check] = {}
         self._by_topic: dict[tuple[type[Enum], Enum], list[Check]] = {}
 
+    def announce(self, module: str, listings: Iterable[CheckListing]) -> None:
+        """List the checks of a module that need not be imported yet."""
+        for listing in listings:
+            self._by_slug.setdefault(listing.slug, ListedCheck(listing, module, self))
+
     def add(self, check: Check) -> None:
-        """Adds a check.
+        """Adds a check, or what was not known yet of one that is listed.
 
         Raises:
             ValueError: there is one of that slug.
         """
-        if check.slug in self._by_slug:
+        self._by_topic.clear()
+        listed = self._by_slug.setdefault(check.slug, check)
+        if listed is check:
+            return
+        if not isinstance(listed, ListedCheck) or listed.is_loaded:
             raise ValueError(f"two checks are called {check.slug}")
-        self._by_slug[check.slug] = check
-        for topic in check.stands_for:
-            # Members of two enumerations of strings or numbers may be equal.
-            self._by_topic.setdefault((type(topic), topic), []).append(check)
+        vars(listed).update(vars(check))
+
+    def keep_loaded(self) -> None:
+        """Drop the listed checks that no module has brought."""
+        self._by_slug = {
+            slug: check
+            for slug, check in self._by_slug.items()
+            if not isinstance(check, ListedCheck) or check.is_loaded
+        }
 
     def get(self, slug: str) -> Check | None:
         """The check of that slug; None where this version has none."""
@@ -196,7 +275,13 @@ class Catalogue:
 
     def standing_for(self, topic: Enum) -> tuple[Check, ...]:
         """The checks that declare it, in the same order."""
-        return tuple(sorted(self._by_topic.get((type(topic), topic), ()), key=_order))
+        if not self._by_topic:
+            self.import_all()
+            for check in self.checks:
+                for own in check.stands_for:
+                    self._by_topic.setdefault((type(own), own), []).append(check)
+        # Members of two enumerations of strings or numbers may be equal.
+        return tuple(self._by_topic.get((type(topic), topic), ()))
 
     def slug_for(self, topic: Enum) -> str:
         """The slug of the only check that declares it.
@@ -228,7 +313,7 @@ def _said(sign: LogSign, lines: list[str]) -> int:
 
 
 def _order(check: Check) -> tuple[str, str]:
-    return check.family, check.predicate.__module__
+    return check.family, check.module
 
 
 REGISTERED = Catalogue()
@@ -335,7 +420,19 @@ class Result(msgspec.Struct, frozen=True):
 
 def diagnose(snapshot: Snapshot, plan: Plan, checks: Iterable[Check]) -> tuple[Result, ...]:
     """Judges a snapshot. A check that crashes is that check's result; the others go on."""
-    return tuple(_judge(check, snapshot, plan) for check in checks)
+    return tuple(_idle(check, snapshot) or judge(check, snapshot, plan) for check in checks)
+
+
+def load(checks: Iterable[Check], snapshot: Snapshot) -> None:
+    """Import what judging the snapshot will need, for whoever has the time to do it beforehand."""
+    for check in checks:
+        if not check.idle_reason(snapshot):
+            _ = check.predicate
+
+
+def _idle(check: Check, snapshot: Snapshot) -> Result | None:
+    reason = check.idle_reason(snapshot)
+    return Result(check, (), Skipped(SkipReason.NOT_APPLICABLE, reason)) if reason else None
 
 
 def _short_enough(finding: Finding) -> Finding:
@@ -350,7 +447,8 @@ def _given(name: str, check: Check, snapshot: Snapshot, plan: Plan) -> object:
     return check.catalogue if name == "catalogue" else getattr(snapshot, name)
 
 
-def _judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
+def judge(one: Check, snapshot: Snapshot, plan: Plan) -> Result:
+    """Runs one check, whatever its listing says."""
     findings: list[Finding] = []
     try:
         arguments: dict[str, Any] = {}

@@ -96,3 +96,7 @@ GROUPS = tuple(name for name in Snapshot.__struct_fields__ if name not in HEADER
 
 EXPERIMENTS = ("meeting", "fleet", "smoke", "hang", "log")
 """Groups that no look at a host can fill in: `netcheck` and `smoke` do, by trying things out, `jobs --hang`, and `diagnose-log`."""
+
+_BLANK = Snapshot()
+UNTRIED = {name: facts for name in GROUPS if not isinstance(facts := getattr(_BLANK, name), Unknown)}
+"""Groups that are looked into only where somebody asks for it, as they are as long as nobody did."""

@@ -10,6 +10,8 @@ from ddpdoctor.knowledge.interface_choice import as_address, interface_with
 
 ONE_NODE = "no settings of a job over several nodes"
 """The reason of checks that only matter to such jobs."""
+OWN_HOST_NAMES = ("localhost", "localhost.localdomain", "0.0.0.0", "127.0.0.1", "::1", "::")
+"""By them each host means itself."""
 
 
 def named_hosts(environment: Environment, network: Network) -> dict[str, Maybe[Resolution | None]]:

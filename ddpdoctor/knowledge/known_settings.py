@@ -7,6 +7,7 @@ from functools import cache
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.knowledge.tables import read_table
 
 FAMILIES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCHELASTIC_", "TORCH_DISTRIBUTED_", "GLOO_")
@@ -105,11 +106,11 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _PATTERNS = {
-    "nccl-int": re.compile(r"\s*[+-]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\s*"),
-    "torch-int": re.compile(r"(?s)\s*[+-]?[0-9].*"),
-    "torch-bool": re.compile(r"(?i)y|yes|1|t|true|n|no|0|f|false"),
-    "thread-counts": re.compile(r"\s*\+?0*[1-9][0-9]*\s*(?:,\s*\+?0*[1-9][0-9]*\s*)*"),
-    "address": re.compile(r"\S+:[0-9]{1,5}"),
+    "nccl-int": compile_lazily(r"\s*[+-]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\s*"),
+    "torch-int": compile_lazily(r"(?s)\s*[+-]?[0-9].*"),
+    "torch-bool": compile_lazily(r"(?i)y|yes|1|t|true|n|no|0|f|false"),
+    "thread-counts": compile_lazily(r"\s*\+?0*[1-9][0-9]*\s*(?:,\s*\+?0*[1-9][0-9]*\s*)*"),
+    "address": compile_lazily(r"\S+:[0-9]{1,5}"),
 }
 """Values that a reader understands, by kind."""
 _RARE_LEVELS = {"NVB", "C2C", "P2C", "PXN"}
@@ -189,25 +190,19 @@ def one_slip_from(name: str) -> str:
     # An underscore or a number at an end is put there on purpose: what was set before, or that of another job.
     if name.strip("_0123456789") in known_settings():
         return ""
-    first, last = name[:UNTOUCHED], name[-UNTOUCHED:]
-    return next(
-        (
-            right
-            for right in _compared(len(name))
-            if (right.startswith(first) or right.endswith(last)) and _is_one_slip(name, right)
-        ),
-        "",
-    )
+    alike = (*_by_end().get(f"{name[:UNTOUCHED]}*", ()), *_by_end().get(f"*{name[-UNTOUCHED:]}", ()))
+    return next((right for right in alike if _is_one_slip(name, right)), "")
 
 
 @cache
-def _compared(length: int) -> tuple[str, ...]:
-    """Known names of about that length with which others' are compared."""
-    return tuple(
-        name
-        for name in known_settings()
-        if abs(len(name) - length) <= 1 and len(name) >= SHORTEST_COMPARED and "_" in name and name == name.upper()
-    )
+def _by_end() -> dict[str, list[str]]:
+    """Known names with which others' are compared, by what they begin with ("NCC*") and by what they end in ("*ORT")."""
+    names: dict[str, list[str]] = {}
+    for name in known_settings():
+        if len(name) >= SHORTEST_COMPARED and "_" in name and name == name.upper():
+            for end in (f"{name[:UNTOUCHED]}*", f"*{name[-UNTOUCHED:]}"):
+                names.setdefault(end, []).append(name)
+    return names
 
 
 def _is_one_slip(name: str, right: str) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from packaging.version import InvalidVersion, Version
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
+
 WHEELS = "https://download.pytorch.org/whl"
 
 JETSON_INDEX = "https://pypi.jetson-ai-lab.io/jp6/cu126"
@@ -147,7 +149,7 @@ def runs_here(
     return all(oldest <= gpu <= newest for gpu in gpus)
 
 
-ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+ARCHITECTURE = compile_lazily(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
 def runs_on(capability: tuple[int, int], arch_list: Iterable[str], *, tegra: bool = False, jit: bool = True) -> bool:

@@ -25,7 +25,7 @@ MAX_NAME_BYTES = 100
 SYMBOL = struct.Struct("<IBBHQQ")
 GLOBAL = 1
 
-TORCH_NAMESPACES = re.compile(r"_Z(?:T[VTISWH])?N[rVKRO]*(?:2at|3c10|4c10d|5torch|6caffe2)")
+TORCH_NAMESPACES = re.compile(rb"_Z(?:T[VTISWH])?N[rVKRO]*(?:2at|3c10|4c10d|5torch|6caffe2)")
 """Mangled names of things that live in torch's own namespaces, rather than mention them in a signature."""
 
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
@@ -124,10 +124,13 @@ class SharedLibrary:
 
     def undefined(self) -> tuple[str, ...]:
         """Strong undefined symbols in torch's namespaces."""
+        names = self._bytes(*self._strings)
+        if TORCH_NAMESPACES.search(names) is None:
+            return ()  # As in most libraries, of which some have ten thousand symbols.
         start, end = self._span(".dynsym")
         symbols = SYMBOL.iter_unpack(self._bytes(start, end - (end - start) % SYMBOL.size))
-        names = (self._string(name) for name, info, _, section, *_ in symbols if section == 0 and info >> 4 == GLOBAL)
-        return tuple(name for name in names if TORCH_NAMESPACES.match(name))
+        undefined = (name for name, info, _, section, *_ in symbols if section == 0 and info >> 4 == GLOBAL)
+        return tuple(self._string(name) for name in undefined if TORCH_NAMESPACES.match(names, name))
 
     def exports(self, name: str) -> bool | None:
         """Whether it defines that symbol, by its GNU hash table; None where it has no such table.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.extensions import Apex, Extension, Extensions, SharedObject
 from ddpdoctor.probes.context import Context
@@ -30,7 +30,7 @@ PACKAGES = (
 APEX_PARTS = {"amp", "contrib", "mlp", "multi_tensor_apply", "normalization", "optimizers", "parallel", "transformer"}
 """Folders of NVIDIA's Apex through its history; releases have dropped one or another."""
 
-APEX_MODULE = re.compile(
+APEX_MODULE = compile_lazily(
     r"amp_C|apex_C|syncbn|mlp_cuda|fused_(?:layer_norm|dense|weight_gradient_mlp)_cuda|fused_rotary_positional_embedding"
     r"|(?:generic_|upper_triang_)?scaled_(?:upper_triang_)?(?:masked_)?softmax_cuda|distributed_(?:adam|lamb)_cuda"
     r"|xentropy_cuda|fast_layer_norm|fast_multihead_attn|fmhalib|bnp|group_norm_(?:v2_)?cuda|focal_loss_cuda"
@@ -39,7 +39,7 @@ APEX_MODULE = re.compile(
 )
 """Modules that Apex's setup.py puts directly into site-packages."""
 
-FILE_NAME = re.compile(r"(?P<module>[^.]+)(?:\.(?P<tag>(?:cpython|pypy)-?\w+|abi3)(?:-[\w-]+)?)?\.so")
+FILE_NAME = compile_lazily(r"(?P<module>[^.]+)(?:\.(?P<tag>(?:cpython|pypy)-?\w+|abi3)(?:-[\w-]+)?)?\.so")
 MAX_OBJECTS = 200
 MAX_SYMBOLS = 20
 

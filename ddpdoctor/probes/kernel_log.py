@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.kernel_log import KernelLine, KernelLog
 from ddpdoctor.probes.context import Context
@@ -20,8 +21,8 @@ MAX_LINES_PER_KEY = 100
 MAX_LINE_LENGTH = 500
 JOURNAL_SECONDS = 8.0
 
-TROUBLE = re.compile(rb"error|fail|fatal|fault|timeout|timed out|health|corrupt|reset|down", re.IGNORECASE)
-TRAINING = re.compile(rb"python|libcuda|libnccl|libtorch|libc10|libcudart|nvidia|torchrun|pt_|ray::")
+TROUBLE = compile_lazily(rb"error|fail|fatal|fault|timeout|timed out|health|corrupt|reset|down", re.IGNORECASE)
+TRAINING = compile_lazily(rb"python|libcuda|libnccl|libtorch|libc10|libcudart|nvidia|torchrun|pt_|ray::")
 
 KEYS: tuple[tuple[bytes, re.Pattern[bytes] | None], ...] = (
     (b"NVRM: Xid", None),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.libraries import Libraries, Library
 from ddpdoctor.knowledge.wheels import CUDA_WHEELS
@@ -40,7 +41,8 @@ TORCH_LIBRARIES = (
 DRIVER_LIBRARIES = {"libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvidia-encode.so.1", "libnvidia-ptxjitcompiler.so.1"}  # fmt: skip
 PYTHON_LIBRARY = re.compile(r"libpython3")
 
-NCCL_VERSION = re.compile(rb"NCCL version (\d+\.\d+(?:\.\d+)?)\+")
+CUDA_WHEEL = re.compile(r"nvidia-(?P<package>.+?)(?:-cu\d+)?")
+NCCL_VERSION = compile_lazily(rb"NCCL version (\d+\.\d+(?:\.\d+)?)\+")
 
 
 def probe(context: Context) -> Libraries | Unknown:
@@ -126,13 +128,12 @@ def _package_versions(interpreter: Answer) -> dict[str, str]:
     packages = maybe(interpreter.told, "packages", "reading the target Python's packages")
     if isinstance(packages, Unknown):
         return {}
-    found: dict[str, str] = {}
-    for library_stem, package in CUDA_WHEELS.items():
-        wanted = re.compile(rf"nvidia-{package}(?:-cu\d+)?")
-        versions = {distribution["version"] for distribution in packages if wanted.fullmatch(distribution["name"])}
-        if len(versions) == 1:
-            found[library_stem] = versions.pop()
-    return found
+    versions: dict[str, set[str]] = {}
+    for distribution in packages:
+        if wheel := CUDA_WHEEL.fullmatch(distribution["name"]):
+            versions.setdefault(wheel["package"], set()).add(distribution["version"])
+    only = {package: found.pop() for package, found in versions.items() if len(found) == 1}
+    return {library_stem: only[package] for library_stem, package in CUDA_WHEELS.items() if package in only}
 
 
 def stem(name: str) -> str:

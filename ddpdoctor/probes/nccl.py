@@ -7,7 +7,6 @@ To answer, ncclGetUniqueId listens on a random TCP port of the interface that it
 from __future__ import annotations
 
 import json
-import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.text import dotted
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.facts.environment import Environment
@@ -40,8 +40,8 @@ STANDARD_FOLDERS = (
 LOG_FILE_SETTINGS = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 """Settings that would send NCCL's words elsewhere than to us."""
 
-_USING = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([^:\s]+):(\S*?)<\d+>")
-_WORDS = re.compile(
+_USING = compile_lazily(r"Bootstrap ?: Using (?:\[\d+\])?([^:\s]+):(\S*?)<\d+>")
+_WORDS = compile_lazily(
     r"NCCL (?:INFO|WARN) (?:.{0,200}?)(?:Bootstrap|SOCKET_IFNAME|SOCKET_FAMILY|COMM_ID|NET/|no socket).*"
 )
 

@@ -88,8 +88,8 @@ class Proc:
     What can't be read is `Unknown("/proc/123/environ: Permission denied")`. A process may be gone at any moment.
     """
 
-    def __init__(self, folder: str = "/proc") -> None:
-        self._folder = folder
+    def __init__(self, folder: str | os.PathLike[str] = "/proc") -> None:
+        self._folder = os.fspath(folder)
 
     def pids(self) -> list[int]:
         """List the pids of all processes. `OSError` where /proc itself can't be read."""

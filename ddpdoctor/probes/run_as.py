@@ -11,11 +11,12 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.ownership import EVERYBODY, ROOT, Foothold, foothold_on, user_name, writers_of_folder
 from ddpdoctor.engine.redaction import is_secret_name, redact_text
 from ddpdoctor.probes.files import working_folder
@@ -25,15 +26,7 @@ PATH_LIST: Final = re.compile(r"PATH$|^LD_(?:PRELOAD|AUDIT)$")
 """Names of settings that hold lists of folders or files, of which relative and empty ones count from the working folder."""
 NO_GROUP: Final = 65534
 NO_HOME: Final = "/"
-_PACKAGES: Final = "lib*/python3*/site-packages"
-LOADED: Final = (
-    "pyvenv.cfg",
-    "lib*/python3*",
-    *("local/lib/python3*/dist-packages", "lib/python3/dist-packages"),  # Debian's
-    *(f"{_PACKAGES}{name}" for name in ("", "/*.pth", "/sitecustomize*", "/usercustomize*", "/torch")),
-)
-"""What an interpreter loads, below its prefix."""
-OF_A_SESSION: Final = re.compile(r"^(?:SUDO_|SSH_|XDG_|DBUS_|GPG_|KRB5)|^(?:MAIL|XAUTHORITY|DISPLAY|OLDPWD)$")
+OF_A_SESSION: Final = compile_lazily(r"^(?:SUDO_|SSH_|XDG_|DBUS_|GPG_|KRB5)|^(?:MAIL|XAUTHORITY|DISPLAY|OLDPWD)$")
 """Settings of a login, which are of no use to another user."""
 LEADS_TO_CODE: Final = re.compile(r"^(?:LD_|PYTHON|NCCL_|CUDA_|HOME$)")
 
@@ -128,13 +121,31 @@ def code_of(python: str) -> tuple[str, ...]:
     if not os.path.isabs(python):  # noqa: PTH117 (There is no such command on PATH.)
         return (python,)
     # Not resolved: a virtual environment is found by the link that its interpreter is.
-    prefixes = dict.fromkeys(Path(path).parent.parent for path in (python, os.path.realpath(python)))
-    return (python, *(os.fspath(found) for prefix in prefixes for name in LOADED for found in _found(prefix, name)))
+    prefixes = dict.fromkeys(os.fspath(Path(path).parent.parent) for path in (python, os.path.realpath(python)))
+    return (python, *(loaded for prefix in prefixes for loaded in _loaded(prefix) if os.path.exists(loaded)))  # noqa: PTH110
 
 
-def _found(prefix: Path, pattern: str) -> list[Path]:
+def _loaded(prefix: str) -> Iterator[str]:
+    """Find what an interpreter loads, below its prefix. Not by patterns, which go through the same folders again and again."""
+    yield f"{prefix}/pyvenv.cfg"
+    yield from (
+        f"{folder}/dist-packages" for folder in (f"{prefix}/lib/python3", *_pythons(f"{prefix}/local/lib"))
+    )  # Debian's
+    for folder in (folder for lib in _names(prefix) if lib.startswith("lib") for folder in _pythons(f"{prefix}/{lib}")):
+        site_packages = f"{folder}/site-packages"
+        yield from (folder, site_packages, f"{site_packages}/torch")
+        for name in _names(site_packages):
+            if name.endswith(".pth") or name.startswith(("sitecustomize", "usercustomize")):
+                yield f"{site_packages}/{name}"
+
+
+def _pythons(lib: str) -> list[str]:
+    return [f"{lib}/{name}" for name in _names(lib) if name.startswith("python3")]
+
+
+def _names(folder: str) -> list[str]:
     try:
-        return list(prefix.glob(pattern))
+        return os.listdir(folder)  # noqa: PTH208
     except OSError:  # It may not be looked into; then nothing can be run there either.
         return []
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.knowledge.segment_names import Maker, maker_of, maker_pid
 from ddpdoctor.probes.context import Context
@@ -24,7 +25,7 @@ Inode = tuple[int, int]
 """Device and inode of a file."""
 
 _FORBIDDEN: Final = (errno.EACCES, errno.EPERM)
-_MAPPING: Final = re.compile(r"^\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) ([1-9]\d*)", re.MULTILINE)
+_MAPPING: Final = compile_lazily(r"^\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) ([1-9]\d*)", re.MULTILINE)
 
 _MANAGER = b"torch_shm_manager"
 _TRACKER = b"multiprocessing.resource_tracker"
@@ -127,7 +128,7 @@ class SegmentKeeper(msgspec.Struct, frozen=True, kw_only=True):
 def keepers(context: Context) -> tuple[SegmentKeeper, ...]:
     """All that this user can see."""
     found = []
-    proc = Proc(os.fspath(context.path("/proc")))
+    proc = Proc(context.path("/proc"))
     for pid in proc.pids():
         words = proc.read(f"{pid}/cmdline", MAX_COMMAND)
         what = next((program for program in (_MANAGER, _TRACKER) if isinstance(words, bytes) and program in words), b"")
@@ -141,7 +142,7 @@ def keepers(context: Context) -> tuple[SegmentKeeper, ...]:
 
 def pids_anywhere(context: Context) -> frozenset[int]:
     """List the pids of all processes, with those that they have in containers: a container that shares /dev/shm names its segments by these."""
-    proc = Proc(os.fspath(context.path("/proc")))
+    proc = Proc(context.path("/proc"))
     inside = {pid: proc.status(pid).get("NSpid", "").split() for pid in proc.pids()}
     return frozenset({*inside, *(int(word) for words in inside.values() for word in words)})
 

@@ -44,7 +44,7 @@ def _bind(family: socket.AddressFamily, address: str, port: int) -> int:
 
 def port_holders(context: Context, ports: Iterable[int]) -> tuple[Listener, ...] | Unknown:
     """List those who listen on one of the ports, or hold it as the near end of a connection."""
-    proc = Proc(os.fspath(context.path("/proc")))
+    proc = Proc(context.path("/proc"))
     if isinstance(unreadable := proc.read("net/tcp", 1), Unknown):
         return unreadable
     wanted = set(ports)

@@ -13,6 +13,7 @@ from ddpdoctor.base.text import listed
 from ddpdoctor.engine.registry import Check
 from ddpdoctor.facts.log import Log, SignMatch
 from ddpdoctor.facts.meeting import Meeting
+from ddpdoctor.knowledge.job_intent import OWN_HOST_NAMES
 from ddpdoctor.knowledge.netcheck_command import netcheck_command
 from ddpdoctor.logs.analyze.failures import MAX_LINES_OF_MESSAGE
 from ddpdoctor.logs.analyze.illness_traits import by_log_alone
@@ -29,7 +30,6 @@ _SOURCE: Final = compile_lazily(r"\.(?:cc?|cpp|cuh?|h(?:pp)?|py|so)$")
 _LOADS: Final = compile_lazily(r"""\bload\w*\([rb]?(?P<quote>["'])(?P<file>[^"'{}]+)(?P=quote)""")
 _MAPPED: Final = "::ffff:"
 """Before an IPv4 address, where a socket of IPv6 dials it."""
-NOWHERE: Final = ("localhost", "localhost.localdomain", "0.0.0.0", "127.0.0.1", "::1", "::")
 
 
 def deciding(check: Check, seen: Iterable[SignMatch], log: Log, *, sure: bool = False) -> Fix | None:
@@ -100,7 +100,7 @@ def endpoint(texts: Iterable[str]) -> tuple[str, int]:
             host = (found["bracketed"] or found["tuple"] or found["plain"]).removeprefix(_MAPPED)
             if _SOURCE.search(host) or (":" in host and not _is_ipv6(host)) or not 0 < int(found["port"]) < 65536:
                 continue
-            if host not in NOWHERE:
+            if host not in OWN_HOST_NAMES:
                 return host, int(found["port"])
             own_port = own_port or int(found["port"])
     return "", own_port

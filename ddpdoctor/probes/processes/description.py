@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.engine.redaction import legible
 from ddpdoctor.facts.environment import Setting
@@ -40,7 +41,7 @@ USER_NAMES = {
 
 _HEX = r"[0-9a-f]"
 _CONTAINER = re.compile(rf"(?<!{_HEX})({_HEX}{{64}})(?!{_HEX})")
-_POD = re.compile(r"/(?:[^/]*-)?pod([0-9a-f][0-9a-f_-]{30,40})")
+_POD = compile_lazily(r"/(?:[^/]*-)?pod([0-9a-f][0-9a-f_-]{30,40})")
 _NAMED = re.compile(
     r"/lxc(?:\.payload)?[./]([^/]+)|/machine\.slice/(?:systemd-nspawn@|machine-)([^/]+?)\.(?:service|scope)"
 )

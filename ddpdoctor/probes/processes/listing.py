@@ -42,7 +42,7 @@ class _Look:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._proc = Proc(os.fspath(context.path("/proc")))
+        self._proc = Proc(context.path("/proc"))
         self._limits = UserLimits(self._proc)
         self._describer = Describer(self._proc)
         self._holders = ResourceHolders(context, self._proc, self._describer, self._limits)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.base.unknown import Maybe, Unknown
 from ddpdoctor.facts.gpus import Gpu, GpuHolder, Gpus
 from ddpdoctor.facts.processes import Process, Processes, ProcessRole
@@ -22,7 +22,7 @@ SHELLS: Final = frozenset({"bash", "sh", "dash", "zsh", "ksh", "fish", "tcsh", "
 STEP_LAUNCHERS: Final = ("slurm", "srun", "mpi", "orte", "prte", "prun", "hydra", "jsrun", "aprun", "palsd")
 """Beginnings of the names of launchers that start torchrun, or ranks that know nothing of it."""
 SPAWNED: Final = "from multiprocessing.spawn import spawn_main"
-_PYTHON_COMMAND: Final = re.compile(r"(?:\S*/)?(?:python|pypy)[\d.]*t? \S")
+_PYTHON_COMMAND: Final = compile_lazily(r"(?:\S*/)?(?:python|pypy)[\d.]*t? \S")
 """A command line as Python was given it, and no title that a program has written there."""
 
 
