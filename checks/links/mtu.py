@@ -78,12 +78,12 @@ def _stall(fleet: Fleet, kind: str) -> Stall:
     for reach in fleet.reach:
         if reach.kind != kind:
             continue
-        for i, row in enumerate(reach.rows):
-            for j, cell in enumerate(row):
+        for rank, row in zip(ranks, reach.rows, strict=False):
+            for peer, cell in zip(ranks, row, strict=False):
                 if cell in (Cell.OK.value, Cell.STALLED.value):
-                    passing.add((min(ranks[i], ranks[j]), max(ranks[i], ranks[j])))
+                    passing.add((min(rank, peer), max(rank, peer)))
                 if cell == Cell.STALLED.value:
-                    ways.add((ranks[i], ranks[j]))
+                    ways.add((rank, peer))
     pairs = {(min(way), max(way)) for way in ways}
     return Stall(kind, tuple(sorted(pairs)), tuple(sorted(ways)), tuple(sorted(passing)))
 

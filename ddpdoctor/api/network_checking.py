@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ddpdoctor.api.errors import SpokenForError, UsageError, refuse_empty
@@ -80,6 +80,9 @@ class NetcheckResult(CommandResult):
     def _public_document(self) -> Document:
         # Whoever reads a bug report is not to have the token.
         return self._document(self.run, matrix=True)
+
+    def _other_hosts(self) -> Collection[str]:
+        return self.run.part.hosts if self.run.part else ()
 
     def _document(
         self, run: RunResult, *, verbose: bool = False, quiet: bool = False, matrix: bool = False

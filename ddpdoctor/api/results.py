@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar, TextIO
 
 if TYPE_CHECKING:
@@ -98,11 +98,15 @@ class CommandResult(ABC):
         """The report for a bug tracker: without names of people and hosts, as far as they are known."""
         from ddpdoctor.report.markdown import to_markdown
 
-        return to_markdown(self._public_document(), self.report(), self.examinations)
+        return to_markdown(self._public_document(), self.report(), self.examinations, self._other_hosts())
 
     def _public_document(self) -> Document:
         """The document without what is for this host's user alone."""
         return self.document()
+
+    def _other_hosts(self) -> Collection[str]:
+        """Names of hosts that stand in sentences, and in no field of the report."""
+        return ()
 
 
 class HostResult(CommandResult):

@@ -18,6 +18,7 @@ import msgspec
 
 from ddpdoctor.base.shell import is_typeable
 from ddpdoctor.base.unknown import Unknown
+from ddpdoctor.facts.fleet import Fleet
 from ddpdoctor.facts.packages import Packages
 from ddpdoctor.facts.snapshot import Snapshot
 
@@ -87,6 +88,8 @@ def plausible(snapshot: Snapshot) -> Snapshot:
         # Any package may have brought odd metadata; the others are no worse for it.
         installed = tuple(package for package in snapshot.packages.installed if not any(_wrong(package)))
         refused["packages"] = msgspec.structs.replace(snapshot.packages, installed=installed)
+    if isinstance(snapshot.fleet, Fleet) and not _is_consistent(snapshot.fleet):
+        refused["fleet"] = Unknown("the snapshot's facts were not taken: they aren't of one fleet of nodes")
     if snapshot.host and not is_host(snapshot.host):
         refused["host"] = ""
     if snapshot.tool_version and not _is(snapshot.tool_version, "a version"):
@@ -104,6 +107,14 @@ def _wrong(struct: msgspec.Struct) -> Iterator[str]:
             # An empty one says that there is none. An enum's values are our own.
             elif type(value) is str and value and not _is(value, kind):
                 yield f"{value[:40]!a} is not {kind}"
+
+
+def _is_consistent(fleet: Fleet) -> bool:
+    """Whether all that was tried was tried between its nodes, as whoever reads it relies on: also in every row of a matrix."""
+    ranks = {node.rank for node in fleet.nodes}
+    tried = {rank for link in fleet.links for rank in (link.a, link.b)}
+    lengths = {len(part) for reach in fleet.reach for part in (reach.addresses, reach.ports, reach.rows, *reach.rows)}
+    return len(ranks) == len(fleet.nodes) and tried <= ranks and lengths <= {len(ranks)}
 
 
 def _flat(value: object) -> Iterator[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -41,21 +41,24 @@ _BEGINS_BLOCK: Final = re.compile(r"^(\d{1,9}(?=[.)](?:\s|$))|(?=[>+=-]))(.)")
 """Quotes, lists, lines and headings, which begin so."""
 
 
-def to_markdown(document: Document, report: Report, examinations: Sequence[Examination]) -> str:
+def to_markdown(
+    document: Document, report: Report, examinations: Sequence[Examination], hosts: Collection[str] = ()
+) -> str:
     """A command's report for a bug tracker.
 
     Args:
         document: what there is to tell.
         report: the same for programs, whose fields tell which words are names.
         examinations: of the hosts, whose names are taken out.
+        hosts: names of others that neither the report nor the examinations have in a field.
     """
-    anonymise = _anonymiser(report, [examination.snapshot for examination in examinations])
+    anonymise = _anonymiser(report, [examination.snapshot for examination in examinations], hosts)
     headline = document.headline or " ".join(filter(None, (f"{document.outcome}.", document.counts)))
     return _Writer(anonymise).written(f"ddpdoctor {report.command} {report.version}", headline, document)
 
 
-def _anonymiser(report: Report, snapshots: list[Snapshot]) -> Anonymise:
-    facts = msgspec.to_builtins([report, *(snapshot.meeting for snapshot in snapshots)])
+def _anonymiser(report: Report, snapshots: list[Snapshot], hosts: Collection[str]) -> Anonymise:
+    facts = msgspec.to_builtins([report, {"hosts": hosts}, *(snapshot.meeting for snapshot in snapshots)])
     others = hosts_in(facts) - {snapshot.host for snapshot in snapshots}
     everybody = [*snapshots, *(Snapshot(host=host) for host in sorted(others))]
     return Anonymiser(*everybody, people=people_in(facts))

@@ -19,7 +19,7 @@ from ddpdoctor.knowledge.interface_choice import as_address, interface_with
 from ddpdoctor.knowledge.node_words import HUB_CONNECTION, NO_FLEET, ONE_SIDE, lost_phase, names
 from ddpdoctor.network_check.analysis.node_facts import CHECK_FAMILIES
 from ddpdoctor.network_check.protocol.bounded_lines import plain
-from ddpdoctor.network_check.protocol.messages import CheckVerdict, NodeVerdict
+from ddpdoctor.network_check.protocol.messages import MAX_HOST_LENGTH, MAX_NODES, CheckVerdict, NodeVerdict
 
 UNPROVED: Final = "From node 0, without a token"
 """Before a fix that came over the network and that anybody there may have written."""
@@ -110,15 +110,24 @@ def verdicts_by_rank(
     examinations: Mapping[int, Examination], lines: Sequence[str], verdict: Verdict, exit_code: int
 ) -> dict[int, NodeVerdict]:
     """Each node's part, by its rank; the lines, the verdict and the exit code are those of all."""
+    fleets = (examination.snapshot.fleet for examination in examinations.values())
+    hosts = next((_hosts_of(fleet) for fleet in fleets if not isinstance(fleet, Unknown)), ())
     return {
         rank: NodeVerdict(
             results=tuple(map(_judged, examination.results)),
             verdict=verdict,
             exit_code=exit_code,
             lines=tuple(lines),
+            hosts=hosts,
         )
         for rank, examination in examinations.items()
     }
+
+
+def _hosts_of(fleet: Fleet) -> tuple[str, ...]:
+    named = {node.host for node in (*fleet.nodes, *fleet.absent, *fleet.doubles)}
+    named.update(double.holder for double in fleet.doubles)
+    return tuple(sorted(name for name in named if 0 < len(name) <= MAX_HOST_LENGTH))[:MAX_NODES]
 
 
 def _check(judged: CheckVerdict, catalogue: Catalogue) -> Check:

@@ -38,6 +38,8 @@ MAX_RANK_RUN_BYTES: Final = 8 * 1024
 """Bytes of what one rank of a smoke training came to."""
 
 MAX_NODES: Final = 4096
+MAX_HOST_LENGTH: Final = 253
+"""Characters of a host's name, as in DNS."""
 MAX_RANKS: Final = 65536
 MAX_RANKS_PER_HOST: Final = 120
 """On one host. torch gives each rank two descriptors of every rank of its host, and the kernel passes 253 at once."""
@@ -336,6 +338,8 @@ class NodeVerdict(Message, frozen=True):
     exit_code: Annotated[int, Meta(ge=0, le=2)]
     lines: tuple[str, ...]
     """The phases and the outcome of the others, as sentences."""
+    hosts: Annotated[tuple[Annotated[str, Meta(max_length=MAX_HOST_LENGTH)], ...], Meta(max_length=MAX_NODES)] = ()
+    """What nodes are called in all of this, so that a report for strangers can leave it out."""
 
 
 Order = Open | Dial | Count | Measure | Collect | Train

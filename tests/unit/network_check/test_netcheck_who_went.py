@@ -9,25 +9,27 @@ import signal
 import msgspec
 import pytest
 
+from ddpdoctor.api.network_checking import NetcheckResult
 from ddpdoctor.base.async_work import until_stopped
 from ddpdoctor.base.findings import Evidence, Finding
 from ddpdoctor.base.signals import SIGNALS, StoppedBySignal, stop_on_signals
 from ddpdoctor.checks.catalogue import find_check
 from ddpdoctor.engine.examination import Examination, Verdict
 from ddpdoctor.engine.registry import Result, diagnose
-from ddpdoctor.facts.fleet import Fleet, Link, Passed
+from ddpdoctor.facts.fleet import Fleet, Link, MissingNode, Passed
 from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.analysis.admission_errors import ENDED_BY_FAULT
 from ddpdoctor.network_check.analysis.link_quality import link_troubles
-from ddpdoctor.network_check.analysis.verdicts import judged_phases
-from ddpdoctor.network_check.protocol.messages import NodeVerdict
+from ddpdoctor.network_check.analysis.verdicts import judged_phases, verdicts_by_rank
+from ddpdoctor.network_check.protocol.messages import NodeVerdict, encode
 from ddpdoctor.network_check.render import alone_document, part_document
 from ddpdoctor.network_check.render_words import part_lines
+from ddpdoctor.network_check.results import RunResult
 from ddpdoctor.network_check.run import stop_sentence
 from ddpdoctor.report.terminal import text_of
-from tests.support.fleets import examined, make_fleet
+from tests.support.fleets import examined, make_fleet, node
 from tests.support.hub_company import agents, client, finish, hub, run
 
 MEETING = Meeting(master="n0", port=29500, nnodes=3, node_rank=0, joined=True)
@@ -118,6 +120,22 @@ def test_in_few_words_every_node_names_what_was_found_on_the_others() -> None:
     assert in_few_words(lines, examinations[2]) == ["FAIL  broken: n1 drops inbound TCP", lines[-1], last]
     # On n1 itself it is said once.
     assert in_few_words(lines, examinations[1]) == ["FAIL  broken: n1 drops inbound TCP", lines[-1], last]
+
+
+def test_a_report_for_strangers_names_no_peer_that_only_sentences_name() -> None:
+    fleet = make_fleet(
+        2, nodes=(node(0, host="gpu-a"), node(1, host="gpu-b")), absent=(MissingNode(rank=2, host="gpu-c"),)
+    )
+    own = examined(2, {1: [Finding("gpu-b drops inbound TCP from gpu-a.cluster")]}, hosts=("gpu-a", "gpu-b"))
+    judged = [msgspec.structs.replace(one, snapshot=msgspec.structs.replace(one.snapshot, fleet=fleet)) for one in own]
+    lines = ("gpu-a: broken: unreachable from gpu-b", "gpu-c didn't come")
+    sent = encode(verdicts_by_rank(dict(enumerate(judged)), lines, Verdict.FAIL, 1)[1])
+    part = msgspec.json.decode(sent, type=NodeVerdict)
+    assert part.hosts == ("gpu-a", "gpu-b", "gpu-c")
+    end = RunResult(exit_code=1, meeting=Meeting(joined=True, node_rank=1), examinations=(own[1],), part=part)
+    text = NetcheckResult(end).to_markdown()
+    assert "broken: unreachable from HOST" in text
+    assert not any(name in text for name in part.hosts)
 
 
 def test_a_node_that_was_refused_is_no_stranger() -> None:

@@ -11,16 +11,20 @@ import msgspec
 import pytest
 
 from ddpdoctor.base.unknown import Unknown
-from ddpdoctor.checks.catalogue import catalogue
+from ddpdoctor.checks.catalogue import catalogue, find_check
 from ddpdoctor.engine.examination import Examination
+from ddpdoctor.engine.registry import diagnose
 from ddpdoctor.engine.sanitize_facts import is_address, is_host, plausible, text_kinds
 from ddpdoctor.engine.snapshots import decode_snapshot, encode_snapshot
 from ddpdoctor.facts.fleet import Cell, Fleet, Link, Reach, TriedCollective
+from ddpdoctor.facts.meeting import Meeting
 from ddpdoctor.facts.packages import Package, Packages
+from ddpdoctor.facts.plan import Plan
 from ddpdoctor.facts.snapshot import Snapshot
 from ddpdoctor.network_check.analysis.node_facts import CHECK_FAMILIES, node_of
 from ddpdoctor.network_check.analysis.verdicts import judge, with_fleet
 from tests.support.fixture_hosts import healthy_facts, healthy_names, host_cases, lay_over, to_snapshot
+from tests.support.fleets import make_fleet, node
 
 HOSTILE = "$(touch x);\n\x1b[2J"
 LEFT = "$(touch x);"
@@ -153,6 +157,36 @@ def test_a_hostile_word_takes_its_group_along_and_says_why() -> None:
     assert isinstance(found.network, Unknown)
     assert found.network.reason == ("the snapshot's facts were not taken: 'eth0$(touch x);' is not an interface's name")
     assert found.nccl == snapshot.nccl
+
+
+LONG_ROW = Reach(kind="route", addresses=("10.9.0.1", "10.9.0.2"), ports=(1, 2), rows=("-ss", "s-"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reach": (LONG_ROW,)},
+        {"reach": (msgspec.structs.replace(LONG_ROW, rows=("-s",)),)},
+        {"reach": (msgspec.structs.replace(LONG_ROW, rows=("-s", "s-"), ports=(1,)),)},
+        {"links": (Link(a=0, b=7, round_trip=0.0001),)},
+        {"nodes": (node(0), node(0))},
+    ],
+)
+def test_a_fleet_that_does_not_fit_together_is_not_judged(change: dict[str, Any]) -> None:
+    fleet = msgspec.structs.replace(make_fleet(2), **change)
+    found = plausible(Snapshot(fleet=fleet)).fleet
+    assert isinstance(found, Unknown)
+    assert found.reason == "the snapshot's facts were not taken: they aren't of one fleet of nodes"
+    assert plausible(Snapshot(fleet=make_fleet(2))).fleet == make_fleet(2)
+
+
+def test_a_row_that_is_too_long_crashes_no_check() -> None:
+    snapshot = Snapshot(
+        fleet=msgspec.structs.replace(make_fleet(2), reach=(LONG_ROW,)), meeting=Meeting(joined=True, node_rank=0)
+    )
+    (result,) = diagnose(snapshot, Plan(1, ""), [find_check("mtu-mismatch")])
+    assert result.findings
+    assert result.not_tested is None
 
 
 def test_an_odd_package_is_left_out_alone() -> None:
