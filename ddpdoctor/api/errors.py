@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -64,6 +64,29 @@ class UnsafeError(Exception):
         super().__init__(text)
         self.owner = owner
         self.lacking = tuple(lacking)
+
+
+def refuse_other_ranks(command: str, environ: Mapping[str, str]) -> None:
+    """Refuse to change this host where a launcher has started the command beside others: all would write the same file, and ask on
+    one terminal.
+
+    Args:
+        command: whose it is to change something.
+        environ: the settings by which launchers tell.
+
+    Raises:
+        SpokenForError: this is another rank than 0. It is no failure: a launcher would end rank 0 for it.
+    """
+    from ddpdoctor.knowledge.launchers import current_launch
+
+    launch = current_launch(environ)
+    # A pod, or a shell with RANK in it, is its user's own.
+    if launch and launch.launcher not in ("Kubernetes", "settings") and launch.rank:
+        text = (
+            f"Rank {launch.rank} of {launch.launcher}: rank 0 alone applies fixes, and nothing was looked at here. "
+            f"For this host, or where {launch.launcher}'s settings are left over, run it in a shell without them."
+        )
+        raise SpokenForError(command, [text])
 
 
 def refuse_empty(**arguments: str | Sequence[str] | None) -> None:

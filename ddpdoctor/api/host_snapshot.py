@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.api.errors import refuse_empty
+from ddpdoctor.engine.snapshots import SnapshotError as SnapshotError
+from ddpdoctor.engine.snapshots import encode_snapshot, write_snapshot
 
 if TYPE_CHECKING:
     from ddpdoctor.facts.snapshot import Snapshot
@@ -25,8 +27,6 @@ class HostSnapshot:
 
     def to_json(self) -> str:
         """The file's text, which `check` and `diagnose_log` take as `snapshot`."""
-        from ddpdoctor.engine.snapshots import encode_snapshot
-
         return encode_snapshot(self.facts).decode()
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -35,8 +35,6 @@ class HostSnapshot:
         Raises:
             SnapshotError: it can't be written.
         """
-        from ddpdoctor.engine.snapshots import write_snapshot
-
         write_snapshot(self.facts, Path(path))
 
 

@@ -13,11 +13,12 @@ from ddpdoctor.network_check.results import NetcheckOptions
 from ddpdoctor.network_check.run import run
 from ddpdoctor.smoke_training.multinode.joint_job import launch_command
 from ddpdoctor.smoke_training.multinode.task import JointProgressListener, SmokeTask
+from ddpdoctor.smoke_training.progress import JointProgress as JointProgress
 from ddpdoctor.smoke_training.training_order import Launched
 
 if TYPE_CHECKING:
     from ddpdoctor.network_check.job import NetcheckJob
-    from ddpdoctor.network_check.results import RunResult
+    from ddpdoctor.network_check.results import RunResult as RunResult
     from ddpdoctor.smoke_training.training_order import SmokeOptions
 
 

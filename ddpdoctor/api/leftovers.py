@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddpdoctor.processes.leftovers.ending import Endings, LeftoverLook
     from ddpdoctor.processes.leftovers.leftover import Leftover
     from ddpdoctor.report.contract import Report
-    from ddpdoctor.report.document import Document
+    from ddpdoctor.report.document import Document, Section
 
 
 class ZombiesResult(CommandResult):
@@ -75,6 +75,20 @@ class ZombiesResult(CommandResult):
         from ddpdoctor.processes.render_zombies import zombies_document
 
         return zombies_document(self.leftovers, self.blind_spots, self._problems, self.endings, self.verdict)
+
+    def plan(self) -> Sequence[Section]:
+        """What was found, and what of it may be ended."""
+        from ddpdoctor.processes.render_zombies import leftover_sections, plan_section
+
+        found = leftover_sections(self.leftovers, self.blind_spots, self._problems, killing=True)
+        return [*found, plan_section(self.proven)]
+
+    def outcome(self) -> Section:
+        """What was ended; empty where nothing was to be."""
+        from ddpdoctor.processes.render_zombies import endings_section
+        from ddpdoctor.report.document import Section
+
+        return endings_section(self.endings) if self.endings else Section()
 
 
 def zombies(

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.api.errors import SpokenForError, UsageError, refuse_empty
 from ddpdoctor.api.results import CommandResult
+from ddpdoctor.knowledge.netcheck_command import DOTS, TOKEN_VARIABLE, with_token
 
 if TYPE_CHECKING:
     from ddpdoctor.base.findings import Finding
     from ddpdoctor.engine.examination import Examination, Verdict
     from ddpdoctor.facts.smoke import Smoke
+    from ddpdoctor.network_check.progress import NetcheckProgress
     from ddpdoctor.network_check.results import ProgressListener, RunResult
     from ddpdoctor.report.contract import Report
     from ddpdoctor.report.document import Document
@@ -134,7 +136,7 @@ def netcheck(
     python: str | None = None,
     quick: bool = False,
     strict: bool = False,
-    listen: Callable[[], ProgressListener] | None = None,
+    listen: Callable[[NetcheckProgress], ProgressListener] = lambda progress: progress,
 ) -> NetcheckResult:
     """Find out why the ranks don't meet: to be called on every node of the job, in any order.
 
@@ -148,15 +150,13 @@ def netcheck(
         python: the Python in which training runs; None: the active environment's.
         quick: without torch: no real store, no collectives. Node 0's counts.
         strict: warnings count, on all nodes. Node 0's counts.
-        listen: makes who is told how it goes; None: nobody is.
+        listen: is given the progress, and gives who is told how it goes.
 
     Raises:
         UsageError: the arguments contradict each other, or the launcher's settings.
         SpokenForError: local rank 0 speaks for this node.
         UnsafeError: root would run another user's Python.
     """
-    from ddpdoctor.knowledge.netcheck_command import DOTS, TOKEN_VARIABLE
-
     refuse_empty(master_addr=master_addr, token=token, python=python)
     refuse_wait(wait)
     if token is not None and token.strip() == DOTS:
@@ -185,7 +185,7 @@ def netcheck(
     if python is not None:
         # Before the other nodes are made to wait for a node that couldn't take part in the collectives.
         refuse_what_is_no_python(python, path)
-    listener = listen() if listen else NetcheckProgress()
+    listener = listen(NetcheckProgress())
     try:
         return NetcheckResult(
             run(
@@ -231,8 +231,6 @@ def _options(*, wait: float, quick: bool, python: str | None, strict: bool) -> t
 def _with_token(end: RunResult) -> RunResult:
     """With the token in all commands: what is shown here is for the eyes of this node's user."""
     import msgspec
-
-    from ddpdoctor.knowledge.netcheck_command import with_token
 
     replace = msgspec.structs.replace
 

@@ -1,10 +1,13 @@
-"""For the commands that train: which target Python they may run, and as whom."""
+"""Which target Python the commands may run, and as whom."""
 
 from __future__ import annotations
 
 from ddpdoctor.api.errors import UnsafeError, UsageError
 from ddpdoctor.probes.context import Context
+from ddpdoctor.probes.run_as import OPTION as OPTION
 from ddpdoctor.probes.run_as import NotRunError, code_of, identity_for
+from ddpdoctor.probes.run_as import sudo as sudo
+from ddpdoctor.probes.run_as import trust_everybody as trust_everybody
 from ddpdoctor.probes.session import say_as_whom
 from ddpdoctor.probes.target_python.asking import ask
 

@@ -15,10 +15,11 @@ from ddpdoctor.base.signals import StoppedBySignal
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination
     from ddpdoctor.facts.snapshot import Snapshot
-    from ddpdoctor.network_check.job import Flags, NetcheckJob
-    from ddpdoctor.smoke_training.multinode.task import JointProgressListener
+    from ddpdoctor.network_check.job import Flags
+    from ddpdoctor.network_check.job import NetcheckJob as NetcheckJob
+    from ddpdoctor.smoke_training.multinode.task import JointProgressListener as JointProgressListener
     from ddpdoctor.smoke_training.plan import SmokePlan
-    from ddpdoctor.smoke_training.progress import SmokeProgress
+    from ddpdoctor.smoke_training.progress import SmokeProgress as SmokeProgress
     from ddpdoctor.smoke_training.training_order import Fault, SmokeOptions
 
 FAULT_VARIABLE = "DDPDOCTOR_SMOKE_FAULT"

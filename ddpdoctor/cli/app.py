@@ -80,7 +80,7 @@ def _version(wanted: bool) -> None:
 
 def _trust_everybody(wanted: bool) -> None:
     if wanted:
-        from ddpdoctor.probes.run_as import trust_everybody
+        from ddpdoctor.api.target_python import trust_everybody
 
         trust_everybody()
 

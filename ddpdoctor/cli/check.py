@@ -60,15 +60,15 @@ def check(
     """
     form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
     if fixing or yes or dry_run:
-        from ddpdoctor.cli.fix_check_options import not_ours, refuse_options
+        from ddpdoctor.api.errors import refuse_other_ranks
+        from ddpdoctor.cli.fix_check_options import refuse_options
 
         refuse_options(
             fixing=fixing, yes=yes, dry_run=dry_run, as_json=as_json, as_markdown=as_markdown, judged=bool(snapshots)
         )
-        if not dry_run and (silent := not_ours(os.environ)):
-            # No failure: a launcher would end rank 0 for it.
-            typer.echo(silent, err=True)
-            raise typer.Exit(0)
+        if not dry_run:
+            with form.refusals():
+                refuse_other_ranks("check", os.environ)
     from ddpdoctor.api import checking
 
     with form.refusals():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import typer
-
-from ddpdoctor.knowledge.launchers import current_launch
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,19 +62,6 @@ def arguments_again(
         *(("--quick",) if quick else ()),
     )
     return look, (*shared, "--nnodes=1", "--node-rank=0")
-
-
-def not_ours(environ: Mapping[str, str]) -> str:
-    """Why this process is not the one to apply fixes, "" where it is: the tasks of a launcher would all write the same
-    file, and ask on one terminal."""
-    launch = current_launch(environ)
-    # A pod, or a shell with RANK in it, is its user's own.
-    if launch is None or launch.launcher in ("Kubernetes", "settings") or not launch.rank:
-        return ""
-    return (
-        f"Rank {launch.rank} of {launch.launcher}: rank 0 alone applies fixes, and nothing was looked at here. "
-        f"For this host, or where {launch.launcher}'s settings are left over, run it in a shell without them."
-    )
 
 
 def _repeated(option: str, values: Sequence[str] | None) -> Iterator[str]:

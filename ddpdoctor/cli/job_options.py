@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ddpdoctor.api.network_checking import MOST_WAIT_SECONDS
-from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE
+from ddpdoctor.api.network_checking import MOST_WAIT_SECONDS, TOKEN_VARIABLE
 
 PANEL = "The job"
 

@@ -64,7 +64,6 @@ def netcheck(
     warned, with --strict on node 0), 2 wrong usage or no verdict on any node.
     """
     from ddpdoctor.api import network_checking
-    from ddpdoctor.network_check.progress import NetcheckProgress
     from ddpdoctor.report.live import show_on
 
     form = ReportForm(as_json=as_json, as_markdown=as_markdown, verbose=verbose, quiet=quiet)
@@ -79,7 +78,7 @@ def netcheck(
             python=python,
             quick=quick,
             strict=strict,
-            listen=lambda: show_on(sys.stderr, NetcheckProgress()),
+            listen=lambda progress: show_on(sys.stderr, progress),
         )
     if form.option:
         form.print(result)

@@ -105,7 +105,7 @@ def _typed(more: Sequence[str] = (), before: Sequence[str] = ()) -> str:
 def _as_whom(error: UnsafeError) -> str:
     if error.owner is None:
         return ""
-    from ddpdoctor.probes.run_as import OPTION, sudo
+    from ddpdoctor.api.target_python import OPTION, sudo
 
     return (
         f". Run it as {error.owner.name}:\n  {sudo(error.owner)} {_typed(error.lacking)}\n"

@@ -15,10 +15,8 @@ from ddpdoctor.cli.options import JsonOption, MarkdownOption, PythonOption, Quie
 from ddpdoctor.cli.output import ReportForm
 
 if TYPE_CHECKING:
+    from ddpdoctor.api.training import JointProgressListener, NetcheckJob, SmokeProgress
     from ddpdoctor.api.training_results import JointSmokeResult, SmokeResult
-    from ddpdoctor.network_check.job import NetcheckJob
-    from ddpdoctor.smoke_training.multinode.task import JointProgressListener
-    from ddpdoctor.smoke_training.progress import SmokeProgress
 
 
 def smoke(
@@ -131,9 +129,8 @@ class _AtTheTerminal(SmokeObserver):
 
     def progress(self) -> SmokeProgress:
         from ddpdoctor.report.live import show_on
-        from ddpdoctor.smoke_training.progress import SmokeProgress
 
-        return show_on(sys.stderr, SmokeProgress())
+        return show_on(sys.stderr, super().progress())
 
     def ended(self, result: SmokeResult) -> None:
         self._form.print(result)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ddpdoctor.api.joint_training import joint_result
+from ddpdoctor.api.joint_training import JointProgress, joint_result
 from ddpdoctor.cli.netcheck import print_notes
-from ddpdoctor.smoke_training.progress import JointProgress
 
 if TYPE_CHECKING:
+    from ddpdoctor.api.joint_training import RunResult
+    from ddpdoctor.api.training import NetcheckJob
     from ddpdoctor.api.training_results import JointSmokeResult
-    from ddpdoctor.network_check.job import NetcheckJob
-    from ddpdoctor.network_check.results import RunResult
 
 
 def print_joint(result: JointSmokeResult, job: NetcheckJob, shown: Callable[[JointSmokeResult], None]) -> None:

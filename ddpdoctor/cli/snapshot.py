@@ -34,7 +34,6 @@ def snapshot(
     from ddpdoctor.base.error_lines import complain
     from ddpdoctor.base.shell import quoted
     from ddpdoctor.base.text import one_line
-    from ddpdoctor.engine.snapshots import SnapshotError
 
     with refusals():
         taken = host_snapshot.snapshot(python, checkpoints=checkpoints or (), quick=quick)
@@ -43,7 +42,7 @@ def snapshot(
         return
     try:
         taken.write(output)
-    except SnapshotError as error:
+    except host_snapshot.SnapshotError as error:
         complain(one_line(str(error)))
         raise typer.Exit(2) from error
     command = f"ddpdoctor check --snapshot {quoted(output)}"

@@ -50,41 +50,33 @@ def zombies(
         raise typer.BadParameter(f"{'--yes' if yes else '--dry-run'} goes with --kill")
     if form.option and kill and not yes and not dry_run:
         raise typer.BadParameter(f"--kill {form.option} can't ask: add --yes, or --dry-run to see what would be done")
-    from ddpdoctor.cli.fix_check_options import not_ours
-
-    if kill and not dry_run and (silent := not_ours(os.environ)):
-        typer.echo(silent, err=True)
-        raise typer.Exit(0)
-    from ddpdoctor.api import leftovers
+    from ddpdoctor.api import errors, leftovers
+    from ddpdoctor.report.document import Paragraph
+    from ddpdoctor.report.terminal import screen_for
 
     def confirm(result: ZombiesResult) -> bool:
         if not form.option:
-            _show_plan(result)
+            screen_for(sys.stdout).show_sections(result.plan())
         if dry_run:
             print("Nothing was ended: it was a dry run.", file=sys.stderr if form.option else sys.stdout)
         return not dry_run and (yes or _may())
 
     with form.refusals():
+        if kill and not dry_run:
+            errors.refuse_other_ranks("zombies", os.environ)
         result = leftovers.zombies(targets or (), kill=kill, confirm=confirm)
     if form.option:
         form.print(result)
     elif not (kill and result.proven):
         result.show(sys.stdout)
     elif result.endings is not None:
-        _show_endings(result)
+        screen = screen_for(sys.stdout)
+        screen.write(Paragraph(""))
+        screen.show_sections([result.outcome()])
     if kill and result.leftovers and not result.proven:
         words = "Nothing was ended: nothing of it is proven to be left over, and yours."
         print(words, file=sys.stderr if form.option else sys.stdout)
     raise typer.Exit(result.exit_code())
-
-
-def _show_plan(result: ZombiesResult) -> None:
-    """Show what was found, and what of it is to be ended."""
-    from ddpdoctor.processes.render_zombies import leftover_sections, plan_section
-    from ddpdoctor.report.terminal import screen_for
-
-    found = leftover_sections(result.leftovers, result.blind_spots, result.problems, killing=True)
-    screen_for(sys.stdout).show_sections([*found, plan_section(result.proven)])
 
 
 def _may() -> bool:
@@ -101,14 +93,3 @@ def _may() -> bool:
         return True
     print("Nothing was ended.", file=sys.stderr)
     return False
-
-
-def _show_endings(result: ZombiesResult) -> None:
-    from ddpdoctor.processes.render_zombies import endings_section
-    from ddpdoctor.report.document import Paragraph
-    from ddpdoctor.report.terminal import screen_for
-
-    assert result.endings is not None
-    screen = screen_for(sys.stdout)
-    screen.write(Paragraph(""))
-    screen.show_sections([endings_section(result.endings)])

@@ -112,6 +112,28 @@ def test_imports_go_down_only() -> None:
     assert upwards == set()
 
 
+SPEAKING_STEP_BY_STEP = {
+    "check_fix": {"fixes", "engine", "checkpoints"},
+    "fix_checkpoint": {"checkpoints"},
+    "checkpoint_results": {"checkpoints"},
+    "run": {"run"},
+}
+"""Modules of the command line that tell, and ask, while something is done, and so know its parts."""
+
+
+def test_the_command_line_calls_the_api() -> None:
+    below = {
+        (module, target)
+        for module, targets in IMPORTS.items()
+        if room(module) == "cli"
+        for target in targets
+        if target not in AT_THE_TOP
+        and room(target)
+        not in {"cli", "api", "report", "base", *SPEAKING_STEP_BY_STEP.get(module.partition(".")[2], ())}
+    }
+    assert below == set()
+
+
 def test_other_rooms_import_what_a_room_lists() -> None:
     """`__all__` of a package names the modules that other rooms may import, and no others."""
     imported_from_outside: dict[str, set[str]] = {package: set() for package in LISTED}

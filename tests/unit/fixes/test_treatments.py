@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpdoctor.api.errors import SpokenForError, refuse_other_ranks
 from ddpdoctor.base.findings import Fix, Severity
 from ddpdoctor.checks.catalogue import select
-from ddpdoctor.cli.fix_check_options import arguments_again, not_ours
+from ddpdoctor.cli.fix_check_options import arguments_again
 from ddpdoctor.engine.examination import Examination, Verdict, examine
 from ddpdoctor.facts.environment import Environment, Setting
 from ddpdoctor.facts.snapshot import Snapshot
@@ -383,12 +384,14 @@ def test_the_proof_trains_on_this_host_alone() -> None:
 
 
 def test_of_a_launcher_s_processes_the_first_alone_applies_fixes() -> None:
-    assert not_ours(SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}) == ""
-    assert not_ours(TORCHRUN_ONE_NODE | {"RANK": "1"}).startswith("Rank 1 of torchrun: rank 0 alone applies fixes")
-    assert not_ours(SRUN | {"SLURM_PROCID": "1"}).startswith("Rank 1 of Slurm: ")
-    assert not_ours({}) == ""
+    refuse_other_ranks("check", SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    with pytest.raises(SpokenForError, match=r"^Rank 1 of torchrun: rank 0 alone applies fixes"):
+        refuse_other_ranks("check", TORCHRUN_ONE_NODE | {"RANK": "1"})
+    with pytest.raises(SpokenForError, match=r"^Rank 1 of Slurm: "):
+        refuse_other_ranks("check", SRUN | {"SLURM_PROCID": "1"})
+    refuse_other_ranks("check", {})
     # A shell's own settings start no processes.
-    assert not_ours({"RANK": "1", "WORLD_SIZE": "2"}) == ""
+    refuse_other_ranks("check", {"RANK": "1", "WORLD_SIZE": "2"})
 
 
 def test_a_checkpoint_that_was_changed_when_we_were_stopped_is_named(tmp_path: Path) -> None:
