@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from ddpdoctor.probes.files import open_regular
@@ -108,6 +109,11 @@ class SharedLibrary:
                 found.append(self._string(value))
         return tuple(found)
 
+    @cached_property
+    def _names(self) -> bytes:
+        """All names, one after the other."""
+        return self._bytes(*self._strings)
+
     def _bytes(self, start: int, end: int) -> bytes:
         """A copy.
 
@@ -124,8 +130,8 @@ class SharedLibrary:
 
     def undefined(self) -> tuple[str, ...]:
         """Strong undefined symbols in torch's namespaces."""
-        names = self._bytes(*self._strings)
-        if TORCH_NAMESPACES.search(names) is None:
+        names = self._names
+        if b"_Z" not in names or TORCH_NAMESPACES.search(names) is None:
             return ()  # As in most libraries, of which some have ten thousand symbols.
         start, end = self._span(".dynsym")
         symbols = SYMBOL.iter_unpack(self._bytes(start, end - (end - start) % SYMBOL.size))
@@ -169,8 +175,7 @@ class SharedLibrary:
     @property
     def glibcxx(self) -> str:
         """The newest GLIBCXX_3.4.N among the versions that it asks for."""
-        start, end = self._strings
-        found = re.findall(rb"\0(GLIBCXX_3\.4(?:\.\d+)?)(?=\0)", self._bytes(start, end))
+        found = re.findall(rb"\0(GLIBCXX_3\.4(?:\.\d+)?)(?=\0)", self._names)
         names = {name.decode() for name in found}
         return max(names, key=lambda name: [int(part) for part in name.partition("_")[2].split(".")], default="")
 

@@ -24,7 +24,7 @@ from ddpdoctor.facts.target_python import TargetPython
 from ddpdoctor.knowledge.interface_choice import gloo_choice, interface_with, nccl_choices, version_of
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.files import isfile
-from ddpdoctor.probes.nvidia_libraries import nccl_inquiry
+from ddpdoctor.probes.nvidia_libraries import inquiry
 from ddpdoctor.probes.run_as import NotRunError, identity_for
 from ddpdoctor.probes.subprocesses import EndedProgram, StartedProgram, start
 
@@ -80,7 +80,7 @@ def _ask(library: Path, context: Context) -> StartedProgram:
     return start(
         (_python_for(library, context), "-I", "-S", "-", str(library)),
         environ={**settings, "NCCL_DEBUG": "INFO"},
-        stdin=Path(nccl_inquiry.__file__).read_bytes(),
+        stdin=inquiry("nccl").read_bytes(),
         loads=(library,),
     )
 
@@ -93,7 +93,10 @@ def _python_for(library: Path, context: Context) -> str:
 
 
 def _understand(library: str, ended: EndedProgram, network: Network | Unknown) -> Nccl:
-    log, mark, line = ended.stdout.decode("utf-8", "replace").rpartition(nccl_inquiry.MARK)
+    # Here and not above: on most hosts there is no NCCL to be asked.
+    from ddpdoctor.probes.nvidia_libraries.nccl_inquiry import MARK
+
+    log, mark, line = ended.stdout.decode("utf-8", "replace").rpartition(MARK)
     try:
         said = json.loads(line) if mark else {"error": f"exit code {ended.returncode}"}
     except ValueError:

@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.base.unknown import Unknown
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.library_search import can_be_found
-from ddpdoctor.probes.nvidia_libraries import libcuda_inquiry
+from ddpdoctor.probes.nvidia_libraries import inquiry
 from ddpdoctor.probes.subprocesses import EndedProgram, run
 
 SECONDS = 10.0
@@ -33,7 +33,7 @@ def ask(context: Context) -> CudaAnswers:
     if not can_be_found(context, "libcuda.so.1"):
         return CudaAnswers()
     environ = {name: value for name, value in context.environ.items() if name not in HIDING_SETTINGS}
-    ended = run([sys.executable, "-I", "-S", libcuda_inquiry.__file__], SECONDS, environ=environ)
+    ended = run([sys.executable, "-I", "-S", str(inquiry("libcuda"))], SECONDS, environ=environ)
     answers = ended.answers
     why = Unknown(_failure(ended, answers))
     version = answers.get("version", why)

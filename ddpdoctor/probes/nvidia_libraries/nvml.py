@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.probes.context import Context
 from ddpdoctor.probes.library_search import can_be_found
-from ddpdoctor.probes.nvidia_libraries import nvml_inquiry
+from ddpdoctor.probes.nvidia_libraries import inquiry
 from ddpdoctor.probes.subprocesses import EndedProgram, run
 
 SECONDS = 10.0
@@ -52,7 +52,7 @@ def _ask(context: Context) -> NvmlAnswers:
     # Isolated and without site: nothing of the target Python's settings or of the working directory may get in between.
     origin = Path(module.origin)
     folder = origin.parent.parent if module.submodule_search_locations else origin.parent
-    command = [sys.executable, "-I", "-S", nvml_inquiry.__file__, str(folder)]
+    command = [sys.executable, "-I", "-S", str(inquiry("nvml")), str(folder)]
     ended = run(command, SECONDS, environ=context.environ)
     answers = ended.answers
     system = answers.get("system", {})
