@@ -36,33 +36,20 @@ if TYPE_CHECKING:
     from ddpdoctor.api.training_results import JointSmokeResult as JointSmokeResult
     from ddpdoctor.api.training_results import SmokeResult as SmokeResult
 
-MODULES: Final = {
-    "CheckResult": "checking",
-    "CheckpointResult": "checkpoint_fixing",
-    "CommandResult": "results",
-    "FixingObserver": "checkpoint_fixing",
-    "HangResult": "running_jobs",
-    "HostSnapshot": "host_snapshot",
-    "JobsResult": "running_jobs",
-    "JointSmokeResult": "training_results",
-    "LogResult": "log_diagnosis",
-    "NetcheckResult": "network_checking",
-    "NoVerdictError": "errors",
-    "SmokeObserver": "training",
-    "SmokeResult": "training_results",
-    "SpokenForError": "errors",
-    "UnsafeError": "errors",
-    "UsageError": "errors",
-    "ZombiesResult": "leftovers",
-    "check": "checking",
-    "diagnose_log": "log_diagnosis",
-    "fix_checkpoint": "checkpoint_fixing",
-    "jobs": "running_jobs",
-    "netcheck": "network_checking",
-    "smoke": "training",
-    "snapshot": "host_snapshot",
-    "zombies": "leftovers",
+_NAMES: Final = {
+    "checking": ("CheckResult", "check"),
+    "checkpoint_fixing": ("CheckpointResult", "FixingObserver", "fix_checkpoint"),
+    "errors": ("NoVerdictError", "SpokenForError", "UnsafeError", "UsageError"),
+    "host_snapshot": ("HostSnapshot", "snapshot"),
+    "leftovers": ("ZombiesResult", "zombies"),
+    "log_diagnosis": ("LogResult", "diagnose_log"),
+    "network_checking": ("NetcheckResult", "netcheck"),
+    "results": ("CommandResult",),
+    "running_jobs": ("HangResult", "JobsResult", "jobs"),
+    "training": ("SmokeObserver", "smoke"),
+    "training_results": ("JointSmokeResult", "SmokeResult"),
 }
+MODULES: Final = {name: module for module, names in _NAMES.items() for name in names}
 """A name to the module that has it: loaded once it is asked for, since each command's start-up counts."""
 
 

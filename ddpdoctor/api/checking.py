@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ddpdoctor.engine.registry import Check
     from ddpdoctor.facts.snapshot import Snapshot
     from ddpdoctor.probes.context import Context
-    from ddpdoctor.report.contract import Report
     from ddpdoctor.report.document import Document
 
 
@@ -59,13 +58,6 @@ class CheckResult(CommandResult):
 
         code = conclusion(self._examinations).exit_code(strict=strict)
         return 2 if self._problems and code == 0 else code
-
-    def report(self, *, with_facts: bool = False) -> Report:
-        from ddpdoctor.report.contract import build_report
-
-        return build_report(
-            self.command, self._examinations, self._problems, with_facts=with_facts, of_all=self.verdict
-        )
 
     def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
         from ddpdoctor.report.examined_hosts import check_document

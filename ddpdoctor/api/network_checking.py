@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.api.errors import SpokenForError, UsageError, refuse_empty
 from ddpdoctor.api.results import CommandResult
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ddpdoctor.facts.smoke import Smoke
     from ddpdoctor.network_check.progress import NetcheckProgress
     from ddpdoctor.network_check.results import ProgressListener, RunResult
-    from ddpdoctor.report.contract import Report
     from ddpdoctor.report.document import Document
 
 WAIT_SECONDS = 60.0
@@ -47,27 +46,18 @@ class NetcheckResult(CommandResult):
 
     @property
     def verdict(self) -> Verdict:
-        return self.report().verdict
+        from ddpdoctor.engine.examination import Verdict, overall, unless_unjudged
+
+        run = self.run
+        judged = Verdict.UNKNOWN if run.exit_code == 2 else overall(run.examinations)
+        return unless_unjudged(run.part.verdict if run.part else judged, run.problems)
 
     def exit_code(self, *, strict: bool = False) -> int:
         """The same on every node, where node 0 has decided whether warnings count."""
         return self.run.exit_code
 
-    def report(self, *, with_facts: bool = False) -> Report:
-        from ddpdoctor.engine.examination import Verdict
-        from ddpdoctor.report.contract import build_report
-
-        run = self.run
-        return build_report(
-            self.command,
-            run.examinations,
-            run.problems,
-            with_facts=with_facts,
-            fleet=run.fleet,
-            seconds=run.seconds,
-            of_all=Verdict(run.part.verdict) if run.part else Verdict.UNKNOWN if run.exit_code == 2 else None,
-            smoke=self.smoke,
-        )
+    def _report_fields(self) -> dict[str, Any]:
+        return {"fleet": self.run.fleet, "seconds": self.run.seconds, "smoke": self.smoke}
 
     def document(self, *, verbose: bool = False, quiet: bool = False, matrix: bool = False) -> Document:
         """Build the report for this node's user, with the token in the commands for other nodes.

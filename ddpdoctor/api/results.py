@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, ClassVar, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Examination, Verdict
@@ -28,13 +28,26 @@ class CommandResult(ABC):
     def verdict(self) -> Verdict:
         """The whole in a word."""
 
-    @abstractmethod
     def report(self, *, with_facts: bool = False) -> Report:
         """Build what the command's `--json` prints, typed.
 
         Args:
             with_facts: also all that was learned of the host, as `-v` adds it.
         """
+        from ddpdoctor.report.contract import build_report
+
+        return build_report(
+            self.command,
+            self.examinations,
+            self.problems,
+            with_facts=with_facts,
+            of_all=self.verdict,
+            **self._report_fields(),
+        )
+
+    def _report_fields(self) -> dict[str, Any]:
+        """The arguments of `build_report` that this command alone gives."""
+        return {}
 
     @abstractmethod
     def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:

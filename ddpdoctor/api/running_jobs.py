@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ddpdoctor.api.errors import NoVerdictError, UsageError, refuse_empty
 from ddpdoctor.api.results import CommandResult, HostResult
@@ -54,11 +54,10 @@ class HangResult(HostResult):
 
     command = COMMAND
 
-    def report(self, *, with_facts: bool = False) -> Report:
+    def _report_fields(self) -> dict[str, Any]:
         from ddpdoctor.hang.judging import hang_of
-        from ddpdoctor.report.contract import build_report
 
-        return build_report(self.command, [self._examination], with_facts=with_facts, hang=hang_of(self._examination))
+        return {"hang": hang_of(self._examination)}
 
     def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
         from ddpdoctor.hang.render import hang_document

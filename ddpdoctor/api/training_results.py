@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.api.network_checking import NetcheckResult
 from ddpdoctor.api.results import HostResult
 
 if TYPE_CHECKING:
     from ddpdoctor.engine.examination import Verdict
-    from ddpdoctor.report.contract import Report
     from ddpdoctor.report.document import Document
 
 COMMAND = "smoke"
@@ -43,18 +42,10 @@ class SmokeResult(HostResult):
 
         return one_line(headline(self._examination))
 
-    def report(self, *, with_facts: bool = False) -> Report:
-        from ddpdoctor.report.contract import build_report
+    def _report_fields(self) -> dict[str, Any]:
         from ddpdoctor.smoke_training.analysis.verdict import smoke_of
 
-        return build_report(
-            self.command,
-            [self._examination],
-            self.problems,
-            with_facts=with_facts,
-            of_all=self.verdict,
-            smoke=smoke_of(self._examination),
-        )
+        return {"smoke": smoke_of(self._examination)}
 
     def document(self, *, verbose: bool = False, quiet: bool = False) -> Document:
         from ddpdoctor.smoke_training.render import smoke_document
