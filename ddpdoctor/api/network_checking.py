@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.api.errors import SpokenForError, UsageError, refuse_empty
 from ddpdoctor.api.results import CommandResult
-from ddpdoctor.knowledge.netcheck_command import DOTS, TOKEN_VARIABLE, with_token
+from ddpdoctor.knowledge.netcheck_command import DOTS, with_token
+from ddpdoctor.knowledge.netcheck_command import TOKEN_VARIABLE as TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from ddpdoctor.base.findings import Finding

@@ -193,7 +193,7 @@ class ListedCheck(Check):
         if name.startswith("__") or self.is_loaded:
             raise AttributeError(name)
         importlib.import_module(self.module)
-        if not self.is_loaded:
+        if "predicate" not in vars(self):
             raise LookupError(f"{self.module} has no check {self.slug}, though the index lists it there")
         return getattr(self, name)
 

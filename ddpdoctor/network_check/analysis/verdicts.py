@@ -125,8 +125,8 @@ def verdicts_by_rank(
 
 
 def _hosts_of(fleet: Fleet) -> tuple[str, ...]:
-    named = {node.host for node in (*fleet.nodes, *fleet.absent, *fleet.doubles)}
-    named.update(double.holder for double in fleet.doubles)
+    named = {node.host for node in fleet.nodes} | {node.host for node in fleet.absent}
+    named.update(host for double in fleet.doubles for host in (double.host, double.holder))
     return tuple(sorted(name for name in named if 0 < len(name) <= MAX_HOST_LENGTH))[:MAX_NODES]
 
 
