@@ -2,22 +2,3 @@
 
 Nothing of ddpdoctor is imported here but this room.
 """
-
-__all__ = [
-    "async_work",
-    "error_lines",
-    "findings",
-    "lazy_patterns",
-    "log_signs",
-    "ownership",
-    "private_folders",
-    "regular_files",
-    "shell",
-    "signals",
-    "status_line",
-    "terminal",
-    "text",
-    "time_limit",
-    "unknown",
-    "version",
-]

@@ -1,9 +1,5 @@
 """The command line. Before anything of it is imported, the library's modules are put before a user's of the same name."""
 
-__all__ = [
-    "main",
-]
-
 import os
 import sys
 

@@ -7,7 +7,6 @@ from functools import cache
 
 import msgspec
 
-from ddpdoctor.base.lazy_patterns import compile_lazily
 from ddpdoctor.knowledge.tables import read_table
 
 FAMILIES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCHELASTIC_", "TORCH_DISTRIBUTED_", "GLOO_")
@@ -54,8 +53,8 @@ class KnownSetting(msgspec.Struct, frozen=True, kw_only=True):
         return self.reader == "torch" or self.kind == "address"
 
     def _understands(self, value: str) -> bool:
-        if pattern := _PATTERNS.get(self.kind):
-            return pattern.fullmatch(value) is not None
+        if matches := _MATCHERS.get(self.kind):
+            return matches(value) is not None
         if self.kind == "exact":
             return value in self.choices
         if self.kind == "level":
@@ -105,12 +104,12 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plugin_prefixes: tuple[str, ...]
 
 
-_PATTERNS = {
-    "nccl-int": compile_lazily(r"\s*[+-]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\s*"),
-    "torch-int": compile_lazily(r"(?s)\s*[+-]?[0-9].*"),
-    "torch-bool": compile_lazily(r"(?i)y|yes|1|t|true|n|no|0|f|false"),
-    "thread-counts": compile_lazily(r"\s*\+?0*[1-9][0-9]*\s*(?:,\s*\+?0*[1-9][0-9]*\s*)*"),
-    "address": compile_lazily(r"\S+:[0-9]{1,5}"),
+_MATCHERS = {
+    "nccl-int": re.compile(r"\s*[+-]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\s*").fullmatch,
+    "torch-int": re.compile(r"(?s)\s*[+-]?[0-9].*").fullmatch,
+    "torch-bool": re.compile(r"(?i)y|yes|1|t|true|n|no|0|f|false").fullmatch,
+    "thread-counts": re.compile(r"\s*\+?0*[1-9][0-9]*\s*(?:,\s*\+?0*[1-9][0-9]*\s*)*").fullmatch,
+    "address": re.compile(r"\S+:[0-9]{1,5}").fullmatch,
 }
 """Values that a reader understands, by kind."""
 _RARE_LEVELS = {"NVB", "C2C", "P2C", "PXN"}

@@ -96,6 +96,7 @@ def collected() -> tuple[list[Expression], list[str]]:
     unevaluated: list[str] = []
     for module, tree, file in modules():
         names = _names_of_compiled(tree)
+        bound = {id(node.value): node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         for call in ast.walk(tree):
             if not (isinstance(call, ast.Call) and _is_of_re(call.func) and call.args):
                 continue
@@ -113,7 +114,12 @@ def collected() -> tuple[list[Expression], list[str]]:
                 if not texts:
                     unevaluated.append(f"{file}: {ast.unparse(call.args[0])}")
                 continue
-            used = {call.func.attr} if call.func.attr != "compile" else methods(file, names.get(id(call), ""))
+            if call.func.attr != "compile":
+                used = {call.func.attr}
+            elif bound.get(id(call)) in SEARCHING | ANCHORED:
+                used = {bound[id(call)]}
+            else:
+                used = methods(file, names.get(id(call), ""))
             found.append(Expression(where, re.compile(pattern, flags), _hardest(used)))
         for name, value in vars(module).items():
             found += [Expression(f"{file} {name}", one, _hardest(methods(file, name))) for one in _within(value)]
