@@ -235,6 +235,7 @@ class Catalogue:
         self.read_signs = read_signs
         self.import_all = import_all
         self._by_slug: dict[str, Check] = {}
+        self._brought: list[str] = []
         self._by_topic: dict[tuple[type[Enum], Enum], list[Check]] = {}
 
     def announce(self, module: str, listings: Iterable[CheckListing]) -> None:
@@ -249,6 +250,7 @@ class Catalogue:
             ValueError: there is one of that slug.
         """
         self._by_topic.clear()
+        self._brought.append(check.slug)
         listed = self._by_slug.setdefault(check.slug, check)
         if listed is check:
             return
@@ -257,12 +259,8 @@ class Catalogue:
         vars(listed).update(vars(check))
 
     def keep_loaded(self) -> None:
-        """Drop the listed checks that no module has brought."""
-        self._by_slug = {
-            slug: check
-            for slug, check in self._by_slug.items()
-            if not isinstance(check, ListedCheck) or check.is_loaded
-        }
+        """Keep the checks that modules have brought, in the order in which they did."""
+        self._by_slug = {slug: self._by_slug[slug] for slug in self._brought}
 
     def get(self, slug: str) -> Check | None:
         """The check of that slug; None where this version has none."""
