@@ -102,12 +102,10 @@ class NcclFilter(msgspec.Struct, frozen=True):
 
 def parse_nccl_filter(value: str) -> NcclFilter:
     """Read "eth", "=eth0,eth1", "^docker,lo" and "^=docker0". A ":port" after a name is dropped, as NCCL does here."""
-    exclude = value.startswith("^")
-    value = value.removeprefix("^") if exclude else value
-    exact = value.startswith("=")
-    value = value.removeprefix("=") if exact else value
-    names = tuple(name for token in value.split(",") if (name := token.partition(":")[0]))
-    return NcclFilter(names, exact, exclude)
+    exclude, value = value.startswith("^"), value.removeprefix("^")
+    exact, value = value.startswith("="), value.removeprefix("=")
+    names = (token.partition(":")[0] for token in value.split(","))
+    return NcclFilter(tuple(filter(None, names)), exact, exclude)
 
 
 def nccl_ifname_counts(value: str) -> bool:

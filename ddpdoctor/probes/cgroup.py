@@ -80,15 +80,11 @@ def probe(context: Context) -> Cgroup | Unknown:
     paths = dict(_paths(ours))
 
     def levels(controller: str) -> tuple[int, Levels]:
-        version = 1 if controller in paths else 2 if "" in paths else 0
-        for mount in mounts if version else ():
-            if (
-                mount.kind == "cgroup2"
-                if version == 2
-                else mount.kind == "cgroup" and controller in mount.options.split(",")
-            ):
-                return version, Levels(context, _upwards(mount, paths[controller if version == 1 else ""]))
-        return int(version == 1), Levels(context, ())
+        if controller in paths:
+            found = [mount for mount in mounts if mount.kind == "cgroup" and controller in mount.options.split(",")]
+            return 1, Levels(context, _upwards(found[0], paths[controller]) if found else ())
+        found = [mount for mount in mounts if mount.kind == "cgroup2"] if "" in paths else []
+        return (2, Levels(context, _upwards(found[0], paths[""]))) if found else (0, Levels(context, ()))
 
     version, memory = levels("memory")
     limit_file, use_file, prefix, kills_file = _MEMORY_FILES[version or 2]

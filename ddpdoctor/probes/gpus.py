@@ -78,7 +78,7 @@ def _amd_gpu(context: Context, index: int, address: str, architectures: dict[str
         architecture=architecture,
         memory_total=_number(context, f"{folder}/mem_info_vram_total"),
         memory_used=_number(context, f"{folder}/mem_info_vram_used"),
-        temperature=_degrees(context, f"{sensors}/temp1_input"),
+        temperature=_number(context, f"{sensors}/temp1_input", 1000),
         # Older kernels average the power, newer ones give it as it is.
         power=_watts(context, f"{sensors}/power1_average", f"{sensors}/power1_input"),
         power_limit=_watts(context, f"{sensors}/power1_cap"),
@@ -100,14 +100,9 @@ def _amd_architectures(context: Context) -> dict[str, str]:
     return found
 
 
-def _number(context: Context, file: str) -> int | Unknown:
+def _number(context: Context, file: str, divisor: int = 1) -> int | Unknown:
     text = context.text(file)
-    return int(text) if text.isdigit() else NOT_REPORTED
-
-
-def _degrees(context: Context, file: str) -> int | Unknown:
-    millidegrees = _number(context, file)
-    return millidegrees if isinstance(millidegrees, Unknown) else millidegrees // 1000
+    return int(text) // divisor if text.isdigit() else NOT_REPORTED
 
 
 def _watts(context: Context, *files: str) -> float | Unknown:
