@@ -37,9 +37,9 @@ def probe(context: Context) -> Accelerate:
     )
 
 
-def default_path(environ: Mapping[str, str], home: str = "") -> str:
-    """Tell where accelerate looks for the file if it is given none; "" where nobody can say. home: of a user without HOME."""
-    home = environ.get("HOME") or home or own_home()
+def default_path(environ: Mapping[str, str]) -> str:
+    """Tell where accelerate looks for the file if it is given none; "" where nobody can say."""
+    home = environ.get("HOME") or own_home()
     cache = environ.get("XDG_CACHE_HOME", "~/.cache")
     folder = environ.get("HF_HOME", f"{cache}/huggingface")
     if folder == "~" or folder.startswith("~/"):
