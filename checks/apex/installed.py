@@ -88,9 +88,9 @@ def _told_by_apex(seen: Sequence[SignMatch], log: Log) -> Particulars:
     """Apex's setup.py has compared before it built anything."""
     cuda = word(seen, "torch_cuda")
     home = (f"export CUDA_HOME=/usr/local/cuda-{quote(cuda)}",) if cuda else ()
-    toolkit = f"the toolkit of torch's version{f', {cuda}' * bool(cuda)}"
+    toolkit = f"the toolkit of torch's version{f', {cuda}' if cuda else ''}"
     return Particulars(
-        f"Apex wasn't built: nvcc is of another CUDA than torch{f', which is of {cuda}' * bool(cuda)}",
+        f"Apex wasn't built: nvcc is of another CUDA than torch{f', which is of {cuda}' if cuda else ''}",
         (
             Fix(f"Point CUDA_HOME to {toolkit}, and build again", home),
             Fix("Or install the torch that was made for the nvcc that is there"),
@@ -160,12 +160,16 @@ def apex_missing_ext(extensions: Extensions, torch: Torch, target_python: Target
             summary = f"Apex's extensions are built for Python {listed(tags)}; this is {target_python.version}"
     raising = listed(USES[name] for name in missing if name not in FALL_BACK)
     slower = listed(USES[name] for name in missing if name in FALL_BACK)
+    effects = (
+        f"These stop with an error: {raising}." if raising else "",
+        f"These get slower: {slower}." if slower else "",
+    )
     yield Finding.of(
         summary,
         _place(apex),
         Evidence(f"compiled modules: {listed(sorted(present)) or 'none'}", apex.location),
         prescription_for(target_python, torch),
-        cause=f"{f'These stop with an error: {raising}. ' * bool(raising)}{f'These get slower: {slower}.' * bool(slower)}".strip(),
+        cause=" ".join(filter(None, effects)),
     )
 
 

@@ -135,7 +135,7 @@ def _rocm(target_python: TargetPython, torch: Torch) -> Finding:
 
 def _without_cuda(torch: Torch, gpus: Maybe[Gpus]) -> Finding:
     has_gpu = not isinstance(gpus, Unknown) and gpus.vendor == "nvidia" and bool(gpus.devices)
-    first = " There is an NVIDIA GPU here: install a torch with CUDA first (`ddpdoctor check`)." * has_gpu
+    first = " There is an NVIDIA GPU here: install a torch with CUDA first (`ddpdoctor check`)." if has_gpu else ""
     return Finding.of(
         f"torch {torch.version} is built without CUDA, which Apex needs",
         torch_version(torch),

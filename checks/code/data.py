@@ -28,7 +28,7 @@ def batchnorm_batch_of_one(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """
     size = word(seen, "size")
     return Finding.of(
-        f"BatchNorm got a batch with one value per channel{f': {size}' * bool(size)}",
+        f"BatchNorm got a batch with one value per channel{f': {size}' if size else ''}",
         Fix("Leave the incomplete last batch out: DataLoader(..., drop_last=True)"),
         Fix("Or count over all ranks: model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"),
     )

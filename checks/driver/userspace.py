@@ -141,7 +141,7 @@ def nvml_unavailable(
         who = "See who may open the device nodes, and which groups you are in"
         fixes = (Fix(who, ("ls -l /dev/nvidia*", "id")), look)
     yield Finding.of(
-        f"NVML can't be used: {words or 'it fails'}{f' (code {status})' * (status is not None)}",
+        f"NVML can't be used: {words or 'it fails'}{f' (code {status})' if status is not None else ''}",
         nvml_start(driver),
         told(driver, "nvml_path", f"NVML's library: {driver.nvml_path}") if driver.nvml_path else None,
         kernel_module(driver) if driver.kernel_version else None,
@@ -214,10 +214,10 @@ def cuda_unknown_error(
         return
     loaded = known_or(driver.loaded_modules, ())
     ordinary = not machine.wsl and not machine.jetson
-    reasons = ["nvidia_uvm is not loaded"] * (ordinary and "nvidia_uvm" not in loaded)
-    reasons += ["/dev/nvidia-uvm is missing"] * (ordinary and "/dev/nvidia-uvm" not in driver.device_nodes)
+    reasons = ["nvidia_uvm is not loaded"] if ordinary and "nvidia_uvm" not in loaded else []
+    reasons += ["/dev/nvidia-uvm is missing"] if ordinary and "/dev/nvidia-uvm" not in driver.device_nodes else []
     yield Finding.of(
-        f"CUDA can't start: unknown error (cuInit returned 999){f'; {listed(reasons)}' * bool(reasons)}",
+        f"CUDA can't start: unknown error (cuInit returned 999){f'; {listed(reasons)}' if reasons else ''}",
         cuda_start(driver),
         told(driver, "loaded_modules", f"loaded kernel modules: {listed(loaded, most=8) or 'none of the driver'}"),
         driver.seen("device_nodes", listed(driver.device_nodes, most=4)),

@@ -129,7 +129,7 @@ def gpu_fell_off_bus(
             gone.setdefault(line.gpu + ".0", line.text)
     status = None if isinstance(driver, Unknown) else driver.nvml_status
     if gone or status == 15:
-        names = f"GPU{'s' * (len(gone) > 1)} {listed(sorted(gone), most=4)}" if gone else "A GPU"
+        names = f"GPU{'s' if len(gone) > 1 else ''} {listed(sorted(gone), most=4)}" if gone else "A GPU"
         reboot = by_root("Reboot, and if that doesn't bring it back, switch the power off and on", ("sudo reboot",))
         look = by_root(
             "If it happens again, see the kernel log, have cables, riser and slot checked, or lower the power limit",

@@ -95,7 +95,8 @@ def fabric_manager_not_running(
         (Evidence(f"GPU {gpu.index}: joining the fabric: {_fabric(gpu)}", "NVML") for gpu in waiting[:8]),
         _fabric_fixes(driver, machine, here, installed=not here or manager is not None, differs=differs),
         cause=f"Fabric manager {theirs} refuses to work with driver {driver.version}: the versions must be the same."
-        * differs,
+        if differs
+        else "",
         severity=severity,
     )
 

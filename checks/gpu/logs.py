@@ -39,7 +39,7 @@ def oom_batch_too_large(log: Log, seen: Sequence[SignMatch]) -> Finding:
     """
     ranks, wanted = _ranks(seen), word(seen, "wanted")
     return Finding.of(
-        f"GPU memory is full on {ranks_named(ranks) if ranks else 'a GPU'}{f': {wanted} more were wanted' * bool(wanted)}",
+        f"GPU memory is full on {ranks_named(ranks) if ranks else 'a GPU'}{f': {wanted} more were wanted' if wanted else ''}",
         Fix("Take a smaller batch for each GPU, and accumulate gradients over several"),
         Fix("Or need less: bf16 autocast, activation checkpointing, FSDP for a large model"),
         Fix(

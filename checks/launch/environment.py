@@ -162,7 +162,7 @@ def stale_file_init(environment: Environment, plan: Plan) -> Iterator[Finding]:
     for path, size, kind in files:
         if size:
             yield Finding.of(
-                f"The rendezvous file {path[-90:]} exists already ({size} bytes{', on NFS' * kind.startswith('nfs')})",
+                f"The rendezvous file {path[-90:]} exists already ({size} bytes{', on NFS' if kind.startswith('nfs') else ''})",
                 environment.seen("file_init", f"{path}: {size} bytes on {kind or 'an unknown file system'}"),
                 Fix("If no job is using it, remove it before the start", (f"rm -- {shlex.quote(path)}",)),
                 with_torchrun(plan),

@@ -89,7 +89,7 @@ def launcher_env_missing(environment: Environment, plan: Plan) -> Iterator[Findi
     if not missing:
         return
     have = [name for name in ENV_INIT if environment.get(name)]
-    verbs = ["is" if len(some) == 1 else "are" for some in (have, missing)]
+    verbs = ["is" if len(group) == 1 else "are" for group in (have, missing)]
     size = (number(environment.get("RANK")) or 0) + 1
     examples = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     yield Finding.of(

@@ -111,7 +111,8 @@ def hidden(found: Setting, devices: Sequence[Gpu]) -> Finding:
         Fix(f"Ask Slurm for GPUs when you submit the job: `--gpus-per-node={len(devices)}`")
         if by_slurm
         else take_away(found, certain=False),
-        cause="That is right for a run on the CPU alone." + " Slurm sets it where the job asked for no GPU." * by_slurm,
+        cause="That is right for a run on the CPU alone."
+        + (" Slurm sets it where the job asked for no GPU." if by_slurm else ""),
         severity=WARN,
     )
 

@@ -299,7 +299,7 @@ def nccl_not_built(
         build = _build_for_other_hosts(target_python)
     why = f", by which {plural(ranks, 'rank')} would talk to each other" if ranks > 1 else ""
     yield Finding.of(
-        f"torch {torch.version} was built without NCCL{why or ', as all builds for the CPU are' * torch.cpu_only}",
+        f"torch {torch.version} was built without NCCL{why or (', as all builds for the CPU are' if torch.cpu_only else '')}",
         told(torch, "nccl_available", "torch has no NCCL"),
         torch_version(torch),
         None if elsewhere else build,

@@ -177,7 +177,7 @@ def _too_old(needed: str, by: str, libraries: Libraries, target_python: TargetPy
             (f"grep -ao 'GLIBCXX_[0-9.]*' {shlex.quote(path)} | sort -Vu | tail -n 1",),
         )
     return Finding.of(
-        f"{by.rpartition('/')[2]} needs {needed}, but {path} is older{f' (GLIBCXX_{have})' * known_version}",
+        f"{by.rpartition('/')[2]} needs {needed}, but {path} is older{f' (GLIBCXX_{have})' if known_version else ''}",
         seen,
         told(libraries, "glibcxx_provided", f"newest that is there: GLIBCXX_{have}") if known_version else None,
         told(libraries, "glibcxx_path", f"libstdc++ in use: {path}"),

@@ -39,7 +39,7 @@ SAID = (
     ("unused-parameters/sick-lightning", "Parameters got no gradient", 0),
     ("fsdp-mixed-parameters/sick-lora", "parameters of torch.bfloat16 and torch.float32 in one unit", 0),
     ("fsdp-mixed-parameters/sick-frozen-base", "without use_orig_params=True", 1),
-    ("fsdp-mixed-parameters/sick-quantised", "FSDP got parameters of whole numbers", 0),
+    ("fsdp-mixed-parameters/sick-quantised", "FSDP got integer parameters", 0),
     ("nan-loss/sick-fairseq-collapse", "The gradients overflow in fp16 at any loss scale", None),
     ("nan-loss/sick-anomaly", "SqrtBackward0 made NaN in the backward pass", None),
     ("nan-loss/sick-apex-collapse", "The gradients overflow in fp16 at any loss scale", None),
