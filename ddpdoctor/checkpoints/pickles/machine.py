@@ -75,7 +75,7 @@ class PickleMachine(MachineState):
         # have a function each.
         data, stack, starts, marks, memo = self.data, self.stack, self.starts, self.marks, self.memo
         push, push_start = stack.append, starts.append
-        others, hasty = OTHERS, self.hasty
+        others, opcodes, hasty = OTHERS, self.opcodes, self.hasty
         pos = self.pos
         try:
             while True:
@@ -149,12 +149,14 @@ class PickleMachine(MachineState):
                     pos += 1
                     return
                 else:
-                    other = others.get(op)
-                    if other is None:
+                    if op not in others:
                         raise unknown_opcode(op)
+                    run, name, length = others[op]
+                    if name:
+                        opcodes.add(name)
                     self.pos = pos
-                    other(self)
-                    pos = self.pos
+                    run(self)
+                    pos = self.pos + length
         finally:
             self.pos = pos
 

@@ -121,33 +121,33 @@ class MachineState:
 
 
 _Opcode = Callable[[MachineState], None]
-OTHERS: dict[int, _Opcode] = {}
+OTHERS: dict[int, tuple[_Opcode, str, int]] = {}
+"""By code: what the opcode does; its name, if plain protocol 2 doesn't have it; its length, 0 if the function goes on behind it."""
 
 
-def _value(code: bytes, make: Callable[[MachineState], Any], name: str = "") -> None:
-    """An opcode of one byte that pushes something new. name: here and below, of one that plain protocol 2 doesn't have."""
+def _opcode(code: bytes, name: str = "", *, length: int = 1) -> Callable[[_Opcode], _Opcode]:
+    """Register what an opcode does."""
 
-    def run(machine: MachineState) -> None:
-        if name:
-            machine.opcodes.add(name)
-        machine.push(make(machine), 1)
+    def register(function: _Opcode) -> _Opcode:
+        OTHERS[code[0]] = function, name, length
+        return function
 
-    OTHERS[code[0]] = run
+    return register
 
 
-_value(b"N", lambda machine: None)
-_value(b"\x88", lambda machine: True)
-_value(b"\x89", lambda machine: False)
-_value(b")", lambda machine: Tuple((), (), machine.pos))
-_value(b"}", lambda machine: ContainerNode("dict"))
-_value(b"]", lambda machine: ContainerNode("list"))
-_value(b"\x8f", lambda machine: ContainerNode("set"), "EMPTY_SET")
+_opcode(b"N")(lambda machine: machine.push(None, 0))
+_opcode(b"\x88")(lambda machine: machine.push(True, 0))
+_opcode(b"\x89")(lambda machine: machine.push(False, 0))
+_opcode(b")")(lambda machine: machine.push(Tuple((), (), machine.pos), 0))
+_opcode(b"}")(lambda machine: machine.push(ContainerNode("dict"), 0))
+_opcode(b"]")(lambda machine: machine.push(ContainerNode("list"), 0))
+_opcode(b"\x8f", "EMPTY_SET")(lambda machine: machine.push(ContainerNode("set"), 0))
 
 
 def _number(code: bytes, form: str) -> None:
     """An opcode that holds a number of a fixed size."""
     unpack, size = Struct(form).unpack_from, 1 + Struct(form).size
-    OTHERS[code[0]] = lambda machine: machine.push(unpack(machine.data, machine.pos + 1)[0], size)
+    _opcode(code, length=0)(lambda machine: machine.push(unpack(machine.data, machine.pos + 1)[0], size))
 
 
 _number(b"J", "<i")
@@ -162,13 +162,10 @@ def _counted(code: bytes, form: str, read: _Reader, name: str = "") -> None:
     """An opcode that holds bytes, and before them their number."""
     unpack, header = Struct(form).unpack_from, 1 + Struct(form).size
 
+    @_opcode(code, name, length=0)
     def run(machine: MachineState) -> None:
-        if name:
-            machine.opcodes.add(name)
         length = unpack(machine.data, machine.pos + 1)[0]
         machine.push(read(machine, length, header), header + length)
-
-    OTHERS[code[0]] = run
 
 
 def _long(machine: MachineState, length: int, header: int) -> int:
@@ -198,22 +195,6 @@ _counted(b"C", "<B", _bytes, "SHORT_BINBYTES")
 _counted(b"B", "<I", _bytes, "BINBYTES")
 _counted(b"\x8e", "<Q", _bytes, "BINBYTES8")
 _counted(b"\x96", "<Q", _bytes, "BYTEARRAY8")
-
-
-def _opcode(code: bytes, name: str = "", *, length: int = 1) -> Callable[[_Opcode], _Opcode]:
-    """Register what an opcode does. length: in bytes; 0 if the function goes on behind it by itself."""
-
-    def register(function: _Opcode) -> _Opcode:
-        def run(machine: MachineState) -> None:
-            if name:
-                machine.opcodes.add(name)
-            function(machine)
-            machine.pos += length
-
-        OTHERS[code[0]] = run
-        return function
-
-    return register
 
 
 @_opcode(b"\x80", length=2)
